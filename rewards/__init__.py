@@ -1,0 +1,38 @@
+"""The tasks: problems whose answers a rule can check. Each module here is one and offers
+
+- `load(source, split, ...)`: problems from a file, a hub id or a generator, as dictionaries with `messages` (the chat
+  up to the model's turn), `prefix` (how the model's turn begins), `answer`, and `group` (by which accuracy is shown);
+- `score(response, answer)`: a dictionary with `reward`, `correct` and `format`, for any response whatever, quickly.
+"""
+
+import importlib
+
+
+def load_task(args, tokenizer):
+    """The task's module and its training and test problems, each with its number `id` and its `prompt_ids`.
+
+    args: a trainer's settings. Problems whose prompt is longer than args.max_prompt_tokens are left out, with a line
+    that says how many. Raises ValueError, naming the file or value, where the data are not as they should be.
+    """
+    task = importlib.import_module(f"rewards.{args.task}")
+    splits = []
+    for split, source, size in (("train", args.data, None), ("test", args.test_data, args.eval_size)):
+        problems = task.load(source or None, split, people=args.people, size=size, seed=args.seed)
+        for i, problem in enumerate(problems):
+            problem["id"], problem["prompt_ids"] = i, encode(tokenizer, problem)
+        fitting = [problem for problem in problems if len(problem["prompt_ids"]) <= args.max_prompt_tokens]
+        if not fitting:
+            shortest = min(len(problem["prompt_ids"]) for problem in problems)
+            raise ValueError(f"--max_prompt_tokens is {args.max_prompt_tokens}, and the shortest prompt has {shortest}")
+        if len(fitting) < len(problems):
+            print(f"{split}: {len(problems) - len(fitting)} of {len(problems)} prompts exceed --max_prompt_tokens")
+        splits.append(fitting)
+    return task, *splits
+
+
+def encode(tokenizer, problem):
+    """Token ids of the prompt: the chat in the tokenizer's template (plain lines without one), then the prefix."""
+    text = "\n".join(message["content"] for message in problem["messages"]) + "\n"
+    if tokenizer.chat_template:
+        text = tokenizer.apply_chat_template(problem["messages"], tokenize=False, add_generation_prompt=True)
+    return tokenizer.encode(text + problem["prefix"], add_special_tokens=False)

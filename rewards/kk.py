@@ -1,0 +1,529 @@
+"""Knights and Knaves: puzzles from files, from the hub or made on the spot, and the rule that scores an answer.
+
+Every inhabitant of an island is a knight (whatever a knight says is true) or a knave (whatever a knave says is false).
+Each says one thing; the task is to tell who is what. The puzzles of the papers are those of Xie et al. 2024, "On
+Memorization of Large Language Models in Logical Reasoning" (hub id K-and-K/knights-and-knaves); the prompt and the
+scoring rule are Logic-RL's (Xie et al. 2025), as used by AR-Lopti (Appendix C, Table 4).
+
+A statement is a nested tuple, in the same form as in those files; people are counted from 0:
+
+    ('telling-truth', 2)        person 2 is a knight
+    ('lying', 2)                person 2 is a knave
+    ('not', s)
+    ('and', s, t, ...)  ('or', s, t, ...)
+    ('->', s, t)  ('<=>', s, t)
+"""
+
+import ast
+import hashlib
+import random
+import re
+import tempfile
+from functools import cache
+from pathlib import Path
+
+MIN_PEOPLE, MAX_PEOPLE = 2, 8
+MAX_DEPTH = 2
+DEFAULT_SIZE = {"train": 4500, "test": 500}
+COLUMNS = ["quiz", "names", "solution", "statements"]
+SUFFIXES = {".parquet", ".json", ".jsonl"}
+
+# Logic-RL / AR-Lopti Appendix C, with every blank and line break as in the `prompt` column of Logic-RL's files. The
+# oddities ("and<answer>", two blanks before "Now") are theirs; models were trained and compared on exactly this text.
+SYSTEM = (
+    "You are a helpful assistant. The assistant first thinks about the reasoning process in the mind and then provides "
+    "the user with the answer. The reasoning process and answer are enclosed within <think> </think> and<answer> "
+    "</answer> tags, respectively, i.e., <think> reasoning process here </think><answer> answer here </answer>.  "
+    "Now the user asks you to solve a logical reasoning problem. After thinking, when you finally reach a conclusion, "
+    "clearly state the identity of each character within <answer> </answer> tags. "
+    "i.e., <answer> (1) Zoey is a knight\n(2) ... </answer>.\n"
+)
+PREFIX = "<think>"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Scoring
+
+
+def score(response, answer, strict=False):
+    """Score one response by Logic-RL's rule.
+
+    In: `response`, what the model wrote after the prompt, which ends in `<think>`; `answer`, {name: True if knight}.
+    Out: a dict with `reward` (+3, -0.5, -1 or -3), `correct` (all identities right), `format` (each tag once, in
+    order) and `parsed` (the answer block could be read). Never raises on any text, and takes linear time.
+
+    The rule can be fooled: it takes empty reasoning, and it reads "It is false that Zoey is a knight" and "Zoey is a
+    knight if pigs fly" as "Zoey is a knight". That is the default, because the papers' numbers were made with it.
+    `strict=True` asks for reasoning that is not empty, and for an answer that is nothing but plain statements.
+
+    Source: Logic-RL (Xie et al. 2025); AR-Lopti Appendix C, Table 4. Their code also cuts the text at the first
+    "Assistant:", an artefact of how it finds the end of the prompt; here the response comes without a prompt.
+    """
+    reasoning, block = split_response(PREFIX + response)
+    format_ok = block is not None and not (strict and not reasoning.strip())
+    claims = read_answer(block, answer, strict) if format_ok else None
+    correct = claims == answer
+    reward = (1.0 if format_ok else -1.0) + (2.0 if correct else -2.0 if claims is None else -1.5)
+    return {"reward": reward, "correct": correct, "format": format_ok, "parsed": claims is not None}
+
+
+def split_response(text):
+    """(reasoning, answer block) where the four tags stand exactly once each and in order, else (None, None)."""
+    tags = ["<think>", "</think>", "<answer>", "</answer>"]
+    if any(text.count(tag) != 1 for tag in tags):
+        return None, None
+    think, end_think, answer, end_answer = places = [text.index(tag) for tag in tags]
+    if places != sorted(places):
+        return None, None
+    return text[think + len("<think>") : end_think], text[answer + len("<answer>") : end_answer]
+
+
+def read_answer(block, names, strict=False):
+    """{name: True if knight} as the answer block says it, or None if the rule cannot read it."""
+    lowered = block.lower()
+    if lowered.count("knight") + lowered.count("knave") != len(names):
+        return None
+    claims = {}
+    for name in names:
+        # Lookarounds and not \b, which means something else next to a name that ends in a full stop. `++` never
+        # gives back what it took: a long run of blanks is walked over once.
+        match = re.search(rf"(?<!\w){re.escape(name)}(?!\w)\s++is\s++a\s++(knight|knave)\b", block, re.IGNORECASE)
+        if match is None:
+            return None
+        claims[name] = match[1].lower() == "knight"
+    if strict and not is_plain_list(block, names):
+        return None
+    return claims
+
+
+def is_plain_list(block, names):
+    """True if the block is one "NAME is a knight/knave" for each name, with only separators and markers around."""
+    between = re.compile(r"(?:\s|[,;.*•-]|and\b|\(\d++\)|\d++[.)])*+", re.IGNORECASE)
+    longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    statement = re.compile(rf"({longest_first})\s++is\s++a\s++(?:knight|knave)\b", re.IGNORECASE)
+    seen = []
+    place = between.match(block).end()
+    while match := statement.match(block, place):
+        seen.append(match[1].lower())
+        place = between.match(block, match.end()).end()
+    return place == len(block) and sorted(seen) == sorted(name.lower() for name in names)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Truth tables: the 2^n ways to be knights and knaves are numbered, and a statement becomes an integer with bit k set
+# where it holds in the k-th of them. The connectives are then single operations on integers.
+
+
+@cache
+def truth_table(n):
+    """(all ones, [table of "person i is a knight"]) for n people; person 0 is the highest bit of the number k."""
+    knights = [sum(1 << k for k in range(2**n) if k >> (n - 1 - i) & 1) for i in range(n)]
+    return (1 << 2**n) - 1, knights
+
+
+def table_of(statement, n):
+    """The truth table of one statement among n people, as an integer."""
+    everywhere, knights = truth_table(n)
+    op, *parts = statement
+    if op == "telling-truth":
+        return knights[parts[0]]
+    if op == "lying":
+        return everywhere ^ knights[parts[0]]
+    tables = [table_of(part, n) for part in parts]
+    result = tables[0]
+    if op == "not":
+        return everywhere ^ result
+    if op == "->":
+        return (everywhere ^ result) | tables[1]
+    if op == "<=>":
+        return everywhere ^ result ^ tables[1]
+    for table in tables[1:]:
+        result = result & table if op == "and" else result | table
+    return result
+
+
+def consistent(speaker, statement, n):
+    """Where the speaker can have said this: knight and statement true, or knave and statement false."""
+    everywhere, knights = truth_table(n)
+    return everywhere ^ knights[speaker] ^ table_of(statement, n)
+
+
+def solve(statements):
+    """All assignments that agree with the statements.
+
+    In: one statement for each person. Out: a list of tuples of bools (True = knight), in ascending order.
+    """
+    n = len(statements)
+    left = truth_table(n)[0]
+    for speaker, statement in enumerate(statements):
+        left &= consistent(speaker, statement, n)
+    return [tuple(bool(k >> (n - 1 - i) & 1) for i in range(n)) for k in range(2**n) if left >> k & 1]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Loading
+
+
+def load(source, split, people="3-7", size=None, seed=0):
+    """Puzzles as training or test items.
+
+    In: `source`, None (generated puzzles), a .parquet, .json or .jsonl file, a folder of such files, or a hub id such
+    as K-and-K/knights-and-knaves; `split`, "train" or "test"; `people`, the wanted numbers of people ("3-7", "2,3",
+    "5"); `size`, how many puzzles (None: 4500 generated for train and 500 for test, all of a file's). Where a file has
+    more, as even a share as it allows of every number of people is drawn with `seed`. In a folder, files whose names
+    say "train" serve only train, those that say "test" only test, all others both.
+    Out: a list of dicts (see `make_item`), with the numbers of people taking turns. File puzzles with other numbers of
+    people are left out.
+    Errors: ValueError for whatever is wrong with the arguments, the files, or a puzzle; it names file and row (counted
+    from 1). A file's puzzles must have exactly one solution, and it must be the one that the file gives.
+    """
+    wanted = parse_people(people)
+    check_split(split)
+    if size is not None and size < 1:
+        raise ValueError(f"size must be at least 1, not {size}")
+    if source is None:
+        return generate(size or DEFAULT_SIZE[split], people, seed, split)
+
+    rows = read_rows(str(source), split)
+    sizes_there = sorted({len(row["names"] or []) for _, row in rows})
+    by_people = {count: [] for count in wanted}
+    for where, row in rows:
+        if len(row["names"] or []) in by_people:
+            item = check_row(where, row)
+            by_people[len(item["names"])].append(item)
+    if not any(by_people.values()):
+        raise ValueError(f"{source} has no puzzle of {people} people; it has puzzles of {sizes_there}")
+    if size is not None and size < sum(map(len, by_people.values())):
+        for count, items in by_people.items():
+            random.Random(f"subset {seed} {count}").shuffle(items)
+    return take_turns(by_people.values())[:size]
+
+
+def parse_people(text):
+    """The numbers of people in "3-7", "2,3" or "5" as a sorted list. ValueError if it is anything else."""
+    wrong = f"people must be like 3-7 or 2,3 or 5, with numbers from {MIN_PEOPLE} to {MAX_PEOPLE}, not {text!r}"
+    counts = set()
+    for part in str(text).split(","):
+        match = re.fullmatch(r"\s*([0-9])\s*(?:-\s*([0-9])\s*)?", part)
+        if match is None:
+            raise ValueError(wrong)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not MIN_PEOPLE <= first <= last <= MAX_PEOPLE:
+            raise ValueError(wrong)
+        counts.update(range(first, last + 1))
+    return sorted(counts)
+
+
+def check_split(split):
+    if split not in DEFAULT_SIZE:
+        raise ValueError(f"split must be train or test, not {split!r}")
+
+
+def make_item(quiz, names, solution, statements):
+    """What the trainers get: chat messages, prefix of the response, gold answer, group; and the puzzle itself."""
+    return {
+        "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": quiz + "\n"}],
+        "prefix": PREFIX,
+        "answer": dict(zip(names, solution)),
+        "group": str(len(names)),
+        "quiz": quiz,
+        "names": list(names),
+        "statements": statements,
+    }
+
+
+def take_turns(groups):
+    """One list out of several: the first of each, then the second of each, and so on until all are used up."""
+    groups = list(groups)
+    longest = max(map(len, groups))
+    return [group[i] for i in range(longest) for group in groups if i < len(group)]
+
+
+def read_rows(source, split):
+    """[(where, row)] for every row of the file, the folder's files or the hub data set."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = folder_files(path, split)
+    elif path.is_file():
+        files = [path]
+    elif source.startswith((".", "/", "~")) or re.search(r"\.[A-Za-z]\w*$", source):
+        raise ValueError(f"{source} does not exist")
+    else:
+        return read_hub(source, split)
+    return [pair for file in files for pair in rows_of(read_file(file), str(file))]
+
+
+def folder_files(folder, split):
+    """The folder's data files, without those that are named after the other split."""
+    files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
+    if not files:
+        raise ValueError(f"{folder} holds no .parquet, .json or .jsonl file")
+    other = {"train": "test", "test": "train"}[split]
+    files = [file for file in files if not re.search(rf"(?<![a-z]){other}(?![a-z])", file.name.lower())]
+    if not files:
+        raise ValueError(f"{folder} holds only {other} files, none for {split}")
+    return files
+
+
+def read_file(file):
+    import datasets  # here and not above: it takes seconds to import, and scoring does without
+
+    if file.suffix not in SUFFIXES:
+        raise ValueError(f"{file}: expected a .parquet, .json or .jsonl file")
+    datasets.disable_progress_bars()
+    read = datasets.Dataset.from_parquet if file.suffix == ".parquet" else datasets.Dataset.from_json
+    # A cache of its own, thrown away: the library's usual one may hand back an earlier state of a changed file.
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            return read(str(file), cache_dir=cache, keep_in_memory=True)
+        except Exception as error:  # pyarrow's, json's and the library's own errors share no class
+            raise ValueError(f"{file} could not be read: {error.__cause__ or error}") from error
+
+
+def read_hub(name, split):
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        parts = datasets.load_dataset(name, split)
+    except Exception as error:  # no network, no such id, no such config: all end here
+        raise ValueError(
+            f"could not load the data set {name!r} (config {split!r}) from the Hugging Face hub: {error}\n"
+            f"It should be at https://huggingface.co/datasets/{name}; without a network, fetch its files from there "
+            "elsewhere and give the path of a file or folder instead."
+        ) from error
+    return [pair for part in parts for pair in rows_of(parts[part], f"{name}/{split}/{part}")]
+
+
+def rows_of(data, where):
+    missing = [column for column in COLUMNS if column not in data.column_names]
+    if missing:
+        raise ValueError(f"{where} lacks the columns {', '.join(missing)}; it has {', '.join(data.column_names)}")
+    return [(f"{where}, row {i}", row) for i, row in enumerate(data.select_columns(COLUMNS).to_list(), 1)]
+
+
+def check_row(where, row):
+    """The row as an item, once its statements are found to have the row's solution and no other."""
+    quiz, names, solution = row["quiz"], row["names"], row["solution"]
+    if not isinstance(quiz, str) or not quiz.strip():
+        raise ValueError(f"{where}: quiz is empty")
+    if not all(isinstance(name, str) and name.strip() for name in names):
+        raise ValueError(f"{where}: names holds something that is no name: {names}")
+    if len({name.lower() for name in names}) < len(names):
+        raise ValueError(f"{where}: two people have the same name: {names}")
+    try:
+        statements = ast.literal_eval(row["statements"])
+    except Exception as error:  # literal_eval: ValueError, SyntaxError, TypeError, RecursionError, MemoryError
+        raise ValueError(f"{where}: statements is no Python literal: {error}") from error
+    if not isinstance(statements, (tuple, list)) or not isinstance(solution, list):
+        raise ValueError(f"{where}: statements and solution must be lists")
+    if not len(names) == len(solution) == len(statements):
+        raise ValueError(
+            f"{where}: {len(names)} names, {len(solution)} values in solution and {len(statements)} statements; "
+            "there must be one of each for each person"
+        )
+    for statement in statements:
+        check_statement(statement, len(names), where)
+    solutions = solve(statements)
+    if len(solutions) != 1:
+        raise ValueError(f"{where}: the statements have {len(solutions)} solutions, not exactly one")
+    if list(solutions[0]) != solution:
+        raise ValueError(f"{where}: the solution is {list(solutions[0])}, but the row says {solution}")
+    return make_item(quiz, names, solution, statements)
+
+
+def check_statement(statement, n, where):
+    """ValueError unless the statement is made of known operators with the right number of parts."""
+    if not isinstance(statement, (tuple, list)) or len(statement) < 2:
+        raise ValueError(f"{where}: {statement!r} is no statement")
+    op, *parts = statement
+    if op in ("telling-truth", "lying"):
+        if len(parts) != 1 or type(parts[0]) is not int or not 0 <= parts[0] < n:
+            raise ValueError(f"{where}: {statement!r} must name one person from 0 to {n - 1}")
+        return
+    if op not in ("not", "and", "or", "->", "<=>"):
+        raise ValueError(f"{where}: unknown operator {op!r} in {statement!r}")
+    arity = {"not": 1, "->": 2, "<=>": 2}.get(op)
+    if arity is not None and len(parts) != arity:
+        raise ValueError(f"{where}: {op!r} takes {arity} part(s), not {len(parts)}, in {statement!r}")
+    for part in parts:
+        check_statement(part, n, where)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Generating
+
+NAMES = """
+Aaliyah Adaeze Akira Alejandro Amara Anders Anika Arjun Astrid Ayumi Babak Beatriz Bogdan Camille Chidi Chiyo Dalia
+Dimitri Eilidh Ekaterina Emeka Esra Farid Fatima Feng Gwen Hamza Hana Hector Imani Ingrid Ismail Jasper Jiho Joaquin
+Kaveh Kofi Lakshmi Leila Linh Malik Mariam Mateo Mei Nadia Nikolai Noor Oksana Oluchi Omar Pablo Priya Quinn Rafael
+Ravi Rosa Sana Sasha Sione Tariq Thandi Tomas Umar Valentina Wanjiru Wei Ximena Yara Yusuf Zainab
+""".split()
+
+INTROS = [
+    "On a remote island there are two kinds of people: knights, whose every statement is true, and knaves, whose every "
+    "statement is false. You come across {n} islanders: {names}.",
+    "Each person in a certain town is either a knight or a knave. Everything a knight says is true, and everything a "
+    "knave says is false. Today you talk to {n} of them: {names}.",
+    "A traveller reaches a land where knights can only say what is true and knaves can only say what is false; nobody "
+    "there is anything else. At the gate stand {n} locals: {names}.",
+    "In this village, a knight never says anything false and a knave never says anything true. Everyone is one or the "
+    "other. There are {n} people at the well: {names}.",
+]
+QUESTIONS = [
+    "Work out for each of them: knight or knave?",
+    "Which of them are knights, and which are knaves?",
+    "Find out what each of them is.",
+]
+SAYINGS = [
+    '{who} said, "{claim}."',
+    '{who} told you: "{claim}."',
+    '"{claim}," said {who}.',
+    '{who} gave you this answer: "{claim}."',
+    '"{claim}," {who} let you know.',
+    'These were the words of {who}: "{claim}."',
+]
+# Every phrasing has its connective word(s) once outside brackets, and inner connectives stand in brackets, so that a
+# sentence can be read in one way only.
+PHRASES = {
+    "telling-truth": ["{} is a knight"],
+    "lying": ["{} is a knave"],
+    "and": ["{} and {}", "both of these hold: {}, and {}"],
+    "or": ["{} or {}", "{}, or {}, or both"],
+    "->": ["if {} then {}", "{} only if {}"],
+    "<=>": ["{} if and only if {}", "{} exactly when {}"],
+}
+NOT_PHRASES = {"telling-truth": "{} is not a knight", "lying": "{} is not a knave"}
+CONNECTIVES = ["and", "or", "->", "<=>"]
+
+TEST_SHARE = 10  # one puzzle in ten belongs to the test split, whatever the seed
+MAX_MISSES = 3000  # tries in a row without a new puzzle, after which there are taken to be no more; 20 to 50 are usual
+
+
+def generate(n, people="3-7", seed=0, split="train", depth=2):
+    """Make `n` different puzzles, each with exactly one solution.
+
+    In: `n`, how many; `people`, as in `load`, with as many puzzles of each number of people as of any other (or one
+    more); `split`, "train" or "test": a puzzle belongs to one of them by its `identity`, so no seed of one ever gives
+    a puzzle of the other, not even with other names or in another order; `depth`: 1, statements like "X is (not) a
+    knight/knave" and single connectives over two of those; 2, now and then also connectives over connectives.
+    Out: items as of `load`, the numbers of people taking turns. The same arguments give the same puzzles anywhere.
+    Errors: ValueError for bad arguments, or if there seem to be fewer such puzzles than were asked for.
+    """
+    counts = parse_people(people)
+    check_split(split)
+    if n < 1:
+        raise ValueError(f"the number of puzzles must be at least 1, not {n}")
+    if depth == 0:  # "A says B is a knight" only ties B to A: swap all knights and knaves and it still fits
+        raise ValueError("at depth 0 no puzzle has exactly one solution: any solution, turned round, is another")
+    if depth not in range(1, MAX_DEPTH + 1):
+        raise ValueError(f"depth must be 1 to {MAX_DEPTH}, not {depth!r}")
+    share, extra = divmod(n, len(counts))
+    return take_turns(generate_size(share + (i < extra), count, seed, split, depth) for i, count in enumerate(counts))
+
+
+def generate_size(how_many, count, seed, split, depth):
+    """`how_many` different puzzles of `count` people."""
+    rng = random.Random(f"knights and knaves {seed} {split} {count} {depth}")
+    items, seen, misses = [], set(), 0
+    while len(items) < how_many:
+        if misses >= MAX_MISSES:
+            raise ValueError(
+                f"only {len(items)} different {split} puzzles of {count} people at depth {depth} were found, "
+                f"{how_many} are wanted: ask for fewer puzzles, more people or a greater depth"
+            )
+        misses += 1
+        statements = tuple(make_statement(rng, speaker, count, depth) for speaker in range(count))
+        solutions = solve(statements)
+        if len(solutions) != 1:
+            continue
+        puzzle = identity(statements)
+        if puzzle in seen or (int(puzzle, 16) % TEST_SHARE == 0) != (split == "test"):
+            continue
+        seen.add(puzzle)
+        misses = 0
+        names = rng.sample(NAMES, count)
+        items.append(make_item(tell(rng, names, statements), names, solutions[0], statements))
+    return items
+
+
+def make_statement(rng, speaker, n, depth):
+    """A random statement that tells something: neither always true or false, nor possible or impossible for both."""
+    everywhere = truth_table(n)[0]
+    while True:
+        statement = grow(rng, n, depth)
+        # The second test is for "I am a knight", which anyone can say, and "I am a knave", which nobody can.
+        if not {table_of(statement, n), consistent(speaker, statement, n)} & {0, everywhere}:
+            return statement
+
+
+def grow(rng, n, depth):
+    if depth == 0 or rng.random() < 0.2:
+        return leaf(rng, rng.randrange(n))
+    op = rng.choice(CONNECTIVES)
+    if depth == 1 or rng.random() < 0.8:
+        first, second = rng.sample(range(n), 2)  # two people, or it would be "X is a knight and X is a knight"
+        return (op, leaf(rng, first), leaf(rng, second))
+    return (op, grow(rng, n, depth - 1), grow(rng, n, depth - 1))
+
+
+def leaf(rng, person):
+    claim = (rng.choice(["telling-truth", "lying"]), person)
+    return ("not", claim) if rng.random() < 0.25 else claim
+
+
+def identity(statements):
+    """A digest (hex) that stays the same when the people of a puzzle are renamed or put in another order.
+
+    Colour refinement: all people start with one colour; a person's next colour is a digest of the own statement with
+    everyone in it replaced by their colour (the speaker by "self"). The puzzle's digest is that of the sorted colours.
+    Different puzzles may in rare cases share a digest; that only makes `generate` drop one more.
+    """
+    colours = [""] * len(statements)
+    for _ in range(3):
+        colours = [digest(recolour(statement, who, colours)) for who, statement in enumerate(statements)]
+    return digest(" ".join(sorted(colours)))
+
+
+def recolour(statement, speaker, colours):
+    """The statement as text, with colours for people; the order of parts is kept only where it carries meaning."""
+    op, *parts = statement
+    if op == "not":
+        inner = parts[0]
+        if inner[0] == "not":
+            return recolour(inner[1], speaker, colours)
+        flipped = {"telling-truth": "lying", "lying": "telling-truth"}.get(inner[0])
+        if flipped:  # "not a knave" is "a knight" in other words
+            return recolour((flipped, inner[1]), speaker, colours)
+    if op in ("telling-truth", "lying"):
+        return f"({op} {'self' if parts[0] == speaker else colours[parts[0]]})"
+    texts = [recolour(part, speaker, colours) for part in parts]
+    if op in ("and", "or", "<=>"):
+        texts.sort()
+    return f"({op} {' '.join(texts)})"
+
+
+def digest(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tell(rng, names, statements):
+    """The puzzle in English."""
+    listed = ", ".join(names[:-1]) + " and " + names[-1]
+    lines = [rng.choice(INTROS).format(n=len(names), names=listed)]
+    for name, statement in zip(names, statements):
+        claim = phrase(rng, names, statement)
+        lines.append(rng.choice(SAYINGS).format(who=name, claim=claim[0].upper() + claim[1:]))
+    return " ".join([*lines, rng.choice(QUESTIONS)])
+
+
+def phrase(rng, names, statement, inner=False):
+    """One statement in English; a connective within another stands in brackets."""
+    op, *parts = statement
+    if op in ("telling-truth", "lying"):
+        return PHRASES[op][0].format(names[parts[0]])
+    if op == "not":  # grow() puts it before a single person only
+        kind, person = parts[0]
+        return NOT_PHRASES[kind].format(names[person])
+    text = rng.choice(PHRASES[op]).format(*(phrase(rng, names, part, inner=True) for part in parts))
+    return f"({text})" if inner else text
