@@ -1,0 +1,1 @@
+"""Command-line tools, and the bookkeeping that every trainer shares."""

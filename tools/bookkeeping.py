@@ -1,0 +1,231 @@
+"""What surrounds a training run and is the same for every algorithm: its header, records, curves, clock and signals.
+
+Nothing in here touches the model, the sampler or a gradient: whoever wants to know what an algorithm does need not
+read it. Everything is called by the trainers' `main`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch.utils.tensorboard import SummaryWriter
+
+# What libraries say to their own developers.
+warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+USUAL_GAP = {"bfloat16": 0.1, "float32": 0.01}  # nats; sampler_gap stays below where both compute the same model
+CURVES = [
+    "reward",
+    "accuracy",
+    "response_tokens",
+    "entropy",
+    "kl",
+    "clip_rate",
+    "grad_norm",
+    "sampler_gap",
+    "tokens_per_s",
+]
+
+
+class Records:
+    """What a run writes down in its folder, by process 0.
+
+    args.json the settings; metrics.jsonl one object a step; tensorboard/ the same; samples.jsonl some responses with
+    their scores; curves.png; and Weights & Biases where --track asks for it. Of a run that is resumed at `step`, what
+    came after that step is dropped: it comes again.
+    """
+
+    def __init__(self, step, args):
+        self.folder, self.dtype, self.console = Path(args.run_dir), args.dtype, Console(highlight=False)
+        (self.folder / "args.json").write_text(json.dumps(dataclasses.asdict(args), indent=1) + "\n")
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            kept = [json.dumps(row) + "\n" for row in read_rows(self.folder / name) if row["step"] <= step]
+            (self.folder / name).write_text("".join(kept))
+        if args.track:
+            import wandb
+
+            wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "reasoning-rl"),
+                name=self.folder.name,
+                id=self.folder.name,
+                dir=self.folder,
+                config=dataclasses.asdict(args),
+                resume="allow",
+                sync_tensorboard=True,  # what TensorBoard gets, W&B gets
+            )
+        self.tensorboard = SummaryWriter(self.folder / "tensorboard", purge_step=step + 1)
+
+    def write(self, metrics):
+        """One step's metrics: a line in metrics.jsonl, scalars in TensorBoard, a few lines in the terminal."""
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(metrics) + "\n")
+        numbers = {key: value for key, value in metrics.items() if value is not None}
+        for key, value in numbers.items():
+            self.tensorboard.add_scalar(key, value, metrics["step"])
+        self.tensorboard.flush()
+        own = [key for key in numbers if "/" not in key and key not in ("step", "tokens", "reward_std")]
+        for title, prefix, keys in [
+            (f"step {metrics['step']}", "", own),
+            ("  seconds", "time/", [key for key in numbers if key.startswith("time/")]),
+            ("  test", "eval/", [key for key in numbers if key.startswith("eval/")]),
+        ]:
+            shown = [f"{key.removeprefix(prefix)} [bold]{numbers[key]:.4g}[/]" for key in keys]
+            if shown:
+                self.console.print(f"[bold cyan]{title}[/]  " + "  ".join(shown))
+        if numbers.get("sampler_gap", 0) > USUAL_GAP[self.dtype]:
+            self.console.print(
+                f"[bold yellow]warning[/]: sampler_gap is {numbers['sampler_gap']:.3f} nats, usually below "
+                f"{USUAL_GAP[self.dtype]}: vLLM and the trainer give the same tokens different probabilities. If "
+                "--dtype float32 closes the gap it is rounding; if not, the trainer's Policy does not compute this "
+                "model's head (soft-capping, scaled logits), or not all weights reach the sampler."
+            )
+
+    def write_samples(self, step, problems, texts, scores, per_problem=2):
+        """The first responses to each of the first two problems, with their scores."""
+        group = len(texts) // len(problems)
+        with open(self.folder / "samples.jsonl", "a") as file:
+            for i, problem in enumerate(problems[:2]):
+                for row in range(i * group, i * group + min(per_problem, group)):
+                    sample = {"step": step, "prompt": problem["messages"][-1]["content"], "response": texts[row]}
+                    file.write(json.dumps(sample | {"answer": problem["answer"]} | scores[row]) + "\n")
+
+    def plot(self):
+        """curves.png: metrics over steps, raw (pale) and as exponential average (0.95 as in AR-Lopti, fig. 4)."""
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        rows = read_rows(self.folder / "metrics.jsonl")
+        tests = sorted({key for row in rows for key in row if key.startswith("eval/accuracy")})
+        figure, axes = pyplot.subplots(2, 5, figsize=(18, 7), layout="constrained")
+        for axis, key in zip(axes.flat, CURVES):
+            steps, values = points(rows, key)
+            axis.plot(steps, values, color="tab:blue", alpha=0.3)
+            axis.plot(steps, exponential_average(values), color="tab:blue")
+            axis.set(title=key, xlabel="step")
+        for key in tests:
+            mean = key == "eval/accuracy"
+            name = "mean" if mean else key.removeprefix("eval/accuracy_")
+            axes[1, 4].plot(
+                *points(rows, key), marker="o", label=name, lw=3 if mean else 1, color="k" if mean else None
+            )
+        axes[1, 4].set(title="test accuracy (greedy)", xlabel="step")
+        if tests:
+            axes[1, 4].legend()
+        figure.savefig(self.folder / "curves.png", dpi=110)
+        pyplot.close(figure)
+
+    def close(self):
+        """Ends TensorBoard's and W&B's records."""
+        self.tensorboard.close()
+        if "wandb" in sys.modules and sys.modules["wandb"].run:
+            sys.modules["wandb"].finish()
+
+
+def read_rows(path):
+    """The objects of a JSON-lines file ([] where there is none). A last line that a kill cut short is left out."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def points(rows, key):
+    """(steps, values) of the rows that have a value for this key."""
+    rows = [row for row in rows if row.get(key) is not None]
+    return [row["step"] for row in rows], [row[key] for row in rows]
+
+
+def exponential_average(values, keep=0.95):
+    """Each value's average with those before it, a value's weight shrinking by `keep` with every step; unbiased."""
+    total, weight, averages = 0.0, 0.0, []
+    for value in values:
+        total, weight = keep * total + value, keep * weight + 1
+        averages.append(total / weight)
+    return averages
+
+
+def print_header(args, defaults, sizes, n_train, n_test, n_processes):
+    """A run's settings, marked where they differ from the class's defaults, and its sizes."""
+    console = Console(highlight=False)
+    console.rule(f"[bold]{Path(sys.argv[0]).name}[/]  {args.model}, {sizes}")
+    cells = []
+    for field in dataclasses.fields(args):
+        value = getattr(args, field.name)
+        if value not in ("", None):
+            cells.append(f"{field.name} [{'dim' if value == field.default else 'bold'}]{value}[/]")
+    console.print("   ".join(cells))
+    console.print(f"{n_train} training and {n_test} test problems; {n_processes} process(es)", "on", device_name())
+    if defaults:
+        small = ", ".join(f"{key} {value}" for key, value in defaults.items())
+        console.print(f"no GPU, so other defaults: {small}. The paper's are those of class Args; flags override both")
+    console.rule(f"{args.steps} steps, written to {args.run_dir}")
+
+
+def device_name():
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({os.cpu_count()} cores)"
+
+
+def estimate_memory(config, args, head_chunk):
+    """(number of parameters, GiB needed, GiB there) on the machine or GPU, for the sizes chosen; a rough estimate.
+
+    All but the sampler is divided among the processes (FSDP2). On a GPU the sampler gives its memory back while the
+    trainer works, and gradients and activations are gone while it samples: the larger of the two counts. On a CPU
+    everything stays, for each of the machine's processes. head_chunk: tokens whose logits exist at one time.
+    """
+    with torch.device("meta"):
+        from transformers import AutoModelForCausalLM
+
+        n_params = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    n_processes, n_local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    width = 2 if args.dtype == "bfloat16" else 4  # bytes of a number
+    kept = 2 if args.gradient_checkpointing else 30  # hidden states that a layer keeps for the backward pass, about
+    tokens = max(args.micro_batch_tokens, args.max_prompt_tokens + args.max_response_tokens)
+    always = (12 + (width if args.kl_coef else 0)) * n_params / n_processes  # weights, AdamW, reference
+    working = 4 * n_params / n_processes + width * tokens * kept * config.hidden_size * config.num_hidden_layers
+    working += 16 * head_chunk * config.vocab_size  # logits, their gradient and what they pass through, float32
+    sampling = width * n_params + args.kv_cache_gb * 2**30
+    if torch.cuda.is_available():
+        need, there = always + max(working, sampling), torch.cuda.get_device_properties().total_memory
+    else:
+        need, there = n_local * (always + working + sampling), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return n_params, need / 2**30, there / 2**30
+
+
+def peak_memory_gb():
+    """GiB of this process: on a GPU what is in use after an update, caches included; else the most it ever had."""
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return (total - free) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+@contextlib.contextmanager
+def timed(metrics, phase):
+    """Puts the seconds that its block takes into metrics["time/phase"]; waits for the GPU."""
+    start = time.perf_counter()
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    metrics[f"time/{phase}"] = time.perf_counter() - start
+
+
+def catch_signals():
+    """A list that gets the name of a signal (Ctrl-C, SIGTERM) that asks the run to end; a second ends it at once."""
+    asked = []
+
+    def remember(number, frame):
+        asked.append(signal.Signals(number).name)
+        signal.signal(number, signal.SIG_DFL)
+
+    signal.signal(signal.SIGINT, remember)
+    signal.signal(signal.SIGTERM, remember)
+    return asked
