@@ -1,0 +1,666 @@
+"""GRPO with Advantage Reweighting (AR) and Low-Probability Token Isolation (Lopti): AR-Lopti paper, Algorithm 1.
+
+A token's gradient grows with 1 − π (Proposition 4.2), so that the rare, improbable tokens drown the others. Two cures,
+for the objective J of grpo.py (eq. 1):
+
+    AR (eq. 4)     A ← (α·π_old + 1 − α)·A       improbable tokens weigh less; both signs, after the normalisation
+    Lopti          first all the step's updates on the tokens with π_old ≤ η, then all of them again on the others:
+                   with 2 updates a step, four optimizer steps (low, low, high, high)
+
+In a stage the other tokens' advantage and KL term are zero. Both stages divide by all response tokens, so that at fixed
+weights the two losses add up to that of grpo.py; both compare with the same π_old; AdamW's state runs through.
+
+What differs from grpo.py: --alpha, --eta, --lopti_stages; a line in compute_advantages; the stages in update.
+`--alpha 0 --eta 0` is grpo.py to the last bit. On mathematics use one of the two, not both (Appendix C.3), and α 0.1.
+
+Where this file deviates from the paper and its released code, and why:
+- π_old ≤ η is "low" as in Algorithm 1; the released code has <.
+- A stage in which a mini-batch has no token makes no optimizer step. The released code makes one with a zero gradient,
+  in which AdamW's momentum and weight decay still move the weights; eta 0 would not be GRPO then.
+- What grpo.py deviates in: the divisor, π_old from the trainer, no dual clip, float32 weights.
+
+Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_ar_lopti.py …` for four):
+    python grpo_ar_lopti.py --alpha 0.3 --eta 0.5
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import tyro
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from rewards import load_task
+from tools.bookkeeping import Records, catch_signals, estimate_memory, peak_memory_gb, print_header, timed
+
+# ---------------------------------------------------------------------------------------------------------- arguments
+
+RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun
+LOCAL_RANK, LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+DEVICE = torch.device("cuda", LOCAL_RANK) if torch.cuda.is_available() else torch.device("cpu")
+ON_GPU = DEVICE.type == "cuda"
+
+
+@dataclasses.dataclass
+class Args:
+    """The paper's settings for Knights & Knaves (Appendix B)."""
+
+    model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
+    task: Literal["kk"] = "kk"  # what to train on: a module in rewards/
+    data: str = ""  # training problems: a parquet or JSON file, a folder of them, or a hub id; empty: generated
+    test_data: str = ""  # the same for evaluation
+    people: str = "3-7"  # kk: numbers of people in a puzzle, within 2-8: "3-7" or "2,3"
+    steps: int | None = None  # sampling steps, > 0; None: as many as --epochs gives
+    epochs: int = 5  # passes over the training problems, > 0
+    prompts_per_step: int = 64  # M, > 0 and a multiple of updates_per_step × processes
+    responses_per_prompt: int = 8  # G, the group size, > 0
+    max_prompt_tokens: int = 1024  # longer prompts are left out, > 0
+    max_response_tokens: int = 4096  # longer responses are cut off, > 0
+    temperature: float = 0.7  # of sampling, and of every probability in the loss, > 0
+    lr: float = 1e-6  # AdamW's learning rate, constant, in (0, 1]
+    weight_decay: float = 0.01  # AdamW's weight decay, in [0, 1]
+    max_grad_norm: float = 1.0  # gradients are scaled down to this norm, > 0
+    kl_coef: float = 0.001  # β, weight of the KL term, >= 0; 0: no reference model is loaded
+    clip_low: float = 0.2  # ε_low, in [0, 1]
+    clip_high: float = 0.24  # ε_high, >= 0
+    alpha: float = 0.3  # α of advantage reweighting, in [0, 1]; 0: none
+    eta: float = 0.5  # η, up to which probability a token is low, in [0, 1]; 0: one stage with all tokens
+    lopti_stages: Literal["low,high", "high,low", "low", "high"] = "low,high"  # Lopti's order (fig. 6b), or one (6a)
+    updates_per_step: int = 2  # optimizer updates a step (2: near on-policy, 16: off-policy), > 0
+    micro_batch_tokens: int = 16384  # tokens in one forward pass, padding included; changes memory, not results, > 0
+    gradient_checkpointing: bool = True  # recompute activations in the backward pass: less memory, a third more time
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute, sampler and reference; the weights are float32
+    kv_cache_gb: float = 16.0  # GiB for the sampler's key-value cache, beside its weights, > 0
+    eval_every: int = 20  # evaluate (greedily) every so many steps, before the first and after the last, > 0
+    eval_size: int = 500  # number of test problems, > 0
+    save_every: int = 20  # write a checkpoint every so many steps, and after the last, > 0
+    keep_checkpoints: int = 3  # the newest so many stay on disk, > 0
+    seed: int = 0  # of the order of prompts and of sampling, >= 0
+    run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
+    resume: str = ""  # a run folder to go on with from its newest checkpoint; its settings are the defaults then
+    track: bool = False  # also log to Weights & Biases (pip install wandb)
+
+
+# Sizes for a machine without a GPU. Nothing that belongs to the algorithm.
+CPU_DEFAULTS = {"eval_size": 20, "gradient_checkpointing": False, "kv_cache_gb": 1.0, "micro_batch_tokens": 2048}
+
+POSITIVE = """steps epochs prompts_per_step responses_per_prompt max_prompt_tokens max_response_tokens temperature
+    updates_per_step micro_batch_tokens max_grad_norm kv_cache_gb eval_every eval_size save_every keep_checkpoints"""
+RANGES = {
+    POSITIVE: (lambda value: value is None or 0 < value < math.inf, "greater than 0"),
+    "kl_coef clip_high seed": (lambda value: 0 <= value < math.inf, "0 or greater"),
+    "clip_low weight_decay alpha eta": (lambda value: 0 <= value <= 1, "in [0, 1]"),
+    "lr": (lambda value: 0 < value <= 1, "in (0, 1]"),
+}
+
+
+def parse_args(argv):
+    """Args from the command line. Defaults: the paper's; without a GPU its sizes; or those of the run resumed."""
+    defaults = Args() if ON_GPU else Args(**CPU_DEFAULTS)
+    words = [word for argument in argv for word in argument.split("=", 1)]
+    saved = Path(words[words.index("--resume") + 1], "args.json") if "--resume" in words[:-1] else None
+    if saved and saved.exists():
+        defaults = Args(**json.loads(saved.read_text()))
+    return tyro.cli(Args, args=argv, default=defaults, use_underscores=True, description=__doc__.split("\n\n")[0])
+
+
+def check_args(args):
+    """ValueError, saying what would be right, where a value is out of range or a folder does not fit the request."""
+    for names, (good, range_in_words) in RANGES.items():
+        for name in names.split():
+            if not good(getattr(args, name)):
+                raise ValueError(f"--{name} is {getattr(args, name)}; it must be {range_in_words}")
+    share = args.updates_per_step * WORLD_SIZE
+    if args.prompts_per_step % share:
+        raise ValueError(
+            f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {share} "
+            f"(--updates_per_step {args.updates_per_step} × {WORLD_SIZE} processes), so that all updates are alike"
+        )
+    if args.resume and not checkpoints(args.resume):
+        raise ValueError(f"--resume {args.resume}: no complete checkpoint in {args.resume}/checkpoints")
+    metrics = Path(args.run_dir, "metrics.jsonl")
+    if args.run_dir and not args.resume and metrics.exists() and metrics.stat().st_size:
+        raise ValueError(f"--run_dir {args.run_dir} holds a run: --resume {args.run_dir} continues it; or name another")
+    if args.track and not find_spec("wandb"):
+        raise ValueError("--track needs Weights & Biases: pip install wandb")
+
+
+def prepare(args):
+    """Reads what is small and checks that the rest can work, before anything large loads. ValueError where it can't.
+
+    Returns the tokenizer; the task's module (rewards/) with its training and test problems; the sizes in words.
+    """
+    config, tokenizer = AutoConfig.from_pretrained(args.model), AutoTokenizer.from_pretrained(args.model)
+    n_params, need, there = estimate_memory(config, args, HEAD_CHUNK)
+    if need > there:
+        raise ValueError(
+            f"{args.model} at these sizes needs about {need:.0f} GiB of memory, and there are {there:.0f}: a smaller "
+            "--model, --micro_batch_tokens or --kv_cache_gb, more processes, or no reference (--kl_coef 0) need less"
+        )
+    task, train, test = load_task(args, tokenizer)
+    if len(train) < args.prompts_per_step:
+        raise ValueError(f"--prompts_per_step is {args.prompts_per_step}, but there are {len(train)} training problems")
+    args.steps = args.steps or args.epochs * (len(train) // args.prompts_per_step)
+    return tokenizer, task, train, test, f"{n_params / 1e6:.1f} M parameters, about {need:.1f} of {there:.1f} GiB"
+
+
+def start_processes(args):
+    """One process group, one device a process, one run folder for all."""
+    if ON_GPU:
+        torch.cuda.set_device(DEVICE)
+    if WORLD_SIZE > 1:
+        dist.init_process_group("nccl" if ON_GPU else "gloo")
+    name = f"runs/{Path(sys.argv[0]).stem}_{args.task}_{args.seed}_{time.strftime('%Y%m%d-%H%M%S')}"
+    args.run_dir = gather([args.resume or args.run_dir or name])[0]
+    Path(args.run_dir).mkdir(parents=True, exist_ok=True)
+
+
+def gather(items):
+    """The processes' lists, one after the other, in every process."""
+    lists = [items] * WORLD_SIZE
+    if WORLD_SIZE > 1:
+        dist.all_gather_object(lists, items)
+    return [item for part in lists for item in part]
+
+
+def all_reduce(value, op=dist.ReduceOp.SUM):
+    """A number's sum (or what op says) over all processes, as a Python float; exact for counts up to 2**53."""
+    value = torch.as_tensor(value, dtype=torch.float64, device=DEVICE)
+    if WORLD_SIZE > 1:
+        dist.all_reduce(value, op)
+    return value.item()
+
+
+def whole(tensor):
+    """The full tensor of which FSDP2 keeps a part in every process; all processes must call it."""
+    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+# ------------------------------------------------------------------------------------- policy (log-probabilities)
+
+HEAD_CHUNK = 1024  # tokens whose logits exist at one time: [HEAD_CHUNK, vocabulary] in float32
+
+
+class Policy(nn.Module):
+    """A causal language model that gives log-probabilities of the tokens it is shown, at a temperature."""
+
+    def __init__(self, lm, autocast):
+        super().__init__()
+        self.lm, self.autocast = lm, autocast
+
+    def forward(self, ids, mask, temperature):
+        """Log-probability and entropy, in nats, of each response token under the policy at this temperature.
+
+        ids [N, T]: prompt and response, padded on the right. Padding needs no attention mask: under causal attention
+        no real token sees what comes after it. mask [N, T]: True on response tokens. Returns two float32 [N, T], zero
+        outside the mask; the entropy is that of the full distribution, without gradient.
+        """
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.autocast):
+            embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]; policy and reference round alike then
+            hidden = self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state  # [N, T, D]
+            before = hidden[:, :-1][mask[:, 1:]]  # [n, D], the state from which each response token was drawn
+            chunks = zip(before.split(HEAD_CHUNK), ids[mask].split(HEAD_CHUNK))
+            parts = [checkpoint(self.head, h, y, temperature, use_reentrant=False) for h, y in chunks]
+        logp, entropy = (torch.cat(part) for part in zip(*parts))  # [n]
+        empty = torch.zeros(ids.shape, device=ids.device)
+        return empty.masked_scatter(mask, logp), empty.masked_scatter(mask, entropy)
+
+    def head(self, hidden, targets, temperature):
+        """The same for one chunk: hidden [n, D], targets [n] → two [n]. Its logits are made again when going back."""
+        logits = self.lm.lm_head(hidden).float() / temperature  # [n, V]
+        log_z = logits.logsumexp(-1)
+        logp = logits.gather(-1, targets[:, None])[:, 0] - log_z
+        with torch.no_grad():
+            entropy = log_z - (logits.softmax(-1) * logits).sum(-1)
+        return logp, entropy
+
+
+def load_policy(args, trained):
+    """The model to train (float32 weights), or the frozen reference (in the compute type), on this process's device."""
+    dtype = torch.float32 if trained else getattr(torch, args.dtype)
+    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
+    lm.config.dtype = args.dtype  # of the checkpoints
+    if trained and args.gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        lm.train()  # without it transformers checkpoints nothing; there is no dropout in these models
+    policy = Policy(lm, autocast=args.dtype == "bfloat16").requires_grad_(trained)
+    if WORLD_SIZE > 1:
+        for layer in lm.model.layers:
+            fully_shard(layer)
+        fully_shard(policy, reshard_after_forward=True)
+    return policy.to(DEVICE)
+
+
+def micro_batches(batch, budget):
+    """Cuts a batch into forward passes of at most `budget` tokens, padding included (one sequence if that is longer).
+
+    Longest first, so that sequences of like length share a pass. Yields (rows, micro-batch), each tensor cut to the
+    longest sequence of its rows. FSDP2 needs as many passes in every process: who has fewer repeats one, masked out.
+    """
+    order = batch["length"].argsort(descending=True, stable=True)
+    passes = []
+    while len(order):
+        n_rows = max(1, budget // int(batch["length"][order[0]]))
+        passes.append(order[:n_rows])
+        order = order[n_rows:]
+    for i in range(int(all_reduce(len(passes), dist.ReduceOp.MAX))):
+        rows = passes[min(i, len(passes) - 1)]
+        longest = batch["length"][rows].max()
+        micro = {key: value[rows, :longest].to(DEVICE) for key, value in batch.items() if value.dim() == 2}
+        micro["mask"] &= i < len(passes)
+        yield rows, micro
+
+
+@torch.no_grad()
+def log_probs(policy, batch, args):
+    """Log-probability and entropy of every response token of a batch, without gradient: two [N, T] on the CPU."""
+    logp, entropy = torch.zeros(batch["ids"].shape), torch.zeros(batch["ids"].shape)
+    for rows, micro in micro_batches(batch, args.micro_batch_tokens):
+        for all_rows, part in zip((logp, entropy), policy(micro["ids"], micro["mask"], args.temperature)):
+            all_rows[rows, : part.shape[1]] += part.cpu()  # a repeated, masked pass adds zeros
+    return logp, entropy
+
+
+# -------------------------------------------------------------------------------------------------------- sampler
+
+
+def load_sampler(args):
+    """A vLLM engine in this process (one in each), made before the trainer takes its memory."""
+    cores = sorted(os.sched_getaffinity(0))[LOCAL_RANK::LOCAL_WORLD_SIZE] or [0]
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process, so that weights can be handed over
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
+    from vllm import LLM  # reads the environment, and takes seconds: so it comes after every check
+
+    context = args.max_prompt_tokens + args.max_response_tokens
+    options = {"enable_sleep_mode": True}
+    if not ON_GPU:  # on the CPU seeded requests fail in chunked prefill
+        options = {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": context}
+    options["use_tqdm_on_load"] = False
+    options["generation_config"] = "vllm"  # a model's own would change top-p, top-k and temperature without a word
+    options["logprobs_mode"] = "processed_logprobs"  # those at the sampling temperature
+    options["kv_cache_memory_bytes"] = int(args.kv_cache_gb * 2**30)
+    options["distributed_executor_backend"] = "external_launcher" if WORLD_SIZE > 1 else None
+    return LLM(model=args.model, dtype=args.dtype, max_model_len=context, seed=args.seed, **options)
+
+
+def request_seed(seed, step, prompt_id):
+    """A seed for one prompt in one step, the same on any number of processes. vLLM adds j for response j of a group."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{prompt_id}".encode()).digest()[:6])
+
+
+def generate(llm, problems, params, title):
+    """vLLM's outputs for the problems, with a progress bar, from an empty prefix cache.
+
+    Emptied so that no older weights' keys and values are used, and so that a request always gives the same: what an
+    evaluation left in the cache would change the rounding.
+    """
+    if not llm.reset_prefix_cache():
+        raise RuntimeError("vLLM kept its prefix cache, which may hold the keys and values of older weights")
+
+    def bar(*items, **options):
+        return tqdm(*items, **options | {"desc": title, "leave": False})
+
+    prompts = [{"prompt_token_ids": problem["prompt_ids"]} for problem in problems]
+    return llm.generate(prompts, params, use_tqdm=bar if RANK == 0 else False)
+
+
+def sample(llm, problems, stop_ids, step, args):
+    """G responses to each problem, as a batch of N = problems × G rows, and the responses' texts.
+
+    The batch: ids [N, T], prompt and response padded on the right; mask [N, T], True on response tokens (the end token
+    included); sampler_logp [N, T], the sampler's own log-probabilities; length [N]; truncated [N].
+    """
+    from vllm import SamplingParams
+
+    options = {"n": args.responses_per_prompt, "temperature": args.temperature, "max_tokens": args.max_response_tokens}
+    options |= {"stop_token_ids": stop_ids, "logprobs": 0}  # 0: of the sampled token alone
+    params = [SamplingParams(seed=request_seed(args.seed, step, p["id"]), **options) for p in problems]
+    outputs = generate(llm, problems, params, f"step {step}: sampling")
+    rows = [(p["prompt_ids"], response) for p, output in zip(problems, outputs) for response in output.outputs]
+    length = torch.tensor([len(prompt) + len(response.token_ids) for prompt, response in rows])  # [N]
+    ids = torch.zeros(len(rows), int(length.max()), dtype=torch.long)  # [N, T]
+    mask, sampler_logp = torch.zeros_like(ids, dtype=torch.bool), torch.zeros(ids.shape)  # [N, T]
+    for i, (prompt, response) in enumerate(rows):
+        ids[i, : length[i]] = torch.tensor(prompt + list(response.token_ids))
+        mask[i, len(prompt) : length[i]] = True
+        logp = [of_token[token].logprob for token, of_token in zip(response.token_ids, response.logprobs)]
+        sampler_logp[i, len(prompt) : length[i]] = torch.tensor(logp)
+    if ON_GPU:
+        llm.sleep(level=1)  # its memory is the trainer's until sync_weights
+    batch = {"ids": ids, "mask": mask, "sampler_logp": sampler_logp, "length": length}
+    batch["truncated"] = torch.tensor([response.finish_reason == "length" for _, response in rows])
+    return batch, [response.text for _, response in rows]
+
+
+def sync_weights(policy, llm, args):
+    """Gives the trainer's weights to the sampler, tensor by tensor, in its number type."""
+
+    def tensors():
+        for name, weight in policy.lm.named_parameters():
+            yield name, whole(weight).to(getattr(torch, args.dtype))
+            if weight is policy.lm.lm_head.weight and policy.lm.config.tie_word_embeddings:  # vLLM's CPU engine would
+                yield "lm_head.weight", whole(weight).to(getattr(torch, args.dtype))  # keep the old head without it
+
+    if ON_GPU:
+        torch.cuda.empty_cache()
+        llm.wake_up(tags=["weights"])
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors()})
+    if ON_GPU:
+        llm.wake_up(tags=["kv_cache"])
+
+
+# ----------------------------------------------------------------------------------------------------- advantages
+
+
+def compute_advantages(rewards, batch, args):
+    """Advantage of every response token, [N, T]: the reward, normalised in the group (eq. 1), then reweighted (eq. 4).
+
+    rewards [N], the G responses to a prompt one after the other; batch: its mask [N, T] is True on response tokens.
+    The standard deviation has ddof 1; a group of one response has mean 0 and standard deviation 1.
+    """
+    groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
+    if groups.shape[1] > 1:
+        groups = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
+    reweighting = args.alpha * batch["old_logp"].exp() + 1 - args.alpha  # [N, T], eq. 4
+    return groups.reshape(-1, 1) * batch["mask"] * reweighting  # [N, T]
+
+
+# ----------------------------------------------------------------------------------------------------------- loss
+
+
+def policy_loss(logp, batch, n_tokens, args):
+    """The negative of eq. 1 for one micro-batch, and how many of its tokens the clip cut off from the gradient.
+
+    logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages and mask are [N, T] too. n_tokens:
+    response tokens of the whole mini-batch, over all micro-batches and processes, so that the losses of micro-batches
+    add up to the mini-batch's.
+    """
+    advantages, mask = batch["advantages"], batch["mask"]
+    ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
+    surrogate = torch.min(ratio * advantages, ratio.clamp(1 - args.clip_low, 1 + args.clip_high) * advantages)
+    clipped = (advantages > 0) & (ratio > 1 + args.clip_high) | (advantages < 0) & (ratio < 1 - args.clip_low)
+    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    return loss[mask].sum() / n_tokens, (clipped & mask).sum()
+
+
+def k3(logp, ref_logp):
+    """exp(ref − logp) − (ref − logp) − 1, per token, in nats (Schulman 2020)."""
+    difference = (ref_logp - logp).clamp(-20, 20)  # as for ρ: one absurd token must not overflow
+    return difference.exp() - difference - 1
+
+
+# --------------------------------------------------------------------------------------------------------- update
+
+
+def minibatches(batch, n):
+    """The batch in n equal shares of its rows, in order: whole groups, the same prompts on any number of processes."""
+    size = len(batch["ids"]) // n
+    return [{key: value[i * size : (i + 1) * size] for key, value in batch.items()} for i in range(n)]
+
+
+def in_stage(stage, old_logp, eta):
+    """Which tokens a stage of Lopti updates, [N, T] of bool: "low" those with π_old ≤ η, "high" the others."""
+    low = old_logp <= (math.log(eta) if eta > 0 else -math.inf)  # not π_old ≤ 0: a very small one rounds to 0
+    return low if stage == "low" else ~low
+
+
+def update(policy, optimizer, batch, step, args):
+    """All optimizer updates of a step. Returns clip_rate (a share of tokens), grad_norm (a mean) and optimizer_steps.
+
+    Lopti: all mini-batches with the tokens of one stage, then all of them with those of the next.
+    The gradient of a mini-batch is summed over micro-batches and processes and clipped to max_grad_norm. Where the
+    loss or the gradient is not finite, the program ends before the weights are touched.
+    """
+    n_clipped, n_seen, grad_norms = 0, 0, []
+    stages = args.lopti_stages.split(",")
+    bar = tqdm(total=len(stages) * len(batch["ids"]), desc=f"step {step}: updating", leave=False, disable=RANK != 0)
+    for stage, minibatch in itertools.product(stages, minibatches(batch, args.updates_per_step)):
+        n_tokens = all_reduce(minibatch["mask"].sum())
+        minibatch = minibatch | {"mask": minibatch["mask"] & in_stage(stage, minibatch["old_logp"], args.eta)}
+        if all_reduce(minibatch["mask"].sum()) == 0:
+            continue
+        mini_loss = 0
+        for rows, micro in micro_batches(minibatch, args.micro_batch_tokens):
+            logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
+            loss, clipped = policy_loss(logp, micro, n_tokens, args)
+            (loss * WORLD_SIZE).backward()  # FSDP2 averages over the processes; the loss is a sum over them
+            mini_loss, n_clipped, n_seen = mini_loss + loss.item(), n_clipped + clipped, n_seen + micro["mask"].sum()
+            bar.update(len(rows))
+        grad_norm = whole(nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)).item()
+        if not math.isfinite(all_reduce(mini_loss)) or not math.isfinite(grad_norm):
+            stop_at_non_finite(batch, step, mini_loss, grad_norm, args)
+        optimizer.step()
+        optimizer.zero_grad()
+        grad_norms.append(grad_norm)
+    bar.close()
+    return {
+        "clip_rate": all_reduce(n_clipped) / max(1, all_reduce(n_seen)),
+        "grad_norm": sum(grad_norms) / max(1, len(grad_norms)),
+        "optimizer_steps": len(grad_norms),
+        "low_rate": all_reduce((batch["mask"] & in_stage("low", batch["old_logp"], args.eta)).sum())
+        / all_reduce(batch["mask"].sum()),
+    }
+
+
+def stop_at_non_finite(batch, step, loss, grad_norm, args):
+    """Writes the step's batch beside the run and ends the program (exit code 1) with what to try."""
+    path = Path(args.run_dir, f"non_finite_step_{step:06d}_process_{RANK}.pt")
+    torch.save({"batch": batch, "args": dataclasses.asdict(args)}, path)
+    sys.exit(
+        f"step {step}: loss {loss}, gradient norm {grad_norm}. This update was not applied; its batch: {path}. Try "
+        f"a lower --lr or --max_grad_norm, or --dtype float32; --resume {args.run_dir} goes on from the last checkpoint"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- evaluation
+
+
+def evaluate(llm, task, problems, stop_ids, step, args):
+    """Greedy accuracy on the test problems: by group (kk: number of people), and the mean of the groups."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=args.max_response_tokens, stop_token_ids=stop_ids)
+    mine = problems[RANK::WORLD_SIZE]
+    outputs = generate(llm, mine, params, f"step {step}: evaluating")
+    correct = [task.score(output.outputs[0].text, p["answer"])["correct"] for p, output in zip(mine, outputs)]
+    groups = {}
+    for group, right in gather([(p["group"], right) for p, right in zip(mine, correct)]):
+        groups.setdefault(f"eval/accuracy_{group}", []).append(right)
+    groups = {key: fmean(groups[key]) for key in sorted(groups)}
+    return {"eval/accuracy": fmean(groups.values())} | groups
+
+
+def batch_metrics(batch, scores, args):
+    """The metrics of a step that don't need its update, over all responses of all processes; see the README."""
+    n_tokens = all_reduce(batch["mask"].sum())
+    rewards = torch.tensor(gather([score["reward"] for score in scores]), dtype=torch.float64)
+    groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
+
+    def token_mean(values):  # [N, T] → over the response tokens
+        return all_reduce(values[batch["mask"]].double().sum()) / n_tokens
+
+    return {
+        "reward": rewards.mean().item(),
+        "reward_std": rewards.std(correction=0).item(),
+        "accuracy": fmean(gather([score["correct"] for score in scores])),
+        "format_rate": fmean(gather([score["format"] for score in scores])),
+        "response_tokens": n_tokens / len(rewards),
+        "truncated_rate": fmean(gather(batch["truncated"].tolist())),
+        "zero_std_rate": (groups == groups[:, :1]).all(1).double().mean().item(),
+        "entropy": token_mean(batch["entropy"]),
+        "kl": token_mean(k3(batch["old_logp"], batch["ref_logp"])) if args.kl_coef else None,
+        "sampler_gap": token_mean((batch["sampler_logp"] - batch["old_logp"]).abs()),
+        "tokens": int(n_tokens),
+    }
+
+
+# -------------------------------------------------------------------------- checkpoints (and the run's records)
+
+
+def checkpoints(run_dir):
+    """The complete checkpoints of a run, oldest first."""
+    return sorted(path.parent for path in Path(run_dir).glob("checkpoints/step_??????/trainer_state.json"))
+
+
+def trainer_state(policy, optimizer):
+    """Weights and AdamW's state by parameter name, sharing memory with the originals, and the random state."""
+    named = dict(policy.lm.named_parameters())
+    state = {name: optimizer.state[p] | {"weight": p.detach()} for name, p in named.items()}
+    return state | {"rng": torch.get_rng_state()}
+
+
+def save_checkpoint(policy, optimizer, tokenizer, step, n_used, args):
+    """checkpoints/step_000020: a Hugging Face folder in the sampler's number type, with the trainer's state in it.
+
+    Written beside its place and renamed when it is whole: killed at any moment, the last good one is still there.
+    """
+    path = Path(args.run_dir, "checkpoints", f"step_{step:06d}")
+    beside = path.with_suffix(".tmp")
+    if RANK == 0:
+        for unfinished in path.parent.glob("*.tmp"):
+            shutil.rmtree(unfinished)
+        beside.mkdir(parents=True)
+    all_reduce(0)  # the others wait for the folder
+    weights = {name: whole(p).to(getattr(torch, args.dtype)).cpu() for name, p in policy.lm.named_parameters()}
+    dcp.save(trainer_state(policy, optimizer), checkpoint_id=beside / "trainer", no_dist=WORLD_SIZE == 1)
+    if RANK == 0:
+        save_file(weights, beside / "model.safetensors", metadata={"format": "pt"})
+        for part in (policy.lm.config, policy.lm.generation_config, tokenizer):
+            part.save_pretrained(beside)
+        (beside / "trainer_state.json").write_text(json.dumps({"step": step, "n_used": n_used}))
+        beside.rename(path)
+        for old in checkpoints(args.run_dir)[: -args.keep_checkpoints]:
+            shutil.rmtree(old.rename(old.with_suffix(".tmp")))  # half deleted, it must not look whole
+    all_reduce(0)
+
+
+def load_checkpoint(policy, optimizer, path):
+    """Puts a checkpoint's state in place, on any number of processes; returns its step and its place in the data."""
+    for p in policy.lm.parameters():
+        optimizer.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        optimizer.state[p]["step"] = torch.zeros((), device=DEVICE if ON_GPU else "cpu")
+    state = trainer_state(policy, optimizer)
+    dcp.load(state, checkpoint_id=path / "trainer", no_dist=WORLD_SIZE == 1)  # in place
+    torch.set_rng_state(state["rng"])
+    position = json.loads((path / "trainer_state.json").read_text())
+    return position["step"], position["n_used"]
+
+
+# ----------------------------------------------------------------------------------------------------------- main
+
+
+def next_prompts(n_problems, n_used, count, seed):
+    """Places of the next `count` problems, and the new n_used. Every epoch has its own order; its rest is left out."""
+    epoch, at = divmod(n_used, n_problems)
+    if at + count > n_problems:
+        epoch, at = epoch + 1, 0
+    order = list(range(n_problems))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order[at : at + count], epoch * n_problems + at + count
+
+
+def weight_sample(policy, args):
+    """About a million weights as the sampler will see them, to tell how many of them a step changes."""
+    parts = [p.detach().to_local() if isinstance(p, DTensor) else p.detach() for p in policy.parameters()]
+    stride = 1 + sum(part.numel() for part in parts) // 2**20
+    return torch.cat([part.flatten()[::stride].to(getattr(torch, args.dtype)) for part in parts])
+
+
+def main():
+    args = parse_args(sys.argv[1:])
+    try:
+        check_args(args)
+        tokenizer, task, train, test, sizes = prepare(args)
+    except (ValueError, OSError) as error:  # the user's to mend: one message, no traceback
+        print(f"error: {error}" if RANK == 0 else "", end="\n" if RANK == 0 else "", file=sys.stderr)
+        sys.exit(2)
+    start_processes(args)
+    if RANK == 0:
+        print_header(args, {} if ON_GPU else CPU_DEFAULTS, sizes, len(train), len(test), WORLD_SIZE)
+    llm = load_sampler(args)
+    policy = load_policy(args, trained=True)
+    reference = load_policy(args, trained=False) if args.kl_coef else None
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=ON_GPU)
+    step, n_used = load_checkpoint(policy, optimizer, checkpoints(args.resume)[-1]) if args.resume else (0, 0)
+    sync_weights(policy, llm, args)
+    stop_ids = policy.lm.generation_config.eos_token_id  # several in some models, of which vLLM would know one
+    stop_ids = stop_ids if isinstance(stop_ids, list) else [stop_ids]
+    records = Records(step, args) if RANK == 0 else None
+    asked_to_stop = catch_signals()
+    if step == 0:
+        metrics = {"step": 0} | evaluate(llm, task, test, stop_ids, step, args)
+        if RANK == 0:
+            records.write(metrics)
+
+    while step < args.steps:
+        step, started = step + 1, time.perf_counter()
+        metrics = {"step": step}
+        places, n_used = next_prompts(len(train), n_used, args.prompts_per_step, args.seed)
+        problems = [train[i] for i in places[RANK::WORLD_SIZE]]
+        with timed(metrics, "sample"):
+            batch, texts = sample(llm, problems, stop_ids, step, args)
+        with timed(metrics, "score"):
+            answers = [problem["answer"] for problem in problems for _ in range(args.responses_per_prompt)]
+            scores = [task.score(text, answer) for text, answer in zip(texts, answers)]
+            rewards = torch.tensor([score["reward"] for score in scores])  # [N]
+        with timed(metrics, "logprob"):
+            batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
+            batch["ref_logp"] = log_probs(reference, batch, args)[0] if reference else batch["old_logp"]
+        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        metrics |= batch_metrics(batch, scores, args)
+
+        before = weight_sample(policy, args)
+        with timed(metrics, "train"):
+            metrics |= update(policy, optimizer, batch, step, args)
+        changed = (weight_sample(policy, args) != before).sum()
+        metrics["weights_changed"] = all_reduce(changed) / all_reduce(len(before))
+        metrics["peak_memory_gb"] = all_reduce(peak_memory_gb(), dist.ReduceOp.MAX)
+        with timed(metrics, "sync"):
+            sync_weights(policy, llm, args)
+        metrics["time/step"] = time.perf_counter() - started
+        metrics["tokens_per_s"] = metrics["tokens"] / metrics["time/step"]
+
+        stop = all_reduce(len(asked_to_stop)) > 0 or step == args.steps
+        if step % args.eval_every == 0 or step == args.steps:
+            metrics |= evaluate(llm, task, test, stop_ids, step, args)
+        if RANK == 0:
+            records.write(metrics)
+            records.write_samples(step, problems, texts, scores)
+            records.plot()
+        if step % args.save_every == 0 or stop:
+            save_checkpoint(policy, optimizer, tokenizer, step, n_used, args)
+        if stop:
+            break
+
+    if RANK == 0:
+        records.close()
+        why = f"stopped by {asked_to_stop[0]}" if asked_to_stop else "done"
+        print(f"{why} after step {step}: {args.run_dir}; to go on: --resume {args.run_dir} --steps N")
+    del llm  # before the process group, which it uses
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
