@@ -1,0 +1,53 @@
+# make demo: a short run on a small real model.  make test: lint and all tests.  Both set up what they need, once.
+
+PYTHON ?= python3
+VENV ?= .venv
+PY = $(VENV)/bin/python
+PIP = $(PY) -m pip install --quiet --disable-pip-version-check
+SMOLLM = models/SmolLM2-135M-Instruct
+GPU := $(shell nvidia-smi --list-gpus 2>/dev/null | grep -c GPU)
+TORCH_CPU_WHEELS = https://download.pytorch.org/whl/cpu
+
+ifeq ($(GPU),0)
+REQUIREMENTS = requirements-cpu.txt
+else
+REQUIREMENTS = requirements.txt
+endif
+
+.PHONY: install model demo test lint format
+
+install: $(VENV)/installed
+
+$(VENV)/installed: $(REQUIREMENTS) requirements-common.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+ifeq ($(GPU),0)
+	@# torch's CPU build first, or what follows would bring gigabytes of CUDA; not every index has it
+	$(PIP) torch==2.13.0+cpu || $(PIP) torch==2.13.0+cpu --extra-index-url $(TORCH_CPU_WHEELS)
+endif
+	@echo "installing $(REQUIREMENTS); this takes a few minutes"
+	$(PIP) -r $(REQUIREMENTS)
+ifeq ($(GPU),0)
+	@# vLLM's CPU build asks for these, and what comes was built for CUDA; text models do without
+	$(PY) -c "import torchvision" 2>/dev/null || $(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+endif
+	touch $@
+
+model: $(SMOLLM)/model.safetensors
+
+$(SMOLLM)/model.safetensors: | $(VENV)/installed
+	$(PY) -m tools.get_smollm2 $(SMOLLM)
+
+demo: install model
+	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5 --model $(SMOLLM) --people 2-3 --steps 3 --prompts_per_step 4 \
+		--responses_per_prompt 4 --max_response_tokens 64 --eval_size 10 --save_every 100
+
+test: install model lint
+	$(PY) -m pytest
+
+lint: install
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: install
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .

