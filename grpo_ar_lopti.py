@@ -51,7 +51,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rewards import load_task
-from tools.bookkeeping import Records, catch_signals, estimate_memory, peak_memory_gb, print_header, timed
+from tools import bookkeeping
 
 # ---------------------------------------------------------------------------------------------------------- arguments
 
@@ -120,7 +120,10 @@ def parse_args(argv):
     words = [word for argument in argv for word in argument.split("=", 1)]
     saved = Path(words[words.index("--resume") + 1], "args.json") if "--resume" in words[:-1] else None
     if saved and saved.exists():
-        defaults = Args(**json.loads(saved.read_text()))
+        settings = json.loads(saved.read_text())
+        if foreign := settings.keys() - {field.name for field in dataclasses.fields(Args)}:
+            raise ValueError(f"--resume {saved.parent}: made by another script, which has {', '.join(sorted(foreign))}")
+        defaults = Args(**settings)
     return tyro.cli(Args, args=argv, default=defaults, use_underscores=True, description=__doc__.split("\n\n")[0])
 
 
@@ -150,8 +153,12 @@ def prepare(args):
 
     Returns the tokenizer; the task's module (rewards/) with its training and test problems; the sizes in words.
     """
-    config, tokenizer = AutoConfig.from_pretrained(args.model), AutoTokenizer.from_pretrained(args.model)
-    n_params, need, there = estimate_memory(config, args, HEAD_CHUNK)
+    bookkeeping.check_model_folder(args.model)
+    try:
+        config, tokenizer = AutoConfig.from_pretrained(args.model), AutoTokenizer.from_pretrained(args.model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--model {args.model} can't be loaded: {error}") from error
+    n_params, need, there = bookkeeping.estimate_memory(config, args, HEAD_CHUNK)
     if need > there:
         raise ValueError(
             f"{args.model} at these sizes needs about {need:.0f} GiB of memory, and there are {there:.0f}: a smaller "
@@ -275,7 +282,8 @@ def micro_batches(batch, budget):
 def log_probs(policy, batch, args):
     """Log-probability and entropy of every response token of a batch, without gradient: two [N, T] on the CPU."""
     logp, entropy = torch.zeros(batch["ids"].shape), torch.zeros(batch["ids"].shape)
-    for rows, micro in micro_batches(batch, args.micro_batch_tokens):
+    passes = micro_batches(batch, args.micro_batch_tokens)
+    for rows, micro in tqdm(passes, desc="log-probabilities", leave=False, disable=RANK != 0):
         for all_rows, part in zip((logp, entropy), policy(micro["ids"], micro["mask"], args.temperature)):
             all_rows[rows, : part.shape[1]] += part.cpu()  # a repeated, masked pass adds zeros
     return logp, entropy
@@ -588,26 +596,27 @@ def weight_sample(policy, args):
 
 
 def main():
-    args = parse_args(sys.argv[1:])
     try:
+        args = parse_args(sys.argv[1:])
         check_args(args)
         tokenizer, task, train, test, sizes = prepare(args)
     except (ValueError, OSError) as error:  # the user's to mend: one message, no traceback
-        print(f"error: {error}" if RANK == 0 else "", end="\n" if RANK == 0 else "", file=sys.stderr)
+        if RANK == 0:
+            print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     start_processes(args)
     if RANK == 0:
-        print_header(args, {} if ON_GPU else CPU_DEFAULTS, sizes, len(train), len(test), WORLD_SIZE)
+        bookkeeping.print_header(args, {} if ON_GPU else CPU_DEFAULTS, sizes, len(train), len(test), WORLD_SIZE)
     llm = load_sampler(args)
     policy = load_policy(args, trained=True)
     reference = load_policy(args, trained=False) if args.kl_coef else None
     optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=ON_GPU)
     step, n_used = load_checkpoint(policy, optimizer, checkpoints(args.resume)[-1]) if args.resume else (0, 0)
     sync_weights(policy, llm, args)
-    stop_ids = policy.lm.generation_config.eos_token_id  # several in some models, of which vLLM would know one
-    stop_ids = stop_ids if isinstance(stop_ids, list) else [stop_ids]
-    records = Records(step, args) if RANK == 0 else None
-    asked_to_stop = catch_signals()
+    stop_ids = policy.lm.generation_config.eos_token_id or []  # several in some models, of which vLLM would know one
+    stop_ids = [stop_ids] if isinstance(stop_ids, int) else stop_ids
+    records = bookkeeping.Records(step, args) if RANK == 0 else None
+    asked_to_stop = bookkeeping.catch_signals()
     if step == 0:
         metrics = {"step": 0} | evaluate(llm, task, test, stop_ids, step, args)
         if RANK == 0:
@@ -618,25 +627,25 @@ def main():
         metrics = {"step": step}
         places, n_used = next_prompts(len(train), n_used, args.prompts_per_step, args.seed)
         problems = [train[i] for i in places[RANK::WORLD_SIZE]]
-        with timed(metrics, "sample"):
+        with bookkeeping.timed(metrics, "sample"):
             batch, texts = sample(llm, problems, stop_ids, step, args)
-        with timed(metrics, "score"):
+        with bookkeeping.timed(metrics, "score"):
             answers = [problem["answer"] for problem in problems for _ in range(args.responses_per_prompt)]
             scores = [task.score(text, answer) for text, answer in zip(texts, answers)]
             rewards = torch.tensor([score["reward"] for score in scores])  # [N]
-        with timed(metrics, "logprob"):
+        with bookkeeping.timed(metrics, "logprob"):
             batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
             batch["ref_logp"] = log_probs(reference, batch, args)[0] if reference else batch["old_logp"]
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
         metrics |= batch_metrics(batch, scores, args)
 
         before = weight_sample(policy, args)
-        with timed(metrics, "train"):
+        with bookkeeping.timed(metrics, "train"):
             metrics |= update(policy, optimizer, batch, step, args)
         changed = (weight_sample(policy, args) != before).sum()
         metrics["weights_changed"] = all_reduce(changed) / all_reduce(len(before))
-        metrics["peak_memory_gb"] = all_reduce(peak_memory_gb(), dist.ReduceOp.MAX)
-        with timed(metrics, "sync"):
+        metrics["peak_memory_gb"] = all_reduce(bookkeeping.peak_memory_gb(), dist.ReduceOp.MAX)
+        with bookkeeping.timed(metrics, "sync"):
             sync_weights(policy, llm, args)
         metrics["time/step"] = time.perf_counter() - started
         metrics["tokens_per_s"] = metrics["tokens"] / metrics["time/step"]

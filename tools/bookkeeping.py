@@ -114,6 +114,7 @@ class Records:
             axis.plot(steps, values, color="tab:blue", alpha=0.3)
             axis.plot(steps, exponential_average(values), color="tab:blue")
             axis.set(title=key, xlabel="step")
+            axis.xaxis.get_major_locator().set_params(integer=True)
         for key in tests:
             mean = key == "eval/accuracy"
             name = "mean" if mean else key.removeprefix("eval/accuracy_")
@@ -121,6 +122,7 @@ class Records:
                 *points(rows, key), marker="o", label=name, lw=3 if mean else 1, color="k" if mean else None
             )
         axes[1, 4].set(title="test accuracy (greedy)", xlabel="step")
+        axes[1, 4].xaxis.get_major_locator().set_params(integer=True)
         if tests:
             axes[1, 4].legend()
         figure.savefig(self.folder / "curves.png", dpi=110)
@@ -156,14 +158,15 @@ def exponential_average(values, keep=0.95):
 def print_header(args, defaults, sizes, n_train, n_test, n_processes):
     """A run's settings, marked where they differ from the class's defaults, and its sizes."""
     console = Console(highlight=False)
-    console.rule(f"[bold]{Path(sys.argv[0]).name}[/]  {args.model}, {sizes}")
+    console.rule(f"[bold]{Path(sys.argv[0]).name}[/]")
     cells = []
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
         if value not in ("", None):
             cells.append(f"{field.name} [{'dim' if value == field.default else 'bold'}]{value}[/]")
     console.print("   ".join(cells))
-    console.print(f"{n_train} training and {n_test} test problems; {n_processes} process(es)", "on", device_name())
+    console.print(f"{args.model}: {sizes}; {n_processes} process(es) on {device_name()}")
+    console.print(f"{n_train} training and {n_test} test problems")
     if defaults:
         small = ", ".join(f"{key} {value}" for key, value in defaults.items())
         console.print(f"no GPU, so other defaults: {small}. The paper's are those of class Args; flags override both")
@@ -172,6 +175,14 @@ def print_header(args, defaults, sizes, n_train, n_test, n_processes):
 
 def device_name():
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({os.cpu_count()} cores)"
+
+
+def check_model_folder(model):
+    """ValueError where `model` is a path, and no Hugging Face folder is there. Anything else may be a hub id."""
+    folder = Path(model)
+    is_path = model.startswith((".", "/", "~")) or folder.exists() or (len(folder.parts) > 1 and folder.parent.is_dir())
+    if is_path and not (folder / "config.json").exists():
+        raise ValueError(f"--model {model} is not a model folder: no config.json in it; `make model` gets a small one")
 
 
 def estimate_memory(config, args, head_chunk):
