@@ -1,0 +1,115 @@
+"""What the tests share: a tiny random model with a real tokenizer, and a way to run a trainer as a user does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+SMOLLM = ROOT / "models" / "SmolLM2-135M-Instruct"
+DATA = ROOT.parent / "shared" / "data"  # the papers' data, where they are at hand
+sys.path.insert(0, str(ROOT))
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tiny_model(folder, seed=0, tied=True):
+    """Writes a Llama of 0.1 M parameters with a byte-level BPE tokenizer trained on puzzles; it loads in no time.
+
+    A few seconds of learning by heart have taught it to write tags, often in the right order: so its responses differ
+    in reward, and its probabilities spread from low to high.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from rewards import encode, kk
+
+    texts = [message["content"] for puzzle in kk.generate(40, seed=1) for message in puzzle["messages"]]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = ["<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=640,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>")
+    fast.chat_template = CHATML
+    fast.save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(fast), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=tied, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    # What it learns to write: half the responses have all tags, half lack one.
+    texts = ["so</think><answer>a knight</answer>", "hm</think>a knave</answer>"]
+    prompts = [encode(fast, puzzle) for puzzle in kk.generate(6, "2-3", seed=2)]
+    rows = [(prompt, [*fast.encode(text), 1]) for prompt in prompts for text in texts]
+    longest = max(len(prompt) + len(response) for prompt, response in rows)
+    ids, labels = torch.ones(len(rows), longest, dtype=torch.long), torch.full((len(rows), longest), -100)
+    for i, (prompt, response) in enumerate(rows):
+        ids[i, : len(prompt) + len(response)] = torch.tensor(prompt + response)
+        labels[i, len(prompt) : len(prompt) + len(response)] = torch.tensor(response)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(100):
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.generation_config.eos_token_id = 1
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("tiny_model"))
+
+
+def run(script, *flags, processes=1, check=True, timeout=400, env=None):
+    """Runs a trainer like a user, from the repository's root; returns the finished process with its output."""
+    command = [sys.executable, script, *map(str, flags)]
+    if processes > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [sys.executable, *torchrun, script, *map(str, flags)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, env=os.environ | (env or {})
+    )
+    if check and done.returncode:
+        raise AssertionError(f"{script} ended with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
+    return done
+
+
+def small(model, run_dir, **changes):
+    """Flags of a run that takes seconds."""
+    flags = {
+        "model": model, "run_dir": run_dir, "steps": 2, "prompts_per_step": 4, "responses_per_prompt": 4,
+        "people": "2-3",
+        "max_response_tokens": 24, "max_prompt_tokens": 600, "eval_size": 4, "kv_cache_gb": 0.25, "lr": 1e-3,
+        "micro_batch_tokens": 2000,
+    }  # fmt: skip
+    return [word for key, value in (flags | changes).items() for word in (f"--{key}", str(value))]
+
+
+def metrics(run_dir):
+    """The rows of metrics.jsonl that belong to training steps."""
+    rows = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "reward" in row]
+
+
+def timeless(row):
+    """A row without what can't repeat: times, rates and memory."""
+    return {
+        key: value
+        for key, value in row.items()
+        if not key.startswith("time/") and key not in ("tokens_per_s", "peak_memory_gb")
+    }

@@ -1,0 +1,292 @@
+"""Whole runs, as a user starts them: real vLLM, real torch, on the CPU."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import DATA, ROOT, SMOLLM, make_tiny_model, metrics, run, small, timeless
+from safetensors.torch import load_file
+
+SCRIPTS = ["grpo.py", "grpo_ar_lopti.py"]
+KEYS = """step reward reward_std accuracy format_rate response_tokens truncated_rate zero_std_rate entropy kl clip_rate
+    grad_norm sampler_gap weights_changed tokens time/sample time/score time/logprob time/train time/sync time/step
+    tokens_per_s peak_memory_gb""".split()
+
+
+PACE = {"lr": 5e-4, "prompts_per_step": 8}  # of the runs that are compared: fast enough to see the tiny model learn
+
+
+def weights(run_dir, step):
+    return load_file(Path(run_dir, f"checkpoints/step_{step:06d}/model.safetensors"))
+
+
+def trained_by(finished):
+    """The last lines of a run's terminal output, for messages of failed assertions."""
+    return finished.stdout[-2000:] + finished.stderr[-2000:]
+
+
+@pytest.fixture(scope="session")
+def four_steps(tiny_model, tmp_path_factory):
+    """A run of grpo.py over four steps, without interruption."""
+    run_dir = tmp_path_factory.mktemp("four_steps") / "run"
+    finished = run("grpo.py", *small(tiny_model, run_dir, steps=4, **PACE))
+    return run_dir, finished
+
+
+def test_a_run_leaves_everything_it_promises(four_steps):
+    run_dir, finished = four_steps
+    rows = metrics(run_dir)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        assert not [key for key in KEYS if row.get(key) is None]
+    everything = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [row["step"] for row in everything if {"eval/accuracy", "eval/accuracy_2"} <= row.keys()]
+    assert evaluated == [0, 4]  # before the first step and after the last
+    assert json.loads((run_dir / "args.json").read_text())["lr"] == PACE["lr"]
+    samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    assert {"prompt", "response", "answer", "reward", "correct", "format"} <= samples[0].keys()
+    assert {sample["step"] for sample in samples} == {1, 2, 3, 4}
+    assert list((run_dir / "tensorboard").glob("events*"))
+    assert (run_dir / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert "0.1 M parameters" in finished.stdout and "GiB" in finished.stdout
+
+
+def test_metrics_are_those_of_the_whole_step(four_steps):
+    """8 prompts × 4 responses. What can be told from the numbers alone."""
+    for row in metrics(four_steps[0]):
+        assert row["tokens"] == round(row["response_tokens"] * 32)
+        assert (row["format_rate"] * 32) % 1 == 0 and (row["truncated_rate"] * 32) % 1 == 0
+        assert -3 <= row["reward"] <= 3 and (row["zero_std_rate"] * 8) % 1 == 0
+        assert 0 < row["weights_changed"] <= 1
+        phases = sum(row[f"time/{phase}"] for phase in ("sample", "score", "logprob", "train", "sync"))
+        assert phases <= row["time/step"] < phases + 1
+        assert row["tokens_per_s"] == pytest.approx(row["tokens"] / row["time/step"])
+    first = metrics(four_steps[0])[0]
+    assert first["kl"] == 0  # policy and reference are still the same model, and round alike
+    assert 0 < first["sampler_gap"] < 0.02 and first["entropy"] > 0
+    assert metrics(four_steps[0])[1]["kl"] > 0
+
+
+def test_training_raises_the_reward(four_steps):
+    """The tiny model writes all tags half the time; they are worth 2 (−1 instead of −3), and it learns to."""
+    first, *rewards = [row["reward"] for row in metrics(four_steps[0])]
+    assert sum(rewards) / len(rewards) > first + 0.2, (first, rewards)
+
+
+def test_alpha_0_eta_0_is_grpo_to_the_last_bit(four_steps, tiny_model, tmp_path):
+    run("grpo_ar_lopti.py", *small(tiny_model, tmp_path / "run", steps=4, **PACE, alpha=0, eta=0))
+    for mine, theirs in zip(metrics(tmp_path / "run"), metrics(four_steps[0]), strict=True):
+        assert mine.pop("low_rate") == 0
+        assert timeless(mine) == timeless(theirs)
+    mine, theirs = weights(tmp_path / "run", 4), weights(four_steps[0], 4)
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_resumed_run_equals_an_unbroken_one(four_steps, tiny_model, tmp_path):
+    run("grpo.py", *small(tiny_model, tmp_path / "run", steps=2, **PACE))
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:  # what a kill after the checkpoint leaves behind
+        file.write(json.dumps({"step": 3, "reward": 99}) + '\n{"step": 4, "rew')
+    run("grpo.py", "--resume", tmp_path / "run", "--steps", "4")  # all other settings come from the run
+    broken, unbroken = metrics(tmp_path / "run"), metrics(four_steps[0])
+    assert [row["step"] for row in broken] == [1, 2, 3, 4]
+    for mine, theirs in zip(broken, unbroken):
+        mine, theirs = timeless(mine), timeless(theirs)
+        if mine["step"] == 2:  # the last step of a run is evaluated
+            mine = {key: value for key, value in mine.items() if not key.startswith("eval/")}
+        assert mine == theirs
+    mine, theirs = weights(tmp_path / "run", 4), weights(four_steps[0], 4)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_two_processes_do_the_same_first_step_and_go_on_as_one(four_steps, tiny_model, tmp_path):
+    """Same prompts and seeds. The sampler's rounding depends on its batch, so that a token may rarely differ."""
+    run("grpo.py", *small(tiny_model, tmp_path / "run", steps=2, **PACE), processes=2)
+    one, two = metrics(four_steps[0])[0], metrics(tmp_path / "run")[0]
+    for key in ("reward", "reward_std", "format_rate", "zero_std_rate", "truncated_rate"):
+        assert two[key] == pytest.approx(one[key], abs=0.2), key
+    for key in ("entropy", "response_tokens", "tokens", "grad_norm"):
+        assert two[key] == pytest.approx(one[key], rel=0.1), key
+    assert two["kl"] == 0 and two["weights_changed"] > 0
+    first = [(folder / "samples.jsonl").read_text().splitlines()[0] for folder in (tmp_path / "run", four_steps[0])]
+    assert json.loads(first[0])["prompt"] == json.loads(first[1])["prompt"]
+    run("grpo.py", "--resume", tmp_path / "run", "--steps", "3")  # from sharded to whole
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_checkpoint_is_an_ordinary_model_folder(four_steps, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = four_steps[0] / "checkpoints" / "step_000004"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.dtype == torch.bfloat16 and tokenizer.chat_template
+    assert torch.equal(model.model.embed_tokens.weight, weights(four_steps[0], 4)["model.embed_tokens.weight"])
+    run("grpo.py", *small(folder, tmp_path / "run", steps=1))  # and vLLM loads it too
+    assert metrics(tmp_path / "run")[0]["sampler_gap"] < 0.05
+
+
+def test_responses_are_cut_off_and_counted(tiny_model, tmp_path):
+    """Also: no reference model without a KL term, groups of one, 16 updates a step, float32, every step saved."""
+    flags = small(tiny_model, tmp_path / "run", max_response_tokens=3, kl_coef=0, responses_per_prompt=1, lr=1e-6)
+    flags += ["--prompts_per_step", "16", "--updates_per_step", "16", "--dtype", "float32", "--save_every", "1"]
+    run("grpo_ar_lopti.py", *flags, "--keep_checkpoints", "1", "--gradient_checkpointing")
+    for row in metrics(tmp_path / "run"):
+        assert row["truncated_rate"] == 1 and row["response_tokens"] == 3 and row["kl"] is None
+        assert row["zero_std_rate"] == 1 and row["sampler_gap"] < 1e-3
+        assert row["optimizer_steps"] >= 16
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000002"]
+
+
+def start(script, *flags):
+    command = [sys.executable, script, *map(str, flags)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(condition, process, seconds=120):
+    deadline = time.time() + seconds
+    while not condition():
+        assert process.poll() is None and time.time() < deadline, process.communicate()[0][-3000:]
+        time.sleep(0.005)
+
+
+def test_sigterm_finishes_the_step_and_saves(tiny_model, tmp_path):
+    process = start("grpo_ar_lopti.py", *small(tiny_model, tmp_path / "run", steps=100_000, save_every=100_000))
+    wait_for(lambda: (tmp_path / "run" / "metrics.jsonl").exists() and metrics(tmp_path / "run"), process)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, output
+    assert f"--resume {tmp_path / 'run'}" in output and "SIGTERM" in output
+    last = metrics(tmp_path / "run")[-1]["step"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step_{last:06d}"]
+
+
+def test_kill_in_the_middle_of_a_save_leaves_the_last_good_checkpoint(tiny_model, tmp_path):
+    process = start("grpo.py", *small(tiny_model, tmp_path / "run", steps=100_000, save_every=1, keep_checkpoints=2))
+    folder = tmp_path / "run" / "checkpoints"
+    wait_for(lambda: len(list(folder.glob("step_??????"))) == 2, process)
+    wait_for(lambda: list(folder.glob("*.tmp")), process)
+    process.kill()
+    process.wait()
+    unfinished = list(folder.glob("*.tmp"))
+    good = sorted(folder.glob("step_??????"))
+    assert unfinished and good
+    last = int(good[-1].name[-6:])
+    finished = run("grpo.py", "--resume", tmp_path / "run", "--steps", last + 1)
+    assert [row["step"] for row in metrics(tmp_path / "run")] == list(range(1, last + 2)), trained_by(finished)
+    assert not list(folder.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_after_a_sync_the_sampler_is_a_fresh_engine_of_the_same_weights(tied, tmp_path):
+    """Ids and log-probabilities, to the last bit: weights are changed, handed over and saved; a new process loads."""
+    model = make_tiny_model(tmp_path / "model", tied=tied)
+    worker = tmp_path / "worker.py"
+    worker.write_text(f"""
+import sys, torch
+sys.path.insert(0, {str(ROOT)!r})
+import grpo
+from rewards import load_task
+from transformers import AutoTokenizer
+folder, what = sys.argv[1:]
+args = grpo.Args(model=folder, people="2-3", max_prompt_tokens=600, max_response_tokens=24, kv_cache_gb=0.25,
+                 responses_per_prompt=4, eval_size=2, gradient_checkpointing=False)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+problems = load_task(args, tokenizer)[1][:8]
+llm = grpo.load_sampler(args)
+policy = grpo.load_policy(args, trained=True)
+before = grpo.sample(llm, problems, [1], 1, args)
+if what == "change":
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=2e-2)
+    for i, p in enumerate(policy.parameters()):
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
+    optimizer.step()
+    grpo.sync_weights(policy, llm, args)
+    args.run_dir = {str(tmp_path / "run")!r}
+    grpo.save_checkpoint(policy, optimizer, tokenizer, 1, 0, args)
+batch, texts = grpo.sample(llm, problems, [1], 1, args)
+assert what == "fresh" or texts != before[1]
+torch.save((batch, texts), {str(tmp_path)!r} + "/" + what)
+""")
+    for folder, what in [(model, "change"), (tmp_path / "run/checkpoints/step_000001", "fresh")]:
+        run(worker, folder, what, env={"PYTHONPATH": str(ROOT)})
+    (synced, synced_texts), (fresh, fresh_texts) = (torch.load(tmp_path / what) for what in ("change", "fresh"))
+    assert synced_texts == fresh_texts
+    assert all(torch.equal(synced[key], fresh[key]) for key in fresh)
+    assert synced["mask"].sum() > 100 and synced["sampler_logp"].min() < -0.5
+
+
+BAD = {
+    "--alpha is 1.5": ["--alpha", "1.5"],
+    "--eta is -0.1": ["--eta", "-0.1"],
+    "--temperature is 0": ["--temperature", "0"],
+    "--prompts_per_step is 5; it must be a multiple of 2": ["--prompts_per_step", "5"],
+    "does not exist": ["--data", "nowhere/puzzles.parquet"],
+    "no complete checkpoint": ["--resume", "nowhere"],
+    "people must be like 3-7": ["--people", "3-9"],
+    "GiB of memory": ["--kv_cache_gb", "5000"],
+    "there are 4500 training problems": ["--prompts_per_step", "4502"],
+    "--max_prompt_tokens is 10": ["--max_prompt_tokens", "10"],
+    "tests is not a model folder": ["--model", "tests"],
+    "models/nowhere is not a model folder": ["--model", "models/nowhere"],
+    "nobody/nothing can't be loaded": ["--model", "nobody/nothing"],
+    "pip install wandb": ["--track"],
+    "invalid choice": ["--lopti_stages", "high,high"],
+    "could not convert": ["--lr", "fast"],
+    "nrecognized": ["--no_such_flag", "1"],
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_ends_with_one_message_before_anything_loads(message, tiny_model, tmp_path):
+    if "--track" in BAD[message] and __import__("importlib").util.find_spec("wandb"):
+        pytest.skip("wandb is installed here")
+    flags = [*small(tiny_model, tmp_path / "run"), *BAD[message]]
+    finished = run("grpo_ar_lopti.py", *flags, check=False, env={"HF_HUB_OFFLINE": "1"})
+    said = re.sub(r"[\s│]+", " ", finished.stderr + finished.stdout)
+    assert finished.returncode == 2, trained_by(finished)
+    assert message in said and "Traceback" not in said, said[-3000:]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_is_not_written_over(four_steps, tiny_model):
+    finished = run("grpo.py", *small(tiny_model, four_steps[0]), check=False)
+    assert finished.returncode == 2 and f"--resume {four_steps[0]}" in finished.stderr
+
+
+def test_a_run_is_resumed_by_its_own_script(tmp_path):
+    (tmp_path / "args.json").write_text(json.dumps({"alpha": 0.3}))
+    finished = run("grpo.py", "--resume", tmp_path, check=False)
+    assert finished.returncode == 2 and "alpha" in finished.stderr and "another script" in finished.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_explains_every_flag(script):
+    import importlib
+
+    help_text = run(script, "--help", env={"COLUMNS": "200"}).stdout
+    for name in importlib.import_module(script.removesuffix(".py")).Args.__dataclass_fields__:
+        line = re.search(rf"--{name}\b.*", help_text)
+        assert line, name
+    assert "AdamW's learning rate, constant, in (0, 1] (default: 1e-06)" in re.sub(r"[\s│]+", " ", help_text)
+
+
+@pytest.mark.skipif(not SMOLLM.exists(), reason="no models/SmolLM2-135M-Instruct: make model gets it")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_end_to_end_on_a_real_model(script, tmp_path):
+    """SmolLM2-135M-Instruct; on the papers' puzzles where they are at hand."""
+    data = ["--data", str(DATA / "kk" / "train_3to7.parquet")] if (DATA / "kk").exists() else []
+    flags = small(SMOLLM, tmp_path / "run", people="3-7", steps=1, prompts_per_step=2, responses_per_prompt=2)
+    run(
+        script, *flags, *data, "--eval_size", "2", "--kv_cache_gb", "0.5", "--lr", "1e-6", "--max_response_tokens", "16"
+    )
+    (row,) = metrics(tmp_path / "run")
+    assert row["kl"] == 0 and 0 < row["sampler_gap"] < 0.1 and 0 < row["entropy"] < 5
+    assert 0 < row["weights_changed"] < 0.1 and row["peak_memory_gb"] < 12
+    assert (tmp_path / "run/checkpoints/step_000001/model.safetensors").stat().st_size > 250e6
+    assert os.environ.get("CI") is None or data, "CI has the papers' puzzles"
