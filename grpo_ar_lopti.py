@@ -656,7 +656,8 @@ def main():
         if RANK == 0:
             records.write(metrics)
             records.write_samples(step, problems, texts, scores)
-            records.plot()
+            if step % 10 == 0 or stop:
+                records.plot()
         if step % args.save_every == 0 or stop:
             save_checkpoint(policy, optimizer, tokenizer, step, n_used, args)
         if stop:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -230,11 +231,12 @@ BAD = {
     "no complete checkpoint": ["--resume", "nowhere"],
     "people must be like 3-7": ["--people", "3-9"],
     "GiB of memory": ["--kv_cache_gb", "5000"],
+    "--kv_cache_gb is 0.0001; one sequence of 624 tokens": ["--kv_cache_gb", "0.0001"],
+    "takes only 4096 tokens": ["--max_response_tokens", "4000"],
     "there are 4500 training problems": ["--prompts_per_step", "4502"],
     "--max_prompt_tokens is 10": ["--max_prompt_tokens", "10"],
     "tests is not a model folder": ["--model", "tests"],
     "models/nowhere is not a model folder": ["--model", "models/nowhere"],
-    "nobody/nothing can't be loaded": ["--model", "nobody/nothing"],
     "pip install wandb": ["--track"],
     "invalid choice": ["--lopti_stages", "high,high"],
     "could not convert": ["--lr", "fast"],
@@ -243,15 +245,25 @@ BAD = {
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_bad_input_ends_with_one_message_before_anything_loads(message, tiny_model, tmp_path):
-    if "--track" in BAD[message] and __import__("importlib").util.find_spec("wandb"):
+def test_bad_input_ends_with_one_message_before_anything_loads(message, tiny_model, tmp_path, monkeypatch, capsys):
+    if "--track" in BAD[message] and find_spec("wandb"):
         pytest.skip("wandb is installed here")
-    flags = [*small(tiny_model, tmp_path / "run"), *BAD[message]]
-    finished = run("grpo_ar_lopti.py", *flags, check=False, env={"HF_HUB_OFFLINE": "1"})
-    said = re.sub(r"[\s│]+", " ", finished.stderr + finished.stdout)
-    assert finished.returncode == 2, trained_by(finished)
-    assert message in said and "Traceback" not in said, said[-3000:]
-    assert not (tmp_path / "run").exists()
+    import grpo_ar_lopti
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["grpo_ar_lopti.py", *small(tiny_model, tmp_path / "run"), *BAD[message]])
+    with pytest.raises(SystemExit) as ended:
+        grpo_ar_lopti.main()
+    assert ended.value.code == 2
+    assert message in re.sub(r"[\s│]+", " ", capsys.readouterr().err)
+    assert "vllm" not in sys.modules and not (tmp_path / "run").exists()
+
+
+def test_a_model_that_the_hub_does_not_hand_out(tiny_model, tmp_path):
+    flags = [*small(tiny_model, tmp_path / "run"), "--model", "nobody/nothing"]
+    finished = run("grpo.py", *flags, check=False, env={"HF_HUB_OFFLINE": "1"})
+    assert finished.returncode == 2 and not finished.stdout
+    assert finished.stderr.startswith("error: --model nobody/nothing can't be loaded") and len(finished.stderr) < 600
 
 
 def test_a_run_folder_is_not_written_over(four_steps, tiny_model):

@@ -7,6 +7,7 @@ read it. Everything is called by the trainers' `main`.
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import resource
 import signal
@@ -50,7 +51,8 @@ class Records:
         (self.folder / "args.json").write_text(json.dumps(dataclasses.asdict(args), indent=1) + "\n")
         for name in ("metrics.jsonl", "samples.jsonl"):
             kept = [json.dumps(row) + "\n" for row in read_rows(self.folder / name) if row["step"] <= step]
-            (self.folder / name).write_text("".join(kept))
+            (self.folder / f"{name}.tmp").write_text("".join(kept))
+            (self.folder / f"{name}.tmp").rename(self.folder / name)  # a kill leaves the old or the new, not half
         if args.track:
             import wandb
 
@@ -191,7 +193,14 @@ def estimate_memory(config, args, head_chunk):
     All but the sampler is divided among the processes (FSDP2). On a GPU the sampler gives its memory back while the
     trainer works, and gradients and activations are gone while it samples: the larger of the two counts. On a CPU
     everything stays, for each of the machine's processes. head_chunk: tokens whose logits exist at one time.
+    ValueError where the longest sequence allowed is longer than the model's context, or than the key-value cache.
     """
+    context = args.max_prompt_tokens + args.max_response_tokens
+    if context > getattr(config, "max_position_embeddings", math.inf):
+        raise ValueError(
+            f"--max_prompt_tokens + --max_response_tokens is {context}, and {args.model} takes only "
+            f"{config.max_position_embeddings} tokens"
+        )
     with torch.device("meta"):
         from transformers import AutoModelForCausalLM
 
@@ -199,7 +208,14 @@ def estimate_memory(config, args, head_chunk):
     n_processes, n_local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     width = 2 if args.dtype == "bfloat16" else 4  # bytes of a number
     kept = 2 if args.gradient_checkpointing else 30  # hidden states that a layer keeps for the backward pass, about
-    tokens = max(args.micro_batch_tokens, args.max_prompt_tokens + args.max_response_tokens)
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    longest = 2 * width * config.num_hidden_layers * config.num_key_value_heads * head_width * context / 2**30
+    if longest > args.kv_cache_gb:
+        raise ValueError(
+            f"--kv_cache_gb is {args.kv_cache_gb}; one sequence of {context} tokens (--max_prompt_tokens + "
+            f"--max_response_tokens) already needs {longest:.3f}"
+        )
+    tokens = max(args.micro_batch_tokens, context)
     always = (12 + (width if args.kl_coef else 0)) * n_params / n_processes  # weights, AdamW, reference
     working = 4 * n_params / n_processes + width * tokens * kept * config.hidden_size * config.num_hidden_layers
     working += 16 * head_chunk * config.vocab_size  # logits, their gradient and what they pass through, float32
