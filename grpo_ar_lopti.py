@@ -389,6 +389,7 @@ def compute_advantages(rewards, batch, args):
     """
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     if groups.shape[1] > 1:
+        groups = groups - groups[:, :1]  # no result changes, but equal rewards are exactly 0 whatever their rounding
         groups = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
     reweighting = args.alpha * batch["old_logp"].exp() + 1 - args.alpha  # [N, T], eq. 4
     return groups.reshape(-1, 1) * batch["mask"] * reweighting  # [N, T]
@@ -456,7 +457,8 @@ def update(policy, optimizer, batch, step, args):
             mini_loss, n_clipped, n_seen = mini_loss + loss.item(), n_clipped + clipped, n_seen + micro["mask"].sum()
             bar.update(len(rows))
         grad_norm = whole(nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)).item()
-        if not math.isfinite(all_reduce(mini_loss)) or not math.isfinite(grad_norm):
+        mini_loss = all_reduce(mini_loss)
+        if not math.isfinite(mini_loss + grad_norm):
             stop_at_non_finite(batch, step, mini_loss, grad_norm, args)
         optimizer.step()
         optimizer.zero_grad()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 SMOLLM = ROOT / "models" / "SmolLM2-135M-Instruct"
 DATA = ROOT.parent / "shared" / "data"  # the papers' data, where they are at hand
 sys.path.insert(0, str(ROOT))
+torch.set_num_threads(1)  # the tiny model is so small that a second thread only waits, and long where cores are shared
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -81,9 +83,14 @@ def run(script, *flags, processes=1, check=True, timeout=400, env=None):
     if processes > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
         command = [sys.executable, *torchrun, script, *map(str, flags)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, env=os.environ | (env or {})
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | (env or {}), start_new_session=True, **pipes)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # torchrun's workers too
+        raise
+    done = subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
     if check and done.returncode:
         raise AssertionError(f"{script} ended with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
     return done

@@ -1,0 +1,1066 @@
+"""The algorithms in numbers: advantages, loss, gradient, updates and stages against arithmetic done by hand.
+
+What is worked out by hand is Python's float arithmetic, written out where it is used, never the trainers' own formula
+in torch. No sampler runs here: the batches are made of a tiny model's own tokens.
+"""
+
+import ast
+import dataclasses
+import hashlib
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, run
+from transformers import AutoModelForCausalLM
+
+import grpo
+import grpo_ar_lopti
+
+TRAINERS = [grpo, grpo_ar_lopti]
+each_trainer = pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.__name__)
+
+PROMPTS, GROUP = 8, 3  # of the batch most tests use: 24 rows, 12 in each of a step's two mini-batches
+
+
+# ------------------------------------------------------------------------------------------------------------ helpers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_cpu():
+    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for trainer in TRAINERS:
+            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
+            patch.setattr(trainer, "ON_GPU", False)
+        yield
+
+
+def arguments(trainer=grpo, **changes):
+    """Args for a tiny model: float32, no gradient clipping, one micro-batch, one update, GRPO's own stages."""
+    settings = {
+        "dtype": "float32", "gradient_checkpointing": False, "prompts_per_step": PROMPTS, "max_grad_norm": 1e9,
+        "responses_per_prompt": GROUP, "updates_per_step": 1, "micro_batch_tokens": 10**6, "kl_coef": 0.1,
+    }  # fmt: skip
+    return trainer.Args(**settings | changes)
+
+
+class Recorder(torch.optim.SGD):
+    """An optimizer that keeps each step's gradient, flat, and leaves the weights alone."""
+
+    def __init__(self, policy):
+        super().__init__(policy.parameters(), lr=0.0)
+        self.gradients = []
+
+    def step(self):
+        self.gradients.append(flat(grpo.whole(p.grad) for p in self.param_groups[0]["params"]))
+
+
+def flat(tensors):
+    return torch.cat([tensor.detach().flatten().clone() for tensor in tensors])
+
+
+def weights(policy):
+    return flat(grpo.whole(p) for p in policy.parameters())
+
+
+def distance(a, b):
+    """How far a is from b, relative to b: the norm of all differences over the norm of b."""
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
+
+
+def gradients(trainer, batch, args, policy=None):
+    """The gradient of each optimizer step that update makes, at fixed weights, and update's metrics."""
+    policy = policy or trainer.load_policy(args, trained=True)
+    recorder = Recorder(policy)
+    metrics = trainer.update(policy, recorder, batch, 1, args)
+    return recorder.gradients, metrics
+
+
+def adamw(policy, lr=1e-3):
+    return torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=0.01)
+
+
+def state_of(optimizer):
+    return flat(value for state in optimizer.state.values() for value in state.values())
+
+
+def make_batch(model, seed=0):
+    """A batch such as main hands to update: responses drawn from the model, long ones to prompts 0, 2, 4, 6.
+
+    old_logp and ref_logp lie some noise away from the model's own, so that ratios leave the clip range on both sides.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    args = arguments(model=str(model))
+    policy = grpo.load_policy(args, trained=False)
+    rows = []
+    for prompt_id in range(PROMPTS):
+        prompt_size, sizes = (30 + 7 * prompt_id, (8, 15, 11)) if prompt_id % 2 == 0 else (3 + prompt_id, (5, 1, 4))
+        prompt = torch.randint(2, 600, (prompt_size,), generator=rng)
+        for size in sizes:
+            ids = prompt
+            for _ in range(size):
+                with torch.no_grad():
+                    next_token = policy.lm(ids[None]).logits[0, -1].softmax(-1)
+                ids = torch.cat([ids, torch.multinomial(next_token, 1, generator=rng)])
+            rows.append((prompt_size, ids))
+    length = torch.tensor([len(ids) for _, ids in rows])
+    ids = torch.zeros(len(rows), int(length.max()), dtype=torch.long)
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, (prompt_size, row) in enumerate(rows):
+        ids[i, : len(row)], mask[i, prompt_size : len(row)] = row, True
+    batch = {"ids": ids, "mask": mask, "length": length, "truncated": torch.zeros(len(rows), dtype=torch.bool)}
+    logp, batch["entropy"] = grpo.log_probs(policy, batch, args)
+
+    def near_logp(spread):
+        return (logp + spread * torch.randn(ids.shape, generator=rng)).clamp(max=0) * mask
+
+    batch |= {"sampler_logp": near_logp(0.01), "old_logp": near_logp(0.2), "ref_logp": near_logp(0.3)}
+    batch["advantages"] = torch.randn(len(rows), 1, generator=rng) * mask
+    batch["token"] = torch.arange(ids.numel()).view(ids.shape)  # a number for each token, to recognise it by
+    return batch
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_model):
+    batch = make_batch(tiny_model)
+    low = batch["old_logp"][batch["mask"]] <= math.log(0.5)
+    assert 0.1 < low.double().mean() < 0.9  # otherwise the tests of Lopti's stages would show nothing
+    return batch
+
+
+def plain_log_softmax(lm, ids, temperature):
+    """Log-probabilities of every next token, [T, V], by transformers and torch alone, for one unpadded sequence."""
+    return torch.log_softmax(lm(input_ids=ids[None]).logits[0].double() / temperature, -1)
+
+
+def plain_gradient(model, batch, args, weight):
+    """−1/n Σ weight(log π, row, position)·∇log π over response tokens: eq. 2, row by row, without padding."""
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    n_tokens = batch["mask"].sum().item()
+    for i, length in enumerate(batch["length"].tolist()):
+        all_logp = plain_log_softmax(lm, batch["ids"][i, :length], args.temperature)
+        for t in batch["mask"][i].nonzero()[:, 0].tolist():
+            logp = all_logp[t - 1, batch["ids"][i, t]]
+            (-weight(logp.item(), i, t) / n_tokens * logp).backward(retain_graph=True)
+    return flat(p.grad for p in lm.parameters())
+
+
+def eq_2(logp, old_logp, ref_logp, advantage, args):
+    """w of eq. 2, ρ·A·1_trust + β·π_ref/π − β. Trust is lost above 1 + ε_high for A > 0, below 1 − ε_low for A < 0."""
+    ratio = math.exp(logp - old_logp)
+    lost = ratio > 1 + args.clip_high if advantage > 0 else ratio < 1 - args.clip_low and advantage < 0
+    return (0 if lost else ratio * advantage) + args.kl_coef * math.exp(ref_logp - logp) - args.kl_coef
+
+
+# --------------------------------------------------------------------------------------------------------- advantages
+
+
+def advantages_of(rewards, trainer=grpo, group=4, old_logp=None, **changes):
+    """Advantages, in float64, of responses whose three positions are prompt, response, padding (or as in old_logp)."""
+    rewards = torch.tensor(rewards, dtype=torch.float64)
+    mask = torch.tensor([[False, True, False]]).repeat(len(rewards), 1)
+    if old_logp is not None:
+        mask = torch.ones(len(rewards), len(old_logp[0]), dtype=torch.bool)
+        old_logp = torch.tensor(old_logp, dtype=torch.float64)
+    else:
+        old_logp = torch.zeros(mask.shape, dtype=torch.float64)
+    args = arguments(trainer, responses_per_prompt=group, **changes)
+    return trainer.compute_advantages(rewards, {"mask": mask, "old_logp": old_logp}, args)
+
+
+def test_advantages_are_normalised_in_each_group_with_ddof_1():
+    """[1, 2, 3, 6]: mean 3, squares 4 + 1 + 0 + 9 = 14 over 3. [-1, 3, 3, -1]: mean 1, squares 16 over 3."""
+    std, other_std = math.sqrt(14 / 3) + 1e-6, 4 / math.sqrt(3) + 1e-6
+    expected = [-2 / std, -1 / std, 0, 3 / std, -2 / other_std, 2 / other_std, 2 / other_std, -2 / other_std]
+    advantages = advantages_of([1, 2, 3, 6, -1, 3, 3, -1])
+    assert advantages.shape == (8, 3)
+    assert advantages[:, 1].tolist() == pytest.approx(expected, abs=1e-12)
+    assert not advantages[:, [0, 2]].any()
+
+
+def test_a_millionth_is_added_to_the_standard_deviation():
+    """[0, 2e-6]: mean 1e-6, std √2·1e-6, so that A = ±1/(√2 + 1); without the millionth it would be ±1/√2."""
+    advantages = advantages_of([0, 2e-6], group=2)
+    assert advantages[:, 1].tolist() == pytest.approx([-1 / (math.sqrt(2) + 1), 1 / (math.sqrt(2) + 1)], abs=1e-9)
+
+
+def test_a_group_of_one_response_has_the_reward_as_advantage():
+    assert advantages_of([3, -0.5, 0], group=1)[:, 1].tolist() == [3, -0.5, 0]
+
+
+@pytest.mark.parametrize("group", [2, 3, 8, 12])
+@pytest.mark.parametrize("reward", [3.0, -0.5, -1.0, -3.0, 0.0, 1.0, 0.7, -1.3])
+@each_trainer
+def test_a_group_of_equal_rewards_has_advantage_zero_exactly(trainer, reward, group):
+    """In the float32 that main uses, which holds 0.7 only roughly: not a rounding error divided by a rounding error."""
+    batch = {"mask": torch.ones(group, 2, dtype=torch.bool), "old_logp": torch.full((group, 2), -0.3)}
+    args = arguments(trainer, responses_per_prompt=group)
+    assert torch.equal(trainer.compute_advantages(torch.full((group,), reward), batch, args), torch.zeros(group, 2))
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 0.0])
+def test_reweighting_is_eq_4_for_both_signs(alpha):
+    """Rewards [1, 3]: A = ∓1/(√2 + 1e-6). Tokens of probability 0.9, 0.5 and 0.01: A·(α·π_old + 1 − α)."""
+    probabilities = [0.9, 0.5, 0.01]
+    old_logp = [[math.log(p) for p in probabilities]] * 2
+    advantages = advantages_of([1, 3], grpo_ar_lopti, group=2, old_logp=old_logp, alpha=alpha)
+    size = 1 / (math.sqrt(2) + 1e-6)
+    assert advantages[0].tolist() == pytest.approx([-size * (alpha * p + 1 - alpha) for p in probabilities], abs=1e-12)
+    assert advantages[1].tolist() == pytest.approx([size * (alpha * p + 1 - alpha) for p in probabilities], abs=1e-12)
+
+
+def test_reweighting_by_numbers():
+    """α 0.3: a token of probability 0.9 keeps 0.97 of its advantage, one of 0.01 keeps 0.703; α 1: 0.9 and 0.01."""
+    old_logp = [[math.log(0.9), math.log(0.01)]]
+    mild = advantages_of([2], grpo_ar_lopti, group=1, old_logp=old_logp, alpha=0.3)
+    full = advantages_of([-2], grpo_ar_lopti, group=1, old_logp=old_logp, alpha=1.0)
+    assert mild[0].tolist() == pytest.approx([1.94, 1.406], abs=1e-12)
+    assert full[0].tolist() == pytest.approx([-1.8, -0.02], abs=1e-12)
+
+
+def test_alpha_0_leaves_grpos_advantages_to_the_last_bit(batch):
+    rewards = torch.randn(len(batch["ids"]), generator=torch.Generator().manual_seed(1))
+    plain = grpo.compute_advantages(rewards, batch, arguments())
+    assert torch.equal(grpo_ar_lopti.compute_advantages(rewards, batch, arguments(grpo_ar_lopti, alpha=0.0)), plain)
+    reweighted = grpo_ar_lopti.compute_advantages(rewards, batch, arguments(grpo_ar_lopti, alpha=0.1))
+    assert not torch.equal(reweighted, plain)
+    assert plain[~batch["mask"]].eq(0).all() and reweighted[~batch["mask"]].eq(0).all()
+    assert (reweighted.abs() <= plain.abs()).all()
+
+
+# --------------------------------------------------------------------------------------------------------------- loss
+
+
+E20 = math.exp(20)
+# What a token's loss is, by hand, with ε_low 0.2, ε_high 0.24, β 0.1:
+#   (log π − log π_old, log π_ref − log π, A) → (the surrogate, k3, whether the clip cuts it off)
+TOKENS = {
+    "on policy": ((0, 0, 1.5), (1.5, 0, False)),
+    "inside, A > 0": ((math.log(1.1), 0, 2), (2.2, 0, False)),
+    "inside, A < 0": ((math.log(0.9), 0, -1.5), (-1.35, 0, False)),
+    "inside and above 1 + ε_low": ((math.log(1.22), 0, 1), (1.22, 0, False)),
+    "above, A > 0": ((math.log(1.5), 0, 2), (1.24 * 2, 0, True)),
+    "above, A < 0": ((math.log(1.5), 0, -2), (1.5 * -2, 0, False)),
+    "below, A < 0": ((math.log(0.5), 0, -2), (0.8 * -2, 0, True)),
+    "below, A > 0": ((math.log(0.5), 0, 2), (0.5 * 2, 0, False)),
+    "below 1 − ε_low, above 1 − ε_high, A < 0": ((math.log(0.78), 0, -1), (-0.8, 0, True)),
+    "A = 0, far off": ((math.log(3), 0, 0), (0, 0, False)),
+    "no dual clip: a ratio of 50": ((math.log(50), 0, -2), (-100, 0, False)),
+    "reference above": ((0, 0.5, 0), (0, math.exp(0.5) - 0.5 - 1, False)),
+    "reference below": ((0, -0.7, 0), (0, math.exp(-0.7) + 0.7 - 1, False)),
+    "clipped, yet its KL term counts": ((math.log(1.5), 0.5, 2), (2.48, math.exp(0.5) - 0.5 - 1, True)),
+    "ratio clamped above": ((30, 0, -2), (-2 * E20, 0, False)),
+    "ratio clamped above and clipped": ((30, 0, 2), (2.48, 0, True)),
+    "ratio clamped below": ((-30, 0, 2), (2 / E20, 0, False)),
+    "ratio clamped below and clipped": ((-30, 0, -2), (-1.6, 0, True)),
+    "k3 clamped above": ((0, 30, 0), (0, E20 - 20 - 1, False)),
+    "k3 clamped below": ((0, -30, 0), (0, 1 / E20 + 20 - 1, False)),
+}
+
+
+def loss_batch(tokens):
+    """log π, with gradient, and the rest of a batch of one row in float64. Around each token lies garbage, masked."""
+    tokens = torch.tensor(tokens, dtype=torch.float64)  # [n, 3]
+    rest = {"mask": torch.zeros(1, 3 * len(tokens), dtype=torch.bool)}
+    rest["mask"][0, 1::3] = True
+    logp = torch.full(rest["mask"].shape, -1e30, dtype=torch.float64)
+    rest |= {"old_logp": logp - 7e29, "ref_logp": -logp, "advantages": 1e30 + 0 * logp}
+    logp[0, 1::3] = -40.0
+    rest["old_logp"][0, 1::3] = -40 - tokens[:, 0]
+    rest["ref_logp"][0, 1::3] = -40 + tokens[:, 1]
+    rest["advantages"][0, 1::3] = tokens[:, 2]
+    return logp.requires_grad_(), rest
+
+
+@pytest.mark.parametrize("name", TOKENS)
+@each_trainer
+def test_a_tokens_loss_by_hand(trainer, name):
+    """1/n·(β·k3 − surrogate), n 7 although this micro-batch has one token: n is the whole mini-batch's."""
+    token, (surrogate, k3, is_clipped) = TOKENS[name]
+    logp, rest = loss_batch([token])
+    loss, clipped = trainer.policy_loss(logp, rest, 7, arguments(trainer))
+    assert loss.item() == pytest.approx((0.1 * k3 - surrogate) / 7, rel=1e-12, abs=1e-12)
+    assert clipped.item() == is_clipped
+
+
+@each_trainer
+def test_a_micro_batchs_loss_is_the_sum_of_its_tokens(trainer):
+    usual = [values for name, values in TOKENS.items() if "clamped" not in name]
+    logp, rest = loss_batch([token for token, _ in usual])
+    loss, clipped = trainer.policy_loss(logp, rest, 1000.0, arguments(trainer))
+    assert loss.item() == pytest.approx(sum(0.1 * k3 - surrogate for _, (surrogate, k3, _) in usual) / 1000, abs=1e-12)
+    assert clipped.item() == 4
+    assert logp.shape == (1, 3 * len(usual)) and rest["mask"].sum() == len(usual)
+
+
+@each_trainer
+def test_without_tokens_the_loss_is_zero_and_without_gradient(trainer):
+    logp, rest = loss_batch([(0, 0, 1)])
+    rest["mask"][:] = False
+    loss, clipped = trainer.policy_loss(logp, rest, 5, arguments(trainer))
+    loss.backward()
+    assert loss.item() == 0 and clipped.item() == 0 and not logp.grad.any()
+
+
+@each_trainer
+def test_a_ratio_at_the_very_bound_is_not_clipped(trainer):
+    """The bounds are put exactly on the ratio (r − 1 and 1 − r are exact for r in [1/2, 2]); eq. 2 asks for > and <."""
+    above, below = (torch.tensor(x, dtype=torch.float64).exp().item() for x in (0.25, -0.25))
+    args = arguments(trainer, clip_high=above - 1, clip_low=1 - below, kl_coef=0.0)
+    assert (1 + args.clip_high, 1 - args.clip_low) == (above, below)
+    logp, rest = loss_batch([(0.25, 0, 2), (-0.25, 0, -2)])
+    loss, clipped = trainer.policy_loss(logp, rest, 1, args)
+    loss.backward()
+    assert clipped.item() == 0
+    assert loss.item() == pytest.approx(-2 * above + 2 * below, abs=1e-12)
+    assert logp.grad[0, 1::3].tolist() == pytest.approx([-2 * above, 2 * below], abs=1e-12)
+
+
+@each_trainer
+def test_the_losss_gradient_is_eq_2(trainer):
+    """d loss/d log π = −w/n for every response token, 0 for every other."""
+    rng = torch.Generator().manual_seed(3)
+    tokens = torch.randn(400, 3, generator=rng, dtype=torch.float64) * torch.tensor([0.4, 0.8, 1.0])
+    tokens[:40, 0], tokens[40:60, 2] = 0, 0
+    args = arguments(trainer)
+    logp, rest = loss_batch(tokens.tolist())
+    loss, clipped = trainer.policy_loss(logp, rest, 1234.0, args)
+    loss.backward()
+    at = [(logp[0, i].item(), *(rest[key][0, i].item() for key in ("old_logp", "ref_logp", "advantages")))
+          for i in range(1, 1200, 3)]  # fmt: skip
+    expected = [-eq_2(*token, args) / 1234 for token in at]
+    assert logp.grad[0, 1::3].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    assert not logp.grad[~rest["mask"]].any()
+    lost = [eq_2(*token, args) == eq_2(token[0], *token[1:3], 0.0, args) and token[3] != 0 for token in at]
+    assert clipped.item() == sum(lost) and 50 < sum(lost) < 350
+
+
+@each_trainer
+def test_beyond_20_nats_the_loss_is_finite_and_has_no_gradient(trainer):
+    logp, rest = loss_batch([(30, 0, -2), (-30, 0, 2), (0, 30, 0), (0, -30, 0), (1e6, 1e6, -1)])
+    loss, _ = trainer.policy_loss(logp, rest, 1, arguments(trainer))
+    loss.backward()
+    assert math.isfinite(loss.item()) and not logp.grad.any()
+
+
+# ------------------------------------------------------------------------------------------------------------- policy
+
+
+def padded(rows):
+    """ids and mask of (prompt size, sequence) rows, padded on the right, with ids that are no padding token's."""
+    longest = max(len(ids) for _, ids in rows)
+    ids = torch.randint(2, 600, (len(rows), longest), generator=torch.Generator().manual_seed(5))
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, (prompt_size, row) in enumerate(rows):
+        ids[i, : len(row)], mask[i, prompt_size : len(row)] = row, True
+    return ids, mask
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Sequences of many prompt and response sizes, the least (one and one token) among them."""
+    rng = torch.Generator().manual_seed(4)
+    sizes = [(1, 1), (1, 9), (9, 1), (30, 14), (17, 3), (5, 40)]
+    return [(p, torch.randint(2, 600, (p + r,), generator=rng)) for p, r in sizes]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+@each_trainer
+def test_log_probabilities_and_entropy_are_transformers_own(tiny_model, rows, trainer, temperature):
+    policy = trainer.load_policy(arguments(trainer, model=str(tiny_model)), trained=True)
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    ids, mask = padded(rows)
+    logp, entropy = policy(ids, mask, temperature)
+    assert logp.dtype == entropy.dtype == torch.float32 and logp.shape == entropy.shape == ids.shape
+    assert logp.requires_grad and not entropy.requires_grad
+    assert not logp[~mask].any() and not entropy[~mask].any()
+    for i, (prompt_size, row) in enumerate(rows):
+        plain = plain_log_softmax(lm, row, temperature)[prompt_size - 1 : -1]  # [response, V]
+        expected = plain.gather(1, row[prompt_size:, None])[:, 0]
+        torch.testing.assert_close(logp[i][mask[i]].double(), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(entropy[i][mask[i]].double(), -(plain.exp() * plain).sum(1), atol=1e-5, rtol=0)
+
+
+def test_padding_changes_nothing(tiny_model, rows):
+    policy = grpo.load_policy(arguments(model=str(tiny_model)), trained=True)
+    together = policy(*padded(rows), 0.7)
+    for i, row in enumerate(rows):
+        ids, mask = padded([row])
+        for all_rows, alone in zip(together, policy(ids, mask, 0.7)):
+            torch.testing.assert_close(all_rows[i, : ids.shape[1]], alone[0], atol=1e-5, rtol=0)
+
+
+@each_trainer
+def test_the_heads_chunks_change_neither_values_nor_gradient(tiny_model, rows, trainer, monkeypatch):
+    policy = trainer.load_policy(arguments(trainer, model=str(tiny_model)), trained=True)
+    ids, mask = padded(rows)
+    seen = []
+
+    def head(hidden, *others):
+        seen.append(len(hidden))
+        return trainer.Policy.head(policy, hidden, *others)
+
+    policy.head = head
+    results = []
+    for size in (1024, 3):
+        monkeypatch.setattr(trainer, "HEAD_CHUNK", size)
+        logp, entropy = policy(ids, mask, 0.7)
+        (logp * torch.linspace(-1, 1, ids.numel()).view(ids.shape)).sum().backward()
+        results.append((logp, entropy, flat(p.grad for p in policy.parameters())))
+        policy.zero_grad()
+    whole, chunked = results
+    n = int(mask.sum())
+    chunks = [3] * (n // 3) + [n % 3]
+    assert n % 3 and seen == [n, n, *chunks, *reversed(chunks)]  # each is made again when going back
+    torch.testing.assert_close(chunked[0], whole[0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(chunked[1], whole[1], atol=1e-6, rtol=1e-6)
+    assert distance(chunked[2], whole[2]) < 1e-6
+
+
+def test_gradient_checkpointing_changes_no_gradient(tiny_model, batch):
+    plain, _ = gradients(grpo, batch, arguments(model=str(tiny_model)))
+    args = arguments(model=str(tiny_model), gradient_checkpointing=True)
+    policy = grpo.load_policy(args, trained=True)
+    assert policy.lm.is_gradient_checkpointing and policy.lm.training
+    assert distance(gradients(grpo, batch, args, policy)[0][0], plain[0]) < 1e-6
+
+
+def test_entropy_is_in_nats_and_the_temperature_divides_the_logits():
+    """Logits [0, ln 9]. At T 2 they are [0, ln 3]: probabilities 1/4 and 3/4, entropy ln 4 − 3/4·ln 3. At T 1: 1/10,
+    9/10, and ln 10 − 9/10·ln 9."""
+    policy = grpo.Policy(SimpleNamespace(lm_head=lambda hidden: hidden), autocast=False)
+    logits = torch.tensor([[0.0, math.log(9)]]).repeat(2, 1)
+    for temperature, odds in ((2, 3), (1, 9)):
+        logp, entropy = policy.head(logits, torch.tensor([0, 1]), temperature)
+        assert logp.tolist() == pytest.approx([-math.log(1 + odds), math.log(odds / (1 + odds))], abs=1e-6)
+        expected = math.log(1 + odds) - odds / (1 + odds) * math.log(odds)
+        assert entropy.tolist() == pytest.approx([expected] * 2, abs=1e-6)
+
+
+def test_the_reference_has_no_gradient_and_the_weights_are_float32(tiny_model):
+    args = arguments(model=str(tiny_model), dtype="bfloat16")
+    policy, reference = grpo.load_policy(args, trained=True), grpo.load_policy(args, trained=False)
+    assert {p.dtype for p in policy.parameters()} == {torch.float32} and policy.autocast
+    assert {p.dtype for p in reference.parameters()} == {torch.bfloat16}
+    assert all(p.requires_grad for p in policy.parameters())
+    assert not any(p.requires_grad for p in reference.parameters())
+
+
+# ------------------------------------------------------------------------------------------------------ micro-batches
+
+
+@pytest.mark.parametrize("budget", [1, 60, 100, 300, 700, 10**6])
+def test_micro_batches_keep_to_the_budget_and_lose_no_row(batch, budget):
+    all_rows, longest_before = [], math.inf
+    for rows, micro in grpo.micro_batches(batch, budget):
+        lengths = batch["length"][rows].tolist()
+        assert len(rows) * max(lengths) <= budget or len(rows) == 1
+        assert max(lengths) <= longest_before  # longest first
+        assert micro["ids"].shape == (len(rows), max(lengths))
+        for key, value in micro.items():
+            assert torch.equal(value, batch[key][rows, : max(lengths)])
+        longest_before = min(lengths)
+        all_rows += rows.tolist()
+    assert sorted(all_rows) == list(range(len(batch["ids"])))
+    assert {"ids", "mask", "old_logp", "ref_logp", "advantages"} <= set(micro) and "length" not in micro
+
+
+def test_a_sequence_longer_than_the_budget_goes_through_alone():
+    batch = {"ids": torch.arange(40).view(4, 10), "mask": torch.ones(4, 10, dtype=torch.bool)}
+    batch["length"] = torch.tensor([2, 10, 3, 3])
+    passes = [(rows.tolist(), tuple(micro["ids"].shape)) for rows, micro in grpo.micro_batches(batch, 6)]
+    assert passes == [([1], (1, 10)), ([2, 3], (2, 3)), ([0], (1, 2))]
+
+
+@pytest.mark.parametrize("budget", [1, 300])
+def test_log_probs_of_a_batch_do_not_move_with_the_budget(tiny_model, batch, budget):
+    args = arguments(model=str(tiny_model))
+    policy = grpo.load_policy(args, trained=True)
+    together = grpo.log_probs(policy, batch, args)
+    apart = grpo.log_probs(policy, batch, dataclasses.replace(args, micro_batch_tokens=budget))
+    for a, b in zip(apart, together):
+        assert not a.requires_grad and a.shape == batch["ids"].shape
+        assert b[batch["mask"]].ne(0).any()
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------------------- update
+
+
+@each_trainer
+def test_the_gradient_does_not_move_with_the_micro_batches(tiny_model, batch, trainer):
+    """Of each optimizer step, over all parameters; Lopti's stages, uneven over the rows, included."""
+    before = {key: value.clone() for key, value in batch.items()}
+    steps = {}
+    for budget in (100000, 700, 300, 1):
+        args = arguments(trainer, model=str(tiny_model), micro_batch_tokens=budget)
+        steps[budget], metrics = gradients(trainer, batch, args)
+        assert len(steps[budget]) == metrics["optimizer_steps"] == (2 if trainer is grpo_ar_lopti else 1)
+    for budget in (700, 300, 1):
+        for one, whole in zip(steps[budget], steps[100000]):
+            assert whole.norm() > 1e-3
+            assert distance(one, whole) < 1e-5
+    assert all(torch.equal(batch[key], before[key]) for key in before)
+
+
+def test_the_gradient_is_eq_2_on_transformers_own_log_probabilities(tiny_model, batch):
+    """−1/n Σ w·∇log π, n all response tokens of the mini-batch; nothing of the trainer is used on the other side."""
+    args = arguments(model=str(tiny_model), micro_batch_tokens=300)
+
+    def weight(logp, *at):
+        return eq_2(logp, *(batch[key][at].item() for key in ("old_logp", "ref_logp", "advantages")), args)
+
+    (one,), metrics = gradients(grpo, batch, args)
+    expected = plain_gradient(tiny_model, batch, args, weight)
+    assert distance(one, expected) < 1e-5
+    assert metrics["grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
+    assert 0.05 < metrics["clip_rate"] < 0.95
+
+
+@each_trainer
+def test_gradients_are_scaled_down_to_max_grad_norm_and_the_norm_before_is_told(tiny_model, batch, trainer):
+    args = arguments(trainer, model=str(tiny_model), micro_batch_tokens=300)
+    free, metrics = gradients(trainer, batch, args)
+    capped, capped_metrics = gradients(trainer, batch, dataclasses.replace(args, max_grad_norm=1e-3))
+    for a, b in zip(capped, free):
+        torch.testing.assert_close(a, b * (1e-3 / b.double().norm().item()), rtol=2e-3, atol=0)
+    assert capped_metrics == metrics
+    assert metrics["grad_norm"] == pytest.approx(sum(b.double().norm().item() for b in free) / len(free), rel=1e-6)
+
+
+def test_a_mini_batchs_gradient_is_its_own_rows_alone(tiny_model, batch):
+    """Two updates: each divides by its own tokens, and the second starts from no gradient."""
+    args = arguments(model=str(tiny_model))
+    both, _ = gradients(grpo, batch, dataclasses.replace(args, updates_per_step=2))
+    half = len(batch["ids"]) // 2
+    for one, rows in zip(both, (slice(0, half), slice(half, None))):
+        (alone,), _ = gradients(grpo, {key: value[rows] for key, value in batch.items()}, args)
+        assert torch.equal(one, alone)
+    assert not torch.equal(*both)
+
+
+def test_mini_batches_are_the_rows_in_order():
+    batch = {"ids": torch.arange(24).view(12, 2), "length": torch.arange(12)}
+    shares = grpo.minibatches(batch, 3)
+    assert [share["length"].tolist() for share in shares] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert torch.equal(torch.cat([share["ids"] for share in shares]), batch["ids"])
+    assert grpo.minibatches(batch, 1)[0].keys() == batch.keys()
+
+
+@each_trainer
+def test_a_loss_that_is_not_finite_ends_the_program_before_the_weights_are_touched(
+    tiny_model, batch, trainer, tmp_path
+):
+    args = arguments(trainer, model=str(tiny_model), run_dir=str(tmp_path), micro_batch_tokens=300)
+    policy = trainer.load_policy(args, trained=True)
+    optimizer = adamw(policy)
+    trainer.update(policy, optimizer, batch, 1, args)
+    before = weights(policy)
+    moments = state_of(optimizer)
+    broken = batch | {"advantages": batch["advantages"].clone()}
+    row = 7
+    broken["advantages"][row][batch["mask"][row]] = math.nan
+    with pytest.raises(SystemExit) as end:
+        trainer.update(policy, optimizer, broken, 12, args)
+    path = tmp_path / "non_finite_step_000012_process_0.pt"
+    assert str(path) in end.value.code and "nan" in end.value.code and "step 12" in end.value.code
+    assert torch.equal(weights(policy), before) and torch.equal(state_of(optimizer), moments)
+    saved = torch.load(path)
+    assert saved["args"] == dataclasses.asdict(args)
+    assert saved["batch"].keys() == batch.keys() and torch.equal(saved["batch"]["ids"], batch["ids"])
+    assert saved["batch"]["advantages"].isnan().any()
+
+
+@each_trainer
+def test_a_gradient_that_is_not_finite_ends_the_program_though_the_loss_is(
+    tiny_model, batch, trainer, tmp_path, monkeypatch
+):
+    """The loss's value is finite, its gradient not: √x at x = 0."""
+    args = arguments(trainer, model=str(tiny_model), run_dir=str(tmp_path))
+    policy = trainer.load_policy(args, trained=True)
+    before, optimizer, loss_of = weights(policy), adamw(policy), trainer.policy_loss
+
+    def policy_loss(logp, micro, *others):
+        loss, clipped = loss_of(logp, micro, *others)
+        return loss + (logp[micro["mask"]] * 0).sum().sqrt(), clipped
+
+    monkeypatch.setattr(trainer, "policy_loss", policy_loss)
+    with pytest.raises(SystemExit, match="gradient norm nan"):
+        trainer.update(policy, optimizer, batch, 3, args)
+    assert torch.equal(weights(policy), before) and not optimizer.state
+
+
+@each_trainer
+def test_with_equal_rewards_the_gradient_is_that_of_the_kl_term(tiny_model, batch, trainer):
+    """A = 0: what remains of eq. 2 is β·π_ref/π − β; with β 0, nothing. (In π_ref/π − 1 digits are lost: float32.)"""
+    args = arguments(trainer, model=str(tiny_model))
+    rewards = torch.full((len(batch["ids"]),), -0.5)
+    equal = batch | {"advantages": trainer.compute_advantages(rewards, batch, args)}
+    steps, metrics = gradients(trainer, equal, args)
+
+    def weight(logp, *at):
+        return 0.1 * math.exp(batch["ref_logp"][at].item() - logp) - 0.1
+
+    assert distance(sum(steps), plain_gradient(tiny_model, batch, args, weight)) < 5e-5
+    assert metrics["clip_rate"] == 0
+    steps, metrics = gradients(trainer, equal, dataclasses.replace(args, kl_coef=0.0))
+    assert steps and not any(step.any() for step in steps)
+    assert metrics["grad_norm"] == 0
+
+
+# ---------------------------------------------------------------------------------------------------- two processes
+
+
+def rows_of(rank, n_processes):
+    """The rows of whole prompts that a process gets, as main shares them out: prompts [RANK::WORLD_SIZE]."""
+    return torch.arange(PROMPTS * GROUP).view(PROMPTS, GROUP)[rank::n_processes].flatten()
+
+
+def train_share(folder):
+    """Writes what this process computes of its share of the batch in `folder`, with both trainers."""
+    results = {}
+    for trainer in TRAINERS:
+        args = torch.load(folder / "args.pt") | {"run_dir": str(folder)}
+        args = trainer.Args(**args)
+        if trainer is TRAINERS[0]:
+            grpo.start_processes(args)
+        rows = rows_of(trainer.RANK, trainer.WORLD_SIZE)
+        batch = {key: value[rows] for key, value in torch.load(folder / "batch.pt").items()}
+        policy = trainer.load_policy(args, trained=True)
+        logp, _ = trainer.log_probs(policy, batch, args)
+        result = {"rows": rows, "logp": logp, "gradients": gradients(trainer, batch, args, policy)[0]}
+        args.max_grad_norm, optimizer = 0.05, adamw(policy)
+        result["before"] = weights(policy)
+        result["metrics"] = [trainer.update(policy, optimizer, batch, step, args) for step in (1, 2)]
+        result["after"] = weights(policy)
+        if trainer.RANK == trainer.WORLD_SIZE - 1:  # the last process alone meets a number that is none
+            batch["advantages"][0][batch["mask"][0]] = math.nan
+        with pytest.raises(SystemExit) as end:
+            trainer.update(policy, optimizer, batch, 3, args)
+        results[trainer.__name__] = result | {"end": end.value.code, "at_the_end": weights(policy)}
+    torch.save(results, folder / f"of_{trainer.RANK}_in_{trainer.WORLD_SIZE}.pt")
+
+
+WORKER = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths}
+import torch.distributed as dist
+from test_algorithms import train_share
+train_share(Path(sys.argv[1]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def two_processes(tiny_model, batch, tmp_path_factory):
+    """Results of one process and of each of two, for one batch, whose long prompts all go to process 0 of two.
+
+    In the second mini-batch process 1 has no token for Lopti's low stage.
+    """
+    folder = tmp_path_factory.mktemp("two_processes")
+    batch = batch | {"old_logp": batch["old_logp"].clone()}
+    for prompt in (5, 7):
+        rows = slice(prompt * GROUP, (prompt + 1) * GROUP)
+        batch["old_logp"][rows] = batch["old_logp"][rows].clamp(min=-0.1)
+    args = arguments(model=str(tiny_model), updates_per_step=2, micro_batch_tokens=150)
+    torch.save(batch, folder / "batch.pt")
+    torch.save(dataclasses.asdict(args), folder / "args.pt")
+    n_passes = []
+    for rank in range(2):
+        share = {key: value[rows_of(rank, 2)] for key, value in batch.items()}
+        n_passes.append([len(list(grpo.micro_batches(m, 150))) for m in grpo.minibatches(share, 2)])
+    assert all(a > b + 1 for a, b in zip(*n_passes))  # otherwise this would not show what it should
+    low = [tokens_of(batch, rows_of(rank, 2)[PROMPTS * GROUP // 4 :], True) for rank in range(2)]
+    assert low[0] and not low[1]
+    worker = folder / "worker.py"
+    worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
+    run(str(worker), folder, processes=2, timeout=150, env={"CUDA_VISIBLE_DEVICES": ""})
+    train_share(folder)
+    return {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
+
+
+@each_trainer
+def test_two_processes_compute_the_gradient_of_one(two_processes, trainer):
+    one = two_processes[0, 1][trainer.__name__]["gradients"]
+    assert len(one) == (4 if trainer is grpo_ar_lopti else 2)
+    for rank in range(2):
+        two = two_processes[rank, 2][trainer.__name__]["gradients"]
+        assert len(two) == len(one)
+        assert all(distance(a, b) < 1e-5 for a, b in zip(two, one))
+
+
+@each_trainer
+def test_two_processes_reach_the_weights_of_one(two_processes, trainer):
+    """After two steps of AdamW, gradients clipped by their common norm. The change alone is compared too."""
+    one = two_processes[0, 1][trainer.__name__]
+    assert distance(one["after"], one["before"]) > 1e-3
+    for rank in range(2):
+        two = two_processes[rank, 2][trainer.__name__]
+        assert torch.equal(two["before"], one["before"])
+        assert distance(two["after"], one["after"]) < 1e-5
+        assert distance(two["after"] - two["before"], one["after"] - one["before"]) < 1e-3
+        for a, b in zip(two["metrics"], one["metrics"]):
+            assert a == pytest.approx(b, rel=1e-5)
+
+
+@each_trainer
+def test_a_loss_that_is_not_finite_in_one_process_ends_all_before_the_weights_are_touched(two_processes, trainer):
+    for rank in range(2):
+        result = two_processes[rank, 2][trainer.__name__]
+        assert f"non_finite_step_000003_process_{rank}.pt" in result["end"]
+        assert torch.equal(result["at_the_end"], result["after"])
+
+
+def test_two_processes_give_each_row_the_log_probabilities_of_one(two_processes):
+    """The process with fewer passes repeats one, masked out: this must add nothing."""
+    one = two_processes[0, 1]["grpo"]["logp"]
+    for rank in range(2):
+        two = two_processes[rank, 2]["grpo"]
+        torch.testing.assert_close(two["logp"], one[two["rows"]], atol=1e-5, rtol=0)
+
+
+# -------------------------------------------------------------------------------------------------------------- Lopti
+
+
+def stage_log(trainer, batch, args, monkeypatch, policy=None):
+    """Of every optimizer step that update makes: the tokens its loss saw, and the loss; and update's metrics."""
+    policy = policy or trainer.load_policy(args, trained=True)
+    recorder, log, loss_of = Recorder(policy), [([], [])], trainer.policy_loss
+
+    def policy_loss(logp, micro, *others):
+        loss, clipped = loss_of(logp, micro, *others)
+        log[-1][0].extend(micro["token"][micro["mask"]].tolist())
+        log[-1][1].append(loss.item())
+        return loss, clipped
+
+    def step():
+        Recorder.step(recorder)
+        log.append(([], []))
+
+    recorder.step = step
+    monkeypatch.setattr(trainer, "policy_loss", policy_loss)
+    metrics = trainer.update(policy, recorder, batch, 1, args)
+    monkeypatch.undo()
+    assert log.pop() == ([], [])  # no loss without a step
+    return [(sorted(tokens), sum(losses)) for tokens, losses in log], recorder.gradients, metrics
+
+
+def tokens_of(batch, rows, low, eta=0.5):
+    """By hand: the response tokens of these rows with π_old ≤ η (low) or > η."""
+    triples = zip(*(batch[key][rows].flatten().tolist() for key in ("token", "mask", "old_logp")))
+    return sorted(token for token, response, logp in triples if response and (math.exp(logp) <= eta) == low)
+
+
+HALVES = slice(0, PROMPTS * GROUP // 2), slice(PROMPTS * GROUP // 2, None)
+
+
+@pytest.mark.parametrize("stages", ["low,high", "high,low", "low", "high"])
+def test_lopti_goes_through_all_mini_batches_for_each_stage(tiny_model, batch, stages, monkeypatch):
+    """With two updates a step: low, low, high, high (Algorithm 1, lines 11–19); and the ablations of fig. 6."""
+    args = arguments(grpo_ar_lopti, model=str(tiny_model), updates_per_step=2, micro_batch_tokens=300)
+    args.lopti_stages = stages
+    log, _, metrics = stage_log(grpo_ar_lopti, batch, args, monkeypatch)
+    expected = [tokens_of(batch, half, stage == "low") for stage in stages.split(",") for half in HALVES]
+    assert [tokens for tokens, _ in log] == expected and all(expected)
+    assert metrics["optimizer_steps"] == 2 * len(stages.split(","))
+    n_low = sum(len(tokens_of(batch, half, True)) for half in HALVES)
+    assert metrics["low_rate"] == pytest.approx(n_low / batch["mask"].sum().item(), abs=1e-12)
+
+
+def test_lopti_is_low_high_and_eta_one_half_by_default():
+    args = grpo_ar_lopti.Args()
+    assert (args.lopti_stages, args.eta, args.alpha) == ("low,high", 0.5, 0.3)
+
+
+@pytest.mark.parametrize("eta", [0.1, 0.5, 0.9])
+def test_at_fixed_weights_lopti_adds_up_to_grpo(tiny_model, batch, eta, monkeypatch):
+    """Losses and gradients of the two stages: each response token in one of them, both divided by all of them."""
+    settings = {"model": str(tiny_model), "updates_per_step": 2, "micro_batch_tokens": 300}
+    plain, plain_gradients, _ = stage_log(grpo, batch, arguments(**settings), monkeypatch)
+    args = arguments(grpo_ar_lopti, alpha=0.0, eta=eta, **settings)
+    staged, staged_gradients, _ = stage_log(grpo_ar_lopti, batch, args, monkeypatch)
+    for i in range(2):
+        (low, low_loss), (high, high_loss) = staged[i], staged[2 + i]
+        assert sorted(low + high) == plain[i][0]  # a partition: none twice, none left out
+        assert low_loss + high_loss == pytest.approx(plain[i][1], rel=1e-5, abs=1e-7)
+        assert distance(staged_gradients[i] + staged_gradients[2 + i], plain_gradients[i]) < 1e-5
+        assert all(distance(stage, plain_gradients[i]) > 1e-4 for stage in staged_gradients[i::2])  # both have a part
+
+
+@pytest.mark.parametrize("eta", [0.001, 0.1, 0.3, 0.5, 0.7, 0.9, 0.999])
+def test_a_probability_of_exactly_eta_is_low(eta):
+    """As Algorithm 1 has it; the next number above is high. In the float32 in which the trainer keeps log π_old."""
+    at = torch.tensor([math.log(eta)])
+    above = torch.nextafter(at, torch.ones(1))
+    assert grpo_ar_lopti.in_stage("low", torch.cat([at, above]), eta).tolist() == [True, False]
+    assert grpo_ar_lopti.in_stage("high", torch.cat([at, above]), eta).tolist() == [False, True]
+
+
+def test_eta_1_is_one_low_stage_and_eta_0_one_high_stage(tiny_model, batch, monkeypatch):
+    """Also for log-probabilities so low that their exponential is 0 in float32, and for probability 1."""
+    extreme = torch.tensor([-200.0, -1e-7, 0.0])
+    assert grpo_ar_lopti.in_stage("low", extreme, 1.0).all() and not grpo_ar_lopti.in_stage("high", extreme, 1.0).any()
+    assert grpo_ar_lopti.in_stage("high", extreme, 0.0).all() and not grpo_ar_lopti.in_stage("low", extreme, 0.0).any()
+    for eta, low in ((1.0, True), (0.0, False)):
+        args = arguments(grpo_ar_lopti, model=str(tiny_model), updates_per_step=2, eta=eta)
+        log, _, metrics = stage_log(grpo_ar_lopti, batch, args, monkeypatch)
+        assert [tokens for tokens, _ in log] == [tokens_of(batch, half, low, eta) for half in HALVES]
+        assert metrics["optimizer_steps"] == 2 and metrics["low_rate"] == low
+
+
+def test_a_stage_without_tokens_makes_no_optimizer_step(tiny_model, batch):
+    """Not even one of momentum and weight decay: AdamW's state and the weights stay as they were."""
+    args = arguments(grpo_ar_lopti, model=str(tiny_model), eta=0.0, lopti_stages="low")
+    policy = grpo_ar_lopti.load_policy(args, trained=True)
+    optimizer = adamw(policy)
+    grpo_ar_lopti.update(policy, optimizer, batch, 1, dataclasses.replace(args, lopti_stages="high"))
+    before = weights(policy), state_of(optimizer)
+    metrics = grpo_ar_lopti.update(policy, optimizer, batch, 2, args)
+    assert torch.equal(weights(policy), before[0]) and torch.equal(state_of(optimizer), before[1])
+    assert metrics == {"clip_rate": 0, "grad_norm": 0, "optimizer_steps": 0, "low_rate": 0}
+
+
+def test_a_mini_batch_without_tokens_in_one_stage_is_passed_over_in_that_one_alone(tiny_model, batch, monkeypatch):
+    high = batch | {"old_logp": batch["old_logp"].clone()}
+    high["old_logp"][HALVES[0]] = high["old_logp"][HALVES[0]].clamp(min=-0.1)  # none low in the first mini-batch
+    args = arguments(grpo_ar_lopti, model=str(tiny_model), updates_per_step=2)
+    log, _, metrics = stage_log(grpo_ar_lopti, high, args, monkeypatch)
+    assert [tokens for tokens, _ in log] == [
+        tokens_of(high, HALVES[1], True), tokens_of(high, HALVES[0], False), tokens_of(high, HALVES[1], False)
+    ]  # fmt: skip
+    assert metrics["optimizer_steps"] == 3
+
+
+def test_the_clip_rate_counts_each_token_once_in_lopti(tiny_model, batch):
+    """At fixed weights the two stages together see what GRPO sees."""
+    settings = {"model": str(tiny_model), "updates_per_step": 2}
+    _, plain = gradients(grpo, batch, arguments(**settings))
+    _, staged = gradients(grpo_ar_lopti, batch, arguments(grpo_ar_lopti, **settings))
+    assert staged["clip_rate"] == pytest.approx(plain["clip_rate"], abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_alpha_0_and_eta_0_are_grpo_to_the_last_bit(tiny_model, batch, dtype):
+    """Advantages and three steps of two AdamW updates each, every time with other rewards: every weight and metric."""
+    rng = torch.Generator().manual_seed(8)
+    all_rewards = [torch.randn(len(batch["ids"]), generator=rng) for _ in range(3)]
+    reached = {}
+    for trainer, off in ((grpo, {}), (grpo_ar_lopti, {"alpha": 0.0, "eta": 0.0})):
+        settings = {"updates_per_step": 2, "micro_batch_tokens": 300, "max_grad_norm": 0.1, "dtype": dtype}
+        args = arguments(trainer, model=str(tiny_model), **settings, **off)
+        policy = trainer.load_policy(args, trained=True)
+        optimizer, start, path = adamw(policy), weights(policy), []
+        for step, rewards in enumerate(all_rewards):
+            advantages = trainer.compute_advantages(rewards, batch, args)
+            metrics = trainer.update(policy, optimizer, batch | {"advantages": advantages}, step, args)
+            path.append((weights(policy), {key: metrics[key] for key in ("clip_rate", "grad_norm", "optimizer_steps")}))
+        assert not torch.equal(path[-1][0], start)
+        reached[trainer] = path
+    for (weights_a, metrics_a), (weights_b, metrics_b) in zip(reached[grpo], reached[grpo_ar_lopti]):
+        assert torch.equal(weights_a, weights_b)
+        assert metrics_a == metrics_b
+
+
+# ---------------------------------------------------------------------------------------------------- order and seeds
+
+
+def epochs_of(n_problems, count, n_epochs, seed):
+    """The places taken in each of the first epochs."""
+    epochs, n_used = [], 0
+    while True:
+        places, n_used = grpo.next_prompts(n_problems, n_used, count, seed)
+        assert len(places) == count
+        epoch = (n_used - 1) // n_problems
+        if epoch == n_epochs:
+            return epochs
+        epochs += [[] for _ in range(epoch + 1 - len(epochs))]
+        epochs[epoch] += places
+
+
+def test_every_epoch_is_a_permutation_of_its_own():
+    epochs = epochs_of(12, 4, 5, seed=3)
+    assert [sorted(epoch) for epoch in epochs] == [list(range(12))] * 5
+    assert len({tuple(epoch) for epoch in epochs}) == 5
+    assert epochs == epochs_of(12, 4, 5, seed=3)
+    assert epochs != epochs_of(12, 4, 5, seed=4)
+
+
+def test_the_short_rest_of_an_epoch_is_left_out():
+    """11 problems, 4 a step: two steps an epoch, 3 problems left out; n_used says where in the data a run stands."""
+    epochs = epochs_of(11, 4, 3, seed=0)
+    assert [len(set(epoch)) for epoch in epochs] == [8, 8, 8]
+    n_used, path = 0, []
+    for _ in range(5):
+        _, n_used = grpo.next_prompts(11, n_used, 4, 0)
+        path.append(n_used)
+    assert path == [4, 8, 15, 19, 26]
+
+
+def test_all_problems_in_one_step_come_in_every_step():
+    assert [sorted(epoch) for epoch in epochs_of(4, 4, 3, seed=0)] == [[0, 1, 2, 3]] * 3
+
+
+@each_trainer
+def test_request_seeds_are_stable_and_differ_by_seed_step_and_prompt(trainer):
+    """`printf 0/1/7 | sha256sum` begins 6d84fbeec65f."""
+    assert trainer.request_seed(0, 1, 7) == 0x6D84FBEEC65F
+    assert hashlib.sha256(b"0/1/7").hexdigest().startswith("6d84fbeec65f")
+    seeds = {trainer.request_seed(s, t, p) for s in range(5) for t in range(20) for p in range(20)}
+    assert len(seeds) == 2000 and max(seeds) < 2**48  # room for vLLM's + j below its 64 bits
+    assert trainer.request_seed(1, 11, 1) != trainer.request_seed(11, 1, 1)
+    assert trainer.request_seed(0, 1, 11) != trainer.request_seed(0, 11, 1)
+
+
+# ---------------------------------------------------------------------------------------------------------- arguments
+
+
+NAN, INF = math.nan, math.inf
+COUNTS = """steps epochs prompts_per_step responses_per_prompt max_prompt_tokens max_response_tokens updates_per_step
+    micro_batch_tokens eval_every eval_size save_every keep_checkpoints"""
+BAD = {name: [0, -1] for name in COUNTS.split()} | {
+    "seed": [-1],
+    "temperature": [0.0, -0.7, NAN, INF],
+    "max_grad_norm": [0.0, -1.0, NAN, INF],
+    "kv_cache_gb": [0.0, -1.0, NAN, INF],
+    "lr": [0.0, -1e-6, 1.0001, NAN, INF],
+    "weight_decay": [-0.01, 1.01, NAN, INF],
+    "kl_coef": [-1.0, -1e-9, NAN, INF],
+    "clip_low": [-0.1, 1.1, 2.0, NAN, INF],
+    "clip_high": [-0.1, NAN, INF],
+    "alpha": [-0.1, 1.1, NAN, INF],
+    "eta": [-0.1, 1.1, NAN, INF],
+}
+GOOD = {name: [1] for name in COUNTS.split()} | {
+    "steps": [None, 1],
+    "prompts_per_step": [2, 64],
+    "seed": [0, 2**40],
+    "temperature": [1e-3, 2.0],
+    "max_grad_norm": [1e-9, 1e9],
+    "kv_cache_gb": [0.1],
+    "lr": [1e-12, 1.0],
+    "weight_decay": [0.0, 1.0],
+    "kl_coef": [0.0, 5.0],
+    "clip_low": [0.0, 1.0],
+    "clip_high": [0.0, 9.0],
+    "alpha": [0.0, 1.0],
+    "eta": [0.0, 1.0],
+}
+
+
+def of_all(table, trainer):
+    return [(flag, value) for flag, values in table.items() for value in values if hasattr(trainer.Args, flag)]
+
+
+@pytest.mark.parametrize(("flag", "value"), of_all(BAD, grpo_ar_lopti))
+def test_values_out_of_range_are_refused_by_name(flag, value):
+    for trainer in TRAINERS:
+        if hasattr(trainer.Args, flag):
+            with pytest.raises(ValueError, match=rf"^--{flag} is {re.escape(str(value))}; it must be "):
+                trainer.check_args(trainer.Args(**{flag: value}))
+
+
+@each_trainer
+def test_the_ends_of_every_range_and_the_defaults_are_accepted(trainer):
+    trainer.check_args(trainer.Args())
+    trainer.check_args(trainer.Args(**trainer.CPU_DEFAULTS))
+    for flag, value in of_all(GOOD, trainer):
+        trainer.check_args(trainer.Args(**{flag: value}))
+
+
+@each_trainer
+def test_every_number_has_a_range_and_its_comment_states_it(trainer):
+    """Tests above cover every numeric flag; and where --help names a range, it is the one that is checked."""
+    numeric = {f.name for f in dataclasses.fields(trainer.Args) if f.type in (int, float, int | None)}
+    checked = {name for names in trainer.RANGES for name in names.split()}
+    assert numeric == checked == {name for name in BAD if name in numeric} == {name for name in GOOD if name in numeric}
+    help_of = dict(re.findall(r"^    (\w+): [^#\n]+  # (.+)$", Path(trainer.__file__).read_text(), re.M))
+    words = {"greater than 0": "> 0", "0 or greater": ">= 0", "in [0, 1]": "in [0, 1]", "in (0, 1]": "in (0, 1]"}
+    for names, (_, range_in_words) in trainer.RANGES.items():
+        for name in names.split():
+            assert words[range_in_words] in help_of[name], name
+
+
+@each_trainer
+def test_prompts_must_divide_among_updates_and_processes(trainer, monkeypatch):
+    with pytest.raises(ValueError, match=r"^--prompts_per_step is 5; it must be a multiple of 2 "):
+        trainer.check_args(trainer.Args(prompts_per_step=5, updates_per_step=2))
+    trainer.check_args(trainer.Args(prompts_per_step=6, updates_per_step=2))
+    monkeypatch.setattr(trainer, "WORLD_SIZE", 4)
+    with pytest.raises(ValueError, match=r"^--prompts_per_step is 6; it must be a multiple of 8 .*4 processes"):
+        trainer.check_args(trainer.Args(prompts_per_step=6, updates_per_step=2))
+    trainer.check_args(trainer.Args(prompts_per_step=8, updates_per_step=2))
+
+
+# ---------------------------------------------------------------------------------------------------------- structure
+
+
+SECTIONS = "arguments policy sampler advantages loss update evaluation checkpoints main".split()
+HOMES = {
+    "parse_args": "arguments", "check_args": "arguments", "Policy": "policy", "load_policy": "policy",
+    "micro_batches": "policy", "sample": "sampler", "compute_advantages": "advantages", "policy_loss": "loss",
+    "minibatches": "update", "update": "update", "evaluate": "evaluation", "save_checkpoint": "checkpoints",
+    "main": "main",
+}  # fmt: skip
+
+
+def source(trainer):
+    return Path(trainer.__file__).read_text()
+
+
+def parts(trainer):
+    """What stands at the top level of a script, by name, as text; imports under "imports", the docstring under ""."""
+    text, found = source(trainer), {"imports": []}
+    for node in ast.parse(text).body:
+        piece = ast.get_source_segment(text, node)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found["imports"].append(piece)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+            found[node.name] = "\n".join([*decorators, piece])
+        elif isinstance(node, ast.Assign):
+            found[ast.unparse(node.targets[0])] = piece
+        else:
+            found["" if isinstance(node, ast.Expr) else ast.unparse(node)] = piece
+    return found
+
+
+@each_trainer
+def test_the_sections_come_in_order_and_hold_what_they_should(trainer):
+    headings = re.findall(r"^# -{20,} (\w+).*$", source(trainer), re.M)
+    assert headings == SECTIONS
+    pieces = re.split(r"^# -{20,} .*$", source(trainer), flags=re.M)
+    for name, section in HOMES.items():
+        definition = re.compile(rf"^(def|class) {name}\b", re.M)
+        assert [s for s, piece in zip(["", *SECTIONS], pieces) if definition.search(piece)] == [section], name
+
+
+@each_trainer
+def test_a_trainer_imports_no_other_trainer(trainer):
+    scripts = {path.stem for path in ROOT.glob("*.py")}
+    assert {"grpo", "grpo_ar_lopti"} <= scripts
+    imported = set()
+    for node in ast.walk(ast.parse(source(trainer))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported |= {node.module.split(".")[0]} | {alias.name for alias in node.names}
+    assert not imported & scripts
+
+
+def test_lopti_differs_from_grpo_only_where_it_must():
+    """Comments and docstrings included: `diff grpo.py grpo_ar_lopti.py` shows the algorithm and nothing else."""
+    plain, lopti = parts(grpo), parts(grpo_ar_lopti)
+    changed = {name for name in plain.keys() | lopti.keys() if plain.get(name) != lopti.get(name)}
+    assert changed == {"", "imports", "Args", "RANGES", "compute_advantages", "in_stage", "update"}
+    assert [name for name in lopti if name != "in_stage"] == list(plain)
+    assert sorted(lopti["imports"]) == sorted([*plain["imports"], "import itertools"])
+    assert lopti["RANGES"].replace(" alpha eta", "") == plain["RANGES"]
+    own = [line for line in lopti["Args"].splitlines() if not re.match(r" +(alpha|eta|lopti_stages): ", line)]
+    assert "\n".join(own) == plain["Args"]
+    assert lopti["Args"].count("\n") == plain["Args"].count("\n") + 3
