@@ -553,7 +553,7 @@ def load_checkpoint(policy, optimizer, path):
     """Puts a checkpoint's state in place, on any number of processes; returns its step and its place in the data."""
     for p in policy.lm.parameters():
         optimizer.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        optimizer.state[p]["step"] = torch.zeros((), device=DEVICE if ON_GPU else "cpu")
+        optimizer.state[p]["step"] = torch.zeros((), device=DEVICE)
     state = trainer_state(policy, optimizer)
     dcp.load(state, checkpoint_id=path / "trainer", no_dist=WORLD_SIZE == 1)  # in place
     torch.set_rng_state(state["rng"])
@@ -596,7 +596,7 @@ def main():
     llm = load_sampler(args)
     policy = load_policy(args, trained=True)
     reference = load_policy(args, trained=False) if args.kl_coef else None
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=ON_GPU)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True)
     step, n_used = load_checkpoint(policy, optimizer, checkpoints(args.resume)[-1]) if args.resume else (0, 0)
     sync_weights(policy, llm, args)
     stop_ids = policy.lm.generation_config.eos_token_id or []  # several in some models, of which vLLM would know one
