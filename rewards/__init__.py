@@ -1,7 +1,7 @@
 """The tasks: problems whose answers a rule can check. Each module here is one and offers
 
 - `load(source, split, ...)`: problems from a file, a hub id or a generator, as dictionaries with `messages` (the chat
-  up to the model's turn), `prefix` (how the model's turn begins), `answer`, and `group` (by which accuracy is shown);
+  up to the model's turn), `prefix` (how the model's turn begins), `answer`, and `category` (accuracy is shown by it);
 - `score(response, answer)`: a dictionary with `reward`, `correct` and `format`, for any response whatever, quickly.
 """
 

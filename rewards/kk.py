@@ -220,12 +220,12 @@ def check_split(split):
 
 
 def make_item(quiz, names, solution, statements):
-    """What the trainers get: chat messages, prefix of the response, gold answer, group; and the puzzle itself."""
+    """What the trainers get: chat messages, prefix of the response, gold answer, category; and the puzzle itself."""
     return {
         "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": quiz + "\n"}],
         "prefix": PREFIX,
         "answer": dict(zip(names, solution)),
-        "group": str(len(names)),
+        "category": str(len(names)),
         "quiz": quiz,
         "names": list(names),
         "statements": statements,

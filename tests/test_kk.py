@@ -253,7 +253,7 @@ def test_generated_puzzles_have_exactly_one_solution(count):
     assert len({item["quiz"] for item in items}) == 500
     for item in items:
         assert slow_solve(item["statements"]) == [tuple(item["answer"].values())]
-        assert list(item["answer"]) == item["names"] and item["group"] == str(count) == str(len(item["names"]))
+        assert list(item["answer"]) == item["names"] and item["category"] == str(count) == str(len(item["names"]))
 
 
 def test_solve_agrees_with_the_slow_solver_on_any_statements():
@@ -313,10 +313,10 @@ def test_english_says_what_the_statements_say(made):
 
 def test_default_sizes_are_balanced_and_take_turns(made):
     train, test = made
-    assert collections.Counter(item["group"] for item in train) == {str(n): 900 for n in range(3, 8)}
-    assert collections.Counter(item["group"] for item in test) == {str(n): 100 for n in range(3, 8)}
-    assert [item["group"] for item in train[:10]] == list("3456734567")
-    odd = collections.Counter(item["group"] for item in kk.load(None, "train", "2-4", size=20))
+    assert collections.Counter(item["category"] for item in train) == {str(n): 900 for n in range(3, 8)}
+    assert collections.Counter(item["category"] for item in test) == {str(n): 100 for n in range(3, 8)}
+    assert [item["category"] for item in train[:10]] == list("3456734567")
+    odd = collections.Counter(item["category"] for item in kk.load(None, "train", "2-4", size=20))
     assert odd == {"2": 7, "3": 7, "4": 6}
 
 
@@ -435,7 +435,7 @@ def test_file_is_loaded_and_read_anew_when_it_changes(tmp_path, suffix):
     items = kk.load(str(path), "train", "2-4")
     assert [item["quiz"] for item in items] == [row["quiz"] for row in rows]
     assert items[0]["answer"] == dict(zip(rows[0]["names"], rows[0]["solution"]))
-    assert set(items[0]) >= {"messages", "prefix", "answer", "group", "quiz"}
+    assert set(items[0]) >= {"messages", "prefix", "answer", "category", "quiz"}
     assert items[0]["messages"][1] == {"role": "user", "content": rows[0]["quiz"] + "\n"}
     write(path, rows[::-1])
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the same time stamp, which would fool a cache
@@ -446,13 +446,13 @@ def test_subset_of_a_file_is_balanced_and_seeded(tmp_path):
     path = str(write(tmp_path / "a.jsonl", rows_for_file(60)))
     first, again, other = (kk.load(path, "train", "2-4", size=8, seed=seed) for seed in (0, 0, 1))
     assert first == again != other
-    assert collections.Counter(item["group"] for item in first) == {"2": 3, "3": 3, "4": 2}
+    assert collections.Counter(item["category"] for item in first) == {"2": 3, "3": 3, "4": 2}
     assert len(kk.load(path, "train", "2-4", size=100)) == 60
 
 
 def test_other_numbers_of_people_are_left_out(tmp_path):
     path = str(write(tmp_path / "a.jsonl", rows_for_file()))
-    assert {item["group"] for item in kk.load(path, "train", "3-7")} == {"3", "4"}
+    assert {item["category"] for item in kk.load(path, "train", "3-7")} == {"3", "4"}
     with pytest.raises(ValueError, match=r"no puzzle of 5-7 people; it has puzzles of \[2, 3, 4\]"):
         kk.load(path, "train", "5-7")
 
@@ -561,7 +561,7 @@ def chatml(messages):
 @pytest.mark.parametrize("split, count", [("train", 4500), ("test", 500)])
 def test_real_files_give_the_papers_prompts_back(split, count):
     items = kk.load(str(REAL), split)
-    assert collections.Counter(item["group"] for item in items) == {str(n): count // 5 for n in range(3, 8)}
+    assert collections.Counter(item["category"] for item in items) == {str(n): count // 5 for n in range(3, 8)}
     prompts, answers = {}, {}
     for file in REAL.glob(f"{split}*.parquet"):
         for row in pq.read_table(file, columns=["quiz", "prompt", "solution_text_format"]).to_pylist():
