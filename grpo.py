@@ -34,7 +34,6 @@ import random
 import shutil
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
@@ -69,7 +68,7 @@ class Args:
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
     task: Literal["kk"] = "kk"  # what to train on: a module in rewards/
     data: str = ""  # training problems: a parquet or JSON file, a folder of them, or a hub id; empty: generated
-    test_data: str = ""  # the same for evaluation
+    test_data: str = ""  # test problems, from where --data may come too; empty: generated, also where --data is a file
     people: str = "3-7"  # kk: numbers of people in a puzzle, within 2-8: "3-7" or "2,3"
     steps: int | None = None  # sampling steps, > 0; None: as many as --epochs gives
     epochs: int = 5  # passes over the training problems, > 0
@@ -77,7 +76,7 @@ class Args:
     responses_per_prompt: int = 8  # G, the group size, > 0
     max_prompt_tokens: int = 1024  # longer prompts are left out, > 0
     max_response_tokens: int = 4096  # longer responses are cut off, > 0
-    temperature: float = 0.7  # of sampling, and of every probability in the loss, > 0
+    temperature: float = 0.7  # of sampling, and of every probability in the loss, >= 0.01, the least that vLLM takes
     lr: float = 1e-6  # AdamW's learning rate, constant, in (0, 1]
     weight_decay: float = 0.01  # AdamW's weight decay, in [0, 1]
     max_grad_norm: float = 1.0  # gradients are scaled down to this norm, > 0
@@ -102,13 +101,14 @@ class Args:
 # Sizes for a machine without a GPU. Nothing that belongs to the algorithm.
 CPU_DEFAULTS = {"eval_size": 20, "gradient_checkpointing": False, "kv_cache_gb": 1.0, "micro_batch_tokens": 2048}
 
-POSITIVE = """steps epochs prompts_per_step responses_per_prompt max_prompt_tokens max_response_tokens temperature
+POSITIVE = """steps epochs prompts_per_step responses_per_prompt max_prompt_tokens max_response_tokens
     updates_per_step micro_batch_tokens max_grad_norm kv_cache_gb eval_every eval_size save_every keep_checkpoints"""
 RANGES = {
     POSITIVE: (lambda value: value is None or 0 < value < math.inf, "greater than 0"),
     "kl_coef clip_high seed": (lambda value: 0 <= value < math.inf, "0 or greater"),
     "clip_low weight_decay": (lambda value: 0 <= value <= 1, "in [0, 1]"),
     "lr": (lambda value: 0 < value <= 1, "in (0, 1]"),
+    "temperature": (lambda value: 0.01 <= value < math.inf, "0.01 or greater"),
 }
 
 
@@ -121,6 +121,8 @@ def parse_args(argv):
         settings = json.loads(saved.read_text())
         if foreign := settings.keys() - {field.name for field in dataclasses.fields(Args)}:
             raise ValueError(f"--resume {saved.parent}: made by another script, which has {', '.join(sorted(foreign))}")
+        if "--epochs" in words and "--steps" not in words:
+            settings["steps"] = None  # it was worked out from the epochs
         defaults = Args(**settings)
     return tyro.cli(Args, args=argv, default=defaults, use_underscores=True, description=__doc__.split("\n\n")[0])
 
@@ -137,13 +139,7 @@ def check_args(args):
             f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {share} "
             f"(--updates_per_step {args.updates_per_step} × {WORLD_SIZE} processes), so that all updates are alike"
         )
-    if args.resume and not checkpoints(args.resume):
-        raise ValueError(f"--resume {args.resume}: no complete checkpoint in {args.resume}/checkpoints")
-    metrics = Path(args.run_dir, "metrics.jsonl")
-    if args.run_dir and not args.resume and metrics.exists() and metrics.stat().st_size:
-        raise ValueError(f"--run_dir {args.run_dir} holds a run: --resume {args.run_dir} continues it; or name another")
-    if args.track and not find_spec("wandb"):
-        raise ValueError("--track needs Weights & Biases: pip install wandb")
+    bookkeeping.check_run_folders(args, checkpoints)
 
 
 def prepare(args):
@@ -196,8 +192,8 @@ def all_reduce(value, op=dist.ReduceOp.SUM):
     return value.item()
 
 
-def whole(tensor):
-    """The full tensor of which FSDP2 keeps a part in every process; all processes must call it."""
+def full_tensor(tensor):
+    """The whole of a tensor of which FSDP2 keeps a shard in every process; all processes must call it."""
     return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
@@ -221,14 +217,16 @@ class Policy(nn.Module):
         outside the mask; the entropy is that of the full distribution, without gradient.
         """
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.autocast):
-            embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]; policy and reference round alike then
+            # In float32, so that a policy with float32 and a reference with bfloat16 weights keep the same residual
+            # stream: of the same weights they give the same log-probabilities to the last bit.
+            embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
             hidden = self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state  # [N, T, D]
             before = hidden[:, :-1][mask[:, 1:]]  # [n, D], the state from which each response token was drawn
             chunks = zip(before.split(HEAD_CHUNK), ids[mask].split(HEAD_CHUNK))
             parts = [checkpoint(self.head, h, y, temperature, use_reentrant=False) for h, y in chunks]
         logp, entropy = (torch.cat(part) for part in zip(*parts))  # [n]
-        empty = torch.zeros(ids.shape, device=ids.device)
-        return empty.masked_scatter(mask, logp), empty.masked_scatter(mask, entropy)
+        zeros = torch.zeros(ids.shape, device=ids.device)
+        return zeros.masked_scatter(mask, logp), zeros.masked_scatter(mask, entropy)
 
     def head(self, hidden, targets, temperature):
         """The same for one chunk: hidden [n, D], targets [n] → two [n]. Its logits are made again when going back."""
@@ -241,7 +239,7 @@ class Policy(nn.Module):
 
 
 def load_policy(args, trained):
-    """The model to train (float32 weights), or the frozen reference (in the compute type), on this process's device."""
+    """The model to train (float32 weights), or the frozen reference (weights in --dtype), on this process's device."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
     lm.config.dtype = args.dtype  # of the checkpoints
@@ -299,7 +297,7 @@ def load_sampler(args):
     from vllm import LLM  # reads the environment, and takes seconds: so it comes after every check
 
     context = args.max_prompt_tokens + args.max_response_tokens
-    options = {"enable_sleep_mode": True}
+    options = {"enable_sleep_mode": True, "gpu_memory_utilization": 0.1}  # the share that must be free to start
     if not ON_GPU:  # on the CPU seeded requests fail in chunked prefill
         options = {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": context}
     options["use_tqdm_on_load"] = False
@@ -352,21 +350,22 @@ def sample(llm, problems, stop_ids, step, args):
         mask[i, len(prompt) : length[i]] = True
         logp = [of_token[token].logprob for token, of_token in zip(response.token_ids, response.logprobs)]
         sampler_logp[i, len(prompt) : length[i]] = torch.tensor(logp)
-    if ON_GPU:
-        llm.sleep(level=1)  # its memory is the trainer's until sync_weights
     batch = {"ids": ids, "mask": mask, "sampler_logp": sampler_logp, "length": length}
     batch["truncated"] = torch.tensor([response.finish_reason == "length" for _, response in rows])
     return batch, [response.text for _, response in rows]
 
 
 def sync_weights(policy, llm, args):
-    """Gives the trainer's weights to the sampler, tensor by tensor, in its number type."""
+    """Gives the trainer's weights to the sampler, tensor by tensor, in its dtype."""
 
     def tensors():
         for name, weight in policy.lm.named_parameters():
-            yield name, whole(weight).to(getattr(torch, args.dtype))
+            yield name, full_tensor(weight).to(getattr(torch, args.dtype))
             if weight is policy.lm.lm_head.weight and policy.lm.config.tie_word_embeddings:  # vLLM's CPU engine would
-                yield "lm_head.weight", whole(weight).to(getattr(torch, args.dtype))  # keep the old head without it
+                yield (
+                    "lm_head.weight",
+                    full_tensor(weight).to(getattr(torch, args.dtype)),
+                )  # keep the old head without it
 
     if ON_GPU:
         torch.cuda.empty_cache()
@@ -387,7 +386,7 @@ def compute_advantages(rewards, batch, args):
     """
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     if groups.shape[1] > 1:
-        groups = groups - groups[:, :1]  # no result changes, but equal rewards are exactly 0 whatever their rounding
+        groups = groups - groups[:, :1]  # but for rounding no result changes; equal rewards become 0 exactly
         groups = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
     return groups.reshape(-1, 1) * batch["mask"]  # [N, T]
 
@@ -442,7 +441,7 @@ def update(policy, optimizer, batch, step, args):
             (loss * WORLD_SIZE).backward()  # FSDP2 averages over the processes; the loss is a sum over them
             mini_loss, n_clipped, n_seen = mini_loss + loss.item(), n_clipped + clipped, n_seen + micro["mask"].sum()
             bar.update(len(rows))
-        grad_norm = whole(nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)).item()
+        grad_norm = full_tensor(nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)).item()
         mini_loss = all_reduce(mini_loss)
         if not math.isfinite(mini_loss + grad_norm):
             stop_at_non_finite(batch, step, mini_loss, grad_norm, args)
@@ -471,18 +470,18 @@ def stop_at_non_finite(batch, step, loss, grad_norm, args):
 
 
 def evaluate(llm, task, problems, stop_ids, step, args):
-    """Greedy accuracy on the test problems: by group (kk: number of people), and the mean of the groups."""
+    """Greedy accuracy on the test problems: by category (kk: number of people), and the categories' mean."""
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=args.max_response_tokens, stop_token_ids=stop_ids)
     mine = problems[RANK::WORLD_SIZE]
     outputs = generate(llm, mine, params, f"step {step}: evaluating")
     correct = [task.score(output.outputs[0].text, p["answer"])["correct"] for p, output in zip(mine, outputs)]
-    groups = {}
-    for group, right in gather([(p["group"], right) for p, right in zip(mine, correct)]):
-        groups.setdefault(f"eval/accuracy_{group}", []).append(right)
-    groups = {key: fmean(groups[key]) for key in sorted(groups)}
-    return {"eval/accuracy": fmean(groups.values())} | groups
+    results = {}
+    for category, right in gather([(p["category"], right) for p, right in zip(mine, correct)]):
+        results.setdefault(f"eval/accuracy_{category}", []).append(right)
+    accuracy = {key: fmean(results[key]) for key in sorted(results)}
+    return {"eval/accuracy": fmean(accuracy.values())} | accuracy
 
 
 def batch_metrics(batch, scores, args):
@@ -525,7 +524,7 @@ def trainer_state(policy, optimizer):
 
 
 def save_checkpoint(policy, optimizer, tokenizer, step, n_used, args):
-    """checkpoints/step_000020: a Hugging Face folder in the sampler's number type, with the trainer's state in it.
+    """checkpoints/step_000020: a Hugging Face folder in the sampler's dtype, with the trainer's state in it.
 
     Written beside its place and renamed when it is whole: killed at any moment, the last good one is still there.
     """
@@ -536,7 +535,11 @@ def save_checkpoint(policy, optimizer, tokenizer, step, n_used, args):
             shutil.rmtree(unfinished)
         beside.mkdir(parents=True)
     all_reduce(0)  # the others wait for the folder
-    weights = {name: whole(p).to(getattr(torch, args.dtype)).cpu() for name, p in policy.lm.named_parameters()}
+    weights = {}
+    for name, p in policy.lm.named_parameters():
+        weight = full_tensor(p)  # by all; kept by process 0
+        if RANK == 0:
+            weights[name] = weight.to(getattr(torch, args.dtype)).cpu()
     dcp.save(trainer_state(policy, optimizer), checkpoint_id=beside / "trainer", no_dist=WORLD_SIZE == 1)
     if RANK == 0:
         save_file(weights, beside / "model.safetensors", metadata={"format": "pt"})
@@ -565,7 +568,7 @@ def load_checkpoint(policy, optimizer, path):
 
 
 def next_prompts(n_problems, n_used, count, seed):
-    """Places of the next `count` problems, and the new n_used. Every epoch has its own order; its rest is left out."""
+    """Places of the next `count` problems, and the new n_used. Every epoch has its own order and only whole steps."""
     epoch, at = divmod(n_used, n_problems)
     if at + count > n_problems:
         epoch, at = epoch + 1, 0
@@ -615,6 +618,9 @@ def main():
         problems = [train[i] for i in places[RANK::WORLD_SIZE]]
         with bookkeeping.timed(metrics, "sample"):
             batch, texts = sample(llm, problems, stop_ids, step, args)
+            peak_memory_gb = bookkeeping.peak_memory_gb()
+            if ON_GPU:
+                llm.sleep(level=1)  # its memory is the trainer's until sync_weights
         with bookkeeping.timed(metrics, "score"):
             answers = [problem["answer"] for problem in problems for _ in range(args.responses_per_prompt)]
             scores = [task.score(text, answer) for text, answer in zip(texts, answers)]
@@ -630,14 +636,14 @@ def main():
             metrics |= update(policy, optimizer, batch, step, args)
         changed = (weight_sample(policy, args) != before).sum()
         metrics["weights_changed"] = all_reduce(changed) / all_reduce(len(before))
-        metrics["peak_memory_gb"] = all_reduce(bookkeeping.peak_memory_gb(), dist.ReduceOp.MAX)
+        metrics["peak_memory_gb"] = all_reduce(max(peak_memory_gb, bookkeeping.peak_memory_gb()), dist.ReduceOp.MAX)
         with bookkeeping.timed(metrics, "sync"):
             sync_weights(policy, llm, args)
         metrics["time/step"] = time.perf_counter() - started
         metrics["tokens_per_s"] = metrics["tokens"] / metrics["time/step"]
 
         stop = all_reduce(len(asked_to_stop)) > 0 or step == args.steps
-        if step % args.eval_every == 0 or step == args.steps:
+        if (step % args.eval_every == 0 and not stop) or step == args.steps:  # asked to stop: save without delay
             metrics |= evaluate(llm, task, test, stop_ids, step, args)
         if RANK == 0:
             records.write(metrics)

@@ -56,7 +56,7 @@ class Recorder(torch.optim.SGD):
         self.gradients = []
 
     def step(self):
-        self.gradients.append(flat(grpo.whole(p.grad) for p in self.param_groups[0]["params"]))
+        self.gradients.append(flat(grpo.full_tensor(p.grad) for p in self.param_groups[0]["params"]))
 
 
 def flat(tensors):
@@ -64,7 +64,7 @@ def flat(tensors):
 
 
 def weights(policy):
-    return flat(grpo.whole(p) for p in policy.parameters())
+    return flat(grpo.full_tensor(p) for p in policy.parameters())
 
 
 def distance(a, b):
@@ -924,7 +924,7 @@ COUNTS = """steps epochs prompts_per_step responses_per_prompt max_prompt_tokens
     micro_batch_tokens eval_every eval_size save_every keep_checkpoints"""
 BAD = {name: [0, -1] for name in COUNTS.split()} | {
     "seed": [-1],
-    "temperature": [0.0, -0.7, NAN, INF],
+    "temperature": [0.0, 0.009, -0.7, NAN, INF],
     "max_grad_norm": [0.0, -1.0, NAN, INF],
     "kv_cache_gb": [0.0, -1.0, NAN, INF],
     "lr": [0.0, -1e-6, 1.0001, NAN, INF],
@@ -939,7 +939,7 @@ GOOD = {name: [1] for name in COUNTS.split()} | {
     "steps": [None, 1],
     "prompts_per_step": [2, 64],
     "seed": [0, 2**40],
-    "temperature": [1e-3, 2.0],
+    "temperature": [0.01, 2.0],
     "max_grad_norm": [1e-9, 1e9],
     "kv_cache_gb": [0.1],
     "lr": [1e-12, 1.0],
@@ -979,10 +979,23 @@ def test_every_number_has_a_range_and_its_comment_states_it(trainer):
     checked = {name for names in trainer.RANGES for name in names.split()}
     assert numeric == checked == {name for name in BAD if name in numeric} == {name for name in GOOD if name in numeric}
     help_of = dict(re.findall(r"^    (\w+): [^#\n]+  # (.+)$", Path(trainer.__file__).read_text(), re.M))
-    words = {"greater than 0": "> 0", "0 or greater": ">= 0", "in [0, 1]": "in [0, 1]", "in (0, 1]": "in (0, 1]"}
+    words = {
+        "greater than 0": "> 0",
+        "0 or greater": ">= 0",
+        "0.01 or greater": ">= 0.01",
+        "in [0, 1]": "in [0, 1]",
+        "in (0, 1]": "in (0, 1]",
+    }
     for names, (_, range_in_words) in trainer.RANGES.items():
         for name in names.split():
             assert words[range_in_words] in help_of[name], name
+
+
+@pytest.mark.parametrize(("stages", "eta"), [("low", 0.0), ("high", 1.0)])
+def test_a_single_stage_must_have_tokens(stages, eta):
+    with pytest.raises(ValueError, match="leaves no token"):
+        grpo_ar_lopti.check_args(grpo_ar_lopti.Args(lopti_stages=stages, eta=eta))
+    grpo_ar_lopti.check_args(grpo_ar_lopti.Args(lopti_stages=stages, eta=1.0 - eta))
 
 
 @each_trainer
@@ -1057,7 +1070,7 @@ def test_lopti_differs_from_grpo_only_where_it_must():
     """Comments and docstrings included: `diff grpo.py grpo_ar_lopti.py` shows the algorithm and nothing else."""
     plain, lopti = parts(grpo), parts(grpo_ar_lopti)
     changed = {name for name in plain.keys() | lopti.keys() if plain.get(name) != lopti.get(name)}
-    assert changed == {"", "imports", "Args", "RANGES", "compute_advantages", "in_stage", "update"}
+    assert changed == {"", "imports", "Args", "RANGES", "check_args", "compute_advantages", "in_stage", "update"}
     assert [name for name in lopti if name != "in_stage"] == list(plain)
     assert sorted(lopti["imports"]) == sorted([*plain["imports"], "import itertools"])
     assert lopti["RANGES"].replace(" alpha eta", "") == plain["RANGES"]

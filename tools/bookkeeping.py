@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 USUAL_GAP = {"bfloat16": 0.1, "float32": 0.01}  # nats; sampler_gap stays below where both compute the same model
+SHOWN = "step reward accuracy format_rate response_tokens kl entropy clip_rate grad_norm tokens_per_s".split()
 CURVES = [
     "reward",
     "accuracy",
@@ -75,15 +77,16 @@ class Records:
         for key, value in numbers.items():
             self.tensorboard.add_scalar(key, value, metrics["step"])
         self.tensorboard.flush()
-        own = [key for key in numbers if "/" not in key and key not in ("step", "tokens", "reward_std")]
-        for title, prefix, keys in [
-            (f"step {metrics['step']}", "", own),
-            ("  seconds", "time/", [key for key in numbers if key.startswith("time/")]),
-            ("  test", "eval/", [key for key in numbers if key.startswith("eval/")]),
-        ]:
-            shown = [f"{key.removeprefix(prefix)} [bold]{numbers[key]:.4g}[/]" for key in keys]
-            if shown:
-                self.console.print(f"[bold cyan]{title}[/]  " + "  ".join(shown))
+        seconds = [key for key in numbers if key.startswith("time/")]
+        line = [f"{key.removeprefix('time/')} [bold]{numbers[key]:.4g}[/]" for key in SHOWN if key in numbers]
+        line += ["seconds:"] + [f"{key.removeprefix('time/')} [bold]{numbers[key]:.3g}[/]" for key in seconds]
+        tests = [
+            f"{key.removeprefix('eval/')} [bold]{numbers[key]:.3g}[/]" for key in numbers if key.startswith("eval/")
+        ]
+        if seconds:
+            self.console.print("  ".join(line), soft_wrap=True)
+        if tests:
+            self.console.print(f"step [bold]{metrics['step']}[/]  test: " + "  ".join(tests), soft_wrap=True)
         if numbers.get("sampler_gap", 0) > USUAL_GAP[self.dtype]:
             self.console.print(
                 f"[bold yellow]warning[/]: sampler_gap is {numbers['sampler_gap']:.3f} nats, usually below "
@@ -179,6 +182,28 @@ def device_name():
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({os.cpu_count()} cores)"
 
 
+def check_run_folders(args, checkpoints):
+    """ValueError where --resume, --run_dir or --track ask for what is not there, or the machine has too few GPUs.
+
+    checkpoints: gives the complete checkpoints of a run folder.
+    """
+    n_local, n_gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if 0 < n_gpus < n_local:
+        raise ValueError(f"{n_local} processes on this machine, but {n_gpus} GPU(s): one for each is needed")
+    if args.resume and not (checkpoints(args.resume) and Path(args.resume, "args.json").exists()):
+        raise ValueError(
+            f"--resume {args.resume}: no complete checkpoint in {args.resume}/checkpoints, or no args.json"
+        )
+    metrics = Path(args.run_dir, "metrics.jsonl")
+    if args.run_dir and not args.resume and metrics.exists() and metrics.stat().st_size:
+        way_on = (
+            f"--resume {args.run_dir} continues it" if checkpoints(args.run_dir) else "it has no checkpoint: delete it"
+        )
+        raise ValueError(f"--run_dir {args.run_dir} holds a run; {way_on}, or name another folder")
+    if args.track and not find_spec("wandb"):
+        raise ValueError("--track needs Weights & Biases: pip install wandb")
+
+
 def check_model_folder(model):
     """ValueError where `model` is a path, and no Hugging Face folder is there. Anything else may be a hub id."""
     folder = Path(model)
@@ -204,12 +229,18 @@ def estimate_memory(config, args, head_chunk):
     with torch.device("meta"):
         from transformers import AutoModelForCausalLM
 
-        n_params = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+        model = AutoModelForCausalLM.from_config(config)
+    if not (hasattr(model, "model") and hasattr(model, "lm_head")):
+        raise ValueError(
+            f"--model {args.model} is a {type(model).__name__}; the trainers need .model and .lm_head in it"
+        )
+    n_params = sum(p.numel() for p in model.parameters())
     n_processes, n_local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     width = 2 if args.dtype == "bfloat16" else 4  # bytes of a number
     kept = 2 if args.gradient_checkpointing else 30  # hidden states that a layer keeps for the backward pass, about
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    longest = 2 * width * config.num_hidden_layers * config.num_key_value_heads * head_width * context / 2**30
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    longest = 2 * width * config.num_hidden_layers * heads * head_width * context / 2**30
     if longest > args.kv_cache_gb:
         raise ValueError(
             f"--kv_cache_gb is {args.kv_cache_gb}; one sequence of {context} tokens (--max_prompt_tokens + "
@@ -218,17 +249,21 @@ def estimate_memory(config, args, head_chunk):
     tokens = max(args.micro_batch_tokens, context)
     always = (12 + (width if args.kl_coef else 0)) * n_params / n_processes  # weights, AdamW, reference
     working = 4 * n_params / n_processes + width * tokens * kept * config.hidden_size * config.num_hidden_layers
+    working += 2 * n_params / n_processes if args.dtype == "bfloat16" else 0  # autocast's copies of the weights
     working += 16 * head_chunk * config.vocab_size  # logits, their gradient and what they pass through, float32
     sampling = width * n_params + args.kv_cache_gb * 2**30
     if torch.cuda.is_available():
-        need, there = always + max(working, sampling), torch.cuda.get_device_properties().total_memory
+        need, there = always + max(working, sampling), torch.cuda.mem_get_info()[0]
     else:
         need, there = n_local * (always + working + sampling), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        limit = Path("/sys/fs/cgroup/memory.max")  # a container's
+        if limit.exists() and limit.read_text().strip().isdigit():
+            there = min(there, int(limit.read_text()))
     return n_params, need / 2**30, there / 2**30
 
 
 def peak_memory_gb():
-    """GiB of this process: on a GPU what is in use after an update, caches included; else the most it ever had."""
+    """GiB: on a GPU what is in use now, caches included; else the most that this process ever had."""
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         return (total - free) / 2**30
@@ -245,13 +280,21 @@ def timed(metrics, phase):
     metrics[f"time/{phase}"] = time.perf_counter() - start
 
 
-def catch_signals():
-    """A list that gets the name of a signal (Ctrl-C, SIGTERM) that asks the run to end; a second ends it at once."""
-    asked = []
+def catch_signals(grace=5.0):
+    """A list that gets the name of a signal (Ctrl-C, SIGTERM) that asks the run to end; a later one ends it at once.
+
+    Within `grace` seconds a signal counts as the same: torchrun hands on a Ctrl-C that the terminal has already sent
+    to every process.
+    """
+    asked, first = [], []
 
     def remember(number, frame):
-        asked.append(signal.Signals(number).name)
-        signal.signal(number, signal.SIG_DFL)
+        first.append(time.monotonic())
+        if first[-1] - first[0] > grace:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        elif not asked:
+            asked.append(signal.Signals(number).name)
 
     signal.signal(signal.SIGINT, remember)
     signal.signal(signal.SIGTERM, remember)
