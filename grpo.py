@@ -18,7 +18,7 @@ Where this file deviates, and why:
 - π_old comes from a forward pass of the trainer, not from the sampler, whose rounding differs; how much it differs is
   logged as sampler_gap.
 - ε_high 0.24 > ε_low 0.20 is DAPO's clip-higher, as in the paper's experiments (Appendix B). There is no dual clip:
-  eq. 1 has none, the released code caps at 10.
+  eq. 1 has none, the released code caps at 10. Log-ratios are clamped to ±20 before exp, as in verl; here in k3 too.
 - Weights and AdamW's state are float32: steps of lr 1e-6 round to nothing in bfloat16. Compute is bfloat16 (autocast).
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo.py` for four):

@@ -15,9 +15,9 @@ What differs from grpo.py: --alpha, --eta, --lopti_stages; a line in compute_adv
 
 Where this file deviates from the paper and its released code, and why:
 - π_old ≤ η is "low" as in Algorithm 1; the released code has <.
-- A stage in which a mini-batch has no token makes no optimizer step. The released code makes one with a zero gradient,
-  in which AdamW's momentum and weight decay still move the weights; eta 0 would not be GRPO then.
-- What grpo.py deviates in: the divisor, π_old from the trainer, no dual clip, float32 weights.
+- A stage in which a mini-batch has no token makes no optimizer step. Algorithm 1, read to the letter, makes one with a
+  zero gradient, in which AdamW's momentum and weight decay still move the weights; eta 0 would not be GRPO then.
+- What grpo.py deviates in: the divisor, π_old from the trainer, no dual clip, the clamp in k3, float32 weights.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_ar_lopti.py …` for four):
     python grpo_ar_lopti.py --alpha 0.3 --eta 0.5
