@@ -90,8 +90,9 @@ class Args:
     gradient_checkpointing: bool = True  # recompute activations in the backward pass: less memory, a third more time
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute, sampler and reference; the weights are float32
     kv_cache_gb: float = 16.0  # GiB for the sampler's key-value cache, beside its weights, > 0
-    eval_every: int = 20  # evaluate (greedily) every so many steps, before the first and after the last, > 0
+    eval_every: int = 20  # evaluate every so many steps, before the first and after the last, > 0
     eval_size: int = 500  # number of test problems, > 0
+    eval_temperature: float = 0.0  # of evaluation; 0: greedy, as in the paper; else >= 0.01
     save_every: int = 20  # write a checkpoint every so many steps, and after the last, > 0
     keep_checkpoints: int = 3  # the newest so many stay on disk, > 0
     seed: int = 0  # of the order of prompts and of sampling, >= 0
@@ -111,6 +112,7 @@ RANGES = {
     "clip_low weight_decay alpha eta": (lambda value: 0 <= value <= 1, "in [0, 1]"),
     "lr": (lambda value: 0 < value <= 1, "in (0, 1]"),
     "temperature": (lambda value: 0.01 <= value < math.inf, "0.01 or greater"),
+    "eval_temperature": (lambda value: value == 0 or 0.01 <= value < math.inf, "0 or at least 0.01"),
 }
 
 
@@ -118,8 +120,9 @@ def parse_args(argv):
     """Args from the command line. Defaults: the paper's; without a GPU its sizes; or those of the run resumed."""
     defaults = Args() if ON_GPU else Args(**CPU_DEFAULTS)
     words = [word for argument in argv for word in argument.split("=", 1)]
-    saved = Path(words[words.index("--resume") + 1], "args.json") if "--resume" in words[:-1] else None
-    if saved and saved.exists():
+    given = dict(itertools.pairwise(words))  # each word and the next: flags and their values
+    saved = Path(given.get("--resume", ""), "args.json")
+    if "--resume" in given and saved.exists():
         settings = json.loads(saved.read_text())
         if foreign := settings.keys() - {field.name for field in dataclasses.fields(Args)}:
             raise ValueError(f"--resume {saved.parent}: made by another script, which has {', '.join(sorted(foreign))}")
@@ -363,13 +366,8 @@ def sync_weights(policy, llm, args):
     """Gives the trainer's weights to the sampler, tensor by tensor, in its dtype."""
 
     def tensors():
-        for name, weight in policy.lm.named_parameters():
-            yield name, full_tensor(weight).to(getattr(torch, args.dtype))
-            if weight is policy.lm.lm_head.weight and policy.lm.config.tie_word_embeddings:  # vLLM's CPU engine would
-                yield (
-                    "lm_head.weight",
-                    full_tensor(weight).to(getattr(torch, args.dtype)),
-                )  # keep the old head without it
+        for name, weight in policy.lm.named_parameters(remove_duplicate=False):  # twice where head and embedding are
+            yield name, full_tensor(weight).to(getattr(torch, args.dtype))  # one: the CPU engine keeps two of them
 
     if ON_GPU:
         torch.cuda.empty_cache()
@@ -488,21 +486,27 @@ def stop_at_non_finite(batch, step, loss, grad_norm, args):
 
 
 def evaluate(llm, task, problems, stop_ids, step, args):
-    """Greedy accuracy on the test problems: by category (kk: number of people), and the categories' mean."""
+    """Accuracy on the test problems, one response to each: by category, and the categories' mean."""
     from vllm import SamplingParams
 
-    params = SamplingParams(temperature=0, max_tokens=args.max_response_tokens, stop_token_ids=stop_ids)
     mine = problems[RANK::WORLD_SIZE]
+    options = {"temperature": args.eval_temperature, "max_tokens": args.max_response_tokens, "stop_token_ids": stop_ids}
+    params = [SamplingParams(seed=request_seed(args.seed, "test", p["id"]), **options) for p in mine]
     outputs = generate(llm, mine, params, f"step {step}: evaluating")
-    correct = [task.score(output.outputs[0].text, p["answer"])["correct"] for p, output in zip(mine, outputs)]
-    results = {}
-    for category, right in gather([(p["category"], right) for p, right in zip(mine, correct)]):
-        results.setdefault(f"eval/accuracy_{category}", []).append(right)
-    accuracy = {key: fmean(results[key]) for key in sorted(results)}
+    scores = [task.score(output.outputs[0].text, p["answer"]) for p, output in zip(mine, outputs)]
+    accuracy = accuracy_by_category("eval/accuracy", mine, scores)
     return {"eval/accuracy": fmean(accuracy.values())} | accuracy
 
 
-def batch_metrics(batch, scores, args):
+def accuracy_by_category(name, problems, scores):
+    """{name_CATEGORY: share of right responses, over all processes}; kk: by number of people."""
+    results = {}
+    for category, right in gather([(p["category"], score["correct"]) for p, score in zip(problems, scores)]):
+        results.setdefault(f"{name}_{category}", []).append(right)
+    return {key: fmean(results[key]) for key in sorted(results)}
+
+
+def batch_metrics(batch, problems, scores, args):
     """The metrics of a step that don't need its update, over all responses of all processes; see the README."""
     n_tokens = all_reduce(batch["mask"].sum())
     rewards = torch.tensor(gather([score["reward"] for score in scores]), dtype=torch.float64)
@@ -523,7 +527,7 @@ def batch_metrics(batch, scores, args):
         "kl": token_mean(k3(batch["old_logp"], batch["ref_logp"])) if args.kl_coef else None,
         "sampler_gap": token_mean((batch["sampler_logp"] - batch["old_logp"]).abs()),
         "tokens": int(n_tokens),
-    }
+    } | accuracy_by_category("accuracy", problems, scores)
 
 
 # -------------------------------------------------------------------------- checkpoints (and the run's records)
@@ -640,14 +644,14 @@ def main():
             if ON_GPU:
                 llm.sleep(level=1)  # its memory is the trainer's until sync_weights
         with bookkeeping.timed(metrics, "score"):
-            answers = [problem["answer"] for problem in problems for _ in range(args.responses_per_prompt)]
-            scores = [task.score(text, answer) for text, answer in zip(texts, answers)]
+            asked = [problem for problem in problems for _ in range(args.responses_per_prompt)]  # one for each text
+            scores = [task.score(text, problem["answer"]) for text, problem in zip(texts, asked)]
             rewards = torch.tensor([score["reward"] for score in scores])  # [N]
         with bookkeeping.timed(metrics, "logprob"):
             batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
             batch["ref_logp"] = log_probs(reference, batch, args)[0] if reference else batch["old_logp"]
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        metrics |= batch_metrics(batch, scores, args)
+        metrics |= batch_metrics(batch, asked, scores, args)
 
         before = weight_sample(policy, args)
         with bookkeeping.timed(metrics, "train"):

@@ -925,6 +925,7 @@ COUNTS = """steps epochs prompts_per_step responses_per_prompt max_prompt_tokens
 BAD = {name: [0, -1] for name in COUNTS.split()} | {
     "seed": [-1],
     "temperature": [0.0, 0.009, -0.7, NAN, INF],
+    "eval_temperature": [0.009, -0.7, NAN, INF],
     "max_grad_norm": [0.0, -1.0, NAN, INF],
     "kv_cache_gb": [0.0, -1.0, NAN, INF],
     "lr": [0.0, -1e-6, 1.0001, NAN, INF],
@@ -940,6 +941,7 @@ GOOD = {name: [1] for name in COUNTS.split()} | {
     "prompts_per_step": [2, 64],
     "seed": [0, 2**40],
     "temperature": [0.01, 2.0],
+    "eval_temperature": [0.0, 0.01, 2.0],
     "max_grad_norm": [1e-9, 1e9],
     "kv_cache_gb": [0.1],
     "lr": [1e-12, 1.0],
@@ -983,6 +985,7 @@ def test_every_number_has_a_range_and_its_comment_states_it(trainer):
         "greater than 0": "> 0",
         "0 or greater": ">= 0",
         "0.01 or greater": ">= 0.01",
+        "0 or at least 0.01": "; 0: greedy, as in the paper; else >= 0.01",
         "in [0, 1]": "in [0, 1]",
         "in (0, 1]": "in (0, 1]",
     }
@@ -1070,9 +1073,8 @@ def test_lopti_differs_from_grpo_only_where_it_must():
     """Comments and docstrings included: `diff grpo.py grpo_ar_lopti.py` shows the algorithm and nothing else."""
     plain, lopti = parts(grpo), parts(grpo_ar_lopti)
     changed = {name for name in plain.keys() | lopti.keys() if plain.get(name) != lopti.get(name)}
-    assert changed == {"", "imports", "Args", "RANGES", "check_args", "compute_advantages", "in_stage", "update"}
+    assert changed == {"", "Args", "RANGES", "check_args", "compute_advantages", "in_stage", "update"}
     assert [name for name in lopti if name != "in_stage"] == list(plain)
-    assert sorted(lopti["imports"]) == sorted([*plain["imports"], "import itertools"])
     assert lopti["RANGES"].replace(" alpha eta", "") == plain["RANGES"]
     own = [line for line in lopti["Args"].splitlines() if not re.match(r" +(alpha|eta|lopti_stages): ", line)]
     assert "\n".join(own) == plain["Args"]

@@ -47,6 +47,7 @@ def test_a_run_leaves_everything_it_promises(four_steps):
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for row in rows:
         assert not [key for key in KEYS if row.get(key) is None]
+        assert row["accuracy"] == pytest.approx((row["accuracy_2"] + row["accuracy_3"]) / 2)  # as many of both
     everything = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     evaluated = [row["step"] for row in everything if {"eval/accuracy", "eval/accuracy_2"} <= row.keys()]
     assert evaluated == [0, 4]  # before the first step and after the last
@@ -56,6 +57,9 @@ def test_a_run_leaves_everything_it_promises(four_steps):
     assert {sample["step"] for sample in samples} == {1, 2, 3, 4}
     assert list((run_dir / "tensorboard").glob("events*"))
     assert (run_dir / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    about = json.loads((run_dir / "run.json").read_text())
+    assert about["script"] == "grpo" and about["versions"]["torch"] == torch.__version__ and about["machine"]
+    assert "reward" in finished.stdout and "test accuracy" in finished.stdout and "┤" in finished.stdout  # the plot
     assert "0.1 M parameters" in finished.stdout and "GiB" in finished.stdout
 
 
@@ -136,9 +140,10 @@ def test_checkpoint_is_an_ordinary_model_folder(four_steps, tmp_path):
 
 
 def test_responses_are_cut_off_and_counted(tiny_model, tmp_path):
-    """Also: no reference model without a KL term, groups of one, 16 updates a step, float32, every step saved."""
+    """Also: no KL term and no reference, groups of one, 16 updates a step, float32, sampled tests, each step saved."""
     flags = small(tiny_model, tmp_path / "run", max_response_tokens=3, kl_coef=0, responses_per_prompt=1, lr=1e-6)
     flags += ["--prompts_per_step", "16", "--updates_per_step", "16", "--dtype", "float32", "--save_every", "1"]
+    flags += ["--eval_temperature", "1"]
     run("grpo_ar_lopti.py", *flags, "--keep_checkpoints", "1", "--gradient_checkpointing")
     for row in metrics(tmp_path / "run"):
         assert row["truncated_rate"] == 1 and row["response_tokens"] == 3 and row["kl"] is None
