@@ -1,0 +1,209 @@
+"""Compares scripts on one small model: several entries × several seeds, one run after the other; a table and a plot.
+
+    python tools/compare.py                                  the entries below, seeds 0, 1 and 2
+    python tools/compare.py --seeds 0 1 2 3 4                more seeds; what is there already is not run again
+    python tools/compare.py --only grpo ar                   some of the entries
+    python tools/compare.py --name eta --entries "eta 0.3: grpo_ar_lopti.py --eta 0.3" "eta 0.7: …"
+
+An entry is a name, a script and the script's flags. Every finished run is kept as a small JSON file in
+benchmarks/kk_tiny/ (flags, metrics of every step, commit, versions, machine), so that a comparison can be spread over
+days and machines. NAME.md, NAME.png and NAME.svg are made of those files alone, anywhere.
+"""
+
+import json
+import math
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+
+import tyro
+from rich.console import Console
+from rich.markdown import Markdown
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tools import plot
+
+ROOT = Path(__file__).parents[1]
+
+ENTRIES = [
+    "grpo: grpo.py",
+    "ar: grpo_ar_lopti.py --alpha 0.3 --eta 0",
+    "lopti: grpo_ar_lopti.py --alpha 0 --eta 0.5",
+    "ar+lopti: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
+]
+COMMON = (
+    "--model models/kk_tiny --people 2-3 --temperature 1 --lr 2e-4 --steps 40 --prompts_per_step 16 "
+    "--max_prompt_tokens 256 --max_response_tokens 512 --eval_every 5 --eval_size 400 --eval_temperature 1"
+)
+# Final accuracy on K&K, mean over 3 to 7 people: AR-Lopti paper, Table 9, Llama-3.2-3B-Instruct trained with GRPO.
+PAPER = {"grpo": 0.30, "ar": 0.40, "lopti": 0.59, "ar+lopti": 0.62}
+LAST = 3  # evaluations whose mean is the final accuracy, as the papers average their last three checkpoints
+KEPT = """step reward accuracy accuracy_2 accuracy_3 accuracy_4 eval/accuracy eval/accuracy_2 eval/accuracy_3
+    eval/accuracy_4 response_tokens format_rate entropy kl clip_rate low_rate grad_norm optimizer_steps
+    time/step""".split()  # what a kept run holds of every step
+
+
+@dataclass
+class Args:
+    """What to run, and where to keep it."""
+
+    entries: list[str] = field(default_factory=lambda: ENTRIES)  # each "NAME: SCRIPT FLAGS"
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])  # one run of each entry for every seed
+    common: str = COMMON  # flags for all entries, as in --common="--steps 10"
+    only: list[str] = field(default_factory=list)  # names of the entries to run; empty: all
+    folder: Path = ROOT / "benchmarks" / "kk_tiny"  # where runs, table and plot are kept
+    name: str = "comparison"  # of the table and the plot
+    limit: float = 8  # minutes, after which a run is stopped and not kept
+    draw_only: bool = False  # run nothing, draw what is there
+
+
+def read_entries(entries):
+    """{name: [script, flag, ...]}. ValueError where an entry is not "NAME: SCRIPT FLAGS" with a script that exists."""
+    commands = {}
+    for entry in entries:
+        name, _, command = (part.strip() for part in entry.partition(":"))
+        words = shlex.split(command)
+        if not name or not words or not (ROOT / words[0]).is_file():
+            raise ValueError(f'an entry must be "NAME: SCRIPT FLAGS", and SCRIPT a file in {ROOT}, not {entry!r}')
+        if name in commands:
+            raise ValueError(f"two entries are named {name!r}")
+        commands[name] = words
+    return commands
+
+
+def kept_file(folder, name, seed):
+    return folder / f"{re.sub('[^a-z0-9.]+', '_', name.lower())}_seed_{seed}.json"
+
+
+def read_kept(path, command):
+    """A kept run, or None where there is none. ValueError where it was made with other flags."""
+    if not path.exists():
+        return None
+    kept = json.loads(path.read_text())
+    if kept["command"] != command:
+        raise ValueError(
+            f"{path} was made by\n  {kept['command']}\nand is asked for with\n  {command}\n"
+            "Give the entry another name, or remove the file to run it again"
+        )
+    return kept
+
+
+def run(command, limit):
+    """One training run in a folder of its own: what is to be kept of it. RuntimeError where it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, *shlex.split(command), "--run_dir", folder]
+        try:
+            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60 * limit)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{command}\ntook more than {limit} minutes") from None
+        if done.returncode:
+            raise RuntimeError(f"{command}\nended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+        rows = plot.read_rows(Path(folder, "metrics.jsonl"))
+        about = json.loads(Path(folder, "run.json").read_text())
+    rows = [{key: shorter(row[key]) for key in KEPT if row.get(key) is not None} for row in rows]
+    return {"command": command} | about | {"rows": rows}
+
+
+def shorter(value):
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def final(run, key):
+    """Mean of the run's last three evaluations."""
+    return fmean(plot.points(run["rows"], key)[1][-LAST:])
+
+
+def mean_and_error(values):
+    """(mean, standard error of the mean, with ddof 1; nan for a single value)."""
+    return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def shown(values):
+    mean, error = mean_and_error(values)
+    return f"{mean:.3f} ± {error:.3f}" if error == error else f"{mean:.3f}"
+
+
+def table(runs, commands, common):
+    """The comparison as Markdown. runs: {name: {seed: kept run}}."""
+    everything = [run for by_seed in runs.values() for run in by_seed.values()]
+    people = sorted(
+        {key for run in everything for row in run["rows"] for key in row if key.startswith("eval/accuracy_")}
+    )
+    first = next(iter(runs))
+    names = ["script and flags", "runs", "test accuracy", *(f"{key[-1]} people" for key in people)]
+    names += [f"minus {first}", "last reward", "last length", "s/step", "paper"]
+    lines = ["| " + " | ".join(["entry", *names]) + " |", "|---" * (len(names) + 1) + "|"]
+    for name, by_seed in runs.items():
+        mine = list(by_seed.values())
+        both = [seed for seed in by_seed if seed in runs[first]]
+        gains = [final(by_seed[seed], "eval/accuracy") - final(runs[first][seed], "eval/accuracy") for seed in both]
+        cells = [
+            f"`{shlex.join(commands[name])}`",
+            str(len(mine)),
+            shown([final(run, "eval/accuracy") for run in mine]),
+        ]
+        cells += [shown([final(run, key) for run in mine]) for key in people]
+        cells += ["" if name == first or not both else shown(gains).replace("0.", "+0.", 1).replace("-+", "−")]
+        cells += [shown([fmean(plot.points(run["rows"], "reward")[1][-5:]) for run in mine])]
+        cells += [f"{fmean(fmean(plot.points(run['rows'], 'response_tokens')[1][-5:]) for run in mine):.0f}"]
+        cells += [f"{fmean(fmean(plot.points(run['rows'], 'time/step')[1]) for run in mine):.1f}"]
+        cells += [f"{PAPER[name]:.2f}" if name in PAPER else ""]
+        lines.append("| " + " | ".join([name, *cells]) + " |")
+    start = [plot.points(run["rows"], "eval/accuracy")[1][0] for run in everything]
+    commits, machines = ({run[key] for run in everything} for key in ("commit", "machine"))
+    versions = {f"{name} {version}" for run in everything for name, version in run["versions"].items()}
+    seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
+    lines += [
+        "",
+        f"All entries: `{common}`; seeds {', '.join(map(str, seeds))}. Test accuracy: one response to each test puzzle "
+        f"at the evaluation's temperature, mean over the numbers of people and the last {LAST} evaluations; mean ± "
+        f"standard error over the seeds. Before training it is {fmean(start):.3f}. Minus {first}: difference to it "
+        "with the same seed, which means the same puzzles in the same order. Reward, length: mean of the last 5 steps. "
+        "Paper: AR-Lopti, Table 9, Llama-3.2-3B-Instruct, mean over 3 to 7 people.",
+        "",
+        f"Commit {', '.join(map(str, sorted(commits, key=str)))}; {', '.join(sorted(versions))}; "
+        f"{', '.join(sorted(machines))}; {', '.join(sorted({run['date'] for run in everything}))}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(args):
+    try:
+        commands = read_entries(args.entries)
+        if unknown := set(args.only) - commands.keys():
+            raise ValueError(f"--only {' '.join(sorted(unknown))}: the entries are {', '.join(commands)}")
+        wanted = {name: words for name, words in commands.items() if name in (args.only or commands)}
+        args.folder.mkdir(parents=True, exist_ok=True)
+        bar = tqdm([(seed, name) for seed in args.seeds for name in wanted], disable=args.draw_only)
+        runs = {name: {} for name in wanted}
+        for seed, name in bar:
+            command = shlex.join([*wanted[name], *shlex.split(args.common), "--seed", str(seed)])
+            path = kept_file(args.folder, name, seed)
+            kept = read_kept(path, command)
+            if kept is None and not args.draw_only:
+                bar.set_description(f"{name}, seed {seed}")
+                kept = run(command, args.limit)
+                path.write_text(json.dumps(kept, indent=None).replace('{"step"', '\n{"step"') + "\n")
+            if kept:
+                runs[name][seed] = kept
+    except (ValueError, RuntimeError) as error:
+        sys.exit(f"error: {error}")
+    runs = {name: by_seed for name, by_seed in runs.items() if by_seed}
+    if not runs:
+        sys.exit(f"error: no run of these entries is kept in {args.folder}")
+    text = table(runs, commands, args.common)
+    (args.folder / f"{args.name}.md").write_text(text)
+    paths = [args.folder / f"{args.name}{suffix}" for suffix in (".png", ".svg")]
+    plot.draw({name: [run["rows"] for run in by_seed.values()] for name, by_seed in runs.items()}, paths)
+    Console().print(Markdown(text))
+    print(f"wrote {args.folder / args.name}.md, .png and .svg")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0]))
