@@ -42,7 +42,7 @@ demo: install model
 		--responses_per_prompt 4 --max_response_tokens 64 --eval_size 10 --save_every 100
 
 test: install model lint
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 lint: install
 	$(PY) -m ruff check .
