@@ -11,6 +11,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
+KK_TINY = ROOT / "models" / "kk_tiny"
 SMOLLM = ROOT / "models" / "SmolLM2-135M-Instruct"
 DATA = ROOT.parent / "shared" / "data"  # the papers' data, where they are at hand
 sys.path.insert(0, str(ROOT))

@@ -1,0 +1,246 @@
+"""models/kk_tiny: that what it learned from is sound, that it is what its card says, and that it can learn more."""
+
+import dataclasses
+import itertools
+import json
+import random
+import re
+from statistics import fmean
+
+import pytest
+import regex
+from conftest import KK_TINY, metrics, run
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import grpo
+import grpo_ar_lopti
+from models import make_kk_tiny
+from rewards import encode, kk
+
+# --------------------------------------------------------------------------------------------------------------------
+# The worked solutions
+
+
+def holds(statement, roles):
+    """A statement's truth among these people; worked out anew, without kk's truth tables."""
+    op, *parts = statement
+    if op in ("telling-truth", "lying"):
+        return roles[parts[0]] == (op == "telling-truth")
+    values = [holds(part, roles) for part in parts]
+    if op == "not":
+        return not values[0]
+    if op == "->":
+        return values[1] if values[0] else True
+    return {"and": all(values), "or": any(values), "<=>": len(set(values)) == 1}[op]
+
+
+def atoms(statement):
+    """The statement's parts about a single person, in the order in which they are said."""
+    if statement[0] in ("telling-truth", "lying") or statement[0] == "not":
+        return [statement]
+    return [atom for part in statement[1:] for atom in atoms(part)]
+
+
+def value(text):
+    """The truth of "if Wei knave as knight (no) then Omar knight as knight (yes)", from the inside outwards."""
+    text = PART.sub(lambda part: part[4], text)
+    while "(" in text:
+        text = re.sub(r"\(([^()]*)\)", lambda inner: "yes" if value(inner[1]) else "no", text)
+    words = [word == "yes" for word in text.split() if word in ("yes", "no")]
+    rest = " ".join(word for word in text.split() if word not in ("yes", "no"))
+    one = {"": lambda a: a}
+    two = {
+        "and": lambda a, b: a and b,
+        "or": lambda a, b: a or b,
+        "iff": lambda a, b: a == b,
+        "if then": lambda a, b: b or not a,
+    }
+    return (one | two)[rest](*words)
+
+
+PART = re.compile(r"(\w+) (knight|knave) as (knight|knave) \((yes|no)\)")
+CASE = re.compile(r" (?:Assume|Suppose|If|Say|Imagine|Next|Take) (.*?)(?:, then:|[.:])")
+JUDGEMENT = re.compile(
+    r" (\w+)'s (?:statement|claim|remark|word) (?:means|says|gives|becomes|is) ([\w() ]+), "
+    r"(?:so|thus|hence|must be|therefore) (true|right|correct|false|wrong|untrue)"
+    r"(|: impossible|, a contradiction|: no|, which fails|: that cannot be)\."
+)
+
+
+def read_careful(text, puzzle):
+    """[(roles, [(speaker, its truth by parts, its truth, rejected), ...]), ...]: all of the text, or it fails."""
+    opening = re.match(r" [A-Z][\w ]+ (?:cases|options)\.", text)
+    assert opening, text
+    place, cases = opening.end(), []
+    while match := JUDGEMENT.match(text, place) or CASE.match(text, place):
+        place = match.end()
+        if match.re is CASE:
+            described = re.findall(r"(\w+) (knight|knave)", match[1])
+            assert [name for name, _ in described] == puzzle["names"], match[1]
+            cases.append((tuple(role == "knight" for _, role in described), []))
+        else:
+            truth = match[3] in ("true", "right", "correct")
+            cases[-1][1].append((puzzle["names"].index(match[1]), match[2], truth, bool(match[4])))
+    conclusion = text[place:]
+    assert re.fullmatch(r" [A-Z][a-z ]+\.", conclusion), conclusion  # nothing else is said
+    return cases
+
+
+# "X is a knight" and "X is not a knave" are the same, and so are "X is a knave" and "X is not a knight".
+SAME = {(i, True): {("telling-truth", i), ("not", ("lying", i))} for i in range(5)}
+SAME |= {(i, False): {("lying", i), ("not", ("telling-truth", i))} for i in range(5)}
+
+
+@pytest.mark.parametrize("people", [2, 3, 4, 5])
+def test_careful_reasoning_is_sound_in_every_step(people):
+    rng = random.Random(people)
+    for puzzle in kk.generate(150, str(people), seed=3):
+        reasoning, roles = make_kk_tiny.careful_reasoning(rng, puzzle)
+        cases = read_careful(reasoning, puzzle)
+        assert len({case for case, _ in cases}) == len(cases)
+        for number, (case, judgements) in enumerate(cases, 1):
+            assert [speaker for speaker, *_ in judgements] == list(range(len(judgements)))
+            for speaker, spelled, truth, rejected in judgements:
+                statement = puzzle["statements"][speaker]
+                assert truth == holds(statement, case) == value(spelled)
+                for (name, role, claimed, word), atom in zip(PART.findall(spelled), atoms(statement), strict=True):
+                    person = puzzle["names"].index(name)
+                    assert case[person] == (role == "knight") and atom in SAME[person, claimed == "knight"]
+                    assert holds(atom, case) == (word == "yes")
+                assert rejected == (truth != case[speaker])
+            assert [rejected for *_, rejected in judgements[:-1]] == [False] * (len(judgements) - 1)
+            assert judgements[-1][3] == (number < len(cases))  # all are rejected but the last
+        assert case == roles == kk.solve(puzzle["statements"])[0] and len(judgements) == people
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_solutions_are_in_the_papers_format(careful):
+    rng = random.Random(0)
+    puzzles = kk.generate(600, "2-4", seed=4)
+    scores = [kk.score(make_kk_tiny.solution(rng, p, careful), p["answer"], strict=True) for p in puzzles]
+    assert all(score["format"] and score["parsed"] for score in scores)
+    for people in "234":
+        right = fmean(s["correct"] for s, p in zip(scores, puzzles) if p["category"] == people)
+        assert right == 1 if careful else abs(right - 0.5 ** int(people)) < 0.1  # hasty is chance
+
+
+def test_every_puzzle_that_is_learned_from_belongs_to_the_train_split():
+    for puzzle in itertools.chain(*make_kk_tiny.make_puzzles(0)):
+        assert int(kk.identity(puzzle["statements"]), 16) % kk.TEST_SHARE
+
+
+def test_a_retold_puzzle_is_the_same_puzzle():
+    rng = random.Random(1)
+    for puzzle in kk.generate(50, "2-5", seed=5):
+        told = make_kk_tiny.retell(rng, puzzle)
+        assert list(told["answer"].values()) == list(puzzle["answer"].values()) == list(kk.solve(told["statements"])[0])
+        assert all(name in told["quiz"] for name in told["names"]) and told["quiz"] != puzzle["quiz"]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The committed model
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(KK_TINY)
+
+
+def test_every_puzzle_goes_through_the_tokenizer_and_back_word_by_word(tokenizer):
+    for puzzle in kk.generate(1000, "2-4", seed=6):
+        ids = tokenizer.encode(puzzle["quiz"], add_special_tokens=False)
+        assert tokenizer.decode(ids) == puzzle["quiz"]
+        assert len(ids) == len(regex.findall(make_kk_tiny.PIECES, puzzle["quiz"]))  # no word is spelled in bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["Zoë is a knight", "naïve ☃ 𝛼 \t\r\n\n  two  blanks", "12345 (10) don't", "<think></answer><|im_end|>", ""]
+)
+def test_any_text_goes_through_the_tokenizer_and_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_prompt_ends_where_the_solution_begins(tokenizer):
+    (puzzle,) = kk.generate(1, "2", seed=0)
+    prompt = encode(tokenizer, puzzle)
+    assert tokenizer.decode(prompt).endswith("<|im_start|>assistant\n<think>")
+    assert puzzle["quiz"] in tokenizer.decode(prompt) and "helpful assistant" not in tokenizer.decode(prompt)
+    answer = "(1) Wei is a knight\n(2) Omar is a knave"
+    tags = tokenizer.convert_ids_to_tokens(tokenizer.encode(f" So</think><answer> {answer}</answer>"))
+    assert tags[1:3] == ["</think>", "<answer>"] and tags[-1] == "</answer>"
+
+
+def test_the_model_is_small_and_ordinary():
+    model = AutoModelForCausalLM.from_pretrained(KK_TINY)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert 0.5e6 < sum(p.numel() for p in model.parameters()) < 1.5e6
+    assert (KK_TINY / "model.safetensors").stat().st_size < 5e6
+
+
+def test_it_starts_where_its_card_says():
+    """100 test puzzles each of 2, 3 and 4 people, 8 responses to each at temperature 1; vLLM samples."""
+    found = json.loads(run("models/make_kk_tiny.py", "--measure").stdout.splitlines()[-1])
+    two_or_three = {key: (found["2"][key] + found["3"][key]) / 2 for key in found["2"]}
+    assert 0.15 <= two_or_three["accuracy"] <= 0.30, found
+    assert two_or_three["format"] > 0.95 and two_or_three["cut off"] < 0.02, found
+    assert 0.15 <= two_or_three["tokens with p ≤ 0.5"] <= 0.25, found
+    assert 0.15 <= two_or_three["careful"] <= 0.4, found
+    assert found["2"]["accuracy of careful"] > found["2"]["accuracy of hasty"] + 0.1, found
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The trainers' default where there is no GPU
+
+
+def test_twelve_steps_raise_the_reward(tmp_path):
+    flags = ["--steps", "12", "--prompts_per_step", "8", "--max_response_tokens", "400", "--eval_size", "10"]
+    run("grpo_ar_lopti.py", *flags, "--run_dir", tmp_path / "run")
+    rewards = [row["reward"] for row in metrics(tmp_path / "run")]
+    assert fmean(rewards[-4:]) > fmean(rewards[:4]) + 0.1, rewards
+
+
+@pytest.mark.parametrize("trainer", [grpo, grpo_ar_lopti], ids=lambda trainer: trainer.__name__)
+def test_defaults_are_the_papers_on_a_gpu_and_kk_tinys_without_one(trainer, monkeypatch):
+    papers = trainer.Args()
+    monkeypatch.setattr(trainer, "ON_GPU", True)
+    assert trainer.parse_args([]) == papers
+    assert (
+        trainer.parse_args(["--model", "models/kk_tiny/"]).lr == trainer.KK_TINY["lr"]
+    )  # it asks for its own settings
+    monkeypatch.setattr(trainer, "ON_GPU", False)
+    own = trainer.CPU_DEFAULTS | trainer.KK_TINY
+    assert trainer.parse_args([]) == dataclasses.replace(papers, **own)
+    assert trainer.parse_args(["--lr", "3e-5", "--people=4"]) == dataclasses.replace(
+        papers, **own | {"lr": 3e-5, "people": "4"}
+    )
+    other = trainer.parse_args(["--model=models/SmolLM2-135M-Instruct"])  # what suits kk_tiny suits no other model
+    assert other == dataclasses.replace(papers, **trainer.CPU_DEFAULTS, model="models/SmolLM2-135M-Instruct")
+
+
+NO_NETWORK = """
+import socket
+def refuse(self, address, connect=socket.socket.connect):
+    if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "::1", "localhost"):
+        open({log!r}, "a").write(repr(address))
+        raise OSError("no network")
+    return connect(self, address)
+def unknown(host, *args, real=socket.getaddrinfo, **more):
+    if host not in ("127.0.0.1", "::1", "localhost", "", None, socket.gethostname()):
+        open({log!r}, "a").write(repr(host))
+        raise socket.gaierror("no network")
+    return real(host, *args, **more)
+socket.socket.connect, socket.getaddrinfo = refuse, unknown
+"""
+
+
+@pytest.mark.parametrize("script", ["grpo.py", "grpo_ar_lopti.py"])
+def test_without_a_gpu_the_default_command_runs_without_any_network(script, tmp_path):
+    """Only the numbers of steps and tests are changed. Who asks for a name or an address outside this machine is written down."""
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK.format(log=str(tmp_path / "asked")))
+    flags = ["--steps", "1", "--eval_size", "20", "--run_dir", tmp_path / "run"]
+    finished = run(script, *flags, env={"PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""})
+    assert not (tmp_path / "asked").exists(), (tmp_path / "asked").read_text()
+    header = re.sub(r"\s+", " ", finished.stdout)
+    assert "models/kk_tiny" in header and "--model Qwen/Qwen2.5-3B-Instruct" in header and "--people 3-7" in header
+    (row,) = metrics(tmp_path / "run")
+    assert {"accuracy_2", "accuracy_3", "eval/accuracy_2", "eval/accuracy_3"} <= row.keys()
