@@ -1,4 +1,4 @@
-# make demo: a short run on a small real model.  make test: lint and all tests.  Both set up what they need, once.
+# make demo: a model learns to reason while you watch.  make test: lint and all tests.  Both set up what they need.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -37,9 +37,8 @@ model: $(SMOLLM)/model.safetensors
 $(SMOLLM)/model.safetensors: | $(VENV)/installed
 	$(PY) -m tools.get_smollm2 $(SMOLLM)
 
-demo: install model
-	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5 --model $(SMOLLM) --people 2-3 --steps 3 --prompts_per_step 4 \
-		--responses_per_prompt 4 --max_response_tokens 64 --eval_size 10 --save_every 100
+demo: install
+	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5
 
 test: install model lint
 	$(PY) -m pytest -n 2 --dist loadfile

@@ -101,8 +101,12 @@ class Args:
     track: bool = False  # also log to Weights & Biases (pip install wandb)
 
 
-# Sizes for a machine without a GPU. Nothing that belongs to the algorithm.
+# Sizes for a machine without a GPU; and settings for models/kk_tiny, a model of a million parameters that learns while
+# one watches: without a GPU it is the default. Nothing here belongs to the algorithm.
 CPU_DEFAULTS = {"eval_size": 20, "gradient_checkpointing": False, "kv_cache_gb": 1.0, "micro_batch_tokens": 2048}
+KK_TINY = {"model": "models/kk_tiny", "people": "2-3", "temperature": 1.0, "prompts_per_step": 16, "lr": 2e-4}
+KK_TINY |= {"steps": 12, "max_prompt_tokens": 256, "max_response_tokens": 640, "micro_batch_tokens": 8192}
+KK_TINY |= {"eval_every": 4, "eval_size": 200, "eval_temperature": 1.0}
 
 POSITIVE = """steps epochs prompts_per_step responses_per_prompt max_prompt_tokens max_response_tokens
     updates_per_step micro_batch_tokens max_grad_norm kv_cache_gb eval_every eval_size save_every keep_checkpoints"""
@@ -117,10 +121,10 @@ RANGES = {
 
 
 def parse_args(argv):
-    """Args from the command line. Defaults: the paper's; without a GPU its sizes; or those of the run resumed."""
-    defaults = Args() if ON_GPU else Args(**CPU_DEFAULTS)
+    """Args from the command line. Defaults: the paper's; those of machine and model; or those of the run resumed."""
     words = [word for argument in argv for word in argument.split("=", 1)]
     given = dict(itertools.pairwise(words))  # each word and the next: flags and their values
+    defaults = Args(**own_defaults(given.get("--model", Args.model if ON_GPU else KK_TINY["model"])))
     saved = Path(given.get("--resume", ""), "args.json")
     if "--resume" in given and saved.exists():
         settings = json.loads(saved.read_text())
@@ -130,6 +134,11 @@ def parse_args(argv):
             settings["steps"] = None  # it was worked out from the epochs
         defaults = Args(**settings)
     return tyro.cli(Args, args=argv, default=defaults, use_underscores=True, description=__doc__.split("\n\n")[0])
+
+
+def own_defaults(model):
+    """Defaults other than the paper's: for a machine without a GPU, and for kk_tiny."""
+    return ({} if ON_GPU else CPU_DEFAULTS) | (KK_TINY if Path(model).name == "kk_tiny" else {})
 
 
 def check_args(args):
@@ -617,7 +626,7 @@ def main():
         sys.exit(2)
     start_processes(args)
     if RANK == 0:
-        bookkeeping.print_header(args, {} if ON_GPU else CPU_DEFAULTS, sizes, len(train), len(test), WORLD_SIZE)
+        bookkeeping.print_header(args, own_defaults(args.model), sizes, len(train), len(test), WORLD_SIZE)
     llm = load_sampler(args)
     policy = load_policy(args, trained=True)
     reference = load_policy(args, trained=False) if args.kl_coef else None

@@ -47,7 +47,8 @@ def test_a_run_leaves_everything_it_promises(four_steps):
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for row in rows:
         assert not [key for key in KEYS if row.get(key) is None]
-        assert row["accuracy"] == pytest.approx((row["accuracy_2"] + row["accuracy_3"]) / 2)  # as many of both
+        parts = sorted(row[key] for key in ("accuracy_2", "accuracy_3") if key in row)  # by number of people
+        assert parts[0] <= row["accuracy"] <= parts[-1]
     everything = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     evaluated = [row["step"] for row in everything if {"eval/accuracy", "eval/accuracy_2"} <= row.keys()]
     assert evaluated == [0, 4]  # before the first step and after the last
@@ -314,7 +315,8 @@ def test_help_explains_every_flag(script):
     for name in importlib.import_module(script.removesuffix(".py")).Args.__dataclass_fields__:
         line = re.search(rf"--{name}\b.*", help_text)
         assert line, name
-    assert "AdamW's learning rate, constant, in (0, 1] (default: 1e-06)" in re.sub(r"[\s│]+", " ", help_text)
+    lr = "1e-06" if torch.cuda.is_available() else "0.0002"  # kk_tiny's
+    assert f"AdamW's learning rate, constant, in (0, 1] (default: {lr})" in re.sub(r"[\s│]+", " ", help_text)
 
 
 @pytest.mark.skipif(not SMOLLM.exists(), reason="no models/SmolLM2-135M-Instruct: make model gets it")

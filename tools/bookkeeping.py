@@ -149,7 +149,7 @@ def print_header(args, defaults, sizes, n_train, n_test, n_processes):
         papers = {field.name: field.default for field in dataclasses.fields(args) if field.name in defaults}
         small = ", ".join(f"{key} {value}" for key, value in defaults.items())
         large = " ".join(f"--{key}" if value is True else f"--{key} {value}" for key, value in papers.items())
-        console.print(f"no GPU, so other defaults: {small}. Flags override them; the paper's settings are")
+        console.print(f"Defaults of this machine and model: {small}. Flags override them; the paper's settings are")
         console.print(f"    python {' '.join(sys.argv)} {large}", soft_wrap=True)
     console.rule(f"{args.steps} steps, written to {args.run_dir}")
 

@@ -1,4 +1,4 @@
-"""Compares scripts on one small model: several entries × several seeds, one run after the other; a table and a plot.
+"""Compares scripts on models/kk_tiny: several entries × several seeds, one run after the other; a table and a plot.
 
     python tools/compare.py                                  the entries below, seeds 0, 1 and 2
     python tools/compare.py --seeds 0 1 2 3 4                more seeds; what is there already is not run again
@@ -37,10 +37,7 @@ ENTRIES = [
     "lopti: grpo_ar_lopti.py --alpha 0 --eta 0.5",
     "ar+lopti: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
 ]
-COMMON = (
-    "--model models/kk_tiny --people 2-3 --temperature 1 --lr 2e-4 --steps 40 --prompts_per_step 16 "
-    "--max_prompt_tokens 256 --max_response_tokens 512 --eval_every 5 --eval_size 400 --eval_temperature 1"
-)
+COMMON = "--steps 40 --eval_size 400"
 # Final accuracy on K&K, mean over 3 to 7 people: AR-Lopti paper, Table 9, Llama-3.2-3B-Instruct trained with GRPO.
 PAPER = {"grpo": 0.30, "ar": 0.40, "lopti": 0.59, "ar+lopti": 0.62}
 LAST = 3  # evaluations whose mean is the final accuracy, as the papers average their last three checkpoints
