@@ -235,7 +235,7 @@ socket.socket.connect, socket.getaddrinfo = refuse, unknown
 
 @pytest.mark.parametrize("script", ["grpo.py", "grpo_ar_lopti.py"])
 def test_without_a_gpu_the_default_command_runs_without_any_network(script, tmp_path):
-    """Only the numbers of steps and tests are changed. Who asks for a name or an address outside this machine is written down."""
+    """Only the numbers of steps and tests are changed. Who asks for a name or an address elsewhere is written down."""
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK.format(log=str(tmp_path / "asked")))
     flags = ["--steps", "1", "--eval_size", "20", "--run_dir", tmp_path / "run"]
     finished = run(script, *flags, env={"PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""})
