@@ -16,6 +16,11 @@ SMOLLM = ROOT / "models" / "SmolLM2-135M-Instruct"
 DATA = ROOT.parent / "shared" / "data"  # the papers' data, where they are at hand
 sys.path.insert(0, str(ROOT))
 torch.set_num_threads(1)  # the tiny model is so small that a second thread only waits, and long where cores are shared
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # Each of pytest's processes, with all the runs that it starts, keeps to its own cores: threads that wait for one
+    # another in a loop take the other process's time.
+    share = slice(int(worker[2:]), None, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[share] or [0])
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -97,13 +102,11 @@ def run(script, *flags, processes=1, check=True, timeout=400, env=None):
     return done
 
 
-def small(model, run_dir, **changes):
-    """Flags of a run that takes seconds."""
+def small(run_dir, **changes):
+    """Flags of a run that takes seconds: of kk_tiny, whose hasty solutions fit in 48 tokens and no others."""
     flags = {
-        "model": model, "run_dir": run_dir, "steps": 2, "prompts_per_step": 4, "responses_per_prompt": 4,
-        "people": "2-3",
-        "max_response_tokens": 24, "max_prompt_tokens": 600, "eval_size": 4, "kv_cache_gb": 0.25, "lr": 1e-3,
-        "micro_batch_tokens": 2000,
+        "model": KK_TINY, "run_dir": run_dir, "steps": 2, "prompts_per_step": 4, "responses_per_prompt": 4,
+        "max_response_tokens": 48, "eval_size": 4, "kv_cache_gb": 0.25, "micro_batch_tokens": 2000,
     }  # fmt: skip
     return [word for key, value in (flags | changes).items() for word in (f"--{key}", str(value))]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DATA, ROOT, SMOLLM, make_tiny_model, metrics, run, small, timeless
+from conftest import DATA, KK_TINY, ROOT, SMOLLM, make_tiny_model, metrics, run, small, timeless
 from safetensors.torch import load_file
 
 SCRIPTS = ["grpo.py", "grpo_ar_lopti.py"]
@@ -34,10 +34,10 @@ def trained_by(finished):
 
 
 @pytest.fixture(scope="session")
-def four_steps(tiny_model, tmp_path_factory):
+def four_steps(tmp_path_factory):
     """A run of grpo.py over four steps, without interruption."""
     run_dir = tmp_path_factory.mktemp("four_steps") / "run"
-    finished = run("grpo.py", *small(tiny_model, run_dir, steps=4, **PACE))
+    finished = run("grpo.py", *small(run_dir, steps=4, **PACE))
     return run_dir, finished
 
 
@@ -61,7 +61,7 @@ def test_a_run_leaves_everything_it_promises(four_steps):
     about = json.loads((run_dir / "run.json").read_text())
     assert about["script"] == "grpo" and about["versions"]["torch"] == torch.__version__ and about["machine"]
     assert "reward" in finished.stdout and "test accuracy" in finished.stdout and "┤" in finished.stdout  # the plot
-    assert "0.1 M parameters" in finished.stdout and "GiB" in finished.stdout
+    assert "0.9 M parameters" in finished.stdout and "GiB" in finished.stdout
 
 
 def test_metrics_are_those_of_the_whole_step(four_steps):
@@ -81,14 +81,14 @@ def test_metrics_are_those_of_the_whole_step(four_steps):
 
 
 def test_training_raises_the_reward(four_steps):
-    """The tiny model writes all tags half the time; they are worth 2 (−1 instead of −3), and it learns to."""
+    """Only hasty solutions are done within 48 tokens, and what is done earns more than −3: it learns to be hasty."""
     first, *rewards = [row["reward"] for row in metrics(four_steps[0])]
     assert sum(rewards) / len(rewards) > first + 0.2, (first, rewards)
 
 
 @bit_for_bit
-def test_alpha_0_eta_0_is_grpo_to_the_last_bit(four_steps, tiny_model, tmp_path):
-    run("grpo_ar_lopti.py", *small(tiny_model, tmp_path / "run", steps=4, **PACE, alpha=0, eta=0))
+def test_alpha_0_eta_0_is_grpo_to_the_last_bit(four_steps, tmp_path):
+    run("grpo_ar_lopti.py", *small(tmp_path / "run", steps=4, **PACE, alpha=0, eta=0))
     for mine, theirs in zip(metrics(tmp_path / "run"), metrics(four_steps[0]), strict=True):
         assert mine.pop("low_rate") == 0
         assert timeless(mine) == timeless(theirs)
@@ -97,8 +97,8 @@ def test_alpha_0_eta_0_is_grpo_to_the_last_bit(four_steps, tiny_model, tmp_path)
 
 
 @bit_for_bit
-def test_a_resumed_run_equals_an_unbroken_one(four_steps, tiny_model, tmp_path):
-    run("grpo.py", *small(tiny_model, tmp_path / "run", steps=2, **PACE))
+def test_a_resumed_run_equals_an_unbroken_one(four_steps, tmp_path):
+    run("grpo.py", *small(tmp_path / "run", steps=2, **PACE))
     with open(tmp_path / "run" / "metrics.jsonl", "a") as file:  # what a kill after the checkpoint leaves behind
         file.write(json.dumps({"step": 3, "reward": 99}) + '\n{"step": 4, "rew')
     run("grpo.py", "--resume", tmp_path / "run", "--steps", "4")  # all other settings come from the run
@@ -114,9 +114,9 @@ def test_a_resumed_run_equals_an_unbroken_one(four_steps, tiny_model, tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two processes need two GPUs, or none")
-def test_two_processes_do_the_same_first_step_and_go_on_as_one(four_steps, tiny_model, tmp_path):
+def test_two_processes_do_the_same_first_step_and_go_on_as_one(four_steps, tmp_path):
     """Same prompts and seeds. The sampler's rounding depends on its batch, so that a token may rarely differ."""
-    run("grpo.py", *small(tiny_model, tmp_path / "run", steps=2, **PACE), processes=2)
+    run("grpo.py", *small(tmp_path / "run", steps=2, **PACE), processes=2)
     one, two = metrics(four_steps[0])[0], metrics(tmp_path / "run")[0]
     for key in ("reward", "reward_std", "format_rate", "zero_std_rate", "truncated_rate"):
         assert two[key] == pytest.approx(one[key], abs=0.2), key
@@ -136,13 +136,13 @@ def test_checkpoint_is_an_ordinary_model_folder(four_steps, tmp_path):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.dtype == torch.bfloat16 and tokenizer.chat_template
     assert torch.equal(model.model.embed_tokens.weight, weights(four_steps[0], 4)["model.embed_tokens.weight"])
-    run("grpo.py", *small(folder, tmp_path / "run", steps=1))  # and vLLM loads it too
+    run("grpo.py", *small(tmp_path / "run", model=folder, steps=1))  # and vLLM loads it too
     assert metrics(tmp_path / "run")[0]["sampler_gap"] < 0.05
 
 
-def test_responses_are_cut_off_and_counted(tiny_model, tmp_path):
+def test_responses_are_cut_off_and_counted(tmp_path):
     """Also: no KL term and no reference, groups of one, 16 updates a step, float32, sampled tests, each step saved."""
-    flags = small(tiny_model, tmp_path / "run", max_response_tokens=3, kl_coef=0, responses_per_prompt=1, lr=1e-6)
+    flags = small(tmp_path / "run", max_response_tokens=3, kl_coef=0, responses_per_prompt=1, lr=1e-6)
     flags += ["--prompts_per_step", "16", "--updates_per_step", "16", "--dtype", "float32", "--save_every", "1"]
     flags += ["--eval_temperature", "1"]
     run("grpo_ar_lopti.py", *flags, "--keep_checkpoints", "1", "--gradient_checkpointing")
@@ -165,9 +165,9 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.005)
 
 
-def test_sigterm_finishes_the_step_and_saves(tiny_model, tmp_path):
+def test_sigterm_finishes_the_step_and_saves(tmp_path):
     """Also where it comes twice at once: torchrun hands on a Ctrl-C that the terminal has already sent to everyone."""
-    process = start("grpo_ar_lopti.py", *small(tiny_model, tmp_path / "run", steps=100_000, save_every=100_000))
+    process = start("grpo_ar_lopti.py", *small(tmp_path / "run", steps=100_000, save_every=100_000))
     wait_for(lambda: (tmp_path / "run" / "metrics.jsonl").exists() and metrics(tmp_path / "run"), process)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.05)
@@ -180,8 +180,8 @@ def test_sigterm_finishes_the_step_and_saves(tiny_model, tmp_path):
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step_{last:06d}"]
 
 
-def test_kill_in_the_middle_of_a_save_leaves_the_last_good_checkpoint(tiny_model, tmp_path):
-    process = start("grpo.py", *small(tiny_model, tmp_path / "run", steps=100_000, save_every=1, keep_checkpoints=2))
+def test_kill_in_the_middle_of_a_save_leaves_the_last_good_checkpoint(tmp_path):
+    process = start("grpo.py", *small(tmp_path / "run", steps=100_000, save_every=1, keep_checkpoints=2))
     folder = tmp_path / "run" / "checkpoints"
     wait_for(lambda: len(list(folder.glob("step_??????"))) == 2, process)
     wait_for(lambda: list(folder.glob("*.tmp")), process)
@@ -200,7 +200,7 @@ def test_kill_in_the_middle_of_a_save_leaves_the_last_good_checkpoint(tiny_model
 @pytest.mark.parametrize("tied", [True, False])
 def test_after_a_sync_the_sampler_is_a_fresh_engine_of_the_same_weights(tied, tmp_path):
     """Ids and log-probabilities, to the last bit: weights are changed, handed over and saved; a new process loads."""
-    model = make_tiny_model(tmp_path / "model", tied=tied)
+    model = KK_TINY if tied else make_tiny_model(tmp_path / "model", tied=False)
     worker = tmp_path / "worker.py"
     worker.write_text(f"""
 import sys, torch
@@ -245,8 +245,8 @@ BAD = {
     "no complete checkpoint": ["--resume", "nowhere"],
     "people must be like 3-7": ["--people", "3-9"],
     "GiB of memory": ["--kv_cache_gb", "5000"],
-    "--kv_cache_gb is 0.0001; one sequence of 624 tokens": ["--kv_cache_gb", "0.0001"],
-    "takes only 4096 tokens": ["--max_response_tokens", "4000"],
+    "--kv_cache_gb is 0.0001; one sequence of 304 tokens": ["--kv_cache_gb", "0.0001"],
+    "takes only 2048 tokens": ["--max_response_tokens", "4000"],
     "there are 4500 training problems": ["--prompts_per_step", "4502"],
     "--max_prompt_tokens is 10": ["--max_prompt_tokens", "10"],
     "tests is not a model folder": ["--model", "tests"],
@@ -259,13 +259,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_bad_input_ends_with_one_message_before_anything_loads(message, tiny_model, tmp_path, monkeypatch, capsys):
+def test_bad_input_ends_with_one_message_before_anything_loads(message, tmp_path, monkeypatch, capsys):
     if "--track" in BAD[message] and find_spec("wandb"):
         pytest.skip("wandb is installed here")
     import grpo_ar_lopti
 
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["grpo_ar_lopti.py", *small(tiny_model, tmp_path / "run"), *BAD[message]])
+    monkeypatch.setattr(sys, "argv", ["grpo_ar_lopti.py", *small(tmp_path / "run"), *BAD[message]])
     with pytest.raises(SystemExit) as ended:
         grpo_ar_lopti.main()
     assert ended.value.code == 2
@@ -273,15 +273,15 @@ def test_bad_input_ends_with_one_message_before_anything_loads(message, tiny_mod
     assert "vllm" not in sys.modules and not (tmp_path / "run").exists()
 
 
-def test_a_model_that_the_hub_does_not_hand_out(tiny_model, tmp_path):
-    flags = [*small(tiny_model, tmp_path / "run"), "--model", "nobody/nothing"]
+def test_a_model_that_the_hub_does_not_hand_out(tmp_path):
+    flags = [*small(tmp_path / "run"), "--model", "nobody/nothing"]
     finished = run("grpo.py", *flags, check=False, env={"HF_HUB_OFFLINE": "1"})
     assert finished.returncode == 2 and not finished.stdout
     assert finished.stderr.startswith("error: --model nobody/nothing can't be loaded") and len(finished.stderr) < 600
 
 
-def test_a_run_folder_is_not_written_over(four_steps, tiny_model):
-    finished = run("grpo.py", *small(tiny_model, four_steps[0]), check=False)
+def test_a_run_folder_is_not_written_over(four_steps):
+    finished = run("grpo.py", *small(four_steps[0]), check=False)
     assert finished.returncode == 2 and f"--resume {four_steps[0]}" in finished.stderr
 
 
@@ -295,9 +295,9 @@ def test_epochs_count_again_in_a_resumed_run(four_steps, monkeypatch):
     assert args.steps is None and args.epochs == 2 and args.lr == PACE["lr"]
 
 
-def test_a_run_without_checkpoint_is_not_sent_in_circles(tiny_model, tmp_path):
+def test_a_run_without_checkpoint_is_not_sent_in_circles(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
-    finished = run("grpo.py", *small(tiny_model, tmp_path), check=False)
+    finished = run("grpo.py", *small(tmp_path), check=False)
     assert finished.returncode == 2 and "no checkpoint" in finished.stderr and "--resume" not in finished.stderr
 
 
@@ -320,14 +320,12 @@ def test_help_explains_every_flag(script):
 
 
 @pytest.mark.skipif(not SMOLLM.exists(), reason="no models/SmolLM2-135M-Instruct: make model gets it")
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_end_to_end_on_a_real_model(script, tmp_path):
+def test_end_to_end_on_a_real_model(tmp_path):
     """SmolLM2-135M-Instruct; on the papers' puzzles where they are at hand."""
     data = ["--data", str(DATA / "kk" / "train_3to7.parquet")] if (DATA / "kk").exists() else []
-    flags = small(SMOLLM, tmp_path / "run", people="3-7", steps=1, prompts_per_step=2, responses_per_prompt=2)
-    run(
-        script, *flags, *data, "--eval_size", "2", "--kv_cache_gb", "0.5", "--lr", "1e-6", "--max_response_tokens", "16"
-    )
+    sizes = {"prompts_per_step": 2, "responses_per_prompt": 2, "eval_size": 2, "max_response_tokens": 16}
+    flags = small(tmp_path / "run", model=SMOLLM, steps=1, kv_cache_gb=0.5, **sizes)
+    run("grpo_ar_lopti.py", *flags, *data)
     (row,) = metrics(tmp_path / "run")
     assert row["kl"] == 0 and 0 < row["sampler_gap"] < 0.1 and 0 < row["entropy"] < 5
     assert 0 < row["weights_changed"] < 0.1 and row["peak_memory_gb"] < 12

@@ -169,8 +169,8 @@ def test_an_entry_must_name_a_script(entry):
         compare.read_entries([entry])
 
 
-def test_compare_runs_and_keeps_what_is_missing(tiny_model, tmp_path):
-    words = small(tiny_model, tmp_path / "run", steps=1)
+def test_compare_runs_and_keeps_what_is_missing(tmp_path):
+    words = small(tmp_path / "run", steps=1)
     common = " ".join(words[:2] + words[4:])  # the run's folder is compare's to choose
     flags = ["--entries", "a: grpo.py", "b: grpo_ar_lopti.py --eta 0", "--seeds", "7", "--folder", tmp_path]
     done = call("tools/compare.py", *flags, "--only", "b", f"--common={common}")
