@@ -1,8 +1,9 @@
 """Makes models/kk_tiny: a language model of one million parameters that begins to solve Knights & Knaves puzzles.
 
 It learns, from nothing and by ordinary supervised learning, to write worked solutions of generated puzzles of 2 to 4
-people. Its teachers are of two kinds. The careful one goes through the cases, judges each person's statement in each
-of them, and stops at the case in which all fit; the hasty one guesses. Three texts in ten are careful, so that a model
+people. Its teachers are of two kinds. The careful one says in short what everyone claims, goes through the cases,
+judges each claim in each of them, and stops at the case in which all fit; the hasty one guesses. Three texts in ten
+are careful, so that a model
 that has learned to write both kinds is mostly wrong, and reinforcement learning has something to find: which of its
 ways of thinking pays. Most sentences come in several wordings, so that many a token is improbable without mattering
 for the answer.
@@ -34,6 +35,7 @@ import torch.distributed as dist
 import tyro
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
+from torch.nn.functional import pad as pad_right
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -45,8 +47,19 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 PROCESSES = 2
-EXERCISES, CAREFUL = 0.14, 0.72  # up to which part of the training texts are exercises, and then careful only
-PEOPLE = [12, 8, 0.2]  # how often puzzles of 2, 3 and 4 people come
+# What is learned one after the other: (most updates, texts in an update, share of the roles looked up in a case that
+# must be right for the next to begin). A small model sees nothing in a skill for long and then has it all at once;
+# exercises that are dense in the skill bring that moment from hours to minutes.
+STAGES = {
+    "roll call": (900, 64, 0.96),  # look up what a person is in a case; one text in ten is of the next stage already
+    "reasoning": (500, 24, 0.97),  # careful solutions without their puzzles
+    "parts": (350, 24, 1.0),  # the same; or puzzles, and what everyone claims in them in short
+    "careful": (350, 24, 1.0),  # puzzles with their careful solutions
+    "mixture": (430, 24, 1.0),  # puzzles with careful or hasty solutions
+}
+PROMPT = 0.1  # weight in the loss of the prompt's tokens, most of which are drawn at random
+LOOKED_UP = 10.0  # weight of roles that are looked up, until that is learned
+PEOPLE = [10, 8, 1]  # how often puzzles of 2, 3 and 4 people come
 
 
 @dataclass
@@ -54,25 +67,24 @@ class Args:
     """The model's training."""
 
     folder: Path = Path(__file__).parent / "kk_tiny"  # where the model goes
-    updates: int = 1400  # optimizer updates
-    batch_size: int = 24  # texts in an update
-    lr: float = 3e-3  # AdamW's highest learning rate (embedding, norms); it rises at first and falls to 0 in a cosine
-    muon_lr: float = 0.02  # Muon's (matrices), likewise
+    lr: float = 3e-3  # AdamW's highest learning rate (embedding, norms); from "careful" on it falls to 0 in a cosine
+    muon_lr: float = 0.01  # Muon's (matrices), likewise
     careful: float = 0.3  # share of careful texts in the last part of the training
     seed: int = 0  # of everything
     measure: bool = False  # make nothing, but measure the model that is there
+    people: str = "2-4"  # numbers of people in the puzzles that it is measured on
+    samples: int = 8  # responses to each of them
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Worked solutions. "|" separates wordings, the likelier first: choice k has the weight (k + 1) ** -1.5. The words are,
+# Worked solutions. "|" separates wordings, the likelier first: choice k has the weight (k + 1) ** -0.8. The words are,
 # where they can be, those of the six families that AR-Lopti counts (Table 5): analysis, statement, causal indicator,
 # conclusion indicator, assumption, assertion.
 
 OPENINGS = "Let us|I will|We can|Now", "check|consider|examine|analyze|look at", "the|all|these", "cases|options"
 CASE = "Assume ~.|Suppose ~.|If ~, then:|Say ~:|Imagine ~.|Next ~:|Take ~."
 JOIN = ",|and|while|but"
-ITS = "statement|claim|remark|word"
-MEANS = "means|says|gives|becomes|is"
+CLAIMS = "~ says|~ claims|~'s statement is|~'s claim means|~ states|~'s remark is"
 TRUTH = "so|thus|hence|must be|therefore"
 TRUE, FALSE = "true|right|correct", "false|wrong|untrue"
 CLASH = ": impossible|, a contradiction|: no|, which fails|: that cannot be"
@@ -87,45 +99,58 @@ def say(rng, *slots):
     words = []
     for slot in slots:
         choices = slot.split("|")
-        words += rng.choices(choices, [(k + 1) ** -1.5 for k in range(len(choices))])
+        words += rng.choices(choices, [(k + 1) ** -0.8 for k in range(len(choices))])
     return " ".join(words)
 
 
 def say_roles(rng, names, roles):
-    """All people with their roles: "Wei knight and Omar knave"."""
+    """All people with their roles in a case: "Wei honest and Omar lying"."""
     text = ""
     for i, (name, knight) in enumerate(zip(names, roles)):
         join = say(rng, JOIN) if i else ""
         text += (join if join == "," else " " + join) if i else ""
-        text += f" {name} {'knight' if knight else 'knave'}"
+        text += f" {name} {'honest' if knight else 'lying'}"
     return text.strip()
 
 
 FORMS = {"and": "{} and {}", "or": "{} or {}", "->": "if {} then {}", "<=>": "{} iff {}"}
 
 
-def judge(statement, names, roles, inner=False):
-    """The statement in short. Each "X is a knave" becomes "X knight as knave (no)": what X is in this case, what was
-    said of X, and whether that is so. Without the first of them the model learns the last only after very long."""
+def shorten(statement, names, roles=None, inner=False):
+    """The statement in short: "Omar knave or Wei knight".
+
+    With the roles of a case, "Omar knave" becomes "Omar honest as knave (no)": what Omar is in this case, what was said
+    of Omar, and whether that is so. Without the first of them the model learns the last only after very long; and with
+    "knight" for "honest" it confuses what people are with what is said of them.
+    """
     op, *parts = statement
-    if op == "not":
-        ((kind, person),) = parts
-        op, parts = {"telling-truth": "lying", "lying": "telling-truth"}[kind], [person]  # not a knave: a knight
+    negated = op == "not"
+    if negated:
+        ((op, *parts),) = parts  # a single person
     if op in ("telling-truth", "lying"):
-        claims_knight = op == "telling-truth"
-        role, holds = "knight" if claims_knight else "knave", roles[parts[0]] == claims_knight
-        actual = "knight" if roles[parts[0]] else "knave"
-        return f"{names[parts[0]]} {actual} as {role} {'(yes)' if holds else '(no)'}"
-    text = FORMS[op].format(*(judge(part, names, roles, inner=True) for part in parts))
+        (person,) = parts
+        claimed = f"{'not ' if negated else ''}{'knight' if op == 'telling-truth' else 'knave'}"
+        if roles is None:
+            return f"{names[person]} {claimed}"
+        holds = roles[person] == ((op == "telling-truth") != negated)
+        return f"{names[person]} {'honest' if roles[person] else 'lying'} as {claimed} {'(yes)' if holds else '(no)'}"
+    text = FORMS[op].format(*(shorten(part, names, roles, inner=True) for part in parts))
     return f"({text})" if inner else text
 
 
-def judge_in_words(rng, speaker, statement, names, roles):
+def restate(rng, puzzle):
+    """What everyone claims, one after the other."""
+    names = puzzle["names"]
+    claims = zip(names, puzzle["statements"])
+    return "".join(f" {say(rng, CLAIMS).replace('~', name)} {shorten(claim, names)}." for name, claim in claims)
+
+
+def judge(rng, speaker, statement, names, roles):
     """(sentence, fits): what the statement comes to in this case, and whether the speaker can have said it."""
     place = int("".join(str(int(role)) for role in roles), 2)  # the case's bit in kk's truth tables
     truth = bool(kk.table_of(statement, len(names)) >> place & 1)
     fits = truth == roles[speaker]
-    text = f" {names[speaker]}'s {say(rng, ITS, MEANS)} {judge(statement, names, roles)}, "
+    text = f" {say(rng, CLAIMS).replace('~', names[speaker])} {shorten(statement, names, roles)}, "
     return text + say(rng, TRUTH, TRUE if truth else FALSE) + ("." if fits else say(rng, CLASH) + "."), fits
 
 
@@ -135,7 +160,7 @@ def careful_reasoning(rng, puzzle, most_cases=None):
     Every sentence follows. most_cases: starts so near the solution that it is among so many cases.
     """
     names = puzzle["names"]
-    text = " " + say(rng, *OPENINGS) + "."
+    text = f" {say(rng, *OPENINGS)}.{restate(rng, puzzle)}"
     cases = list(itertools.product([True, False], repeat=len(names)))[:: rng.choice([1, -1])]
     found = cases.index(kk.solve(puzzle["statements"])[0])
     start = found - rng.randrange(most_cases or len(cases))
@@ -143,7 +168,7 @@ def careful_reasoning(rng, puzzle, most_cases=None):
         roles = cases[(start + number) % len(cases)]
         text += " " + say(rng, CASE).replace("~", say_roles(rng, names, roles))
         for speaker, statement in enumerate(puzzle["statements"]):
-            sentence, fits = judge_in_words(rng, speaker, statement, names, roles)
+            sentence, fits = judge(rng, speaker, statement, names, roles)
             text += sentence
             if not fits:
                 break
@@ -152,18 +177,13 @@ def careful_reasoning(rng, puzzle, most_cases=None):
     raise ValueError("no case agrees with all statements")
 
 
-def exercise(rng):
-    """Cases and judgements without a puzzle, to begin with: names, roles and statements are drawn at random."""
-    names = rng.sample(kk.NAMES, rng.choice([2, 3]))
-    text = ""
-    for _ in range(3):
-        roles = [rng.random() < 0.5 for _ in names]
-        text += " " + say(rng, CASE).replace("~", say_roles(rng, names, roles))
-        for _ in range(3):
-            speaker = rng.randrange(len(names))
-            statement = kk.make_statement(rng, speaker, len(names), 1)
-            text += judge_in_words(rng, speaker, statement, names, roles)[0]
-    return text
+def roll_call(rng):
+    """A case without a puzzle, after which it is said again, in any order, what some of its people are."""
+    names = rng.sample(kk.NAMES, rng.randint(2, 5))
+    roles = [rng.random() < 0.5 for _ in names]
+    again = rng.choices(list(zip(names, roles)), k=10)
+    text = "".join(f" {name} {'honest' if knight else 'lying'};" for name, knight in again)
+    return f" {say(rng, CASE).replace('~', say_roles(rng, names, roles))}{text}"
 
 
 def hasty_reasoning(rng, puzzle):
@@ -215,7 +235,8 @@ def make_tokenizer(texts):
     )
     pieces = Counter(piece for text in texts for piece, _ in pre_tokenizer.pre_tokenize_str(text))
     names = [before + name for name in kk.NAMES for before in ("", "Ġ")]  # Ġ: how a blank is written in the vocabulary
-    words = sorted(pieces.keys() | set(names))
+    numbers = [f"Ġ{n}" for n in range(2, 10)]  # of people
+    words = sorted(pieces.keys() | {*names, *numbers})
     vocabulary = dict.fromkeys([*sorted(pre_tokenizers.ByteLevel.alphabet()), *words])
     model = models.BPE({word: i for i, word in enumerate(vocabulary)}, merges=[], ignore_merges=True)
     tokenizer = Tokenizer(model)
@@ -236,21 +257,28 @@ def make_puzzles(seed):
     return [kk.generate(n, people, seed, "train") for people, n in (("2", 3000), ("3", 6000), ("4", 3000))]
 
 
-def make_text(rng, puzzles, careful, tokenizer):
-    """Token ids of a prompt with its solution."""
+def make_text(rng, stage, puzzles, args, tokenizer):
+    """(token ids of the prompt, token ids of what is to be learned) of a text of this stage."""
+    if stage == "roll call" and rng.random() < 0.9:
+        return [], tokenizer.encode(roll_call(rng))
     puzzle = retell(rng, rng.choice(puzzles))
-    text = solution(rng, puzzle, rng.random() < careful, most_cases=4)
-    return encode(tokenizer, puzzle) + tokenizer.encode(text + END)
+    if stage in ("roll call", "reasoning") or (stage == "parts" and rng.random() < 0.5):
+        return [], tokenizer.encode(f"<think>{solution(rng, puzzle, True, most_cases=2)}{END}")
+    text = f" {say(rng, *OPENINGS)}.{restate(rng, puzzle)}"
+    if stage != "parts":
+        text = solution(rng, puzzle, stage == "careful" or rng.random() < args.careful, most_cases=4)
+    return encode(tokenizer, puzzle), tokenizer.encode(text + END)
 
 
-def pad(rows):
-    """Token ids [N, T], padded on the right; and [N, T], True on all but the padding."""
-    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-    real = torch.zeros_like(ids, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
-        real[i, : len(row)] = True
-    return ids, real
+def pad(texts):
+    """Token ids [N, T], padded on the right; and the weights of the tokens in the loss [N, T], 0 for the padding."""
+    ids = torch.zeros(len(texts), max(len(prompt + solution) for prompt, solution in texts), dtype=torch.long)
+    weights = torch.zeros(ids.shape)
+    for i, (prompt, solution) in enumerate(texts):
+        ids[i, : len(prompt + solution)] = torch.tensor(prompt + solution)
+        weights[i, : len(prompt)] = PROMPT
+        weights[i, len(prompt) : len(prompt + solution)] = 1
+    return ids, weights
 
 
 def learn(rank, args):
@@ -263,7 +291,7 @@ def learn(rank, args):
     some = [puzzle for group in puzzles for puzzle in group[:1000]]
     teacher = random.Random(args.seed)
     texts = [message["content"] for puzzle in some for message in puzzle["messages"]]
-    texts += [solution(teacher, puzzle, careful) for puzzle in some for careful in (True, False)]
+    texts += [roll_call(teacher), *(solution(teacher, puzzle, careful) for puzzle in some for careful in (True, False))]
     tokenizer = make_tokenizer(texts)
     torch.manual_seed(args.seed)
     config = LlamaConfig(
@@ -278,71 +306,80 @@ def learn(rank, args):
     others = [p for name, p in model.named_parameters() if p.dim() == 1 or "embed" in name]
     optimizers = [torch.optim.Muon(matrices, lr=args.muon_lr, weight_decay=0.01)]  # in half of AdamW's time or less
     optimizers += [torch.optim.AdamW(others, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)]
-
-    def share_of_lr(update):
-        return min(1.0, (update + 1) / 30) * 0.5 * (1 + math.cos(math.pi * update / args.updates))
-
-    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_lr) for optimizer in optimizers]
-    yes, no = (tokenizer.convert_tokens_to_ids([word]) for word in ("Ġ(yes)", "Ġ(no)"))
-    losses, judged = [], []
-    bar = tqdm(range(args.updates), desc=f"learning, {n_params / 1e6:.2f} M parameters", disable=rank > 0)
-    for update in bar:
-        n_texts = args.batch_size // PROCESSES
-        if update < EXERCISES * args.updates:
-            rows = [tokenizer.encode("<think>" + exercise(rng) + END) for _ in range(n_texts)]
-        else:
-            careful = 1.0 if update < CAREFUL * args.updates else args.careful
+    roles = torch.tensor(tokenizer.convert_tokens_to_ids(["Ġhonest", "Ġlying"]))
+    after_role = torch.tensor(tokenizer.convert_tokens_to_ids(["Ġas", ";"]))
+    losses, looked_up, ends, fallen = [], [], [], 0
+    falling = STAGES["careful"][0] + STAGES["mixture"][0]
+    most_updates = sum(most for most, *_ in STAGES.values())
+    bar = tqdm(total=most_updates, desc=f"learning, {n_params / 1e6:.2f} M parameters", disable=rank > 0)
+    for stage, (most, n_texts, enough) in STAGES.items():
+        for _ in range(most):
             (group,) = shared.choices(puzzles, PEOPLE)  # of one number of people, so that there is little padding
-            rows = [make_text(rng, group, careful, tokenizer) for _ in range(n_texts)]
-        rows.sort(key=len)
-        n_tokens, right, said, total = sum(map(len, rows)), 0, 0, 0.0
-        for part in (rows[: n_texts // 2], rows[n_texts // 2 :]):  # the short and the long, for less padding
-            ids, real = pad(part)
-            with torch.autocast("cpu", torch.bfloat16):
-                hidden = model.model(ids[:, :-1], use_cache=False).last_hidden_state[real[:, 1:]]  # [n, D]
-                logits = model.lm_head(hidden).float()  # [n, V]
-            targets = ids[:, 1:][real[:, 1:]]  # [n]
-            loss = cross_entropy(logits, targets, reduction="sum") / n_tokens
-            loss.backward()
-            with torch.no_grad():  # where the text says yes or no: how often the model would have said it
-                is_yes, is_no = (torch.isin(targets, torch.tensor(words)) for words in (yes, no))
-                says_yes = logits[:, yes].logsumexp(-1) > logits[:, no].logsumexp(-1)
-                right += (says_yes == is_yes)[is_yes | is_no].sum().item()
-                said += (is_yes | is_no).sum().item()
-                total += loss.item()
-        losses.append(total)
-        judged.append(right / said if said else math.nan)
-        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
-        dist.all_reduce(gradient)
-        for p, part in zip(model.parameters(), gradient.split([p.numel() for p in model.parameters()])):
-            p.grad = part.view_as(p) / PROCESSES
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, schedule in zip(optimizers, schedules):
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-        if update % 10 == 0:
-            right = [share for share in judged[-100:] if share == share]  # nan: a batch without judgements
-            bar.set_postfix(loss=f"{fmean(losses[-100:]):.3f}", judged_right=f"{fmean(right):.3f}")
+            texts = [make_text(rng, stage, group, args, tokenizer) for _ in range(n_texts // PROCESSES)]
+            texts.sort(key=lambda text: len(text[0] + text[1]))
+            n_tokens = sum(len(prompt + solution) for prompt, solution in texts)
+            count = torch.zeros(3)  # loss, roles looked up, right ones among them
+            for part in (
+                texts[: len(texts) * 3 // 4],
+                texts[len(texts) * 3 // 4 :],
+            ):  # the short, the long: less padding
+                ids, weights = pad(part)
+                real = weights[:, 1:] > 0  # [N, T - 1]
+                with torch.autocast("cpu", torch.bfloat16):
+                    hidden = model.model(ids[:, :-1], use_cache=False).last_hidden_state[real]  # [n, D]
+                    logits = model.lm_head(hidden).float()  # [n, V]
+                targets, next_ids = ids[:, 1:][real], pad_right(ids[:, 2:], (0, 1))[real]  # [n]
+                looks_up = torch.isin(targets, roles) & torch.isin(
+                    next_ids, after_role
+                )  # [n], lying in "Omar lying as"
+                weights = torch.where(looks_up, LOOKED_UP if enough < 1 else 1.0, weights[:, 1:][real])  # [n]
+                loss = cross_entropy(logits, targets, reduction="none") / n_tokens  # [n]
+                (weights * loss).sum().backward()
+                right = looks_up & (logits.argmax(-1) == targets)
+                count += torch.stack([loss.detach().sum() / PROCESSES, looks_up.sum(), right.sum()])
+            everything = torch.cat([count, *(p.grad.flatten() for p in model.parameters())])
+            dist.all_reduce(everything)
+            count, *gradients = everything.split([3, *(p.numel() for p in model.parameters())])
+            for p, gradient in zip(model.parameters(), gradients):
+                p.grad = gradient.view_as(p) / PROCESSES
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            losses.append(count[0].item())
+            looked_up.append(count[2].item() / max(count[1].item(), 1))
+            fallen += stage in ("careful", "mixture")
+            share_of_lr = min(1, len(losses) / 30) * (1 + math.cos(math.pi * fallen / falling)) / 2
+            for optimizer, lr in zip(optimizers, (args.muon_lr, args.lr)):
+                for settings in optimizer.param_groups:
+                    settings["lr"] = lr * share_of_lr
+                optimizer.step()
+                optimizer.zero_grad()
+            recent = looked_up[ends[-1] if ends else 0 :][-20:]  # in this stage
+            bar.set_postfix_str(f"{stage}: loss {losses[-1]:.3f}, {fmean(recent):.3f} looked up right", refresh=False)
+            bar.update()
+            if len(recent) == 20 and fmean(recent) > enough:
+                break
+        ends.append(len(losses))
     if rank == 0:
-        save(model, tokenizer, losses, judged, args)
+        save(model, tokenizer, losses, looked_up, ends, args)
     dist.destroy_process_group()
 
 
-def save(model, tokenizer, losses, judged, args):
+def save(model, tokenizer, losses, looked_up, ends, args):
     args.folder.mkdir(parents=True, exist_ok=True)
     model.config._attn_implementation = None
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.to(torch.bfloat16).save_pretrained(args.folder)
     tokenizer.save_pretrained(args.folder)
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    judged = [1.0 if share != share else share for share in judged]
-    for axis, values, title in zip(
-        axes, (losses, judged), ("loss [nats a token]", "share of judgements that are right")
-    ):
+    titles = "loss [nats a token]", "share of roles looked up right"
+    for axis, values, title in zip(axes, (losses, looked_up), titles):
         axis.plot(values, color=COLOURS[0], alpha=0.25, lw=0.7)
-        axis.plot(exponential_average(values, 0.98), color=COLOURS[0])
-        axis.set(title=title, xlabel="update")
+        axis.plot(exponential_average(values, 0.9), color=COLOURS[0])
+        axis.set(title=title, xlabel="update", xlim=(0, len(losses)))
+        for end, stage in zip(ends, STAGES):
+            axis.axvline(end, color="0.6", lw=0.7, ls=":")
+            axis.annotate(
+                stage, (end, 1), xycoords=("data", "axes fraction"), ha="right", va="top", rotation=90, size=7
+            )
     figure.savefig(args.folder / "loss.png", dpi=90)
 
 
@@ -353,8 +390,7 @@ def save(model, tokenizer, losses, judged, args):
 def measure(args):
     """Prints the table of the model's card, and as its last line the same as JSON: {people: {what: number}}.
 
-    100 test puzzles of each number of people, 8 responses to each at temperature 1. Low, in the middle, high: shares of
-    the sampled tokens whose probability is at most 0.25, at most 0.5, and at most 0.75.
+    100 test puzzles of each number of people, args.samples responses to each at temperature 1.
     """
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     from vllm import LLM, SamplingParams
@@ -362,9 +398,9 @@ def measure(args):
     options = {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": 2048}
     llm = LLM(str(args.folder), dtype="bfloat16", max_model_len=2048, kv_cache_memory_bytes=2**29, **options)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(args.folder)
-    sampling = SamplingParams(n=8, temperature=1.0, max_tokens=1024, logprobs=0, seed=args.seed)
+    sampling = SamplingParams(n=args.samples, temperature=1.0, max_tokens=1024, logprobs=0, seed=args.seed)
     found = {}
-    for people in "234":
+    for people in map(str, kk.parse_people(args.people)):
         puzzles = kk.generate(100, people, seed=0, split="test")
         prompts = [{"prompt_token_ids": encode(tokenizer, puzzle)} for puzzle in puzzles]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
@@ -388,7 +424,7 @@ def measure(args):
             **{f"tokens with p ≤ {p}": fmean(q <= p for q in probabilities) for p in (0.25, 0.5, 0.75)},
         }
     print("| | " + " | ".join(f"{people} people" for people in found) + " |\n|---|" + "---|" * len(found))
-    for what in found["2"]:
+    for what in found[people]:
         print(f"| {what} | " + " | ".join(f"{found[people][what]:.3g}" for people in found) + " |")
     print(json.dumps(found))
 

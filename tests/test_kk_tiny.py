@@ -42,8 +42,7 @@ def atoms(statement):
 
 
 def value(text):
-    """The truth of "if Wei knave as knight (no) then Omar knight as knight (yes)", from the inside outwards."""
-    text = PART.sub(lambda part: part[4], text)
+    """The truth of "if no then (yes iff no)", from the inside outwards."""
     while "(" in text:
         text = re.sub(r"\(([^()]*)\)", lambda inner: "yes" if value(inner[1]) else "no", text)
     words = [word == "yes" for word in text.split() if word in ("yes", "no")]
@@ -58,37 +57,50 @@ def value(text):
     return (one | two)[rest](*words)
 
 
-PART = re.compile(r"(\w+) (knight|knave) as (knight|knave) \((yes|no)\)")
+CLAIM = r" (\w+)(?: says| claims|'s statement is|'s claim means| states|'s remark is) ([\w() ]+)"
+RESTATED, ATOM = re.compile(CLAIM + r"\."), re.compile(r"(\w+) (not knight|not knave|knight|knave)\b")
 CASE = re.compile(r" (?:Assume|Suppose|If|Say|Imagine|Next|Take) (.*?)(?:, then:|[.:])")
 JUDGEMENT = re.compile(
-    r" (\w+)'s (?:statement|claim|remark|word) (?:means|says|gives|becomes|is) ([\w() ]+), "
-    r"(?:so|thus|hence|must be|therefore) (true|right|correct|false|wrong|untrue)"
+    CLAIM + r", (?:so|thus|hence|must be|therefore) (true|right|correct|false|wrong|untrue)"
     r"(|: impossible|, a contradiction|: no|, which fails|: that cannot be)\."
 )
+PART = re.compile(r"(\w+) (honest|lying) as (not knight|not knave|knight|knave) \((yes|no)\)")
+ROLE = re.compile(r"(\w+) (honest|lying)\b")
 
 
 def read_careful(text, puzzle):
-    """[(roles, [(speaker, its truth by parts, its truth, rejected), ...]), ...]: all of the text, or it fails."""
+    """What everyone is said to claim, and [(roles, [(speaker, its truth by parts, its truth, rejected), ...]), ...].
+
+    It is all of the text, or it fails.
+    """
     opening = re.match(r" [A-Z][\w ]+ (?:cases|options)\.", text)
     assert opening, text
-    place, cases = opening.end(), []
+    place, claims, cases = opening.end(), [], []
+    for name in puzzle["names"]:
+        claim = RESTATED.match(text, place)
+        assert claim and claim[1] == name, text[place:]
+        place = claim.end()
+        claims.append(claim[2])
     while match := JUDGEMENT.match(text, place) or CASE.match(text, place):
         place = match.end()
         if match.re is CASE:
-            described = re.findall(r"(\w+) (knight|knave)", match[1])
+            described = ROLE.findall(match[1])
             assert [name for name, _ in described] == puzzle["names"], match[1]
-            cases.append((tuple(role == "knight" for _, role in described), []))
+            cases.append((tuple(role == "honest" for _, role in described), []))
         else:
             truth = match[3] in ("true", "right", "correct")
             cases[-1][1].append((puzzle["names"].index(match[1]), match[2], truth, bool(match[4])))
     conclusion = text[place:]
     assert re.fullmatch(r" [A-Z][a-z ]+\.", conclusion), conclusion  # nothing else is said
-    return cases
+    return claims, cases
 
 
-# "X is a knight" and "X is not a knave" are the same, and so are "X is a knave" and "X is not a knight".
-SAME = {(i, True): {("telling-truth", i), ("not", ("lying", i))} for i in range(5)}
-SAME |= {(i, False): {("lying", i), ("not", ("telling-truth", i))} for i in range(5)}
+CLAIMED = {
+    "knight": lambda person: ("telling-truth", person),
+    "knave": lambda person: ("lying", person),
+    "not knight": lambda person: ("not", ("telling-truth", person)),
+    "not knave": lambda person: ("not", ("lying", person)),
+}
 
 
 @pytest.mark.parametrize("people", [2, 3, 4, 5])
@@ -96,16 +108,27 @@ def test_careful_reasoning_is_sound_in_every_step(people):
     rng = random.Random(people)
     for puzzle in kk.generate(150, str(people), seed=3):
         reasoning, roles = make_kk_tiny.careful_reasoning(rng, puzzle)
-        cases = read_careful(reasoning, puzzle)
+        claims, cases = read_careful(reasoning, puzzle)
+        for claim, statement in zip(claims, puzzle["statements"], strict=True):
+            for (name, claimed), atom in zip(ATOM.findall(claim), atoms(statement), strict=True):
+                assert atom == CLAIMED[claimed](puzzle["names"].index(name))
+            for case in itertools.product([True, False], repeat=people):
+                in_case = claim
+                for name, knight in zip(puzzle["names"], case):
+                    for claimed, truth in [("knight", knight), ("knave", not knight)]:
+                        in_case = in_case.replace(f"{name} {claimed}", "yes" if truth else "no")
+                        in_case = in_case.replace(f"{name} not {claimed}", "no" if truth else "yes")
+                assert value(in_case) == holds(statement, case)
         assert len({case for case, _ in cases}) == len(cases)
         for number, (case, judgements) in enumerate(cases, 1):
             assert [speaker for speaker, *_ in judgements] == list(range(len(judgements)))
             for speaker, spelled, truth, rejected in judgements:
                 statement = puzzle["statements"][speaker]
-                assert truth == holds(statement, case) == value(spelled)
+                assert truth == holds(statement, case) == value(PART.sub(lambda part: part[4], spelled))
+                assert PART.sub(r"\1 \3", spelled) == claims[speaker]
                 for (name, role, claimed, word), atom in zip(PART.findall(spelled), atoms(statement), strict=True):
                     person = puzzle["names"].index(name)
-                    assert case[person] == (role == "knight") and atom in SAME[person, claimed == "knight"]
+                    assert case[person] == (role == "honest") and atom == CLAIMED[claimed](person)
                     assert holds(atom, case) == (word == "yes")
                 assert rejected == (truth != case[speaker])
             assert [rejected for *_, rejected in judgements[:-1]] == [False] * (len(judgements) - 1)
@@ -147,7 +170,7 @@ def tokenizer():
 
 
 def test_every_puzzle_goes_through_the_tokenizer_and_back_word_by_word(tokenizer):
-    for puzzle in kk.generate(1000, "2-4", seed=6):
+    for puzzle in kk.generate(1000, "2-8", seed=6):
         ids = tokenizer.encode(puzzle["quiz"], add_special_tokens=False)
         assert tokenizer.decode(ids) == puzzle["quiz"]
         assert len(ids) == len(regex.findall(make_kk_tiny.PIECES, puzzle["quiz"]))  # no word is spelled in bytes
@@ -178,14 +201,15 @@ def test_the_model_is_small_and_ordinary():
 
 
 def test_it_starts_where_its_card_says():
-    """100 test puzzles each of 2, 3 and 4 people, 8 responses to each at temperature 1; vLLM samples."""
-    found = json.loads(run("models/make_kk_tiny.py", "--measure").stdout.splitlines()[-1])
+    """100 test puzzles each of 2 and 3 people, 4 responses to each at temperature 1; vLLM samples."""
+    measured = run("models/make_kk_tiny.py", "--measure", "--people", "2-3", "--samples", "4").stdout
+    found = json.loads(measured.splitlines()[-1])
     two_or_three = {key: (found["2"][key] + found["3"][key]) / 2 for key in found["2"]}
-    assert 0.15 <= two_or_three["accuracy"] <= 0.30, found
+    assert 0.26 <= two_or_three["accuracy"] <= 0.4, found
     assert two_or_three["format"] > 0.95 and two_or_three["cut off"] < 0.02, found
     assert 0.15 <= two_or_three["tokens with p ≤ 0.5"] <= 0.25, found
-    assert 0.15 <= two_or_three["careful"] <= 0.4, found
-    assert found["2"]["accuracy of careful"] > found["2"]["accuracy of hasty"] + 0.1, found
+    assert 0.4 <= two_or_three["careful"] <= 0.7, found
+    assert all(of["accuracy of careful"] > of["accuracy of hasty"] + 0.05 for of in found.values()), found
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -193,7 +217,8 @@ def test_it_starts_where_its_card_says():
 
 
 def test_twelve_steps_raise_the_reward(tmp_path):
-    flags = ["--steps", "12", "--prompts_per_step", "8", "--max_response_tokens", "400", "--eval_size", "10"]
+    flags = ["--steps", "12", "--prompts_per_step", "8", "--people", "2", "--max_response_tokens", "300"]
+    flags += ["--eval_size", "10", "--eval_every", "12"]
     run("grpo_ar_lopti.py", *flags, "--run_dir", tmp_path / "run")
     rewards = [row["reward"] for row in metrics(tmp_path / "run")]
     assert fmean(rewards[-4:]) > fmean(rewards[:4]) + 0.1, rewards
