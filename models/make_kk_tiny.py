@@ -319,19 +319,16 @@ def learn(rank, args):
             texts.sort(key=lambda text: len(text[0] + text[1]))
             n_tokens = sum(len(prompt + solution) for prompt, solution in texts)
             count = torch.zeros(3)  # loss, roles looked up, right ones among them
-            for part in (
-                texts[: len(texts) * 3 // 4],
-                texts[len(texts) * 3 // 4 :],
-            ):  # the short, the long: less padding
+            n_short = len(texts) * 3 // 4  # the short apart from the long: less padding
+            for part in (texts[:n_short], texts[n_short:]):
                 ids, weights = pad(part)
                 real = weights[:, 1:] > 0  # [N, T - 1]
                 with torch.autocast("cpu", torch.bfloat16):
                     hidden = model.model(ids[:, :-1], use_cache=False).last_hidden_state[real]  # [n, D]
                     logits = model.lm_head(hidden).float()  # [n, V]
                 targets, next_ids = ids[:, 1:][real], pad_right(ids[:, 2:], (0, 1))[real]  # [n]
-                looks_up = torch.isin(targets, roles) & torch.isin(
-                    next_ids, after_role
-                )  # [n], lying in "Omar lying as"
+                # [n], the "lying" in "Omar lying as"
+                looks_up = torch.isin(targets, roles) & torch.isin(next_ids, after_role)
                 weights = torch.where(looks_up, LOOKED_UP if enough < 1 else 1.0, weights[:, 1:][real])  # [n]
                 loss = cross_entropy(logits, targets, reduction="none") / n_tokens  # [n]
                 (weights * loss).sum().backward()
