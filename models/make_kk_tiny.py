@@ -3,10 +3,9 @@
 It learns, from nothing and by ordinary supervised learning, to write worked solutions of generated puzzles of 2 to 4
 people. Its teachers are of two kinds. The careful one says in short what everyone claims, goes through the cases,
 judges each claim in each of them, and stops at the case in which all fit; the hasty one guesses. Three texts in ten
-are careful, so that a model
-that has learned to write both kinds is mostly wrong, and reinforcement learning has something to find: which of its
-ways of thinking pays. Most sentences come in several wordings, so that many a token is improbable without mattering
-for the answer.
+are careful, so that a model that has learned to write both kinds is mostly wrong, and reinforcement learning has
+something to find: which of its ways of thinking pays. Most sentences come in several wordings, so that many a token
+is improbable without mattering for the answer.
 
     python models/make_kk_tiny.py              makes it
     python models/make_kk_tiny.py --measure    says how good it is
