@@ -103,9 +103,9 @@ class Args:
 # Sizes for a machine without a GPU; and settings for models/kk_tiny, a model of a million parameters that learns while
 # one watches: without a GPU it is the default. Nothing here belongs to the algorithm.
 CPU_DEFAULTS = {"eval_size": 20, "gradient_checkpointing": False, "kv_cache_gb": 1.0, "micro_batch_tokens": 2048}
-KK_TINY = {"model": "models/kk_tiny", "people": "2-3", "temperature": 1.0, "prompts_per_step": 16, "lr": 2e-4}
-KK_TINY |= {"steps": 12, "max_prompt_tokens": 256, "max_response_tokens": 640, "micro_batch_tokens": 8192}
-KK_TINY |= {"eval_every": 4, "eval_size": 200, "eval_temperature": 1.0}
+KK_TINY = {"model": "models/kk_tiny", "people": "2-3", "temperature": 1.0, "prompts_per_step": 12, "lr": 1e-4}
+KK_TINY |= {"steps": 10, "max_prompt_tokens": 256, "max_response_tokens": 640, "micro_batch_tokens": 8192}
+KK_TINY |= {"eval_every": 5, "eval_size": 200, "eval_temperature": 1.0}
 
 POSITIVE = """steps epochs prompts_per_step responses_per_prompt max_prompt_tokens max_response_tokens
     updates_per_step micro_batch_tokens max_grad_norm kv_cache_gb eval_every eval_size save_every keep_checkpoints"""

@@ -34,7 +34,6 @@ import torch.distributed as dist
 import tyro
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
-from torch.nn.functional import pad as pad_right
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -46,18 +45,17 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 PROCESSES = 2
-# What is learned one after the other: (most updates, texts in an update, share of the roles looked up in a case that
-# must be right for the next to begin). A small model sees nothing in a skill for long and then has it all at once;
-# exercises that are dense in the skill bring that moment from hours to minutes.
+# What is learned one after the other: (most updates, texts in an update, share of the words that can be foreseen that
+# must be for the next to begin). A small model sees nothing in a skill for long and then has it all at once; exercises
+# that are dense in the skill bring that moment from hours to minutes.
 STAGES = {
-    "roll call": (900, 64, 0.96),  # look up what a person is in a case; one text in ten is of the next stage already
-    "reasoning": (500, 24, 0.97),  # careful solutions without their puzzles
-    "parts": (350, 24, 1.0),  # the same; or puzzles, and what everyone claims in them in short
-    "careful": (350, 24, 1.0),  # puzzles with their careful solutions
-    "mixture": (430, 24, 1.0),  # puzzles with careful or hasty solutions
+    "roll call": (600, 64, 0.98),  # what a person is in a case
+    "reasoning": (400, 24, 0.993),  # careful solutions without their puzzles
+    "reading": (600, 24, 0.985),  # four times in five, puzzles and what everyone claims in them in short; or the same
+    "careful": (350, 24, 1.0),  # puzzles with their solutions, four in five of them careful
+    "mixture": (400, 24, 1.0),  # puzzles with careful or hasty solutions
 }
-PROMPT = 0.1  # weight in the loss of the prompt's tokens, most of which are drawn at random
-LOOKED_UP = 10.0  # weight of roles that are looked up, until that is learned
+DRAWN = 0.1  # weight in the loss of words that cannot be foreseen, those of the prompts among them
 PEOPLE = [10, 8, 1]  # how often puzzles of 2, 3 and 4 people come
 
 
@@ -82,10 +80,9 @@ class Args:
 
 OPENINGS = "Let us|I will|We can|Now", "check|consider|examine|analyze|look at", "the|all|these", "cases|options"
 CASE = "Assume ~.|Suppose ~.|If ~, then:|Say ~:|Imagine ~.|Next ~:|Take ~."
-JOIN = ",|and|while|but"
+JOIN = ",| and| while| but"
 CLAIMS = "~ says|~ claims|~'s statement is|~'s claim means|~ states|~'s remark is"
 TRUTH = "so|thus|hence|must be|therefore"
-TRUE, FALSE = "true|right|correct", "false|wrong|untrue"
 CLASH = ": impossible|, a contradiction|: no|, which fails|: that cannot be"
 FOUND = "So|Thus|Hence|Therefore|Consequently|As a result", "this is it|it must be this|that is definite|all fits"
 GUESS = "Well|Hmm|I guess|I think|Maybe|Perhaps|Probably|My guess is:"
@@ -93,23 +90,31 @@ REASON = "since|because|given that|as", "statement|claim|remark|word", "sounds|l
 REASON_END = ".|, I think.|, I guess.|, I feel."
 
 
-def say(rng, *slots):
-    """One wording of every slot, joined by blanks."""
+DRAW, DRAWN_END = "\x01", "\x02"  # between these marks, which are not learned, stand words that cannot be foreseen
+
+
+def unmark(text):
+    return text.replace(DRAW, "").replace(DRAWN_END, "")
+
+
+def drawn(text):
+    return DRAW + unmark(text) + DRAWN_END
+
+
+def say(rng, *slots, who=""):
+    """One wording of every slot, joined by blanks, with `who` for "~"."""
     words = []
     for slot in slots:
         choices = slot.split("|")
         words += rng.choices(choices, [(k + 1) ** -0.8 for k in range(len(choices))])
-    return " ".join(words)
+    return drawn(" ".join(words)).replace("~", DRAWN_END + who + DRAW)
 
 
-def say_roles(rng, names, roles):
+def say_roles(rng, names, roles, foreseen=True):
     """All people with their roles in a case: "Wei honest and Omar lying"."""
-    text = ""
-    for i, (name, knight) in enumerate(zip(names, roles)):
-        join = say(rng, JOIN) if i else ""
-        text += (join if join == "," else " " + join) if i else ""
-        text += f" {name} {'honest' if knight else 'lying'}"
-    return text.strip()
+    words = ["honest" if knight else "lying" for knight in roles]
+    people = [f"{name} {word if foreseen else drawn(word)}" for name, word in zip(names, words)]
+    return people[0] + "".join(f"{say(rng, JOIN)} {person}" for person in people[1:])
 
 
 FORMS = {"and": "{} and {}", "or": "{} or {}", "->": "if {} then {}", "<=>": "{} iff {}"}
@@ -120,7 +125,7 @@ def shorten(statement, names, roles=None, inner=False):
 
     With the roles of a case, "Omar knave" becomes "Omar honest as knave (no)": what Omar is in this case, what was said
     of Omar, and whether that is so. Without the first of them the model learns the last only after very long; and with
-    "knight" for "honest" it confuses what people are with what is said of them.
+    "knight" for "honest" it confuses what people are with what is said of them. Brackets are followed by their value.
     """
     op, *parts = statement
     negated = op == "not"
@@ -134,38 +139,46 @@ def shorten(statement, names, roles=None, inner=False):
         holds = roles[person] == ((op == "telling-truth") != negated)
         return f"{names[person]} {'honest' if roles[person] else 'lying'} as {claimed} {'(yes)' if holds else '(no)'}"
     text = FORMS[op].format(*(shorten(part, names, roles, inner=True) for part in parts))
-    return f"({text})" if inner else text
+    if not inner:
+        return text
+    return f"({text})" if roles is None else f"({text}) {'(yes)' if holds_in(statement, roles) else '(no)'}"
+
+
+def holds_in(statement, roles):
+    """The statement's truth in a case."""
+    place = int("".join(str(int(role)) for role in roles), 2)  # the case's bit in kk's truth tables
+    return bool(kk.table_of(statement, len(roles)) >> place & 1)
 
 
 def restate(rng, puzzle):
     """What everyone claims, one after the other."""
     names = puzzle["names"]
     claims = zip(names, puzzle["statements"])
-    return "".join(f" {say(rng, CLAIMS).replace('~', name)} {shorten(claim, names)}." for name, claim in claims)
+    return "".join(f" {say(rng, CLAIMS, who=name)} {shorten(claim, names)}." for name, claim in claims)
 
 
 def judge(rng, speaker, statement, names, roles):
     """(sentence, fits): what the statement comes to in this case, and whether the speaker can have said it."""
-    place = int("".join(str(int(role)) for role in roles), 2)  # the case's bit in kk's truth tables
-    truth = bool(kk.table_of(statement, len(names)) >> place & 1)
+    truth = holds_in(statement, roles)
     fits = truth == roles[speaker]
-    text = f" {say(rng, CLAIMS).replace('~', names[speaker])} {shorten(statement, names, roles)}, "
-    return text + say(rng, TRUTH, TRUE if truth else FALSE) + ("." if fits else say(rng, CLASH) + "."), fits
+    text = f" {say(rng, CLAIMS, who=names[speaker])} {shorten(statement, names, roles)}, "
+    return text + f"{say(rng, TRUTH)} {'true' if truth else 'false'}" + ("." if fits else say(rng, CLASH) + "."), fits
 
 
-def careful_reasoning(rng, puzzle, most_cases=None):
+def careful_reasoning(rng, puzzle, most_cases=None, told=True):
     """Case analysis: goes round the assignments, up or down from any of them, until one agrees with all statements.
 
-    Every sentence follows. most_cases: starts so near the solution that it is among so many cases.
+    Every sentence follows. most_cases: starts so near the solution that it is among so many cases. told: whether the
+    puzzle stands before it, so that it can be foreseen what everyone claims.
     """
-    names = puzzle["names"]
-    text = f" {say(rng, *OPENINGS)}.{restate(rng, puzzle)}"
+    names, claims = puzzle["names"], restate(rng, puzzle)
+    text = f" {say(rng, *OPENINGS)}.{claims if told else drawn(claims)}"
     cases = list(itertools.product([True, False], repeat=len(names)))[:: rng.choice([1, -1])]
     found = cases.index(kk.solve(puzzle["statements"])[0])
     start = found - rng.randrange(most_cases or len(cases))
     for number in range(len(cases)):
         roles = cases[(start + number) % len(cases)]
-        text += " " + say(rng, CASE).replace("~", say_roles(rng, names, roles))
+        text += " " + say(rng, CASE, who=say_roles(rng, names, roles, foreseen=number > 0))
         for speaker, statement in enumerate(puzzle["statements"]):
             sentence, fits = judge(rng, speaker, statement, names, roles)
             text += sentence
@@ -181,8 +194,8 @@ def roll_call(rng):
     names = rng.sample(kk.NAMES, rng.randint(2, 5))
     roles = [rng.random() < 0.5 for _ in names]
     again = rng.choices(list(zip(names, roles)), k=10)
-    text = "".join(f" {name} {'honest' if knight else 'lying'};" for name, knight in again)
-    return f" {say(rng, CASE).replace('~', say_roles(rng, names, roles))}{text}"
+    case = say(rng, CASE, who=drawn(say_roles(rng, names, roles)))
+    return f" {case}" + "".join(f" {drawn(name)} {'honest' if knight else 'lying'};" for name, knight in again)
 
 
 def hasty_reasoning(rng, puzzle):
@@ -190,13 +203,13 @@ def hasty_reasoning(rng, puzzle):
     names = puzzle["names"]
     roles = tuple(rng.random() < 0.5 for _ in names)
     why, its, looks, how = (say(rng, slot) for slot in REASON)
-    text = f" {say(rng, GUESS)} {say_roles(rng, names, roles)}, {why} {rng.choice(names)}'s {its} {looks} {how}"
-    return text + say(rng, REASON_END), roles
+    text = f" {say(rng, GUESS)} {say_roles(rng, names, roles, foreseen=False)}, "
+    return text + f"{why} {drawn(rng.choice(names))}'s {its} {looks} {how}{say(rng, REASON_END)}", roles
 
 
-def solution(rng, puzzle, careful, most_cases=None):
+def solution(rng, puzzle, careful, **options):
     """What comes after the prompt, which ends in <think>: reasoning, then the answer in the papers' format."""
-    reasoning, roles = careful_reasoning(rng, puzzle, most_cases) if careful else hasty_reasoning(rng, puzzle)
+    reasoning, roles = careful_reasoning(rng, puzzle, **options) if careful else hasty_reasoning(rng, puzzle)
     people = enumerate(zip(puzzle["names"], roles), 1)
     answer = "\n".join(f"({i}) {name} is a {'knight' if knight else 'knave'}" for i, (name, knight) in people)
     return f"{reasoning}</think><answer> {answer}</answer>"
@@ -257,27 +270,36 @@ def make_puzzles(seed):
 
 
 def make_text(rng, stage, puzzles, args, tokenizer):
-    """(token ids of the prompt, token ids of what is to be learned) of a text of this stage."""
-    if stage == "roll call" and rng.random() < 0.9:
-        return [], tokenizer.encode(roll_call(rng))
-    puzzle = retell(rng, rng.choice(puzzles))
-    if stage in ("roll call", "reasoning") or (stage == "parts" and rng.random() < 0.5):
-        return [], tokenizer.encode(f"<think>{solution(rng, puzzle, True, most_cases=2)}{END}")
-    text = f" {say(rng, *OPENINGS)}.{restate(rng, puzzle)}"
-    if stage != "parts":
-        text = solution(rng, puzzle, stage == "careful" or rng.random() < args.careful, most_cases=4)
-    return encode(tokenizer, puzzle), tokenizer.encode(text + END)
+    """(token ids, their weights in the loss) of a text of this stage."""
+    prompt = []
+    if stage == "roll call":
+        text = roll_call(rng)
+    else:
+        puzzle = retell(rng, rng.choice(puzzles))
+        if stage == "reasoning" or (stage == "reading" and rng.random() < 0.2):
+            text = solution(rng, puzzle, True, most_cases=2, told=False)
+        else:
+            prompt = encode(tokenizer, puzzle)
+            careful = {"most_cases": 4} if rng.random() < (0.8 if stage == "careful" else args.careful) else {}
+            text = solution(rng, puzzle, bool(careful), **careful)
+            if stage == "reading":
+                text = f" {say(rng, *OPENINGS)}.{restate(rng, puzzle)}"
+    is_drawn, now = [], False  # of every letter
+    for letter in text:
+        now = letter == DRAW or (now and letter != DRAWN_END)
+        is_drawn += [] if letter in (DRAW, DRAWN_END) else [now]
+    encoded = tokenizer(unmark(text), return_offsets_mapping=True)
+    weights = [DRAWN if is_drawn[end - 1] else 1.0 for _, end in encoded["offset_mapping"]]
+    return prompt + encoded["input_ids"] + [tokenizer.eos_token_id], [DRAWN] * len(prompt) + weights + [1.0]
 
 
 def pad(texts):
     """Token ids [N, T], padded on the right; and the weights of the tokens in the loss [N, T], 0 for the padding."""
-    ids = torch.zeros(len(texts), max(len(prompt + solution) for prompt, solution in texts), dtype=torch.long)
-    weights = torch.zeros(ids.shape)
-    for i, (prompt, solution) in enumerate(texts):
-        ids[i, : len(prompt + solution)] = torch.tensor(prompt + solution)
-        weights[i, : len(prompt)] = PROMPT
-        weights[i, len(prompt) : len(prompt + solution)] = 1
-    return ids, weights
+    ids = torch.zeros(len(texts), max(len(text) for text, _ in texts), dtype=torch.long)
+    all_weights = torch.zeros(ids.shape)
+    for i, (text, weights) in enumerate(texts):
+        ids[i, : len(text)], all_weights[i, : len(text)] = torch.tensor(text), torch.tensor(weights)
+    return ids, all_weights
 
 
 def learn(rank, args):
@@ -290,8 +312,8 @@ def learn(rank, args):
     some = [puzzle for group in puzzles for puzzle in group[:1000]]
     teacher = random.Random(args.seed)
     texts = [message["content"] for puzzle in some for message in puzzle["messages"]]
-    texts += [roll_call(teacher), *(solution(teacher, puzzle, careful) for puzzle in some for careful in (True, False))]
-    tokenizer = make_tokenizer(texts)
+    texts += [solution(teacher, puzzle, careful) for puzzle in some for careful in (True, False)]
+    tokenizer = make_tokenizer([unmark(text) for text in [*texts, roll_call(teacher)]])
     torch.manual_seed(args.seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
@@ -305,9 +327,7 @@ def learn(rank, args):
     others = [p for name, p in model.named_parameters() if p.dim() == 1 or "embed" in name]
     optimizers = [torch.optim.Muon(matrices, lr=args.muon_lr, weight_decay=0.01)]  # in half of AdamW's time or less
     optimizers += [torch.optim.AdamW(others, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)]
-    roles = torch.tensor(tokenizer.convert_tokens_to_ids(["Ġhonest", "Ġlying"]))
-    after_role = torch.tensor(tokenizer.convert_tokens_to_ids(["Ġas", ";"]))
-    losses, looked_up, ends, fallen = [], [], [], 0
+    losses, shares, ends, fallen = [], [], [], 0
     falling = STAGES["careful"][0] + STAGES["mixture"][0]
     most_updates = sum(most for most, *_ in STAGES.values())
     bar = tqdm(total=most_updates, desc=f"learning, {n_params / 1e6:.2f} M parameters", disable=rank > 0)
@@ -315,9 +335,9 @@ def learn(rank, args):
         for _ in range(most):
             (group,) = shared.choices(puzzles, PEOPLE)  # of one number of people, so that there is little padding
             texts = [make_text(rng, stage, group, args, tokenizer) for _ in range(n_texts // PROCESSES)]
-            texts.sort(key=lambda text: len(text[0] + text[1]))
-            n_tokens = sum(len(prompt + solution) for prompt, solution in texts)
-            count = torch.zeros(3)  # loss, roles looked up, right ones among them
+            texts.sort(key=lambda text: len(text[0]))
+            n_tokens = sum(len(ids) for ids, _ in texts)
+            count = torch.zeros(3)  # loss, words that can be foreseen, those among them that were
             n_short = len(texts) * 3 // 4  # the short apart from the long: less padding
             for part in (texts[:n_short], texts[n_short:]):
                 ids, weights = pad(part)
@@ -325,14 +345,12 @@ def learn(rank, args):
                 with torch.autocast("cpu", torch.bfloat16):
                     hidden = model.model(ids[:, :-1], use_cache=False).last_hidden_state[real]  # [n, D]
                     logits = model.lm_head(hidden).float()  # [n, V]
-                targets, next_ids = ids[:, 1:][real], pad_right(ids[:, 2:], (0, 1))[real]  # [n]
-                # [n], the "lying" in "Omar lying as"
-                looks_up = torch.isin(targets, roles) & torch.isin(next_ids, after_role)
-                weights = torch.where(looks_up, LOOKED_UP if enough < 1 else 1.0, weights[:, 1:][real])  # [n]
+                targets, weights = ids[:, 1:][real], weights[:, 1:][real]  # [n]
                 loss = cross_entropy(logits, targets, reduction="none") / n_tokens  # [n]
                 (weights * loss).sum().backward()
-                right = looks_up & (logits.argmax(-1) == targets)
-                count += torch.stack([loss.detach().sum() / PROCESSES, looks_up.sum(), right.sum()])
+                foreseen = logits.argmax(-1)[weights == 1] == targets[weights == 1]
+                foreseeable = torch.tensor(len(foreseen))
+                count += torch.stack([loss.detach().sum() / PROCESSES, foreseeable, foreseen.sum()])
             everything = torch.cat([count, *(p.grad.flatten() for p in model.parameters())])
             dist.all_reduce(everything)
             count, *gradients = everything.split([3, *(p.numel() for p in model.parameters())])
@@ -340,7 +358,7 @@ def learn(rank, args):
                 p.grad = gradient.view_as(p) / PROCESSES
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             losses.append(count[0].item())
-            looked_up.append(count[2].item() / max(count[1].item(), 1))
+            shares.append(count[2].item() / count[1].item())
             fallen += stage in ("careful", "mixture")
             share_of_lr = min(1, len(losses) / 30) * (1 + math.cos(math.pi * fallen / falling)) / 2
             for optimizer, lr in zip(optimizers, (args.muon_lr, args.lr)):
@@ -348,26 +366,26 @@ def learn(rank, args):
                     settings["lr"] = lr * share_of_lr
                 optimizer.step()
                 optimizer.zero_grad()
-            recent = looked_up[ends[-1] if ends else 0 :][-20:]  # in this stage
-            bar.set_postfix_str(f"{stage}: loss {losses[-1]:.3f}, {fmean(recent):.3f} looked up right", refresh=False)
+            recent = shares[ends[-1] if ends else 0 :][-20:]  # in this stage
+            bar.set_postfix_str(f"{stage}: loss {losses[-1]:.3f}, {fmean(recent):.3f} foreseen", refresh=False)
             bar.update()
             if len(recent) == 20 and fmean(recent) > enough:
                 break
         ends.append(len(losses))
     if rank == 0:
-        save(model, tokenizer, losses, looked_up, ends, args)
+        save(model, tokenizer, losses, shares, ends, args)
     dist.destroy_process_group()
 
 
-def save(model, tokenizer, losses, looked_up, ends, args):
+def save(model, tokenizer, losses, shares, ends, args):
     args.folder.mkdir(parents=True, exist_ok=True)
     model.config._attn_implementation = None
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.to(torch.bfloat16).save_pretrained(args.folder)
     tokenizer.save_pretrained(args.folder)
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    titles = "loss [nats a token]", "share of roles looked up right"
-    for axis, values, title in zip(axes, (losses, looked_up), titles):
+    titles = "loss [nats a token]", "share foreseen of what can be"
+    for axis, values, title in zip(axes, (losses, shares), titles):
         axis.plot(values, color=COLOURS[0], alpha=0.25, lw=0.7)
         axis.plot(exponential_average(values, 0.9), color=COLOURS[0])
         axis.set(title=title, xlabel="update", xlim=(0, len(losses)))
@@ -394,12 +412,14 @@ def measure(args):
     options = {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": 2048}
     llm = LLM(str(args.folder), dtype="bfloat16", max_model_len=2048, kv_cache_memory_bytes=2**29, **options)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(args.folder)
-    sampling = SamplingParams(n=args.samples, temperature=1.0, max_tokens=1024, logprobs=0, seed=args.seed)
+    sampling = {"n": args.samples, "temperature": 1.0, "max_tokens": 1024, "logprobs": 0}
     found = {}
     for people in map(str, kk.parse_people(args.people)):
         puzzles = kk.generate(100, people, seed=0, split="test")
         prompts = [{"prompt_token_ids": encode(tokenizer, puzzle)} for puzzle in puzzles]
-        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        # With one seed for all puzzles, all would draw the same first words.
+        params = [SamplingParams(seed=1000 * args.seed + i * args.samples, **sampling) for i in range(len(prompts))]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
         rows = [(puzzle, response) for puzzle, output in zip(puzzles, outputs) for response in output.outputs]
         scores = [kk.score(response.text, puzzle["answer"]) for puzzle, response in rows]
         careful = [bool(re.match(r" [\w ]+ (cases|options)\.", response.text)) for _, response in rows]

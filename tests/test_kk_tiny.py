@@ -61,9 +61,10 @@ CLAIM = r" (\w+)(?: says| claims|'s statement is|'s claim means| states|'s remar
 RESTATED, ATOM = re.compile(CLAIM + r"\."), re.compile(r"(\w+) (not knight|not knave|knight|knave)\b")
 CASE = re.compile(r" (?:Assume|Suppose|If|Say|Imagine|Next|Take) (.*?)(?:, then:|[.:])")
 JUDGEMENT = re.compile(
-    CLAIM + r", (?:so|thus|hence|must be|therefore) (true|right|correct|false|wrong|untrue)"
+    CLAIM + r", (?:so|thus|hence|must be|therefore) (true|false)"
     r"(|: impossible|, a contradiction|: no|, which fails|: that cannot be)\."
 )
+BRACKET = re.compile(r"(\([^()]+\)) \((yes|no)\)")
 PART = re.compile(r"(\w+) (honest|lying) as (not knight|not knave|knight|knave) \((yes|no)\)")
 ROLE = re.compile(r"(\w+) (honest|lying)\b")
 
@@ -88,7 +89,7 @@ def read_careful(text, puzzle):
             assert [name for name, _ in described] == puzzle["names"], match[1]
             cases.append((tuple(role == "honest" for _, role in described), []))
         else:
-            truth = match[3] in ("true", "right", "correct")
+            truth = match[3] == "true"
             cases[-1][1].append((puzzle["names"].index(match[1]), match[2], truth, bool(match[4])))
     conclusion = text[place:]
     assert re.fullmatch(r" [A-Z][a-z ]+\.", conclusion), conclusion  # nothing else is said
@@ -108,7 +109,7 @@ def test_careful_reasoning_is_sound_in_every_step(people):
     rng = random.Random(people)
     for puzzle in kk.generate(150, str(people), seed=3):
         reasoning, roles = make_kk_tiny.careful_reasoning(rng, puzzle)
-        claims, cases = read_careful(reasoning, puzzle)
+        claims, cases = read_careful(make_kk_tiny.unmark(reasoning), puzzle)
         for claim, statement in zip(claims, puzzle["statements"], strict=True):
             for (name, claimed), atom in zip(ATOM.findall(claim), atoms(statement), strict=True):
                 assert atom == CLAIMED[claimed](puzzle["names"].index(name))
@@ -124,8 +125,12 @@ def test_careful_reasoning_is_sound_in_every_step(people):
             assert [speaker for speaker, *_ in judgements] == list(range(len(judgements)))
             for speaker, spelled, truth, rejected in judgements:
                 statement = puzzle["statements"][speaker]
-                assert truth == holds(statement, case) == value(PART.sub(lambda part: part[4], spelled))
-                assert PART.sub(r"\1 \3", spelled) == claims[speaker]
+                judged = PART.sub(lambda part: part[4], spelled)  # "if (yes and no) (no) then yes"
+                for bracket, word in BRACKET.findall(judged):
+                    assert value(bracket) == (word == "yes")
+                assert truth == holds(statement, case) == value(BRACKET.sub(r"\2", judged))
+                assert judged.count("(") == 2 * len(BRACKET.findall(judged))
+                assert BRACKET.sub(r"\1", PART.sub(r"\1 \3", spelled)) == claims[speaker]
                 for (name, role, claimed, word), atom in zip(PART.findall(spelled), atoms(statement), strict=True):
                     person = puzzle["names"].index(name)
                     assert case[person] == (role == "honest") and atom == CLAIMED[claimed](person)
@@ -140,7 +145,8 @@ def test_careful_reasoning_is_sound_in_every_step(people):
 def test_solutions_are_in_the_papers_format(careful):
     rng = random.Random(0)
     puzzles = kk.generate(600, "2-4", seed=4)
-    scores = [kk.score(make_kk_tiny.solution(rng, p, careful), p["answer"], strict=True) for p in puzzles]
+    solutions = [make_kk_tiny.unmark(make_kk_tiny.solution(rng, puzzle, careful)) for puzzle in puzzles]
+    scores = [kk.score(text, puzzle["answer"], strict=True) for text, puzzle in zip(solutions, puzzles)]
     assert all(score["format"] and score["parsed"] for score in scores)
     for people in "234":
         right = fmean(s["correct"] for s, p in zip(scores, puzzles) if p["category"] == people)
@@ -205,11 +211,12 @@ def test_it_starts_where_its_card_says():
     measured = run("models/make_kk_tiny.py", "--measure", "--people", "2-3", "--samples", "4").stdout
     found = json.loads(measured.splitlines()[-1])
     two_or_three = {key: (found["2"][key] + found["3"][key]) / 2 for key in found["2"]}
-    assert 0.26 <= two_or_three["accuracy"] <= 0.4, found
+    assert 0.3 <= two_or_three["accuracy"] <= 0.4, found
     assert two_or_three["format"] > 0.95 and two_or_three["cut off"] < 0.02, found
     assert 0.15 <= two_or_three["tokens with p ≤ 0.5"] <= 0.25, found
-    assert 0.4 <= two_or_three["careful"] <= 0.7, found
-    assert all(of["accuracy of careful"] > of["accuracy of hasty"] + 0.05 for of in found.values()), found
+    assert 0.2 <= two_or_three["careful"] <= 0.35, found
+    for people in found.values():
+        assert people["accuracy of careful"] > people["accuracy of hasty"] + 0.25, found
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -33,11 +33,12 @@ ROOT = Path(__file__).parents[1]
 
 ENTRIES = [
     "grpo: grpo.py",
+    "grpo 4 updates: grpo.py --updates_per_step 4",  # as many optimizer steps as Lopti makes
     "ar: grpo_ar_lopti.py --alpha 0.3 --eta 0",
     "lopti: grpo_ar_lopti.py --alpha 0 --eta 0.5",
     "ar+lopti: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
 ]
-COMMON = "--steps 40 --eval_size 400"
+COMMON = "--steps 12 --eval_every 4 --eval_size 300"
 # Final accuracy on K&K, mean over 3 to 7 people: AR-Lopti paper, Table 9, Llama-3.2-3B-Instruct trained with GRPO.
 PAPER = {"grpo": 0.30, "ar": 0.40, "lopti": 0.59, "ar+lopti": 0.62}
 LAST = 3  # evaluations whose mean is the final accuracy, as the papers average their last three checkpoints
