@@ -94,10 +94,12 @@ DRAW, DRAWN_END = "\x01", "\x02"  # between these marks, which are not learned, 
 
 
 def unmark(text):
+    """The text without marks, as it is learned."""
     return text.replace(DRAW, "").replace(DRAWN_END, "")
 
 
 def drawn(text):
+    """The text marked as one that cannot be foreseen, all of it."""
     return DRAW + unmark(text) + DRAWN_END
 
 
@@ -207,9 +209,9 @@ def hasty_reasoning(rng, puzzle):
     return text + f"{why} {drawn(rng.choice(names))}'s {its} {looks} {how}{say(rng, REASON_END)}", roles
 
 
-def solution(rng, puzzle, careful, **options):
+def solution(rng, puzzle, careful, most_cases=None, told=True):
     """What comes after the prompt, which ends in <think>: reasoning, then the answer in the papers' format."""
-    reasoning, roles = careful_reasoning(rng, puzzle, **options) if careful else hasty_reasoning(rng, puzzle)
+    reasoning, roles = careful_reasoning(rng, puzzle, most_cases, told) if careful else hasty_reasoning(rng, puzzle)
     people = enumerate(zip(puzzle["names"], roles), 1)
     answer = "\n".join(f"({i}) {name} is a {'knight' if knight else 'knave'}" for i, (name, knight) in people)
     return f"{reasoning}</think><answer> {answer}</answer>"
@@ -280,8 +282,7 @@ def make_text(rng, stage, puzzles, args, tokenizer):
             text = solution(rng, puzzle, True, most_cases=2, told=False)
         else:
             prompt = encode(tokenizer, puzzle)
-            careful = {"most_cases": 4} if rng.random() < (0.8 if stage == "careful" else args.careful) else {}
-            text = solution(rng, puzzle, bool(careful), **careful)
+            text = solution(rng, puzzle, rng.random() < (0.8 if stage == "careful" else args.careful), most_cases=4)
             if stage == "reading":
                 text = f" {say(rng, *OPENINGS)}.{restate(rng, puzzle)}"
     is_drawn, now = [], False  # of every letter

@@ -158,6 +158,24 @@ def test_every_puzzle_that_is_learned_from_belongs_to_the_train_split():
         assert int(kk.identity(puzzle["statements"]), 16) % kk.TEST_SHARE
 
 
+def test_what_cannot_be_foreseen_weighs_a_tenth(tokenizer):
+    """Of a reading text all but the claims; of a roll call all but the roles that are said again."""
+    rng, args = random.Random(2), make_kk_tiny.Args()
+    names = "|".join(kk.NAMES)
+    for stage, foreseen in [
+        ("reading", rf"\.( ({names}) [\w() ]+\.)+<\|im_end\|>"),
+        ("roll call", r"( (honest|lying);){10}<\|im_end\|>"),
+    ]:
+        for _ in range(50):
+            ids, weights = make_kk_tiny.make_text(rng, stage, kk.generate(5, "2-3", seed=1), args, tokenizer)
+            assert set(weights) == {make_kk_tiny.DRAWN, 1.0} and len(ids) == len(weights)
+            text = tokenizer.decode([token for token, weight in zip(ids, weights) if weight == 1])
+            if "<answer>" in text:
+                continue  # one text in five is a solution without its puzzle
+            assert re.fullmatch(foreseen, text), text
+            assert not re.search(r"says|claims|states|Suppose|Assume|Let", text)
+
+
 def test_a_retold_puzzle_is_the_same_puzzle():
     rng = random.Random(1)
     for puzzle in kk.generate(50, "2-5", seed=5):
