@@ -1,6 +1,7 @@
 """What is drawn and compared: tools/plot.py and tools/compare.py."""
 
 import json
+import shlex
 import subprocess
 import sys
 from math import sqrt
@@ -134,11 +135,8 @@ def test_the_table_by_hand():
     assert [row["test accuracy"] for row in table] == ["0.300 ± 0.100", "0.600 ± 0.000", "0.100"]
     assert table[0]["2 people"] == "0.400 ± 0.100"
     assert [row["minus grpo"] for row in table] == ["", "+0.300 ± 0.100", "−0.300"]
-    assert [row["runs"] for row in table] == ["2", "2", "1"] and [row["s/step"] for row in table] == [
-        "2.0",
-        "4.5",
-        "2.0",
-    ]
+    assert [row["runs"] for row in table] == ["2", "2", "1"]
+    assert [row["s/step"] for row in table] == ["2.0", "4.5", "2.0"]
     assert table[0]["paper"] == "0.30" and table[1]["paper"] == ""
 
 
@@ -180,3 +178,20 @@ def test_compare_runs_and_keeps_what_is_missing(tmp_path):
     assert [row["step"] for row in kept["rows"]] == [0, 1] and kept["versions"]["torch"]
     assert "eval/accuracy" in kept["rows"][0] and "time/step" in kept["rows"][1]
     assert not (tmp_path / "a_seed_7.json").exists()
+
+
+def test_the_comparison_in_the_readme_is_what_its_kept_runs_give():
+    """Every entry as it stands in tools/compare.py, at least three seeds, no run that these flags don't give."""
+    folder, commands, runs = ROOT / "benchmarks" / "kk_tiny", compare.read_entries(compare.ENTRIES), {}
+    for name, words in commands.items():
+        paths = sorted(folder.glob(compare.kept_file(folder, name, "*").name))
+        seeds = [int(path.stem.rpartition("_")[2]) for path in paths]
+        assert len(seeds) >= 3, name
+        command = shlex.join([*words, *shlex.split(compare.COMMON)])
+        runs[name] = {s: compare.read_kept(path, f"{command} --seed {s}") for s, path in zip(seeds, paths)}
+        assert all(run["rows"][-1]["step"] == 12 and not run["commit"].endswith("+") for run in runs[name].values())
+    table = compare.table(runs, commands, compare.COMMON)
+    assert table == (folder / "comparison.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert table in readme and "benchmarks/kk_tiny/comparison.png" in readme
+    assert (folder / "comparison.png").exists() and (folder / "comparison.svg").exists()

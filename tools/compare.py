@@ -22,8 +22,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import tyro
-from rich.console import Console
-from rich.markdown import Markdown
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -199,7 +197,7 @@ def main(args):
     (args.folder / f"{args.name}.md").write_text(text)
     paths = [args.folder / f"{args.name}{suffix}" for suffix in (".png", ".svg")]
     plot.draw({name: [run["rows"] for run in by_seed.values()] for name, by_seed in runs.items()}, paths)
-    Console().print(Markdown(text))
+    print(text)
     print(f"wrote {args.folder / args.name}.md, .png and .svg")
 
 
