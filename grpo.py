@@ -270,18 +270,20 @@ def load_policy(args, trained):
 def micro_batches(batch, budget):
     """Cuts a batch into forward passes of at most `budget` tokens, padding included (one sequence if that is longer).
 
+    A sequence ends with its last token in the mask, and one without any is left out: the rest is not needed.
     Longest first, so that sequences of like length share a pass. Yields (rows, micro-batch), each tensor cut to the
     longest sequence of its rows. FSDP2 needs as many passes in every process: who has fewer repeats one, masked out.
     """
-    order = batch["length"].argsort(descending=True, stable=True)
+    length = (batch["mask"] * torch.arange(1, batch["mask"].shape[1] + 1)).amax(1)  # [N]
+    left = length.argsort(descending=True, stable=True)[: max(1, int((length > 0).sum()))]
     passes = []
-    while len(order):
-        n_rows = max(1, budget // int(batch["length"][order[0]]))
-        passes.append(order[:n_rows])
-        order = order[n_rows:]
+    while len(left):
+        n_rows = max(1, budget // int(length[left[0]].clamp(min=1)))
+        passes.append(left[:n_rows])
+        left = left[n_rows:]
     for i in range(int(all_reduce(len(passes), dist.ReduceOp.MAX))):
         rows = passes[min(i, len(passes) - 1)]
-        longest = batch["length"][rows].max()
+        longest = length[rows].max().clamp(min=1)
         micro = {key: value[rows, :longest].to(DEVICE) for key, value in batch.items() if value.dim() == 2}
         micro["mask"] &= i < len(passes)
         yield rows, micro
@@ -346,7 +348,7 @@ def sample(llm, problems, stop_ids, step, args):
     """G responses to each problem, as a batch of N = problems × G rows, and the responses' texts.
 
     The batch: ids [N, T], prompt and response padded on the right; mask [N, T], True on response tokens (the end token
-    included); sampler_logp [N, T], the sampler's own log-probabilities; length [N]; truncated [N].
+    included); sampler_logp [N, T], the sampler's own log-probabilities; truncated [N].
     """
     from vllm import SamplingParams
 
@@ -363,7 +365,7 @@ def sample(llm, problems, stop_ids, step, args):
         mask[i, len(prompt) : length[i]] = True
         logp = [of_token[token].logprob for token, of_token in zip(response.token_ids, response.logprobs)]
         sampler_logp[i, len(prompt) : length[i]] = torch.tensor(logp)
-    batch = {"ids": ids, "mask": mask, "sampler_logp": sampler_logp, "length": length}
+    batch = {"ids": ids, "mask": mask, "sampler_logp": sampler_logp}
     batch["truncated"] = torch.tensor([response.finish_reason == "length" for _, response in rows])
     return batch, [response.text for _, response in rows]
 
@@ -442,12 +444,14 @@ def update(policy, optimizer, batch, step, args):
     bar = tqdm(total=len(batch["ids"]), desc=f"step {step}: updating", leave=False, disable=RANK != 0)
     for minibatch in minibatches(batch, args.updates_per_step):
         n_tokens = all_reduce(minibatch["mask"].sum())
-        mini_loss = 0
+        mini_loss, n_seen = 0, n_seen + minibatch["mask"].sum()
+        if not args.kl_coef:  # a response as good as its group's others teaches nothing then
+            minibatch = minibatch | {"mask": minibatch["mask"] & (minibatch["advantages"] != 0)}
         for rows, micro in micro_batches(minibatch, args.micro_batch_tokens):
             logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
             loss, clipped = policy_loss(logp, micro, n_tokens, args)
             (loss * WORLD_SIZE).backward()  # FSDP2 averages over the processes; the loss is a sum over them
-            mini_loss, n_clipped, n_seen = mini_loss + loss.item(), n_clipped + clipped, n_seen + micro["mask"].sum()
+            mini_loss, n_clipped = mini_loss + loss.item(), n_clipped + clipped
             bar.update(len(rows))
         grad_norm = full_tensor(nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)).item()
         mini_loss = all_reduce(mini_loss)

@@ -5,6 +5,7 @@ in torch. No sampler runs here: the batches are made of a tiny model's own token
 """
 
 import ast
+import copy
 import dataclasses
 import hashlib
 import math
@@ -470,10 +471,22 @@ def test_micro_batches_keep_to_the_budget_and_lose_no_row(batch, budget):
 
 
 def test_a_sequence_longer_than_the_budget_goes_through_alone():
-    batch = {"ids": torch.arange(40).view(4, 10), "mask": torch.ones(4, 10, dtype=torch.bool)}
-    batch["length"] = torch.tensor([2, 10, 3, 3])
-    passes = [(rows.tolist(), tuple(micro["ids"].shape)) for rows, micro in grpo.micro_batches(batch, 6)]
-    assert passes == [([1], (1, 10)), ([2, 3], (2, 3)), ([0], (1, 2))]
+    mask = torch.arange(10) < torch.tensor([2, 10, 3, 3])[:, None]
+    assert shapes({"ids": torch.arange(40).view(4, 10), "mask": mask}, 6) == [([1], 10), ([2, 3], 3), ([0], 2)]
+
+
+def shapes(batch, budget):
+    """(rows, length) of the forward passes."""
+    return [(rows.tolist(), micro["ids"].shape[1]) for rows, micro in grpo.micro_batches(batch, budget)]
+
+
+def test_only_what_the_mask_needs_goes_through_the_model():
+    """A sequence ends with its last token in the mask, and one that has none is left out."""
+    mask = torch.zeros(4, 10, dtype=torch.bool)
+    mask[0, 2:4] = mask[2, 1] = mask[2, 7] = mask[3, 3:5] = True
+    batch = {"ids": torch.arange(40).view(4, 10), "mask": mask}
+    assert shapes(batch, 10) == [([2], 8), ([3, 0], 5)]
+    assert shapes(batch | {"mask": mask & False}, 10) == [([0], 1)]  # one pass remains, for gradients of zero
 
 
 @pytest.mark.parametrize("budget", [1, 300])
@@ -610,6 +623,45 @@ def test_with_equal_rewards_the_gradient_is_that_of_the_kl_term(tiny_model, batc
     steps, metrics = gradients(trainer, equal, dataclasses.replace(args, kl_coef=0.0))
     assert steps and not any(step.any() for step in steps)
     assert metrics["grad_norm"] == 0
+
+
+@each_trainer
+def test_without_kl_groups_of_equal_rewards_go_through_no_pass_and_change_nothing(tiny_model, batch, trainer):
+    args = arguments(trainer, model=str(tiny_model), kl_coef=0.0, micro_batch_tokens=300)
+    rewards = torch.randn(PROMPTS, GROUP, generator=torch.Generator().manual_seed(4))
+    rewards[0], rewards[3] = -3.0, 1.7
+    batch = batch | {"advantages": trainer.compute_advantages(rewards.flatten(), batch, args)}
+    policy, seen = trainer.load_policy(args, trained=True), []
+    policy.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs[0].tolist()))
+    steps, metrics = gradients(trainer, batch, args, policy)
+
+    def weight(logp, *at):
+        return eq_2(logp, *(batch[key][at].item() for key in ("old_logp", "ref_logp", "advantages")), args)
+
+    assert distance(sum(steps), plain_gradient(tiny_model, batch, args, weight)) < 1e-5
+    sent = {i for i, row in enumerate(batch["ids"].tolist()) for ids in seen if row[: len(ids)] == ids}
+    assert sent == set(range(PROMPTS * GROUP)) - {0, 1, 2, 9, 10, 11}
+    with_kl = trainer.update(policy, Recorder(policy), batch, 1, dataclasses.replace(args, kl_coef=1e-9))
+    assert metrics["clip_rate"] == with_kl["clip_rate"] > 0  # a share of all tokens as before
+
+
+@each_trainer
+def test_equal_rewards_everywhere_still_make_optimizer_steps(tiny_model, batch, trainer):
+    """Without KL the gradient is zero, and AdamW's momentum and weight decay move the weights as they always do."""
+    args = arguments(trainer, model=str(tiny_model), kl_coef=0.0, updates_per_step=2)
+    policy = trainer.load_policy(args, trained=True)
+    optimizer = adamw(policy)
+    trainer.update(policy, optimizer, batch, 1, args)
+    other_policy = copy.deepcopy(policy)
+    other = adamw(other_policy)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    metrics = trainer.update(policy, optimizer, batch | {"advantages": batch["advantages"] * 0}, 2, args)
+    for _ in range(metrics["optimizer_steps"]):
+        for p in other_policy.parameters():
+            p.grad = torch.zeros_like(p)
+        other.step()
+    assert metrics["optimizer_steps"] == (4 if trainer is grpo_ar_lopti else 2) and metrics["grad_norm"] == 0
+    assert torch.equal(weights(policy), weights(other_policy))
 
 
 # ---------------------------------------------------------------------------------------------------- two processes
