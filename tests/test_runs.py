@@ -311,11 +311,12 @@ def test_a_run_is_resumed_by_its_own_script(tmp_path):
 def test_help_explains_every_flag(script):
     import importlib
 
+    trainer = importlib.import_module(script.removesuffix(".py"))
     help_text = run(script, "--help", env={"COLUMNS": "200"}).stdout
-    for name in importlib.import_module(script.removesuffix(".py")).Args.__dataclass_fields__:
+    for name in trainer.Args.__dataclass_fields__:
         line = re.search(rf"--{name}\b.*", help_text)
         assert line, name
-    lr = "1e-06" if torch.cuda.is_available() else "0.0002"  # kk_tiny's
+    lr = trainer.Args.lr if torch.cuda.is_available() else trainer.KK_TINY["lr"]
     assert f"AdamW's learning rate, constant, in (0, 1] (default: {lr})" in re.sub(r"[\s│]+", " ", help_text)
 
 
