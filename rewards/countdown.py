@@ -1,0 +1,344 @@
+"""Countdown: make the target from the given numbers; puzzles from files, the hub or a generator, and the scoring rule.
+
+A puzzle is a few whole numbers and a target. An arithmetic expression over + - * / and brackets solves it if it uses
+each of the numbers exactly once and equals the target, in exact rational arithmetic: (5 - 3) * 8 makes 16 of 3, 5 and
+8. ACPO (section 4.2) trains Qwen2.5-3B-Instruct on it; the puzzles, of three and four numbers, are those of
+the hub id Jiayi-Pan/Countdown-Tasks-3to4. The prompt is this project's own, as the paper prints none.
+"""
+
+import operator
+import random
+import re
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+from rewards.kk import TEST_SHARE, check_split, digest, folder_files, read_file, take_turns
+
+MIN_NUMBERS, MAX_NUMBERS = 3, 6
+LARGEST = 99  # generated puzzles have numbers from 1 to this, and targets as in the hub's puzzles:
+TARGETS = range(10, 101)
+DEFAULT_SIZE = {"train": 10_000, "test": 1024}
+
+SYSTEM = (
+    "You are a helpful assistant. You first think about the problem inside <think> </think> tags and then give your "
+    "answer inside <answer> </answer> tags, i.e., <think> reasoning process here </think><answer> answer here "
+    "</answer>. The user gives you some numbers and a target. Find an arithmetic expression that equals the target and "
+    "uses every one of the numbers exactly once. Only +, -, *, / and brackets may join them. The answer is the "
+    "expression alone, without an equals sign: for the numbers 3, 5, 8 and the target 16 it could be "
+    "<answer> (5 - 3) * 8 </answer>."
+)
+PREFIX = "<think>"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Scoring
+
+MAX_LENGTH = 1000  # characters of an expression; six numbers need fewer than 100, and this bounds all work on it
+SIGNS = str.maketrans("×÷−", "*/-")
+RANK = {"+": 1, "-": 1, "*": 2, "/": 2}  # the higher binds tighter; of equals, the left one goes first
+APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+
+
+def score(response, answer):
+    """Score one response: 1 if the last <answer>...</answer> in it solves the puzzle, else 0.
+
+    In: `response`, what the model wrote after the prompt; `answer`, {"nums": [int, ...], "target": int}.
+    Out: a dict with `reward` (1.0 or 0.0), `correct` (the same as a bool), `format` (the last complete answer block
+    holds a well-formed expression, see `evaluate`, whatever its numbers and value) and `timed_out` (always False:
+    nothing here can take long). Never raises on any text, and takes linear time.
+
+    Only the answer block counts, as ACPO and its data set have it: with or without reasoning, and with text after it.
+    """
+    parsed = evaluate(last_answer(response))
+    correct = parsed is not None and parsed[1] == answer["target"] and sorted(parsed[0]) == sorted(answer["nums"])
+    return {"reward": float(correct), "correct": correct, "format": parsed is not None, "timed_out": False}
+
+
+def score_all(responses, answers):
+    """`score` of each response with its answer, in order."""
+    return [score(response, answer) for response, answer in zip(responses, answers, strict=True)]
+
+
+def last_answer(text):
+    """What stands in the last complete <answer>...</answer>, from an innermost opening tag; "" if there is none."""
+    start = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
+    return "" if start < 0 else text[start + len("<answer>") : text.index("</answer>", start)]
+
+
+def evaluate(text):
+    """Read an expression by two stacks (Dijkstra's shunting yard): no eval, no recursion, one pass.
+
+    Out: None if the text is not well-formed, else (its numbers in order, its value as a Fraction; a value of None
+    means that it divides by zero). Well-formed: whole numbers in the digits 0-9 without leading zeros; + - * / or
+    their typographic forms × ÷ −; round brackets; blanks anywhere but within a number. A minus may also stand before a
+    term at the very start or right after an opening bracket: -3 + 5 and 2 * (-3) are, 2 * -3 and +3 are not. Neither
+    is anything else: "= 16" at the end, decimals, ** and //, 2(3), LaTeX, words, more than MAX_LENGTH characters.
+    """
+    text = text.strip()
+    if not 0 < len(text) <= MAX_LENGTH:
+        return None
+    numbers, values, waiting = [], [], []  # waiting: operators whose right side is not complete, and open brackets
+    previous = "("
+    for token in re.findall(r"[0-9]+|\S", text.translate(SIGNS)):
+        begins = previous == "(" or previous in RANK  # a number or an opening bracket must come, or else must not
+        if token in RANK:
+            if begins:
+                if token != "-" or previous != "(":
+                    return None
+                values.append(Fraction(0))  # -3 is read as 0 - 3
+            work_off(values, waiting, RANK[token])
+            waiting.append(token)
+        elif token == ")":
+            if begins:
+                return None
+            work_off(values, waiting, 0)
+            if not waiting:
+                return None
+            waiting.pop()
+        elif not begins:
+            return None
+        elif token == "(":
+            waiting.append(token)
+        elif re.fullmatch("0|[1-9][0-9]*", token):
+            numbers.append(int(token))
+            values.append(Fraction(numbers[-1]))
+        else:
+            return None
+        previous = token
+    if previous == "(" or previous in RANK:
+        return None
+    work_off(values, waiting, 0)
+    return None if waiting else (numbers, values[0])
+
+
+def work_off(values, waiting, rank):
+    """Apply the operators on top of `waiting` that bind at least as tightly as `rank`, down to an open bracket."""
+    while waiting and waiting[-1] != "(" and RANK[waiting[-1]] >= rank:
+        op, right, left = waiting.pop(), values.pop(), values.pop()
+        if left is None or right is None or (op == "/" and right == 0):
+            values.append(None)
+        else:
+            values.append(APPLY[op](left, right))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Solving
+
+
+def solve(nums, target):
+    """An expression that solves the puzzle, as text, or None if there is none: an exact and complete search.
+
+    Up to three of the numbers, all values that can be made of them are listed. More are split in two in every way: for
+    each value of the smaller part the other part must make one of six goals, which is searched for in the same way.
+    Takes about 1 ms for 3 or 4 numbers and 5 ms for 5; 40 ms for 6, and about 1 s where there is no solution.
+    """
+    if not nums:
+        return None
+
+    @cache
+    def splits(subset):  # subsets are bit masks; the smaller part comes first
+        lefts = [left for left in range(1, subset) if left & subset == left]
+        pairs = [(left, subset ^ left) for left in lefts]
+        return [(a, b) for a, b in pairs if (a.bit_count(), a) < (b.bit_count(), b)]
+
+    @cache
+    def values(subset):
+        if subset.bit_count() == 1:
+            number = nums[subset.bit_length() - 1]
+            return {Fraction(number): str(number)}
+        found = {}
+        for first, second in splits(subset):
+            for a, x in values(first).items():
+                for b, y in values(second).items():
+                    found |= {a + b: f"({x} + {y})", a - b: f"({x} - {y})", b - a: f"({y} - {x})"}
+                    found[a * b] = f"({x} * {y})"
+                    if b:
+                        found[a / b] = f"({x} / {y})"
+                    if a:
+                        found[b / a] = f"({y} / {x})"
+        return found
+
+    @cache
+    def search(subset, goal):
+        if subset.bit_count() <= 3:
+            return values(subset).get(goal)
+        for first, second in splits(subset):
+            for a, x in values(first).items():
+                # What the second part must be, and how it then joins.
+                ways = [(goal - a, "({x} + {y})"), (a - goal, "({x} - {y})"), (goal + a, "({y} - {x})")]
+                if a:  # 0 times anything is also found as another number times what makes 0 of the rest
+                    ways += [(goal / a, "({x} * {y})"), (goal * a, "({y} / {x})")]
+                    ways += [(a / goal, "({x} / {y})")] if goal else []
+                for need, how in ways:
+                    if (y := search(second, need)) is not None:
+                        return how.format(x=x, y=y)
+        return None
+
+    return search((1 << len(nums)) - 1, Fraction(target))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Loading
+
+
+def load(source, split, *, numbers="3-4", size=None, seed=0):
+    """Puzzles as training or test items.
+
+    In: `source`, None (generated puzzles), a .parquet, .json or .jsonl file with columns `nums` and `target`, a folder
+    of such files, or a hub id such as Jiayi-Pan/Countdown-Tasks-3to4; `split`, "train" or "test"; `numbers`, how many
+    numbers a puzzle may have ("3-4", "3,5", "6"; from 3 to 6); `size`, how many puzzles (None: 10,000 generated for
+    train and 1,024 for test, all of a file's). Where there are more, as even a share as possible of every number of
+    numbers is drawn with `seed`. In a folder, files whose names say "train" serve only train, those that say "test"
+    only test. A hub data set without a train and a test part is divided as the generated puzzles are.
+    Out: a list of dicts (see `make_item`), puzzles of few and many numbers taking turns.
+    Errors: ValueError for whatever is wrong with the arguments, the files or a row; it names file and row (counted
+    from 1). That a file's puzzles can be solved is not checked here: `solve` can tell.
+    """
+    counts = parse_numbers(numbers)
+    check_split(split)
+    if size is not None and size < 1:
+        raise ValueError(f"size must be at least 1, not {size}")
+    if source is None:
+        return generate(size or DEFAULT_SIZE[split], numbers, seed, split)
+
+    by_count = {}
+    for nums, target in read_rows(str(source), split):
+        by_count.setdefault(len(nums), []).append((nums, target))
+    groups = {count: by_count[count] for count in counts if count in by_count}
+    if not groups:
+        raise ValueError(f"{source} has no {split} puzzle of {numbers} numbers; it has puzzles of {sorted(by_count)}")
+    if size is not None and size < sum(map(len, groups.values())):
+        for count, puzzles in groups.items():
+            random.Random(f"subset {seed} {count}").shuffle(puzzles)
+    return [make_item(nums, target) for nums, target in take_turns(groups.values())[:size]]
+
+
+def parse_numbers(text):
+    """How many numbers: "3-4", "3,5" or "6" as a sorted list. ValueError if it is anything else."""
+    counts = set()
+    for part in str(text).split(","):
+        match = re.fullmatch(r"\s*([0-9])\s*(?:-\s*([0-9])\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not MIN_NUMBERS <= first <= last <= MAX_NUMBERS:
+            raise ValueError(f"numbers must be like 3-4 or 3,5 or 6, from {MIN_NUMBERS} to {MAX_NUMBERS}, not {text!r}")
+        counts.update(range(first, last + 1))
+    return sorted(counts)
+
+
+def make_item(nums, target, **more):
+    """What the trainers get: chat messages, prefix of the response, gold answer, category (how many numbers)."""
+    user = f"Numbers: {', '.join(map(str, nums))}\nTarget: {target}"
+    return {
+        "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}],
+        "prefix": PREFIX,
+        "answer": {"nums": list(nums), "target": target},
+        "category": str(len(nums)),
+    } | more
+
+
+def read_rows(source, split):
+    """[(nums, target)] of every row of the file, the folder's files or the hub data set."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = folder_files(path, split)
+    elif path.is_file():
+        files = [path]
+    elif source.startswith((".", "/", "~")) or re.search(r"\.[A-Za-z]\w*$", source):
+        raise ValueError(f"{source} does not exist")
+    else:
+        return read_hub(source, split)
+    return [puzzle for file in files for puzzle in puzzles_of(read_file(file), str(file))]
+
+
+def read_hub(name, split):
+    """Rows of the data set's part for the split; where it has not both, of all parts those that belong to the split."""
+    import datasets  # here and not above: it takes seconds to import, and scoring does without
+
+    datasets.disable_progress_bars()
+    try:
+        parts = datasets.load_dataset(name)
+    except Exception as error:  # no network, no such id: all end here
+        raise ValueError(
+            f"could not load the data set {name!r} from the Hugging Face hub: {error}\n"
+            "Without a network, fetch its files elsewhere and give the path of a file or folder instead; "
+            "without a path or id the puzzles are generated."
+        ) from error
+    if {"train", "test"} <= set(parts):
+        return puzzles_of(parts[split], f"{name}/{split}")
+    puzzles = [puzzle for part in parts for puzzle in puzzles_of(parts[part], f"{name}/{part}")]
+    return [puzzle for puzzle in puzzles if split_of(*puzzle) == split]
+
+
+def puzzles_of(data, where):
+    """[(nums, target)] of the rows, each of which is checked."""
+    missing = [column for column in ("nums", "target") if column not in data.column_names]
+    if missing:
+        raise ValueError(f"{where} lacks the columns {', '.join(missing)}; it has {', '.join(data.column_names)}")
+    puzzles = [(row["nums"], row["target"]) for row in data.select_columns(["nums", "target"]).to_list()]
+    for i, (nums, target) in enumerate(puzzles, 1):
+        if not isinstance(nums, list) or not nums or not all(type(number) is int and number > 0 for number in nums):
+            raise ValueError(f"{where}, row {i}: nums must be a list of whole numbers above 0, not {nums!r}")
+        if type(target) is not int:
+            raise ValueError(f"{where}, row {i}: target must be a whole number, not {target!r}")
+    return puzzles
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Generating
+
+MAX_MISSES = 100_000  # tries in a row without a new puzzle, after which there are taken to be no more
+
+
+def generate(n, numbers="3-6", seed=0, split="train"):
+    """Make `n` different puzzles that can be solved.
+
+    In: `n`, how many; `numbers`, as in `load`, with as many puzzles of each number of numbers as of any other (or one
+    more); `split`, "train" or "test": a puzzle belongs to one of them by `split_of`, so no seed of one ever gives a
+    puzzle of the other.
+    Out: items as of `load`, each also with a `solution` (an expression). Numbers are 1 to 99, targets 10 to 100. The
+    same arguments give the same puzzles anywhere, and a smaller `n` the first of them.
+    Errors: ValueError for bad arguments, or if there seem to be fewer such puzzles than were asked for.
+    """
+    counts = parse_numbers(numbers)
+    check_split(split)
+    if n < 1:
+        raise ValueError(f"the number of puzzles must be at least 1, not {n}")
+    share, extra = divmod(n, len(counts))
+    return take_turns(generate_size(share + (i < extra), count, seed, split) for i, count in enumerate(counts))
+
+
+def generate_size(how_many, count, seed, split):
+    """`how_many` different puzzles of `count` numbers."""
+    rng = random.Random(f"countdown {seed} {split} {count}")
+    items, seen, misses = [], set(), 0
+    while len(items) < how_many:
+        if misses >= MAX_MISSES:
+            raise ValueError(f"only {len(items)} different {split} puzzles of {count} numbers found, not {how_many}")
+        misses += 1
+        nums = [rng.randint(1, LARGEST) for _ in range(count)]
+        target, solution = combine(rng, nums)
+        puzzle = (*sorted(nums), target)
+        if target in TARGETS and puzzle not in seen and split_of(nums, target) == split:
+            seen.add(puzzle)
+            items.append(make_item(nums, target, solution=solution))
+            misses = 0
+    return items
+
+
+def combine(rng, nums):
+    """Join two terms at random until one is left: (its value, the expression). Values stay whole and above 0."""
+    terms = [(number, str(number)) for number in nums]
+    while len(terms) > 1:
+        rng.shuffle(terms)
+        (a, x), (b, y) = sorted([terms.pop(), terms.pop()], reverse=True)
+        ways = [(a + b, f"({x} + {y})"), (a * b, f"({x} * {y})")]
+        ways += [(a - b, f"({x} - {y})")] if a > b else []
+        ways += [(a // b, f"({x} / {y})")] if a % b == 0 else []
+        terms.append(rng.choice(ways))
+    return terms[0][0], terms[0][1][1:-1]
+
+
+def split_of(nums, target):
+    """The split that a puzzle belongs to, in whatever order its numbers are; one in TEST_SHARE belongs to "test"."""
+    return "test" if int(digest(f"{sorted(nums)} {target}"), 16) % TEST_SHARE == 0 else "train"

@@ -1,0 +1,542 @@
+"""Countdown: the rule by hand-computed cases and a second evaluator, the solver, the generator, the loader."""
+
+import ast
+import collections
+import itertools
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from fractions import Fraction
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import DATA, ROOT
+
+from rewards import countdown
+
+REAL = DATA / "countdown"
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"the real puzzles are not at {REAL}")
+
+GOLD = {"nums": [3, 5, 8], "target": 16}
+SOLVED = {"reward": 1.0, "correct": True, "format": True, "timed_out": False}
+WRONG = {"reward": 0.0, "correct": False, "format": True, "timed_out": False}
+MALFORMED = {"reward": 0.0, "correct": False, "format": False, "timed_out": False}
+
+
+def score(expression, nums=(3, 5, 8), target=16):
+    return countdown.score(f"hm</think><answer>{expression}</answer>", {"nums": list(nums), "target": target})
+
+
+# ---------------------------------------------------------------------------------------------------------- scoring
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["(5 - 3) * 8", "8*(5-3)", " ( ( 5-3 ) )\n*\t8 ", "(5 − 3) × 8", "3 + 5 + 8", "8-(-(3+5))", "(-3 + 5)*8"],
+)
+def test_solutions_of_3_5_8(expression):
+    assert score(expression) == SOLVED
+
+
+@pytest.mark.parametrize(
+    "expression, value",
+    [
+        ("7", 7),
+        ("0", 0),
+        ("1 - 2 - 3", -4),
+        ("1 - (2 - 3)", 2),
+        ("8 / 4 / 2", 1),
+        ("8 / (4 / 2)", 4),
+        ("8 / 4 * 2", 4),
+        ("8 ÷ 3", Fraction(8, 3)),
+        ("2 + 3 * 4 - 5", 9),
+        ("2 * 3 + 4 * 5", 26),
+        ("(2 + 3) * (4 - 5)", -5),
+        ("-2 + 3", 1),
+        ("-2 * 3 + 1", -5),
+        ("-(2 - 3) * 4", 4),
+        ("6 - (-6)", 12),
+        ("((((1))))", 1),
+        ("1 / 3 + 1 / 3 + 1 / 3", 1),
+        ("9007199254740993 - 9007199254740992", 1),  # floats would say 0
+        ("5 / 0", None),
+        ("0 / 0 * 0", None),
+        ("1 + 2 / (3 - 3)", None),
+        ("(1 / (3 - 3)) - (1 / (3 - 3))", None),
+    ],
+)
+def test_values_by_hand(expression, value):
+    assert countdown.evaluate(expression)[1] == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "(3 + 5) * 8",  # 64
+        "8 + 8",  # 5 and 3 are missing, and 8 stands twice
+        "16",
+        "3 + 5 + 8 + 0",
+        "3 + 5 + 8 + 3 - 3",
+        "(35 - 3) / 8 * 4",
+        "8 / (5 - 5) * 3",
+        "8 * (5 - 3) / (3 - 3)",
+        "3 / 0",
+    ],
+)
+def test_well_formed_and_wrong(expression):
+    assert score(expression) == WRONG
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "", " ", "()", "(", ")", "3 +", "* 3", "+3 + 5 + 8", "3 + + 5 + 8", "3 - -5 + 8", "3 * -5", "--3 + 5 + 8", "-",
+        "(3 + 5 + 8", "3 + 5 + 8)", "3 + 5) + (8", ")3 + 5 + 8(", "(3 + 5)(8)", "2(3)", "3 (5)", "3 5 8", "(3)5", "()3",
+        "3 + 5 + 8 = 16", "16 = 3 + 5 + 8", "3 + 5 + 8.", "3.0 + 5 + 8", "3 + 5 + 8.0", ".3", "3e0 + 5 + 8",
+        "03 + 5 + 8", "00", "3_0", "3,0", "0x3 + 5 + 8", "3 ** 5", "8 // 5", "8 % 5", "3 ^ 5", "3 | 5", "5!", "x",
+        "three + 5 + 8",
+        "³ + 5 + 8", "３ + 5 + 8", "٣ + 5 + 8", "3 \\times 5", "\\boxed{3 + 5 + 8}", "$3 + 5 + 8$", "[3 + 5] + 8",
+        "{3} + 5 + 8", "3 + 5 + 8;", "`3 + 5 + 8`", "3 + 5\n+ 8 or 1", "3 + 5 # 8", "3 · 5", "3 – 5", "\0", "\ud800",
+    ],
+)  # fmt: skip
+def test_malformed(expression):
+    assert countdown.evaluate(expression) is None
+    assert score(expression) == MALFORMED
+
+
+def test_minus_may_only_begin_an_expression_or_a_bracket():
+    assert score("-3 + 5 + 14", [3, 5, 14]) == score("14 + (-3) + 5", [3, 5, 14]) == SOLVED
+    assert score("14 + -3 + 5", [3, 5, 14]) == MALFORMED
+
+
+def test_fractions_on_the_way_are_exact():
+    assert score("8 / (3 - 8 / 3)", [8, 3, 8, 3], 24) == SOLVED
+    assert score("1 / 49 * 49", [1, 49, 49], 1) == SOLVED  # in floats it is 0.9999999999999999
+    assert score("7 / 3", [7, 3], 2) == WRONG
+
+
+def test_a_number_given_twice_is_used_twice():
+    assert score("8 + 8", [8, 8]) == SOLVED
+    assert score("8 + 8", [8, 8, 8]) == score("8 + 8 + 0", [8, 8]) == WRONG
+    assert score("2 * 8", [8, 2, 1]) == WRONG
+    assert score("11 + 5", [1, 1, 5]) == WRONG  # digits are not joined
+
+
+@pytest.mark.parametrize(
+    "text, want",
+    [
+        ("(5 - 3) * 8", MALFORMED),
+        ("", MALFORMED),
+        ("<answer>(5 - 3) * 8", MALFORMED),
+        ("(5 - 3) * 8</answer>", MALFORMED),
+        ("</answer>(5 - 3) * 8<answer>", MALFORMED),
+        ("<ANSWER>(5 - 3) * 8</ANSWER>", MALFORMED),
+        ("<answer></answer>", MALFORMED),
+        ("<answer>(5 - 3) * 8</answer>", SOLVED),
+        ("hm</think> so <answer>\n(5 - 3) * 8\n</answer> done", SOLVED),
+        ("<answer>8</answer><answer>(5 - 3) * 8</answer>", SOLVED),
+        ("<answer>(5 - 3) * 8</answer><answer>8</answer>", WRONG),
+        ("<answer>(5 - 3) * 8</answer><answer>none</answer>", MALFORMED),
+        ("<answer>(5 - 3) * 8</answer> or <answer>8", SOLVED),  # the last complete one
+        ("<answer>(5 - 3) * 8</answer></answer>", SOLVED),
+        ("<answer><answer>(5 - 3) * 8</answer></answer>", SOLVED),
+        ("<answer>8 <answer>(5 - 3) * 8</answer>", SOLVED),
+        ("<answer>(5 - 3) <b>*</b> 8</answer>", MALFORMED),
+    ],
+)
+def test_the_last_complete_answer_counts(text, want):
+    assert countdown.score(text, GOLD) == want
+
+
+def test_score_all_keeps_the_order():
+    texts = ["<answer>(5 - 3) * 8</answer>", "", "<answer>1 + 2</answer>"]
+    golds = [GOLD, GOLD, {"nums": [1, 2], "target": 3}]
+    assert countdown.score_all(texts, golds) == [SOLVED, MALFORMED, SOLVED]
+    assert countdown.score_all([], []) == []
+    with pytest.raises(ValueError):
+        countdown.score_all(texts, golds[:2])
+
+
+LONG = countdown.MAX_LENGTH
+HOSTILE = {
+    "brackets": "<answer>" + "(" * 50_000 + "1" + ")" * 50_000 + "</answer>",
+    "brackets within the limit": "<answer>" + "(" * (LONG // 2 - 1) + "1" + ")" * (LONG // 2 - 1) + "</answer>",
+    "open brackets": "<answer>" + "(" * LONG + "</answer>",
+    "negated brackets": "<answer>" + "(-" * (LONG // 3 - 1) + "1" + ")" * (LONG // 3 - 1) + "</answer>",
+    "a huge number": "<answer>" + "9" * 100_000 + "</answer>",
+    "a huge product": "<answer>" + "*".join(["9" * 99] * 10) + "</answer>",
+    "huge fractions": "<answer>" + "+".join(f"1/{n}" for n in range(100, 266)) + "</answer>",
+    "towers": "<answer>" + "9**" * 300 + "9</answer>",
+    "many operators": "<answer>" + "1-" * 499 + "1</answer>",
+    "blanks": "<answer>" + " " * 100_000 + "(5 - 3) * 8" + " " * 100_000 + "</answer>",
+    "blanks inside": "<answer>3 +" + " " * 100_000 + "5 + 8</answer>",
+    "nested tags": "<answer>" * 20_000 + "</answer>" * 20_000,
+    "opening tags": "<answer>" * 20_000,
+    "closing tags": "</answer>" * 20_000,
+    "pairs": "<answer></answer>" * 10_000,
+    "broken tags": "<answer" * 20_000 + "<" * 100_000 + "</answer>",
+    "nonsense": "z" * 500_000,
+    "halves and zeros": "<answer>" + "\0\ud800\u0130" * 30_000 + "</answer>",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_texts_take_under_50_ms(name):
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        result = countdown.score(HOSTILE[name], GOLD)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.05
+    formed = {"brackets within the limit", "negated brackets", "a huge product", "huge fractions", "many operators"}
+    assert result == (SOLVED if name == "blanks" else WRONG if name in formed else MALFORMED)
+
+
+def test_length_limit():
+    text = "1" + "+1" * ((LONG - 2) // 2)
+    assert countdown.evaluate(text + " " * (LONG - len(text)))[1] == len(text) // 2 + 1
+    assert countdown.evaluate("(" * ((LONG - 2) // 2) + "12" + ")" * ((LONG - 2) // 2))[1] == 12
+    assert countdown.evaluate("(" * (LONG // 2) + "1" + ")" * (LONG // 2)) is None
+
+
+def test_random_texts_never_crash():
+    rng = random.Random(0)
+    bits = "<answer> </answer> <think> 3 5 8 0 12 + - * / ( ) = . ²".split()
+    seen = collections.Counter()
+    for _ in range(20_000):
+        body = "".join(rng.choices(bits[3:14] if rng.random() < 0.7 else bits, k=rng.randrange(12)))
+        result = countdown.score(f"<answer>{body}</answer>" if rng.random() < 0.8 else body, GOLD)
+        assert result in (SOLVED, WRONG, MALFORMED)
+        seen[result["format"]] += 1
+    for _ in range(2000):
+        text = "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randrange(20)))
+        assert countdown.score(f"<answer>{text}</answer>", GOLD) == MALFORMED
+    assert min(seen.values()) > 500
+
+
+def by_ast(text):
+    """What Python's own parser says: (numbers, value), or None if it is no expression by the rules of `evaluate`."""
+
+    def value(node, begins):
+        """`begins`: a minus may stand here, for nothing or an opening bracket is on its left."""
+        begins = begins or text[: node.col_offset].rstrip().endswith("(")
+        if isinstance(node, ast.BinOp):
+            op = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}[type(node.op)]
+            left, right = value(node.left, begins), value(node.right, False)
+            if left is None or right is None or (op == "/" and right == 0):
+                return None
+            return {"+": left + right, "-": left - right, "*": left * right, "/": op == "/" and left / right}[op]
+        if isinstance(node, ast.UnaryOp):
+            if not isinstance(node.op, ast.USub) or not begins:
+                raise SyntaxError
+            inner = value(node.operand, False)
+            return None if inner is None else -inner
+        numbers.append(node.value)
+        return Fraction(node.value)
+
+    numbers = []
+    if re.search(r"\b00", text):  # to Python it is 0, though 01 is an error
+        return None
+    try:
+        return numbers, value(ast.parse(text.strip(), mode="eval").body, True)
+    except (SyntaxError, KeyError, AttributeError):
+        return None
+
+
+def test_agrees_with_pythons_own_parser():
+    rng = random.Random(1)
+    formed = nulls = 0
+    for _ in range(15_000):
+        text = "".join(rng.choices("12034567+-*/()", [2] * 8 + [3] * 4 + [4] * 2, k=rng.randrange(1, 10)))
+        if rng.random() < 0.7:  # a well-formed one, which chance alone rarely makes long
+            text = str(rng.randrange(20))
+            for _ in range(rng.randrange(6)):
+                left, right = text, str(rng.randrange(4))
+                if rng.random() < 0.5:
+                    left, right = right, left
+                text = f"{left} {rng.choice('+-*/')} {right}"
+                text = rng.choice([text, f"({text})", f"(-{text})", f"-{text}"])
+        want, got = by_ast(text), countdown.evaluate(text)
+        if want is None or got is None:
+            assert got is want, text
+            continue
+        assert (got[0], got[1]) == want, text
+        formed, nulls = formed + 1, nulls + (got[1] is None)
+    assert formed > 3000 and nulls > 100
+
+
+def test_prompt_shows_the_layout_and_a_true_example():
+    item = countdown.make_item([79, 17, 60], 36)
+    system, user = item["messages"]
+    assert (system["role"], user["role"], item["prefix"]) == ("system", "user", "<think>")
+    assert user["content"] == "Numbers: 79, 17, 60\nTarget: 36"
+    assert item["answer"] == {"nums": [79, 17, 60], "target": 36} and item["category"] == "3"
+    assert countdown.score(system["content"], GOLD) == SOLVED
+    assert "numbers 3, 5, 8 and the target 16" in system["content"]
+
+
+# ----------------------------------------------------------------------------------------------------------- solver
+
+
+def every_value(nums):
+    """All values that can be made of all the numbers, by joining any two until one is left."""
+    if len(nums) == 1:
+        return {Fraction(nums[0])}
+    found = set()
+    for i, j in itertools.permutations(range(len(nums)), 2):
+        rest = [n for k, n in enumerate(nums) if k not in (i, j)]
+        a, b = Fraction(nums[i]), Fraction(nums[j])
+        for joined in [a + b, a - b, a * b] + ([a / b] if b else []):
+            found |= every_value([joined, *rest])
+    return found
+
+
+@pytest.mark.parametrize(
+    "nums", [[7], [3, 8], [3, 3, 8], [1, 2, 50], [1, 1, 1, 1], [4, 4, 7, 9], [2, 3, 5, 60], [0, 2, 3, 9]]
+)
+def test_solve_finds_all_that_can_be_made_and_nothing_else(nums):
+    values = every_value(nums)
+    for target in {*range(-30, 130), *random.Random(0).sample(sorted(values), min(60, len(values)))}:
+        found = countdown.solve(nums, target)
+        assert (found is not None) == (target in values), target
+        if found is not None:
+            numbers, value = countdown.evaluate(found)
+            assert value == target and sorted(numbers) == sorted(nums)
+
+
+def test_solve_special_cases():
+    assert score(countdown.solve([8, 3, 8, 3], 24), [8, 3, 8, 3], 24) == SOLVED  # only by a fraction
+    for nums in ([5, 5, 17, 90], [1, 20, 20, 37, 80], [2, 4, 6, 50, 77, 99], [0, 1, 5, 50, 71]):
+        assert score(countdown.solve(nums, 0), nums, 0) == SOLVED  # as 0 times something
+    assert score(countdown.solve([1, 5, 6, 7, 13], 21), [1, 5, 6, 7, 13], 21) == SOLVED
+    assert score(countdown.solve([75, 50, 2, 3, 8, 7], 812), [75, 50, 2, 3, 8, 7], 812) == SOLVED
+    assert countdown.solve([1, 1, 1, 1, 1], 100) is countdown.solve([], 0) is countdown.solve([2, 2, 2], 7) is None
+
+
+# -------------------------------------------------------------------------------------------------------- generator
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_generated_puzzles_are_solvable_and_different(split):
+    items = countdown.generate(400, "3-6", seed=3, split=split)
+    assert collections.Counter(item["category"] for item in items) == dict.fromkeys("3456", 100)
+    for item in items:
+        nums, target = item["answer"]["nums"], item["answer"]["target"]
+        assert countdown.score(f"<answer>{item['solution']}</answer>", item["answer"]) == SOLVED
+        assert len(nums) == int(item["category"]) and all(1 <= n <= 99 for n in nums) and 10 <= target <= 100
+        assert all(type(n) is int for n in [*nums, target])
+    assert len({(*sorted(item["answer"]["nums"]), item["answer"]["target"]) for item in items}) == 400
+    for item in items[:80]:
+        found = countdown.solve(**item["answer"])
+        assert countdown.score(f"<answer>{found}</answer>", item["answer"]) == SOLVED
+    assert all(any(sign in item["solution"] for item in items) for sign in "+-*/(")
+
+
+def test_generator_is_seeded_and_a_smaller_size_gives_the_first_ones():
+    first, again, other = (countdown.generate(30, "3-5", seed=seed) for seed in (0, 0, 1))
+    assert first == again != other
+    assert first != countdown.generate(30, "3-5", seed=0, split="test")
+    for n in (1, 2, 7):
+        assert countdown.generate(n, "3-5") == first[:n]
+    hashed = "from rewards import countdown as c; print(c.generate(30, '3-5'))"
+    command = [sys.executable, "-c", hashed]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": "7"}, capture_output=True, text=True)
+    assert done.stdout.strip() == str(first)
+
+
+def test_train_and_test_share_no_puzzle_whatever_the_seed(monkeypatch):
+    monkeypatch.setattr(countdown, "LARGEST", 12)  # so few puzzles that the seeds meet again and again
+    splits = {"train": collections.Counter(), "test": collections.Counter()}
+    for split, found in splits.items():
+        for seed in range(4):
+            items = countdown.generate(500 if split == "train" else 50, "3", seed, split)
+            puzzles = {(*sorted(item["answer"]["nums"]), item["answer"]["target"]) for item in items}
+            assert len(puzzles) == len(items)
+            found.update(puzzles)
+    assert not splits["train"].keys() & splits["test"].keys()
+    assert min(max(found.values()) for found in splits.values()) > 1
+
+
+def test_a_puzzle_keeps_its_split_in_any_order():
+    rng = random.Random(0)
+    found = collections.Counter()
+    for _ in range(500):
+        nums = [rng.randint(1, 99) for _ in range(4)]
+        (split,) = {countdown.split_of(list(order), 24) for order in itertools.permutations(nums)}
+        found[split] += 1
+    assert 20 < found["test"] < 90
+    assert len({countdown.split_of(nums, target) for target in range(200)}) == 2
+
+
+def test_too_many_puzzles_are_refused(monkeypatch):
+    monkeypatch.setattr(countdown, "LARGEST", 3)
+    monkeypatch.setattr(countdown, "MAX_MISSES", 3000)
+    with pytest.raises(ValueError, match="different train puzzles of 3 numbers found, not 1000"):
+        countdown.generate(1000, "3")
+
+
+@pytest.mark.parametrize("text, want", [("3-4", [3, 4]), ("3,5", [3, 5]), ("6", [6]), (" 3 - 6 ", [3, 4, 5, 6])])
+def test_parse_numbers(text, want):
+    assert countdown.parse_numbers(text) == want
+
+
+@pytest.mark.parametrize("text", ["", "2", "7", "4-3", "3-", "a", "3-4-5", "3,,4", "10", "３", "-3"])
+def test_parse_numbers_refuses(text):
+    with pytest.raises(ValueError, match="numbers must be like 3-4"):
+        countdown.load(None, "train", numbers=text)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="split must be train or test, not 'dev'"):
+        countdown.load(None, "dev")
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match="size must be at least 1"):
+            countdown.load(None, "train", size=wrong)
+        with pytest.raises(ValueError, match="number of puzzles must be at least 1"):
+            countdown.generate(wrong)
+
+
+# ----------------------------------------------------------------------------------------------------------- loader
+
+
+def rows_for_file(n=12, numbers="3-5"):
+    return [item["answer"] for item in countdown.generate(n, numbers, seed=7)]
+
+
+def write(path, rows):
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        path.write_text(json.dumps(rows))
+    return path
+
+
+def answers(*args, **settings):
+    return [item["answer"] for item in countdown.load(*args, **settings)]
+
+
+def test_generated_is_the_default():
+    assert countdown.load(None, "train", size=5, seed=2) == countdown.generate(5, "3-4", 2, "train")
+    items = countdown.load(None, "test")
+    assert collections.Counter(item["category"] for item in items) == {"3": 512, "4": 512}
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])
+def test_file_is_loaded(tmp_path, suffix):
+    rows = [row | {"other": "x"} for row in rows_for_file()]
+    path = write(tmp_path / f"puzzles{suffix}", rows)
+    items = countdown.load(str(path), "train", numbers="3-5")
+    assert items == [countdown.make_item(row["nums"], row["target"]) for row in rows]
+    assert {item["category"] for item in countdown.load(path, "train")} == {"3", "4"}
+    with pytest.raises(ValueError, match=r"no train puzzle of 6 numbers; it has puzzles of \[3, 4, 5\]"):
+        countdown.load(path, "train", numbers="6")
+
+
+def test_subset_of_a_file_is_balanced_and_seeded(tmp_path):
+    path = write(tmp_path / "a.jsonl", rows_for_file(60))
+    first, again, other = (countdown.load(path, "train", numbers="3-5", size=8, seed=seed) for seed in (0, 0, 1))
+    assert first == again != other
+    assert collections.Counter(item["category"] for item in first) == {"3": 3, "4": 3, "5": 2}
+    assert len(countdown.load(path, "train", numbers="3-5", size=100)) == 60
+
+
+def test_folder_keeps_train_and_test_apart(tmp_path):
+    rows = rows_for_file()
+    write(tmp_path / "train_a.jsonl", rows[:6])
+    write(tmp_path / "test_a.parquet", rows[6:])
+    (tmp_path / "README.md").write_text("not data")
+    assert answers(tmp_path, "train", numbers="3-5") == rows[:6]
+    assert answers(tmp_path, "test", numbers="3-5") == rows[6:]
+
+
+BROKEN = {
+    "no numbers": {"nums": []},
+    "null": {"nums": None},
+    "nought": {"nums": [0, 2, 3]},
+    "negative": {"nums": [-1, 2, 3]},
+    "a null number": {"nums": [1, None, 3]},
+    "no target": {"target": None},
+}
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_rows_are_named(tmp_path, name, suffix):
+    good = {"nums": [1, 2, 3], "target": 6}
+    path = write(tmp_path / f"puzzles{suffix}", [good, good | BROKEN[name], good])
+    (column,) = BROKEN[name]
+    with pytest.raises(ValueError, match=rf"puzzles\{suffix}, row 2: {column} must be"):
+        countdown.load(path, "train")
+
+
+@pytest.mark.parametrize("change", [{"nums": "1, 2, 3"}, {"nums": 6}, {"nums": [1.5, 2, 3]}, {"nums": ["1", "2"]}])
+def test_columns_of_another_type_are_refused(tmp_path, change):
+    path = write(tmp_path / "a.parquet", [{"nums": [1, 2, 3], "target": 6} | change])
+    with pytest.raises(ValueError, match=r"a\.parquet, row 1: nums must be a list of whole numbers above 0, not"):
+        countdown.load(path, "train")
+    for target in (6.5, "6", True):
+        write(path, [{"nums": [1, 2, 3], "target": target}])
+        with pytest.raises(ValueError, match=r"a\.parquet, row 1: target must be a whole number, not"):
+            countdown.load(path, "train")
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    path = write(tmp_path / "a.parquet", [{"numbers": [1, 2, 3], "target": 6}])
+    with pytest.raises(ValueError, match=r"a\.parquet lacks the columns nums; it has numbers, target"):
+        countdown.load(path, "train")
+    (tmp_path / "a.json").write_text("{broken")
+    with pytest.raises(ValueError, match=r"a\.json could not be read"):
+        countdown.load(tmp_path / "a.json", "train")
+    for source in ("no/such.parquet", "./nothing", "/nowhere/at/all"):
+        with pytest.raises(ValueError, match="does not exist"):
+            countdown.load(source, "train")
+
+
+def test_hub_data_sets(tmp_path):
+    """The hub's own code, without a network: it takes a folder for a data set, and it knows no other."""
+    rows = rows_for_file(200)
+    for parts in (["train"], ["train", "test"]):
+        (tmp_path / f"{len(parts)}").mkdir()
+        for part, some in zip(parts, (rows, rows[:7])):
+            write(tmp_path / f"{len(parts)}" / f"{part}.jsonl", some)
+    program = f"""
+import json
+from rewards import countdown
+one, two = ([countdown.read_hub(f"{tmp_path}/{{n}}", split) for split in ("train", "test")] for n in (1, 2))
+try:
+    countdown.load("some/thing", "train")
+except ValueError as error:
+    print(json.dumps([one, two, str(error)]))
+"""
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (train, test), (whole, seven), error = json.loads(done.stdout.splitlines()[-1])
+    pairs = [[row["nums"], row["target"]] for row in rows]
+    assert whole == pairs and seven == pairs[:7]
+    assert train == [pair for pair in pairs if countdown.split_of(*pair) == "train"]
+    assert test == [pair for pair in pairs if countdown.split_of(*pair) == "test"]
+    assert "some/thing" in error and "path of a file or folder" in error
+
+
+# -------------------------------------------------------------------------------------------------------- real file
+
+
+@needs_real
+def test_every_real_puzzle_is_loaded_and_solved():
+    items = countdown.load(REAL / "test.parquet", "test")
+    assert collections.Counter(item["category"] for item in items) == {"3": 490, "4": 534}
+    table = pq.read_table(REAL / "test.parquet", columns=["nums", "target"]).to_pylist()
+    found = collections.Counter((tuple(item["answer"]["nums"]), item["answer"]["target"]) for item in items)
+    assert found == collections.Counter((tuple(row["nums"]), row["target"]) for row in table)
+    solutions = [f"so</think> <answer> {countdown.solve(**item['answer'])} </answer>" for item in items]
+    golds = [item["answer"] for item in items]
+    assert countdown.score_all(solutions, golds) == [SOLVED] * 1024
+    assert countdown.score_all(solutions[1:] + solutions[:1], golds) == [WRONG] * 1024
