@@ -1,0 +1,429 @@
+r"""Math problems: questions with a known answer from files or the hub, and the rule that scores a \boxed{answer}.
+
+The prompt and the rule (1 if the answer is right, else 0, nothing for the format) are those of AR-Lopti, Appendix
+C.1.2, "Math dataset". Whether two answers are the same is decided by math-verify, a library that reads LaTeX into
+SymPy. It can loop or eat memory on a short text such as 9^{9^{9^9}}, so it runs in worker processes, each a bare
+`python -m rewards.math` that knows nothing of torch and can be killed without harm to a trainer full of threads.
+"""
+
+import json
+import os
+import queue
+import random
+import re
+import resource
+import select
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from functools import cache, lru_cache
+from pathlib import Path
+
+from rewards.kk import SUFFIXES, check_split
+
+ROOT = Path(__file__).resolve().parents[1]
+INSTRUCTION = r"Let's think step by step and output the final answer within \boxed{}."
+HUB = {"train": "Open-Reasoner-Zero/orz_math_57k_collection", "test": "HuggingFaceH4/MATH-500"}
+FLAG = {"train": "--data", "test": "--test_data"}
+
+TIME_LIMIT = 3  # seconds of processor time for one answer: so a busy machine doesn't make right answers wrong
+WALL_LIMIT = 30  # seconds on the clock, should that ever fail
+START_LIMIT = 120  # seconds for a worker to start; 1 is usual
+MEMORY_LIMIT = 4 << 30  # bytes of address space of one worker
+MAX_WORKERS = 4
+MAX_EXTRA = 300  # an answer longer than the longest gold by more characters than this is wrong without a look
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Scoring
+
+
+def score(response, answer):
+    """Score one response; see `score_all`, which is faster for many."""
+    return score_all([response], [answer])[0]
+
+
+def score_all(responses, answers):
+    r"""Score responses, in order.
+
+    In: `responses`, texts of any kind; `answers`, for each a gold text or a list of them, any of which will do.
+    Out: for each a dict with `reward` (1.0 or 0.0), `correct`, `format` (a complete \boxed{...} is there) and
+    `timed_out` (the comparison was cut off: it took too long, or took the worker down; the reward is then 0).
+    Never raises on any response. What is compared is the content of the last complete \boxed{...}.
+    Time: the first call starts the workers (about 2 s); then a few milliseconds for each answer that is not
+    settled at a glance, shared among up to MAX_WORKERS processes, and at most TIME_LIMIT for a hostile one.
+    Errors: RuntimeError if the workers cannot start, for instance without math-verify.
+    """
+    boxes, pairs = [last_box(response) for response in responses], []
+    for box, answer in zip(boxes, answers, strict=True):
+        golds = [answer] if isinstance(answer, str) else answer
+        pairs.append((clean(box or ""), tuple(map(clean, golds))))
+    verdicts = {pair: glance(*pair) for pair in pairs}
+    unsettled = [pair for pair, verdict in verdicts.items() if verdict is None]
+    verdicts.update(zip(unsettled, ask(unsettled)))
+    return [
+        {
+            "reward": float(verdicts[pair] is True),
+            "correct": verdicts[pair] is True,
+            "format": box is not None,
+            "timed_out": verdicts[pair] is None,
+        }
+        for box, pair in zip(boxes, pairs)
+    ]
+
+
+def last_box(text):
+    r"""The content of the complete \boxed{...} that opens last, or None. Linear time.
+
+    Of boxes within boxes that is the innermost one. An unfinished box is passed over. Escaped braces don't count.
+    """
+    stack, last = [], (-1, None)
+    for token in re.finditer(r"\\boxed\s*+\{|\\.|[{}]", text, re.DOTALL):
+        if token[0][-1] == "{" and token[0] != r"\{":
+            stack.append((token.end(), len(token[0]) > 1))
+        elif token[0] == "}" and stack:
+            start, is_box = stack.pop()
+            if is_box and start > last[0]:
+                last = (start, token.start())
+    return None if last[1] is None else text[slice(*last)]
+
+
+def clean(text):
+    """The answer without what carries no meaning: dollars, boxes within it, blanks and a full stop around it."""
+    text = re.sub(r"\\(?:boxed|fbox)(?![A-Za-z])|\\?\$", "", text).replace("−", "-").strip()
+    text = re.sub(r"^\\\(|\\\)$", "", text).strip()
+    return re.sub(r"(?<!\\right)\s*\.$", "", text)
+
+
+def glance(answer, golds):
+    """True or False where no library is needed, else None. In: cleaned texts."""
+    if not answer or len(answer) > max(map(len, golds)) + MAX_EXTRA:
+        return False
+    if answer in golds:
+        return True
+    value, values = number(answer), [number(gold) for gold in golds]
+    if value is not None and value in values:
+        return True
+    return None if value is None or None in values else False
+
+
+# 12, -0.5, 1,234 and 1{,}234, 8.7 \times 10^{8}, 3e-19
+NUMBER = re.compile(
+    r"([-+]?)\s*((?:\d++|\d{1,3}(?:(?:,|\{,\}|,\\!)\d{3})++)?(?:\.\d*)?)"
+    r"(?:(?:\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*|[eE])(?:([-+]?\d{1,3})|\{\s*([-+]?\d{1,3})\s*\}))?",
+    re.ASCII,
+)
+
+
+def number(text):
+    r"""The exact value of a number written in digits, as a Fraction, or None.
+
+    math-verify takes 8.7 \times 10^8 for another number than 870000000, and the e of 3e12 for Euler's.
+    """
+    match = NUMBER.fullmatch(text)
+    if match is None or match[2] in ("", ".") or len(text) > 1000:  # Python refuses to read 5,000 digits
+        return None
+    return Fraction(match[1] + re.sub(r"[^\d.]", "", match[2])) * Fraction(10) ** int(match[3] or match[4] or 0)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Workers. One line of JSON goes in, one comes out. A job is [answer, golds]: is it any of them? Or [gold, null]: can
+# it be read at all? Fork is no way to start one, since the trainer has threads and a GPU; nor is multiprocessing's
+# spawn, which runs the trainer's own file again.
+
+
+class Worker:
+    """One worker process, started when first needed and again when it has died."""
+
+    process = None
+
+    def ask(self, job):
+        """True or False, or None if the worker went over a limit and died of it."""
+        if self.process is None or self.process.poll() is not None:
+            self.start()
+        try:
+            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.flush()
+            return json.loads(self.read_line(WALL_LIMIT))
+        except (OSError, ValueError):  # a broken pipe; nothing or not all of a line
+            self.process.kill()
+            self.process.communicate()  # waits for its end and closes the pipes
+            return None
+
+    def start(self):
+        # The path and not the working folder, which would be wrong under PYTHONSAFEPATH. The session of its own keeps
+        # Ctrl-C from it; it ends when its input does, that is with the trainer.
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rewards.math"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8",
+            env=os.environ | {"PYTHONPATH": path}, start_new_session=True,
+        )  # fmt: skip
+        hello = self.read_line(START_LIMIT)
+        if hello != '"ready"\n':
+            self.process.kill()
+            self.process.communicate()
+            raise RuntimeError(f"the process that compares answers did not start: {hello or 'it gave no reason'}")
+
+    def read_line(self, seconds):
+        """The worker's next line, "" if none comes in time or the worker is dead."""
+        poll = select.poll()
+        poll.register(self.process.stdout, select.POLLIN)
+        return self.process.stdout.readline() if poll.poll(seconds * 1000) else ""
+
+
+@cache
+def idle_workers():
+    """The workers not at work; the one that came back last is the next to go. As many as this process has cores."""
+    workers = queue.LifoQueue()
+    for _ in range(min(MAX_WORKERS, len(os.sched_getaffinity(0)))):
+        workers.put(Worker())
+    return workers
+
+
+def ask(jobs):
+    """What the workers say to the jobs, in order: True, False, or None where the worker died of it."""
+
+    def ask_one(job):
+        worker = idle_workers().get()
+        try:
+            return worker.ask(job)
+        finally:
+            idle_workers().put(worker)
+
+    if not jobs:
+        return []
+    with ThreadPoolExecutor(MAX_WORKERS) as threads:
+        return list(threads.map(ask_one, jobs))
+
+
+def work():
+    """What a worker does until its input ends."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not come between the replies
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # The system's own answer to this signal is to end the process, even amid a power that Python can't interrupt, and
+    # even when the trainer is no longer there to do it.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    try:
+        same("x=\\frac{1}{2}", ["0.5"])  # imports and warms up what would be charged to the first answer
+        reply = "ready"
+    except Exception as error:
+        reply = f"{type(error).__name__}: {error}"
+    while True:
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+        line = sys.stdin.readline()
+        if not line:
+            return
+        answer, golds = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT)
+        try:
+            reply = read(answer) is not None if golds is None else same(answer, golds)
+        except Exception:  # out of memory or of stack, or a bug in a library that gets odd input
+            reply = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def same(answer, golds):
+    """True if the answer, read as mathematics, is one of the golds. In: cleaned texts."""
+    from math_verify import verify
+    from sympy import Float
+
+    mine = read(answer)
+    for gold in golds:
+        theirs = read(gold)
+        if mine is None or theirs is None:
+            continue
+        if verify(theirs, mine, timeout_seconds=None):
+            # It rounds to six places, and so takes 1.6e-19 for 6.6e-34. Percent are let be: 50% is 0.5 as well as 50.
+            if "%" in answer + gold or (distance(mine, theirs) or 0) < 1e-3:
+                return True
+        elif mine.has(Float) or theirs.has(Float):  # it compares products digit by digit: 8.7 * 10^8 and 870000000
+            apart = distance(mine, theirs)
+            if apart is not None and apart < 1e-12:
+                return True
+    return False
+
+
+@lru_cache(10000)
+def read(text):
+    r"""The text as a SymPy expression, or None.
+
+    Only the one box is looked at, as LaTeX and as a whole. By default math-verify goes on to search an answer that it
+    can't read for anything that it can, and finds the 9 in \neq 9.
+    """
+    from math_verify import LatexExtractionConfig, parse
+
+    if number(text) is not None:
+        text = re.sub(r"(?<=[\d.])[eE](.*)", r" \\times 10^{\1}", text)
+    boxed = LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
+    only = {"extraction_config": [boxed], "extraction_mode": "first_match", "fallback_mode": "no_fallback"}
+    return next(iter(parse(rf"\boxed{{{text}}}", parsing_timeout=None, **only)), None)
+
+
+def distance(a, b):
+    """How far two numbers are from each other, as a share of the larger one; None if they aren't numbers."""
+    try:
+        a, b = complex(a.doit().evalf()), complex(b.doit().evalf())
+    except (TypeError, ValueError, AttributeError):
+        return None
+    return abs(a - b) / (max(abs(a), abs(b)) or 1)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Loading
+
+
+def load(source, split, *, size=None, seed=0):
+    """Problems as training or test items.
+
+    In: `source`, a .parquet, .json or .jsonl file, a folder of such files, a hub id, or None (HUB); `split`, "train" or
+    "test"; `size`, how many (None: all), drawn with `seed` and left in the file's order. In a folder, files whose names
+    say "train" serve only train and are all it gets if there are any; those that say "test" serve only test. Rows are
+    verl's (`prompt`, `reward_model.ground_truth`), Open-Reasoner-Zero's (a conversation of two, or `prompt` and
+    `final_answer`), or plain (`problem` or `question`, and `answer`).
+    Out: a list of dicts with `messages` (the chat; its last turn ends in INSTRUCTION), `prefix` (empty), `answer` (list
+    of gold texts, any of which will do) and `category` (the file's name, or the data source where a file has several).
+    Golds that math-verify can't read are left out, with a line that counts the problems lost: no answer to them could
+    be told from a wrong one.
+    Errors: ValueError for whatever is wrong with the arguments, the files or a row, named by file and row (from 1).
+    """
+    check_split(split)
+    if size is not None and size < 1:
+        raise ValueError(f"size must be at least 1, not {size}")
+    items = [item for name, rows in read_source(source or HUB[split], split) for item in items_of(name, rows)]
+    golds = list(dict.fromkeys(clean(gold) for item in items for gold in item["answer"] if number(clean(gold)) is None))
+    unreadable = {gold for gold, readable in zip(golds, ask([(gold, None) for gold in golds])) if not readable}
+    kept, lost = [], []
+    for item in items:
+        answer = [gold for gold in item["answer"] if clean(gold) not in unreadable]
+        kept += [item | {"answer": answer}] if answer else []
+        lost += [] if answer else [item["answer"][0]]
+    if lost:
+        print(f"{source}: {len(lost)} of {len(items)} problems left out: can't read their answers, such as {lost[:3]}")
+    if not kept:
+        raise ValueError(f"{source} has no problem with an answer that can be read")
+    if size is not None and size < len(kept):
+        kept = [kept[i] for i in sorted(random.Random(seed).sample(range(len(kept)), size))]
+    return kept
+
+
+def read_source(source, split):
+    """[(name, rows)] of the file, of each of the folder's files, or of the hub data set."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        said = {file: re.findall(r"(?<![a-z])(?:train|test)(?![a-z])", file.stem.lower()) for file in files}
+        files = [file for file in files if not said[file] or split in said[file]]
+        if split == "train":
+            files = [file for file in files if said[file]] or files
+        if not files:
+            raise ValueError(f"{source} holds no .parquet, .json or .jsonl file for {split}")
+    elif path.is_file():
+        files = [path]
+    elif str(source).startswith((".", "/", "~")) or path.suffix in SUFFIXES:
+        raise ValueError(f"{source} does not exist")
+    else:
+        return [read_hub(str(source), split)]
+    return [(str(file), read_file(file)) for file in files]
+
+
+def read_file(file):
+    try:
+        if file.suffix == ".parquet":
+            import pyarrow.parquet  # here and not above: the workers do without
+
+            return pyarrow.parquet.read_table(file).to_pylist()
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".jsonl":
+            return [json.loads(line) for line in text.split("\n") if line.strip()]
+        rows = json.loads(text)
+    except Exception as error:  # pyarrow's and json's errors share no class
+        raise ValueError(f"{file} could not be read: {error}") from error
+    if file.suffix != ".json" or not isinstance(rows, list):
+        raise ValueError(f"{file}: expected a .parquet file, a .json file with a list, or a .jsonl file")
+    return rows
+
+
+def read_hub(name, split):
+    import datasets
+
+    try:
+        parts = datasets.load_dataset(name)
+    except Exception as error:  # no network, no such id: all end here
+        raise ValueError(
+            f"could not load the data set {name!r} from the Hugging Face hub: {error}\n"
+            f"Give the path of a file or folder, or another hub id, with {FLAG[split]}."
+        ) from error
+    if split not in parts and len(parts) > 1:
+        raise ValueError(f"{name} has no part called {split}; it has {', '.join(parts)}")
+    return name, (parts[split] if split in parts else next(iter(parts.values()))).to_list()
+
+
+def items_of(name, rows):
+    """The rows of one file as items."""
+    sources = {str(row["data_source"]) for row in rows if isinstance(row, dict) and "data_source" in row}
+    items = []
+    for i, row in enumerate(rows, 1):
+        try:
+            prompt, answer = fields(row)
+            messages, golds = messages_of(prompt), golds_of(answer)
+        except (LookupError, TypeError, AttributeError) as error:
+            there = ", ".join(row) if isinstance(row, dict) else row
+            raise ValueError(f"{name}, row {i}: no problem and answer where a known kind has them: {there}") from error
+        except ValueError as error:
+            raise ValueError(f"{name}, row {i}: {error}") from error
+        category = Path(str(row["data_source"]) if len(sources) > 1 else name).stem
+        items.append({"messages": messages, "prefix": "", "answer": golds, "category": category})
+    return items
+
+
+def fields(row):
+    """(prompt, answer) of a row of any known kind; both may have several forms."""
+    if isinstance(row, list):  # a conversation; on the hub it is a row with the columns 0 and 1
+        row = {"0": row[0], "1": row[1]}
+    if "0" in row:
+        return [row["0"]], row["1"]["ground_truth"]["value"]
+    if "reward_model" in row:
+        return row["prompt"], row["reward_model"]["ground_truth"]
+    if "final_answer" in row:
+        return row["prompt"], row["final_answer"]
+    return row["problem" if "problem" in row else "question"], row["answer"]
+
+
+def messages_of(prompt):
+    """The chat, with the instruction, from a text or from a chat by either names of role and content."""
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    messages = []
+    for turn in prompt:
+        role, content = (turn["role"], turn["content"]) if "role" in turn else (turn["from"], turn["value"])
+        messages.append({"role": "user" if role == "human" else role, "content": content})
+    last = messages[-1]
+    if last["role"] != "user" or not last["content"].strip():
+        raise ValueError("the problem is empty, or its last turn is not the user's")
+    if INSTRUCTION not in last["content"]:
+        last["content"] = f"{last['content'].rstrip()} {INSTRUCTION}"
+    return messages
+
+
+def golds_of(answer):
+    """The list of gold texts from a text, a number or a list of those."""
+    golds = []
+    for gold in answer if isinstance(answer, list) else [answer]:
+        if isinstance(gold, float) and gold.is_integer():
+            gold = int(gold)  # a column of numbers has 142.0 for 142
+        if isinstance(gold, bool) or not isinstance(gold, (str, int, float)) or gold != gold:
+            raise ValueError(f"the answer must be a text, a number or a list of those, not {answer!r}")
+        golds.append(str(gold).strip())
+    if not golds:
+        raise ValueError("the list of answers is empty")
+    return golds
+
+
+if __name__ == "__main__":
+    work()
