@@ -14,7 +14,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install model demo test lint format
+.PHONY: install model demo test table lint format
 
 install: $(VENV)/installed
 
@@ -42,6 +42,9 @@ demo: install
 
 test: install model lint
 	$(PY) -m pytest -n 2 --dist loadfile
+
+table: install
+	$(PY) tools/table.py
 
 lint: install
 	$(PY) -m ruff check .

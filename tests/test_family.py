@@ -1,0 +1,591 @@
+"""The scripts as a family: what they share is the same to the letter, and the tools that read, carry and count it.
+
+tools/family.py, diff.py, propagate.py and table.py are checked on small scripts and git repositories made here, and on
+the trainers themselves.
+"""
+
+import html.parser
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+from rich.console import Console
+
+from tools import diff, family, propagate, table
+
+# What a script has of its own: the pieces (tools/family.py) in which it differs from its parent, comments and
+# docstrings included. "Args" stands for all of Args, "Args.eta" for that flag alone. A script must be in here.
+OWNED = {
+    "grpo_ar_lopti": """module docstring, Args.alpha, Args.eta, Args.lopti_stages, RANGES, check_args, in_stage,
+        compute_advantages, update""",
+}
+# Where nothing but these words may be added to what the parent has.
+ADDED = {
+    "grpo_ar_lopti": {"RANGES": " alpha eta"},
+}
+DESCENDANTS = [stem for stem in family.family() if stem in family.PARENT]
+each_descendant = pytest.mark.parametrize("stem", DESCENDANTS)
+
+
+def call(*words):
+    return subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True)
+
+
+# ------------------------------------------------------------------------------------------- the scripts themselves
+
+
+def differing(before, after):
+    """The names of the pieces that two texts don't have in common, letter by letter."""
+    before, after = family.texts(before), family.texts(after)
+    return {name for name in before | after if before.get(name) != after.get(name)}
+
+
+@each_descendant
+def test_a_script_differs_from_its_parent_only_in_what_it_owns(stem):
+    """`diff grpo.py grpo_ar_lopti.py` shows the algorithm and nothing else, neither in code nor in comments."""
+    assert stem in OWNED, f"{stem}.py is new: say in OWNED what it has of its own"
+    owned = {name.strip() for name in OWNED[stem].split(",")}
+    before, after = family.source(family.PARENT[stem]), family.source(stem)
+    changed = differing(before, after)
+    assert {name for name in changed if name not in owned and name.split(".")[0] not in owned} == set()
+    assert {name for name in owned if not any(n == name or n.startswith(f"{name}.") for n in changed)} == set()
+
+
+@each_descendant
+def test_what_a_script_shares_with_its_parent_comes_in_the_same_order(stem):
+    before, after = family.texts(family.source(family.PARENT[stem])), family.texts(family.source(stem))
+    assert [name for name in after if name in before] == [name for name in before if name in after]
+
+
+@pytest.mark.parametrize("stem, name", [(stem, name) for stem, names in ADDED.items() for name in names])
+def test_nothing_but_words_was_added(stem, name):
+    before, after = family.texts(family.source(family.PARENT[stem])), family.texts(family.source(stem))
+    assert after[name].replace(ADDED[stem][name], "") == before[name] != after[name]
+
+
+def test_the_readmes_table_is_up_to_date():
+    readme = (ROOT / "README.md").read_text()
+    assert table.with_table(readme, table.table()) == readme
+
+
+# --------------------------------------------------------------------------------------------------------- family.py
+
+HEAD = "# " + "-" * 30
+SCRIPT = f'''"""What it is,
+in two lines."""
+
+import os
+import sys
+
+{HEAD} arguments
+
+# about N
+N = 1  # a number
+
+
+@decorated  # on a line of its own
+class Args:
+    """The flags."""
+
+    lr: float = 1.0  # a rate
+    # how many
+    steps: int = 2
+
+    def shown(self):
+        """A docstring."""
+        return "# no comment"
+
+
+N |= 2
+# ------ short: no heading
+{HEAD} main (and what belongs to it)
+
+
+def main():
+    text = """kept
+# inside a string
+
+it"""
+    "a text that nothing uses"
+    return text   # trailing
+'''
+
+
+def test_code_lines_by_hand():
+    lines = family.code_lines(SCRIPT)
+    assert lines == [
+        "import os",
+        "import sys",
+        "N = 1",
+        "@decorated",
+        "class Args:",
+        "    lr: float = 1.0",
+        "    steps: int = 2",
+        "    def shown(self):",
+        '        return "# no comment"',
+        "N |= 2",
+        "def main():",
+        '    text = """kept',
+        "# inside a string",
+        'it"""',
+        "    return text",
+    ]
+    assert family.code_lines("f = lambda: 0\n") == ["f = lambda: 0"]
+
+
+def test_changed_counts_lines_added_and_removed_and_no_comments():
+    before = 'a = 1\nb = 2\n\n\ndef f():\n    """Old."""\n    return a  # old\n'
+    after = 'a = 1\nb = 3\nc = 4\n\n\ndef f():\n    """New,\n    longer."""\n    return a  # new\n'
+    assert family.changed(before, after) == 3  # b = 2 goes; b = 3 and c = 4 come
+    assert family.changed(before, before) == 0 and family.changed("a = 1\n", "") == 1
+
+
+def test_pieces_are_all_lines_and_have_what_stands_above_them():
+    found = family.pieces(SCRIPT)
+    assert [piece.name for piece in found] == [
+        "module docstring", "imports", "imports", "section arguments", "N", "Args", "Args", "Args.lr", "Args.steps",
+        "Args.shown", "N", "section main", "main",
+    ]  # fmt: skip
+    assert [row for piece in found for row in range(piece.first, piece.last + 1)] == list(
+        range(1, len(SCRIPT.splitlines()) + 1)
+    )
+    assert [piece.section for piece in found] == [""] * 3 + ["arguments"] * 8 + ["main"] * 2
+    texts = family.texts(SCRIPT)
+    assert texts["module docstring"] == '"""What it is,\nin two lines."""\n'
+    assert texts["imports"] == "\nimport os\nimport sys\n"
+    assert texts["N"] == "\n# about N\nN = 1  # a number\n\n\nN |= 2\n"
+    assert texts["Args"] == '\n\n@decorated  # on a line of its own\nclass Args:\n    """The flags."""\n'
+    assert texts["Args.steps"] == "    # how many\n    steps: int = 2\n"
+    assert texts["section main"] == f"# ------ short: no heading\n{HEAD} main (and what belongs to it)\n"
+    assert texts["main"].endswith("# trailing\n")
+    assert family.texts("a = 1\n\n# the end\n") == {"a": "a = 1\n\n# the end\n"}
+
+
+@pytest.mark.parametrize(
+    "old, new, name",
+    [
+        ("a number", "the number", "N"),
+        ("# about N\n", "", "N"),
+        ("lr: float = 1.0", "lr: float = 1", "Args.lr"),
+        ("# how many", "# how few", "Args.steps"),
+        ('"""A docstring."""', '"""A docstring"""', "Args.shown"),
+        ("# ------ short: no", "# ------ short, no", "section main"),
+        ("import sys", "import json", "imports"),
+        ("@decorated", "@decorated()", "Args"),
+        ("return text   # trailing", "return text  # trailing", "main"),
+        ("in two lines", "in 2 lines", "module docstring"),
+        ("\n\n\ndef main", "\n\ndef main", "main"),
+        ("N |= 2", "M = 2\nN |= 2", None),
+    ],
+)
+def test_every_letter_belongs_to_a_piece(old, new, name):
+    assert SCRIPT.count(old) == 1
+    assert differing(SCRIPT, SCRIPT.replace(old, new)) == ({name} if name else {"N", "M"})
+
+
+def test_sections_by_hand_and_of_a_trainer():
+    assert family.sections(SCRIPT) == {"": (1, 5), "arguments": (6, 26), "main": (27, 37)}
+    text = family.source("grpo")
+    names = "arguments policy sampler advantages loss update evaluation checkpoints main".split()
+    assert list(family.sections(text)) == ["", *names]
+    first, last = family.sections(text)["loss"]
+    assert "def policy_loss(" in "\n".join(text.splitlines()[first - 1 : last])
+    assert "def minibatches(" not in "\n".join(text.splitlines()[first - 1 : last])
+
+
+def test_the_family_is_what_is_there_in_tree_order(tmp_path):
+    for stem in "archer dapo_ar_lopti grpo dapo reinforce_pp grpo_ar_lopti other".split():
+        (tmp_path / f"{stem}.py").touch()
+    order = ["grpo", "grpo_ar_lopti", "reinforce_pp", "dapo", "dapo_ar_lopti", "archer"]
+    assert family.family(tmp_path) == order
+    assert family.family(tmp_path, "dapo") == ["dapo", "dapo_ar_lopti"]
+    assert [family.depth(stem) for stem in order] == [0, 1, 1, 1, 2, 1]
+    (tmp_path / "dapo.py").unlink()
+    with pytest.raises(ValueError, match=r"dapo_ar_lopti\.py is there, but not dapo\.py"):
+        family.family(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------------- diff.py
+
+
+def test_rows_by_hand():
+    """What is alike shares a row, though lines were added before it; what is not stands alone."""
+    left = ["import os", "x = compute(rewards, 1)", "return x"]
+    right = ["import os", "entirely += something_else", "x = compute(rewards, 2)", "return x"]
+    rows = diff.compare(left, right)
+    assert [(row.left, row.right, row.equal) for row in rows] == [
+        (0, 0, True), (None, 1, False), (1, 2, False), (2, 3, True),
+    ]  # fmt: skip
+    assert rows[2].marks == ([(21, 22)], [(21, 22)])  # the 1 and the 2
+    rows = diff.compare(["a = b", "c"], ["d(e, f)", "c"])
+    assert [(row.left, row.right, row.marks) for row in rows] == [(0, 0, ((), ())), (1, 1, ((), ()))]
+
+
+def test_rows_have_every_line_once():
+    left, right = (family.source(stem).splitlines() for stem in ("grpo", "grpo_ar_lopti"))
+    rows = diff.compare(left, right)
+    assert [row.left for row in rows if row.left is not None] == list(range(len(left)))
+    assert [row.right for row in rows if row.right is not None] == list(range(len(right)))
+    assert all((left[row.left] == right[row.right]) for row in rows if row.equal)
+
+
+def test_folds_leave_the_context_and_no_single_line():
+    rows = [diff.Row(k, k, equal=k not in (5, 11)) for k in range(20)]
+    found = diff.blocks(rows, 2)
+    shown = [[row.left for row in run] for fold, run in found if not fold]
+    assert shown == [list(range(3, 14))]  # between 7 and 9 only 8 would be folded
+    assert [(fold, len(run)) for fold, run in found] == [(True, 3), (False, 11), (True, 6)]
+    assert [len(run) for _, run in diff.blocks(rows, 0)] == [5, 1, 5, 1, 8]
+    assert [fold for fold, _ in diff.blocks([diff.Row(k, k, equal=True) for k in range(9)], 3)] == [True]
+
+
+def test_colours_change_no_letter_and_marks_cut_where_they_should():
+    text = family.source("grpo")
+    assert ["".join(piece for _, piece in line) for line in diff.coloured(text)] == text.splitlines()
+    assert diff.coloured("if x:  # why\n") == [
+        [("keyword", "if"), ("", " "), ("", "x"), ("", ":"), ("", "  "), ("comment", "# why")]
+    ]
+    assert list(diff.cut([("", "abc"), ("name", "def")], [(2, 4)])) == [
+        ("", "ab", False), ("", "c", True), ("name", "d", True), ("name", "ef", False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 70, 100, 160])
+def test_a_script_beside_its_parent_in_the_terminal(width, capsys):
+    diff.main(diff.Args("grpo_ar_lopti", width=width, context=1))
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= width and "\x1b" not in out
+    assert "grpo.py:" in lines[0] and (" │ " in lines[0]) == (width >= 100)
+    words = " ".join(out.replace("│", " ").split())
+    assert "def in_stage(stage, old_logp, eta):" in words and "def minibatches" not in words
+    assert re.search(r"\d+ equal lines: loss … update › minibatches", words)
+    removed = [line for line in lines if re.match(r" *\d+ - ", line)]
+    added = [line for line in lines if re.search(r"(^|│) *\d+ \+ ", line)]
+    row = next(line for line in added if "def in_stage" in line)
+    assert removed and row.index("def in_stage") > (width // 2 if width >= 100 else 0)
+
+
+def test_two_scripts_by_path_stand_in_the_order_given(tmp_path):
+    for name, text in {"a.py": "x = 1\ny = 2\n", "b.py": "x = 1\ny = 3\n"}.items():
+        (tmp_path / name).write_text(text)
+    done = call("tools/diff.py", tmp_path / "b.py", tmp_path / "a.py", "--width", 60)
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["-", "b.py:", "2", "code", "lines"],
+        ["+", "a.py:", "2", "code", "lines,", "2", "changed"],
+        ["1", "x", "=", "1"],
+        ["2", "-", "y", "=", "3"],
+        ["2", "+", "y", "=", "2"],
+    ]
+
+
+def test_the_terminal_shows_the_words_that_differ():
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=120)
+    texts = ["if x == 1:\n", "if x == 2:\n"]
+    found = diff.blocks(diff.compare(*(text.splitlines() for text in texts)), 3)
+    diff.print_diff(console, found, [diff.coloured(text) for text in texts], ["a", "b"], ["", ""])
+    out = console.file.getvalue()
+    assert "\x1b[7;31m1\x1b[0m" in out and "\x1b[7;32m2\x1b[0m" in out  # reversed, red and green
+    assert out.count("\x1b[34mif\x1b[0m") == 2 and out.count("\x1b[7") == 2
+
+
+class Page(html.parser.HTMLParser):
+    """Reads a page as a browser would: its text, tags, attributes, and whether every tag is closed in turn."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text, self.open, self.tags, self.attributes = "", [], set(), set()
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attributes}
+        if tag not in ("meta", "col"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text += data
+
+
+def test_the_page_is_whole_escaped_and_needs_nothing_else(tmp_path):
+    nasty = 'x = "<script>alert(1)</script> & <b>"\n'
+    same = "".join(f"same_{k} = {k}\n" for k in range(9))
+    (tmp_path / "a.py").write_text(f"{same}y = 1  # <i>\n")
+    (tmp_path / "b.py").write_text(f"{same}y = 2  # <i>\n{nasty}")
+    done = call("tools/diff.py", tmp_path / "a.py", tmp_path / "b.py", "--html", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "page.html").read_text()
+    page = Page(text)
+    assert nasty.strip() in page.text and "y = 1  # <i>" in page.text and "same_0" in page.text
+    assert "6 equal lines: same_0 … same_5" in page.text
+    assert page.tags == set(
+        "html head meta title style body table colgroup col tr td b span mark details summary".split()
+    )
+    assert page.attributes == {"lang", "charset", "name", "content", "class"}  # no src, no href
+    assert "://" not in text and "url(" not in text and "@import" not in text
+    assert "prefers-color-scheme: dark" in text
+    colours = set(re.findall(r"var\((--[a-z-]+)\)", text))
+    light, dark = re.findall(r":root \{([^}]*)\}", text)
+    assert all(f"{name}: #" in light and f"{name}: #" in dark for name in colours)
+    assert re.findall(r"<mark>(.*?)</mark>", text) == ['<span class="number">1</span>', '<span class="number">2</span>']
+
+
+@pytest.mark.parametrize(
+    "names, options, message",
+    [
+        (["grpo", "gppo"], {}, "there is no script 'gppo'; there are grpo, grpo_ar_lopti"),
+        (["grpo", "grpo.py"], {}, "grpo.py is to be compared with itself"),
+        (["grpo", str(ROOT / "grpo.py")], {}, "grpo.py is to be compared with itself"),
+        (["grpo"], {}, "grpo.py grew from no other script"),
+        (["grpo", "README.md"], {}, "README.md is no Python script"),
+        (["grpo_ar_lopti"], {"context": -1}, "--context must be 0 or greater"),
+        (["grpo_ar_lopti"], {"width": 39}, "--width 40 or greater"),
+        (["grpo_ar_lopti"], {"html": ROOT / "nowhere" / "x.html"}, "No such file or directory"),
+    ],
+)
+def test_diff_says_what_is_wrong(names, options, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        diff.main(diff.Args(*names, **options))
+    captured = capsys.readouterr()
+    assert ended.value.code == 2 and message in captured.err and not captured.out
+
+
+def test_diff_ends_with_2_and_no_traceback():
+    done = call("tools/diff.py", "grpo", "gppo")
+    assert done.returncode == 2 and done.stderr.startswith("error: there is no script") and not done.stdout
+
+
+# ------------------------------------------------------------------------------------------------------ propagate.py
+
+LINES = "".join(f"line_{k} = {k}\n" for k in range(30))
+
+
+class Repository:
+    """A git repository of small scripts; what is not yet given to a script is its own lines, which it has committed."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.git("init", "-q")
+        self.write("grpo", LINES)
+        self.write("dapo", LINES.replace("line_20 = 20\n", "line_20 = 20\nown_of_dapo = 1\n"))
+        self.write("archer", LINES.replace("line_25 = 25", "line_25 = 'archer'"))
+        self.write("dapo_ar_lopti", self.read("dapo") + "own_of_lopti = 1\n")
+        self.commit()
+
+    def git(self, *words):
+        about = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *about, *words], cwd=self.folder, check=True, capture_output=True)
+
+    def commit(self):
+        self.git("add", ".")
+        self.git("commit", "-q", "-m", "x")
+
+    def read(self, stem):
+        return (self.folder / f"{stem}.py").read_text()
+
+    def write(self, stem, text):
+        (self.folder / f"{stem}.py").write_text(text)
+
+    def edit(self, stem, old, new):
+        assert self.read(stem).count(old) == 1
+        self.write(stem, self.read(stem).replace(old, new))
+
+    def texts(self):
+        return {stem: self.read(stem) for stem in family.family(self.folder)}
+
+    def propagate(self, capsys, **options):
+        """(exit code, what was printed, what was printed to stderr)"""
+        with pytest.raises(SystemExit) as ended:
+            propagate.main(propagate.Args(folder=self.folder, **options))
+        return ended.value.code, *capsys.readouterr()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    return Repository(tmp_path)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_change_reaches_children_and_grandchildren_and_a_second_time_does_nothing(repository, committed, capsys):
+    expected = {stem: text.replace("line_5 = 5", "line_5 = 'new'") for stem, text in repository.texts().items()}
+    repository.edit("grpo", "line_5 = 5", "line_5 = 'new'")
+    if committed:
+        repository.commit()
+        (repository.folder / "README.md").write_text("a later commit of something else")
+        repository.commit()
+    code, out, _ = repository.propagate(capsys)
+    assert code == 0 and repository.texts() == expected
+    assert all(f"{stem}.py: 1 lines added, 1 removed" in out for stem in ("dapo", "dapo_ar_lopti", "archer"))
+    code, out, _ = repository.propagate(capsys)
+    assert code == 0 and repository.texts() == expected and out.count("has it already") == 3
+    repository.commit()
+    code, out, _ = repository.propagate(capsys)
+    assert code == 0 and repository.texts() == expected
+
+
+def test_a_dry_run_shows_the_change_and_writes_nothing(repository, capsys):
+    repository.edit("grpo", "line_5 = 5\n", "")
+    before = repository.texts()
+    code, out, _ = repository.propagate(capsys, dry_run=True)
+    assert code == 0 and repository.texts() == before
+    assert out.count("-line_5 = 5") == 3 and "dapo_ar_lopti.py: 0 lines added, 1 removed" in out
+
+
+def test_a_conflict_leaves_the_script_and_what_grew_from_it_untouched_and_others_go_on(repository, capsys):
+    for stem in ("dapo", "dapo_ar_lopti"):
+        repository.edit(stem, "line_5 = 5", "line_5 = 'dapo'")
+        repository.edit(stem, "line_2 = 2\n", "line_2 = 2\none = 1\ntwo = 2\n")
+    repository.commit()
+    repository.edit("grpo", "line_5 = 5", "line_5 = 'grpo'")
+    repository.edit("grpo", "line_15 = 15", "line_15 = 'grpo'")
+    before = repository.texts()
+    code, out, _ = repository.propagate(capsys)
+    assert code == 1
+    after = repository.texts()
+    assert after["dapo"] == before["dapo"] and after["dapo_ar_lopti"] == before["dapo_ar_lopti"]
+    assert "line_5 = 'grpo'" in after["archer"] and "line_15 = 'grpo'" in after["archer"]
+    assert "dapo.py: left untouched, 1 conflict\n  line 8:\n    dapo.py:\n      | line_5 = 'dapo'\n" in out
+    assert "grpo.py was:\n      | line_5 = 5\n    grpo.py is:\n      | line_5 = 'grpo'\n" in out
+    assert "dapo_ar_lopti.py: left untouched, since dapo.py was" in out
+    # Resolved by hand, it goes on from there, by what dapo.py has not committed
+    repository.edit("dapo", "line_5 = 'dapo'", "line_5 = 'grpo'\nline_5_too = 'dapo'")
+    repository.edit("dapo", "line_15 = 15", "line_15 = 'grpo'")
+    code, out, _ = repository.propagate(capsys)
+    assert code == 0 and "dapo.py: has it already" in out
+    assert repository.read("dapo_ar_lopti").count("line_5 = 'grpo'\nline_5_too = 'dapo'\n") == 1
+    assert "line_15 = 'grpo'" in repository.read("dapo_ar_lopti")
+    done = repository.texts()
+    assert repository.propagate(capsys)[0] == 0 and repository.texts() == done
+
+
+def test_a_script_that_got_the_change_by_hand_stays_and_its_children_get_it(repository, capsys):
+    """Also where lines of its own stand beside the change; and what else changed in it is not carried along."""
+    repository.edit("archer", "line_5 = 5", "line_5 = 'new'\nown = 'archer'")
+    repository.edit("dapo", "line_5 = 5", "line_5 = 'new'")
+    repository.edit("dapo", "line_10 = 10", "line_10 = 'only in dapo'")
+    repository.edit("grpo", "line_5 = 5", "line_5 = 'new'")
+    before = repository.texts()
+    for _ in range(2):
+        code, out, _ = repository.propagate(capsys)
+        assert code == 0 and "archer.py: has it already" in out and "dapo.py: has it already" in out
+        after = repository.texts()
+        assert after["archer"] == before["archer"] and after["dapo"] == before["dapo"]
+        assert after["dapo_ar_lopti"] == before["dapo_ar_lopti"].replace("line_5 = 5", "line_5 = 'new'")
+
+
+def test_where_lines_were_only_removed_a_conflict_remains_one():
+    assert propagate.has_already("a\nown\n", "b\n", "a\n")
+    assert not propagate.has_already("own\n", "b\n", "")
+    assert not propagate.has_already("a\nb\n", "b\n", "a\n")  # what was to go is still there
+    assert not propagate.has_already("c\na\n", "b\n", "a\nc\n")  # not in this order
+    text, conflicts = propagate.merge("x\nown\nz\n", "x\ny\nz\n", "x\nz\n")
+    assert text == "x\nown\nz\n" and [(c.line, c.here, c.base, c.theirs) for c in conflicts] == [
+        (2, "own\n", "y\n", "")
+    ]
+    _, conflicts = propagate.merge("x\nz\n", "x\ny\nz\n", "x\nyes\nz\n")
+    assert [(c.line, c.here, c.theirs) for c in conflicts] == [(2, "", "yes\n")]
+    text, conflicts = propagate.merge("a\nb\nc\nmine\n", "a\nb\nc\nd\n", "new\na\nb\nc\nyours\n")
+    assert [c.line for c in conflicts] == [4]  # of the script as it is, without the new line
+
+
+def test_lines_that_look_like_marks_of_a_conflict_are_lines():
+    look = "<<<<<<< here\n||||||| base\n=======\n>>>>>>> there\n"
+    text, conflicts = propagate.merge(f"own\na\nb\nc\n{look}", f"a\nb\nc\n{look}", f"a\nb\nc\n{look}new\n")
+    assert text == f"own\na\nb\nc\n{look}new\n" and not conflicts
+
+
+def test_from_another_script_and_another_revision(repository, capsys):
+    repository.edit("dapo", "line_5 = 5", "line_5 = 'dapo'")
+    repository.commit()
+    repository.edit("dapo", "line_7 = 7", "line_7 = 'dapo'")
+    repository.commit()
+    before = repository.texts()
+    assert repository.propagate(capsys, script="dapo.py", base="HEAD~2", dry_run=True)[1].count("+line_") == 2
+    assert repository.propagate(capsys, script="dapo")[0] == 0  # the last commit alone
+    after = repository.texts()
+    assert after.pop("dapo_ar_lopti") == before.pop("dapo_ar_lopti").replace("line_7 = 7", "line_7 = 'dapo'")
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"script": "gppo"}, "--script gppo: the scripts are grpo, dapo, dapo_ar_lopti, archer"),
+        ({"base": "nowhere"}, "nowhere"),
+        ({}, "grpo.py"),  # its only commit has none before
+    ],
+)
+def test_propagate_says_what_is_wrong(repository, options, message, capsys):
+    code, out, err = repository.propagate(capsys, **options)
+    assert code == 2 and err.startswith("error: ") and message in err and not out
+
+
+def test_propagate_as_a_program(repository):
+    repository.edit("grpo", "line_25 = 25", "line_25 = 'grpo'")
+    done = call("tools/propagate.py", "--folder", repository.folder)
+    assert done.returncode == 1 and "archer.py: left untouched, 1 conflict" in done.stdout and not done.stderr
+    assert "line_25 = 'grpo'" in repository.read("dapo_ar_lopti")
+
+
+# ---------------------------------------------------------------------------------------------------------- table.py
+
+
+def test_the_table_by_hand(tmp_path, monkeypatch):
+    scripts = {
+        "grpo": '"""Text."""\na = 1\nb = 2\n',
+        "dapo": "a = 1\nb = 3\n",
+        "dapo_ar_lopti": "a = 1\nb = 3\nc = 4\nd = 5\ne = 6\n",
+        "archer": "a = 1\nb = 2\nc = 3\n",
+        "acpo": "a = 1\nb = 2\nc = 3\nd = 4\n",
+    }
+    for stem, text in scripts.items():
+        (tmp_path / f"{stem}.py").write_text(text)
+    with pytest.raises(ValueError, match=r"dapo_ar_lopti\.py has no words for the table: add them to TEXTS"):
+        table.table(tmp_path)
+    for stem in scripts:
+        monkeypatch.setitem(table.TEXTS, stem, (f"max {stem}", f"from {stem}"))
+    assert table.table(tmp_path).splitlines() == [
+        "| script | what it maximises | from | code lines | changed |",
+        "|---|---|---|---|---|",
+        "| `grpo.py` | max grpo | from grpo | 2 | |",
+        "| `dapo.py` | max dapo | from dapo | 2 | 2 |",
+        "| └ `dapo_ar_lopti.py` | max dapo_ar_lopti | from dapo_ar_lopti | 5 | 3 (`dapo.py`) |",
+        "| `acpo.py` | max acpo | from acpo | 4 | 2 |",
+        "| `archer.py` | max archer | from archer | 3 | 1 |",
+        "",
+        "Changed, median: 2 lines.",  # of 1, 2, 2, 3
+    ]
+
+
+def test_no_cell_has_a_bar_in_it():
+    assert all("|" not in words and "\n" not in words for row in table.TEXTS.values() for words in row)
+
+
+def test_the_table_is_written_between_its_marks_and_checked(tmp_path, capsys):
+    readme = tmp_path / "README.md"
+    old = f"before\n\n{table.BEGIN}\nold\n{table.END}\n\nafter\n"
+    readme.write_text(old)
+    done = call("tools/table.py", "--readme", readme, "--check")
+    assert done.returncode == 1 and "out of date" in done.stdout and readme.read_text() == old
+    table.main(table.Args(readme=readme))
+    text = readme.read_text()
+    assert text == f"before\n\n{table.BEGIN}\n\n{table.table()}\n{table.END}\n\nafter\n"
+    for words, code, message in [(text, 0, "up to date"), ("no marks", 2, "must have the marks")]:
+        readme.write_text(words)
+        with pytest.raises(SystemExit) as ended:
+            table.main(table.Args(readme=readme, check=True))
+        assert ended.value.code == code and message in "".join(capsys.readouterr()) and readme.read_text() == words
+
+
+@pytest.mark.parametrize("text", ["{0}", "{1}", "{1} {0}", "{0} {1} {0}", "{0} {1} {1}"])
+def test_marks_must_be_there_once_and_in_order(text):
+    with pytest.raises(ValueError, match="must have the marks"):
+        table.with_table(text.format(table.BEGIN, table.END), "new")

@@ -1,0 +1,161 @@
+"""Which trainer grew from which, how long they are and how far apart, and the parts a trainer is made of.
+
+The other tools that read trainers as text (diff.py, propagate.py, table.py) build on this; it has no command line.
+"""
+
+import ast
+import difflib
+import io
+import re
+import tokenize
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PARENT = {  # script: the one it is read against, from which it differs by its algorithm alone
+    "grpo_ar_lopti": "grpo",
+    "reinforce_pp": "grpo",
+    "dapo": "grpo",
+    "acpo": "grpo",
+    "gspo": "grpo",
+    "cispo": "grpo",
+    "entropy_top": "grpo",
+    "archer": "grpo",
+    "reinforce_pp_ar_lopti": "reinforce_pp",
+    "dapo_ar_lopti": "dapo",
+}
+HEADING = re.compile(r"# -{20,} (\w+)")  # the line that opens a section; what follows the first word is explanation
+
+
+def family(folder=ROOT, root="grpo"):
+    """The scripts that are there, from `root` on, in tree order: each before its children, and they before the next.
+
+    ValueError where a script is there and the one it grew from is not.
+    """
+    there = {stem for stem in ["grpo", *PARENT] if (folder / f"{stem}.py").is_file()}
+    for stem in sorted(there - {"grpo"}):
+        if PARENT[stem] not in there:
+            raise ValueError(f"{stem}.py is there, but not {PARENT[stem]}.py, which it grew from")
+    order, left = [], [root] if root in there else []
+    while left:
+        order.append(left.pop(0))
+        left = [child for child, parent in PARENT.items() if parent == order[-1] and child in there] + left
+    return order
+
+
+def depth(stem):
+    """How many steps a script is away from grpo.py."""
+    return 1 + depth(PARENT[stem]) if stem in PARENT else 0
+
+
+def source(stem, folder=ROOT):
+    return (folder / f"{stem}.py").read_text(encoding="utf-8")
+
+
+def code_lines(text):
+    """The lines that hold code, without their comments and trailing blanks; docstrings and blank lines are left out.
+
+    A docstring is any expression statement that is nothing but a string. SyntaxError where the text is no Python.
+    """
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(text)):
+        statements = node.body if isinstance(getattr(node, "body", None), list) else []  # a lambda's is no list
+        for statement in statements:
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                rows = slice(statement.lineno - 1, statement.end_lineno)
+                lines[rows] = [""] * len(lines[rows])
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def changed(before, after):
+    """How many code lines were added and removed between two texts."""
+    return sum(line[0] in "+-" for line in difflib.ndiff(code_lines(before), code_lines(after)))
+
+
+@dataclass
+class Piece:
+    """A part of a script, lines first to last, counted from 1. Every line of a script lies in one piece."""
+
+    name: str  # what it defines ("update", "Args.lr", "Policy.forward"), "imports", "module docstring", "section loss"
+    section: str  # the section it lies in, "" before the first
+    first: int
+    last: int
+
+
+def pieces(text):
+    """The pieces of a script: headings, top-level statements, and the members of its classes each by itself.
+
+    A piece begins where the one before it ends, so that the comments above a definition, and blank lines, belong to
+    it; the last one goes to the end. SyntaxError where the text is no Python.
+    """
+    lines, found, section = text.splitlines(), [], ""
+
+    def add(name, last):
+        first = found[-1].last + 1 if found else 1
+        if last >= first:  # else it stands on a line with the one before
+            found.append(Piece(name, section, first, last))
+
+    for name, start, end in statements(ast.parse(text)):
+        for row in range(found[-1].last + 1 if found else 1, start):  # comments and blank lines
+            if heading := HEADING.match(lines[row - 1]):
+                section = heading[1]
+                add(f"section {section}", row)
+        add(name, end)
+    if found:
+        found[-1].last = max(found[-1].last, len(lines))
+    return found
+
+
+def statements(tree):
+    """(name, first line, last line) of each top-level statement; of a class its first line, then each of its members.
+
+    A class's docstring has the class's name.
+    """
+    for node in tree.body:
+        name = name_of(node) or ("module docstring" if node is tree.body[0] else "text")
+        members = node.body if isinstance(node, ast.ClassDef) else []
+        yield name, first_line(node), node.lineno if members else node.end_lineno
+        for member in members:
+            yield f"{name}.{name_of(member)}".rstrip("."), first_line(member), member.end_lineno
+
+
+def first_line(node):
+    """Where a statement begins, decorators included."""
+    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+
+
+def name_of(node):
+    """What a statement defines; of one that defines nothing, its first line; "" of a docstring."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return node.name
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return "imports"
+    if isinstance(node, ast.Assign):
+        return ast.unparse(node.targets[0]).strip("()")
+    if isinstance(node, ast.AnnAssign | ast.AugAssign):
+        return ast.unparse(node.target)
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return ""
+    return ast.unparse(node).splitlines()[0].rstrip(":")
+
+
+def texts(text):
+    """{name: text} of the pieces; those of one name (imports; an assignment and its |=) one after the other."""
+    lines, found = text.splitlines(keepends=True), {}
+    for piece in pieces(text):
+        found[piece.name] = found.get(piece.name, "") + "".join(lines[piece.first - 1 : piece.last])
+    return found
+
+
+def sections(text):
+    """{name: (first line, last line)} of a script's sections, headings included; "" is what stands before the first."""
+    found = {}
+    for piece in pieces(text):
+        first = found.get(piece.section, (piece.first, 0))[0]
+        found[piece.section] = (first, piece.last)
+    return found

@@ -1,0 +1,102 @@
+"""Writes the README's table of the scripts: what each maximises, how long it is, and how far from the one it grew from.
+
+    python tools/table.py            puts the table into README.md, between its two marks
+    python tools/table.py --check    changes nothing; exit code 1 if the table there is out of date
+
+Scripts, lengths and differences are read from the scripts; the words are TEXTS, below.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_high
+
+import tyro
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tools import family
+
+BEGIN, END = "<!-- variants: begin -->", "<!-- variants: end -->"
+TEXTS = {  # script: (what it maximises, where that is from); a bar in a formula is ∣, since | would end the cell
+    "grpo": (
+        "`1/Σ∣o_i∣ Σ_i Σ_t min[ρA, clip(ρ, 1−ε_low, 1+ε_high)A] − β·k3`, with A the reward normalised in its group",
+        "AR-Lopti paper, eq. 1; Shao et al. 2024",
+    ),
+    "grpo_ar_lopti": (
+        "the same with `A ← (α·π_old + 1 − α)·A` (AR, eq. 4), "
+        "in two stages: the tokens with `π_old ≤ η`, then the others (Lopti, Algorithm 1)",
+        "*Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs*",
+    ),
+    "reinforce_pp": (
+        "the same with `A_t = (R_t − μ)/σ` over all response tokens of the step, not by group; the KL term is in the "
+        "return, `R_t = r − β·Σ_{j≥t} log(π_old/π_ref)`, and not in the loss",
+        "REINFORCE++ (Hu 2025); AR-Lopti paper, eq. 20 and 21",
+    ),
+    "dapo": (
+        "the same on groups whose rewards are not all equal (dynamic sampling puts new prompts in place of others), "
+        "with `r + min[0, (L − B − ∣o∣)/B]` as the reward (overlong shaping: the last B of L tokens cost up to 1)",
+        "DAPO (Yu et al. 2025)",
+    ),
+    "acpo": (
+        "`1/n Σ_i 1/∣o_i∣ Σ_t min[ρA, clip(ρ, 1−ε_a, 1+ε_a)A]`, where `ε_a = ε_b + α·σ_a` is wider for a bin of "
+        "probabilities π in which ρ has a larger standard deviation σ_a",
+        "*What Are Key Factors for Updates in RL for LLM Reasoning?* (ACPO), eq. 8",
+    ),
+}
+
+
+@dataclass
+class Args:
+    """Where the table is."""
+
+    check: bool = False  # only look whether it is up to date
+    readme: Path = family.ROOT / "README.md"  # the file that has the marks
+    folder: Path = family.ROOT  # where the scripts lie
+
+
+def table(folder=family.ROOT):
+    """The table as Markdown, with the median of "changed" below it (of an even number the larger of the middle two).
+
+    ValueError where a script has no words in TEXTS.
+    """
+    lines = ["| script | what it maximises | from | code lines | changed |", "|---|---|---|---|---|"]
+    differences = []
+    for stem in family.family(folder):
+        if stem not in TEXTS:
+            raise ValueError(f"{stem}.py has no words for the table: add them to TEXTS in tools/table.py")
+        text, changed = family.source(stem, folder), ""
+        if parent := family.PARENT.get(stem):
+            differences.append(family.changed(family.source(parent, folder), text))
+            changed = str(differences[-1]) + (f" (`{parent}.py`)" if parent != "grpo" else "")
+        below = family.depth(stem) - 1  # what grew from grpo.py needs no sign of it
+        name = "&emsp;" * (below - 1) + "└ " * (below > 0) + f"`{stem}.py`"
+        cells = [name, *TEXTS[stem], str(len(family.code_lines(text))), changed]
+        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
+    if differences:
+        lines += ["", f"Changed, median: {median_high(differences)} lines."]
+    return "\n".join(lines) + "\n"
+
+
+def with_table(text, new):
+    """A README's text with this table between its marks. ValueError where it has not each mark once, in order."""
+    if [text.count(mark) for mark in (BEGIN, END)] != [1, 1] or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"the README must have the marks {BEGIN} and {END}, each once and in this order")
+    return f"{text[: text.index(BEGIN)]}{BEGIN}\n\n{new}\n{text[text.index(END) :]}"
+
+
+def main(args):
+    try:
+        text = args.readme.read_text(encoding="utf-8")
+        new = with_table(text, table(args.folder))
+    except (ValueError, OSError, SyntaxError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    if args.check:
+        print(f"the table in {args.readme} is {'up to date' if new == text else 'out of date: python tools/table.py'}")
+        sys.exit(int(new != text))
+    args.readme.write_text(new, encoding="utf-8")
+    print(f"{'left' if new == text else 'wrote'} {args.readme}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
