@@ -47,7 +47,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from rewards import load_task
 from tools import bookkeeping
@@ -62,13 +62,15 @@ ON_GPU = DEVICE.type == "cuda"
 
 @dataclasses.dataclass
 class Args:
-    """The paper's settings for Knights & Knaves (Appendix B)."""
+    """The paper's settings for Knights & Knaves (Appendix B); TASKS has what differs on other tasks."""
 
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
-    task: Literal["kk"] = "kk"  # what to train on: a module in rewards/
+    task: Literal["kk", "math", "countdown"] = "kk"  # what to train on: a module in rewards/
     data: str = ""  # training problems: a parquet or JSON file, a folder of them, or a hub id; empty: generated
     test_data: str = ""  # test problems, from where --data may come too; empty: generated, also where --data is a file
     people: str = "3-7"  # kk: numbers of people in a puzzle, within 2-8: "3-7" or "2,3"
+    numbers: str = "3-4"  # countdown: how many numbers in a puzzle, within 3-6: "3-4" or "5"
+    chat_template: Literal["auto", "none"] = "auto"  # auto: the tokenizer's, if it has one; none: plain text
     steps: int | None = None  # sampling steps, > 0; None: as many as --epochs gives
     epochs: int = 5  # passes over the training problems, > 0
     prompts_per_step: int = 64  # M, > 0 and a multiple of updates_per_step × processes
@@ -101,12 +103,19 @@ class Args:
     track: bool = False  # also log to Weights & Biases (pip install wandb)
 
 
+# What the papers set otherwise than for K&K. Mathematics: AR-Lopti, Section 5.2 (a base model, which knows no chat; one
+# epoch of Open-Reasoner-Zero's problems, five of DSR-uniform). Countdown: ACPO, Section 4.2 and released scripts.
+TASKS = {"kk": {}}
+TASKS["math"] = {"model": "Qwen/Qwen2.5-7B", "chat_template": "none", "epochs": 1, "prompts_per_step": 128}
+TASKS["countdown"] = {"prompts_per_step": 128, "responses_per_prompt": 10, "max_response_tokens": 3072}
+TASKS["math"]["temperature"] = TASKS["countdown"]["temperature"] = 1.0
+
 # Sizes for a machine without a GPU; and settings for models/kk_tiny, a model of a million parameters that learns while
 # one watches: without a GPU it is the default. Nothing here belongs to the algorithm.
-CPU_DEFAULTS = {"eval_size": 20, "gradient_checkpointing": False, "kv_cache_gb": 1.0, "micro_batch_tokens": 2048}
+CPU_DEFAULTS = {"eval_size": 20, "gradient_checkpointing": False, "kv_cache_gb": 0.5, "micro_batch_tokens": 2048}
 KK_TINY = {"model": "models/kk_tiny", "people": "2-3", "temperature": 1.0, "prompts_per_step": 12, "lr": 1e-4}
 KK_TINY |= {"steps": 10, "max_prompt_tokens": 256, "max_response_tokens": 640, "micro_batch_tokens": 8192}
-KK_TINY |= {"eval_every": 5, "eval_size": 200, "eval_temperature": 1.0}
+KK_TINY |= {"kv_cache_gb": 0.25, "eval_every": 5, "eval_size": 200, "eval_temperature": 1.0}
 
 POSITIVE = """steps epochs prompts_per_step responses_per_prompt max_prompt_tokens max_response_tokens
     updates_per_step micro_batch_tokens max_grad_norm kv_cache_gb eval_every eval_size save_every keep_checkpoints"""
@@ -121,23 +130,18 @@ RANGES = {
 
 
 def parse_args(argv):
-    """Args from the command line. Defaults: the paper's; those of machine and model; or those of the run resumed."""
+    """Args from the command line. Defaults: the papers'; those of machine and model; or those of the run resumed."""
     words = [word for argument in argv for word in argument.split("=", 1)]
-    given = dict(itertools.pairwise(words))  # each word and the next: flags and their values
-    defaults = Args(**own_defaults(given.get("--model", Args.model if ON_GPU else KK_TINY["model"])))
-    saved = Path(given.get("--resume", ""), "args.json")
-    if "--resume" in given and saved.exists():
-        settings = json.loads(saved.read_text())
-        if foreign := settings.keys() - {field.name for field in dataclasses.fields(Args)}:
-            raise ValueError(f"--resume {saved.parent}: made by another script, which has {', '.join(sorted(foreign))}")
-        if "--epochs" in words and "--steps" not in words:
-            settings["steps"] = None  # it was worked out from the epochs
-        defaults = Args(**settings)
-    return tyro.cli(Args, args=argv, default=defaults, use_underscores=True, description=__doc__.split("\n\n")[0])
+    given = dict(itertools.pairwise([*words, ""]))  # each word and the next: flags and their values
+    task = TASKS.get(given.get("--task", Args.task), {})
+    model = given.get("--model", task.get("model", Args.model) if ON_GPU else KK_TINY["model"])
+    defaults = bookkeeping.settings_to_resume(given, Args) or task | own_defaults(model)
+    description = __doc__.split("\n\n")[0]
+    return tyro.cli(Args, args=argv, default=Args(**defaults), use_underscores=True, description=description)
 
 
 def own_defaults(model):
-    """Defaults other than the paper's: for a machine without a GPU, and for kk_tiny."""
+    """Defaults other than the papers': for a machine without a GPU, and for kk_tiny."""
     return ({} if ON_GPU else CPU_DEFAULTS) | (KK_TINY if Path(model).name == "kk_tiny" else {})
 
 
@@ -161,24 +165,14 @@ def check_args(args):
 def prepare(args):
     """Reads what is small and checks that the rest can work, before anything large loads. ValueError where it can't.
 
-    Returns the tokenizer; the task's module (rewards/) with its training and test problems; the sizes in words.
+    Returns the tokenizer; the task's module (rewards/) with its training and test problems; the sizes of it all.
     """
-    bookkeeping.check_model_folder(args.model)
-    try:
-        config, tokenizer = AutoConfig.from_pretrained(args.model), AutoTokenizer.from_pretrained(args.model)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--model {args.model} can't be loaded: {error}") from error
-    n_params, need, there = bookkeeping.estimate_memory(config, args, HEAD_CHUNK)
-    if need > there:
-        raise ValueError(
-            f"{args.model} at these sizes needs about {need:.0f} GiB of memory, and there are {there:.0f}: a smaller "
-            "--model, --micro_batch_tokens or --kv_cache_gb, more processes, or no reference (--kl_coef 0) need less"
-        )
+    tokenizer, sizes = bookkeeping.check_model(args, HEAD_CHUNK)
     task, train, test = load_task(args, tokenizer)
     if len(train) < args.prompts_per_step:
         raise ValueError(f"--prompts_per_step is {args.prompts_per_step}, but there are {len(train)} training problems")
     args.steps = args.steps or args.epochs * (len(train) // args.prompts_per_step)
-    return tokenizer, task, train, test, f"{n_params / 1e6:.1f} M parameters, about {need:.1f} of {there:.1f} GiB"
+    return tokenizer, task, train, test, sizes | {"training_problems": len(train), "test_problems": len(test)}
 
 
 def start_processes(args):
@@ -471,7 +465,7 @@ def update(policy, optimizer, batch, step, args):
         grad_norm = full_tensor(nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)).item()
         mini_loss = all_reduce(mini_loss)
         if not math.isfinite(mini_loss + grad_norm):
-            stop_at_non_finite(batch, step, mini_loss, grad_norm, args)
+            bookkeeping.stop_at_non_finite(batch, step, mini_loss, grad_norm, args)
         optimizer.step()
         optimizer.zero_grad()
         grad_norms.append(grad_norm)
@@ -485,16 +479,6 @@ def update(policy, optimizer, batch, step, args):
     }
 
 
-def stop_at_non_finite(batch, step, loss, grad_norm, args):
-    """Writes the step's batch beside the run and ends the program (exit code 1) with what to try."""
-    path = Path(args.run_dir, f"non_finite_step_{step:06d}_process_{RANK}.pt")
-    torch.save({"batch": batch, "args": dataclasses.asdict(args)}, path)
-    sys.exit(
-        f"step {step}: loss {loss}, gradient norm {grad_norm}. This update was not applied; its batch: {path}. Try "
-        f"a lower --lr or --max_grad_norm, or --dtype float32; --resume {args.run_dir} goes on from the last checkpoint"
-    )
-
-
 # ----------------------------------------------------------------------------------------------------- evaluation
 
 
@@ -506,7 +490,7 @@ def evaluate(llm, task, problems, stop_ids, step, args):
     options = {"temperature": args.eval_temperature, "max_tokens": args.max_response_tokens, "stop_token_ids": stop_ids}
     params = [SamplingParams(seed=request_seed(args.seed, "test", p["id"]), **options) for p in mine]
     outputs = generate(llm, mine, params, f"step {step}: evaluating")
-    scores = [task.score(output.outputs[0].text, p["answer"]) for p, output in zip(mine, outputs)]
+    scores = task.score_all([output.outputs[0].text for output in outputs], [p["answer"] for p in mine])
     accuracy = accuracy_by_category("eval/accuracy", mine, scores)
     return {"eval/accuracy": fmean(accuracy.values())} | accuracy
 
@@ -538,6 +522,7 @@ def batch_metrics(batch, problems, scores, args):
         "zero_std_rate": (groups == groups[:, :1]).all(1).double().mean().item(),
         "entropy": token_mean(batch["entropy"]),
         "kl": token_mean(k3(batch["old_logp"], batch["ref_logp"])) if args.kl_coef else None,
+        "timed_out": sum(gather([score.get("timed_out", False) for score in scores])),
         "sampler_gap": token_mean((batch["sampler_logp"] - batch["old_logp"]).abs()),
         "tokens": int(n_tokens),
     } | accuracy_by_category("accuracy", problems, scores)
@@ -612,13 +597,6 @@ def next_prompts(n_problems, n_used, count, seed):
     return order[at : at + count], epoch * n_problems + at + count
 
 
-def weight_sample(policy, args):
-    """About a million weights as the sampler will see them, to tell how many of them a step changes."""
-    parts = [p.detach().to_local() if isinstance(p, DTensor) else p.detach() for p in policy.parameters()]
-    stride = 1 + sum(part.numel() for part in parts) // 2**20
-    return torch.cat([part.flatten()[::stride].to(getattr(torch, args.dtype)) for part in parts])
-
-
 def main():
     try:
         args = parse_args(sys.argv[1:])
@@ -630,7 +608,7 @@ def main():
         sys.exit(2)
     start_processes(args)
     if RANK == 0:
-        bookkeeping.print_header(args, own_defaults(args.model), sizes, len(train), len(test), WORLD_SIZE)
+        bookkeeping.print_header(args, own_defaults(args.model), TASKS[args.task], sizes)
     llm = load_sampler(args)
     policy = load_policy(args, trained=True)
     reference = load_policy(args, trained=False) if args.kl_coef else None
@@ -639,7 +617,7 @@ def main():
     sync_weights(policy, llm, args)
     stop_ids = policy.lm.generation_config.eos_token_id or []  # several in some models, of which vLLM would know one
     stop_ids = [stop_ids] if isinstance(stop_ids, int) else stop_ids
-    records = bookkeeping.Records(step, args) if RANK == 0 else None
+    records = bookkeeping.Records(step, args, sizes) if RANK == 0 else None
     asked_to_stop = bookkeeping.catch_signals()
     if step == 0:
         metrics = {"step": 0} | evaluate(llm, task, test, stop_ids, step, args)
@@ -658,7 +636,7 @@ def main():
                 llm.sleep(level=1)  # its memory is the trainer's until sync_weights
         with bookkeeping.timed(metrics, "score"):
             asked = [problem for problem in problems for _ in range(args.responses_per_prompt)]  # one for each text
-            scores = [task.score(text, problem["answer"]) for text, problem in zip(texts, asked)]
+            scores = task.score_all(texts, [problem["answer"] for problem in asked])
             rewards = torch.tensor([score["reward"] for score in scores])  # [N]
         with bookkeeping.timed(metrics, "logprob"):
             batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
@@ -666,10 +644,10 @@ def main():
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
         metrics |= batch_metrics(batch, asked, scores, args)
 
-        before = weight_sample(policy, args)
+        before = bookkeeping.weight_sample(policy, args.dtype)
         with bookkeeping.timed(metrics, "train"):
             metrics |= update(policy, optimizer, batch, step, args)
-        changed = (weight_sample(policy, args) != before).sum()
+        changed = (bookkeeping.weight_sample(policy, args.dtype) != before).sum()
         metrics["weights_changed"] = all_reduce(changed) / all_reduce(len(before))
         metrics["peak_memory_gb"] = all_reduce(max(peak_memory_gb, bookkeeping.peak_memory_gb()), dist.ReduceOp.MAX)
         with bookkeeping.timed(metrics, "sync"):

@@ -2,7 +2,8 @@
 
 - `load(source, split, ...)`: problems from a file, a hub id or a generator, as dictionaries with `messages` (the chat
   up to the model's turn), `prefix` (how the model's turn begins), `answer`, and `category` (accuracy is shown by it);
-- `score(response, answer)`: a dictionary with `reward`, `correct` and `format`, for any response whatever, quickly.
+- `score(response, answer)`: a dictionary with `reward`, `correct` and `format`, for any response whatever, quickly;
+- `score_all(responses, answers)`: a list of these, in order; where scoring can take long, `timed_out` is in each.
 """
 
 import importlib
@@ -15,11 +16,12 @@ def load_task(args, tokenizer):
     that says how many. Raises ValueError, naming the file or value, where the data are not as they should be.
     """
     task = importlib.import_module(f"rewards.{args.task}")
+    options = {"kk": {"people": args.people}, "math": {}, "countdown": {"numbers": args.numbers}}[args.task]
     splits = []
     for split, source, size in (("train", args.data, None), ("test", args.test_data, args.eval_size)):
-        problems = task.load(source or None, split, people=args.people, size=size, seed=args.seed)
+        problems = task.load(source or None, split, size=size, seed=args.seed, **options)
         for i, problem in enumerate(problems):
-            problem["id"], problem["prompt_ids"] = i, encode(tokenizer, problem)
+            problem["id"], problem["prompt_ids"] = i, encode(tokenizer, problem, args.chat_template)
         fitting = [problem for problem in problems if len(problem["prompt_ids"]) <= args.max_prompt_tokens]
         if not fitting:
             shortest = min(len(problem["prompt_ids"]) for problem in problems)
@@ -30,9 +32,12 @@ def load_task(args, tokenizer):
     return task, *splits
 
 
-def encode(tokenizer, problem):
-    """Token ids of the prompt: the chat in the tokenizer's template (plain lines without one), then the prefix."""
+def encode(tokenizer, problem, chat_template="auto"):
+    """Token ids of the prompt: the chat in the tokenizer's template, then the prefix.
+
+    Where the tokenizer has no template, or chat_template is "none" (base models know no chat), it is plain lines.
+    """
     text = "\n".join(message["content"] for message in problem["messages"]) + "\n"
-    if tokenizer.chat_template:
+    if tokenizer.chat_template and chat_template == "auto":
         text = tokenizer.apply_chat_template(problem["messages"], tokenize=False, add_generation_prompt=True)
     return tokenizer.encode(text + problem["prefix"], add_special_tokens=False)

@@ -67,6 +67,11 @@ def score(response, answer, strict=False):
     return {"reward": reward, "correct": correct, "format": format_ok, "parsed": claims is not None}
 
 
+def score_all(responses, answers):
+    """`score` of each response with its answer, in order."""
+    return [score(response, answer) for response, answer in zip(responses, answers)]
+
+
 def split_response(text):
     """(reasoning, answer block) where the four tags stand exactly once each and in order, else (None, None)."""
     tags = ["<think>", "</think>", "<answer>", "</answer>"]

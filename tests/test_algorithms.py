@@ -1080,23 +1080,6 @@ def source(trainer):
     return Path(trainer.__file__).read_text()
 
 
-def parts(trainer):
-    """What stands at the top level of a script, by name, as text; imports under "imports", the docstring under ""."""
-    text, found = source(trainer), {"imports": []}
-    for node in ast.parse(text).body:
-        piece = ast.get_source_segment(text, node)
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            found["imports"].append(piece)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
-            found[node.name] = "\n".join([*decorators, piece])
-        elif isinstance(node, ast.Assign):
-            found[ast.unparse(node.targets[0])] = piece
-        else:
-            found["" if isinstance(node, ast.Expr) else ast.unparse(node)] = piece
-    return found
-
-
 @each_trainer
 def test_the_sections_come_in_order_and_hold_what_they_should(trainer):
     headings = re.findall(r"^# -{20,} (\w+).*$", source(trainer), re.M)
@@ -1119,15 +1102,3 @@ def test_a_trainer_imports_no_other_trainer(trainer):
             assert node.level == 0
             imported |= {node.module.split(".")[0]} | {alias.name for alias in node.names}
     assert not imported & scripts
-
-
-def test_lopti_differs_from_grpo_only_where_it_must():
-    """Comments and docstrings included: `diff grpo.py grpo_ar_lopti.py` shows the algorithm and nothing else."""
-    plain, lopti = parts(grpo), parts(grpo_ar_lopti)
-    changed = {name for name in plain.keys() | lopti.keys() if plain.get(name) != lopti.get(name)}
-    assert changed == {"", "Args", "RANGES", "check_args", "compute_advantages", "in_stage", "update"}
-    assert [name for name in lopti if name != "in_stage"] == list(plain)
-    assert lopti["RANGES"].replace(" alpha eta", "") == plain["RANGES"]
-    own = [line for line in lopti["Args"].splitlines() if not re.match(r" +(alpha|eta|lopti_stages): ", line)]
-    assert "\n".join(own) == plain["Args"]
-    assert lopti["Args"].count("\n") == plain["Args"].count("\n") + 3

@@ -21,7 +21,9 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch.distributed.tensor import DTensor
 from torch.utils.tensorboard import SummaryWriter
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tools import plot
 
@@ -29,6 +31,7 @@ from tools import plot
 warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
+LIBRARIES = 1.5  # GiB that torch, transformers and vLLM with an engine of a tiny model take on a CPU
 USUAL_GAP = {"bfloat16": 0.1, "float32": 0.01}  # nats; sampler_gap stays below where both compute the same model
 SHOWN = "step reward accuracy format_rate response_tokens kl entropy clip_rate grad_norm tokens_per_s".split()
 
@@ -41,10 +44,11 @@ class Records:
     that is resumed at `step`, what came after that step is dropped: it comes again.
     """
 
-    def __init__(self, step, args):
+    def __init__(self, step, args, sizes):
         self.folder, self.dtype, self.console = Path(args.run_dir), args.dtype, Console(highlight=False)
+        self.estimated = sizes["estimated_memory_gb"]
         (self.folder / "args.json").write_text(json.dumps(dataclasses.asdict(args), indent=1) + "\n")
-        (self.folder / "run.json").write_text(json.dumps(provenance(), indent=1) + "\n")
+        (self.folder / "run.json").write_text(json.dumps(provenance() | {"sizes": sizes}, indent=1) + "\n")
         for name in ("metrics.jsonl", "samples.jsonl"):
             kept = [json.dumps(row) + "\n" for row in plot.read_rows(self.folder / name) if row["step"] <= step]
             (self.folder / f"{name}.tmp").write_text("".join(kept))
@@ -103,9 +107,11 @@ class Records:
         plot.draw({"run": [plot.read_rows(self.folder / "metrics.jsonl")]}, [self.folder / "curves.png"], plot.ALONE)
 
     def close(self):
-        """Ends TensorBoard's and W&B's records; reward and test accuracy as a plot in the terminal."""
+        """Ends TensorBoard's and W&B's records; reward and test accuracy as a plot in the terminal; memory used."""
         rows = plot.read_rows(self.folder / "metrics.jsonl")
         print(plot.in_terminal(rows, min(100, self.console.width), colours=self.console.is_terminal))
+        used = max((row.get("peak_memory_gb", 0) for row in rows), default=0)
+        print(f"peak memory {used:.1f} GiB; estimated before the run: {self.estimated:.1f}")
         self.tensorboard.close()
         if "wandb" in sys.modules and sys.modules["wandb"].run:
             sys.modules["wandb"].finish()
@@ -133,8 +139,11 @@ def commit():
         return subprocess.run(describe, capture_output=True, text=True).stdout.strip() or None
 
 
-def print_header(args, defaults, sizes, n_train, n_test, n_processes):
-    """A run's settings, marked where they differ from the class's defaults, and its sizes."""
+def print_header(args, defaults, of_task, sizes):
+    """A run's settings, marked where they differ from the class's defaults, and its sizes.
+
+    defaults: those that this machine and model have instead of the papers'; of_task: the papers' for this task.
+    """
     console = Console(highlight=False)
     console.rule(f"[bold]{Path(sys.argv[0]).name}[/]")
     cells = []
@@ -143,10 +152,14 @@ def print_header(args, defaults, sizes, n_train, n_test, n_processes):
         if value not in ("", None):
             cells.append(f"{field.name} [{'dim' if value == field.default else 'bold'}]{value}[/]")
     console.print("   ".join(cells))
-    console.print(f"{args.model}: {sizes}; {n_processes} process(es) on {device_name()}")
-    console.print(f"{n_train} training and {n_test} test problems")
+    console.print(
+        f"{args.model}: {sizes['parameters'] / 1e6:.1f} M parameters; {os.environ.get('WORLD_SIZE', '1')} process(es) "
+        f"on {device_name()}, each about {sizes['estimated_memory_gb']:.1f} of {sizes['memory_gb']:.1f} GiB"
+    )
+    console.print(f"{sizes['training_problems']} training and {sizes['test_problems']} test problems")
     if defaults:
-        papers = {field.name: field.default for field in dataclasses.fields(args) if field.name in defaults}
+        papers = {field.name: field.default for field in dataclasses.fields(args) if field.name in defaults | of_task}
+        papers = {name: value for name, value in (papers | of_task).items() if name in defaults}
         small = ", ".join(f"{key} {value}" for key, value in defaults.items())
         large = " ".join(f"--{key}" if value is True else f"--{key} {value}" for key, value in papers.items())
         console.print(f"Defaults of this machine and model: {small}. Flags override them; the paper's settings are")
@@ -180,6 +193,41 @@ def check_run_folders(args, checkpoints):
         raise ValueError("--track needs Weights & Biases: pip install wandb")
 
 
+def settings_to_resume(given, args_class):
+    """The settings of the run that --resume names, {name: value}; none where there is no such flag or run.
+
+    given: the command line's flags with their values. ValueError where another script made the run.
+    """
+    saved = Path(given.get("--resume", ""), "args.json")
+    if "--resume" not in given or not saved.exists():
+        return {}
+    settings = json.loads(saved.read_text())
+    if foreign := settings.keys() - {field.name for field in dataclasses.fields(args_class)}:
+        raise ValueError(f"--resume {saved.parent}: made by another script, which has {', '.join(sorted(foreign))}")
+    if "--epochs" in given and "--steps" not in given:
+        settings["steps"] = None  # it was worked out from the epochs
+    return settings
+
+
+def check_model(args, head_chunk):
+    """The tokenizer of --model, and {parameters, estimated_memory_gb, memory_gb}, the latter two for one process.
+
+    ValueError where the model can't be loaded, or does not fit the sizes chosen or this machine's memory.
+    """
+    check_model_folder(args.model)
+    try:
+        config, tokenizer = AutoConfig.from_pretrained(args.model), AutoTokenizer.from_pretrained(args.model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--model {args.model} can't be loaded: {error}") from error
+    n_params, need, there = estimate_memory(config, args, head_chunk)
+    if need > there:
+        raise ValueError(
+            f"{args.model} at these sizes needs about {need:.0f} GiB of memory, and there are {there:.0f}: a smaller "
+            "--model, --micro_batch_tokens or --kv_cache_gb, more processes, or no reference (--kl_coef 0) need less"
+        )
+    return tokenizer, {"parameters": n_params, "estimated_memory_gb": need, "memory_gb": there}
+
+
 def check_model_folder(model):
     """ValueError where `model` is a path, and no Hugging Face folder is there. Anything else may be a hub id."""
     folder = Path(model)
@@ -189,11 +237,12 @@ def check_model_folder(model):
 
 
 def estimate_memory(config, args, head_chunk):
-    """(number of parameters, GiB needed, GiB there) on the machine or GPU, for the sizes chosen; a rough estimate.
+    """(number of parameters, GiB needed, GiB there) for a process at the sizes chosen; what is needed is an estimate.
 
     All but the sampler is divided among the processes (FSDP2). On a GPU the sampler gives its memory back while the
     trainer works, and gradients and activations are gone while it samples: the larger of the two counts. On a CPU
-    everything stays, for each of the machine's processes. head_chunk: tokens whose logits exist at one time.
+    everything stays, and the libraries count. What a layer keeps of a token was
+    measured (kk_tiny and SmolLM2-135M, CPU). head_chunk: tokens whose logits exist at one time.
     ValueError where the longest sequence allowed is longer than the model's context, or than the key-value cache.
     """
     context = args.max_prompt_tokens + args.max_response_tokens
@@ -203,8 +252,6 @@ def estimate_memory(config, args, head_chunk):
             f"{config.max_position_embeddings} tokens"
         )
     with torch.device("meta"):
-        from transformers import AutoModelForCausalLM
-
         model = AutoModelForCausalLM.from_config(config)
     if not (hasattr(model, "model") and hasattr(model, "lm_head")):
         raise ValueError(
@@ -213,7 +260,7 @@ def estimate_memory(config, args, head_chunk):
     n_params = sum(p.numel() for p in model.parameters())
     n_processes, n_local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     width = 2 if args.dtype == "bfloat16" else 4  # bytes of a number
-    kept = 2 if args.gradient_checkpointing else 30  # hidden states that a layer keeps for the backward pass, about
+    kept = 2 * width if args.gradient_checkpointing else 70 + 10 * width  # bytes a layer keeps of a token's number
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     longest = 2 * width * config.num_hidden_layers * heads * head_width * context / 2**30
@@ -224,18 +271,17 @@ def estimate_memory(config, args, head_chunk):
         )
     tokens = max(args.micro_batch_tokens, context)
     always = (12 + (width if args.kl_coef else 0)) * n_params / n_processes  # weights, AdamW, reference
-    working = 4 * n_params / n_processes + width * tokens * kept * config.hidden_size * config.num_hidden_layers
+    working = 4 * n_params / n_processes + tokens * kept * config.hidden_size * config.num_hidden_layers
     working += 2 * n_params / n_processes if args.dtype == "bfloat16" else 0  # autocast's copies of the weights
-    working += 16 * head_chunk * config.vocab_size  # logits, their gradient and what they pass through, float32
+    working += 16 * min(tokens, head_chunk) * config.vocab_size  # logits, and what they go through back and forth
     sampling = width * n_params + args.kv_cache_gb * 2**30
     if torch.cuda.is_available():
-        need, there = always + max(working, sampling), torch.cuda.mem_get_info()[0]
-    else:
-        need, there = n_local * (always + working + sampling), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        limit = Path("/sys/fs/cgroup/memory.max")  # a container's
-        if limit.exists() and limit.read_text().strip().isdigit():
-            there = min(there, int(limit.read_text()))
-    return n_params, need / 2**30, there / 2**30
+        return n_params, (always + max(working, sampling)) / 2**30, torch.cuda.mem_get_info()[0] / 2**30
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")  # a container's
+    if limit.exists() and limit.read_text().strip().isdigit():
+        there = min(there, int(limit.read_text()))
+    return n_params, LIBRARIES + (always + working + sampling) / 2**30, there / n_local / 2**30
 
 
 def peak_memory_gb():
@@ -275,3 +321,20 @@ def catch_signals(grace=5.0):
     signal.signal(signal.SIGINT, remember)
     signal.signal(signal.SIGTERM, remember)
     return asked
+
+
+def weight_sample(policy, dtype):
+    """About a million weights as the sampler will see them, to tell how many of them a step changes."""
+    parts = [p.detach().to_local() if isinstance(p, DTensor) else p.detach() for p in policy.parameters()]
+    stride = 1 + sum(part.numel() for part in parts) // 2**20
+    return torch.cat([part.flatten()[::stride].to(getattr(torch, dtype)) for part in parts])
+
+
+def stop_at_non_finite(batch, step, loss, grad_norm, args):
+    """Writes the step's batch beside the run and ends the program (exit code 1) with what to try."""
+    path = Path(args.run_dir, f"non_finite_step_{step:06d}_process_{os.environ.get('RANK', '0')}.pt")
+    torch.save({"batch": batch, "args": dataclasses.asdict(args)}, path)
+    sys.exit(
+        f"step {step}: loss {loss}, gradient norm {grad_norm}. This update was not applied; its batch: {path}. Try "
+        f"a lower --lr or --max_grad_norm, or --dtype float32; --resume {args.run_dir} goes on from the last checkpoint"
+    )
