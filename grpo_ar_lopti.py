@@ -29,7 +29,6 @@ import itertools
 import json
 import math
 import os
-import random
 import shutil
 import sys
 import time
@@ -49,7 +48,7 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
-from rewards import load_task
+from rewards import load_task, next_prompts
 from tools import bookkeeping
 
 # ---------------------------------------------------------------------------------------------------------- arguments
@@ -215,22 +214,31 @@ HEAD_CHUNK = 1024  # tokens whose logits exist at one time: [HEAD_CHUNK, vocabul
 class Policy(nn.Module):
     """A causal language model that gives log-probabilities of the tokens it is shown, at a temperature."""
 
-    def __init__(self, lm, autocast):
+    def __init__(self, lm, autocast, share_prompt):
         super().__init__()
-        self.lm, self.autocast = lm, autocast
+        self.lm, self.autocast, self.share_prompt = lm, autocast, share_prompt
 
     def forward(self, ids, mask, temperature):
         """Log-probability and entropy, in nats, of each response token under the policy at this temperature.
 
         ids [N, T]: prompt and response, padded on the right. Padding needs no attention mask: under causal attention
         no real token sees what comes after it. mask [N, T]: True on response tokens. Returns two float32 [N, T], zero
-        outside the mask; the entropy is that of the full distribution, without gradient.
+        outside the mask; the entropy is that of the full distribution, without gradient. With share_prompt, what all
+        rows begin with is computed once, and the rest sees its keys and values.
         """
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.autocast):
             # In float32, so that a policy with float32 and a reference with bfloat16 weights keep the same residual
             # stream: of the same weights they give the same log-probabilities to the last bit.
             embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
-            hidden = self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state  # [N, T, D]
+            alike = (ids == ids[0]).all(0) & ~mask.any(0)  # [T]
+            n = int(alike[:-1].cumprod(0).sum()) if self.share_prompt else 0
+            if n:
+                shared = self.lm.model(inputs_embeds=embedded[:1, :n], use_cache=True)
+                shared.past_key_values.batch_repeat_interleave(len(ids))
+                rest = self.lm.model(inputs_embeds=embedded[:, n:], past_key_values=shared.past_key_values)
+                hidden = torch.cat([shared.last_hidden_state.expand(len(ids), -1, -1), rest.last_hidden_state], 1)
+            else:
+                hidden = self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state  # [N, T, D]
             before = hidden[:, :-1][mask[:, 1:]]  # [n, D], the state from which each response token was drawn
             chunks = zip(before.split(HEAD_CHUNK), ids[mask].split(HEAD_CHUNK))
             parts = [checkpoint(self.head, h, y, temperature, use_reentrant=False) for h, y in chunks]
@@ -256,7 +264,8 @@ def load_policy(args, trained):
     if trained and args.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         lm.train()  # without it transformers checkpoints nothing; there is no dropout in these models
-    policy = Policy(lm, autocast=args.dtype == "bfloat16").requires_grad_(trained)
+    share_prompt = not args.gradient_checkpointing  # transformers checkpoints no pass that keeps keys and values
+    policy = Policy(lm, args.dtype == "bfloat16", share_prompt).requires_grad_(trained)
     if WORLD_SIZE > 1:
         for layer in lm.model.layers:
             fully_shard(layer)
@@ -264,23 +273,29 @@ def load_policy(args, trained):
     return policy.to(DEVICE)
 
 
-def micro_batches(batch, budget):
-    """Cuts a batch into forward passes of at most `budget` tokens, padding included (one sequence if that is longer).
+def micro_batches(batch, args):
+    """Cuts a batch into forward passes of at most micro_batch_tokens, padding included (or one sequence, if longer).
 
-    A sequence ends with its last token in the mask, and one without any is left out: the rest is not needed.
-    Longest first, so that sequences of like length share a pass. Yields (rows, micro-batch), each tensor cut to the
-    longest sequence of its rows. FSDP2 needs as many passes in every process: who has fewer repeats one, masked out.
+    A sequence ends with its last token in the mask, and one without any is left out: the rest is not needed. Longest
+    first, so that sequences of like length share a pass; where passes share their prompt, one group's after another's.
+    Yields (rows, micro-batch), each tensor cut to the longest sequence of its rows. FSDP2 needs as many passes in every
+    process: who has fewer repeats one, masked out.
     """
+    share = not args.gradient_checkpointing
     length = (batch["mask"] * torch.arange(1, batch["mask"].shape[1] + 1)).amax(1)  # [N]
+    once = batch["mask"].int().argmax(1) * share  # [N], tokens that a pass computes once for all its rows
+    group = torch.arange(len(length)) // args.responses_per_prompt * share  # [N]
     left = length.argsort(descending=True, stable=True)[: max(1, int((length > 0).sum()))]
+    left = left[group[left].argsort(stable=True)]
     passes = []
     while len(left):
-        n_rows = max(1, budget // int(length[left[0]].clamp(min=1)))
-        passes.append(left[:n_rows])
-        left = left[n_rows:]
+        first = left[0]
+        n_rows = max(1, int((args.micro_batch_tokens - once[first]) // (length[first] - once[first]).clamp(min=1)))
+        passes.append(left[: min(n_rows, int((group[left] == group[first]).sum()))])
+        left = left[len(passes[-1]) :]
     for i in range(int(all_reduce(len(passes), dist.ReduceOp.MAX))):
         rows = passes[min(i, len(passes) - 1)]
-        longest = length[rows].max().clamp(min=1)
+        longest = length[rows].max().clamp(min=2)  # a token and what came before it
         micro = {key: value[rows, :longest].to(DEVICE) for key, value in batch.items() if value.dim() == 2}
         micro["mask"] &= i < len(passes)
         yield rows, micro
@@ -290,7 +305,7 @@ def micro_batches(batch, budget):
 def log_probs(policy, batch, args):
     """Log-probability and entropy of every response token of a batch, without gradient: two [N, T] on the CPU."""
     logp, entropy = torch.zeros(batch["ids"].shape), torch.zeros(batch["ids"].shape)
-    passes = micro_batches(batch, args.micro_batch_tokens)
+    passes = micro_batches(batch, args)
     for rows, micro in tqdm(passes, desc="log-probabilities", leave=False, disable=RANK != 0):
         for all_rows, part in zip((logp, entropy), policy(micro["ids"], micro["mask"], args.temperature)):
             all_rows[rows, : part.shape[1]] += part.cpu()  # a repeated, masked pass adds zeros
@@ -456,7 +471,7 @@ def update(policy, optimizer, batch, step, args):
         mini_loss, n_seen = 0, n_seen + minibatch["mask"].sum()
         if not args.kl_coef:  # a response as good as its group's others teaches nothing then
             minibatch = minibatch | {"mask": minibatch["mask"] & (minibatch["advantages"] != 0)}
-        for rows, micro in micro_batches(minibatch, args.micro_batch_tokens):
+        for rows, micro in micro_batches(minibatch, args):
             logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
             loss, clipped = policy_loss(logp, micro, n_tokens, args)
             (loss * WORLD_SIZE).backward()  # FSDP2 averages over the processes; the loss is a sum over them
@@ -585,16 +600,6 @@ def load_checkpoint(policy, optimizer, path):
 
 
 # ----------------------------------------------------------------------------------------------------------- main
-
-
-def next_prompts(n_problems, n_used, count, seed):
-    """Places of the next `count` problems, and the new n_used. Every epoch has its own order and only whole steps."""
-    epoch, at = divmod(n_used, n_problems)
-    if at + count > n_problems:
-        epoch, at = epoch + 1, 0
-    order = list(range(n_problems))
-    random.Random(f"{seed}/{epoch}").shuffle(order)
-    return order[at : at + count], epoch * n_problems + at + count
 
 
 def main():

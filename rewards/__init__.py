@@ -7,6 +7,7 @@
 """
 
 import importlib
+import random
 
 
 def load_task(args, tokenizer):
@@ -41,3 +42,13 @@ def encode(tokenizer, problem, chat_template="auto"):
     if tokenizer.chat_template and chat_template == "auto":
         text = tokenizer.apply_chat_template(problem["messages"], tokenize=False, add_generation_prompt=True)
     return tokenizer.encode(text + problem["prefix"], add_special_tokens=False)
+
+
+def next_prompts(n_problems, n_used, count, seed):
+    """Places of the next `count` problems, and the new n_used. Every epoch has its own order and only whole steps."""
+    epoch, at = divmod(n_used, n_problems)
+    if at + count > n_problems:
+        epoch, at = epoch + 1, 0
+    order = list(range(n_problems))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order[at : at + count], epoch * n_problems + at + count

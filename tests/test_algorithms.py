@@ -433,7 +433,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_model, batch):
 def test_entropy_is_in_nats_and_the_temperature_divides_the_logits():
     """Logits [0, ln 9]. At T 2 they are [0, ln 3]: probabilities 1/4 and 3/4, entropy ln 4 − 3/4·ln 3. At T 1: 1/10,
     9/10, and ln 10 − 9/10·ln 9."""
-    policy = grpo.Policy(SimpleNamespace(lm_head=lambda hidden: hidden), autocast=False)
+    policy = grpo.Policy(SimpleNamespace(lm_head=lambda hidden: hidden), autocast=False, share_prompt=False)
     logits = torch.tensor([[0.0, math.log(9)]]).repeat(2, 1)
     for temperature, odds in ((2, 3), (1, 9)):
         logp, entropy = policy.head(logits, torch.tensor([0, 1]), temperature)
@@ -457,7 +457,7 @@ def test_the_reference_has_no_gradient_and_the_weights_are_float32(tiny_model):
 @pytest.mark.parametrize("budget", [1, 60, 100, 300, 700, 10**6])
 def test_micro_batches_keep_to_the_budget_and_lose_no_row(batch, budget):
     all_rows, longest_before = [], math.inf
-    for rows, micro in grpo.micro_batches(batch, budget):
+    for rows, micro in grpo.micro_batches(batch, arguments(micro_batch_tokens=budget, gradient_checkpointing=True)):
         lengths = batch["length"][rows].tolist()
         assert len(rows) * max(lengths) <= budget or len(rows) == 1
         assert max(lengths) <= longest_before  # longest first
@@ -475,9 +475,53 @@ def test_a_sequence_longer_than_the_budget_goes_through_alone():
     assert shapes({"ids": torch.arange(40).view(4, 10), "mask": mask}, 6) == [([1], 10), ([2, 3], 3), ([0], 2)]
 
 
-def shapes(batch, budget):
+def shapes(batch, budget, **changes):
     """(rows, length) of the forward passes."""
-    return [(rows.tolist(), micro["ids"].shape[1]) for rows, micro in grpo.micro_batches(batch, budget)]
+    args = arguments(micro_batch_tokens=budget, **{"gradient_checkpointing": True} | changes)
+    return [(rows.tolist(), micro["ids"].shape[1]) for rows, micro in grpo.micro_batches(batch, args)]
+
+
+@pytest.mark.parametrize("budget", [1, 60, 80, 100, 10**6])
+def test_passes_that_share_a_prompt_hold_one_group_and_count_its_prompt_once(batch, budget):
+    all_rows = []
+    for rows, length in shapes(batch, budget, gradient_checkpointing=False):
+        prompt = int(batch["mask"][rows[0]].int().argmax())
+        assert len({row // GROUP for row in rows}) == 1
+        assert prompt + len(rows) * (length - prompt) <= budget or len(rows) == 1
+        all_rows += rows
+    assert sorted(all_rows) == list(range(len(batch["ids"])))
+    assert len(shapes(batch, 10**6, gradient_checkpointing=False)) == PROMPTS
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_model, batch, late):
+    """Also where the mask begins late, as in a stage of Lopti: what rows then share is still no more than the prompt."""
+    batch = dict(batch)
+    if late:
+        batch["mask"] = batch["mask"] & (batch["old_logp"] <= math.log(0.5))
+        begins = batch["mask"].int().argmax(1).view(-1, GROUP)
+        assert (begins > batch["length"].view(-1, GROUP).amin(1, keepdim=True) - 15).any()
+    args = arguments(model=str(tiny_model))
+    plain = grpo.load_policy(dataclasses.replace(args, gradient_checkpointing=True), trained=True)
+    sharing = grpo.load_policy(args, trained=True)
+    assert sharing.share_prompt and not plain.share_prompt
+    for a, b in zip(grpo.log_probs(sharing, batch, args), grpo.log_probs(plain, batch, args)):
+        assert b[batch["mask"]].ne(0).any()
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+    (one,), _ = gradients(grpo, batch, args, sharing)
+    (other,), _ = gradients(grpo, batch, args, plain)
+    assert distance(one, other) < 1e-5
+
+
+def test_a_shared_prompt_goes_through_the_model_once(tiny_model, batch):
+    """Counted in the embedded tokens that reach the first layer."""
+    policy, seen = grpo.load_policy(arguments(model=str(tiny_model)), trained=True), []
+    policy.lm.model.layers[0].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].shape[:2].numel()))
+    rows = slice(0, GROUP)
+    mask = batch["mask"][rows]
+    prompt, length = int(mask[0].int().argmax()), int(batch["length"][rows].max())
+    policy(batch["ids"][rows, :length], mask[:, :length], 1.0)
+    assert seen == [prompt, GROUP * (length - prompt)]
 
 
 def test_only_what_the_mask_needs_goes_through_the_model():
@@ -486,7 +530,7 @@ def test_only_what_the_mask_needs_goes_through_the_model():
     mask[0, 2:4] = mask[2, 1] = mask[2, 7] = mask[3, 3:5] = True
     batch = {"ids": torch.arange(40).view(4, 10), "mask": mask}
     assert shapes(batch, 10) == [([2], 8), ([3, 0], 5)]
-    assert shapes(batch | {"mask": mask & False}, 10) == [([0], 1)]  # one pass remains, for gradients of zero
+    assert shapes(batch | {"mask": mask & False}, 10) == [([0], 2)]  # one pass remains, for gradients of zero
 
 
 @pytest.mark.parametrize("budget", [1, 300])
@@ -719,13 +763,13 @@ def two_processes(tiny_model, batch, tmp_path_factory):
     for prompt in (5, 7):
         rows = slice(prompt * GROUP, (prompt + 1) * GROUP)
         batch["old_logp"][rows] = batch["old_logp"][rows].clamp(min=-0.1)
-    args = arguments(model=str(tiny_model), updates_per_step=2, micro_batch_tokens=150)
+    args = arguments(model=str(tiny_model), updates_per_step=2, micro_batch_tokens=60)
     torch.save(batch, folder / "batch.pt")
     torch.save(dataclasses.asdict(args), folder / "args.pt")
     n_passes = []
     for rank in range(2):
         share = {key: value[rows_of(rank, 2)] for key, value in batch.items()}
-        n_passes.append([len(list(grpo.micro_batches(m, 150))) for m in grpo.minibatches(share, 2)])
+        n_passes.append([len(list(grpo.micro_batches(m, args))) for m in grpo.minibatches(share, 2)])
     assert all(a > b + 1 for a, b in zip(*n_passes))  # otherwise this would not show what it should
     low = [tokens_of(batch, rows_of(rank, 2)[PROMPTS * GROUP // 4 :], True) for rank in range(2)]
     assert low[0] and not low[1]
