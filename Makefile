@@ -14,7 +14,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install model demo test table lint format
+.PHONY: install model demo test bench table lint format
 
 install: $(VENV)/installed
 
@@ -42,6 +42,12 @@ demo: install
 
 test: install model lint
 	$(PY) -m pytest -n 2 --dist loadfile
+
+bench: install model
+	$(PY) benchmarks/limit.py
+	$(PY) benchmarks/against_trl.py
+	$(PY) benchmarks/growth.py
+	$(PY) benchmarks/report.py
 
 table: install
 	$(PY) tools/table.py

@@ -1,0 +1,92 @@
+"""grpo.py against TRL's GRPOTrainer: seconds of a rollout step and peak memory, on the same machine in turns.
+
+    python benchmarks/against_trl.py                     TRL is installed into an environment of its own, .venv-trl
+
+Both: the same model, prompts (exactly so many tokens), group size, response length (forced: the end token counts for
+nothing), temperature 1, β 0.001, clip 0.2/0.24, AdamW, 2 optimizer updates a step, no gradient checkpointing, and a
+reward that is no work. TRL samples with transformers here, as on a CPU it can't hand weights to vLLM. Each measurement
+is a process of its own: one step of grpo.py, one of TRL, one of grpo.py again. Results: benchmarks/results/trl.json.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+import tyro
+
+ROOT = Path(__file__).parents[1]
+TRL = "trl==1.16.0"
+
+
+@dataclass
+class Sizes:
+    """What is measured."""
+
+    model: str = "models/SmolLM2-135M-Instruct"  # a folder or hub id
+    prompts: int = 8  # a step
+    responses: int = 8  # to each prompt
+    prompt_tokens: int = 250  # in each prompt
+    response_tokens: int = 128  # in each response
+    dtype: str = "bfloat16"  # of both: autocast in TRL (its default); float32: none
+    micro_batch: int = 4  # TRL's sequences in a pass; grpo.py goes by --micro_batch_tokens
+    venv: Path = ROOT / ".venv-trl"  # TRL's own environment, made where it is missing
+    turns: str = "grpo trl grpo"  # what is measured, in this order
+    name: str = "trl"  # of the file of results
+    inside: str = ""  # the folder for results, in processes that this one starts
+
+
+def measure_grpo(sizes):
+    """One step of grpo.py, phase by phase, and the peak memory of this process, which has done nothing else."""
+    import common
+
+    flags = [f"--dtype={sizes.dtype}"]
+    step = common.Step(
+        "grpo", sizes.model, sizes.prompts, sizes.responses, sizes.prompt_tokens, sizes.response_tokens, flags
+    )
+    took = {"sample": common.seconds(step.sample, 1)[0]}
+    for phase in (step.score, step.log_probs, step.update, step.sync):
+        took[phase.__name__] = common.seconds(phase)[0]
+    tokens = int(step.batch["mask"].sum())
+    assert tokens == sizes.prompts * sizes.responses * sizes.response_tokens
+    result = {"seconds": sum(took.values()), "phases": took, "peak_memory_gb": common.bookkeeping.peak_memory_gb()}
+    Path(sizes.inside, "result.json").write_text(json.dumps(result))
+
+
+def main(sizes):
+    if sizes.inside:
+        return measure_grpo(sizes)
+    import tempfile
+
+    import common
+    from transformers import AutoTokenizer
+
+    if not (sizes.venv / "bin" / "python").exists():
+        print(f"installing {TRL} into {sizes.venv}")
+        subprocess.run([sys.executable, "-m", "venv", sizes.venv], check=True)
+        pip = [sizes.venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, f"torch=={common.torch.__version__.split('+')[0]}"], check=True)
+        subprocess.run([*pip, TRL], check=True)
+    results = {"grpo": [], "trl": []}
+    texts = common.prompts(AutoTokenizer.from_pretrained(sizes.model), sizes.prompts, sizes.prompt_tokens)
+    for turn in sizes.turns.split():
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "prompts.json").write_text(json.dumps(texts))
+            settings = {name: str(value) for name, value in (asdict(sizes) | {"inside": folder}).items()}
+            if turn == "trl":
+                command = [sizes.venv / "bin" / "python", Path(__file__).with_name("trl_step.py"), json.dumps(settings)]
+            else:
+                command = [sys.executable, __file__, *(f"--{name}={value}" for name, value in settings.items())]
+            subprocess.run(command, check=True, cwd=ROOT)
+            results[turn].append(json.loads(Path(folder, "result.json").read_text()))
+            print(turn, results[turn][-1], flush=True)
+    ours, theirs = (fmean(run["seconds"] for run in results[name]) for name in ("grpo", "trl"))
+    settings = {name: value for name, value in asdict(sizes).items() if name not in ("inside", "venv")}
+    common.write(sizes.name, {"sizes": settings, "runs": results, "times_as_fast": theirs / ours})
+    print(f"grpo.py {ours:.0f} s a step, TRL {theirs:.0f} s: {theirs / ours:.1f} times as fast")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Sizes, use_underscores=True, description=__doc__.split("\n\n")[0]))

@@ -1,0 +1,103 @@
+"""What the benchmarks share: prompts, one rollout step taken apart into its phases, and files of results."""
+
+import functools
+import importlib
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from rewards import encode, kk
+from tools import bookkeeping
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def prompts(tokenizer, n, n_tokens):
+    """n texts of exactly n_tokens tokens: puzzles for 7 people, one after the other, cut off."""
+    found, puzzles = [], iter(kk.generate(4 * n * (1 + n_tokens // 200), "7", seed=0))
+    while len(found) < n:
+        ids = []
+        while len(ids) < n_tokens:
+            ids += encode(tokenizer, next(puzzles))
+        text = tokenizer.decode(ids[-n_tokens:])
+        if len(tokenizer.encode(text, add_special_tokens=False)) == n_tokens:  # the cut may fall into a character
+            found.append(text)
+    return found
+
+
+def seconds(work, *args):
+    """How long work(*args) takes, and what it gives; waits for the GPU."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    result = work(*args)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started, result
+
+
+class Step:
+    """A trainer's own functions, set up for rollout steps of fixed size: every response has its full length."""
+
+    def __init__(self, script, model, n_prompts, n_responses, prompt_tokens, response_tokens, flags=()):
+        self.trainer = trainer = importlib.import_module(script)
+        sizes = {
+            "model": model, "prompts_per_step": n_prompts, "responses_per_prompt": n_responses, "temperature": 1.0,
+            "max_prompt_tokens": prompt_tokens, "max_response_tokens": response_tokens, "kv_cache_gb": 2.0,
+        }  # fmt: skip
+        self.args = args = trainer.parse_args([*(f"--{name}={value}" for name, value in sizes.items()), *flags])
+        trainer.check_args(args)
+        tokenizer = trainer.bookkeeping.check_model(args, trainer.HEAD_CHUNK)[0]
+        texts = prompts(tokenizer, n_prompts, prompt_tokens)
+        ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        self.problems = [{"id": i, "prompt_ids": prompt} for i, prompt in enumerate(ids)]
+        self.llm = trainer.load_sampler(args)
+        import vllm  # reads the environment that load_sampler has set
+
+        vllm.SamplingParams = functools.partial(vllm.SamplingParams, ignore_eos=True)
+        self.policy = trainer.load_policy(args, trained=True)
+        self.reference = trainer.load_policy(args, trained=False) if args.kl_coef else None
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=args.lr, fused=True)
+        trainer.sync_weights(self.policy, self.llm, args)
+
+    def sample(self, step):
+        self.batch, self.texts = self.trainer.sample(self.llm, self.problems, [], step, self.args)
+
+    def score(self):
+        answer = {"Zoey": True}
+        kk.score_all(self.texts, [answer] * len(self.texts))
+        self.rewards = torch.tensor([random.Random(text).random() for text in self.texts])  # of any use to a gradient
+
+    def log_probs(self):
+        batch, args = self.batch, self.args
+        batch["old_logp"], batch["entropy"] = self.trainer.log_probs(self.policy, batch, args)
+        batch["ref_logp"] = self.trainer.log_probs(self.reference, batch, args)[0] if self.reference else None
+        batch["advantages"] = self.trainer.compute_advantages(self.rewards, batch, args)
+
+    def update(self):
+        return self.trainer.update(self.policy, self.optimizer, self.batch, 1, self.args)
+
+    def sync(self):
+        self.trainer.sync_weights(self.policy, self.llm, self.args)
+
+
+def write(name, result):
+    """results/NAME.json: what was found, with script, commit, versions, machine and date."""
+    RESULTS.mkdir(exist_ok=True)
+    about = bookkeeping.provenance() | {"cores": len(os.sched_getaffinity(0)), "processor": processor()}
+    (RESULTS / f"{name}.json").write_text(json.dumps(about | result, indent=1) + "\n")
+
+
+def processor():
+    """The processor's name, and of its instruction sets those that decide how fast bfloat16 is."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    value = {line.split(":")[0].strip(): line.split(":", 1)[1].strip() for line in lines if ":" in line}
+    known = [flag for flag in ("avx512f", "avx512_bf16", "amx_bf16") if flag in value.get("flags", "").split()]
+    return " ".join([value.get("model name", "unknown"), *known])

@@ -1,0 +1,113 @@
+"""How a step's time and memory grow with responses, their length, the vocabulary and the number of processes.
+
+    python benchmarks/growth.py
+
+Runs of grpo.py, as a user starts it, on randomly initialised Llamas of four layers with SmolLM2's tokenizer, whose
+responses practically never end before their limit. Of each run the second step counts. One size changes at a time:
+    responses     time grows with them; memory hardly, since passes keep to --micro_batch_tokens
+    length        the same, as long as attention, which grows with its square, is the smaller part
+    vocabulary    the head's and the loss's time and memory grow with it, the rest doesn't
+    processes     the work is divided; so is the memory of what FSDP2 shards, while each has an engine of its own
+Results: benchmarks/results/growth.json and growth.png, where dashed lines have the slope that theory gives.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import common
+import matplotlib
+from tqdm import tqdm
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+TOKENIZER = common.ROOT / "models" / "SmolLM2-135M-Instruct"
+BASE = {"responses": 32, "length": 128, "vocabulary": 49152, "processes": 1}
+VALUES = {
+    "responses": [16, 32, 64, 128], "length": [64, 128, 256, 512], "vocabulary": [49152, 151936], "processes": [1, 2],
+}  # fmt: skip
+TIME_SLOPE = {"responses": 1, "length": 1, "vocabulary": 1, "processes": -1}  # of log time over log size
+FIXED = "--people 3 --responses_per_prompt 4 --temperature 1 --max_prompt_tokens 512 --steps 2 --eval_size 2 --lr 1e-6"
+PHASES = ("sample", "logprob", "train", "sync")
+
+
+def make_model(folder, vocabulary):
+    """A Llama with random weights: 4 layers of 256, tied embeddings."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=256, intermediate_size=704, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for file in TOKENIZER.glob("*token*"):
+        shutil.copy(file, folder)
+    shutil.copy(TOKENIZER / "chat_template.jinja", folder)
+    return folder
+
+
+def measure(sizes, folder):
+    """Seconds of the phases of a run's second step, its peak memory in GiB and mean response length."""
+    model = Path(folder, str(sizes["vocabulary"]))
+    if not model.exists():
+        make_model(model, sizes["vocabulary"])
+    run_dir = Path(tempfile.mkdtemp(dir=folder), "run")
+    flags = {
+        "model": model, "run_dir": run_dir, "prompts_per_step": sizes["responses"] // 4,
+        "max_response_tokens": sizes["length"],
+    }  # fmt: skip
+    launcher = [sys.executable]
+    if sizes["processes"] > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={sizes['processes']}"]
+    flags = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    done = subprocess.run(
+        [*launcher, "grpo.py", *flags, *FIXED.split()], cwd=common.ROOT, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"{sizes}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    row = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    return {
+        name: row[name]
+        for name in (*(f"time/{phase}" for phase in PHASES), "time/step", "peak_memory_gb", "response_tokens")
+    }
+
+
+def draw(results, path):
+    """A panel for each size: seconds by phase and in all, memory, and the theory's slope through the first point."""
+    figure, panels = plt.subplots(1, len(VALUES), figsize=(16, 4.2), constrained_layout=True)
+    for panel, (name, rows) in zip(panels, results.items()):
+        x = [row["value"] for row in rows]
+        for phase in (*PHASES, "step"):
+            panel.plot(
+                x, [row[f"time/{phase}"] for row in rows], "o-", label=f"{phase} (s)", lw=2 if phase == "step" else 1
+            )
+        panel.plot(x, [row["peak_memory_gb"] for row in rows], "s:", color="black", label="peak memory (GiB)")
+        first, slope = rows[0]["time/step"], TIME_SLOPE[name]
+        panel.plot(x, [first * (value / x[0]) ** slope for value in x], "--", color="gray", label=f"slope {slope}")
+        panel.set(xscale="log", yscale="log", xlabel=name, xticks=x, xticklabels=x)
+        panel.minorticks_off()
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("seconds a step, GiB a process")
+    panels[0].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def main():
+    jobs = [(name, value) for name, values in VALUES.items() for value in values]
+    results, known = {name: [] for name in VALUES}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, value in tqdm(jobs, desc="growth"):
+            sizes = BASE | {name: value}
+            key = tuple(sizes.values())
+            known[key] = known.get(key) or measure(sizes, folder)  # the base comes once in every row
+            results[name].append({"value": value} | known[key])
+    common.write("growth", {"base": BASE, "fixed": FIXED, "results": results})
+    draw(results, common.RESULTS / "growth.png")
+
+
+if __name__ == "__main__":
+    main()

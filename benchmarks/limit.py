@@ -1,0 +1,126 @@
+"""Where a step's time goes: each phase of grpo.py beside the bare work that it cannot do without; and Lopti's cost.
+
+    python benchmarks/limit.py
+
+What is bare: for sampling, `llm.generate` on the same requests; for log-probabilities and updates, forward passes, and
+forward and backward passes, of as many tokens through the same model under autocast, in as many passes, with logits and
+cross-entropy of as many as there are response tokens; a prompt that a pass shares counts once, and rows are whole
+sequences; for the sync, one copy of all weights in the sampler's type.
+Phase and bare work take turns, `rounds` times after a first one that does not count; medians are kept. On the same
+batches run the updates of grpo_ar_lopti.py: AR alone, and Lopti. Results: benchmarks/results/limit.json.
+"""
+
+import copy
+import importlib
+from dataclasses import asdict, dataclass
+from statistics import median
+
+import common
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import cross_entropy
+
+
+@dataclass
+class Sizes:
+    """What is measured."""
+
+    model: str = "models/SmolLM2-135M-Instruct"  # a folder or hub id
+    prompts: int = 4  # a step
+    responses: int = 8  # to each prompt
+    prompt_tokens: int = 250  # in each prompt
+    response_tokens: int = 128  # in each response
+    rounds: int = 2  # how often everything is measured
+    name: str = "limit"  # of the file of results
+
+
+def bare_passes(trainer, policy, batches, args, backward):
+    """Nothing but the model on as many tokens as the trainer computes of these batches."""
+    for batch in batches:
+        for _, micro in trainer.micro_batches(batch, args):
+            ids, n, length = micro["ids"], int(micro["mask"].sum()), micro["ids"].shape[1]
+            prompt = int(micro["mask"].any(0).int().argmax()) * policy.share_prompt
+            ids = ids[: max(1, round((prompt + len(ids) * (length - prompt)) / length))]
+            with torch.set_grad_enabled(backward), torch.autocast(trainer.DEVICE.type, torch.bfloat16, policy.autocast):
+                hidden = policy.lm.model(ids, use_cache=False).last_hidden_state.flatten(0, 1)[:n]  # [n, D]
+                loss = cross_entropy(policy.lm.lm_head(hidden).float(), ids.flatten()[: len(hidden)])
+            if backward:
+                loss.backward()
+    policy.zero_grad()
+
+
+def bare_generate(step):
+    """The same requests, straight to the engine."""
+    import vllm
+
+    args, problems = step.args, step.problems
+    step.llm.reset_prefix_cache()
+    options = {"n": args.responses_per_prompt, "max_tokens": args.max_response_tokens, "logprobs": 0}
+    params = [vllm.SamplingParams(seed=i, **options) for i in range(len(problems))]
+    step.llm.generate([{"prompt_token_ids": p["prompt_ids"]} for p in problems], params, use_tqdm=False)
+
+
+def lopti_updates(step):
+    """Seconds of the updates that grpo_ar_lopti.py makes of the same batch, with AR alone and with Lopti alone."""
+    lopti, took = importlib.import_module("grpo_ar_lopti"), {}
+    for name, alpha, eta in (("AR", 0.3, 0.0), ("Lopti", 0.0, 0.5)):
+        args = copy.copy(step.args)
+        args.alpha, args.eta, args.lopti_stages = alpha, eta, "low,high"
+        batch = dict(step.batch)
+        batch["advantages"] = lopti.compute_advantages(step.rewards, batch, args)
+        took[name], _ = common.seconds(lopti.update, step.policy, step.optimizer, batch, 1, args)
+    return took
+
+
+def measure(step, number):
+    """A step: {phase: (seconds, seconds of the bare work)}, and the same for AR and Lopti beside GRPO's update."""
+    trainer, args, policy = step.trainer, step.args, step.policy
+    took = {"sample": (common.seconds(step.sample, number)[0], common.seconds(bare_generate, step)[0])}
+    took["score"] = (common.seconds(step.score)[0], None)
+    if trainer.ON_GPU:
+        step.llm.sleep(level=1)
+    models = [model for model in (policy, step.reference) if model]
+    logp = common.seconds(step.log_probs)[0]
+
+    def bare_log_probs():
+        for model in models:
+            bare_passes(trainer, model, [step.batch], args, backward=False)
+
+    took["log-probabilities"] = (logp, common.seconds(bare_log_probs)[0])
+    shares = trainer.minibatches(step.batch, args.updates_per_step)
+    update = common.seconds(step.update)[0]
+    took["update"] = (update, common.seconds(bare_passes, trainer, policy, shares, args, True)[0])
+    took |= {f"update, {name}": (time, update) for name, time in lopti_updates(step).items()}
+    dtype = getattr(torch, args.dtype)
+    sync = common.seconds(step.sync)[0]
+    took["sync"] = (sync, common.seconds(lambda: [p.detach().to(dtype, copy=True) for p in policy.parameters()])[0])
+    return took
+
+
+def main(sizes):
+    step = common.Step("grpo", *list(asdict(sizes).values())[:5])
+    rounds = [measure(step, number) for number in range(sizes.rounds + 1)][1:]
+    phases = {}
+    for phase in rounds[0]:
+        of_phase, bare = zip(*(took[phase] for took in rounds))
+        phases[phase] = {"seconds": median(of_phase), "bare": median(bare) if bare[0] is not None else None}
+    low = step.batch["mask"] & (step.batch["old_logp"] <= torch.tensor(0.5).log())
+    share = (low.sum() / step.batch["mask"].sum()).item()
+    tokens = {
+        "response": int(step.batch["mask"].sum()),
+        "all": int(step.batch["mask"].sum()) + sizes.prompt_tokens * len(low),
+    }
+    common.write(sizes.name, {"sizes": asdict(sizes), "tokens": tokens, "low_share": share, "phases": phases})
+    table = Table("phase", "seconds", "bare", "bare / phase", title=f"grpo.py, medians of {sizes.rounds}")
+    for phase, took in phases.items():
+        bare = took["bare"]
+        table.add_row(
+            phase, f"{took['seconds']:.3f}", *([f"{bare:.3f}", f"{bare / took['seconds']:.0%}"] if bare else [])
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Sizes, use_underscores=True, description=__doc__.split("\n\n")[0]))

@@ -1,0 +1,108 @@
+"""Puts what the benchmarks found (results/*.json) into README.md, between its two marks.
+
+python benchmarks/report.py
+"""
+
+import json
+import math
+
+import common
+
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+PAPER = {"sample": (25.4, 27.8), "train": (17.6, 35.3), "step": (45.4, 65.9)}  # AR-Lopti, Table 6: without, with Lopti
+STEP = ("sample", "score", "log-probabilities", "update", "sync")
+
+
+def read(name):
+    path = common.RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def where(result):
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    return f"{result['cores']} cores of {result['processor']}; {versions}; commit {result['commit']}; {result['date']}"
+
+
+def against_trl(result):
+    sizes, runs = result["sizes"], result["runs"]
+    lines = [
+        f"**Against TRL** (`python benchmarks/against_trl.py`): {sizes['prompts']} × {sizes['responses']} responses of "
+        f"{sizes['response_tokens']} tokens to prompts of {sizes['prompt_tokens']}, 2 updates, {sizes['dtype']}; in "
+        f"the order {sizes['turns']}.",
+        "",
+        "| | seconds a step | peak memory, GiB |",
+        "|---|---|---|",
+    ]
+    names = {"grpo": "grpo.py", "trl": f"TRL {runs['trl'][0]['versions']['trl']}, sampling with transformers"}
+    for name, words in names.items():
+        seconds = " and ".join(f"{run['seconds']:.0f}" for run in runs[name])
+        memory = " and ".join(f"{run['peak_memory_gb']:.1f}" for run in runs[name])
+        lines.append(f"| {words} | {seconds} | {memory} |")
+    return [*lines, "", f"grpo.py is {result['times_as_fast']:.1f} times as fast. {where(result)}."]
+
+
+def limit(result):
+    sizes, phases = result["sizes"], result["phases"]
+    step = sum(phases[name]["seconds"] for name in STEP)
+    lines = [
+        f"**Against the limit** (`python benchmarks/limit.py`): {sizes['prompts']} × {sizes['responses']} responses of "
+        f"{sizes['response_tokens']} tokens to prompts of {sizes['prompt_tokens']}. Bare: `llm.generate` alone; "
+        "forward and backward passes of as many tokens, and no more; one copy of the weights.",
+        "",
+        "| phase | seconds | share of the step | bare | bare / phase |",
+        "|---|---|---|---|---|",
+    ]
+    for name in STEP:
+        took, bare = phases[name]["seconds"], phases[name]["bare"]
+        beside = f"{bare:.2f} | {bare / took:.0%}" if bare else "|"
+        lines.append(f"| {name} | {took:.2f} | {took / step:.1%} | {beside} |")
+    train = phases["update"]["seconds"]
+    lopti, ar = phases["update, Lopti"]["seconds"], phases["update, AR"]["seconds"]
+    lines += [
+        "",
+        f"**Lopti's cost**, on the same batches ({result['low_share']:.0%} of the tokens are low); the paper's (Table "
+        "6) is Qwen2.5-3B on four A100:",
+        "",
+        "| seconds | GRPO | with AR | with Lopti | ratio | paper, without and with Lopti | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = {
+        "sample": (phases["sample"]["seconds"],) * 3,
+        "train": (train, ar, lopti),
+        "step": (step, step - train + ar, step - train + lopti),
+    }
+    for name, (without, with_ar, with_lopti) in rows.items():
+        a, b = PAPER[name]
+        ours = f"{without:.1f} | {with_ar:.1f} | {with_lopti:.1f} | {with_lopti / without:.2f}"
+        lines.append(f"| {name} | {ours} | {a}, {b} | {b / a:.2f} |")
+    return [*lines, "", f"{where(result)}."]
+
+
+def growth(result):
+    lines = [
+        "**Growth** (`python benchmarks/growth.py`): slopes of log seconds over log size, first to last value.",
+        "",
+    ]
+    lines += ["| size | values | sample | logprob | train | step | peak memory |", "|---|---|---|---|---|---|---|"]
+    for name, rows in result["results"].items():
+        first, last = rows[0], rows[-1]
+        keys = ("time/sample", "time/logprob", "time/train", "time/step", "peak_memory_gb")
+        slopes = [math.log(last[key] / first[key]) / math.log(last["value"] / first["value"]) for key in keys]
+        values = ", ".join(str(row["value"]) for row in rows)
+        lines.append(f"| {name} | {values} | " + " | ".join(f"{slope:.2f}" for slope in slopes) + " |")
+    return [*lines, "", f"{where(result)}.", "", "![growth](benchmarks/results/growth.png)"]
+
+
+def main():
+    lines = []
+    for name, write in (("trl", against_trl), ("limit", limit), ("growth", growth)):
+        if result := read(name):
+            lines += [*write(result), ""]
+    readme = common.ROOT / "README.md"
+    before, rest = readme.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    readme.write_text("\n".join([before + BEGIN, "", *lines, END + after]))
+
+
+if __name__ == "__main__":
+    main()
