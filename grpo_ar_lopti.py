@@ -469,7 +469,7 @@ def update(policy, optimizer, batch, step, args):
         if all_reduce(minibatch["mask"].sum()) == 0:
             continue
         mini_loss, n_seen = 0, n_seen + minibatch["mask"].sum()
-        if not args.kl_coef:  # a response as good as its group's others teaches nothing then
+        if not args.kl_coef:  # a token with advantage 0 teaches nothing then
             minibatch = minibatch | {"mask": minibatch["mask"] & (minibatch["advantages"] != 0)}
         for rows, micro in micro_batches(minibatch, args):
             logp, _ = policy(micro["ids"], micro["mask"], args.temperature)

@@ -21,6 +21,7 @@ from tools import diff, family, propagate, table
 OWNED = {
     "grpo_ar_lopti": """module docstring, Args.alpha, Args.eta, Args.lopti_stages, RANGES, check_args, in_stage,
         compute_advantages, update""",
+    "reinforce_pp": "module docstring, token_returns, compute_advantages, policy_loss, batch_metrics",
 }
 # Where nothing but these words may be added to what the parent has.
 ADDED = {
