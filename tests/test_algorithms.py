@@ -495,7 +495,7 @@ def test_passes_that_share_a_prompt_hold_one_group_and_count_its_prompt_once(bat
 
 @pytest.mark.parametrize("late", [False, True])
 def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_model, batch, late):
-    """Also where the mask begins late, as in a stage of Lopti: what rows then share is still no more than the prompt."""
+    """Also where the mask begins late, as in a stage of Lopti: rows still share no more than what is the same."""
     batch = dict(batch)
     if late:
         batch["mask"] = batch["mask"] & (batch["old_logp"] <= math.log(0.5))

@@ -35,6 +35,9 @@ ENTRIES = [
     "ar: grpo_ar_lopti.py --alpha 0.3 --eta 0",
     "lopti: grpo_ar_lopti.py --alpha 0 --eta 0.5",
     "ar+lopti: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
+    "reinforce++: reinforce_pp.py",
+    "dapo: dapo.py",
+    "acpo: acpo.py",
 ]
 COMMON = "--steps 12 --eval_every 4 --eval_size 300"
 # Final accuracy on K&K, mean over 3 to 7 people: AR-Lopti paper, Table 9, Llama-3.2-3B-Instruct trained with GRPO.
