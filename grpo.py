@@ -261,8 +261,8 @@ def load_policy(args, trained):
     if trained and args.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         lm.train()  # without it transformers checkpoints nothing; there is no dropout in these models
-    share_prompt = not args.gradient_checkpointing  # transformers checkpoints no pass that keeps keys and values
-    policy = Policy(lm, args.dtype == "bfloat16", share_prompt).requires_grad_(trained)
+    # No prompt is shared under checkpointing: transformers checkpoints no pass that keeps keys and values.
+    policy = Policy(lm, args.dtype == "bfloat16", not args.gradient_checkpointing).requires_grad_(trained)
     if WORLD_SIZE > 1:
         for layer in lm.model.layers:
             fully_shard(layer)
@@ -421,9 +421,10 @@ def policy_loss(logp, batch, n_tokens, args):
     add up to the mini-batch's.
     """
     advantages, mask = batch["advantages"], batch["mask"]
+    low, high = 1 - args.clip_low, 1 + args.clip_high
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
-    surrogate = torch.min(ratio * advantages, ratio.clamp(1 - args.clip_low, 1 + args.clip_high) * advantages)
-    clipped = (advantages > 0) & (ratio > 1 + args.clip_high) | (advantages < 0) & (ratio < 1 - args.clip_low)
+    surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
+    clipped = (advantages > 0) & (ratio > high) | (advantages < 0) & (ratio < low)
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
     return loss[mask].sum() / n_tokens, (clipped & mask).sum()
 

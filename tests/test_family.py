@@ -21,6 +21,8 @@ from tools import diff, family, propagate, table
 OWNED = {
     "grpo_ar_lopti": """module docstring, Args.alpha, Args.eta, Args.lopti_stages, RANGES, check_args, in_stage,
         compute_advantages, update""",
+    "acpo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, Args.clip_alpha, Args.clip_base,
+        Args.clip_max, Args.n_bins, TASKS['math'], POSITIVE, RANGES, parse_args, clip_ranges, policy_loss, update""",
     "reinforce_pp": "module docstring, token_returns, compute_advantages, policy_loss, batch_metrics",
 }
 # Where nothing but these words may be added to what the parent has.
