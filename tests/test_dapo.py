@@ -1,0 +1,505 @@
+"""DAPO: which groups are kept, how they are dealt out to updates and processes, the penalty, and whole runs.
+
+Where a sampler is needed it is the real one, with kk_tiny; the rule that scores is made up here, so that it is known
+which groups are mixed.
+"""
+
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import KK_TINY, ROOT, metrics, run, small, timeless
+from safetensors.torch import load_file
+from test_algorithms import GROUP, PROMPTS, adamw, arguments, distance, gradients, make_batch, state_of, weights
+
+import dapo
+import grpo
+from rewards import load_task
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_cpu():
+    with pytest.MonkeyPatch.context() as patch:
+        for trainer in (grpo, dapo):
+            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
+            patch.setattr(trainer, "ON_GPU", False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_model):
+    batch = make_batch(tiny_model)
+    return {key: value for key, value in batch.items() if value.dim() == 2}
+
+
+# ------------------------------------------------------------------------------------------------------------ penalty
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "buffer", "penalty"),
+    [
+        # L 20480, B 4096: free up to 16384
+        (1, 4096, 0), (16383, 4096, 0), (16384, 4096, 0), (16385, 4096, -1 / 4096), (18432, 4096, -0.5),
+        (20479, 4096, -4095 / 4096), (20480, 4096, -1), (20480, None, -1), (16384, None, 0), (17408, None, -0.25),
+        (1, 0, 0), (20479, 0, 0), (20480, 0, 0),  # no shaping
+        (1, 20480, -1 / 20480), (20480, 20480, -1),  # the buffer is all there is
+        (20479, 1, 0), (20480, 1, -1),
+    ],
+)  # fmt: skip
+def test_the_penalty_by_hand(n_tokens, buffer, penalty):
+    args = dapo.Args(max_response_tokens=20480, overlong_buffer=buffer)
+    assert dapo.overlong_penalty(n_tokens, args) == penalty
+
+
+def test_the_buffer_is_a_fifth_of_the_response_rounded_down():
+    """L 48: B 9, free up to 39. L 4: B 0, none."""
+    assert [dapo.overlong_penalty(n, dapo.Args(max_response_tokens=48)) for n in (39, 40, 48)] == [0, -1 / 9, -1]
+    assert dapo.overlong_penalty(4, dapo.Args(max_response_tokens=4)) == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("max_refills", -1), ("overlong_buffer", -1), ("overlong_buffer", 4097), ("overlong_buffer", 10**9)],
+)
+def test_values_out_of_range_are_refused_by_name(flag, value):
+    with pytest.raises(ValueError, match=rf"^--{flag} is {value}; it must be "):
+        dapo.check_args(dapo.Args(**{flag: value}))
+
+
+@pytest.mark.parametrize(("flag", "values"), [("max_refills", [0, 1, 10**6]), ("overlong_buffer", [None, 0, 1, 4096])])
+def test_the_ends_of_the_ranges_are_accepted(flag, values):
+    for value in values:
+        dapo.check_args(dapo.Args(**{flag: value}))
+
+
+# ------------------------------------------------------------------------------------------------------- mixed groups
+
+
+def scores_of(rewards, penalties=None):
+    return [{"reward": r, "penalty": p} for r, p in zip(rewards, penalties or [0.0] * len(rewards))]
+
+
+def found(rewards, penalties=None, size=3):
+    """(rows, rewards) of the groups kept; a row's ids are its number."""
+    n = len(rewards)
+    batch = {"ids": torch.arange(n)[:, None].repeat(1, 4), "mask": torch.ones(n, 4, dtype=torch.bool)}
+    groups = dapo.mixed_groups(batch, scores_of(rewards, penalties), size)
+    assert all(set(group) == {"ids", "mask", "rewards"} and group["mask"].all() for group in groups)
+    assert all(group["rewards"].shape == (size, 1) for group in groups)
+    return [(group["ids"][:, 0].tolist(), group["rewards"][:, 0].tolist()) for group in groups]
+
+
+def test_groups_of_equal_rewards_are_dropped_whatever_the_reward():
+    rewards = [*[3, 3, 3], *[-0.5, 3, -0.5], *[-3, -3, -3], *[0.7, 0.7, 0.7], *[-1, -1, -3]]
+    assert found(rewards) == [([3, 4, 5], [-0.5, 3, -0.5]), ([12, 13, 14], [-1, -1, -3])]
+    assert found([0.0] * 6) == []
+
+
+def test_the_penalty_is_added_to_the_reward_and_decides_on_no_group():
+    """Of three right answers one is overlong: dropped. Where the sums happen to be equal, but not the rewards: kept."""
+    assert found([1, 1, 1, 1, 0, 0], [0, -0.5, -1, -1, 0, -0.25]) == [([3, 4, 5], [0, 0, -0.25])]
+
+
+def test_a_group_of_one_response_is_kept():
+    assert found([1, 0, 1], size=1) == [([0], [1]), ([1], [0]), ([2], [1])]
+
+
+def test_what_is_sent_to_other_processes_is_the_group_alone():
+    batch = {"ids": torch.arange(6000).view(6, 1000)}
+    (group,) = dapo.mixed_groups(batch, scores_of([1, 1, 0, 1, 2, 2]), 2)[:1]
+    assert group["ids"].untyped_storage().nbytes() == 2 * 1000 * 8
+
+
+# ----------------------------------------------------------------------------------------------------------- dealing
+
+
+def group_of(number, size=2, length=5):
+    """A group whose rows have the number as every id, of two response tokens."""
+    ids = torch.full((size, length), number)
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    mask[:, -2:] = True
+    return {"ids": ids, "mask": mask, "sampler_logp": -ids / 7, "rewards": torch.arange(size)[:, None] + number * 10.0}
+
+
+def dealt(numbers, n_updates, n_prompts, rank=0, n_processes=1):
+    """The numbers of the groups in each update, None for those without tokens; the batch."""
+    args = dapo.Args(prompts_per_step=n_prompts, updates_per_step=n_updates, responses_per_prompt=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dapo, "RANK", rank)
+        patch.setattr(dapo, "WORLD_SIZE", n_processes)
+        batch = dapo.deal([group_of(number) for number in numbers], group_of(99), args)
+    n_groups = n_prompts // n_processes
+    assert len(batch["ids"]) == 2 * n_groups
+    ids, mask = batch["ids"][:, 3].view(n_groups, 2), batch["mask"].any(1).view(n_groups, 2)
+    assert torch.equal(ids[:, 0], ids[:, 1]) and torch.equal(mask[:, 0], mask[:, 1])
+    numbers = [int(i) if there else None for i, there in zip(ids[:, 0], mask[:, 0])]
+    each = n_groups // n_updates
+    return [numbers[i * each : (i + 1) * each] for i in range(n_updates)], batch
+
+
+def test_a_full_step_is_dealt_as_in_grpo():
+    """Groups [RANK::WORLD_SIZE], in order."""
+    assert dealt(range(1, 9), 2, 8)[0] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert dealt(range(1, 9), 2, 8, 0, 2)[0] == [[1, 3], [5, 7]]
+    assert dealt(range(1, 9), 2, 8, 1, 2)[0] == [[2, 4], [6, 8]]
+    assert dealt(range(1, 9), 8, 8)[0] == [[i] for i in range(1, 9)]
+
+
+@pytest.mark.parametrize("n_processes", [1, 2, 4])
+@pytest.mark.parametrize("n_updates", [1, 2, 4])
+@pytest.mark.parametrize("n_groups", range(17))
+def test_short_steps_are_spread_over_updates_and_processes(n_groups, n_updates, n_processes):
+    shares = [dealt(range(1, n_groups + 1), n_updates, 16, rank, n_processes)[0] for rank in range(n_processes)]
+    of_updates = []
+    for parts in zip(*shares):  # an update's, of each process
+        of_processes = [[number for number in part if number] for part in parts]
+        sizes = [len(part) for part in of_processes]
+        assert max(sizes) - min(sizes) <= 1
+        of_updates.append(sorted(number for part in of_processes for number in part))
+    sizes = [len(part) for part in of_updates]
+    assert max(sizes) - min(sizes) <= 1
+    assert [number for part in of_updates for number in part] == list(
+        range(1, n_groups + 1)
+    )  # in order, none lost, none twice
+    alone = dealt(range(1, n_groups + 1), n_updates, 16)[0]
+    assert of_updates == [[number for number in part if number] for part in alone]  # on any number of processes
+
+
+def test_groups_of_other_lengths_are_padded_on_the_right():
+    args = dapo.Args(prompts_per_step=4, updates_per_step=2, responses_per_prompt=2)
+    groups = [group_of(1, length=3), group_of(2, length=6), group_of(3, length=4)]
+    batch = dapo.deal(groups, group_of(9, length=2), args)
+    assert batch["ids"].tolist() == [
+        *[[1, 1, 1, 0, 0, 0]] * 2, *[[2] * 6] * 2, *[[3, 3, 3, 3, 0, 0]] * 2, *[[0] * 6] * 2
+    ]  # fmt: skip
+    one, two, three = [[0, 1, 1, 0, 0, 0]] * 2, [[0, 0, 0, 0, 1, 1]] * 2, [[0, 0, 1, 1, 0, 0]] * 2
+    assert batch["mask"].tolist() == [*one, *two, *three, [0] * 6, [0] * 6] and batch["mask"].dtype == torch.bool
+    torch.testing.assert_close(batch["sampler_logp"], -batch["ids"] / 7)
+    assert batch["rewards"].tolist() == [[10], [11], [20], [21], [30], [31], [0], [0]]
+
+
+def test_mini_batches_are_grpos_and_those_without_tokens_are_left_out():
+    def numbers(shares):
+        return [[int(ids[3]) for ids, mask in zip(share["ids"], share["mask"]) if mask.any()] for share in shares]
+
+    full = dealt(range(1, 9), 4, 8)[1]
+    for mine, theirs in zip(dapo.minibatches(full, 4), grpo.minibatches(full, 4), strict=True):
+        assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
+    assert numbers(dapo.minibatches(dealt(range(1, 8), 2, 8)[1], 2)) == [[1, 1, 2, 2, 3, 3, 4, 4], [5, 5, 6, 6, 7, 7]]
+    assert numbers(dapo.minibatches(dealt([1, 2], 4, 8)[1], 4)) == [[1, 1], [2, 2]]
+    assert dapo.minibatches(dealt([], 4, 8)[1], 4) == []
+
+
+# ----------------------------------------------------------------------------------------------------------- updates
+
+
+def groups_in(batch, numbers):
+    return [{key: value[i * GROUP : (i + 1) * GROUP] for key, value in batch.items()} for i in numbers]
+
+
+def settings_of(trainer, model, **changes):
+    return arguments(trainer, model=str(model), micro_batch_tokens=300, **changes)
+
+
+def test_a_full_steps_gradients_are_grpos_to_the_last_bit(tiny_model, batch):
+    args = settings_of(dapo, tiny_model, updates_per_step=2)
+    mine, mine_metrics = gradients(dapo, dapo.deal(groups_in(batch, range(PROMPTS)), batch, args), args)
+    theirs, their_metrics = gradients(grpo, batch, settings_of(grpo, tiny_model, updates_per_step=2))
+    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)) and mine_metrics == their_metrics
+
+
+@pytest.mark.parametrize(("kept", "n_updates", "parts"), [
+    ([5, 2, 7], 2, [[5, 2], [7]]), ([6], 2, [[6]]), ([0, 3], 4, [[0], [3]]), ([1, 2, 3, 4, 5], 1, [[1, 2, 3, 4, 5]]),
+])  # fmt: skip
+def test_a_short_steps_gradients_are_those_of_its_groups_alone(tiny_model, batch, kept, n_updates, parts):
+    """Groups without tokens change neither the divisor nor the gradient, nor do they make an update."""
+    args = settings_of(dapo, tiny_model, updates_per_step=n_updates)
+    mine, of_mine = gradients(dapo, dapo.deal(groups_in(batch, kept), batch, args), args)
+    assert len(mine) == len(parts) == of_mine["optimizer_steps"]
+    for gradient, part in zip(mine, parts):
+        rows = {key: torch.cat([group[key] for group in groups_in(batch, part)]) for key in batch}
+        (alone,), _ = gradients(grpo, rows, settings_of(grpo, tiny_model))
+        assert alone.norm() > 1e-3 and distance(gradient, alone) < 1e-5
+
+
+def test_nothing_kept_leaves_weights_and_optimizer_alone(tiny_model, batch):
+    args = settings_of(dapo, tiny_model, updates_per_step=2)
+    policy = dapo.load_policy(args, trained=True)
+    optimizer = adamw(policy)
+    dapo.update(policy, optimizer, batch, 1, args)
+    before = weights(policy), state_of(optimizer)
+    nothing = dapo.deal([], batch, args)
+    logp, entropy = dapo.log_probs(policy, nothing, args)
+    assert not logp.any() and not entropy.any()
+    assert dapo.update(policy, optimizer, nothing, 2, args) == {"clip_rate": 0, "grad_norm": 0, "optimizer_steps": 0}
+    assert torch.equal(weights(policy), before[0]) and torch.equal(state_of(optimizer), before[1])
+
+
+# ----------------------------------------------------------------------------------------------------------- metrics
+
+
+def test_metrics_are_over_all_responses_and_token_means_over_those_kept():
+    """Three groups of two; kept is the second: entropies 1, 2, 3 on its three response tokens, |gaps| 0.1, 0, 0.5."""
+    keys = ("reward", "correct", "format", "tokens", "truncated", "penalty")
+    rows = [
+        (3, True, True, 4, False, 0), (3, True, True, 8, False, -0.5), (3, True, True, 1, False, 0),
+        (-3, False, False, 2, False, 0), (-1, False, False, 10, True, -1), (-1, False, False, 5, False, 0),
+    ]  # fmt: skip
+    scores = [dict(zip(keys, row)) for row in rows]
+    mask = torch.tensor([[0, 1, 0], [0, 1, 1]], dtype=torch.bool)
+    kept = {"mask": mask, "entropy": torch.tensor([[9.0, 1, 9], [9, 2, 3]]), "old_logp": -torch.ones(2, 3)}
+    kept["sampler_logp"] = torch.tensor([[9, -1.1, 9], [9, -1.0, -0.5]])
+    kept["ref_logp"] = kept["old_logp"]
+    problems = [{"category": 2}] * 2 + [{"category": 3}] * 4
+    args = dapo.Args(responses_per_prompt=2)
+    expected = {
+        "reward": 4 / 6, "reward_std": math.sqrt((3 * 9 + 9 + 1 + 1) / 6 - (4 / 6) ** 2), "accuracy": 0.5,
+        "format_rate": 0.5, "response_tokens": 5.0, "truncated_rate": 1 / 6, "overlong_penalty": -0.25, "tokens": 30,
+        "zero_std_rate": 2 / 3, "entropy": 2.0, "kl": 0.0, "sampler_gap": 0.2, "timed_out": 0,
+        "accuracy_2": 1.0, "accuracy_3": 0.25,
+    }  # fmt: skip
+    assert dapo.batch_metrics(kept, problems, scores, args) == pytest.approx(expected, abs=1e-6)
+    nothing = dapo.batch_metrics(kept | {"mask": mask & False}, problems, scores, args)
+    assert [nothing.pop(key) for key in ("entropy", "kl", "sampler_gap")] == [None] * 3
+    assert nothing == pytest.approx({key: expected[key] for key in nothing}, abs=1e-6) and len(nothing) == 12
+    assert type(nothing["tokens"]) is int
+
+
+# ---------------------------------------------------------------- dynamic sampling, in one process and in two at once
+
+
+M, G, REFILLS = 4, 2, 2
+# Which of the prompts sampled one after the other have a mixed group → (those kept, prompts sampled)
+CASES = {
+    "all": (set(range(12)), [0, 1, 2, 3], 4),
+    "after a refill, one cut": ({1, 2, 5, 6, 7}, [1, 2, 5, 6], 8),
+    "just enough": ({0, 1, 2, 11}, [0, 1, 2, 11], 12),
+    "too few": ({0, 6, 9}, [0, 6, 9], 12),
+    "one": ({5}, [5], 12),
+    "none": (set(), [], 12),
+}
+
+
+def work(folder):
+    """Writes what this process gets from dynamic_sampling, and of the gradients of what it is to train on."""
+    args = dapo.Args(
+        model=str(KK_TINY), people="2-3", prompts_per_step=M, responses_per_prompt=G, max_refills=REFILLS,
+        max_prompt_tokens=256, max_response_tokens=48, temperature=1.0, kv_cache_gb=0.25, dtype="float32",
+        gradient_checkpointing=False, max_grad_norm=1e9, micro_batch_tokens=600, run_dir=str(folder), kl_coef=0.1,
+    )  # fmt: skip
+    tokenizer, _ = dapo.bookkeeping.check_model(args, dapo.HEAD_CHUNK)
+    train = [problem | {"answer": problem["id"]} for problem in load_task(args, tokenizer)[1][:30]]
+    dapo.start_processes(args)
+    llm, policy = dapo.load_sampler(args), dapo.load_policy(args, trained=True)
+    results = {}
+    for case, (mixed, *_) in CASES.items():
+        n_used = 4
+        order, at = [], n_used
+        for _ in range(1 + REFILLS):
+            places, at = dapo.next_prompts(len(train), at, M, args.seed)
+            order += places
+        results[case] = sample_and_train(llm, policy, train, {order[i] for i in mixed}, n_used, args) | {"order": order}
+    results["again and again"] = sample_and_train(llm, policy, train[:M], set(), 0, args)
+    torch.save(results, folder / f"of_{dapo.RANK}_in_{dapo.WORLD_SIZE}.pt")
+
+
+def sample_and_train(llm, policy, train, mixed, n_used, args):
+    def score_all(responses, answers):
+        """A group's second response is the better one where its prompt is in mixed."""
+        right = [answer in mixed and i % G == 1 for i, answer in enumerate(answers)]
+        return [{"reward": float(r), "correct": r, "format": True} for r in right]
+
+    metrics = {"step": 7}
+    rule = SimpleNamespace(score_all=score_all)
+    batch, asked, texts, scores, n_used = dapo.dynamic_sampling(llm, rule, train, n_used, [], metrics, args)
+    result = {"metrics": metrics, "asked": [p["id"] for p in asked], "texts": texts, "scores": scores, "n_used": n_used}
+    result["batch"] = dict(batch)
+    batch["old_logp"], batch["entropy"] = dapo.log_probs(policy, batch, args)
+    batch["ref_logp"] = batch["old_logp"] - 0.3 * batch["mask"]
+    batch["advantages"] = dapo.compute_advantages(batch.pop("rewards"), batch, args)
+    result["of_batch"] = dapo.batch_metrics(batch, asked, scores, args)
+    result["gradients"], result["of_update"] = gradients(dapo, batch, args, policy)
+    return result | {"old_logp": batch["old_logp"], "advantages": batch["advantages"]}
+
+
+WORKER = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths}
+import torch
+import torch.distributed as dist
+from test_dapo import work
+torch.set_num_threads(1)
+work(Path(sys.argv[1]))
+if int(sys.argv[2]) > 1:
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """{(rank, number of processes): {case: what work writes}}"""
+    folder = tmp_path_factory.mktemp("dynamic_sampling")
+    worker = folder / "worker.py"
+    worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
+    for n in (1, 2):
+        run(str(worker), folder, n, processes=n, timeout=300, env={"CUDA_VISIBLE_DEVICES": ""})
+    return {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
+
+
+each_case = pytest.mark.parametrize("case", CASES)
+
+
+@each_case
+def test_it_refills_until_enough_groups_are_mixed_or_refills_are_spent(results, case):
+    mixed, kept, n_sampled = CASES[case]
+    for result in (of_process[case] for of_process in results.values()):
+        assert result["n_used"] == 4 + n_sampled
+        dropped = n_sampled - len([i for i in mixed if i < n_sampled])
+        counts = {"groups_sampled": n_sampled, "groups_dropped": dropped, "groups_kept": len(kept)}
+        assert {key: result["metrics"][key] for key in counts} == counts
+        assert result["metrics"]["time/score"] > 0
+        assert result["of_update"]["optimizer_steps"] == min(2, len(kept))
+
+
+@each_case
+def test_all_that_is_sampled_is_told_and_kept_groups_are_trained_on_in_the_order_of_prompts(results, case):
+    """In one process: problem, text and score of every response; groups by their prompts, two a mini-batch."""
+    mixed, kept, n_sampled = CASES[case]
+    result = results[0, 1][case]
+    order = result["order"]
+    assert result["asked"] == [place for place in order[:n_sampled] for _ in range(G)]
+    assert len(result["texts"]) == len(result["scores"]) == n_sampled * G
+    rewards = [float(i in mixed and j == 1) for i in range(n_sampled) for j in range(G)]
+    assert [score["reward"] for score in result["scores"]] == rewards
+    n_tokens = [score["tokens"] for score in result["scores"]]
+    # B is 9 of 48 tokens
+    assert [score["penalty"] for score in result["scores"]] == [min(0, 39 - n) / 9 for n in n_tokens]
+    assert all(score["tokens"] == 48 for score in result["scores"] if score["truncated"])
+    batch = result["batch"]
+    there = batch["mask"].any(1)
+    rows = [i * G + j for i in kept for j in range(G)]
+    assert batch["mask"].sum(1)[there].tolist() == [n_tokens[row] for row in rows]
+    expected = [rewards[row] + result["scores"][row]["penalty"] for row in rows]
+    assert batch["rewards"][there, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert set(batch) == {"ids", "mask", "sampler_logp", "rewards"} and len(there) == M * G
+    assert result["of_batch"]["tokens"] == sum(n_tokens)
+    assert result["of_batch"]["overlong_penalty"] == pytest.approx(
+        sum(min(0, 39 - n) / 9 for n in n_tokens) / len(n_tokens)
+    )
+    assert result["of_batch"]["zero_std_rate"] == result["metrics"]["groups_dropped"] / n_sampled
+
+
+def test_penalties_and_truncation_did_occur(results):
+    scores = results[0, 1]["none"]["scores"]
+    assert any(-1 < score["penalty"] < 0 for score in scores) and any(score["truncated"] for score in scores)
+    assert any(score["penalty"] == 0 for score in scores)
+
+
+@each_case
+def test_two_processes_train_on_what_one_trains_on(results, case):
+    """The same rows with the same advantages and log-probabilities; every optimizer step's gradient; the metrics."""
+    one, two = results[0, 1][case], [results[rank, 2][case] for rank in range(2)]
+    together = [row for result in two for row in rows_of(result)]
+    assert sorted(row[:3] for row in together) == sorted(row[:3] for row in rows_of(one))
+    for a, b in zip(sorted(together), sorted(rows_of(one))):
+        assert a[3:] == pytest.approx(b[3:], abs=1e-4)
+    assert len(rows_of(two[0])) - len(rows_of(two[1])) in (0, G, 2 * G)
+    asked = [two[i % 2]["asked"][i // 2 * G] for i in range(CASES[case][2])]
+    assert [place for place in asked for _ in range(G)] == one["asked"]
+    for result in two:
+        assert len(result["gradients"]) == len(one["gradients"])
+        assert all(distance(a, b) < 1e-4 for a, b in zip(result["gradients"], one["gradients"]))
+        assert told(result["of_batch"]) == pytest.approx(told(one["of_batch"]), rel=1e-4, abs=1e-6)
+        assert result["of_update"] == pytest.approx(one["of_update"], rel=1e-4)
+        assert len(result["batch"]["ids"]) == M * G // 2
+
+
+def told(row):
+    """A metrics row without what is None, which approx can't compare; it tells how many keys that are."""
+    return {key: value for key, value in row.items() if value is not None} | {"None": list(row.values()).count(None)}
+
+
+def rows_of(result):
+    """(ids, response tokens, reward, advantage, sum of log π_old) of the rows with response tokens."""
+    rows = zip(*(result["batch"][key] for key in ("ids", "mask", "rewards")), result["advantages"], result["old_logp"])
+    return [
+        (ids[: mask.nonzero().max() + 1].tolist(), mask.nonzero()[:, 0].tolist(), round(reward.item(), 5),
+         advantages[mask][0].item(), old_logp.sum().item())
+        for ids, mask, reward, advantages, old_logp in rows if mask.any()
+    ]  # fmt: skip
+
+
+def test_a_prompt_that_comes_twice_in_a_step_gets_other_responses(results):
+    """Four training problems, four in a round: they come in each of three rounds."""
+    result = results[0, 1]["again and again"]
+    texts = {}
+    for place, text in zip(result["asked"], result["texts"]):
+        texts.setdefault(place, []).append(text)
+    assert sorted(texts) == [0, 1, 2, 3] and all(len(of_place) == 6 for of_place in texts.values())
+    for of_place in texts.values():
+        assert of_place[:2] != of_place[2:4] and of_place[2:4] != of_place[4:] and of_place[:2] != of_place[4:]
+
+
+# --------------------------------------------------------------------------------------------------------- whole runs
+
+
+def rows_of_run(run_dir):
+    return [timeless(row) for row in metrics(run_dir)]
+
+
+def test_a_run_with_refills_that_is_resumed_equals_an_unbroken_one(tmp_path):
+    """Groups of two and few tokens: several a step are not mixed. n_used counts every prompt that was spent."""
+    flags = {"responses_per_prompt": 2, "lr": 5e-4, "max_refills": 3, "save_every": 1}
+    run("dapo.py", *small(tmp_path / "whole", steps=2, **flags))
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts/checkpoints/step_000002")  # as if it had been stopped after step 1
+    run("dapo.py", "--resume", tmp_path / "parts")
+    whole, parts = rows_of_run(tmp_path / "whole"), rows_of_run(tmp_path / "parts")
+    if not torch.cuda.is_available():  # where sums may be added up in another order
+        assert whole == parts
+    state = json.loads((tmp_path / "parts/checkpoints/step_000002/trainer_state.json").read_text())
+    assert state == {"step": 2, "n_used": sum(row["groups_sampled"] for row in parts)}
+    assert max(row["groups_sampled"] for row in whole) > 4
+    for row in metrics(tmp_path / "whole"):
+        assert row["groups_kept"] == min(4, row["groups_sampled"] - row["groups_dropped"]) > 0
+        assert row["zero_std_rate"] == row["groups_dropped"] / row["groups_sampled"]
+        assert row["tokens"] == round(row["response_tokens"] * 2 * row["groups_sampled"])
+        phases = sum(row[f"time/{phase}"] for phase in ("sample", "score", "logprob", "train", "sync"))
+        assert phases <= row["time/step"] < phases + 1
+
+
+def test_a_run_in_which_no_group_is_ever_kept(tmp_path):
+    """kk_tiny knows no Countdown: all rewards are 0. Steps are counted and logged, the weights stay as they are."""
+    flags = {
+        "task": "countdown",
+        "max_refills": 1,
+        "max_prompt_tokens": 512,
+        "save_every": 1,
+        "max_response_tokens": 16,
+    }
+    run("dapo.py", *small(tmp_path, **flags))
+    first, second = metrics(tmp_path)
+    assert [row["step"] for row in (first, second)] == [1, 2]
+    for row in (first, second):
+        assert (row["groups_sampled"], row["groups_dropped"], row["groups_kept"]) == (8, 8, 0)
+        assert (row["reward"], row["zero_std_rate"], row["optimizer_steps"], row["weights_changed"]) == (0, 1, 0, 0)
+        assert [row[key] for key in ("entropy", "kl", "sampler_gap")] == [None] * 3
+        assert row["tokens"] > 0 and row["overlong_penalty"] < 0
+    one, two = (tmp_path / f"checkpoints/step_{step:06d}" for step in (1, 2))
+    assert json.loads((two / "trainer_state.json").read_text()) == {"step": 2, "n_used": 16}
+    a, b, before = (load_file(Path(folder, "model.safetensors")) for folder in (one, two, KK_TINY))
+    assert all(torch.equal(a[key], b[key]) and torch.equal(a[key], before[key]) for key in before)
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_defaults_are_grpos():
+    own = {"max_refills", "overlong_buffer"}
+    mine = {key: value for key, value in dataclasses.asdict(dapo.Args()).items() if key not in own}
+    assert mine == dataclasses.asdict(grpo.Args())
+    assert (dapo.Args().max_refills, dapo.Args().overlong_buffer) == (10, None)
