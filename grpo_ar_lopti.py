@@ -11,7 +11,8 @@ In a stage the other tokens' advantage and KL term are zero. Both stages divide 
 weights the two losses add up to that of grpo.py; both compare with the same π_old; AdamW's state runs through.
 
 What differs from grpo.py: --alpha, --eta, --lopti_stages; a line in compute_advantages; the stages in update.
-`--alpha 0 --eta 0` is grpo.py to the last bit. On mathematics use one of the two, not both (Appendix C.3), and α 0.1.
+`--alpha 0 --eta 0` is grpo.py to the last bit. On mathematics use one of the two, not both (Appendix C.3): AR with
+α 0.1 is the default there, and Lopti alone is `--alpha 0 --eta 0.5`.
 
 Where this file deviates from the paper and its released code, and why:
 - π_old ≤ η is "low" as in Algorithm 1; the released code has <.
@@ -107,6 +108,7 @@ class Args:
 TASKS = {"kk": {}}
 TASKS["math"] = {"model": "Qwen/Qwen2.5-7B", "chat_template": "none", "epochs": 1, "prompts_per_step": 128}
 TASKS["countdown"] = {"prompts_per_step": 128, "responses_per_prompt": 10, "max_response_tokens": 3072}
+TASKS["math"] |= {"alpha": 0.1, "eta": 0.0}  # one of the two, not both (Table 3); Lopti alone: --alpha 0 --eta 0.5
 TASKS["math"]["temperature"] = TASKS["countdown"]["temperature"] = 1.0
 
 # Sizes for a machine without a GPU; and settings for models/kk_tiny, a model of a million parameters that learns while

@@ -19,8 +19,8 @@ from tools import diff, family, propagate, table
 # What a script has of its own: the pieces (tools/family.py) in which it differs from its parent, comments and
 # docstrings included. "Args" stands for all of Args, "Args.eta" for that flag alone. A script must be in here.
 OWNED = {
-    "grpo_ar_lopti": """module docstring, Args.alpha, Args.eta, Args.lopti_stages, RANGES, check_args, in_stage,
-        compute_advantages, update""",
+    "grpo_ar_lopti": """module docstring, Args.alpha, Args.eta, Args.lopti_stages, TASKS['math'], RANGES,
+        check_args, in_stage, compute_advantages, update""",
     "acpo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, Args.clip_alpha, Args.clip_base,
         Args.clip_max, Args.n_bins, TASKS['math'], POSITIVE, RANGES, parse_args, clip_ranges, policy_loss, update""",
     "reinforce_pp": "module docstring, token_returns, compute_advantages, policy_loss, batch_metrics",

@@ -14,7 +14,9 @@ import torch
 from conftest import DATA, KK_TINY, ROOT, SMOLLM, make_tiny_model, metrics, run, small, timeless
 from safetensors.torch import load_file
 
-SCRIPTS = ["grpo.py", "grpo_ar_lopti.py"]
+from tools import family
+
+SCRIPTS = [f"{stem}.py" for stem in family.family()]
 KEYS = """step reward reward_std accuracy format_rate response_tokens truncated_rate zero_std_rate entropy kl clip_rate
     grad_norm sampler_gap weights_changed tokens time/sample time/score time/logprob time/train time/sync time/step
     tokens_per_s peak_memory_gb""".split()
