@@ -1,4 +1,4 @@
-"""DAPO: GRPO that samples until every group teaches something, and takes overlong responses a little amiss.
+"""DAPO: GRPO that samples until every group has something to teach, and that penalises overlong responses.
 
 The objective J is that of grpo.py (eq. 1 of the AR-Lopti paper), which has two of DAPO's four techniques already: the
 higher clip for rising probabilities (ε_high > ε_low) and the mean over tokens, not over responses. The other two:
@@ -10,24 +10,26 @@ higher clip for rising probabilities (ε_high > ε_low) and the mean over tokens
                         lowered before the advantage: by 0 up to L − B, then by (n − (L − B)) / B, that is 1 at L
 
 Where groups are short after the last refill, the step trains on those it has, spread evenly over its updates; an update
-without any is left out. Where there are none, no weight changes; the step counts, and is logged with groups_kept 0.
+without any is left out. Where there are none, no weight changes; the step counts, and is logged with groups_kept 0 and
+optimizer_steps 0.
 
 What differs from grpo.py: --max_refills, --overlong_buffer; overlong_penalty, mixed_groups, deal and dynamic_sampling,
-which main calls in place of sample; the update left out; metrics of a step that are over all responses sampled, those
-of dropped groups included (entropy, kl and sampler_gap: over what is trained on), and over the rule's reward alone.
+which main calls in place of sample; minibatches, which leaves updates out. A step's metrics are over all responses that
+it sampled, also those of groups not kept, and their reward is the rule's, without the penalty; entropy, kl and
+sampler_gap are over the responses trained on.
 
 Where this file deviates from the paper and its released code, and why:
-- Groups are compared by the rule's reward, before the penalty: one of right answers alone, some of them overlong, is
-  dropped, as DAPO drops it by accuracy. But the reward of K&K has four levels: a group of wrong answers in which only
-  some have the right format is kept, as AR-Lopti (Appendix D.1.2) drops "identical rewards" alone. A group of one
-  response has no other to be equal to, and is kept; so it is in verl.
+- Groups are compared by the rule's reward, before the penalty: a group of right answers alone is dropped, also where
+  some are overlong. So DAPO has it, which drops by accuracy. But a group of wrong answers whose rewards differ (K&K's
+  rule has three for them) is kept: AR-Lopti (Appendix D.1.2) drops "identical rewards". A group of one is kept, as in
+  verl.
 - Short of groups after the last refill, verl's recipe ends the run with an error. Here it goes on.
+- verl moves responses among processes so that these have as many tokens, which changes what an update holds. Here the
+  kept groups are dealt out so that an update holds the same groups on any number of processes.
 - Numbers are GRPO's, as in AR-Lopti. DAPO's own: --clip_high 0.28 --kl_coef 0 --updates_per_step 16
   --prompts_per_step 512 --responses_per_prompt 16 --temperature 1 --max_response_tokens 20480 (B is 20% of it: 4096).
-- --epochs sets the number of steps as if there were no refills, which use the problems up sooner: then they come again.
-  AR-Lopti too fixes the steps, 360 for the 3B model.
-- The dropping and the divisor are over all processes: kept groups are dealt out anew, so that the updates hold the same
-  prompts on any number of them.
+- --epochs gives as many steps as without refills; these use the problems up sooner, which then come again. AR-Lopti
+  too fixes the steps (360 for its 3B model).
 - What grpo.py deviates in: the divisor, π_old from the trainer, no dual clip, the clamp in k3, float32 weights.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dapo.py` for four):

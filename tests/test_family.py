@@ -22,12 +22,22 @@ OWNED = {
     "grpo_ar_lopti": """module docstring, Args.alpha, Args.eta, Args.lopti_stages, TASKS['math'], RANGES,
         check_args, in_stage, compute_advantages, update""",
     "acpo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, Args.clip_alpha, Args.clip_base,
-        Args.clip_max, Args.n_bins, TASKS['math'], POSITIVE, RANGES, parse_args, clip_ranges, policy_loss, update""",
+        Args.clip_max, Args.n_bins, TASKS['math'], POSITIVE, RANGES, parse_args, clip_ranges, policy_loss,
+        update""",
+    "archer": """module docstring, Args.entropy_quantile, Args.reasoning_clip, Args.reasoning_kl, Args.clip_high,
+        RANGES, reasoning_tokens, policy_loss, update""",
+    "cispo": "module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, policy_loss",
+    "dapo": """module docstring, Args.max_refills, Args.overlong_buffer, KK_TINY, RANGES, check_args, mixed_groups,
+        deal, dynamic_sampling, overlong_penalty, minibatches, batch_metrics, main""",
+    "entropy_top": "module docstring, Args.entropy_top, RANGES, entropy_threshold, update",
+    "gspo": "module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, policy_loss, update",
     "reinforce_pp": "module docstring, token_returns, compute_advantages, policy_loss, batch_metrics",
 }
 # Where nothing but these words may be added to what the parent has.
 ADDED = {
     "grpo_ar_lopti": {"RANGES": " alpha eta"},
+    "entropy_top": {"RANGES": " entropy_top"},
+    "archer": {"RANGES": " entropy_quantile reasoning_clip reasoning_kl"},
 }
 DESCENDANTS = [stem for stem in family.family() if stem in family.PARENT]
 each_descendant = pytest.mark.parametrize("stem", DESCENDANTS)

@@ -42,6 +42,26 @@ TEXTS = {  # script: (what it maximises, where that is from); a bar in a formula
         "probabilities π in which ρ has a larger standard deviation σ_a",
         "*What Are Key Factors for Updates in RL for LLM Reasoning?* (ACPO), eq. 8",
     ),
+    "gspo": (
+        "`1/n Σ_i min[s_i·A, clip(s_i, 1−ε_low, 1+ε_high)·A]`, where s_i, the geometric mean of a response's ρ, takes "
+        "the place of each token's; no KL term",
+        "GSPO (Zheng et al. 2025)",
+    ),
+    "cispo": (
+        "`1/Σ∣o_i∣ Σ_i Σ_t sg[clip(ρ, 1−ε_low, 1+ε_high)]·A·log π`: the clip bounds a token's weight and cuts none "
+        "off; no KL term",
+        "CISPO (Chen et al. 2025, MiniMax-M1), with the ACPO release's bounds",
+    ),
+    "entropy_top": (
+        "the same over the tokens whose entropy is among the mini-batch's highest 20% (`H ≥ τ`), still divided by all: "
+        "`1/Σ∣o_i∣ Σ_i Σ_t 1[H ≥ τ]·{…}`",
+        "*Beyond the 80/20 Rule* (Wang et al. 2025); AR-Lopti paper, fig. 19",
+    ),
+    "archer": (
+        "the same with two kinds of tokens: those above the 0.8 entropy quantile of their response have ε 0.5 and no "
+        "KL term, the others ε 0.2 and β 0.001",
+        "*Stabilizing Knowledge, Promoting Reasoning* (Archer, Wang et al. 2025)",
+    ),
 }
 
 

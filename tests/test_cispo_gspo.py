@@ -1,0 +1,325 @@
+"""CISPO and GSPO in numbers: loss, gradient and clip rate against arithmetic done by hand.
+
+As in test_algorithms.py: what is expected is Python's float arithmetic, and no sampler runs here.
+"""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from conftest import KK_TINY
+from test_algorithms import (
+    GROUP,
+    PROMPTS,
+    arguments,
+    distance,
+    gradients,
+    loss_batch,
+    make_batch,
+    plain_gradient,
+    plain_log_softmax,
+)
+from transformers import AutoModelForCausalLM
+
+import cispo
+import grpo
+import gspo
+
+E20 = math.exp(20)
+both = pytest.mark.parametrize("trainer", [cispo, gspo], ids=lambda trainer: trainer.__name__)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_cpu():
+    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for trainer in (grpo, cispo, gspo):
+            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
+            patch.setattr(trainer, "ON_GPU", False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_model):
+    return make_batch(tiny_model)
+
+
+@pytest.mark.parametrize("words", [[], ["--task", "countdown"], ["--task", "math"]])
+@both
+def test_the_papers_bounds_are_the_defaults_and_there_is_no_reference(trainer, words):
+    for model in ("some/model", str(KK_TINY)):
+        args = trainer.parse_args([*words, "--model", model])
+        trainer.check_args(args)
+        bounds = (1.0, 0.45) if trainer is cispo else (3e-4, 4e-4)
+        assert (args.clip_low, args.clip_high, args.kl_coef) == (*bounds, 0)
+
+
+# -------------------------------------------------------------------------------------------------- CISPO's loss
+
+# ε_low 1, ε_high 0.45, β 0.1: (log π − log π_old, log π_ref − log π, A) → (weight, k3, whether it was clipped)
+WEIGHTS = {
+    "on policy": ((0, 0, 1.5), (1, 0, False)),
+    "inside, A > 0": ((math.log(1.44), 0, 2), (1.44, 0, False)),
+    "inside, A < 0": ((math.log(1.44), 0, -2), (1.44, 0, False)),
+    "above, A > 0": ((math.log(1.46), 0, 2), (1.45, 0, True)),
+    "above, A < 0": ((math.log(1.46), 0, -2), (1.45, 0, True)),
+    "no lower bound, A > 0": ((math.log(1e-4), 0, 2), (1e-4, 0, False)),
+    "no lower bound, A < 0": ((math.log(1e-4), 0, -2), (1e-4, 0, False)),
+    "A = 0, far off": ((math.log(3), 0, 0), (1.45, 0, False)),
+    "above, with KL": ((math.log(3), 0.5, -1), (1.45, math.exp(0.5) - 0.5 - 1, True)),
+    "clamped above, and in the gradient": ((30, 0, -2), (1.45, 0, True)),
+    "clamped below, and in the gradient": ((-30, 0, 2), (1 / E20, 0, False)),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_cispos_loss_and_gradient_by_hand(name):
+    """log π is −40: the loss is 1/n·(40·weight·A + β·k3), its gradient −1/n·(weight·A + β·π_ref/π − β); n is 7."""
+    (moved, reference, advantage), (weight, k3, is_clipped) = WEIGHTS[name]
+    logp, rest = loss_batch([(moved, reference, advantage)])
+    loss, clipped = cispo.policy_loss(logp, rest, 7, arguments(cispo))
+    loss.backward()
+    assert loss.item() == pytest.approx((40 * weight * advantage + 0.1 * k3) / 7, rel=1e-12, abs=1e-15)
+    slope = -(weight * advantage + 0.1 * math.exp(reference) - 0.1) / 7
+    assert logp.grad[0].tolist() == pytest.approx([0, slope, 0], rel=1e-12, abs=1e-15)
+    assert clipped.item() == is_clipped
+
+
+def test_a_lower_bound_raises_the_weight_for_both_signs():
+    logp, rest = loss_batch([(math.log(0.5), 0, 2), (math.log(0.5), 0, -2), (math.log(0.9), 0, 2)])
+    loss, clipped = cispo.policy_loss(logp, rest, 1, arguments(cispo, clip_low=0.2, kl_coef=0.0))
+    loss.backward()
+    assert logp.grad[0, 1::3].tolist() == pytest.approx([-1.6, 1.6, -1.8], rel=1e-12) and clipped.item() == 2
+
+
+def test_every_token_stays_in_the_gradient_also_where_grpo_cuts_it_off():
+    """−clip(ρ)·A/n for each; GRPO with the same bounds has the same gradient on the tokens that it doesn't cut off."""
+    tokens = torch.randn(400, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    logp, rest = loss_batch(tokens.tolist())
+    settings = {"clip_low": 0.3, "clip_high": 0.45, "kl_coef": 0.0}
+    loss, clipped = cispo.policy_loss(logp, rest, 1234, arguments(cispo, **settings))
+    (slope,) = torch.autograd.grad(loss, logp)
+    ratios = [math.exp(moved) for moved in (logp - rest["old_logp"])[0, 1::3].tolist()]
+    expected = [-min(max(r, 0.7), 1.45) * a / 1234 for r, a in zip(ratios, tokens[:, 2].tolist())]
+    assert slope[0, 1::3].tolist() == pytest.approx(expected, rel=1e-9) and slope[rest["mask"]].all()
+    assert not slope[~rest["mask"]].any()
+    assert clipped.item() == sum(not 0.7 < ratio < 1.45 for ratio in ratios) > 100
+    (other,) = torch.autograd.grad(grpo.policy_loss(logp, rest, 1234, arguments(**settings))[0], logp)
+    kept = torch.tensor([0.7 < ratio < 1.45 for ratio in ratios])
+    assert slope[0, 1::3][kept].tolist() == pytest.approx(other[0, 1::3][kept].tolist(), rel=1e-12)
+    assert 50 < (other[0, 1::3] == 0).sum() < 350
+
+
+def test_a_weight_at_the_very_bound_is_not_clipped():
+    above, below = (torch.tensor(x, dtype=torch.float64).exp().item() for x in (0.25, -0.25))
+    logp, rest = loss_batch([(0.25, 0, 2), (-0.25, 0, -2)])
+    args = arguments(cispo, clip_high=above - 1, clip_low=1 - below, kl_coef=0.0)
+    loss, clipped = cispo.policy_loss(logp, rest, 1, args)
+    loss.backward()
+    assert logp.grad[0, 1::3].tolist() == [-2 * above, 2 * below] and clipped.item() == 0
+    narrower = dataclasses.replace(args, clip_high=above - 1 - 1e-12, clip_low=1 - below - 1e-12)
+    assert cispo.policy_loss(logp, rest, 1, narrower)[1].item() == 2
+
+
+# --------------------------------------------------------------------------------------------------- GSPO's loss
+
+# ε_low 3e-4, ε_high 4e-4: (log π − log π_old of each token, A) → (log s, whether the clip cuts the response off)
+SEQUENCES = {
+    "on policy": (([0, 0, 0], 1.5), (0, False)),
+    "one token inside, above 1 + ε_low": (([3.5e-4], 2), (3.5e-4, False)),
+    "one token above, A > 0": (([5e-4], 2), (5e-4, True)),
+    "one token above, A < 0": (([5e-4], -2), (5e-4, False)),
+    "one token below 1 − ε_low, above 1 − ε_high": (([-3.5e-4], -2), (-3.5e-4, True)),
+    "one token below, A > 0": (([-5e-4], 2), (-5e-4, False)),
+    "inside, A > 0": (([2e-4, 9e-4, -2e-4], 2), (3e-4, False)),
+    "inside, A < 0": (([-2e-4, -6e-4, 2e-4], -1), (-2e-4, False)),
+    "above, A > 0": (([9e-4, 3e-4, 6e-4], 2), (6e-4, True)),
+    "above, A < 0": (([9e-4, 3e-4, 6e-4], -2), (6e-4, False)),
+    "below, A < 0": (([-9e-4, -3e-4, -6e-4], -2), (-6e-4, True)),
+    "below, A > 0": (([-9e-4, -3e-4, -6e-4], 2), (-6e-4, False)),
+    "each token far off, their mean not": (([1, -0.75, -0.25], 2), (0, False)),  # the mean of ρ is 1.32
+    "one absurd token": (([50, 0.25, -0.25], -2), (50 / 3, False)),  # each token clamped by itself: 20/3
+    "no dual clip": (([9, 0, 0], -2), (3, False)),
+    "A = 0, far off": (([1, 1, 1], 0), (1, False)),
+}
+
+
+def sequence_batch(sequences):
+    """log π [N, T], with gradient, and the rest of a batch in float64; before and after each response lies garbage."""
+    longest = 2 + max(len(moved) for moved, _ in sequences)
+    logp = torch.full((len(sequences), longest), -1e30, dtype=torch.float64)
+    rest = {"mask": torch.zeros(logp.shape, dtype=torch.bool), "old_logp": logp - 7e29, "ref_logp": -logp}
+    rest["advantages"] = 1e30 + 0 * logp
+    for i, (moved, advantage) in enumerate(sequences):
+        at = i, slice(1, 1 + len(moved))
+        logp[at] = -2.0 - torch.arange(len(moved), dtype=torch.float64)
+        rest["mask"][at], rest["advantages"][at] = True, advantage
+        rest["old_logp"][at] = logp[at] - torch.tensor(moved, dtype=torch.float64)
+        rest["ref_logp"][at] = logp[at]
+    return logp.requires_grad_(), rest
+
+
+def by_hand(log_s, advantage, is_clipped):
+    """A response's term of J, and its slope in log s."""
+    bound = 1 + 4e-4 if advantage > 0 else 1 - 3e-4
+    s = math.exp(log_s)
+    return (bound * advantage, 0) if is_clipped else (s * advantage, s * advantage)
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_gspos_loss_and_gradient_by_hand(name):
+    """−1/n·min[s·A, clip(s)·A], n 7; the slope is that in log s, of which each of |o| tokens has 1/|o|."""
+    (moved, advantage), (log_s, is_clipped) = SEQUENCES[name]
+    logp, rest = sequence_batch([(moved, advantage)])
+    loss, clipped = gspo.policy_loss(logp, rest, 7, arguments(gspo, kl_coef=0.0))
+    loss.backward()
+    value, slope = by_hand(log_s, advantage, is_clipped)
+    assert loss.item() == pytest.approx(-value / 7, rel=1e-12)
+    assert logp.grad[rest["mask"]].tolist() == pytest.approx([-slope / 7 / len(moved)] * len(moved), rel=1e-12)
+    assert not logp.grad[~rest["mask"]].any()
+    assert clipped.item() == is_clipped * len(moved)
+
+
+def test_responses_count_alike_however_long_they_are():
+    """All of the above at once, of 1 and 3 tokens; then with KL terms: e − 2 on one token, on one of three e^-2 + 1."""
+    logp, rest = sequence_batch([sequence for sequence, _ in SEQUENCES.values()])
+    loss, clipped = gspo.policy_loss(logp, rest, 100, arguments(gspo, kl_coef=0.0))
+    terms = [by_hand(log_s, advantage, cut)[0] for (_, advantage), (log_s, cut) in SEQUENCES.values()]
+    assert loss.item() == pytest.approx(-sum(terms) / 100, rel=1e-12)
+    assert clipped.item() == 2 * 1 + 2 * 3
+    logp, rest = sequence_batch([([0], 2), ([0, 0, 0], 1)])
+    rest["ref_logp"][0, 1] += 1
+    rest["ref_logp"][1, 2] -= 2
+    loss, _ = gspo.policy_loss(logp, rest, 2, arguments(gspo))
+    assert loss.item() == pytest.approx((-2 - 1 + 0.1 * (math.e - 2) + 0.1 * (math.exp(-2) + 1) / 3) / 2, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_response_at_the_very_bound_is_not_clipped(size):
+    above, below = (torch.tensor(x, dtype=torch.float64).exp().item() for x in (0.25, -0.25))
+    logp, rest = sequence_batch([([0.25] * size, 2), ([-0.25] * size, -2)])
+    args = arguments(gspo, clip_high=above - 1, clip_low=1 - below, kl_coef=0.0)
+    loss, clipped = gspo.policy_loss(logp, rest, 2, args)
+    loss.backward()
+    assert loss.item() == pytest.approx(below - above, rel=1e-12) and clipped.item() == 0
+    assert logp.grad[rest["mask"]].tolist() == pytest.approx([-above / size] * size + [below / size] * size, rel=1e-12)
+    narrower = dataclasses.replace(args, clip_high=above - 1 - 1e-12, clip_low=1 - below - 1e-12)
+    assert gspo.policy_loss(logp, rest, 2, narrower)[1].item() == 2 * size
+
+
+@pytest.mark.parametrize(("moved", "log_s"), [([60, 0, 30], 20), ([-30], -20)])
+def test_the_ratio_is_finite_beyond_20_nats_and_has_no_gradient(moved, log_s):
+    logp, rest = sequence_batch([(moved, -2 if log_s > 0 else 2)])
+    loss, _ = gspo.policy_loss(logp, rest, 1, arguments(gspo, kl_coef=0.0))
+    loss.backward()
+    assert loss.item() == pytest.approx(math.copysign(2, log_s) * math.exp(log_s), rel=1e-12) and not logp.grad.any()
+
+
+def test_with_responses_of_one_token_gspo_is_grpo_at_its_bounds():
+    generator = torch.Generator().manual_seed(3)
+    moved = 5e-4 * torch.randn(400, 1, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(400, generator=generator, dtype=torch.float64)
+    logp, rest = sequence_batch(list(zip(moved.tolist(), advantages.tolist())))
+    results = []
+    for trainer in (gspo, grpo):
+        args = arguments(trainer, clip_low=3e-4, clip_high=4e-4, kl_coef=0.0)
+        loss, clipped = trainer.policy_loss(logp, rest, 400, args)
+        results.append((loss, clipped, *torch.autograd.grad(loss, logp)))
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b, rtol=1e-14, atol=0)
+    assert 50 < results[0][1] < 350
+
+
+@both
+def test_without_tokens_the_loss_is_zero_and_without_gradient(trainer):
+    logp, rest = sequence_batch([([0.1], 1), ([0, 0.3, 0], 2)])
+    rest["mask"][:] = False
+    loss, clipped = trainer.policy_loss(logp, rest, 5, arguments(trainer))
+    loss.backward()
+    assert loss.item() == 0 and clipped.item() == 0 and not logp.grad.any()
+
+
+# --------------------------------------------------------------------------------------------------------- update
+
+
+def test_cispos_gradient_on_transformers_own_log_probabilities(tiny_model, batch):
+    """−1/n Σ (clip(ρ)·A + β·π_ref/π − β)·∇log π; nothing of the trainer is used on the other side."""
+    args = arguments(cispo, model=str(tiny_model), micro_batch_tokens=300, clip_low=0.2, clip_high=0.1)
+    clipped = 0
+
+    def weight(logp, *at):
+        nonlocal clipped
+        old, ref, advantage = (batch[key][at].item() for key in ("old_logp", "ref_logp", "advantages"))
+        ratio = math.exp(logp - old)
+        clipped += not 0.8 < ratio < 1.1
+        return min(max(ratio, 0.8), 1.1) * advantage + 0.1 * math.exp(ref - logp) - 0.1
+
+    (one,), metrics = gradients(cispo, batch, args)
+    assert distance(one, plain_gradient(tiny_model, batch, args, weight)) < 1e-5
+    assert metrics["clip_rate"] == clipped / batch["mask"].sum().item() and 0.1 < metrics["clip_rate"] < 0.9
+
+
+def test_gspos_gradient_on_transformers_own_log_probabilities(tiny_model, batch):
+    """−1/N Σ_i s·A·1_trust/|o_i| Σ_t ∇log π, N sequences, those of advantage 0 included."""
+    batch = batch | {"advantages": batch["advantages"].clone()}
+    batch["advantages"][::5] = 0
+    args = arguments(gspo, model=str(tiny_model), micro_batch_tokens=300, clip_low=0.05, clip_high=0.03, kl_coef=0.0)
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    n_tokens, sizes = batch["mask"].sum().item(), batch["mask"].sum(1).tolist()
+    of_row, clipped, kept = [], 0, 0
+    for i, length in enumerate(batch["length"].tolist()):
+        at = batch["mask"][i].nonzero()[:, 0]
+        ids = batch["ids"][i, :length]
+        with torch.no_grad():
+            logp = plain_log_softmax(lm, ids, args.temperature)[at - 1, ids[at]].tolist()
+        s = math.exp(sum(new - old for new, old in zip(logp, batch["old_logp"][i, at].tolist())) / sizes[i])
+        advantage = batch["advantages"][i, at[0]].item()
+        cut = s > 1.03 if advantage > 0 else s < 0.95 and advantage < 0
+        of_row.append(0 if cut else s * advantage)
+        clipped, kept = clipped + cut * sizes[i], kept + (not cut and abs(s - 1) > 0.01)
+    assert kept > 5  # of ratios that differ from 1
+    (one,), metrics = gradients(gspo, batch, args)
+
+    def weight(logp, i, t):
+        return of_row[i] / sizes[i] * n_tokens / len(sizes)  # plain_gradient divides by n_tokens
+
+    assert distance(one, plain_gradient(tiny_model, batch, args, weight)) < 1e-5
+    assert metrics["clip_rate"] == clipped / n_tokens and 0.1 < metrics["clip_rate"] < 0.9
+    (other,), with_kl = gradients(gspo, batch, dataclasses.replace(args, kl_coef=1e-12))  # through which A = 0 goes too
+    assert distance(other, one) < 1e-5 and with_kl["clip_rate"] == metrics["clip_rate"]
+
+
+BOUNDS = {"clip_low": 0.05, "clip_high": 0.03}  # so that some responses are cut off, and others are not
+
+
+@pytest.mark.parametrize(("trainer", "kl_coef"), [(cispo, 0.0), (gspo, 0.0), (gspo, 0.1)])
+def test_the_gradient_does_not_move_with_the_micro_batches(tiny_model, batch, trainer, kl_coef):
+    batch = batch | {"advantages": batch["advantages"].clone()}
+    batch["advantages"][GROUP : 2 * GROUP] = 0  # a group of equal rewards
+    args = arguments(trainer, model=str(tiny_model), updates_per_step=2, kl_coef=kl_coef, **BOUNDS)
+    policy = trainer.load_policy(args, trained=True)
+    whole, metrics = gradients(trainer, batch, args, policy)
+    assert len(whole) == 2 and 0.05 < metrics["clip_rate"] < 0.95
+    for budget in (300, 1):
+        steps, others = gradients(trainer, batch, dataclasses.replace(args, micro_batch_tokens=budget), policy)
+        assert all(distance(a, b) < 1e-5 for a, b in zip(steps, whole, strict=True))
+        assert others == pytest.approx(metrics, rel=1e-5)
+
+
+def test_gspo_divides_by_the_sequences_of_all_processes(tiny_model, batch, monkeypatch):
+    """Even prompts are process 0's, with 34 tokens each, odd ones process 1's, with 10: as many sequences, not tokens.
+
+    Each one's sums over both processes are twice its own number of sequences; the two gradients add up to that of one.
+    """
+    args = arguments(gspo, model=str(tiny_model), kl_coef=0.0, **BOUNDS)
+    policy = gspo.load_policy(args, trained=True)
+    (whole,), _ = gradients(gspo, batch, args, policy)
+    rows = torch.arange(PROMPTS * GROUP).view(PROMPTS, GROUP)
+    alone, total = gspo.all_reduce, torch.distributed.ReduceOp.SUM
+    monkeypatch.setattr(gspo, "all_reduce", lambda value, op=total: alone(value, op) * (2 if op == total else 1))
+    parts = []
+    for rank in range(2):
+        share = {key: value[rows[rank::2].flatten()] for key, value in batch.items()}
+        parts += gradients(gspo, share, args, policy)[0]
+    assert distance(sum(parts), whole) < 1e-5

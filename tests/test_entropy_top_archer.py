@@ -1,0 +1,497 @@
+"""entropy_top.py and archer.py in numbers: which tokens they single out, and the loss and gradient, by hand.
+
+What is worked out by hand is Python's float arithmetic on the numbers written out, never the trainers' own formula.
+"""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, run
+from test_algorithms import Recorder, adamw, arguments, distance, gradients, make_batch, rows_of, weights
+from torch import nn
+
+import archer
+import entropy_top
+import grpo
+
+TRAINERS = [entropy_top, archer]
+each_trainer = pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.__name__)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_cpu():
+    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for trainer in (grpo, *TRAINERS):
+            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
+            patch.setattr(trainer, "ON_GPU", False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_model):
+    return make_batch(tiny_model)
+
+
+def share(batch, rows):
+    return {key: value[rows] for key, value in batch.items()}
+
+
+class TablePolicy(nn.Module):
+    """A policy of which every token has a log-probability of its own, in float64: its gradient can be read off."""
+
+    def __init__(self, logp):
+        super().__init__()
+        self.logp = nn.Parameter(logp)
+
+    def forward(self, ids, mask, temperature):
+        return self.logp[ids] * mask, None
+
+
+def by_token(trainer, rows, monkeypatch, **changes):
+    """The mini-batches' losses, each token's gradient, over all mini-batches, and the metrics of an update in float64.
+
+    rows: for each response its tokens' (entropy, log π − log π_old, log π_ref − log π, A). Around them lies garbage.
+    """
+    n_tokens, longest = sum(map(len, rows)), max(map(len, rows))
+    batch = {"ids": torch.full((len(rows), longest + 2), n_tokens)}  # prompt and padding: a token of their own
+    batch["mask"] = torch.zeros(batch["ids"].shape, dtype=torch.bool)
+    for key in ("entropy", "old_logp", "ref_logp", "advantages"):
+        batch[key] = torch.full(batch["ids"].shape, 7.0, dtype=torch.float64)
+    number = 0
+    for i, row in enumerate(rows):
+        for t, (entropy, moved, reference, advantage) in enumerate(row, 1):
+            batch["ids"][i, t], batch["mask"][i, t] = number, True
+            values = {"entropy": entropy, "old_logp": -2 - moved, "ref_logp": -2 + reference, "advantages": advantage}
+            for key, value in values.items():
+                batch[key][i, t] = value
+            number += 1
+    policy = TablePolicy(torch.full((n_tokens + 1,), -2.0, dtype=torch.float64))
+    recorder, losses, loss_of = Recorder(policy), [], trainer.policy_loss
+
+    def policy_loss(*inputs):
+        loss, clipped = loss_of(*inputs)
+        losses.append(loss.item())
+        return loss, clipped
+
+    # With checkpointing no pass is for one group alone: each mini-batch is one pass.
+    settings = {"prompts_per_step": len(rows), "responses_per_prompt": 1, "gradient_checkpointing": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "policy_loss", policy_loss)
+        metrics = trainer.update(policy, recorder, batch, 1, arguments(trainer, **settings | changes))
+    gradient = sum(recorder.gradients)
+    assert gradient[-1] == 0
+    return losses, gradient[:-1].tolist(), metrics
+
+
+def exactly(numbers):
+    return pytest.approx(numbers, rel=1e-12, abs=1e-12)
+
+
+# -------------------------------------------------------------------------------------------- entropy_top: threshold
+
+
+def threshold_of(rows, entropy_top_):
+    """entropy_threshold of responses with these entropies, in a batch whose other places have the largest of all."""
+    mask = torch.zeros(len(rows), max(map(len, rows)) + 2, dtype=torch.bool)
+    entropy = torch.full(mask.shape, 9.0)
+    for i, row in enumerate(rows):
+        mask[i, 1 : len(row) + 1] = True
+        entropy[i, 1 : len(row) + 1] = torch.tensor(row)
+    minibatch = {"mask": mask, "entropy": entropy}
+    return entropy_top.entropy_threshold(minibatch, arguments(entropy_top, entropy_top=entropy_top_))
+
+
+TEN = [[0.5, 0.25, 2.0, 0.0], [1.5], [0.125, 1.0, 0.75, 1.25, 0.0625]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "top", "threshold"),
+    [
+        (TEN, 0.2, 1.5),  # 2 of 10
+        ([*TEN, [3.0]], 0.2, 1.5),  # 2.2 of 11: the third
+        (TEN, 0.21, 1.25),
+        (TEN, 0.5, 0.75),
+        (TEN, 1.0, 0.0),
+        (TEN, 1e-9, 2.0),  # at least one
+        ([[0.5]], 0.2, 0.5),
+        ([[0.5, 0.5], [0.5]], 0.2, 0.5),
+        ([[0.0, 0.0], [1.0, 1.0, 1.0]], 0.2, 1.0),
+    ],
+)
+def test_the_threshold_is_the_kth_largest_entropy_of_the_mini_batch(rows, top, threshold):
+    assert threshold_of(rows, top) == threshold
+
+
+# (entropy, log ρ, log π_ref − log π, A), with ε 0.2 and 0.24, β 0.1: k = ⌈0.3·10⌉ = 3, and two tie for the third place
+RULE = [
+    [
+        (0.1, 0.0, 0.5, 1.5), (2.0, math.log(1.1), 0.5, 2.0), (0.9, math.log(1.5), 0.0, 2.0),
+        (0.3, math.log(3), 0.0, -1.0), (0.0, 0.0, 0.0, 4.0), (0.5, math.log(0.5), -0.7, 1.0),
+    ],
+    [(0.9, math.log(0.5), -0.7, -2.0)],
+    [(1.3, 0.0, 0.0, -3.0), (0.2, math.log(1.5), 0.5, 2.0), (0.8, 0.0, 0.0, 5.0)],
+]  # fmt: skip
+
+
+def test_only_the_tokens_from_the_threshold_on_have_loss_gradient_and_kl_term(monkeypatch):
+    """Tokens 1, 2, 6 and 7; 2 is clipped at 1.24, 6 at 0.8. All is divided by the 10 tokens that there are."""
+    (loss,), gradient, metrics = by_token(entropy_top, RULE, monkeypatch, entropy_top=0.3)
+    k3 = math.exp(0.5) - 1.5 + math.exp(-0.7) - 0.3
+    assert loss == exactly((0.1 * k3 - (2.2 + 2.48 - 1.6 - 3)) / 10)
+    expected = [0.0] * 10
+    expected[1] = -(2.2 + 0.1 * (math.exp(0.5) - 1)) / 10
+    expected[6] = -0.1 * (math.exp(-0.7) - 1) / 10
+    expected[7] = 3 / 10
+    assert gradient == exactly(expected)
+    assert metrics["top_rate"] == 0.4 and metrics["entropy_threshold"] == 0.9 and metrics["clip_rate"] == 0.2
+
+
+def test_every_update_has_a_threshold_of_its_own_and_the_metrics_are_over_all(monkeypatch):
+    """Responses of 6 tokens and of 1: ⌈0.2·6⌉ = 2 of the first (2.0, 0.9), the second's only one (0.9): 3 of 7."""
+    losses, gradient, metrics = by_token(
+        entropy_top, RULE[:2], monkeypatch, entropy_top=0.2, kl_coef=0.0, updates_per_step=2
+    )
+    assert losses == exactly([-(2.2 + 2.48) / 6, 1.6])
+    assert gradient == exactly([0, -2.2 / 6, 0, 0, 0, 0, 0])
+    assert metrics["top_rate"] == exactly(3 / 7) and metrics["clip_rate"] == exactly(2 / 7)
+    _, _, metrics = by_token(entropy_top, [RULE[1], RULE[2]], monkeypatch, entropy_top=0.2, updates_per_step=2)
+    assert metrics["entropy_threshold"] == exactly((0.9 + 1.3) / 2)
+
+
+def test_with_all_entropies_equal_all_tokens_enter(monkeypatch):
+    rows = [[(0.4, *numbers) for _, *numbers in row] for row in RULE]
+    losses, gradient, metrics = by_token(entropy_top, rows, monkeypatch, entropy_top=0.2)
+    assert (losses, gradient) == by_token(grpo, RULE, monkeypatch)[:2]
+    assert metrics["top_rate"] == 1 and metrics["entropy_threshold"] == 0.4
+
+
+def test_tokens_without_advantage_count_for_the_threshold_though_they_teach_nothing(monkeypatch):
+    """Without KL: the four highest are tokens 1, 7 and the two that tie; of these A is 0 in two."""
+    zero = {1, 6}
+    numbers = iter(range(10))
+    rows = [[(*token[:3], 0.0 if next(numbers) in zero else token[3]) for token in row] for row in RULE]
+    (loss,), gradient, metrics = by_token(entropy_top, rows, monkeypatch, entropy_top=0.3, kl_coef=0.0)
+    assert loss == exactly(-(2.48 - 3) / 10)
+    assert gradient == exactly([0, 0, 0, 0, 0, 0, 0, 0.3, 0, 0])
+    assert metrics["top_rate"] == 0.4
+
+
+def test_the_gradient_is_grpos_of_the_chosen_tokens_and_no_other_token_goes_through_a_pass(tiny_model, batch):
+    """Of each mini-batch, on the tiny model, however it is cut: grpo.py on the chosen tokens, times their share."""
+    args = arguments(entropy_top, model=str(tiny_model), updates_per_step=2)
+    half, expected, thresholds, n_top = len(batch["ids"]) // 2, [], [], []
+    for rows in (slice(0, half), slice(half, None)):
+        part = share(batch, rows)
+        entropies = sorted(part["entropy"][part["mask"]].tolist(), reverse=True)
+        thresholds.append(entropies[math.ceil(0.2 * len(entropies)) - 1])
+        chosen = part["mask"] & (part["entropy"] >= thresholds[-1])
+        n_top.append(int(chosen.sum()))
+        (alone,), _ = gradients(grpo, part | {"mask": chosen}, arguments(grpo, model=str(tiny_model)))
+        expected.append(alone * n_top[-1] / len(entropies))
+    assert (chosen.any(1).sum() < part["mask"].any(1).sum()) and min(n_top) > 5
+    before = {key: value.clone() for key, value in batch.items()}
+    policy, seen = entropy_top.load_policy(args, trained=True), []
+    policy.register_forward_pre_hook(lambda _, inputs: seen.append(int(inputs[1].sum())))
+    for budget in (10**6, 300, 1):
+        seen.clear()
+        cut = dataclasses.replace(args, micro_batch_tokens=budget)
+        steps, metrics = gradients(entropy_top, batch, cut, policy)
+        assert len(steps) == 2 and all(distance(a, b) < 1e-5 for a, b in zip(steps, expected))
+        assert sum(seen) == sum(n_top)
+        assert metrics["top_rate"] == pytest.approx(sum(n_top) / int(batch["mask"].sum()), rel=1e-12)
+        assert metrics["entropy_threshold"] == pytest.approx(sum(thresholds) / 2, rel=1e-12)
+    assert batch.keys() == before.keys() and all(torch.equal(batch[key], before[key]) for key in before)
+
+
+def test_a_token_whose_entropy_is_no_number_is_not_left_out_silently(tiny_model, batch, tmp_path):
+    """As where the weights have gone: its loss is none either, and the program ends before they are touched."""
+    args = arguments(entropy_top, model=str(tiny_model), run_dir=str(tmp_path))
+    policy = entropy_top.load_policy(args, trained=True)
+    start = weights(policy)
+    broken = batch | {key: batch[key].clone() for key in ("entropy", "old_logp")}
+    at = batch["mask"].nonzero()[0].tolist()
+    for key in ("entropy", "old_logp"):
+        broken[key][*at] = math.nan
+    with pytest.raises(SystemExit, match="loss nan"):
+        entropy_top.update(policy, torch.optim.SGD(policy.parameters(), lr=0.1), broken, 1, args)
+    assert torch.equal(weights(policy), start)
+
+
+# ------------------------------------------------------------------------------------------- archer: reasoning tokens
+
+
+def reasoning_of(rows, **changes):
+    """For each response the places of its reasoning tokens; other places of the batch have the largest of entropies."""
+    mask = torch.zeros(len(rows), max(map(len, rows)) + 2, dtype=torch.bool)
+    entropy = torch.full(mask.shape, 9.0)
+    for i, row in enumerate(rows):
+        mask[i, 1 : len(row) + 1] = True
+        entropy[i, 1 : len(row) + 1] = torch.tensor(row)
+    reasoning = archer.reasoning_tokens({"mask": mask, "entropy": entropy}, arguments(archer, **changes))
+    assert reasoning.dtype == torch.bool and reasoning.shape == mask.shape and not (reasoning & ~mask).any()
+    return [(row.nonzero()[:, 0] - 1).tolist() for row in reasoning]
+
+
+@pytest.mark.parametrize(
+    ("row", "places"),
+    [
+        ([0.5, 0.25, 2.0, 0.0, 1.5, 0.125, 1.0, 0.75, 1.25, 0.0625], [2, 4]),  # 0.8·9 = 7.2: the two beyond
+        ([0.0, 1.0, 5.0, 4.0, 2.0, 3.0], [2]),  # 0.8·5 = 4: the quantile is 4.0 itself, and not above itself
+        ([0.0, 1.0, 4.0, 5.0, 3.0], [3]),  # 0.8·4 = 3.2
+        ([1.0, 0.5], [0]),  # 0.9
+        ([0.0, 0.0, 0.0, 2.0, 2.0], []),  # 0.8·4 = 3.2: 2.0
+        ([0.0, 0.0, 0.0, 0.0, 2.0], [4]),  # 0.4
+        ([0.7], []),
+        ([0.3] * 7, []),
+        ([0.0] * 5, []),
+    ],
+)
+def test_reasoning_tokens_are_above_the_quantile_of_their_response(row, places):
+    assert reasoning_of([row]) == [places]
+    assert reasoning_of([[8.0, 8.5, 8.25], row, [1e-6, 3e-6, 2e-6]]) == [[1], places, [1]]  # whatever others have
+
+
+def test_other_quantiles_and_a_row_without_response():
+    row = [3.0, 0.0, 1.0, 2.0, 0.0]
+    assert [reasoning_of([row], entropy_quantile=q)[0] for q in (0.0, 0.5, 0.6, 1.0)] == [[0, 2, 3], [0, 3], [0, 3], []]
+    assert reasoning_of([row, []]) == [[0], []]
+
+
+# --------------------------------------------------------------------------------------------------------- archer: loss
+
+HALF_E = math.exp(0.5)
+# What a token's loss is, by hand, with the paper's clips and β 0.1 of which reasoning tokens have a quarter:
+#   (log ρ, log π_ref − log π, A) → for knowledge and for reasoning (surrogate, whether the clip cuts it off)
+TOKENS = {
+    "on policy": ((0, 0, 1.5), (1.5, False), (1.5, False)),
+    "1.19": ((math.log(1.19), 0, 2), (2.38, False), (2.38, False)),
+    "1.22": ((math.log(1.22), 0, 1), (1.2, True), (1.22, False)),
+    "1.4": ((math.log(1.4), 0.5, 2), (2.4, True), (2.8, False)),
+    "1.6": ((math.log(1.6), -0.7, 2), (2.4, True), (3.0, True)),
+    "1.6, A < 0": ((math.log(1.6), 0, -2), (-3.2, False), (-3.2, False)),
+    "0.81": ((math.log(0.81), 0, -1), (-0.81, False), (-0.81, False)),
+    "0.6": ((math.log(0.6), 0.5, -2), (-1.6, True), (-1.2, False)),
+    "0.4": ((math.log(0.4), 0.5, -2), (-1.6, True), (-1.0, True)),
+    "0.4, A > 0": ((math.log(0.4), 0, 2), (0.8, False), (0.8, False)),
+    "A = 0": ((math.log(3), -0.7, 0), (0, False), (0, False)),
+}
+
+
+def loss_batch(tokens, reasoning):
+    """log π, with gradient, and the rest of a batch of one row in float64. Around each token lies garbage, masked."""
+    tokens = torch.tensor(tokens, dtype=torch.float64)  # [n, 3]
+    rest = {"mask": torch.zeros(1, 3 * len(tokens), dtype=torch.bool)}
+    rest["mask"][0, 1::3] = True
+    logp = torch.full(rest["mask"].shape, -1e30, dtype=torch.float64)
+    rest |= {"old_logp": logp - 7e29, "ref_logp": -logp, "advantages": 1e30 + 0 * logp, "reasoning": ~rest["mask"]}
+    logp[0, 1::3] = -40.0
+    rest["old_logp"][0, 1::3] = -40 - tokens[:, 0]
+    rest["ref_logp"][0, 1::3] = -40 + tokens[:, 1]
+    rest["advantages"][0, 1::3] = tokens[:, 2]
+    rest["reasoning"][0, 1::3] = torch.tensor(reasoning)
+    return logp.requires_grad_(), rest
+
+
+@pytest.mark.parametrize("name", TOKENS)
+@pytest.mark.parametrize("kind", ["knowledge", "reasoning"])
+def test_a_tokens_loss_and_gradient_by_hand(name, kind):
+    """1/n·(β·k3 − surrogate), n 7 although this micro-batch has one token: n is the whole mini-batch's."""
+    token, *by_kind = TOKENS[name]
+    surrogate, is_clipped = by_kind[kind == "reasoning"]
+    beta = 0.1 * 0.25 if kind == "reasoning" else 0.1
+    moved, reference, advantage = token
+    logp, rest = loss_batch([token], [kind == "reasoning"])
+    loss, clipped = archer.policy_loss(logp, rest, 7, arguments(archer, reasoning_kl=0.25))
+    loss.backward()
+    assert loss.item() == exactly((beta * (math.exp(reference) - reference - 1) - surrogate) / 7)
+    assert clipped.item() == is_clipped
+    slope = 0 if is_clipped else math.exp(moved) * advantage
+    assert logp.grad[0].tolist() == exactly([0, -(slope + beta * (math.exp(reference) - 1)) / 7, 0])
+
+
+def test_a_micro_batchs_loss_is_the_sum_of_its_tokens_of_both_kinds():
+    """Knowledge and reasoning tokens in turn, the latter without KL term: reasoning_kl is 0 as in the paper."""
+    kinds = [i % 2 == 1 for i in range(len(TOKENS))]
+    logp, rest = loss_batch([token for token, *_ in TOKENS.values()], kinds)
+    loss, clipped = archer.policy_loss(logp, rest, 1000.0, arguments(archer))
+    expected, lost = 0, 0
+    for ((_, reference, _), *by_kind), reasoning in zip(TOKENS.values(), kinds):
+        surrogate, is_clipped = by_kind[reasoning]
+        expected += (0 if reasoning else 0.1 * (math.exp(reference) - reference - 1)) - surrogate
+        lost += is_clipped
+    assert loss.item() == exactly(expected / 1000) and clipped.item() == lost > 2
+
+
+@pytest.mark.parametrize("kind", ["knowledge", "reasoning"])
+def test_a_ratio_at_the_very_bound_is_not_clipped(kind):
+    """ε is put exactly on the ratio (r − 1 and 1 − r are exact for r in [1/2, 2]), the other kind's is tighter."""
+    above, below = (torch.tensor(x, dtype=torch.float64).exp().item() for x in (0.25, -0.25))
+    for moved, bound, advantage in ((0.25, above, 2), (-0.25, below, -2)):
+        epsilon = abs(bound - 1)
+        assert 1 + math.copysign(epsilon, moved) == bound
+        knowledge = {"clip_low": epsilon, "clip_high": epsilon, "reasoning_clip": 0.1}
+        reasoning = {"clip_low": 0.1, "clip_high": 0.1, "reasoning_clip": epsilon}
+        settings = reasoning if kind == "reasoning" else knowledge
+        logp, rest = loss_batch([(moved, 0, advantage)], [kind == "reasoning"])
+        loss, clipped = archer.policy_loss(logp, rest, 1, arguments(archer, **settings))
+        loss.backward()
+        assert clipped.item() == 0 and logp.grad[0, 1].item() == exactly(-bound * advantage)
+        tighter = {key: value - 1e-12 for key, value in settings.items()}
+        assert archer.policy_loss(logp, rest, 1, arguments(archer, **tighter))[1].item() == 1
+
+
+# ------------------------------------------------------------------------------------------------------- archer: update
+
+# Six tokens of which the last is above the 0.8 quantile (0.5), and a response of one token, all with ρ 1.4.
+TWO = [[(0.1 * (i + 1), math.log(1.4), 0.5, 1.0) for i in range(6)], [(3.0, math.log(1.4), 0.5, 1.0)]]
+
+
+def test_an_update_by_hand(monkeypatch):
+    """Of 7 tokens one, the sixth, is a reasoning token and not clipped; with A 0 tokens have their KL term alone."""
+    k3, slope = HALF_E - 1.5, HALF_E - 1
+    (loss,), gradient, metrics = by_token(archer, TWO, monkeypatch, reasoning_kl=0.5)
+    assert loss == exactly((0.1 * k3 * 6.5 - 1.2 * 6 - 1.4) / 7)
+    knowledge, reasoning = -0.1 * slope / 7, -(1.4 + 0.05 * slope) / 7
+    assert gradient == exactly([knowledge] * 5 + [reasoning, knowledge])
+    assert metrics["reasoning_rate"] == exactly(1 / 7) and metrics["clip_rate"] == exactly(6 / 7)
+    flat = [[(*token[:3], 0.0) for token in row] for row in TWO]
+    _, gradient, _ = by_token(archer, flat, monkeypatch, reasoning_kl=0.5)
+    assert gradient == exactly([knowledge] * 5 + [knowledge / 2, knowledge])
+
+
+def test_without_kl_coef_neither_kind_has_a_kl_term_and_the_kinds_stay_those_of_the_whole_response(monkeypatch):
+    """Tokens 3 to 5 have no advantage and drop out; the third is not taken for the highest of those that are left."""
+    rows = [[(*token[:3], 0.0 if i > 2 else 1.0) for i, token in enumerate(TWO[0])], TWO[1]]
+    (loss,), gradient, metrics = by_token(archer, rows, monkeypatch, kl_coef=0.0, reasoning_kl=1.0)
+    assert loss == exactly(-1.2 * 4 / 7) and gradient == [0.0] * 7
+    assert metrics["reasoning_rate"] == exactly(1 / 7) and metrics["clip_rate"] == exactly(4 / 7)
+    (loss,), gradient, _ = by_token(archer, TWO, monkeypatch, kl_coef=0.0, reasoning_kl=1.0)
+    assert loss == exactly(-(1.2 * 6 + 1.4) / 7) and gradient == exactly([0, 0, 0, 0, 0, -0.2, 0])
+
+
+def test_neither_gradient_nor_metrics_move_with_the_micro_batches(tiny_model, batch):
+    before = {key: value.clone() for key, value in batch.items()}
+    args = arguments(archer, model=str(tiny_model), updates_per_step=2)
+    whole, metrics = gradients(archer, batch, args)
+    n_reasoning = 0
+    for row, mask in zip(batch["entropy"], batch["mask"]):
+        ranked = sorted(row[mask].tolist())
+        at = 0.8 * (len(ranked) - 1)
+        low, high = ranked[math.floor(at)], ranked[math.ceil(at)]
+        n_reasoning += sum(entropy > low + (at - math.floor(at)) * (high - low) + 1e-6 for entropy in ranked)
+    assert metrics["reasoning_rate"] == pytest.approx(n_reasoning / batch["mask"].sum().item(), rel=1e-9)
+    for budget in (300, 1):
+        steps, others = gradients(archer, batch, dataclasses.replace(args, micro_batch_tokens=budget))
+        assert others == pytest.approx(metrics, rel=1e-5)
+        assert len(steps) == 2 and all(distance(a, b) < 1e-5 for a, b in zip(steps, whole))
+    plain, _ = gradients(grpo, batch, arguments(grpo, model=str(tiny_model), updates_per_step=2))
+    assert distance(plain[0], whole[0]) > 1e-2  # otherwise this would show little
+    assert batch.keys() == before.keys() and all(torch.equal(batch[key], before[key]) for key in before)
+
+
+# ------------------------------------------------------------------------------------------- both: ends, two processes
+
+SAME_AS_GRPO = [(entropy_top, {"entropy_top": 1.0}, {}), (archer, {"entropy_quantile": 1.0}, {"clip_high": 0.2})]
+
+
+@pytest.mark.parametrize(("trainer", "off", "settings"), SAME_AS_GRPO, ids=["entropy_top", "archer"])
+def test_at_the_end_of_its_range_a_script_is_grpo_to_the_last_bit(tiny_model, batch, trainer, off, settings):
+    """Two steps of two AdamW updates each: every weight and metric; and with the script's own default not."""
+    reached = {}
+    for name, script, flags in (("grpo", grpo, settings), ("off", trainer, off), ("on", trainer, {})):
+        common = {"updates_per_step": 2, "micro_batch_tokens": 300, "max_grad_norm": 0.1}
+        args = arguments(script, model=str(tiny_model), **common, **flags)
+        policy = script.load_policy(args, trained=True)
+        optimizer = adamw(policy)
+        metrics = [script.update(policy, optimizer, batch, step, args) for step in (1, 2)]
+        shared = [{key: row[key] for key in ("clip_rate", "grad_norm", "optimizer_steps")} for row in metrics]
+        reached[name] = weights(policy), shared, metrics
+    assert torch.equal(reached["off"][0], reached["grpo"][0]) and reached["off"][1] == reached["grpo"][1]
+    assert not torch.equal(reached["on"][0], reached["grpo"][0])
+    rate = "top_rate" if trainer is entropy_top else "reasoning_rate"
+    assert reached["off"][2][0][rate] == (1 if trainer is entropy_top else 0)
+    assert 0.1 < reached["on"][2][0][rate] < 0.3
+
+
+def train_share(folder):
+    """Writes what this process computes of its share of the batch in `folder`, with both trainers."""
+    results = {}
+    for trainer in TRAINERS:
+        args = arguments(trainer, **torch.load(folder / "args.pt"), run_dir=str(folder))
+        if trainer is TRAINERS[0]:
+            grpo.start_processes(args)
+        part = share(torch.load(folder / "batch.pt"), rows_of(trainer.RANK, trainer.WORLD_SIZE))
+        results[trainer.__name__] = gradients(trainer, part, args)
+    torch.save(results, folder / f"of_{grpo.RANK}_in_{grpo.WORLD_SIZE}.pt")
+
+
+WORKER = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths}
+import torch.distributed as dist
+from test_entropy_top_archer import train_share
+train_share(Path(sys.argv[1]))
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_give_the_threshold_the_gradient_and_the_metrics_of_one(tiny_model, batch, tmp_path):
+    """Process 1 has the short responses, and in them no entropy near the top: all chosen tokens are process 0's."""
+    batch = batch | {"entropy": batch["entropy"].clone()}
+    batch["entropy"][rows_of(1, 2)] *= 0.01
+    torch.save(batch, tmp_path / "batch.pt")
+    settings = {"model": str(tiny_model), "updates_per_step": 2, "micro_batch_tokens": 150}
+    torch.save(settings, tmp_path / "args.pt")
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
+    run(str(worker), tmp_path, processes=2, timeout=150, env={"CUDA_VISIBLE_DEVICES": ""})
+    train_share(tmp_path)
+    one, *two = (torch.load(tmp_path / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2)))
+    own = gradients(entropy_top, share(batch, rows_of(1, 2)), arguments(entropy_top, **settings))[1]
+    assert own["entropy_threshold"] < 0.1 * one["entropy_top"][1]["entropy_threshold"]
+    for trainer in TRAINERS:
+        steps, metrics = one[trainer.__name__]
+        for of_process in two:
+            others, its = of_process[trainer.__name__]
+            assert len(others) == len(steps) == 2 and all(distance(a, b) < 1e-5 for a, b in zip(others, steps))
+            assert its == pytest.approx(metrics, rel=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------- arguments
+
+GOOD = {"entropy_top": (1e-6, 0.2, 1.0)} | dict.fromkeys(
+    ("entropy_quantile", "reasoning_clip", "reasoning_kl"), (0.0, 0.5, 1.0)
+)
+BAD = {"entropy_top": (0.0, -0.1, 1.1, math.nan)} | dict.fromkeys(list(GOOD)[1:], (-0.1, 1.1, math.nan))
+
+
+@pytest.mark.parametrize("flag", GOOD)
+def test_numbers_out_of_range_are_refused_by_name(flag):
+    trainer, words = (entropy_top, "in (0, 1]") if flag == "entropy_top" else (archer, "in [0, 1]")
+    for value in GOOD[flag]:
+        trainer.check_args(trainer.Args(**{flag: value}))
+    for value in BAD[flag]:
+        with pytest.raises(ValueError, match=rf"^--{flag} is {re.escape(str(value))}; it must be {re.escape(words)}"):
+            trainer.check_args(trainer.Args(**{flag: value}))
+
+
+@each_trainer
+def test_every_number_has_a_range_and_the_new_ones_comments_state_it(trainer):
+    checked = [name for names in trainer.RANGES for name in names.split()]
+    numeric = {f.name for f in dataclasses.fields(trainer.Args) if f.type in (int, float, int | None)}
+    assert set(checked) == numeric and len(checked) == len(numeric)
+    help_of = dict(re.findall(r"^    (\w+): [^#\n]+  # (.+)$", Path(trainer.__file__).read_text(), re.M))
+    for name in set(GOOD) & numeric:
+        assert ("in (0, 1]" if name == "entropy_top" else "in [0, 1]") in help_of[name]
+
+
+def test_the_papers_settings_are_the_defaults():
+    args = archer.Args()
+    assert (args.entropy_quantile, args.reasoning_clip, args.clip_low, args.clip_high) == (0.8, 0.5, 0.2, 0.2)
+    assert (args.kl_coef, args.reasoning_kl, entropy_top.Args().entropy_top) == (0.001, 0.0, 0.2)
