@@ -9,17 +9,16 @@ With ρ and A as in grpo.py. ε_low 1 means no lower bound, since ρ > 0. A toke
 where ρ is within the bounds (in the first update of a step it is 1); above them it is (1 + ε_high)·A·∇log π.
 
 What differs from grpo.py: policy_loss, and the defaults of --clip_low, --clip_high and --kl_coef. clip_rate is here the
-share of tokens whose weight was clipped, whichever sign A has: they stay in the gradient, with a smaller weight.
+share of tokens whose weight was clipped, whichever sign A has: they stay in the gradient, with the bound as weight.
 
 Where this file deviates, and why:
 - The bounds 1.0 and 0.45 are those of the ACPO paper's released code, which has CISPO as a baseline.
-- No KL term unless --kl_coef asks for one: the ACPO paper omits it in all it compares, after CISPO's example among
-  others (Section 2.1).
+- No KL term unless --kl_coef asks for one: the ACPO paper omits it, after CISPO's example among others (Section 2.1).
 - What grpo.py deviates in: the divisor, π_old from the trainer, the clamp of log-ratios to ±20, float32 weights. The
   clamp bounds the weight too, and cuts off no gradient.
 
-ACPO's baseline "CISPO", off-policy (near on-policy: 2 updates and 128 prompts, which are the defaults there); one 80 GB
-GPU; `torchrun --nproc-per-node 4 cispo.py …` for four:
+Command (one 80 GB GPU; `torchrun --nproc-per-node 4 cispo.py …` for four). It is ACPO's baseline, off-policy; without
+the last two flags near on-policy:
     python cispo.py --task countdown --updates_per_step 16 --prompts_per_step 256
 """
 

@@ -17,6 +17,9 @@ Where this file deviates, and why:
 - Each sequence counts alike, however long it is; each of its tokens has the weight 1/|o_i|, its KL terms too where
   --kl_coef asks for them. By default there is no KL term.
 - ε_low 3e-4 and ε_high 4e-4 are GSPO's. GSPO makes 4 updates a step (`--updates_per_step 4`); here it is GRPO's 2.
+- The bounds are not far above bfloat16's rounding. Where π_old came from forward passes of other sizes than an
+  update's, log s was up to 4e-4 although no weight had moved (12 responses of 150 tokens, kk_tiny): the clip can cut
+  off a response in a step's first update already.
 - The clamp to ±20 is on log s, the mean, so that it changes no s that could occur.
 - What grpo.py deviates in, but for its divisor: π_old from the trainer, no dual clip, float32 weights.
 
