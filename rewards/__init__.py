@@ -30,6 +30,11 @@ def load_task(args, tokenizer):
         if len(fitting) < len(problems):
             print(f"{split}: {len(problems) - len(fitting)} of {len(problems)} prompts exceed --max_prompt_tokens")
         splits.append(fitting)
+        if args.task == "math" and args.data and not args.test_data:  # nothing can be generated: hold some back
+            n_test = min(args.eval_size, len(fitting) // 2)
+            order = random.Random(args.seed).sample(fitting, len(fitting))
+            print(f"no --test_data: {n_test} of the {len(fitting)} problems are held back to test on")
+            return task, sorted(order[n_test:], key=lambda p: p["id"]), sorted(order[:n_test], key=lambda p: p["id"])
     return task, *splits
 
 

@@ -73,6 +73,16 @@ def test_tasks_keep_to_their_interface(task, data):
     assert not scores[0]["correct"] and {"reward", "correct", "format"} <= scores[0].keys()
 
 
+def test_mathematics_without_test_data_holds_problems_back(data):
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    _, all_of_them, _ = load_task(settings("math", data), tokenizer)
+    _, train, test = load_task(settings("math", data, test_data=""), tokenizer)
+    assert len(test) == 5 and train and not {p["id"] for p in train} & {p["id"] for p in test}
+    assert sorted(p["id"] for p in train + test) == [p["id"] for p in all_of_them]
+    _, _, other = load_task(settings("math", data, test_data="", seed=1), tokenizer)
+    assert [p["id"] for p in other] != [p["id"] for p in test]
+
+
 def test_without_a_chat_template_the_prompt_is_plain_text(data):
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     _, train, _ = load_task(settings("math", data, chat_template="none"), tokenizer)
