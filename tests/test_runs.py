@@ -307,6 +307,11 @@ def test_a_run_is_resumed_by_its_own_script(tmp_path):
     (tmp_path / "args.json").write_text(json.dumps({"alpha": 0.3}))
     finished = run("grpo.py", "--resume", tmp_path, check=False)
     assert finished.returncode == 2 and "alpha" in finished.stderr and "another script" in finished.stderr
+    # cispo.py has the flags of grpo.py and is another algorithm.
+    (tmp_path / "args.json").write_text("{}")
+    (tmp_path / "run.json").write_text(json.dumps({"script": "cispo"}))
+    finished = run("grpo.py", "--resume", tmp_path, check=False)
+    assert finished.returncode == 2 and "made by another script, cispo.py" in finished.stderr
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

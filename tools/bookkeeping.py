@@ -202,6 +202,11 @@ def settings_to_resume(given, args_class):
     if "--resume" not in given or not saved.exists():
         return {}
     settings = json.loads(saved.read_text())
+    mine = Path(sys.argv[0]).stem if args_class.__module__ == "__main__" else args_class.__module__
+    about = saved.with_name("run.json")  # scripts may have the same settings and be different algorithms
+    made_by = json.loads(about.read_text())["script"] if about.exists() else mine
+    if made_by != mine:
+        raise ValueError(f"--resume {saved.parent}: made by another script, {made_by}.py, not by {mine}.py")
     if foreign := settings.keys() - {field.name for field in dataclasses.fields(args_class)}:
         raise ValueError(f"--resume {saved.parent}: made by another script, which has {', '.join(sorted(foreign))}")
     if "--epochs" in given and "--steps" not in given:
@@ -241,8 +246,8 @@ def estimate_memory(config, args, head_chunk):
 
     All but the sampler is divided among the processes (FSDP2). On a GPU the sampler gives its memory back while the
     trainer works, and gradients and activations are gone while it samples: the larger of the two counts. On a CPU
-    everything stays, and the libraries count. What a layer keeps of a token was
-    measured (kk_tiny and SmolLM2-135M, CPU). head_chunk: tokens whose logits exist at one time.
+    everything stays, and the libraries count. What a layer keeps of a token was measured on a CPU (kk_tiny and
+    SmolLM2-135M). head_chunk: tokens whose logits exist at one time.
     ValueError where the longest sequence allowed is longer than the model's context, or than the key-value cache.
     """
     context = args.max_prompt_tokens + args.max_response_tokens
