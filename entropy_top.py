@@ -176,6 +176,7 @@ def prepare(args):
 
 def start_processes(args):
     """One process group, one device a process, one run folder for all."""
+    bookkeeping.keep_freed_memory()
     if ON_GPU:
         torch.cuda.set_device(DEVICE)
     if WORLD_SIZE > 1:
@@ -223,8 +224,9 @@ class Policy(nn.Module):
 
         ids [N, T]: prompt and response, padded on the right. Padding needs no attention mask: under causal attention
         no real token sees what comes after it. mask [N, T]: True on response tokens. Returns two float32 [N, T], zero
-        outside the mask; the entropy is that of the full distribution, without gradient. With share_prompt, what all
-        rows begin with is computed once, and the rest sees its keys and values.
+        outside the mask; the entropy, of the full distribution, is 0 where the log-probabilities carry a gradient: no
+        update needs it. With share_prompt, what all rows begin with is computed once, and the rest sees its keys and
+        values.
         """
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.autocast):
             # In float32, so that a policy with float32 and a reference with bfloat16 weights keep the same residual
@@ -248,11 +250,9 @@ class Policy(nn.Module):
 
     def head(self, hidden, targets, temperature):
         """The same for one chunk: hidden [n, D], targets [n] → two [n]. Its logits are made again when going back."""
-        logits = self.lm.lm_head(hidden).float() / temperature  # [n, V]
-        log_z = logits.logsumexp(-1)
-        logp = logits.gather(-1, targets[:, None])[:, 0] - log_z
-        with torch.no_grad():
-            entropy = log_z - (logits.softmax(-1) * logits).sum(-1)
+        all_logp = self.lm.lm_head(hidden).float().div_(temperature).log_softmax(-1)  # [n, V]
+        logp = all_logp.gather(-1, targets[:, None])[:, 0]
+        entropy = torch.zeros_like(logp) if logp.requires_grad else -(all_logp.exp() * all_logp).sum(-1)
         return logp, entropy
 
 
@@ -677,9 +677,7 @@ def main():
             break
 
     if RANK == 0:
-        records.close()
-        why = f"stopped by {asked_to_stop[0]}" if asked_to_stop else "done"
-        print(f"{why} after step {step}: {args.run_dir}; to go on: --resume {args.run_dir} --steps N")
+        records.close(step, asked_to_stop)
     del llm  # before the process group, which it uses
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -50,10 +50,11 @@ class Step:
         self.trainer = trainer = importlib.import_module(script)
         sizes = {
             "model": model, "prompts_per_step": n_prompts, "responses_per_prompt": n_responses, "temperature": 1.0,
-            "max_prompt_tokens": prompt_tokens, "max_response_tokens": response_tokens, "kv_cache_gb": 2.0,
+            "max_prompt_tokens": prompt_tokens, "max_response_tokens": response_tokens,
         }  # fmt: skip
         self.args = args = trainer.parse_args([*(f"--{name}={value}" for name, value in sizes.items()), *flags])
         trainer.check_args(args)
+        bookkeeping.keep_freed_memory()
         tokenizer = trainer.bookkeeping.check_model(args, trainer.HEAD_CHUNK)[0]
         texts = prompts(tokenizer, n_prompts, prompt_tokens)
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]

@@ -4,8 +4,8 @@
 
 What is bare: for sampling, `llm.generate` on the same requests; for log-probabilities and updates, forward passes, and
 forward and backward passes, of as many tokens through the same model under autocast, in as many passes, with logits and
-cross-entropy of as many as there are response tokens; a prompt that a pass shares counts once, and rows are whole
-sequences; for the sync, one copy of all weights in the sampler's type.
+cross-entropy of as many as there are response tokens; a prompt that a pass shares counts once; for the sync, one copy
+of all weights in the sampler's type.
 Phase and bare work take turns, `rounds` times after a first one that does not count; medians are kept. On the same
 batches run the updates of grpo_ar_lopti.py: AR alone, and Lopti. Results: benchmarks/results/limit.json.
 """
@@ -42,7 +42,9 @@ def bare_passes(trainer, policy, batches, args, backward):
         for _, micro in trainer.micro_batches(batch, args):
             ids, n, length = micro["ids"], int(micro["mask"].sum()), micro["ids"].shape[1]
             prompt = int(micro["mask"].any(0).int().argmax()) * policy.share_prompt
-            ids = ids[: max(1, round((prompt + len(ids) * (length - prompt)) / length))]
+            needed = prompt + len(ids) * (length - prompt)  # tokens; in rows of about the sequences' length
+            rows = max(1, round(needed / length))
+            ids = ids.flatten()[: needed // rows * rows].view(rows, -1)
             with torch.set_grad_enabled(backward), torch.autocast(trainer.DEVICE.type, torch.bfloat16, policy.autocast):
                 hidden = policy.lm.model(ids, use_cache=False).last_hidden_state.flatten(0, 1)[:n]  # [n, D]
                 loss = cross_entropy(policy.lm.lm_head(hidden).float(), ids.flatten()[: len(hidden)])
