@@ -35,7 +35,6 @@ Command (one 80 GB GPU; `torchrun --nproc-per-node 4 acpo.py …` for four):
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -131,17 +130,16 @@ POSITIVE = """steps epochs prompts_per_step responses_per_prompt max_prompt_toke
 RANGES = {
     POSITIVE: (lambda value: value is None or 0 < value < math.inf, "greater than 0"),
     "kl_coef clip_alpha clip_base clip_max seed": (lambda value: 0 <= value < math.inf, "0 or greater"),
-    "weight_decay": (lambda value: 0 <= value <= 1, "in [0, 1]"),
     "lr": (lambda value: 0 < value <= 1, "in (0, 1]"),
     "temperature": (lambda value: 0.01 <= value < math.inf, "0.01 or greater"),
     "eval_temperature": (lambda value: value == 0 or 0.01 <= value < math.inf, "0 or at least 0.01"),
+    "weight_decay": (lambda value: 0 <= value <= 1, "in [0, 1]"),
 }
 
 
 def parse_args(argv):
     """Args from the command line. Defaults: the papers'; those of machine and model; or those of the run resumed."""
-    words = [word for argument in argv for word in argument.split("=", 1)]
-    given = dict(itertools.pairwise([*words, ""]))  # each word and the next: flags and their values
+    given = bookkeeping.flags(argv)
     task = TASKS.get(given.get("--task", Args.task), {})
     if task and "16" in (given.get("--updates_per_step"), given.get("--updates-per-step")):
         task = task | {"prompts_per_step": 256}  # the paper's off-policy regime; kk is not the paper's
@@ -158,16 +156,11 @@ def own_defaults(model):
 
 def check_args(args):
     """ValueError, saying what would be right, where a value is out of range or a folder does not fit the request."""
-    for names, (good, range_in_words) in RANGES.items():
-        for name in names.split():
-            if not good(getattr(args, name)):
-                raise ValueError(f"--{name} is {getattr(args, name)}; it must be {range_in_words}")
+    bookkeeping.check_ranges(args, RANGES)
     share = args.updates_per_step * WORLD_SIZE
     if args.prompts_per_step % share:
-        raise ValueError(
-            f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {share} "
-            f"(--updates_per_step {args.updates_per_step} × {WORLD_SIZE} processes), so that all updates are alike"
-        )
+        sizes = f"{args.updates_per_step} updates × {WORLD_SIZE} processes"
+        raise ValueError(f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {share} ({sizes})")
     bookkeeping.check_run_folders(args, checkpoints)
 
 
@@ -337,9 +330,8 @@ def load_sampler(args):
     options = {"enable_sleep_mode": True, "gpu_memory_utilization": 0.1}  # the share that must be free to start
     if not ON_GPU:  # on the CPU seeded requests fail in chunked prefill
         options = {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": context}
-    options["use_tqdm_on_load"] = False
-    options["generation_config"] = "vllm"  # a model's own would change top-p, top-k and temperature without a word
-    options["logprobs_mode"] = "processed_logprobs"  # those at the sampling temperature
+    # Log-probabilities at the sampling temperature; and no top-p, top-k or temperature of the model's own.
+    options |= {"logprobs_mode": "processed_logprobs", "generation_config": "vllm", "use_tqdm_on_load": False}
     options["kv_cache_memory_bytes"] = int(args.kv_cache_gb * 2**30)
     options["distributed_executor_backend"] = "external_launcher" if WORLD_SIZE > 1 else None
     return LLM(model=args.model, dtype=args.dtype, max_model_len=context, seed=args.seed, **options)
@@ -627,14 +619,10 @@ def load_checkpoint(policy, optimizer, path):
 
 
 def main():
-    try:
+    with bookkeeping.errors_in_one_line():  # those that are the user's to mend
         args = parse_args(sys.argv[1:])
         check_args(args)
         tokenizer, task, train, test, sizes = prepare(args)
-    except (ValueError, OSError) as error:  # the user's to mend: one message, no traceback
-        if RANK == 0:
-            print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     start_processes(args)
     if RANK == 0:
         bookkeeping.print_header(args, own_defaults(args.model), TASKS[args.task], sizes)
@@ -644,8 +632,8 @@ def main():
     optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True)
     step, n_used = load_checkpoint(policy, optimizer, checkpoints(args.resume)[-1]) if args.resume else (0, 0)
     sync_weights(policy, llm, args)
-    stop_ids = policy.lm.generation_config.eos_token_id or []  # several in some models, of which vLLM would know one
-    stop_ids = [stop_ids] if isinstance(stop_ids, int) else stop_ids
+    end = policy.lm.generation_config.eos_token_id  # several in some models, of which vLLM would know one
+    stop_ids = end if isinstance(end, list) else [] if end is None else [end]
     records = bookkeeping.Records(step, args, sizes) if RANK == 0 else None
     asked_to_stop = bookkeeping.catch_signals()
     if step == 0:
@@ -690,8 +678,6 @@ def main():
         if RANK == 0:
             records.write(metrics)
             records.write_samples(step, problems, texts, scores)
-            if step % 10 == 0 or stop:
-                records.plot()
         if step % args.save_every == 0 or stop:
             save_checkpoint(policy, optimizer, tokenizer, step, n_used, args)
         if stop:

@@ -10,7 +10,7 @@ for the objective J of grpo.py (eq. 1):
 In a stage the other tokens' advantage and KL term are zero. Both stages divide by all response tokens, so that at fixed
 weights the two losses add up to that of grpo.py; both compare with the same π_old; AdamW's state runs through.
 
-What differs from grpo.py: --alpha, --eta, --lopti_stages; a line in compute_advantages; the stages in update.
+What differs from grpo.py: --alpha, --eta, --lopti_stages; ar_weight and its line in main; the stages in update.
 `--alpha 0 --eta 0` is grpo.py to the last bit. On mathematics use one of the two, not both (Appendix C.3): AR with
 α 0.1 is the default there, and Lopti alone is `--alpha 0 --eta 0.5`.
 
@@ -26,7 +26,6 @@ Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_ar_lopti.py …` for f
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -123,17 +122,16 @@ POSITIVE = """steps epochs prompts_per_step responses_per_prompt max_prompt_toke
 RANGES = {
     POSITIVE: (lambda value: value is None or 0 < value < math.inf, "greater than 0"),
     "kl_coef clip_high seed": (lambda value: 0 <= value < math.inf, "0 or greater"),
-    "clip_low weight_decay alpha eta": (lambda value: 0 <= value <= 1, "in [0, 1]"),
     "lr": (lambda value: 0 < value <= 1, "in (0, 1]"),
     "temperature": (lambda value: 0.01 <= value < math.inf, "0.01 or greater"),
     "eval_temperature": (lambda value: value == 0 or 0.01 <= value < math.inf, "0 or at least 0.01"),
+    "clip_low weight_decay alpha eta": (lambda value: 0 <= value <= 1, "in [0, 1]"),
 }
 
 
 def parse_args(argv):
     """Args from the command line. Defaults: the papers'; those of machine and model; or those of the run resumed."""
-    words = [word for argument in argv for word in argument.split("=", 1)]
-    given = dict(itertools.pairwise([*words, ""]))  # each word and the next: flags and their values
+    given = bookkeeping.flags(argv)
     task = TASKS.get(given.get("--task", Args.task), {})
     model = given.get("--model", task.get("model", Args.model) if ON_GPU else KK_TINY["model"])
     defaults = bookkeeping.settings_to_resume(given, Args) or task | own_defaults(model)
@@ -148,16 +146,11 @@ def own_defaults(model):
 
 def check_args(args):
     """ValueError, saying what would be right, where a value is out of range or a folder does not fit the request."""
-    for names, (good, range_in_words) in RANGES.items():
-        for name in names.split():
-            if not good(getattr(args, name)):
-                raise ValueError(f"--{name} is {getattr(args, name)}; it must be {range_in_words}")
+    bookkeeping.check_ranges(args, RANGES)
     share = args.updates_per_step * WORLD_SIZE
     if args.prompts_per_step % share:
-        raise ValueError(
-            f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {share} "
-            f"(--updates_per_step {args.updates_per_step} × {WORLD_SIZE} processes), so that all updates are alike"
-        )
+        sizes = f"{args.updates_per_step} updates × {WORLD_SIZE} processes"
+        raise ValueError(f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {share} ({sizes})")
     if (args.lopti_stages, args.eta) in [("low", 0), ("high", 1)]:
         raise ValueError(f"--lopti_stages {args.lopti_stages} with --eta {args.eta} leaves no token to update")
     bookkeeping.check_run_folders(args, checkpoints)
@@ -329,9 +322,8 @@ def load_sampler(args):
     options = {"enable_sleep_mode": True, "gpu_memory_utilization": 0.1}  # the share that must be free to start
     if not ON_GPU:  # on the CPU seeded requests fail in chunked prefill
         options = {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": context}
-    options["use_tqdm_on_load"] = False
-    options["generation_config"] = "vllm"  # a model's own would change top-p, top-k and temperature without a word
-    options["logprobs_mode"] = "processed_logprobs"  # those at the sampling temperature
+    # Log-probabilities at the sampling temperature; and no top-p, top-k or temperature of the model's own.
+    options |= {"logprobs_mode": "processed_logprobs", "generation_config": "vllm", "use_tqdm_on_load": False}
     options["kv_cache_memory_bytes"] = int(args.kv_cache_gb * 2**30)
     options["distributed_executor_backend"] = "external_launcher" if WORLD_SIZE > 1 else None
     return LLM(model=args.model, dtype=args.dtype, max_model_len=context, seed=args.seed, **options)
@@ -403,7 +395,7 @@ def sync_weights(policy, llm, args):
 
 
 def compute_advantages(rewards, batch, args):
-    """Advantage of every response token, [N, T]: the reward, normalised in the group (eq. 1), then reweighted (eq. 4).
+    """Advantage of every response token, [N, T]: the reward, normalised within the group (eq. 1), on each token.
 
     rewards [N], the G responses to a prompt one after the other; batch: its mask [N, T] is True on response tokens.
     The standard deviation has ddof 1; a group of one response has mean 0 and standard deviation 1.
@@ -412,8 +404,12 @@ def compute_advantages(rewards, batch, args):
     if groups.shape[1] > 1:
         groups = groups - groups[:, :1]  # but for rounding no result changes; equal rewards become 0 exactly
         groups = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
-    reweighting = args.alpha * batch["old_logp"].exp() + 1 - args.alpha  # [N, T], eq. 4
-    return groups.reshape(-1, 1) * batch["mask"] * reweighting  # [N, T]
+    return groups.reshape(-1, 1) * batch["mask"]  # [N, T]
+
+
+def ar_weight(old_logp, alpha):
+    """AR: what each token's advantage is multiplied by, α·π_old + 1 − α (eq. 4), [N, T]. old_logp: [N, T], in nats."""
+    return alpha * old_logp.exp() + 1 - alpha
 
 
 # ----------------------------------------------------------------------------------------------------------- loss
@@ -466,7 +462,7 @@ def update(policy, optimizer, batch, step, args):
     n_clipped, n_seen, grad_norms = 0, 0, []
     stages = args.lopti_stages.split(",")
     bar = tqdm(total=len(stages) * len(batch["ids"]), desc=f"step {step}: updating", leave=False, disable=RANK != 0)
-    for stage, minibatch in itertools.product(stages, minibatches(batch, args.updates_per_step)):
+    for stage, minibatch in [(s, m) for s in stages for m in minibatches(batch, args.updates_per_step)]:
         n_tokens = all_reduce(minibatch["mask"].sum())
         minibatch = minibatch | {"mask": minibatch["mask"] & in_stage(stage, minibatch["old_logp"], args.eta)}
         if all_reduce(minibatch["mask"].sum()) == 0:
@@ -493,7 +489,7 @@ def update(policy, optimizer, batch, step, args):
         "grad_norm": sum(grad_norms) / max(1, len(grad_norms)),
         "optimizer_steps": len(grad_norms),
         "low_rate": all_reduce((batch["mask"] & in_stage("low", batch["old_logp"], args.eta)).sum())
-        / all_reduce(batch["mask"].sum()),
+        / max(1, all_reduce(batch["mask"].sum())),
     }
 
 
@@ -606,14 +602,10 @@ def load_checkpoint(policy, optimizer, path):
 
 
 def main():
-    try:
+    with bookkeeping.errors_in_one_line():  # those that are the user's to mend
         args = parse_args(sys.argv[1:])
         check_args(args)
         tokenizer, task, train, test, sizes = prepare(args)
-    except (ValueError, OSError) as error:  # the user's to mend: one message, no traceback
-        if RANK == 0:
-            print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     start_processes(args)
     if RANK == 0:
         bookkeeping.print_header(args, own_defaults(args.model), TASKS[args.task], sizes)
@@ -623,8 +615,8 @@ def main():
     optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True)
     step, n_used = load_checkpoint(policy, optimizer, checkpoints(args.resume)[-1]) if args.resume else (0, 0)
     sync_weights(policy, llm, args)
-    stop_ids = policy.lm.generation_config.eos_token_id or []  # several in some models, of which vLLM would know one
-    stop_ids = [stop_ids] if isinstance(stop_ids, int) else stop_ids
+    end = policy.lm.generation_config.eos_token_id  # several in some models, of which vLLM would know one
+    stop_ids = end if isinstance(end, list) else [] if end is None else [end]
     records = bookkeeping.Records(step, args, sizes) if RANK == 0 else None
     asked_to_stop = bookkeeping.catch_signals()
     if step == 0:
@@ -651,6 +643,7 @@ def main():
             batch["ref_logp"] = log_probs(reference, batch, args)[0] if reference else batch["old_logp"]
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
         metrics |= batch_metrics(batch, asked, scores, args)
+        batch["advantages"] *= ar_weight(batch["old_logp"], args.alpha)
 
         before = bookkeeping.weight_sample(policy, args.dtype)
         with bookkeeping.timed(metrics, "train"):
@@ -669,8 +662,6 @@ def main():
         if RANK == 0:
             records.write(metrics)
             records.write_samples(step, problems, texts, scores)
-            if step % 10 == 0 or stop:
-                records.plot()
         if step % args.save_every == 0 or stop:
             save_checkpoint(policy, optimizer, tokenizer, step, n_used, args)
         if stop:

@@ -71,7 +71,7 @@ def lopti_updates(step):
         args = copy.copy(step.args)
         args.alpha, args.eta, args.lopti_stages = alpha, eta, "low,high"
         batch = dict(step.batch)
-        batch["advantages"] = lopti.compute_advantages(step.rewards, batch, args)
+        batch["advantages"] = batch["advantages"] * lopti.ar_weight(batch["old_logp"], alpha)
         took[name], _ = common.seconds(lopti.update, step.policy, step.optimizer, batch, 1, args)
     return took
 

@@ -4,6 +4,8 @@ tools/family.py, diff.py, propagate.py and table.py are checked on small scripts
 the trainers themselves.
 """
 
+import ast
+import difflib
 import html.parser
 import io
 import re
@@ -20,7 +22,7 @@ from tools import diff, family, propagate, table
 # docstrings included. "Args" stands for all of Args, "Args.eta" for that flag alone. A script must be in here.
 OWNED = {
     "grpo_ar_lopti": """module docstring, Args.alpha, Args.eta, Args.lopti_stages, TASKS['math'], RANGES,
-        check_args, in_stage, compute_advantages, update""",
+        check_args, ar_weight, in_stage, update, main""",
     "acpo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, Args.clip_alpha, Args.clip_base,
         Args.clip_max, Args.n_bins, TASKS['math'], POSITIVE, RANGES, parse_args, clip_ranges, policy_loss,
         update""",
@@ -33,6 +35,9 @@ OWNED = {
     "gspo": "module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, policy_loss, update",
     "reinforce_pp": "module docstring, token_returns, compute_advantages, policy_loss, batch_metrics",
 }
+for stem in ("reinforce_pp_ar_lopti", "dapo_ar_lopti"):  # the patch is the algorithm
+    OWNED[stem] = OWNED["grpo_ar_lopti"]
+
 # Where nothing but these words may be added to what the parent has.
 ADDED = {
     "grpo_ar_lopti": {"RANGES": " alpha eta"},
@@ -71,6 +76,32 @@ def test_a_script_differs_from_its_parent_only_in_what_it_owns(stem):
 def test_what_a_script_shares_with_its_parent_comes_in_the_same_order(stem):
     before, after = family.texts(family.source(family.PARENT[stem])), family.texts(family.source(stem))
     assert [name for name in after if name in before] == [name for name in before if name in after]
+
+
+def without_docstring(stem):
+    """A script from below its docstring on, with α's default as in grpo_ar_lopti.py."""
+    text = family.source(stem)
+    below = text.splitlines(keepends=True)[ast.parse(text).body[0].end_lineno :]
+    return "".join(below).replace("    alpha: float = 0.1  #", "    alpha: float = 0.3  #")
+
+
+@pytest.mark.parametrize("parent", ["reinforce_pp", "dapo"])
+def test_what_makes_ar_lopti_of_grpo_makes_it_of_the_others(parent, tmp_path):
+    """What turns grpo.py into grpo_ar_lopti.py turns the parent into its own AR-Lopti, letter by letter.
+
+    By three-way merge, and as an ordinary patch.
+    """
+    stems = (parent, "grpo", "grpo_ar_lopti")
+    for stem in stems:
+        (tmp_path / stem).write_text(without_docstring(stem))
+    merge = ["git", "merge-file", "-p", *stems]
+    merged = subprocess.run(merge, cwd=tmp_path, capture_output=True, text=True)
+    assert merged.returncode == 0 and merged.stdout == without_docstring(f"{parent}_ar_lopti")
+    lines = [without_docstring(stem).splitlines(keepends=True) for stem in ("grpo", "grpo_ar_lopti")]
+    (tmp_path / "change.patch").write_text("".join(difflib.unified_diff(*lines, f"a/{parent}", f"b/{parent}", n=1)))
+    apply = ["git", "apply", "-C1", "change.patch"]
+    subprocess.run(apply, cwd=tmp_path, check=True)
+    assert (tmp_path / parent).read_text() == merged.stdout
 
 
 @pytest.mark.parametrize("stem, name", [(stem, name) for stem, names in ADDED.items() for name in names])

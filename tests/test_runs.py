@@ -98,6 +98,14 @@ def test_alpha_0_eta_0_is_grpo_to_the_last_bit(four_steps, tmp_path):
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+def test_alpha_takes_part_in_the_first_update(four_steps, tmp_path):
+    """α 1: of the same first responses, each token's advantage times its probability gives a smaller gradient."""
+    run("grpo_ar_lopti.py", *small(tmp_path / "run", steps=1, **PACE, alpha=1, eta=0))
+    (mine,), theirs = metrics(tmp_path / "run"), metrics(four_steps[0])[0]
+    assert mine["reward"] == theirs["reward"] and mine["tokens"] == theirs["tokens"]
+    assert 0 < mine["grad_norm"] < 0.9 * theirs["grad_norm"]
+
+
 @bit_for_bit
 def test_a_resumed_run_equals_an_unbroken_one(four_steps, tmp_path):
     run("grpo.py", *small(tmp_path / "run", steps=2, **PACE))

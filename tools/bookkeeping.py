@@ -7,6 +7,7 @@ read it. Everything is called by the trainers' `main`.
 import contextlib
 import ctypes
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -69,7 +70,7 @@ class Records:
         self.tensorboard = SummaryWriter(self.folder / "tensorboard", purge_step=step + 1)
 
     def write(self, metrics):
-        """One step's metrics: a line in metrics.jsonl, scalars in TensorBoard, a few lines in the terminal."""
+        """One step's metrics: in metrics.jsonl, TensorBoard and the terminal; every tenth step curves.png too."""
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(metrics) + "\n")
         numbers = {key: value for key, value in metrics.items() if value is not None}
@@ -82,6 +83,8 @@ class Records:
         tests = [
             f"{key.removeprefix('eval/')} [bold]{numbers[key]:.3g}[/]" for key in numbers if key.startswith("eval/")
         ]
+        if metrics["step"] % 10 == 0 and metrics["step"] > 0:
+            self.plot()
         if seconds:
             self.console.print("  ".join(line), soft_wrap=True)
         if tests:
@@ -108,10 +111,11 @@ class Records:
         plot.draw({"run": [plot.read_rows(self.folder / "metrics.jsonl")]}, [self.folder / "curves.png"], plot.ALONE)
 
     def close(self, step, asked_to_stop):
-        """Ends TensorBoard's and W&B's records; reward and test accuracy as a plot in the terminal; memory used.
+        """Ends TensorBoard's and W&B's records; the curves as a file and in the terminal; memory used.
 
         step: the last one; asked_to_stop: the signals that ended the run, or nothing.
         """
+        self.plot()
         rows = plot.read_rows(self.folder / "metrics.jsonl")
         print(plot.in_terminal(rows, min(100, self.console.width), colours=self.console.is_terminal))
         used = max((row.get("peak_memory_gb", 0) for row in rows), default=0)
@@ -175,6 +179,31 @@ def print_header(args, defaults, of_task, sizes):
 
 def device_name():
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({os.cpu_count()} cores)"
+
+
+@contextlib.contextmanager
+def errors_in_one_line():
+    """Where its block finds a mistake of the user's (ValueError, OSError): one line, no traceback, exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def flags(argv):
+    """The command line's flags with their values, {"--seed": "3"}: each word and what follows it, however written."""
+    words = [word for argument in argv for word in argument.split("=", 1)]
+    return dict(itertools.pairwise([*words, ""]))
+
+
+def check_ranges(args, ranges):
+    """ValueError where a value is out of its range. ranges: {names: (function that tells good values, in words)}."""
+    for names, (good, range_in_words) in ranges.items():
+        for name in names.split():
+            if not good(getattr(args, name)):
+                raise ValueError(f"--{name} is {getattr(args, name)}; it must be {range_in_words}")
 
 
 def check_run_folders(args, checkpoints):
@@ -317,12 +346,12 @@ def peak_memory_gb():
 
 @contextlib.contextmanager
 def timed(metrics, phase):
-    """Puts the seconds that its block takes into metrics["time/phase"]; waits for the GPU."""
+    """Adds the seconds that its block takes to metrics["time/phase"]; waits for the GPU."""
     start = time.perf_counter()
     yield
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    metrics[f"time/{phase}"] = time.perf_counter() - start
+    metrics[f"time/{phase}"] = metrics.get(f"time/{phase}", 0) + time.perf_counter() - start
 
 
 def catch_signals(grace=5.0):

@@ -1,13 +1,15 @@
 """Compares scripts on models/kk_tiny: several entries × several seeds, one run after the other; a table and a plot.
 
-    python tools/compare.py                                  the entries below, seeds 0, 1 and 2
+    python tools/compare.py                                  the whole family, seeds 0, 1 and 2
+    python tools/compare.py --suite stages                   an ablation of the papers, see SUITES below
     python tools/compare.py --seeds 0 1 2 3 4                more seeds; what is there already is not run again
     python tools/compare.py --only grpo ar                   some of the entries
     python tools/compare.py --name eta --entries "eta 0.3: grpo_ar_lopti.py --eta 0.3" "eta 0.7: …"
 
 An entry is a name, a script and the script's flags. Every finished run is kept as a small JSON file in
 benchmarks/kk_tiny/ (flags, metrics of every step, commit, versions, machine), so that a comparison can be spread over
-days and machines. NAME.md, NAME.png and NAME.svg are made of those files alone, anywhere.
+days and machines. NAME.md, NAME.png and NAME.svg are made of those files alone, anywhere; NAME is the suite unless
+another is given.
 """
 
 import json
@@ -20,44 +22,86 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Literal
 
 import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tools import plot
+from tools import family, plot
 
 ROOT = Path(__file__).parents[1]
 
-ENTRIES = [
+ENTRIES = [  # the family in tree order: what grew from a script stands below it
     "grpo: grpo.py",
     "grpo 4 updates: grpo.py --updates_per_step 4",  # as many optimizer steps as Lopti makes
     "ar: grpo_ar_lopti.py --alpha 0.3 --eta 0",
     "lopti: grpo_ar_lopti.py --alpha 0 --eta 0.5",
     "ar+lopti: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
     "reinforce++: reinforce_pp.py",
+    "reinforce++ ar+lopti: reinforce_pp_ar_lopti.py --alpha 0.1 --eta 0.5",
     "dapo: dapo.py",
+    "dapo ar+lopti: dapo_ar_lopti.py --alpha 0.3 --eta 0.5",
     "acpo: acpo.py",
+    "gspo: gspo.py",
+    "cispo: cispo.py",
+    "80/20: entropy_top.py",
+    "archer: archer.py",
 ]
 COMMON = "--steps 12 --eval_every 4 --eval_size 300"
+SHORT = "--steps 8 --eval_every 4 --eval_size 300 --prompts_per_step 16"  # 16: what 16 updates a step divide
+
+
+def sweep(flag, values, others):
+    """An entry of grpo_ar_lopti.py for each value of a flag."""
+    return [f"{flag} {value}: grpo_ar_lopti.py --{flag} {value} {others}" for value in values]
+
+
+SUITES = {  # name: (flags of all, entries); the ablations that the papers print
+    "comparison": (COMMON, ENTRIES),
+    # AR-Lopti, fig. 6a: the improbable tokens alone, or the others alone; fig. 6b: the stages the other way round.
+    "stages": (
+        COMMON,
+        [
+            "grpo: grpo.py",
+            "lopti: grpo_ar_lopti.py --alpha 0 --eta 0.5",
+            "high, then low: grpo_ar_lopti.py --alpha 0 --eta 0.5 --lopti_stages high,low",
+            "low alone: grpo_ar_lopti.py --alpha 0 --eta 0.5 --lopti_stages low",
+            "high alone: grpo_ar_lopti.py --alpha 0 --eta 0.5 --lopti_stages high",
+        ],
+    ),
+    "alpha": (COMMON, ["grpo: grpo.py", *sweep("alpha", (0.1, 0.2, 0.3, 0.5, 0.7, 1), "--eta 0")]),  # fig. 6c
+    "eta": (COMMON, ["grpo: grpo.py", *sweep("eta", (0.1, 0.3, 0.5, 0.7, 0.9), "--alpha 0")]),  # fig. 6d
+    "updates": (  # fig. 19: the 80/20 rule near and far off policy
+        SHORT,
+        [
+            f"{n} updates{also}: {script}.py --updates_per_step {n}"
+            for n in (2, 4, 8, 16)
+            for also, script in (("", "grpo"), (", 80/20", "entropy_top"))
+        ],
+    ),
+}
 # Final accuracy on K&K, mean over 3 to 7 people: AR-Lopti paper, Table 9, Llama-3.2-3B-Instruct trained with GRPO.
 PAPER = {"grpo": 0.30, "ar": 0.40, "lopti": 0.59, "ar+lopti": 0.62}
+PAPERS = " Paper: AR-Lopti, Table 9, Llama-3.2-3B-Instruct, mean over 3 to 7 people."
 LAST = 3  # evaluations whose mean is the final accuracy, as the papers average their last three checkpoints
 KEPT = """step reward accuracy accuracy_2 accuracy_3 accuracy_4 eval/accuracy eval/accuracy_2 eval/accuracy_3
     eval/accuracy_4 response_tokens format_rate entropy kl clip_rate low_rate grad_norm optimizer_steps
-    time/step""".split()  # what a kept run holds of every step
+    time/step clip_range_1 clip_range_2 clip_range_3 clip_range_4 clip_range_5 bin_tokens_1 bin_tokens_2 bin_tokens_3
+    bin_tokens_4 bin_tokens_5""".split()  # what a kept run holds of every step
 
 
 @dataclass
 class Args:
     """What to run, and where to keep it."""
 
-    entries: list[str] = field(default_factory=lambda: ENTRIES)  # each "NAME: SCRIPT FLAGS"
+    suite: Literal["comparison", "stages", "alpha", "eta", "updates", "clip"] = "comparison"  # what to compare
+    entries: list[str] = field(default_factory=list)  # each "NAME: SCRIPT FLAGS"; empty: the suite's
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])  # one run of each entry for every seed
-    common: str = COMMON  # flags for all entries, as in --common="--steps 10"
+    common: str = ""  # flags for all entries, as in --common="--steps 10"; empty: the suite's
     only: list[str] = field(default_factory=list)  # names of the entries to run; empty: all
     folder: Path = ROOT / "benchmarks" / "kk_tiny"  # where runs, table and plot are kept
-    name: str = "comparison"  # of the table and the plot
+    name: str = ""  # of the table and the plot; empty: the suite's
     limit: float = 8  # minutes, after which a run is stopped and not kept
     draw_only: bool = False  # run nothing, draw what is there
 
@@ -153,7 +197,8 @@ def table(runs, commands, common):
         cells += [f"{fmean(fmean(plot.points(run['rows'], 'response_tokens')[1][-5:]) for run in mine):.0f}"]
         cells += [f"{fmean(fmean(plot.points(run['rows'], 'time/step')[1]) for run in mine):.1f}"]
         cells += [f"{PAPER[name]:.2f}" if name in PAPER else ""]
-        lines.append("| " + " | ".join([name, *cells]) + " |")
+        below = family.depth(Path(commands[name][0]).stem) > 1  # it grew from another than grpo.py
+        lines.append("| " + " | ".join(["└ " * below + name, *cells]) + " |")
     start = [plot.points(run["rows"], "eval/accuracy")[1][0] for run in everything]
     commits, machines = ({run[key] for run in everything} for key in ("commit", "machine"))
     versions = {f"{name} {version}" for run in everything for name, version in run["versions"].items()}
@@ -163,8 +208,8 @@ def table(runs, commands, common):
         f"All entries: `{common}`; seeds {', '.join(map(str, seeds))}. Test accuracy: one response to each test puzzle "
         f"at the evaluation's temperature, mean over the numbers of people and the last {LAST} evaluations; mean ± "
         f"standard error over the seeds. Before training it is {fmean(start):.3f}. Minus {first}: difference to it "
-        "with the same seed, which means the same puzzles in the same order. Reward, length: mean of the last 5 steps. "
-        "Paper: AR-Lopti, Table 9, Llama-3.2-3B-Instruct, mean over 3 to 7 people.",
+        "with the same seed, which means the same puzzles in the same order. Reward, length: mean of the last 5 steps."
+        + (PAPERS * any(name in PAPER for name in runs)),
         "",
         f"Commit {', '.join(map(str, sorted(commits, key=str)))}; {', '.join(sorted(versions))}; "
         f"{', '.join(sorted(machines))}; {', '.join(sorted({run['date'] for run in everything}))}.",
@@ -174,7 +219,9 @@ def table(runs, commands, common):
 
 def main(args):
     try:
-        commands = read_entries(args.entries)
+        common, entries = SUITES[args.suite]
+        common, name_of_all = args.common or common, args.name or args.suite
+        commands = read_entries(args.entries or entries)
         if unknown := set(args.only) - commands.keys():
             raise ValueError(f"--only {' '.join(sorted(unknown))}: the entries are {', '.join(commands)}")
         wanted = {name: words for name, words in commands.items() if name in (args.only or commands)}
@@ -182,7 +229,7 @@ def main(args):
         bar = tqdm([(seed, name) for seed in args.seeds for name in wanted], disable=args.draw_only)
         runs = {name: {} for name in wanted}
         for seed, name in bar:
-            command = shlex.join([*wanted[name], *shlex.split(args.common), "--seed", str(seed)])
+            command = shlex.join([*wanted[name], *shlex.split(common), "--seed", str(seed)])
             path = kept_file(args.folder, name, seed)
             kept = read_kept(path, command)
             if kept is None and not args.draw_only:
@@ -196,12 +243,12 @@ def main(args):
     runs = {name: by_seed for name, by_seed in runs.items() if by_seed}
     if not runs:
         sys.exit(f"error: no run of these entries is kept in {args.folder}")
-    text = table(runs, commands, args.common)
-    (args.folder / f"{args.name}.md").write_text(text)
-    paths = [args.folder / f"{args.name}{suffix}" for suffix in (".png", ".svg")]
+    text = table(runs, commands, common)
+    (args.folder / f"{name_of_all}.md").write_text(text)
+    paths = [args.folder / f"{name_of_all}{suffix}" for suffix in (".png", ".svg")]
     plot.draw({name: [run["rows"] for run in by_seed.values()] for name, by_seed in runs.items()}, paths)
     print(text)
-    print(f"wrote {args.folder / args.name}.md, .png and .svg")
+    print(f"wrote {args.folder / name_of_all}.md, .png and .svg")
 
 
 if __name__ == "__main__":

@@ -104,7 +104,9 @@ def draw(groups, paths, panels=PANELS):
             (runs,) = groups.values()
             lines = {"mean" if key == "eval/accuracy" else "all": (runs, key)}
             lines |= {part.removeprefix(f"{key}_"): (runs, part) for part in parts_of(everything, key)}
-        for (label, (runs, name)), colour, style in zip(lines.items(), COLOURS, STYLES):
+        for i, (label, (runs, name)) in enumerate(lines.items()):
+            # After the last colour they begin again, each with another line style than before.
+            colour, style = COLOURS[i % len(COLOURS)], STYLES[(i + i // len(COLOURS)) % len(STYLES)]
             marker = "o" if key.startswith("eval/") else None
             steps, mean, spread = mean_and_spread(runs, name)
             axis.plot(steps, mean, color=colour, ls=style, marker=marker, ms=3, label=label)
@@ -121,7 +123,7 @@ def draw(groups, paths, panels=PANELS):
         axis.remove()
     if len(groups) > 1:
         handles, labels = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)))
     for path in paths:
         figure.savefig(path, dpi=110)
     pyplot.close(figure)

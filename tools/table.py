@@ -37,6 +37,14 @@ TEXTS = {  # script: (what it maximises, where that is from); a bar in a formula
         "with `r + min[0, (L − B − ∣o∣)/B]` as the reward (overlong shaping: the last B of L tokens cost up to 1)",
         "DAPO (Yu et al. 2025)",
     ),
+    "reinforce_pp_ar_lopti": (
+        "that of `reinforce_pp.py` with AR, α 0.1, and in Lopti's two stages",
+        "AR-Lopti paper, Appendix D.1.1, Table 7",
+    ),
+    "dapo_ar_lopti": (
+        "that of `dapo.py` with AR and in Lopti's two stages",
+        "AR-Lopti paper, Appendix D.1.2, Table 8",
+    ),
     "acpo": (
         "`1/n Σ_i 1/∣o_i∣ Σ_t min[ρA, clip(ρ, 1−ε_a, 1+ε_a)A]`, where `ε_a = ε_b + α·σ_a` is wider for a bin of "
         "probabilities π in which ρ has a larger standard deviation σ_a",

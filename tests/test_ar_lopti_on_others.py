@@ -1,0 +1,96 @@
+"""AR and Lopti on REINFORCE++ and DAPO. That the change is letter by letter grpo_ar_lopti.py's is in test_family.py;
+what that change does by itself, in test_algorithms.py. Here: what the two together do."""
+
+import math
+
+import pytest
+import torch
+from test_algorithms import adamw, arguments, distance, gradients, make_batch, weights
+
+import dapo
+import dapo_ar_lopti
+import reinforce_pp
+import reinforce_pp_ar_lopti
+
+PAIRS = [(reinforce_pp, reinforce_pp_ar_lopti), (dapo, dapo_ar_lopti)]
+each_pair = pytest.mark.parametrize("parent, child", PAIRS, ids=["reinforce_pp", "dapo"])
+OFF = {"alpha": 0.0, "eta": 0.0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_cpu():
+    with pytest.MonkeyPatch.context() as patch:
+        for trainer in [trainer for pair in PAIRS for trainer in pair]:
+            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
+            patch.setattr(trainer, "ON_GPU", False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_model):
+    return make_batch(tiny_model)
+
+
+def advantages(trainer, rewards, batch, args):
+    """As in main."""
+    found = trainer.compute_advantages(rewards, batch, args)
+    return found * trainer.ar_weight(batch["old_logp"], args.alpha) if hasattr(trainer, "ar_weight") else found
+
+
+@each_pair
+def test_alpha_0_and_eta_0_are_the_parent_to_the_last_bit(tiny_model, batch, parent, child):
+    rng = torch.Generator().manual_seed(3)
+    all_rewards = [torch.randn(len(batch["ids"]), generator=rng) for _ in range(2)]
+    reached = []
+    for trainer, off in ((parent, {}), (child, OFF)):
+        settings = {"updates_per_step": 2, "micro_batch_tokens": 300, "max_grad_norm": 0.1}
+        args = arguments(trainer, model=str(tiny_model), **settings, **off)
+        policy = trainer.load_policy(args, trained=True)
+        optimizer, path = adamw(policy), []
+        for step, rewards in enumerate(all_rewards):
+            now = batch | {"advantages": advantages(trainer, rewards, batch, args)}
+            metrics = trainer.update(policy, optimizer, now, step, args)
+            path.append((weights(policy), {key: metrics[key] for key in ("clip_rate", "grad_norm", "optimizer_steps")}))
+        reached.append(path)
+    for (weights_a, metrics_a), (weights_b, metrics_b) in zip(*reached):
+        assert torch.equal(weights_a, weights_b) and metrics_a == metrics_b
+    assert not torch.equal(reached[0][0][0], reached[0][1][0])
+
+
+@each_pair
+def test_at_fixed_weights_the_two_stages_add_up_to_the_parent(tiny_model, batch, parent, child):
+    """Two updates: low, low, high, high. The advantages are given, so α is out of it."""
+    settings = {"model": str(tiny_model), "updates_per_step": 2, "micro_batch_tokens": 300}
+    plain, _ = gradients(parent, batch, arguments(parent, **settings))
+    staged, metrics = gradients(child, batch, arguments(child, eta=0.5, **settings))
+    assert metrics["optimizer_steps"] == len(staged) == 4
+    low = batch["old_logp"][batch["mask"]].exp() <= 0.5
+    assert metrics["low_rate"] == pytest.approx(low.double().mean().item(), abs=1e-12)
+    for i in range(2):
+        assert distance(staged[i] + staged[2 + i], plain[i]) < 1e-5
+        assert distance(staged[i], plain[i]) > 1e-3 and distance(staged[2 + i], plain[i]) > 1e-3
+
+
+def test_reweighting_multiplies_each_tokens_own_advantage():
+    """Two responses of two tokens, rewards 1 and 3, no KL term: μ 2, σ² 4/3, A ∓1/√(4/3 + 1e-8) on each token. With α
+    0.1 a token of probability 0.5 keeps 0.95 of it, one of 0.01 0.901."""
+    old_logp = torch.tensor([[0, math.log(0.5), math.log(0.01)]] * 2, dtype=torch.float64)
+    batch = {"mask": torch.tensor([[False, True, True]] * 2), "old_logp": old_logp, "ref_logp": old_logp}
+    args = arguments(reinforce_pp_ar_lopti, kl_coef=0.0)
+    assert args.alpha == 0.1  # by default
+    found = advantages(reinforce_pp_ar_lopti, torch.tensor([1.0, 3.0], dtype=torch.float64), batch, args)
+    size = 1 / math.sqrt(4 / 3 + 1e-8)
+    expected = [0, -0.95 * size, -0.901 * size], [0, 0.95 * size, 0.901 * size]
+    assert found.flatten().tolist() == pytest.approx([*expected[0], *expected[1]], abs=1e-12)
+
+
+def test_dapo_passes_over_stages_and_updates_that_have_nothing(tiny_model, batch):
+    """The second update has no groups, and of the first only high tokens are left: one optimizer step of four."""
+    args = arguments(dapo_ar_lopti, model=str(tiny_model), updates_per_step=2)
+    half = len(batch["ids"]) // 2
+    high = batch["mask"] & (batch["old_logp"] > math.log(0.5))
+    high[half:] = False
+    found, metrics = gradients(dapo_ar_lopti, batch | {"mask": high}, args)
+    assert metrics["optimizer_steps"] == len(found) == 1 and found[0].any() and metrics["low_rate"] == 0
+    found, metrics = gradients(dapo_ar_lopti, batch | {"mask": torch.zeros_like(high)}, args)
+    assert found == [] and metrics == {"clip_rate": 0, "grad_norm": 0, "optimizer_steps": 0, "low_rate": 0}
