@@ -45,6 +45,7 @@ test: install model lint
 
 bench: install model
 	$(PY) benchmarks/limit.py
+	$(PY) benchmarks/operations.py
 	$(PY) benchmarks/against_trl.py
 	$(PY) benchmarks/growth.py
 	$(PY) benchmarks/report.py

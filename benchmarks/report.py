@@ -79,6 +79,23 @@ def limit(result):
     return [*lines, "", f"{where(result)}."]
 
 
+def operations(result):
+    sizes = result["sizes"]
+    lines = [
+        f"**Operation by operation** (`python benchmarks/operations.py`): seconds of {sizes['prompts']} × "
+        f"{sizes['responses']} responses of {sizes['response_tokens']} tokens to prompts of {sizes['prompt_tokens']}, "
+        "in the phase and in its bare passes, by torch.profiler.",
+        "",
+        "| log-probabilities | phase | bare | update | phase | bare |",
+        "|---|---|---|---|---|---|",
+    ]
+    columns = [
+        [f"{name} | {took:.2f} | {bare:.2f}" for name, (took, bare) in rows.items()]
+        for rows in result["phases"].values()
+    ]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in zip(*columns)), "", f"{where(result)}."]
+
+
 def growth(result):
     lines = [
         "**Growth** (`python benchmarks/growth.py`): slopes of log seconds over log size, first to last value.",
@@ -96,7 +113,7 @@ def growth(result):
 
 def main():
     lines = []
-    for name, write in (("trl", against_trl), ("limit", limit), ("growth", growth)):
+    for name, write in (("trl", against_trl), ("limit", limit), ("operations", operations), ("growth", growth)):
         if result := read(name):
             lines += [*write(result), ""]
     readme = common.ROOT / "README.md"
