@@ -310,10 +310,12 @@ def estimate_memory(config, args, head_chunk):
             f"--max_response_tokens) already needs {longest:.3f}"
         )
     tokens = max(args.micro_batch_tokens, context)
+    if not args.gradient_checkpointing:  # a pass holds the responses to one prompt at most, and the prompt once
+        tokens = min(tokens, args.max_prompt_tokens + args.responses_per_prompt * args.max_response_tokens)
     always = (12 + (width if args.kl_coef else 0)) * n_params / n_processes  # weights, AdamW, reference
     working = 4 * n_params / n_processes + tokens * kept * config.hidden_size * config.num_hidden_layers
     working += 2 * n_params / n_processes if args.dtype == "bfloat16" else 0  # autocast's copies of the weights
-    working += 16 * min(tokens, head_chunk) * config.vocab_size  # logits, and what they go through back and forth
+    working += 12 * min(tokens, head_chunk) * config.vocab_size  # logits, and what they go through back and forth
     sampling = width * n_params + args.kv_cache_gb * 2**30
     if torch.cuda.is_available():
         return n_params, (always + max(working, sampling)) / 2**30, torch.cuda.mem_get_info()[0] / 2**30
@@ -328,8 +330,10 @@ def keep_freed_memory():
     """Lets the process use memory again that it has freed, instead of giving it back and getting it anew, zeroed.
 
     By default glibc gives every freed tensor of 32 MB or more back; taking the pages again was a third of an update's
-    time on a CPU (SmolLM2-135M). Does nothing where the C library is another.
+    time on a CPU (SmolLM2-135M). Does nothing where the C library is another. And oneDNN, which keeps a kernel for each
+    of the last 1024 shapes it met, keeps fewer: lengths differ from pass to pass, and few come again.
     """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-4, 0)  # M_MMAP_MAX: no allocation gets a mapping of its own
