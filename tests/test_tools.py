@@ -1,5 +1,6 @@
 """What is drawn and compared: tools/plot.py and tools/compare.py."""
 
+import importlib
 import json
 import shlex
 import subprocess
@@ -165,6 +166,24 @@ def test_a_run_that_takes_too_long_or_fails_is_not_kept(tmp_path):
 def test_an_entry_must_name_a_script(entry):
     with pytest.raises(ValueError, match="NAME: SCRIPT FLAGS"):
         compare.read_entries([entry])
+
+
+@pytest.mark.parametrize("suite", compare.SUITES)
+def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
+    common, entries = compare.SUITES[suite]
+    for name, (script, *flags) in compare.read_entries(entries).items():
+        trainer = importlib.import_module(script.removesuffix(".py"))
+        args = trainer.parse_args([*flags, *shlex.split(common)])
+        trainer.check_args(args)
+        assert args.eval_size == 300, name
+
+
+def test_suites_that_share_a_kept_run_share_its_flags():
+    kept = {}
+    for common, entries in compare.SUITES.values():
+        for name, words in compare.read_entries(entries).items():
+            path = compare.kept_file(ROOT, name, 0)
+            assert kept.setdefault(path, [*words, *shlex.split(common)]) == [*words, *shlex.split(common)]
 
 
 def test_compare_runs_and_keeps_what_is_missing(tmp_path):

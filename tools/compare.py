@@ -95,7 +95,7 @@ KEPT = """step reward accuracy accuracy_2 accuracy_3 accuracy_4 eval/accuracy ev
 class Args:
     """What to run, and where to keep it."""
 
-    suite: Literal["comparison", "stages", "alpha", "eta", "updates", "clip"] = "comparison"  # what to compare
+    suite: Literal[*SUITES] = "comparison"  # what to compare
     entries: list[str] = field(default_factory=list)  # each "NAME: SCRIPT FLAGS"; empty: the suite's
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])  # one run of each entry for every seed
     common: str = ""  # flags for all entries, as in --common="--steps 10"; empty: the suite's
