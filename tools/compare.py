@@ -1,6 +1,7 @@
 """Compares scripts on models/kk_tiny: several entries × several seeds, one run after the other; a table and a plot.
 
-    python tools/compare.py                                  the whole family, seeds 0, 1 and 2
+    python tools/compare.py                                  the first five scripts, seeds 0, 1 and 2
+    python tools/compare.py --suite family                   every script, with its defaults
     python tools/compare.py --suite stages                   an ablation of the papers, see SUITES below
     python tools/compare.py --seeds 0 1 2 3 4                more seeds; what is there already is not run again
     python tools/compare.py --only grpo ar                   some of the entries
@@ -32,12 +33,18 @@ from tools import family, plot
 
 ROOT = Path(__file__).parents[1]
 
-ENTRIES = [  # the family in tree order: what grew from a script stands below it
+ENTRIES = [
     "grpo: grpo.py",
     "grpo 4 updates: grpo.py --updates_per_step 4",  # as many optimizer steps as Lopti makes
     "ar: grpo_ar_lopti.py --alpha 0.3 --eta 0",
     "lopti: grpo_ar_lopti.py --alpha 0 --eta 0.5",
     "ar+lopti: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
+    "reinforce++: reinforce_pp.py",
+    "dapo: dapo.py",
+    "acpo: acpo.py",
+]
+FAMILY = [  # in tree order: what grew from another script than grpo.py stands below it
+    "grpo: grpo.py",
     "reinforce++: reinforce_pp.py",
     "reinforce++ ar+lopti: reinforce_pp_ar_lopti.py --alpha 0.1 --eta 0.5",
     "dapo: dapo.py",
@@ -59,6 +66,7 @@ def sweep(flag, values, others):
 
 SUITES = {  # name: (flags of all, entries); the ablations that the papers print
     "comparison": (COMMON, ENTRIES),
+    "family": (COMMON, FAMILY),
     # AR-Lopti, fig. 6a: the improbable tokens alone, or the others alone; fig. 6b: the stages the other way round.
     "stages": (
         COMMON,
