@@ -106,13 +106,17 @@ PAPERS_FILES = "the GitHub repository zhyang2226/AR-Lopti"
 
 
 def settle(args):
-    """Puts runs' and papers' settings in the place of None. ValueError where a value is out of range or unclear."""
+    """Puts runs' and papers' settings in the place of None, and --versus behind the other models.
+
+    ValueError where a value is out of range or unclear.
+    """
     for name in ("last", "limit", "samples", "max_response_tokens", "kv_cache_gb", "batch"):
         if getattr(args, name) is not None and not 0 < getattr(args, name) < math.inf:
             raise ValueError(f"--{name} is {getattr(args, name)}; it must be greater than 0")
     if args.seed < 0 or not args.models:
         raise ValueError(f"--seed is {args.seed}; it must be 0 or greater" if args.models else "no model is given")
-    models = all_models(args)
+    others = [model for model in dict.fromkeys(args.models) if model != args.versus]
+    args.models = models = [*others, *([args.versus] if args.versus else [])]
     if args.last > 1 and not any(Path(model, "checkpoints").is_dir() for model in models):  # the others have one
         raise ValueError(f"--last is {args.last}, but none of the models is a run folder")
     runs = [settings for model in models if (settings := run_settings(model))]
@@ -136,12 +140,6 @@ def settle(args):
         raise ValueError(f"--samples is {args.samples}, but greedy responses are all alike: give a --temperature")
     if args.suite != "math" and len(args.data) + bool(args.data_dir) > 1:
         raise ValueError(f"--suite {args.suite} takes one --data or --data_dir")
-
-
-def all_models(args):
-    """The models of the command line, each once; --versus is the last."""
-    others = [model for model in dict.fromkeys(args.models) if model != args.versus]
-    return [*others, *([args.versus] if args.versus else [])]
 
 
 def the_one(name, values):
@@ -559,15 +557,7 @@ def tables_of(rows, comparisons, papers, columns, args):
         lines.append([f"{comparison['model']} minus {comparison['versus']}", *(shown(f, unit, "+") for f in found)])
         lines.append(["problems up / down / ties", *(f"{f['up']} / {f['down']} / {f['ties']}" for f in found)])
     tables["The same problems, compared"] = lines
-    lines = [["words", *words.WORDS]]
-    for row in rows if args.words else []:
-        found = row["words"].values()
-        lines.append([row["model"], *(shown(one, (1, 2)) for one in found)])
-        if "words_change" in row:
-            lines.append(["change", *(shown(one, (1, 2), "+") for one in row["words_change"].values())])
-        for kind, sign in (("pearson", "r"), ("spearman", "ρ")):
-            lines.append([f"{sign} with the reward", *("" if f[kind] is None else f"{f[kind]:+.2f}" for f in found)])
-    tables["Words of reasoning in a response"] = lines
+    tables["Words of reasoning in a response"] = words.lines_of(rows) if args.words else []
     return {title: lines for title, lines in tables.items() if len(lines) > 1}
 
 
@@ -600,18 +590,18 @@ def main():
     try:
         args = tyro.cli(Args, use_underscores=True, description=__doc__.split("\n\n")[0])
         settle(args)
-        models, (task, problems) = all_models(args), load_problems(args)
-        paths = [path for model in models for path in checkpoints(model, args.last)]
+        task, problems = load_problems(args)
+        paths = [path for model in args.models for path in checkpoints(model, args.last)]
         plans = {path: requests_of(path, problems, args) for path in dict.fromkeys(paths)}
     except (ValueError, OSError) as error:  # the user's to mend: one line, no traceback
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     console, started = Console(highlight=False, width=None if sys.stdout.isatty() else 160), time.perf_counter()
-    console.rule(f"[bold]evaluate.py[/] {', '.join(models)}")
+    console.rule(f"[bold]evaluate.py[/] {', '.join(args.models)}")
     console.print("   ".join(f"{name} [bold]{value}[/]" for name, value in settings_of(args).items()))
     columns, rows, values, responses = columns_of(problems, args), [], [], []
     try:
-        for model in models:
+        for model in args.models:
             results = evaluate(model, task, problems, plans, columns, args)
             for kept, result in zip((rows, values, responses), results):
                 kept.append(result)
@@ -648,8 +638,8 @@ def main():
     results["sampling"] = {p["category"]: {key: p[key] for key in ("samples", "temperature")} for p in problems}
     results |= {"rows": rows, "versus": comparisons, "papers": papers}
     of = [settings_of(args), [[part["responses"] for part in row["checkpoints"]] for row in rows]]
-    more = f"_and_{len(models) - 1}_more" * (len(models) > 1)
-    name = f"{args.suite}_{short_name(models[0])}{more}_{hashlib.sha256(json.dumps(of).encode()).hexdigest()[:8]}"
+    more = f"_and_{len(rows) - 1}_more" * (len(rows) > 1)
+    name = f"{args.suite}_{short_name(args.models[0])}{more}_{hashlib.sha256(json.dumps(of).encode()).hexdigest()[:8]}"
     files = [Path(args.out, name + end) for end in (".json", ".md", "_words.png", "_responses.jsonl")]
     files[0].write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     files[1].write_text(text + caption(rows, problems, args) + "\n")

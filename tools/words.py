@@ -59,10 +59,34 @@ def count_all(responses):
     return by_problem, relations
 
 
+def lines_of(rows):
+    """The table's lines of cells, the first of which are its titles.
+
+    rows: dicts with `model`, with `words`, {family: {"value", "error", "pearson", "spearman"}}, and with words_change,
+    {family: {"value", "error"}}, where there is a model to compare with. An error of None is not shown.
+    """
+    lines = [["words", *WORDS]]
+
+    def add(title, figures, sign=""):
+        texts = [f"{one['value']:{sign}.2f}" for one in figures]
+        errors = ["" if one["error"] is None else f" ± {one['error']:.2f}" for one in figures]
+        lines.append([title, *map(str.__add__, texts, errors)])
+
+    for row in rows:
+        found = row["words"].values()
+        add(row["model"], found)
+        if "words_change" in row:
+            add("change", row["words_change"].values(), "+")
+        for kind, letter in (("pearson", "r"), ("spearman", "ρ")):
+            cells = ["" if one[kind] is None else f"{one[kind]:+.2f}" for one in found]
+            lines.append([f"{letter} with the reward", *cells])
+    return lines
+
+
 def draw(rows, path):
     """Two panels: how often a response has a family's words, by model; and how that goes with its reward.
 
-    rows: dicts with `model` and `words`, {family: {"value", "error", "pearson", "spearman"}}.
+    rows: as for lines_of.
     """
     import matplotlib
 
