@@ -264,7 +264,7 @@ def requests_of(model, problems, args):
         raise ValueError(f"{model} can't be loaded: {error}") from error
     prompts = [encode(tokenizer, problem, args.chat_template) for problem in problems]
     longest = max(map(len, prompts))
-    context = min(config.max_position_embeddings, longest + args.max_response_tokens)
+    context = min(getattr(config, "max_position_embeddings", math.inf), longest + args.max_response_tokens)
     if longest >= context:
         n = sum(len(ids) >= context for ids in prompts)
         raise ValueError(f"{model} takes {context} tokens, and {n} prompts have as many; the longest has {longest}")
