@@ -7,6 +7,7 @@ it. Evaluations run in this process, as main() does it, and share vLLM's engines
 import itertools
 import json
 import math
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import DATA, KK_TINY, ROOT, make_tiny_model, run
+from conftest import DATA, KK_TINY, ROOT, run
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import evaluate
 from rewards import countdown, encode, kk
@@ -224,31 +227,45 @@ def taught():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The tiny model, having learned by heart what taught() says; in bfloat16."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = make_tiny_model(tmp_path_factory.mktemp("evaluate") / "taught")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    """A Llama of 0.1 M parameters that has learned by heart what taught() says; in bfloat16, with kk_tiny's words."""
+    folder = tmp_path_factory.mktemp("evaluate") / "taught"
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
-    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    rows = [(encode(tokenizer, problem), [*tokenizer.encode(text), 1]) for problem, texts in taught() for text in texts]
+    end = tokenizer.eos_token_id
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=None, eos_token_id=end,
+    )  # fmt: skip
+    lm = LlamaForCausalLM(config)
+    pairs = [(problem, text) for problem, texts in taught() for text in texts]
+    rows = [(encode(tokenizer, problem), [*tokenizer.encode(text), end]) for problem, text in pairs]
     longest = max(len(prompt) + len(response) for prompt, response in rows)
-    ids, labels = torch.ones(len(rows), longest, dtype=torch.long), torch.full((len(rows), longest), -100)
+    ids, labels = torch.full((len(rows), longest), end), torch.full((len(rows), longest), -100)
     for i, (prompt, response) in enumerate(rows):
         ids[i, : len(prompt) + len(response)] = torch.tensor(prompt + response)
         labels[i, len(prompt) : len(prompt) + len(response)] = torch.tensor(response)
     optimizer = torch.optim.AdamW(lm.parameters(), lr=4e-3)
     for _ in range(1000):
         loss = lm(input_ids=ids, labels=labels).loss
-        if loss < 0.01:
+        if loss < 0.012:  # what is left is the choice between two answers
             break
         loss.backward()
         torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    assert loss < 0.01
+    assert loss < 0.012
     lm.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def spoiled(model, folder):
+    """A copy of a model whose last hidden states are turned round: it says nothing right."""
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] *= -1
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
@@ -365,7 +382,7 @@ def test_mathematics_by_both_protocols(model, math_folder, tmp_path, protocol, n
     figures = results["rows"][0]["figures"]
     counts = {}
     for response in map(json.loads, written["responses.jsonl"].read_text().splitlines()):
-        box = response["response"].split("{")[1].split("}")[0] if "{" in response["response"] else ""
+        box = ["", *re.findall(r"\\boxed\{(\d+)\}", response["response"])][-1]
         right = [
             int(box == str(gold)) for problem, gold, _ in MATH[response["category"]] if problem in response["prompt"]
         ]
@@ -466,11 +483,8 @@ def test_what_is_complete_is_not_sampled_again_and_nothing_else_is_taken_for_it(
     assert evaluate.fingerprint(moved) == evaluate.fingerprint(model)
     shutil.copytree(moved, copy)
     assert not asked()  # the same weights
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(copy / "model.safetensors")
-    weights["model.norm.weight"][0] += 1
-    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    shutil.rmtree(copy)
+    spoiled(model, copy)
     assert asked()  # others under the same name
 
 
@@ -492,7 +506,7 @@ def test_two_evaluations_do_not_write_one_file(model, tmp_path):
 def a_run(model, tmp_path_factory):
     """A run's folder: its checkpoints are the taught model, one that writes nothing right, and the taught one again."""
     folder = tmp_path_factory.mktemp("runs") / "grpo_kk"
-    bad = make_tiny_model(tmp_path_factory.mktemp("bad") / "model", seed=1)
+    bad = spoiled(model, tmp_path_factory.mktemp("bad") / "model")
     for step, source in {2: bad, 4: model, 6: bad, 8: model}.items():
         path = shutil.copytree(source, folder / f"checkpoints/step_{step:06d}")
         (path / "trainer_state.json").write_text(json.dumps({"step": step}))
