@@ -91,7 +91,7 @@ class Args:
 DEFAULTS = {"kk": {"people": "3-7", "chat_template": "auto", "samples": 1, "temperature": 0.0}}  # the papers'
 DEFAULTS["math"] = {"chat_template": "none", "samples": 16, "temperature": 1.0}  # their base model knows no chat
 DEFAULTS["countdown"] = {"numbers": "3-4", "chat_template": "auto", "samples": 4, "temperature": 1.0}
-CPU_TOKENS = 256  # max_response_tokens where there is no GPU, and the model is not as small as kk_tiny
+CPU_TOKENS = 128  # max_response_tokens where there is no GPU, and the model is not as small as kk_tiny
 
 SETS = {  # of math: title, names that its file may have (letters and digits of them), hub id, the papers' file
     "olympiad_bench": ("Olympiad Bench", ["olympiadbench"], "", "data/deepscaler/olympiad_bench_dsr.parquet"),

@@ -271,7 +271,7 @@ def spoiled(model, folder):
 
 @pytest.fixture(scope="module", autouse=True)
 def engines():
-    """load_engine as it is, but a model's engine is kept for the next evaluation, with a context that is enough."""
+    """load_engine as it is, but a model's engine is kept for the next evaluation, with one context for all."""
     kept, load = {}, evaluate.load_engine
 
     def load_once(model, engine, seed):
@@ -547,7 +547,7 @@ def test_a_run_is_its_newest_checkpoint_and_a_checkpoint_has_its_runs_settings(a
     assert evaluate.checkpoints(str(a_run), 1) == [str(a_run / "checkpoints/step_000008")]
     assert settled(a_run).people == "2,4" and settled(a_run / "checkpoints/step_000004").people == "2,4"
     assert settled(a_run, "--people", "3").people == "3"
-    assert settled(a_run, "--suite", "countdown").max_response_tokens == (3072 if evaluate.ON_GPU else 256)
+    assert settled(a_run, "--suite", "countdown").max_response_tokens == (3072 if evaluate.ON_GPU else 128)
 
 
 def settled(*flags):
