@@ -388,6 +388,8 @@ def test_mathematics_by_both_protocols(model, math_folder, tmp_path, protocol, n
         counts.setdefault(response["category"], {}).setdefault(response["problem"], []).extend(right)
     shares = {name: [fmean(right) for right in by_problem.values()] for name, by_problem in counts.items()}
     sampled = ["amc", "aime"] if protocol == "ar_lopti" else ["amc", "minerva", "math500", "olympiad_bench"]
+    how = {True: {"samples": n, "temperature": 1.0}, False: {"samples": 1, "temperature": 0.0}}
+    assert results["sampling"] == {name: how[name in sampled] for name in shares}
     for name in shares:
         assert {len(right) for right in counts[name].values()} == {n if name in sampled else 1}
         assert figures[name]["value"] == pytest.approx(fmean(shares[name])), name
