@@ -214,3 +214,23 @@ def test_the_comparison_in_the_readme_is_what_its_kept_runs_give():
     readme = (ROOT / "README.md").read_text()
     assert table in readme and "benchmarks/kk_tiny/comparison.png" in readme
     assert (folder / "comparison.png").exists() and (folder / "comparison.svg").exists()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# bookkeeping.py
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_freed_memory_is_used_again(keep):
+    """A tensor of 256 MB has 65536 pages. Kept, the third takes its pages from those before it, which are gone."""
+    lines = ["import resource, torch", "from tools import bookkeeping", "bookkeeping.keep_freed_memory()" * keep]
+    lines += [
+        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt",
+        "torch.ones(2**26)",
+        "torch.ones(2**26)",
+    ]
+    lines += ["before = faults()", "torch.ones(2**26)", "print(faults() - before)"]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert (int(done.stdout) < 1000) == keep
