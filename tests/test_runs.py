@@ -276,6 +276,7 @@ def test_bad_input_ends_with_one_message_before_anything_loads(message, tmp_path
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["grpo_ar_lopti.py", *small(tmp_path / "run"), *BAD[message]])
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # another test may have loaded it in this process
     with pytest.raises(SystemExit) as ended:
         grpo_ar_lopti.main()
     assert ended.value.code == 2
