@@ -41,7 +41,7 @@ demo: install
 	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5
 
 test: install model lint
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: install model
 	$(PY) benchmarks/limit.py

@@ -22,6 +22,13 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     share = slice(int(worker[2:]), None, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[share] or [0])
 
+LONGEST = ("test_runs", "test_kk_tiny", "test_tasks", "test_dapo")  # begun first, or one process would end alone
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.module.__name__ not in LONGEST)
+
+
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -1,5 +1,6 @@
 """Whole runs, as a user starts them: real vLLM, real torch, on the CPU."""
 
+import importlib
 import json
 import re
 import signal
@@ -16,7 +17,6 @@ from safetensors.torch import load_file
 
 from tools import family
 
-SCRIPTS = [f"{stem}.py" for stem in family.family()]
 KEYS = """step reward reward_std accuracy format_rate response_tokens truncated_rate zero_std_rate entropy kl clip_rate
     grad_norm sampler_gap weights_changed tokens time/sample time/score time/logprob time/train time/sync time/step
     tokens_per_s peak_memory_gb""".split()
@@ -139,15 +139,13 @@ def test_two_processes_do_the_same_first_step_and_go_on_as_one(four_steps, tmp_p
     assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2, 3]
 
 
-def test_checkpoint_is_an_ordinary_model_folder(four_steps, tmp_path):
+def test_checkpoint_is_an_ordinary_model_folder(four_steps):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = four_steps[0] / "checkpoints" / "step_000004"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.dtype == torch.bfloat16 and tokenizer.chat_template
     assert torch.equal(model.model.embed_tokens.weight, weights(four_steps[0], 4)["model.embed_tokens.weight"])
-    run("grpo.py", *small(tmp_path / "run", model=folder, steps=1))  # and vLLM loads it too
-    assert metrics(tmp_path / "run")[0]["sampler_gap"] < 0.05
 
 
 def test_responses_are_cut_off_and_counted(tmp_path):
@@ -323,12 +321,14 @@ def test_a_run_is_resumed_by_its_own_script(tmp_path):
     assert finished.returncode == 2 and "made by another script, cispo.py" in finished.stderr
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_help_explains_every_flag(script):
-    import importlib
-
-    trainer = importlib.import_module(script.removesuffix(".py"))
-    help_text = run(script, "--help", env={"COLUMNS": "200"}).stdout
+@pytest.mark.parametrize("script", family.family())
+def test_help_explains_every_flag(script, monkeypatch, capsys):
+    trainer = importlib.import_module(script)
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        trainer.parse_args(["--help"])
+    assert ended.value.code == 0
+    help_text = capsys.readouterr().out
     for name in trainer.Args.__dataclass_fields__:
         line = re.search(rf"--{name}\b.*", help_text)
         assert line, name

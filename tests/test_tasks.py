@@ -12,10 +12,10 @@ from rewards import encode, load_task
 from tools import family
 
 SCRIPTS = family.family()
-ON_ALL_TASKS = ["reinforce_pp", "dapo", "acpo"]  # grpo.py and grpo_ar_lopti.py run on puzzles in many other tests
-RUNS = [(script, task) for script in ON_ALL_TASKS for task in ("kk", "math", "countdown")]
-RUNS += [(script, task) for script in ("grpo", "grpo_ar_lopti") for task in ("math", "countdown")]
-RUNS += [(script, "kk") for script in SCRIPTS if script not in dict(RUNS)]
+# grpo.py and grpo_ar_lopti.py run on puzzles in other tests. Each task that this model can't do meets two scripts that
+# make advantages of equal rewards in different ways.
+RUNS = [(script, "kk") for script in SCRIPTS if script not in ("grpo", "grpo_ar_lopti")]
+RUNS += [("grpo", "math"), ("dapo", "math"), ("reinforce_pp", "countdown"), ("acpo", "countdown")]
 
 
 @pytest.fixture
