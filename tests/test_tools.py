@@ -115,6 +115,7 @@ def a_kept_run(accuracies, command="grpo.py --seed 0", seconds=2.0):
 
 def test_the_final_accuracy_is_the_mean_of_the_last_three_evaluations():
     assert compare.final(a_kept_run([0.9, 0.1, 0.2, 0.3, 0.7]), "eval/accuracy") == pytest.approx(0.4)
+    assert compare.final(a_kept_run([0.9, 0.1, 0.2]), "eval/accuracy") == pytest.approx(0.15)
 
 
 def test_mean_and_standard_error_by_hand():
@@ -139,6 +140,14 @@ def test_the_table_by_hand():
     assert [row["runs"] for row in table] == ["2", "2", "1"]
     assert [row["s/step"] for row in table] == ["2.0", "4.5", "2.0"]
     assert table[0]["paper"] == "0.30" and table[1]["paper"] == ""
+
+
+def test_an_entry_is_compared_with_the_one_that_its_name_begins_with():
+    runs = {name: {0: a_kept_run([0.3, a, a, a])} for name, a in [("2", 0.3), ("2, x", 0.4), ("4", 0.6), ("4, x", 0.5)]}
+    head, _, *rows = compare.table(runs, {name: ["grpo.py"] for name in runs}, "").splitlines()[:6]
+    place = [cell.strip() for cell in head.split("|")].index("difference")
+    assert [row.split("|")[place].strip() for row in rows] == ["", "+0.100", "+0.300", "−0.100"]
+    assert compare.base_of("high, then low", {"grpo": 0, "high, then low": 0}) == "grpo"
 
 
 def test_a_kept_run_is_not_run_again_and_other_flags_are_refused(tmp_path):

@@ -1,7 +1,6 @@
 """Compares scripts on models/kk_tiny: several entries × several seeds, one run after the other; a table and a plot.
 
-    python tools/compare.py                                  the first five scripts, seeds 0, 1 and 2
-    python tools/compare.py --suite family                   every script, with its defaults
+    python tools/compare.py                                  every script, seeds 0, 1 and 2
     python tools/compare.py --suite stages                   an ablation of the papers, see SUITES below
     python tools/compare.py --seeds 0 1 2 3 4                more seeds; what is there already is not run again
     python tools/compare.py --only grpo ar                   some of the entries
@@ -33,18 +32,12 @@ from tools import family, plot
 
 ROOT = Path(__file__).parents[1]
 
-ENTRIES = [
+ENTRIES = [  # in the order of the tree: what grew from another script than grpo.py stands below it
     "grpo: grpo.py",
     "grpo 4 updates: grpo.py --updates_per_step 4",  # as many optimizer steps as Lopti makes
     "ar: grpo_ar_lopti.py --alpha 0.3 --eta 0",
     "lopti: grpo_ar_lopti.py --alpha 0 --eta 0.5",
     "ar+lopti: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
-    "reinforce++: reinforce_pp.py",
-    "dapo: dapo.py",
-    "acpo: acpo.py",
-]
-FAMILY = [  # in tree order: what grew from another script than grpo.py stands below it
-    "grpo: grpo.py",
     "reinforce++: reinforce_pp.py",
     "reinforce++ ar+lopti: reinforce_pp_ar_lopti.py --alpha 0.1 --eta 0.5",
     "dapo: dapo.py",
@@ -66,7 +59,6 @@ def sweep(flag, values, others):
 
 SUITES = {  # name: (flags of all, entries); the ablations that the papers print
     "comparison": (COMMON, ENTRIES),
-    "family": (COMMON, FAMILY),
     # AR-Lopti, fig. 6a: the improbable tokens alone, or the others alone; fig. 6b: the stages the other way round.
     "stages": (
         COMMON,
@@ -80,6 +72,16 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
     ),
     "alpha": (COMMON, ["grpo: grpo.py", *sweep("alpha", (0.1, 0.2, 0.3, 0.5, 0.7, 1), "--eta 0")]),  # fig. 6c
     "eta": (COMMON, ["grpo: grpo.py", *sweep("eta", (0.1, 0.3, 0.5, 0.7, 0.9), "--alpha 0")]),  # fig. 6d
+    # ACPO, Table 3: its largest and its average clip range (over tokens) are those of the kept run of seed 0.
+    "clip": (
+        COMMON,
+        [
+            "acpo: acpo.py",
+            "no kl: grpo.py --kl_coef 0",
+            "no kl, clip-high at acpo's largest: grpo.py --kl_coef 0 --clip_high 0.293",
+            "no kl, clip at acpo's average: grpo.py --kl_coef 0 --clip_low 0.211 --clip_high 0.211",
+        ],
+    ),
     "updates": (  # fig. 19: the 80/20 rule near and far off policy
         SHORT,
         [
@@ -166,8 +168,8 @@ def shorter(value):
 
 
 def final(run, key):
-    """Mean of the run's last three evaluations."""
-    return fmean(plot.points(run["rows"], key)[1][-LAST:])
+    """Mean of the run's last three evaluations, or of fewer: the one before training does not count."""
+    return fmean(plot.points([row for row in run["rows"] if row["step"] > 0], key)[1][-LAST:])
 
 
 def mean_and_error(values):
@@ -180,20 +182,27 @@ def shown(values):
     return f"{mean:.3f} ± {error:.3f}" if error == error else f"{mean:.3f}"
 
 
+def base_of(name, names):
+    """The entry that this one is compared with: "4 updates" for "4 updates, 80/20" where there is one, or the first."""
+    start = name.rpartition(", ")[0]
+    return start if start in names else next(iter(names))
+
+
 def table(runs, commands, common):
     """The comparison as Markdown. runs: {name: {seed: kept run}}."""
     everything = [run for by_seed in runs.values() for run in by_seed.values()]
     people = sorted(
         {key for run in everything for row in run["rows"] for key in row if key.startswith("eval/accuracy_")}
     )
-    first = next(iter(runs))
+    first, bases = next(iter(runs)), {name: base_of(name, runs) for name in runs}
+    minus = f"minus {first}" if {*bases.values()} == {first} else "difference"
     names = ["script and flags", "runs", "test accuracy", *(f"{key[-1]} people" for key in people)]
-    names += [f"minus {first}", "last reward", "last length", "s/step", "paper"]
+    names += [minus, "last reward", "last length", "s/step", "paper"]
     lines = ["| " + " | ".join(["entry", *names]) + " |", "|---" * (len(names) + 1) + "|"]
     for name, by_seed in runs.items():
-        mine = list(by_seed.values())
-        both = [seed for seed in by_seed if seed in runs[first]]
-        gains = [final(by_seed[seed], "eval/accuracy") - final(runs[first][seed], "eval/accuracy") for seed in both]
+        mine, base = list(by_seed.values()), runs[bases[name]]
+        both = [seed for seed in by_seed if seed in base]
+        gains = [final(by_seed[seed], "eval/accuracy") - final(base[seed], "eval/accuracy") for seed in both]
         cells = [
             f"`{shlex.join(commands[name])}`",
             str(len(mine)),
@@ -211,13 +220,14 @@ def table(runs, commands, common):
     commits, machines = ({run[key] for run in everything} for key in ("commit", "machine"))
     versions = {f"{name} {version}" for run in everything for name, version in run["versions"].items()}
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
+    what = f"difference to {first}" if minus != "difference" else f'"NAME, X" minus "NAME", others minus "{first}"'
     lines += [
         "",
         f"All entries: `{common}`; seeds {', '.join(map(str, seeds))}. Test accuracy: one response to each test puzzle "
-        f"at the evaluation's temperature, mean over the numbers of people and the last {LAST} evaluations; mean ± "
-        f"standard error over the seeds. Before training it is {fmean(start):.3f}. Minus {first}: difference to it "
-        "with the same seed, which means the same puzzles in the same order. Reward, length: mean of the last 5 steps."
-        + (PAPERS * any(name in PAPER for name in runs)),
+        f"at the evaluation's temperature, mean over the numbers of people and the last {LAST} evaluations, the one "
+        f"before training left out; mean ± standard error over the seeds. Before training it is {fmean(start):.3f}. "
+        f"{minus.capitalize()}: {what} with the same seed, which means the same puzzles in the same order. "
+        "Reward, length: mean of the last 5 steps." + (PAPERS * any(name in PAPER for name in runs)),
         "",
         f"Commit {', '.join(map(str, sorted(commits, key=str)))}; {', '.join(sorted(versions))}; "
         f"{', '.join(sorted(machines))}; {', '.join(sorted({run['date'] for run in everything}))}.",

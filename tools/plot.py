@@ -82,8 +82,9 @@ def parts_of(rows, key):
 def draw(groups, paths, panels=PANELS):
     """One panel for each metric that some run has.
 
-    groups: {label: [rows of a run, ...]}; of several groups each gets a colour, the mean over its runs and a band of
-    one standard deviation; a group that is alone is shown by category too. paths: files to write, by their suffixes.
+    groups: {label: [rows of a run, ...]}; of several groups each gets a colour, the mean over its runs and, where the
+    groups are no more than the colours, a band of one standard deviation; a group that is alone is shown by category
+    too. paths: files to write, by their suffixes.
     """
     import matplotlib
 
@@ -110,10 +111,10 @@ def draw(groups, paths, panels=PANELS):
             marker = "o" if key.startswith("eval/") else None
             steps, mean, spread = mean_and_spread(runs, name)
             axis.plot(steps, mean, color=colour, ls=style, marker=marker, ms=3, label=label)
-            if len(runs) > 1:
+            if len(runs) > 1 and len(groups) <= len(COLOURS):
                 low, high = ([m + sign * s for m, s in zip(mean, spread)] for sign in (-1, 1))
                 axis.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
-            elif not marker:
+            elif len(runs) == 1 and not marker:
                 axis.plot(*points(runs[0], name), color=colour, alpha=0.25, lw=1)
         axis.set(title=TITLES.get(key, key), xlabel="step")
         axis.xaxis.get_major_locator().set_params(integer=True)
