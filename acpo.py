@@ -92,6 +92,7 @@ class Args:
     kl_coef: float = 0.0  # β, weight of the KL term, >= 0; 0: no reference model is loaded
     clip_alpha: float = 3.0  # α, how much of σ a bin's clip range gets, >= 0; 0: one range for all
     clip_base: float = 0.2  # ε_b, the clip range where σ is 0, >= 0
+    clip_base_high: float | None = None  # ε_b of the upper bound, >= 0; None: clip_base, as in ACPO
     clip_max: float = 3.0  # the widest clip range, >= 0
     n_bins: int = 5  # bins of probability, of equal width, > 0
     updates_per_step: int = 2  # optimizer updates a step (2: near on-policy, 16: off-policy), > 0
@@ -130,6 +131,7 @@ POSITIVE = """steps epochs prompts_per_step responses_per_prompt max_prompt_toke
 RANGES = {
     POSITIVE: (lambda value: value is None or 0 < value < math.inf, "greater than 0"),
     "kl_coef clip_alpha clip_base clip_max seed": (lambda value: 0 <= value < math.inf, "0 or greater"),
+    "clip_base_high": (lambda value: value is None or 0 <= value < math.inf, "0 or greater"),
     "lr": (lambda value: 0 < value <= 1, "in (0, 1]"),
     "temperature": (lambda value: 0.01 <= value < math.inf, "0.01 or greater"),
     "eval_temperature": (lambda value: value == 0 or 0.01 <= value < math.inf, "0 or at least 0.01"),
@@ -141,8 +143,6 @@ def parse_args(argv):
     """Args from the command line. Defaults: the papers'; those of machine and model; or those of the run resumed."""
     given = bookkeeping.flags(argv)
     task = TASKS.get(given.get("--task", Args.task), {})
-    if task and "16" in (given.get("--updates_per_step"), given.get("--updates-per-step")):
-        task = task | {"prompts_per_step": 256}  # the paper's off-policy regime; kk is not the paper's
     model = given.get("--model", task.get("model", Args.model) if ON_GPU else KK_TINY["model"])
     defaults = bookkeeping.settings_to_resume(given, Args) or task | own_defaults(model)
     description = __doc__.split("\n\n")[0]
@@ -409,9 +409,11 @@ def compute_advantages(rewards, batch, args):
     The standard deviation has ddof 1; a group of one response has mean 0 and standard deviation 1.
     """
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    if groups.shape[1] > 1:
+    mean, std = torch.zeros_like(groups), torch.ones_like(groups)  # of a group of one response
+    if args.responses_per_prompt > 1:
         groups = groups - groups[:, :1]  # but for rounding no result changes; equal rewards become 0 exactly
-        groups = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
+        mean, std = groups.mean(1, keepdim=True), groups.std(1, keepdim=True)
+    groups = (groups - mean) / (std + 1e-6)
     return groups.reshape(-1, 1) * batch["mask"]  # [N, T]
 
 
@@ -419,15 +421,17 @@ def compute_advantages(rewards, batch, args):
 
 
 def clip_ranges(logp, batch, args):
-    """Each token's clip range ε_a (eq. 8), [N, T], and per bin: response tokens, σ of their ρ, clip range.
+    """Each token's clip range ε_a (eq. 8), [N, T], and what it is made of, bin by bin.
 
     logp [N, T]: under the policy at the beginning of the update. batch: this process's share of a mini-batch; the bins'
     numbers are over all processes. σ is taken in float64 and about the mean, since ρ is close to 1 and σ small.
+    The second value has one dictionary for each bin, that of the improbable tokens first: its number of response
+    tokens, σ of their ρ, and their clip range.
     """
     edges = (torch.arange(1, args.n_bins, dtype=torch.float64) / args.n_bins).log().to(logp)  # [n_bins - 1]
     bins = torch.bucketize(logp, edges, right=True)  # [N, T]; an edge belongs to the bin above it
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).double().exp()  # ρ, clamped as in policy_loss
-    clip_range, statistics = torch.zeros_like(logp), {}
+    clip_range, of_bins = torch.zeros_like(logp), []
     for i in range(args.n_bins):
         inside = ratio[batch["mask"] & (bins == i)]  # [n]
         n_tokens = int(all_reduce(len(inside)))
@@ -435,8 +439,30 @@ def clip_ranges(logp, batch, args):
         sigma = math.sqrt(all_reduce((inside - mean).square().sum()) / max(1, n_tokens))
         epsilon = min(args.clip_base + args.clip_alpha * sigma, args.clip_max)
         clip_range[bins == i] = epsilon
-        statistics |= {f"bin_tokens_{i + 1}": n_tokens, f"sigma_{i + 1}": sigma, f"clip_range_{i + 1}": epsilon}
-    return clip_range, statistics
+        of_bins.append({"tokens": n_tokens, "sigma": sigma, "clip_range": epsilon})
+    return clip_range, of_bins
+
+
+def bin_metrics(updates):
+    """What σ and the clip range of each bin were in a step: the largest, and the mean over tokens; and over all bins.
+
+    updates: for each update of the step the bins' numbers, as clip_ranges gives them. In a mean over tokens an update
+    counts with its tokens in the bin; if a bin had none in any update, all updates count alike.
+    """
+    metrics = {}
+    for i, bins in enumerate(zip(*updates), 1):  # one bin, as each update had it
+        tokens = [numbers["tokens"] for numbers in bins]
+        metrics[f"bin_tokens_{i}"] = sum(tokens)
+        for name in ("sigma", "clip_range"):
+            values = [numbers[name] for numbers in bins]
+            metrics[f"{name}_max_{i}"] = max(values)
+            metrics[f"{name}_mean_{i}"] = fmean(values, tokens if sum(tokens) else None)
+    everything = [numbers for bins in updates for numbers in bins]
+    tokens = [numbers["tokens"] for numbers in everything]
+    values = [numbers["clip_range"] for numbers in everything]  # an empty bin's is ε_b, which is the least
+    metrics["clip_range_max"] = max(values)
+    metrics["clip_range_mean"] = fmean(values, tokens if sum(tokens) else None)
+    return metrics
 
 
 def policy_loss(logp, batch, args):
@@ -448,6 +474,8 @@ def policy_loss(logp, batch, args):
     """
     advantages, mask = batch["advantages"], batch["mask"]
     low, high = 1 - batch["clip_range"], 1 + batch["clip_range"]  # [N, T]
+    if args.clip_base_high is not None:
+        high = high - args.clip_base + args.clip_base_high
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
     clipped = (advantages > 0) & (ratio > high) | (advantages < 0) & (ratio < low)
@@ -473,17 +501,17 @@ def minibatches(batch, n):
 def update(policy, optimizer, batch, step, args):
     """All optimizer updates of a step. Returns clip_rate (a share of tokens), grad_norm (a mean) and optimizer_steps.
 
-    ACPO: and for each bin its tokens, summed over the updates, its σ and its clip range, means over the updates.
+    ACPO: and for each bin its tokens, summed over the updates, its σ and its clip range: see bin_metrics.
     The gradient of a mini-batch is summed over micro-batches and processes and clipped to max_grad_norm. Where the
     loss or the gradient is not finite, the program ends before the weights are touched.
     """
-    n_clipped, n_seen, grad_norms, statistics = 0, 0, [], []
+    n_clipped, n_seen, grad_norms, of_bins = 0, 0, [], []
     bar = tqdm(total=len(batch["ids"]), desc=f"step {step}: updating", leave=False, disable=RANK != 0)
     for minibatch in minibatches(batch, args.updates_per_step):
         # Before the first update nothing has moved: ρ is 1 exactly, and no pass is needed.
         logp = log_probs(policy, minibatch, args)[0] if grad_norms else minibatch["old_logp"]
-        minibatch["clip_range"], of_bins = clip_ranges(logp, minibatch, args)
-        statistics.append(of_bins)
+        minibatch["clip_range"], bins = clip_ranges(logp, minibatch, args)
+        of_bins.append(bins)
         n_tokens = minibatch["mask"].sum(1, keepdim=True).clamp(min=1)  # [N, 1], |o_i|
         minibatch["weight"] = minibatch["mask"] / (n_tokens * all_reduce(len(n_tokens)))  # [N, T]
         mini_loss, n_seen = 0, n_seen + minibatch["mask"].sum()
@@ -507,7 +535,7 @@ def update(policy, optimizer, batch, step, args):
         "clip_rate": all_reduce(n_clipped) / max(1, all_reduce(n_seen)),
         "grad_norm": sum(grad_norms) / max(1, len(grad_norms)),
         "optimizer_steps": len(grad_norms),
-    } | {key: (sum if "tokens" in key else fmean)(of_bins[key] for of_bins in statistics) for key in statistics[0]}
+    } | bin_metrics(of_bins)
 
 
 # ----------------------------------------------------------------------------------------------------- evaluation

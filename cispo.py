@@ -81,6 +81,7 @@ class Args:
     kl_coef: float = 0.0  # β, weight of the KL term, >= 0; 0: no reference model is loaded
     clip_low: float = 1.0  # ε_low, in [0, 1]; 1: no lower bound
     clip_high: float = 0.45  # ε_high, >= 0
+    gated: bool = False  # as in the ACPO paper's released baseline: with PPO's gate, and as a mean over responses
     updates_per_step: int = 2  # optimizer updates a step (2: near on-policy, 16: off-policy), > 0
     micro_batch_tokens: int = 16384  # tokens in one forward pass, padding included; changes memory, not results, > 0
     gradient_checkpointing: bool = True  # recompute activations in the backward pass: less memory, a third more time
@@ -393,29 +394,40 @@ def compute_advantages(rewards, batch, args):
     The standard deviation has ddof 1; a group of one response has mean 0 and standard deviation 1.
     """
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    if groups.shape[1] > 1:
+    mean, std = torch.zeros_like(groups), torch.ones_like(groups)  # of a group of one response
+    if args.responses_per_prompt > 1:
         groups = groups - groups[:, :1]  # but for rounding no result changes; equal rewards become 0 exactly
-        groups = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
+        mean, std = groups.mean(1, keepdim=True), groups.std(1, keepdim=True)
+    groups = (groups - mean) / (std + 1e-6)
     return groups.reshape(-1, 1) * batch["mask"]  # [N, T]
 
 
 # ----------------------------------------------------------------------------------------------------------- loss
 
 
-def policy_loss(logp, batch, n_tokens, args):
+GATE_LOW, GATE_HIGH = 0.2, 0.3  # --gated: beyond 1 − 0.2 or 1 + 0.3, in the direction of A, a token is cut off
+
+
+def policy_loss(logp, batch, n, args):
     """The negative of J for one micro-batch, and how many of its tokens have a clipped weight.
 
-    logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages and mask are [N, T] too. n_tokens:
-    response tokens of the whole mini-batch, over all micro-batches and processes, so that the losses of micro-batches
-    add up to the mini-batch's.
+    logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages and mask are [N, T] too. n: response
+    tokens of the whole mini-batch, over all micro-batches and processes, so that the losses of micro-batches add up to
+    the mini-batch's. With --gated it is the mini-batch's responses, each of which counts with the mean over its tokens
+    (the mask has all of them or none); the second value then counts the tokens that the gate cuts off, too.
     """
     advantages, mask = batch["advantages"], batch["mask"]
     low, high = 1 - args.clip_low, 1 + args.clip_high
     ratio = (logp - batch["old_logp"]).detach().clamp(-20, 20).exp()  # ρ
     surrogate = ratio.clamp(low, high) * advantages * logp
     clipped = (advantages != 0) & ((ratio > high) | (ratio < low))
+    if args.gated:
+        gate = (advantages > 0) & (ratio > 1 + GATE_HIGH) | (advantages < 0) & (ratio < 1 - GATE_LOW)
+        surrogate, clipped = surrogate.masked_fill(gate, 0), clipped | gate
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
-    return loss[mask].sum() / n_tokens, (clipped & mask).sum()
+    if args.gated:
+        loss = loss / mask.sum(1, keepdim=True).clamp(min=1)  # |o_i|
+    return loss[mask].sum() / n, (clipped & mask).sum()
 
 
 def k3(logp, ref_logp):
@@ -442,13 +454,13 @@ def update(policy, optimizer, batch, step, args):
     n_clipped, n_seen, grad_norms = 0, 0, []
     bar = tqdm(total=len(batch["ids"]), desc=f"step {step}: updating", leave=False, disable=RANK != 0)
     for minibatch in minibatches(batch, args.updates_per_step):
-        n_tokens = all_reduce(minibatch["mask"].sum())
+        n = all_reduce(len(minibatch["mask"]) if args.gated else minibatch["mask"].sum())
         mini_loss, n_seen = 0, n_seen + minibatch["mask"].sum()
         if not args.kl_coef:  # a token with advantage 0 teaches nothing then
             minibatch = minibatch | {"mask": minibatch["mask"] & (minibatch["advantages"] != 0)}
         for rows, micro in micro_batches(minibatch, args):
             logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
-            loss, clipped = policy_loss(logp, micro, n_tokens, args)
+            loss, clipped = policy_loss(logp, micro, n, args)
             (loss * WORLD_SIZE).backward()  # FSDP2 averages over the processes; the loss is a sum over them
             mini_loss, n_clipped = mini_loss + loss.item(), n_clipped + clipped
             bar.update(len(rows))

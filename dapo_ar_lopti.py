@@ -459,9 +459,11 @@ def compute_advantages(rewards, batch, args):
     The standard deviation has ddof 1; a group of one response has mean 0 and standard deviation 1.
     """
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    if groups.shape[1] > 1:
+    mean, std = torch.zeros_like(groups), torch.ones_like(groups)  # of a group of one response
+    if args.responses_per_prompt > 1:
         groups = groups - groups[:, :1]  # but for rounding no result changes; equal rewards become 0 exactly
-        groups = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
+        mean, std = groups.mean(1, keepdim=True), groups.std(1, keepdim=True)
+    groups = (groups - mean) / (std + 1e-6)
     return groups.reshape(-1, 1) * batch["mask"]  # [N, T]
 
 

@@ -399,9 +399,11 @@ def compute_advantages(rewards, batch, args):
     The standard deviation has ddof 1; a group of one response has mean 0 and standard deviation 1.
     """
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    if groups.shape[1] > 1:
+    mean, std = torch.zeros_like(groups), torch.ones_like(groups)  # of a group of one response
+    if args.responses_per_prompt > 1:
         groups = groups - groups[:, :1]  # but for rounding no result changes; equal rewards become 0 exactly
-        groups = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
+        mean, std = groups.mean(1, keepdim=True), groups.std(1, keepdim=True)
+    groups = (groups - mean) / (std + 1e-6)
     return groups.reshape(-1, 1) * batch["mask"]  # [N, T]
 
 
@@ -452,6 +454,7 @@ def update(policy, optimizer, batch, step, args):
     """All optimizer updates of a step. Returns clip_rate (a share of tokens), grad_norm (a mean) and optimizer_steps.
 
     And top_rate, the share of tokens in the loss, and entropy_threshold, the mean of the updates' τ in nats.
+    The entropy is the current policy's: at a step's first update that of the batch, then that of a pass of its own.
     The gradient of a mini-batch is summed over micro-batches and processes and clipped to max_grad_norm. Where the
     loss or the gradient is not finite, the program ends before the weights are touched.
     """
@@ -461,6 +464,8 @@ def update(policy, optimizer, batch, step, args):
     for minibatch in minibatches(batch, args.updates_per_step):
         n_tokens = all_reduce(minibatch["mask"].sum())
         mini_loss, n_seen = 0, n_seen + minibatch["mask"].sum()
+        if grad_norms:  # the policy has moved
+            minibatch["entropy"] = log_probs(policy, minibatch, args)[1]
         thresholds.append(entropy_threshold(minibatch, args))
         top = minibatch["mask"] & ~(minibatch["entropy"] < thresholds[-1])  # NaN too: the loss must tell of it
         minibatch, n_top = minibatch | {"mask": top}, n_top + top.sum()

@@ -190,8 +190,9 @@ def test_a_millionth_is_added_to_the_standard_deviation():
     assert advantages[:, 1].tolist() == pytest.approx([-1 / (math.sqrt(2) + 1), 1 / (math.sqrt(2) + 1)], abs=1e-9)
 
 
-def test_a_group_of_one_response_has_the_reward_as_advantage():
-    assert advantages_of([3, -0.5, 0], group=1)[:, 1].tolist() == [3, -0.5, 0]
+def test_a_group_of_one_response_has_mean_0_and_standard_deviation_1():
+    expected = [3 / (1 + 1e-6), -0.5 / (1 + 1e-6), 0]
+    assert advantages_of([3, -0.5, 0], group=1)[:, 1].tolist() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("group", [2, 3, 8, 12])

@@ -122,6 +122,53 @@ def test_a_weight_at_the_very_bound_is_not_clipped():
     assert cispo.policy_loss(logp, rest, 1, narrower)[1].item() == 2
 
 
+# (log ρ, A) → (weight, whether the gate cuts the token off): PPO's gate at 1.3 for A > 0 and at 0.8 for A < 0
+GATED = {
+    "on policy": ((0, 1.5), (1, False)),
+    "inside, A > 0": ((math.log(1.29), 2), (1.29, False)),
+    "above the gate, A > 0": ((math.log(1.31), 2), (1.31, True)),
+    "above the gate and the weight's bound, A > 0": ((math.log(1.6), 2), (1.45, True)),
+    "above the gate, A < 0": ((math.log(1.31), -2), (1.31, False)),
+    "above the weight's bound, A < 0": ((math.log(1.6), -2), (1.45, False)),
+    "below the gate, A < 0": ((math.log(0.79), -2), (0.79, True)),
+    "below the gate, A > 0": ((math.log(0.79), 2), (0.79, False)),
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_the_gated_cispo_by_hand(name):
+    """As ACPO's release has it (Control-derek/ACPO, cfcd73d: verl/trainer/ppo/core_algos.py, lines 795-807)."""
+    (moved, advantage), (weight, is_cut) = GATED[name]
+    logp, rest = loss_batch([(moved, 0, advantage)])
+    loss, clipped = cispo.policy_loss(logp, rest, 7, arguments(cispo, gated=True, kl_coef=0.0))
+    loss.backward()
+    assert logp.grad[0].tolist() == pytest.approx([0, 0 if is_cut else -weight * advantage / 7, 0], rel=1e-12)
+    assert clipped.item() == (is_cut or weight == 1.45)
+
+
+def test_the_gated_cispo_is_a_mean_over_responses():
+    """One response of 1 token and one of 3, on policy: −1/2·(A_1 + mean of the three)."""
+    logp, rest = sequence_batch([([0.0], 2.0), ([0.0, 0.0, 0.0], -1.0)])
+    loss, _ = cispo.policy_loss(logp, rest, 2, arguments(cispo, gated=True, kl_coef=0.0))
+    loss.backward()
+    assert logp.grad[rest["mask"]].tolist() == pytest.approx([-2 / 2, *[1 / 2 / 3] * 3], rel=1e-12)
+
+
+def test_the_gated_cispos_update_divides_by_responses(tiny_model, batch):
+    """On the tiny model, weights unmoved: the gradient is that of the mean over responses of their tokens' means."""
+    args = arguments(cispo, model=str(tiny_model), gated=True, kl_coef=0.0, micro_batch_tokens=300)
+    (step,), _ = gradients(cispo, batch, args)
+    n_tokens, sizes = batch["mask"].sum().item(), batch["mask"].sum(1).tolist()
+
+    def weight(logp, *at):
+        ratio, advantage = math.exp(logp - batch["old_logp"][at].item()), batch["advantages"][at].item()
+        cut = ratio > 1.3 if advantage > 0 else ratio < 0.8
+        of_token = 0 if cut else min(ratio, 1.45) * advantage
+        return of_token * n_tokens / sizes[at[0]] / len(sizes)  # plain_gradient divides by n_tokens
+
+    assert distance(step, plain_gradient(tiny_model, batch, args, weight)) < 2e-5
+
+
 # --------------------------------------------------------------------------------------------------- GSPO's loss
 
 # ε_low 3e-4, ε_high 4e-4: (log π − log π_old of each token, A) → (log s, whether the clip cuts the response off)

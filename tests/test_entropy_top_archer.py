@@ -42,20 +42,24 @@ def share(batch, rows):
 
 
 class TablePolicy(nn.Module):
-    """A policy of which every token has a log-probability of its own, in float64: its gradient can be read off."""
+    """A policy of which every token has a log-probability of its own, in float64: its gradient can be read off.
 
-    def __init__(self, logp):
+    entropy: each token's, which a pass gives beside it.
+    """
+
+    def __init__(self, logp, entropy):
         super().__init__()
-        self.logp = nn.Parameter(logp)
+        self.logp, self.entropy = nn.Parameter(logp), entropy
 
     def forward(self, ids, mask, temperature):
-        return self.logp[ids] * mask, None
+        return self.logp[ids] * mask, self.entropy[ids] * mask
 
 
-def by_token(trainer, rows, monkeypatch, **changes):
+def by_token(trainer, rows, monkeypatch, entropy_now=None, **changes):
     """The mini-batches' losses, each token's gradient, over all mini-batches, and the metrics of an update in float64.
 
     rows: for each response its tokens' (entropy, log π − log π_old, log π_ref − log π, A). Around them lies garbage.
+    entropy_now: each token's under the current policy; None: as it was.
     """
     n_tokens, longest = sum(map(len, rows)), max(map(len, rows))
     batch = {"ids": torch.full((len(rows), longest + 2), n_tokens)}  # prompt and padding: a token of their own
@@ -70,7 +74,8 @@ def by_token(trainer, rows, monkeypatch, **changes):
             for key, value in values.items():
                 batch[key][i, t] = value
             number += 1
-    policy = TablePolicy(torch.full((n_tokens + 1,), -2.0, dtype=torch.float64))
+    entropies = torch.tensor((entropy_now or [token[0] for row in rows for token in row]) + [7.0])
+    policy = TablePolicy(torch.full((n_tokens + 1,), -2.0, dtype=torch.float64), entropies)
     recorder, losses, loss_of = Recorder(policy), [], trainer.policy_loss
 
     def policy_loss(*inputs):
@@ -160,7 +165,17 @@ def test_every_update_has_a_threshold_of_its_own_and_the_metrics_are_over_all(mo
     assert gradient == exactly([0, -2.2 / 6, 0, 0, 0, 0, 0])
     assert metrics["top_rate"] == exactly(3 / 7) and metrics["clip_rate"] == exactly(2 / 7)
     _, _, metrics = by_token(entropy_top, [RULE[1], RULE[2]], monkeypatch, entropy_top=0.2, updates_per_step=2)
-    assert metrics["entropy_threshold"] == exactly((0.9 + 1.3) / 2)
+    assert metrics["entropy_threshold"] == pytest.approx((0.9 + 1.3) / 2, rel=1e-6)  # a pass's entropy is float32
+
+
+def test_later_updates_take_the_entropy_of_the_policy_as_it_is_then(monkeypatch):
+    """Two updates of one response each: the first goes by the batch's entropies, the second by the policy's own now."""
+    rows = [RULE[2], RULE[2]]  # A −3, 2 and 5
+    now = [0.0, 9.0, 0.0, 0.1, 2.5, 0.3]  # of the second response the middle token is now the least sure one
+    settings = {"entropy_top": 0.2, "kl_coef": 0.0, "clip_high": 9.0, "updates_per_step": 2}
+    _, gradient, metrics = by_token(entropy_top, rows, monkeypatch, entropy_now=now, **settings)
+    assert gradient == exactly([3 / 3, 0, 0, 0, -2 * 1.5 / 3, 0])
+    assert metrics["entropy_threshold"] == pytest.approx((1.3 + 2.5) / 2, rel=1e-6)
 
 
 def test_with_all_entropies_equal_all_tokens_enter(monkeypatch):
@@ -196,7 +211,8 @@ def test_the_gradient_is_grpos_of_the_chosen_tokens_and_no_other_token_goes_thro
     assert (chosen.any(1).sum() < part["mask"].any(1).sum()) and min(n_top) > 5
     before = {key: value.clone() for key, value in batch.items()}
     policy, seen = entropy_top.load_policy(args, trained=True), []
-    policy.register_forward_pre_hook(lambda _, inputs: seen.append(int(inputs[1].sum())))
+    # With a gradient: the entropy of later updates takes a pass of its own without.
+    policy.register_forward_pre_hook(lambda _, inputs: seen.append(int(inputs[1].sum()) * torch.is_grad_enabled()))
     for budget in (10**6, 300, 1):
         seen.clear()
         cut = dataclasses.replace(args, micro_batch_tokens=budget)
@@ -453,7 +469,8 @@ def test_two_processes_give_the_threshold_the_gradient_and_the_metrics_of_one(ti
     run(str(worker), tmp_path, processes=2, timeout=150, env={"CUDA_VISIBLE_DEVICES": ""})
     train_share(tmp_path)
     one, *two = (torch.load(tmp_path / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2)))
-    own = gradients(entropy_top, share(batch, rows_of(1, 2)), arguments(entropy_top, **settings))[1]
+    one_update = settings | {"updates_per_step": 1}  # of the entropies as they are in the batch
+    own = gradients(entropy_top, share(batch, rows_of(1, 2)), arguments(entropy_top, **one_update))[1]
     assert own["entropy_threshold"] < 0.1 * one["entropy_top"][1]["entropy_threshold"]
     for trainer in TRAINERS:
         steps, metrics = one[trainer.__name__]
