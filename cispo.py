@@ -405,7 +405,9 @@ def compute_advantages(rewards, batch, args):
 # ----------------------------------------------------------------------------------------------------------- loss
 
 
-GATE_LOW, GATE_HIGH = 0.2, 0.3  # --gated: beyond 1 − 0.2 or 1 + 0.3, in the direction of A, a token is cut off
+# --gated: a token whose ρ has left [1 − GATE_LOW, 1 + GATE_HIGH] in the direction of A is cut off, as in PPO.
+GATE_LOW = 0.2
+GATE_HIGH = 0.3
 
 
 def policy_loss(logp, batch, n, args):
