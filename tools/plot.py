@@ -30,7 +30,7 @@ LOOK = {  # of all pictures
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "curves",  # the same values give the same file
 }
-SMALL_LEGEND = {"fontsize": "small", "handlelength": 1.2, "columnspacing": 0.8, "frameon": False}
+SMALL_LEGEND = {"fontsize": "small", "handlelength": 2.2, "columnspacing": 0.8, "frameon": False}
 TITLES = {
     "reward": "reward",
     "accuracy": "accuracy while training",
@@ -127,7 +127,7 @@ def draw(groups, paths, panels=PANELS, smoothing=0.0):
         axis.set(title=TITLES.get(key, key) + set_scale([axis], key), xlabel="step")
         axis.xaxis.get_major_locator().set_params(integer=True)
         if len(groups) == 1 and list(lines) != ["all"]:
-            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=5, **SMALL_LEGEND)
+            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=5, title="category", **SMALL_LEGEND)
     for axis in list(axes.flat)[len(cells) :]:
         axis.remove()
     if len(groups) > 1 and cells:
