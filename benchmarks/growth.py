@@ -1,6 +1,7 @@
 """How a step's time and memory grow with responses, their length, the vocabulary and the number of processes.
 
-    python benchmarks/growth.py
+    python benchmarks/growth.py                measures and draws
+    python benchmarks/growth.py --draw_only    draws what was measured
 
 Runs of grpo.py, as a user starts it, on randomly initialised Llamas of four layers with SmolLM2's tokenizer, whose
 responses practically never end before their limit. Of each run the second step counts. One size changes at a time:
@@ -8,7 +9,8 @@ responses practically never end before their limit. Of each run the second step 
     length        the same, as long as attention, which grows with its square, is the smaller part
     vocabulary    the head's and the loss's time and memory grow with it, the rest doesn't
     processes     the work is divided; so is the memory of what FSDP2 shards, while each has an engine of its own
-Results: benchmarks/results/growth.json and growth.png, where dashed lines have the slope that theory gives.
+Results: benchmarks/results/growth.json and growth.png: seconds above, memory below. Grey dashed lines have the slope
+that theory gives.
 """
 
 import json
@@ -16,14 +18,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import common
-import matplotlib
+import tyro
 from tqdm import tqdm
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from tools import plot
 
 TOKENIZER = common.ROOT / "models" / "SmolLM2-135M-Instruct"
 BASE = {"responses": 32, "length": 128, "vocabulary": 49152, "processes": 1}
@@ -33,6 +35,13 @@ VALUES = {
 TIME_SLOPE = {"responses": 1, "length": 1, "vocabulary": 1, "processes": -1}  # of log time over log size
 FIXED = "--people 3 --responses_per_prompt 4 --temperature 1 --max_prompt_tokens 512 --steps 2 --eval_size 2 --lr 1e-6"
 PHASES = ("sample", "logprob", "train", "sync")
+
+
+@dataclass
+class Args:
+    """What to do."""
+
+    draw_only: bool = False  # measure nothing, draw results/growth.json
 
 
 def make_model(folder, vocabulary):
@@ -77,26 +86,34 @@ def measure(sizes, folder):
 
 
 def draw(results, path):
-    """A panel for each size: seconds by phase and in all, memory, and the theory's slope through the first point."""
-    figure, panels = plt.subplots(1, len(VALUES), figsize=(16, 4.2), constrained_layout=True)
-    for panel, (name, rows) in zip(panels, results.items()):
-        x = [row["value"] for row in rows]
-        for phase in (*PHASES, "step"):
-            panel.plot(
-                x, [row[f"time/{phase}"] for row in rows], "o-", label=f"{phase} (s)", lw=2 if phase == "step" else 1
-            )
-        panel.plot(x, [row["peak_memory_gb"] for row in rows], "s:", color="black", label="peak memory (GiB)")
-        first, slope = rows[0]["time/step"], TIME_SLOPE[name]
-        panel.plot(x, [first * (value / x[0]) ** slope for value in x], "--", color="gray", label=f"slope {slope}")
-        panel.set(xscale="log", yscale="log", xlabel=name, xticks=x, xticklabels=x)
-        panel.minorticks_off()
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("seconds a step, GiB a process")
-    panels[0].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    """For each size seconds by phase and in all, with the theory's slope through the first point; below, memory."""
+    figure = plot.new_figure(13, 7.5, "")
+    rows = figure.subplots(2, len(VALUES), sharex="col", sharey="row")
+    for (name, measured), seconds, memory in zip(results.items(), *rows):
+        sizes = [row["value"] for row in measured]
+        for i, phase in enumerate(PHASES):
+            values = [row[f"time/{phase}"] for row in measured]
+            seconds.plot(sizes, values, marker="o", lw=1.5, color=plot.COLOURS[i], ls=plot.STYLES[i], label=phase)
+        whole = [row["time/step"] for row in measured]
+        expected = [whole[0] * (size / sizes[0]) ** TIME_SLOPE[name] for size in sizes]
+        seconds.plot(sizes, expected, "--", color=plot.GREY, label="theory, of the whole step")
+        seconds.plot(sizes, whole, marker="o", lw=3, color="black", label="whole step")
+        memory.plot(sizes, [row["peak_memory_gb"] for row in measured], marker="s", color="black")
+        seconds.set(xscale="log", yscale="log", title=f"theory: slope {TIME_SLOPE[name]}".replace("-", "−"))
+        memory.set(xlabel=name, xticks=sizes, xticklabels=sizes)
+        for axis in (seconds, memory):
+            axis.minorticks_off()
+            axis.margins(x=0.15)
+            axis.grid(alpha=0.3)
+    memory.set_ylim(bottom=0)
+    rows[0][0].set_ylabel("seconds a step (log axis)")
+    rows[1][0].set_ylabel("peak memory\n[GiB a process]")
+    figure.legend(*rows[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize="small")
+    return plot.save(figure, [path])
 
 
-def main():
+def measure_all():
+    """Measures every value of every size, and writes results/growth.json."""
     jobs = [(name, value) for name, values in VALUES.items() for value in values]
     results, known = {name: [] for name in VALUES}, {}
     with tempfile.TemporaryDirectory() as folder:
@@ -106,8 +123,17 @@ def main():
             known[key] = known.get(key) or measure(sizes, folder)  # the base comes once in every row
             results[name].append({"value": value} | known[key])
     common.write("growth", {"base": BASE, "fixed": FIXED, "results": results})
-    draw(results, common.RESULTS / "growth.png")
+
+
+def main(args):
+    path = common.RESULTS / "growth.json"
+    if not args.draw_only:
+        measure_all()
+    if not path.exists():
+        print(f"error: {path} is not there: run without --draw_only first", file=sys.stderr)
+        sys.exit(2)
+    draw(json.loads(path.read_text())["results"], path.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    main()
+    main(tyro.cli(Args, use_underscores=True, description=__doc__.split("\n\n")[0]))

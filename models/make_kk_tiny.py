@@ -9,9 +9,10 @@ is improbable without mattering for the answer.
 
     python models/make_kk_tiny.py              makes it
     python models/make_kk_tiny.py --measure    says how good it is
+    python models/make_kk_tiny.py --draw_only  draws its learning curve again
 
 On a CPU with 2 cores it takes less than 20 minutes. The folder then holds an ordinary Hugging Face model and tokenizer
-(transformers and vLLM load it) and loss.png, the learning curve.
+(transformers and vLLM load it), loss.png, the learning curve, and loss.json, the values that are drawn in it.
 """
 
 import itertools
@@ -28,7 +29,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-import matplotlib
 import torch
 import torch.distributed as dist
 import tyro
@@ -39,10 +39,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from rewards import encode, kk
-from tools.plot import COLOURS, exponential_average
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
+from tools import plot
 
 PROCESSES = 2
 # What is learned one after the other: (most updates, texts in an update, share of the words that can be foreseen that
@@ -57,6 +54,8 @@ STAGES = {
 }
 DRAWN = 0.1  # weight in the loss of words that cannot be foreseen, those of the prompts among them
 PEOPLE = [10, 8, 1]  # how often puzzles of 2, 3 and 4 people come
+EVERY = 5  # updates, of which one is kept for the learning curve
+SMOOTHING = 0.6  # its exponential average, over the kept updates
 
 
 @dataclass
@@ -69,6 +68,7 @@ class Args:
     careful: float = 0.3  # share of careful texts in the last part of the training
     seed: int = 0  # of everything
     measure: bool = False  # make nothing, but measure the model that is there
+    draw_only: bool = False  # make nothing, but draw loss.png from loss.json
     people: str = "2-4"  # numbers of people in the puzzles that it is measured on
     samples: int = 8  # responses to each of them
 
@@ -384,18 +384,44 @@ def save(model, tokenizer, losses, shares, ends, args):
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.to(torch.bfloat16).save_pretrained(args.folder)
     tokenizer.save_pretrained(args.folder)
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    titles = "loss [nats a token]", "share foreseen of what can be"
-    for axis, values, title in zip(axes, (losses, shares), titles):
-        axis.plot(values, color=COLOURS[0], alpha=0.25, lw=0.7)
-        axis.plot(exponential_average(values, 0.9), color=COLOURS[0])
-        axis.set(title=title, xlabel="update", xlim=(0, len(losses)))
-        for end, stage in zip(ends, STAGES):
-            axis.axvline(end, color="0.6", lw=0.7, ls=":")
-            axis.annotate(
-                stage, (end, 1), xycoords=("data", "axes fraction"), ha="right", va="top", rotation=90, size=7
-            )
-    figure.savefig(args.folder / "loss.png", dpi=90)
+    write_curves(losses, shares, ends, args.folder)
+    draw_curves(args.folder)
+
+
+def write_curves(losses, shares, ends, folder):
+    """loss.json: every fifth update's loss and share of foreseen words, and the update at which each stage ends."""
+    kept = {
+        "every": EVERY,
+        "ends": dict(zip(STAGES, ends)),
+        "loss": [float(f"{value:.4g}") for value in losses[::EVERY]],
+        "foreseen": [float(f"{value:.4g}") for value in shares[::EVERY]],
+    }
+    (folder / "loss.json").write_text(json.dumps(kept) + "\n")
+
+
+def draw_curves(folder):
+    """loss.png, of loss.json alone; gives the figure."""
+    kept = json.loads((folder / "loss.json").read_text())
+    last = max(kept["ends"].values())
+    title = f"pale: every {kept['every']}th update; line: its exponential average ({SMOOTHING})"
+    figure = plot.new_figure(9, 6.5, title)
+    axes = figure.subplots(2, 1, sharex=True)
+    titles = {"loss": "loss\n[nats a token]", "foreseen": "share foreseen\nof what can be"}
+    for axis, (key, name) in zip(axes, titles.items()):
+        updates = [1 + i * kept["every"] for i in range(len(kept[key]))]
+        axis.plot(updates, kept[key], color=plot.COLOURS[0], alpha=0.35, lw=1)
+        axis.plot(updates, plot.exponential_average(kept[key], SMOOTHING), color=plot.COLOURS[0])
+        axis.set(ylabel=name, xlim=(0, last))
+        for end in kept["ends"].values():
+            axis.axvline(end, color=plot.GREY, lw=1, ls=":")
+    axes[1].set_xlabel("update")
+    begins = 0
+    for stage, end in kept["ends"].items():
+        middle = (begins + end) / 2
+        above = {"xycoords": ("data", "axes fraction"), "xytext": (0, 5), "textcoords": "offset points"}
+        axes[0].annotate(stage, (middle, 1), ha="center", va="bottom", fontsize="small", **above)
+        begins = end
+    return plot.save(figure, [folder / "loss.png"])
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -449,6 +475,11 @@ def measure(args):
 def main(args):
     if args.measure:
         return measure(args)
+    if args.draw_only:
+        if not (args.folder / "loss.json").exists():
+            print(f"error: {args.folder} has no loss.json; it is written when the model is made", file=sys.stderr)
+            sys.exit(2)
+        return draw_curves(args.folder)
     started = time.perf_counter()
     with socket.socket() as free:
         free.bind(("localhost", 0))

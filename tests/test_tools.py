@@ -1,4 +1,4 @@
-"""What is drawn and compared: tools/plot.py and tools/compare.py."""
+"""What is drawn and compared: tools/plot.py, tools/compare.py; the pictures of benchmarks/growth.py and kk_tiny."""
 
 import importlib
 import json
@@ -10,7 +10,8 @@ from math import sqrt
 import pytest
 from conftest import ROOT, small
 
-from tools import compare, plot
+from models import make_kk_tiny
+from tools import compare, family, plot
 
 
 def write_run(folder, script, values, **settings):
@@ -33,26 +34,138 @@ def call(*words):
 
 
 def test_exponential_average_by_hand():
-    assert plot.exponential_average([]) == [] and plot.exponential_average([3.0]) == [3.0]
+    assert plot.exponential_average([], 0.95) == [] and plot.exponential_average([3.0], 0.95) == [3.0]
     expected = [1.0, (0.95 * 1 + 2) / 1.95, (0.95**2 * 1 + 0.95 * 2 + 6) / (0.95**2 + 0.95 + 1)]
-    assert plot.exponential_average([1.0, 2.0, 6.0]) == pytest.approx(expected)
+    assert plot.exponential_average([1.0, 2.0, 6.0], 0.95) == pytest.approx(expected)
 
 
-def test_mean_and_spread_are_over_the_steps_that_all_runs_have():
+def runs_of(key, *runs):
+    """Runs with these values of one metric, from step 1 on."""
+    return [[{"step": step, key: value} for step, value in enumerate(values, 1)] for values in runs]
+
+
+def lines(axis):
+    return [list(line.get_ydata()) for line in axis.lines]
+
+
+def titles(figure):
+    return [axis.get_title() for axis in figure.axes]
+
+
+def test_mean_and_range_are_over_the_steps_that_all_runs_have():
     runs = [
         [{"step": s, "eval/accuracy": v} for s, v in run]
         for run in ([(0, 0.2), (5, 0.4)], [(0, 0.4), (5, 1.0), (9, 1)])
     ]
-    steps, mean, spread = plot.mean_and_spread(runs, "eval/accuracy")
+    steps, mean, low, high = plot.mean_and_range(runs, "eval/accuracy")
     assert steps == [0, 5] and mean == pytest.approx([0.3, 0.7])
-    assert spread == pytest.approx([0.1 * sqrt(2), 0.3 * sqrt(2)])  # ddof 1 of two: half their distance times √2
-    assert plot.mean_and_spread(runs[:1], "eval/accuracy")[2] == [0, 0]
+    assert low == [0.2, 0.4] and high == [0.4, 1.0]
 
 
-def test_curves_are_smoothed_before_they_are_averaged_and_evaluations_are_not():
-    runs = [[{"step": 1, "reward": 0.0, "eval/accuracy": 0.0}, {"step": 2, "reward": 1.0, "eval/accuracy": 1.0}]]
-    assert plot.mean_and_spread(runs, "reward")[1] == pytest.approx([0, 1 / 1.95])
-    assert plot.mean_and_spread(runs, "eval/accuracy")[1] == [0, 1]
+def test_a_picture_shows_what_was_measured():
+    """The values of the rows themselves, and no word of an average; a spike is one step wide."""
+    norms = [0.1, 0.2, 1100.0, 0.2, 0.1]
+    figure = plot.draw({"run": runs_of("grad_norm", norms)}, [])
+    assert lines(figure.axes[0]) == [norms]
+    assert not figure.get_suptitle()
+    figure = plot.draw({"a": runs_of("reward", [1.0, 5.0], [3.0, 6.0]), "b": runs_of("reward", [0.0, 9.0])}, [])
+    assert lines(figure.axes[0]) == [[2.0, 5.5], [0.0, 9.0]]
+    assert "average" not in figure.get_suptitle() and "mean over the seeds" in figure.get_suptitle()
+
+
+def test_smoothing_is_named_and_lies_over_the_pale_raw_line():
+    rows = [{"step": s, "reward": r, "eval/accuracy": r} for s, r in enumerate([0.0, 1.0, 1.0])]
+    figure = plot.draw({"run": [rows]}, [], smoothing=0.95)
+    assert "exponential average (0.95)" in figure.get_suptitle()
+    raw, smooth = figure.axes[0].lines
+    assert list(raw.get_ydata()) == [0, 1, 1] and raw.get_alpha() < 0.5 and not smooth.get_alpha()
+    assert list(smooth.get_ydata())[:2] == pytest.approx([0, 1 / 1.95])
+    assert figure.axes[0].get_children().index(raw) < figure.axes[0].get_children().index(smooth)
+    assert titles(figure)[1] == "test accuracy" and lines(figure.axes[1]) == [[0, 1, 1]]  # as it is, and once
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.95])
+@pytest.mark.parametrize("key, least, most", [("accuracy", 0, 1), ("response_tokens", 0, 3000), ("kl", 0, 3000)])
+def test_bands_end_at_what_was_measured(key, least, most, smoothing):
+    """A standard deviation would lead below 0 here, or above 1."""
+    figure = plot.draw({"run": runs_of(key, [least, least], [least, most], [most, most])}, [], smoothing=smoothing)
+    (band,) = figure.axes[0].collections
+    ends = band.get_paths()[0].vertices[:, 1]
+    assert min(ends) == least and max(ends) == most
+
+
+def test_clip_rates_have_a_log_axis_that_says_where_zeros_lie():
+    with_zeros = plot.draw({"run": runs_of("clip_rate", [0.0, 3e-4, 0.2])}, []).axes[0]
+    assert with_zeros.get_yscale() == "symlog" and "log axis" in with_zeros.get_title()
+    assert "linear below $10^{-4}$" in with_zeros.get_title() and lines(with_zeros) == [[0.0, 3e-4, 0.2]]
+    assert with_zeros.get_ylim()[0] == 0
+    without = plot.draw({"run": runs_of("clip_rate", [1e-5, 0.2])}, []).axes[0]
+    assert without.get_yscale() == "log" and without.get_title() == "clip rate, log axis"
+    nothing_clipped = plot.draw({"run": runs_of("clip_rate", [0.0, 0.0])}, []).axes[0]
+    assert nothing_clipped.get_yscale() == "linear" and nothing_clipped.get_title() == "clip rate"
+
+
+def test_a_spike_of_the_gradient_norm_gets_a_log_axis():
+    usual = plot.draw({"run": runs_of("grad_norm", [0.1, 0.2, 0.4])}, []).axes[0]
+    assert usual.get_yscale() == "linear" and usual.get_title() == "gradient norm"
+    spike = plot.draw({"run": runs_of("grad_norm", [0.1, 0.2, 0.4, 1100])}, []).axes[0]
+    assert spike.get_yscale() == "log" and spike.get_title() == "gradient norm, log axis"
+
+
+@pytest.mark.parametrize("n_groups", [2, 5, 6, 14])
+def test_a_panel_has_at_most_five_lines_and_every_group_is_drawn(n_groups):
+    groups = {f"entry {i}": runs_of("reward", [0.0, float(i)]) for i in range(n_groups)}
+    figure = plot.draw(groups, [])
+    drawn = [line.get_label() for axis in figure.axes for line in axis.lines]
+    assert set(drawn) == set(groups)
+    assert all(2 <= len(axis.lines) <= 5 for axis in figure.axes)
+    assert len({axis.get_ylim() for axis in figure.axes}) == 1
+    legends = [axis.get_legend() for axis in figure.axes if axis.get_legend()] + figure.legends
+    assert {text.get_text() for legend in legends for text in legend.get_texts()} == set(groups)
+
+
+def test_a_run_alone_is_drawn_by_category_five_at_most():
+    for n_categories, expected in [(0, [1]), (3, [4]), (5, [1, 5]), (6, [1, 5, 1])]:
+        row = {"step": 1, "accuracy": 0.5} | {f"accuracy_{i}": 0.1 for i in range(n_categories)}
+        figure = plot.draw({"run": [[row]]}, [])
+        assert [len(axis.lines) for axis in figure.axes] == expected
+
+
+def overlap(figure, legend, axis):
+    """Whether a legend, as it is drawn, covers a part of the panel in which the data lies."""
+    figure.draw_without_rendering()
+    return legend.get_window_extent().overlaps(axis.get_window_extent())
+
+
+def test_legends_do_not_lie_on_data():
+    rows = [{"step": s} | {f"accuracy{part}": 0.5 for part in ("", "_2", "_3", "_4", "_5")} for s in range(9)]
+    rows = [row | {key: 1.0 for key in ("reward", "entropy", "kl")} for row in rows]
+    for n_groups in (1, 3, 7):
+        figure = plot.draw({f"entry {i}": [rows] for i in range(n_groups)}, [])
+        legends = [axis.get_legend() for axis in figure.axes if axis.get_legend()] + figure.legends
+        assert legends
+        assert not any(overlap(figure, legend, axis) for legend in legends for axis in figure.axes)
+
+
+def test_small_multiples_show_each_entry_beside_its_parent_on_the_same_axes():
+    accuracies = {"grpo": [0.3, 0.5], "lopti": [0.3, 0.7], "dapo": [0.3, 0.4], "dapo lopti": [0.2, 0.9]}
+    groups = {name: runs_of("eval/accuracy", values) for name, values in accuracies.items()}
+    parents = {"lopti": "grpo", "dapo": "grpo", "dapo lopti": "dapo"}
+    figure = plot.draw_beside(groups, parents, [])
+    assert [axis.get_title(loc="left").strip() for axis in figure.axes] == list(parents)
+    assert [axis.get_title(loc="right") for axis in figure.axes] == ["beside grpo", "beside grpo", "beside dapo"]
+    for axis, (child, parent) in zip(figure.axes, parents.items()):
+        grey, coloured = axis.lines
+        assert list(grey.get_ydata()) == accuracies[parent] and grey.get_color() == plot.GREY
+        assert list(coloured.get_ydata()) == accuracies[child] and coloured.get_color() == plot.COLOURS[0]
+    assert len({axis.get_ylim() for axis in figure.axes}) == len({axis.get_xlim() for axis in figure.axes}) == 1
+
+
+def test_the_same_values_give_the_same_files(tmp_path):
+    for name in ("a", "b"):
+        plot.draw({"run": runs_of("reward", [0.0, 1.0])}, [tmp_path / f"{name}.svg", tmp_path / f"{name}.png"])
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
 def test_runs_are_grouped_by_script_and_settings_but_the_seed():
@@ -87,8 +200,31 @@ def test_plot_says_which_folder_is_no_run(what, tmp_path):
     if what == "an empty folder":
         (tmp_path / "run").mkdir()
     done = call("tools/plot.py", tmp_path / "run")
-    assert done.returncode == 1 and f"error: {tmp_path / 'run'} is not the folder of a run" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 2 and f"error: {tmp_path / 'run'} is not the folder of a run" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("smoothing", ["1", "-0.1", "nan"])
+def test_plot_refuses_a_smoothing_out_of_range(smoothing, tmp_path):
+    run = write_run(tmp_path / "run", "grpo", [0, 1])
+    done = call("tools/plot.py", run, f"--smoothing={smoothing}", "--out", tmp_path / "x")
+    assert done.returncode == 2 and not done.stdout and not (tmp_path / "x.png").exists()
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: --smoothing is") and "at least 0 and below 1" in line
+
+
+def test_plot_without_runs_says_so_in_one_line():
+    done = call("tools/plot.py")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.splitlines() == ["error: no run to draw: give the folder of at least one"]
+
+
+def test_plot_smooths_if_it_is_asked_to(tmp_path):
+    run = write_run(tmp_path / "run", "grpo", [0, 1, 0])
+    for flags, named in (([], False), (["--smoothing", "0.5"], True)):
+        done = call("tools/plot.py", run, "--out", tmp_path / "x", *flags)
+        assert done.returncode == 0, done.stderr
+        assert ("exponential average (0.5)" in (tmp_path / "x.svg").read_text()) == named
 
 
 def test_the_terminals_plot_shows_reward_and_test_accuracy():
@@ -99,6 +235,56 @@ def test_the_terminals_plot_shows_reward_and_test_accuracy():
     text = plot.in_terminal(rows, width=80, colours=False)
     assert "reward" in text and "test accuracy" in text and "accuracy_2" in text and "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
+    assert "average" not in text
+    assert "exponential average, 0.9" in plot.in_terminal(rows, width=80, colours=False, smoothing=0.9)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The pictures of benchmarks/growth.py and models/make_kk_tiny.py
+
+
+def test_growth_draws_seconds_and_memory_apart_from_what_was_kept(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    growth = importlib.import_module("growth")
+    kept = json.loads((ROOT / "benchmarks" / "results" / "growth.json").read_text())["results"]
+    figure = growth.draw(kept, tmp_path / "growth.png")
+    above, below = figure.axes[:4], figure.axes[4:]
+    for rows, seconds, memory in zip(kept.values(), above, below, strict=True):
+        assert lines(memory) == [[row["peak_memory_gb"] for row in rows]]
+        assert [row["time/step"] for row in rows] in lines(seconds) and len(seconds.lines) == len(growth.PHASES) + 2
+    assert "seconds" in above[0].get_ylabel() and "GiB" in below[0].get_ylabel()
+    assert not any(overlap(figure, figure.legends[0], axis) for axis in figure.axes)
+    monkeypatch.setattr(growth.common, "RESULTS", tmp_path)
+    monkeypatch.setattr(growth, "measure_all", lambda: pytest.fail("measured"))
+    with pytest.raises(SystemExit) as ended:
+        growth.main(growth.Args(draw_only=True))
+    assert ended.value.code == 2
+    (tmp_path / "growth.json").write_text(json.dumps({"results": kept}))
+    (tmp_path / "growth.png").unlink()
+    growth.main(growth.Args(draw_only=True))
+    assert (tmp_path / "growth.png").exists()
+
+
+def test_kk_tinys_learning_curve_is_drawn_from_the_values_that_are_kept(tmp_path):
+    losses, shares = [5.0 - 0.004 * i for i in range(1000)], [0.00095 * i for i in range(1000)]
+    make_kk_tiny.write_curves(losses, shares, [200, 400, 600, 800, 1000], tmp_path)
+    figure = make_kk_tiny.draw_curves(tmp_path)
+    assert (tmp_path / "loss.png").exists() and (tmp_path / "loss.json").stat().st_size < 20_000
+    assert "exponential average (0.6)" in figure.get_suptitle()
+    for axis, values in zip(figure.axes, (losses, shares), strict=True):
+        raw, smooth, *ends = axis.lines
+        assert list(raw.get_ydata()) == pytest.approx(values[::5], rel=1e-3) and raw.get_alpha() < 0.5
+        assert list(raw.get_xdata()) == list(range(1, 1001, 5)) and not smooth.get_alpha()
+        assert [end.get_xdata()[0] for end in ends] == [200, 400, 600, 800, 1000]
+    names = figure.axes[0].texts
+    assert [name.get_text() for name in names] == list(make_kk_tiny.STAGES)
+    assert not any(overlap(figure, name, axis) for name in names for axis in figure.axes)
+
+
+def test_kk_tiny_is_not_drawn_without_the_values(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        make_kk_tiny.main(make_kk_tiny.Args(folder=tmp_path, draw_only=True))
+    assert ended.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -113,9 +299,27 @@ def a_kept_run(accuracies, command="grpo.py --seed 0", seconds=2.0):
     return {"command": command, "rows": rows} | about
 
 
-def test_the_final_accuracy_is_the_mean_of_the_last_three_evaluations():
+def test_the_mean_is_of_the_last_three_evaluations_and_never_of_the_one_before_training():
     assert compare.final(a_kept_run([0.9, 0.1, 0.2, 0.3, 0.7]), "eval/accuracy") == pytest.approx(0.4)
     assert compare.final(a_kept_run([0.9, 0.1, 0.2]), "eval/accuracy") == pytest.approx(0.15)
+    assert compare.at_the_end(a_kept_run([0.9, 0.1, 0.2, 0.3, 0.7]), "eval/accuracy") == 0.7
+    assert compare.at_the_end(a_kept_run([0.9, 0.1]), "eval/accuracy") == 0.1
+
+
+def test_evaluations_are_named_after_the_steps_at_which_they_were_made():
+    four, two = a_kept_run([0.3, 0.1, 0.2, 0.3, 0.4]), a_kept_run([0.3, 0.1, 0.2])
+    assert compare.names_of_evaluations([four]) == ("evaluations 10, 15, 20", "step 20")
+    assert compare.names_of_evaluations([two, two]) == ("evaluations 5, 10", "step 10")
+    assert compare.names_of_evaluations([a_kept_run([0.3, 0.1])]) == ("evaluation 5", "step 5")
+    assert compare.names_of_evaluations([four, two]) == ("the last 3 evaluations", "the last evaluation")
+
+
+def test_differences_have_a_sign():
+    numbers = [0.068, -0.013, 1.2, -1.05, 10.0, 0.0, -0.0001]
+    shown = ["+0.068", "−0.013", "+1.200", "−1.050", "+10.000", "+0.000", "+0.000"]
+    assert [compare.signed(number) for number in numbers] == shown
+    assert compare.shown_difference([-0.2]) == "−0.200"
+    assert compare.shown_difference([-1.1, -1.3]) == "−1.200 ± 0.100"
 
 
 def test_mean_and_standard_error_by_hand():
@@ -126,7 +330,7 @@ def test_mean_and_standard_error_by_hand():
 def test_the_table_by_hand():
     """Differences are taken seed by seed: 0.2 and 0.4 here, whatever the seeds have in common."""
     runs = {
-        "grpo": {0: a_kept_run([0.3, 0.4, 0.4, 0.4]), 1: a_kept_run([0.3, 0.2, 0.2, 0.2])},
+        "grpo": {0: a_kept_run([0.3, 0.3, 0.4, 0.5]), 1: a_kept_run([0.3, 0.2, 0.2, 0.2])},
         "new": {0: a_kept_run([0.3, 0.6, 0.6, 0.6], seconds=4.0), 1: a_kept_run([0.3, 0.6, 0.6, 0.6], seconds=5.0)},
         "worse": {0: a_kept_run([0.3, 0.1, 0.1, 0.1])},
     }
@@ -134,9 +338,12 @@ def test_the_table_by_hand():
     head, _, grpo, new, worse, *_ = compare.table(runs, commands, "--steps 15").splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (head, grpo, new, worse)]
     table = [dict(zip(cells[0], row)) for row in cells[1:]]
-    assert [row["test accuracy"] for row in table] == ["0.300 ± 0.100", "0.600 ± 0.000", "0.100"]
-    assert table[0]["2 people"] == "0.400 ± 0.100"
-    assert [row["minus grpo"] for row in table] == ["", "+0.300 ± 0.100", "−0.300"]
+    means = [row["mean of evaluations 5, 10, 15"] for row in table]
+    assert means == ["0.300 ± 0.100", "0.600 ± 0.000", "0.100"]
+    assert [row["accuracy at step 15"] for row in table] == ["0.350 ± 0.150", "0.600 ± 0.000", "0.100"]
+    assert table[0]["2 people (mean)"] == "0.400 ± 0.100"
+    assert [row["minus grpo (mean)"] for row in table] == ["", "+0.300 ± 0.100", "−0.300"]
+    assert [row["minus grpo (step 15)"] for row in table] == ["", "+0.250 ± 0.150", "−0.400"]
     assert [row["runs"] for row in table] == ["2", "2", "1"]
     assert [row["s/step"] for row in table] == ["2.0", "4.5", "2.0"]
     assert table[0]["paper"] == "0.30" and table[1]["paper"] == ""
@@ -145,9 +352,32 @@ def test_the_table_by_hand():
 def test_an_entry_is_compared_with_the_one_that_its_name_begins_with():
     runs = {name: {0: a_kept_run([0.3, a, a, a])} for name, a in [("2", 0.3), ("2, x", 0.4), ("4", 0.6), ("4, x", 0.5)]}
     head, _, *rows = compare.table(runs, {name: ["grpo.py"] for name in runs}, "").splitlines()[:6]
-    place = [cell.strip() for cell in head.split("|")].index("difference")
+    place = [cell.strip() for cell in head.split("|")].index("difference (mean)")
     assert [row.split("|")[place].strip() for row in rows] == ["", "+0.100", "+0.300", "−0.100"]
     assert compare.base_of("high, then low", {"grpo": 0, "high, then low": 0}) == "grpo"
+
+
+def test_every_entry_is_drawn_beside_the_one_it_grew_from():
+    parents = compare.parents_of(compare.read_entries(compare.ENTRIES))
+    assert parents.pop("reinforce++ ar+lopti") == "reinforce++" and parents.pop("dapo ar+lopti") == "dapo"
+    assert len(parents) == 11 and set(parents.values()) == {"grpo"}
+    parents = compare.parents_of(compare.read_entries(compare.SUITES["updates"][1]))
+    assert parents["4 updates, 80/20"] == "4 updates" and parents["4 updates"] == "2 updates"
+
+
+def test_the_entries_are_in_the_order_of_the_family_tree():
+    stems = [words[0].removesuffix(".py") for words in compare.read_entries(compare.ENTRIES).values()]
+    assert list(dict.fromkeys(stems)) == family.family()
+
+
+@pytest.mark.parametrize("n_entries, n_files", [(2, 2), (6, 4)])
+def test_more_than_five_entries_get_a_second_picture(n_entries, n_files, tmp_path):
+    names = [f"entry {i}" for i in range(n_entries)]
+    runs = {name: {0: a_kept_run([0.3, 0.4])} for name in names}
+    paths = compare.draw(runs, {name: ["grpo.py"] for name in names}, tmp_path, "x")
+    assert len(paths) == n_files and all(path.exists() for path in paths)
+    assert (tmp_path / "x_metrics.png").exists() == (n_files == 4)
+    assert "test accuracy" in (tmp_path / "x.svg").read_text()
 
 
 def test_a_kept_run_is_not_run_again_and_other_flags_are_refused(tmp_path):
@@ -223,6 +453,15 @@ def test_the_comparison_in_the_readme_is_what_its_kept_runs_give():
     readme = (ROOT / "README.md").read_text()
     assert table in readme and "benchmarks/kk_tiny/comparison.png" in readme
     assert (folder / "comparison.png").exists() and (folder / "comparison.svg").exists()
+
+
+def test_what_the_readme_says_of_acpos_clip_range_is_what_its_kept_runs_give():
+    """They log the mean over a step's two updates; the first update's range is always 0.2."""
+    folder = ROOT / "benchmarks" / "kk_tiny"
+    rows = [row for path in sorted(folder.glob("acpo_seed_*.json")) for row in json.loads(path.read_text())["rows"]]
+    means = [row[f"clip_range_{i}"] for row in rows if "clip_range_1" in row for i in range(1, 6)]
+    assert len(means) == 12 * 5  # of seed 0 alone; the other seeds' runs have none
+    assert f"{2 * max(means) - 0.2:.3f}" in (ROOT / "README.md").read_text()
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@
 An entry is a name, a script and the script's flags. Every finished run is kept as a small JSON file in
 benchmarks/kk_tiny/ (flags, metrics of every step, commit, versions, machine), so that a comparison can be spread over
 days and machines. NAME.md, NAME.png and NAME.svg are made of those files alone, anywhere; NAME is the suite unless
-another is given.
+another is given. With more than five entries NAME.png shows each beside the one it grew from, and NAME_metrics.png
+the other metrics.
 """
 
 import json
@@ -95,7 +96,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
 # Final accuracy on K&K, mean over 3 to 7 people: AR-Lopti paper, Table 9, Llama-3.2-3B-Instruct trained with GRPO.
 PAPER = {"grpo": 0.30, "ar": 0.40, "lopti": 0.59, "ar+lopti": 0.62}
 PAPERS = " Paper: AR-Lopti, Table 9, Llama-3.2-3B-Instruct, mean over 3 to 7 people."
-LAST = 3  # evaluations whose mean is the final accuracy, as the papers average their last three checkpoints
+LAST = 3  # evaluations in the mean, as the papers average their last three checkpoints
 KEPT = """step reward accuracy accuracy_2 accuracy_3 accuracy_4 eval/accuracy eval/accuracy_2 eval/accuracy_3
     eval/accuracy_4 response_tokens format_rate entropy kl clip_rate low_rate grad_norm optimizer_steps
     time/step top_rate clip_range_max clip_range_mean clip_range_max_1 clip_range_max_2 clip_range_max_3
@@ -170,9 +171,29 @@ def shorter(value):
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
+def evaluations(run, key):
+    """(steps, values) of the run's evaluations; the one before training does not count."""
+    return plot.points([row for row in run["rows"] if row["step"] > 0], key)
+
+
 def final(run, key):
-    """Mean of the run's last three evaluations, or of fewer: the one before training does not count."""
-    return fmean(plot.points([row for row in run["rows"] if row["step"] > 0], key)[1][-LAST:])
+    """Mean of the run's last three evaluations, or of fewer."""
+    return fmean(evaluations(run, key)[1][-LAST:])
+
+
+def at_the_end(run, key):
+    """The run's last evaluation."""
+    return evaluations(run, key)[1][-1]
+
+
+def names_of_evaluations(runs):
+    """("evaluations 4, 8, 12", "step 12"): those of final() and at_the_end(), if all runs have the same."""
+    steps = {tuple(evaluations(run, "eval/accuracy")[0][-LAST:]) for run in runs}
+    if len(steps) > 1:
+        return f"the last {LAST} evaluations", "the last evaluation"
+    (steps,) = steps
+    several = f"evaluation{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
+    return several, f"step {steps[-1]}"
 
 
 def mean_and_error(values):
@@ -181,14 +202,59 @@ def mean_and_error(values):
 
 
 def shown(values):
+    """Mean ± standard error: "0.581 ± 0.025"."""
     mean, error = mean_and_error(values)
-    return f"{mean:.3f} ± {error:.3f}" if error == error else f"{mean:.3f}"
+    return f"{mean:.3f}{shown_error(error)}"
+
+
+def shown_difference(values):
+    """The same with a sign: "+0.068 ± 0.017"."""
+    mean, error = mean_and_error(values)
+    return f"{signed(mean)}{shown_error(error)}"
+
+
+def shown_error(error):
+    return "" if math.isnan(error) else f" ± {error:.3f}"
+
+
+def signed(value):
+    """A number with its sign and three digits: +0.068, −0.013, +1.200."""
+    return f"{value:+z.3f}".replace("-", "−")
 
 
 def base_of(name, names):
     """The entry that this one is compared with: "4 updates" for "4 updates, 80/20" where there is one, or the first."""
     start = name.rpartition(", ")[0]
     return start if start in names else next(iter(names))
+
+
+def parents_of(commands):
+    """{name: the entry it is drawn beside} of all entries but the first, in the order of the entries.
+
+    That is the one that its name begins with ("4 updates" for "4 updates, 80/20"), or the first entry of the script
+    that its script grew from, or the first of all.
+    """
+    stems = {name: Path(words[0]).stem for name, words in commands.items()}
+    first, *others = commands
+    parents = {}
+    for name in others:
+        grew_from = [other for other in stems if stems[other] == family.PARENT.get(stems[name])]
+        base = base_of(name, commands)
+        parents[name] = base if base != first or not grew_from else grew_from[0]
+    return parents
+
+
+def draw(runs, commands, folder, name):
+    """NAME.png and NAME.svg; of more than five entries NAME_metrics.png and NAME_metrics.svg too. Gives all paths."""
+    groups = {entry: [run["rows"] for run in by_seed.values()] for entry, by_seed in runs.items()}
+    paths = [folder / f"{name}{suffix}" for suffix in (".png", ".svg")]
+    if len(groups) <= plot.MOST_LINES:
+        plot.draw(groups, paths)
+        return paths
+    more = [folder / f"{name}_metrics{suffix}" for suffix in (".png", ".svg")]
+    plot.draw_beside(groups, parents_of({entry: commands[entry] for entry in groups}), paths)
+    plot.draw(groups, more, [key for key in plot.PANELS if key not in ("accuracy", "eval/accuracy")])
+    return [*paths, *more]
 
 
 def table(runs, commands, common):
@@ -199,20 +265,22 @@ def table(runs, commands, common):
     )
     first, bases = next(iter(runs)), {name: base_of(name, runs) for name in runs}
     minus = f"minus {first}" if {*bases.values()} == {first} else "difference"
-    names = ["script and flags", "runs", "test accuracy", *(f"{key[-1]} people" for key in people)]
-    names += [minus, "last reward", "last length", "s/step", "paper"]
+    several, last = names_of_evaluations(everything)
+    names = ["script and flags", "runs", f"mean of {several}", f"{minus} (mean)"]
+    names += [f"accuracy at {last}", f"{minus} ({last})"]
+    names += [f"{key[-1]} people (mean)" for key in people]
+    names += ["last reward", "last length", "s/step", "paper"]
     lines = ["| " + " | ".join(["entry", *names]) + " |", "|---" * (len(names) + 1) + "|"]
     for name, by_seed in runs.items():
         mine, base = list(by_seed.values()), runs[bases[name]]
         both = [seed for seed in by_seed if seed in base]
-        gains = [final(by_seed[seed], "eval/accuracy") - final(base[seed], "eval/accuracy") for seed in both]
-        cells = [
-            f"`{shlex.join(commands[name])}`",
-            str(len(mine)),
-            shown([final(run, "eval/accuracy") for run in mine]),
-        ]
+        cells = [f"`{shlex.join(commands[name])}`", str(len(mine))]
+        for measure in (final, at_the_end):
+            cells.append(shown([measure(run, "eval/accuracy") for run in mine]))
+            pairs = [(measure(by_seed[s], "eval/accuracy"), measure(base[s], "eval/accuracy")) for s in both]
+            compared = name != first and pairs
+            cells.append(shown_difference([ours - theirs for ours, theirs in pairs]) if compared else "")
         cells += [shown([final(run, key) for run in mine]) for key in people]
-        cells += ["" if name == first or not both else shown(gains).replace("0.", "+0.", 1).replace("-+", "−")]
         cells += [shown([fmean(plot.points(run["rows"], "reward")[1][-5:]) for run in mine])]
         cells += [f"{fmean(fmean(plot.points(run['rows'], 'response_tokens')[1][-5:]) for run in mine):.0f}"]
         cells += [f"{fmean(fmean(plot.points(run['rows'], 'time/step')[1]) for run in mine):.1f}"]
@@ -226,9 +294,10 @@ def table(runs, commands, common):
     what = f"difference to {first}" if minus != "difference" else f'"NAME, X" minus "NAME", others minus "{first}"'
     lines += [
         "",
-        f"All entries: `{common}`; seeds {', '.join(map(str, seeds))}. Test accuracy: one response to each test puzzle "
-        f"at the evaluation's temperature, mean over the numbers of people and the last {LAST} evaluations, the one "
-        f"before training left out; mean ± standard error over the seeds. Before training it is {fmean(start):.3f}. "
+        f"All entries: `{common}`; seeds {', '.join(map(str, seeds))}. Test accuracy, mean over the numbers of people: "
+        "one response to each test puzzle at the evaluation's temperature. "
+        f"It is given as the mean of {several} (the one before training left out) and at {last}; "
+        f"mean ± standard error over the seeds. Before training it is {fmean(start):.3f}. "
         f"{minus.capitalize()}: {what} with the same seed, which means the same puzzles in the same order. "
         "Reward, length: mean of the last 5 steps." + (PAPERS * any(name in PAPER for name in runs)),
         "",
@@ -266,10 +335,9 @@ def main(args):
         sys.exit(f"error: no run of these entries is kept in {args.folder}")
     text = table(runs, commands, common)
     (args.folder / f"{name_of_all}.md").write_text(text)
-    paths = [args.folder / f"{name_of_all}{suffix}" for suffix in (".png", ".svg")]
-    plot.draw({name: [run["rows"] for run in by_seed.values()] for name, by_seed in runs.items()}, paths)
+    paths = draw(runs, commands, args.folder, name_of_all)
     print(text)
-    print(f"wrote {args.folder / name_of_all}.md, .png and .svg")
+    print(f"wrote {args.folder / name_of_all}.md, {', '.join(path.name for path in paths)}")
 
 
 if __name__ == "__main__":

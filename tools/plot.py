@@ -1,23 +1,36 @@
-"""Draws runs: several over each other, mean and band over the seeds of the same script and settings; PNG and SVG.
+"""Draws runs over each other, as they were measured; PNG and SVG.
 
     python tools/plot.py runs/grpo_kk_0_… runs/grpo_kk_1_… runs/grpo_ar_lopti_kk_0_…
+    python tools/plot.py --smoothing 0.95 runs/grpo_kk_0_…
 
-One run alone gets the curves.png that a trainer draws: raw values pale behind their exponential average (0.95, as in
-AR-Lopti, fig. 4 and 7).
+Runs that differ in nothing but the seed become one line, their mean, with a band from the lowest seed to the highest.
+--smoothing draws an exponential average over the pale raw line, and the picture says so; AR-Lopti's figures 4 and 7 use
+0.95. Trainers draw the curves.png of a single run with draw().
 """
 
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median
 
 import tyro
 
-SMOOTHING = 0.95
+MOST_LINES = 5  # in a panel; more can't be told apart
 # Okabe and Ito's colours, told apart by colour-blind readers too; line styles tell them apart on a grey print.
 COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #000000 #E69F00 #56B4E9 #8C6D00".split()
 STYLES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3))]
+GREY = "0.45"  # of what a line is compared with
+LOOK = {  # of all pictures
+    "font.size": 13,  # legible when the picture is shown at half its size
+    "axes.titlesize": "medium",
+    "lines.linewidth": 2,
+    "savefig.dpi": 110,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "curves",  # the same values give the same file
+}
+SMALL_LEGEND = {"fontsize": "small", "handlelength": 2.2, "columnspacing": 0.8, "frameon": False}
 TITLES = {
     "reward": "reward",
     "accuracy": "accuracy while training",
@@ -35,6 +48,10 @@ PANELS = "reward accuracy eval/accuracy response_tokens entropy kl clip_rate gra
 ALONE = [*PANELS, "sampler_gap", "tokens_per_s"]  # of one run
 
 
+# --------------------------------------------------------------------------------------------------------------------
+# Values
+
+
 def read_rows(path):
     """The objects of a JSON-lines file ([] where there is none). A last line that a kill cut short is left out."""
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
@@ -46,32 +63,35 @@ def points(rows, key):
     return [row["step"] for row in rows], [row[key] for row in rows]
 
 
-def exponential_average(values, keep=SMOOTHING):
+def exponential_average(values, keep):
     """Each value's average with those before it, a value's weight shrinking by `keep` with every step; unbiased."""
     total, weight, averages = 0.0, 0.0, []
     for value in values:
-        total, weight = keep * total + value, keep * weight + 1
+        total = keep * total + value
+        weight = keep * weight + 1
         averages.append(total / weight)
     return averages
 
 
-def smooth(values, key):
-    """The exponential average; evaluations, which are few and far apart, stay as they are."""
-    return values if key.startswith("eval/") else exponential_average(values)
+def is_smoothed(key, smoothing):
+    """Evaluations, which are few and far apart, are always drawn as they are."""
+    return smoothing > 0 and not key.startswith("eval/")
 
 
-def mean_and_spread(runs, key):
-    """Steps that all runs have a value for, and over the runs the smoothed values' mean and standard deviation.
+def mean_and_range(runs, key, smoothing=0.0):
+    """(steps, mean, lowest, highest) over the runs, at the steps that all of them have a value for.
 
-    runs: lists of rows. The standard deviation has ddof 1; of a single run it is 0.
+    runs: lists of rows. smoothing: 0, or the exponential average's weight; it is taken of each run by itself.
     """
     curves = []
     for rows in runs:
         steps, values = points(rows, key)
-        curves.append(dict(zip(steps, smooth(values, key))))
+        if is_smoothed(key, smoothing):
+            values = exponential_average(values, smoothing)
+        curves.append(dict(zip(steps, values)))
     steps = sorted(set.intersection(*(set(curve) for curve in curves)))
     columns = [[curve[step] for curve in curves] for step in steps]
-    return steps, [fmean(c) for c in columns], [stdev(c) if len(c) > 1 else 0.0 for c in columns]
+    return steps, [fmean(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns]
 
 
 def parts_of(rows, key):
@@ -79,76 +99,193 @@ def parts_of(rows, key):
     return sorted({name for row in rows for name in row if name.startswith(f"{key}_")})
 
 
-def draw(groups, paths, panels=PANELS):
-    """One panel for each metric that some run has.
+def rows_of(groups):
+    return [row for runs in groups.values() for rows in runs for row in rows]
 
-    groups: {label: [rows of a run, ...]}; of several groups each gets a colour, the mean over its runs and, where the
-    groups are no more than the colours, a band of one standard deviation; a group that is alone is shown by category
-    too. paths: files to write, by their suffixes.
+
+# --------------------------------------------------------------------------------------------------------------------
+# Pictures
+
+
+def draw(groups, paths, panels=PANELS, smoothing=0.0):
+    """One panel for each metric that some run has; gives the figure.
+
+    groups: {label: [rows of a run, ...]}. Several groups get a line each; a group that is alone is shown by category
+    too. More than five groups stand in columns of five. paths: files to write, by their suffixes.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    pyplot.rcParams["svg.fonttype"] = "none"  # text stays text
-    everything = [row for runs in groups.values() for rows in runs for row in rows]
-    panels = [key for key in panels if points(everything, key)[0]]
-    n_columns = min(5, max(1, -(-len(panels) // 2)))
-    n_rows = max(1, -(-len(panels) // n_columns))
-    figure, axes = pyplot.subplots(
-        n_rows, n_columns, figsize=(4 * n_columns, 3.2 * n_rows), layout="constrained", squeeze=False
-    )
-    for axis, key in zip(axes.flat, panels):
-        lines = {label: (runs, key) for label, runs in groups.items()}
-        if len(groups) == 1 and key in ("accuracy", "eval/accuracy"):
-            (runs,) = groups.values()
-            lines = {"mean" if key == "eval/accuracy" else "all": (runs, key)}
-            lines |= {part.removeprefix(f"{key}_"): (runs, part) for part in parts_of(everything, key)}
+    panels = [key for key in panels if points(rows_of(groups), key)[0]]
+    if len(groups) > MOST_LINES:
+        return draw_columns(groups, paths, panels, smoothing)
+    cells = [(key, lines) for key in panels for lines in lines_of(groups, key)]
+    n_columns = min(3, max(1, len(cells)))
+    n_rows = max(1, -(-len(cells) // n_columns))
+    figure = new_figure(4.2 * n_columns, 3.3 * n_rows, caption(groups, smoothing))
+    axes = figure.subplots(n_rows, n_columns, squeeze=False)
+    for axis, (key, lines) in zip(axes.flat, cells):
         for i, (label, (runs, name)) in enumerate(lines.items()):
-            # After the last colour they begin again, each with another line style than before.
-            colour, style = COLOURS[i % len(COLOURS)], STYLES[(i + i // len(COLOURS)) % len(STYLES)]
-            marker = "o" if key.startswith("eval/") else None
-            steps, mean, spread = mean_and_spread(runs, name)
-            axis.plot(steps, mean, color=colour, ls=style, marker=marker, ms=3, label=label)
-            if len(runs) > 1 and len(groups) <= len(COLOURS):
-                low, high = ([m + sign * s for m, s in zip(mean, spread)] for sign in (-1, 1))
-                axis.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
-            elif len(runs) == 1 and not marker:
-                axis.plot(*points(runs[0], name), color=colour, alpha=0.25, lw=1)
-        axis.set(title=TITLES.get(key, key), xlabel="step")
+            draw_line(axis, runs, name, smoothing, color=COLOURS[i], ls=STYLES[i], label=label)
+        axis.set(title=TITLES.get(key, key) + set_scale([axis], key), xlabel="step")
         axis.xaxis.get_major_locator().set_params(integer=True)
-        if len(lines) > 1 and len(groups) == 1:
-            axis.legend(fontsize="small", title="category")
-    for axis in list(axes.flat)[len(panels) :]:
+        if len(groups) == 1 and list(lines) != ["all"]:
+            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=5, title="category", **SMALL_LEGEND)
+    for axis in list(axes.flat)[len(cells) :]:
         axis.remove()
-    if len(groups) > 1:
+    if len(groups) > 1 and cells:
         handles, labels = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)))
-    for path in paths:
-        figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return save(figure, paths)
 
 
-def in_terminal(rows, width=100, colours=True):
+def lines_of(groups, key):
+    """The lines of a metric's panels, [{label: (runs, key)}, ...]: at most five in each.
+
+    Several groups have a line each. A group that is alone has one for each category of its accuracies, with that of
+    all if they are few.
+    """
+    if len(groups) > 1:
+        return [{label: (runs, key) for label, runs in groups.items()}]
+    (runs,) = groups.values()
+    whole = {"all": (runs, key)}
+    if key not in ("accuracy", "eval/accuracy"):
+        return [whole]
+    parts = {part.removeprefix(f"{key}_"): (runs, part) for part in parts_of(rows_of(groups), key)}
+    if len(parts) < MOST_LINES:
+        return [whole | parts]
+    names = list(parts)
+    fives = [names[i : i + MOST_LINES] for i in range(0, len(names), MOST_LINES)]
+    return [whole, *({name: parts[name] for name in five} for five in fives)]
+
+
+def draw_columns(groups, paths, panels, smoothing=0.0):
+    """A row for each metric, and columns of the first group beside four others; gives the figure."""
+    first, *others = groups
+    columns = [[first, *others[i : i + MOST_LINES - 1]] for i in range(0, len(others), MOST_LINES - 1)]
+    n_rows = max(1, len(panels))
+    figure = new_figure(3.5 * len(columns), 2.4 * n_rows + 1.8, caption(groups, smoothing))
+    axes = figure.subplots(n_rows, len(columns), squeeze=False, sharex=True, sharey="row")
+    for row, key in zip(axes, panels):
+        for axis, labels in zip(row, columns):
+            for i, label in enumerate(labels):
+                colour = GREY if i == 0 else COLOURS[i - 1]
+                draw_line(axis, groups[label], key, smoothing, color=colour, ls=STYLES[i], label=label)
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        title = TITLES.get(key, key) + set_scale(row, key)
+        row[0].set_ylabel(title.replace(" [", "\n["), fontsize="small")
+    for top, bottom in zip(axes[0], axes[-1]):
+        top.legend(loc="lower left", bbox_to_anchor=(0, 1), **SMALL_LEGEND)
+        bottom.set_xlabel("step")
+    return save(figure, paths)
+
+
+def draw_beside(groups, parents, paths, key="eval/accuracy", smoothing=0.0):
+    """One panel for each group that has a parent, beside that parent in grey, all on the same axes; gives the figure.
+
+    parents: {label: label of the group that it is compared with}, in the order of the panels.
+    """
+    n_columns = min(5, len(parents))
+    n_rows = -(-len(parents) // n_columns)
+    what = f"{TITLES.get(key, key)}: each entry (blue) beside the one it grew from (grey)"
+    figure = new_figure(2.6 * n_columns, 2.6 * n_rows + 0.6, f"{what}\n{caption(groups, smoothing)}")
+    axes = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True)
+    steps = sorted(set(points(rows_of(groups), key)[0]))
+    for axis, (label, parent) in zip(axes.flat, parents.items()):
+        draw_line(axis, groups[parent], key, smoothing, color=GREY, ls="--", label=parent)
+        draw_line(axis, groups[label], key, smoothing, color=COLOURS[0], label=label)
+        axis.set_title(f"{label}\n", color=COLOURS[0], loc="left", fontweight="bold")
+        axis.set_title(f"beside {parent}", color=GREY, loc="right", fontsize="small")
+        axis.tick_params(labelbottom=True)
+        if len(steps) <= 6:
+            axis.set_xticks(steps)
+    for axis in list(axes.flat)[len(parents) :]:
+        axis.remove()
+    figure.supxlabel("step", fontsize="medium")
+    set_scale(list(axes.flat)[: len(parents)], key)
+    return save(figure, paths)
+
+
+def draw_line(axis, runs, key, smoothing=0.0, **look):
+    """The mean over the runs, with a band from the lowest run to the highest; if smoothed, over the pale raw mean.
+
+    The band's ends were measured, so that it can't show a negative length or a share above 1.
+    """
+    steps, mean, low, high = mean_and_range(runs, key, smoothing)
+    if is_smoothed(key, smoothing):
+        raw_steps, raw_mean, _, _ = mean_and_range(runs, key)
+        axis.plot(raw_steps, raw_mean, color=look["color"], alpha=0.35, lw=1)
+    marker = "o" if key.startswith("eval/") else None
+    axis.plot(steps, mean, marker=marker, ms=4, **look)
+    if len(runs) > 1:
+        axis.fill_between(steps, low, high, color=look["color"], alpha=0.13, lw=0)
+
+
+def set_scale(axes, key):
+    """A logarithmic axis for clip rates, and for gradient norms and KL with outliers; gives what to add to the title.
+
+    Zeros have no logarithm: if there are any, the axis is linear below the smallest power of ten that is drawn.
+    """
+    values = [float(value) for axis in axes for line in axis.lines for value in line.get_ydata()]
+    positive = [value for value in values if value > 0]
+    if not positive:
+        return ""
+    outliers = max(positive) > 10 * median(positive)
+    if key != "clip_rate" and not (key in ("grad_norm", "kl") and outliers):
+        return ""
+    if min(values) > 0:
+        for axis in axes:
+            axis.set_yscale("log")
+        return ", log axis"
+    exponent = math.floor(math.log10(min(positive)))
+    for axis in axes:
+        axis.set_yscale("symlog", linthresh=10.0**exponent, linscale=0.5)
+        axis.set_ylim(bottom=0)
+    return f", log axis\n(linear below $10^{{{exponent}}}$)"
+
+
+def caption(groups, smoothing):
+    """What the lines and bands are: stands in the picture."""
+    words = []
+    if any(len(runs) > 1 for runs in groups.values()):
+        words.append("line: mean over the seeds; band: lowest to highest seed")
+    if smoothing:
+        words.append(f"exponential average ({smoothing:g}) over the pale raw line; evaluations are raw")
+    return "\n".join(words)
+
+
+def new_figure(width, height, title):
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update(LOOK)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize="medium")
+    return figure
+
+
+def save(figure, paths):
+    """Writes the figure to the paths, by their suffixes; without a date, so that the same values give the same file."""
+    for path in map(Path, paths):
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return figure
+
+
+def in_terminal(rows, width=100, colours=True, smoothing=0.0):
     """The reward and the test accuracy of one run over its steps, as text."""
     import plotext
 
+    tests = ["eval/accuracy", *parts_of(rows, "eval/accuracy")]
+    average = f" (dots: each step; line: exponential average, {smoothing:g})" if smoothing else ""
     plots = []
-    for title, lines in {
-        "reward (dots: each step; line: exponential average)": {"reward": "reward"},
-        "test accuracy": {
-            key.removeprefix("eval/"): key for key in ["eval/accuracy", *parts_of(rows, "eval/accuracy")]
-        },
-    }.items():
+    for title, keys in {f"reward{average}": ["reward"], "test accuracy": tests}.items():
         plotext.clear_figure()
-        for label, key in lines.items():
+        for key in keys:
             steps, values = points(rows, key)
             if not steps:
                 continue
-            if key == "reward":
+            if is_smoothed(key, smoothing):
                 plotext.scatter(steps, values, marker="dot")
-            plotext.plot(steps, smooth(values, key), label=label if len(lines) > 1 else None)
+                values = exponential_average(values, smoothing)
+            plotext.plot(steps, values, label=key.removeprefix("eval/") if len(keys) > 1 else None)
         plotext.title(title)
         plotext.theme("clear")
         plotext.plotsize(width, 14)
@@ -167,6 +304,7 @@ class Args:
 
     runs: tyro.conf.Positional[list[Path]]  # run folders
     out: Path = Path("comparison")  # where to write: this name with .png and .svg
+    smoothing: float = 0.0  # 0: as measured; 0.95: an exponential average over the pale raw line
 
 
 def read_run(folder):
@@ -200,14 +338,24 @@ def group(runs):
     return groups
 
 
+def check_args(args):
+    """ValueError if something is wrong with the command line."""
+    if not args.runs:
+        raise ValueError("no run to draw: give the folder of at least one")
+    if not 0 <= args.smoothing < 1:
+        raise ValueError(f"--smoothing is {args.smoothing}; it must be at least 0 and below 1")
+
+
 def main(args):
     try:
+        check_args(args)
         runs = [read_run(folder) for folder in args.runs]
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     groups = group(runs)
     paths = [args.out.with_name(args.out.name + suffix) for suffix in (".png", ".svg")]
-    draw(groups, paths, ALONE if len(groups) == 1 else PANELS)
+    draw(groups, paths, ALONE if len(groups) == 1 else PANELS, args.smoothing)
     for label, rows in groups.items():
         print(f"{label}: {len(rows)} run(s)")
     print(f"wrote {' and '.join(map(str, paths))}")
