@@ -1,0 +1,52 @@
+"""One test problem with its responses before and after training, side by side."""
+
+from rich.table import Table
+from rich.text import Text
+
+LONGEST = 1200  # characters of a prompt or response that are shown
+
+
+def view(rows):
+    """(what was chosen and why, rich's table) from the rows of test_samples.jsonl; None if too few.
+
+    Compares step 0 with the last evaluation. Shown is the first problem that was wrong before and
+    is right after, or the first one if there is none.
+    """
+    last = max((row["step"] for row in rows), default=0)
+    before = {row["id"]: row for row in rows if row["step"] == 0}
+    after = {row["id"]: row for row in rows if row["step"] == last}
+    ids = [number for number in before if number in after]
+    if last == 0 or not ids:
+        return None
+    learned = [i for i in ids if after[i]["correct"] and not before[i]["correct"]]
+    chosen = learned[0] if learned else ids[0]
+    text = f"wrong before, right after: {len(learned)} of {len(ids)} kept test problems"
+    if learned:
+        text += f"; the first of them, problem {chosen}:"
+    else:
+        text += f"; the first of all, problem {chosen}:"
+    return text, side_by_side(before[chosen], after[chosen])
+
+
+def side_by_side(before, after):
+    """The prompt on top, below it the two responses, below them their scores."""
+    prompt = Text(shown(before["prompt"]))
+    table = Table(title=prompt, title_justify="left", title_style="", expand=True)
+    table.add_column("before training (step 0)", ratio=1)
+    table.add_column(f"after step {after['step']}", ratio=1)
+    table.add_row(Text(shown(before["response"])), Text(shown(after["response"])), end_section=True)
+    table.add_row(score(before), score(after))
+    return table
+
+
+def shown(text):
+    """The beginning of a text. Signs that would steer the terminal are replaced."""
+    printable = "".join(sign if sign.isprintable() or sign == "\n" else "�" for sign in text)
+    if len(printable) <= LONGEST:
+        return printable
+    return f"{printable[:LONGEST]}… ({len(printable) - LONGEST} more characters)"
+
+
+def score(row):
+    verdict = "right" if row["correct"] else "wrong"
+    return f"{verdict}, reward {row['reward']:g}"

@@ -1,0 +1,83 @@
+"""Finds mistakes before anything large is loaded: each is a ValueError that says what to do."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from runtime import checkpoints, memory, processes
+
+
+def check_run_folders(args):
+    """ValueError if there are too few GPUs, or --resume, --run_dir or --track can't be done."""
+    n_gpus = torch.cuda.device_count()
+    if 0 < n_gpus < processes.LOCAL_WORLD_SIZE:
+        raise ValueError(
+            f"{processes.LOCAL_WORLD_SIZE} processes on this machine, but {n_gpus} GPU(s): one for "
+            "each is needed"
+        )
+    if args.resume:
+        settings = Path(args.resume, "args.json")
+        if not checkpoints.complete(args.resume) or not settings.exists():
+            raise ValueError(
+                f"--resume {args.resume}: no complete checkpoint in {args.resume}/checkpoints, "
+                "or no args.json"
+            )
+    elif args.run_dir:
+        check_new(args.run_dir)
+    if args.track and not find_spec("wandb"):
+        raise ValueError("--track needs Weights & Biases: pip install wandb")
+
+
+def check_new(run_dir):
+    """ValueError if this folder already holds a run."""
+    metrics = Path(run_dir, "metrics.jsonl")
+    if not metrics.exists() or not metrics.stat().st_size:
+        return
+    if checkpoints.complete(run_dir):
+        way_on = f"--resume {run_dir} continues it"
+    else:
+        way_on = "it has no checkpoint: delete it"
+    raise ValueError(f"--run_dir {run_dir} holds a run; {way_on}, or name another folder")
+
+
+def check_model(args, head_chunk):
+    """The tokenizer of --model, and {parameters, estimated_memory_gb, memory_gb}.
+
+    The memory needed and available is that of one process, in GiB. head_chunk: the number of tokens
+    whose logits exist at one time. ValueError if the model can't be loaded, or does not fit the
+    sizes chosen or this machine's memory.
+    """
+    check_model_folder(args.model)
+    try:
+        config = AutoConfig.from_pretrained(args.model)
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--model {args.model} can't be loaded: {error}") from error
+    n_params, needed, available = memory.estimate(config, args, head_chunk)
+    if needed > available:
+        raise ValueError(
+            f"{args.model} at these sizes needs about {needed:.0f} GiB of memory, and there are "
+            f"{available:.0f}: a smaller --model, --micro_batch_tokens or --kv_cache_gb, more "
+            "processes, or no reference (--kl_coef 0) need less"
+        )
+    sizes = {
+        "parameters": n_params,
+        "estimated_memory_gb": needed,
+        "memory_gb": available,
+    }
+    return tokenizer, sizes
+
+
+def check_model_folder(model):
+    """ValueError if `model` is a path without a model. Anything else may be a hub id."""
+    folder = Path(model)
+    written_as_path = model.startswith((".", "/", "~"))
+    in_a_folder = len(folder.parts) > 1 and folder.parent.is_dir()
+    is_path = written_as_path or in_a_folder or folder.exists()
+    if is_path and not (folder / "config.json").exists():
+        raise ValueError(
+            f"--model {model} is not a model folder: no config.json in it; "
+            "`make model` gets a small one"
+        )

@@ -1,0 +1,110 @@
+"""What a run prints before it starts: its settings beside the paper's, its sizes, its device."""
+
+import os
+import shlex
+import sys
+import textwrap
+from pathlib import Path
+
+import torch
+from rich.table import Table
+
+from runtime import processes, settings, terminal
+
+
+def show(args, sizes, sources):
+    """Prints the header. A setting that differs from the paper's gets a row with the reason.
+
+    sizes: {parameters, estimated_memory_gb, memory_gb, training_problems, test_problems}; the
+    memory is that of one process, in GiB. sources: where the defaults come from, as
+    settings.layered says.
+    """
+    console = terminal.console()
+    console.rule(Path(sys.argv[0]).name)
+    different = settings.differences(args, sources)
+    worked_out = args.epochs * (sizes["training_problems"] // args.prompts_per_step)
+    if "steps" in different and different["steps"][0] is None and args.steps == worked_out:
+        del different["steps"]  # the paper's epochs give them
+
+    for title, names in settings.groups_of(type(args)).items():
+        show_group(console, title, names, args, different)
+    console.print()
+    show_sizes(console, args, sizes)
+    own = [name for name, (_, reason) in different.items() if reason != "command line"]
+    if own and not args.resume:
+        console.print("The paper's settings are those of this command:")
+        console.print(papers_command(own, settings.of_paper(type(args), sources)), soft_wrap=True)
+    console.rule()
+    console.print(f"{args.steps} steps, written to {args.run_dir}", soft_wrap=True)
+
+
+def show_group(console, title, names, args, different):
+    """One group of settings: a row for each that differs, one wrapped line for all that do not."""
+    console.print(title, style="bold")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=22, no_wrap=True, overflow="ellipsis")
+    table.add_column(width=24, no_wrap=True, overflow="ellipsis")
+    table.add_column(width=24, no_wrap=True, overflow="ellipsis")
+    table.add_column(width=22, no_wrap=True, overflow="ellipsis")
+    same = []
+    for name in names:
+        value = getattr(args, name)
+        if name == "run_dir":  # stands at the end
+            continue
+        if name in different:
+            papers, reason = different[name]
+            table.add_row(f"  {name}", str(value), f"paper: {worded(papers)}", reason)
+        elif value not in ("", None):
+            same.append(f"{name} {value}")
+    if table.row_count:
+        console.print(table)
+    if same:
+        # A setting and its value stay on one line: its space is put back when the lines are made.
+        together = "   ".join(setting.replace(" ", "\0") for setting in same)
+        lines = textwrap.wrap(together, console.width - 4, break_on_hyphens=False)
+        for line in lines:
+            console.print("  " + line.replace("\0", " "), style="dim", soft_wrap=True)
+
+
+def worded(value):
+    return "none" if value in ("", None) else str(value)
+
+
+def show_sizes(console, args, sizes):
+    """Model, parameters, processes, device, memory and problems, a line each."""
+    millions = sizes["parameters"] / 1e6
+    needed = sizes["estimated_memory_gb"]
+    available = sizes["memory_gb"]
+    n_train = sizes["training_problems"]
+    lines = {
+        "model": f"{args.model}: {millions:.1f} M parameters",
+        "processes": f"{processes.WORLD_SIZE} on {device_name()}",
+        "memory": f"about {needed:.1f} of {available:.1f} GiB for each process",
+        "problems": f"{n_train} to train on, {sizes['test_problems']} to test on",
+    }
+    for name, text in lines.items():
+        console.print(f"{name:<10} {text}", soft_wrap=True)
+
+
+def papers_command(names, papers):
+    """This run's command with the paper's values of the settings in `names`, ready to paste."""
+    words = ["python", *map(shlex.quote, sys.argv)]
+    for name in names:
+        value = papers[name]
+        if value is True:
+            words.append(f"--{name}")
+        elif value is False:
+            words.append(f"--no_{name}")
+        else:
+            # a flag and its value stay on one line
+            words.append(f"--{name}\0{shlex.quote(str(value))}")
+    text = " ".join(words)
+    lines = textwrap.wrap(text, 92, break_long_words=False, break_on_hyphens=False)
+    return " \\\n".join("    " + line.replace("\0", " ") for line in lines)
+
+
+def device_name():
+    """The GPU's name, or how many cores the CPU has."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"CPU ({os.cpu_count()} cores)"

@@ -1,0 +1,78 @@
+"""The processes of a run: one for each device (`torchrun`), or a single one (`python`).
+
+RANK counts them from 0. With a single process every function here works and does nothing. Otherwise
+all processes must call barrier, broadcast, gather, all_reduce and full_tensor, in the same order.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from runtime import quiet
+
+# torchrun sets these for each process it starts; LOCAL_ is about the processes on this machine.
+RANK = int(os.environ.get("RANK", "0"))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))
+LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", LOCAL_RANK) if ON_GPU else torch.device("cpu")
+
+
+def start():
+    """Gives this process its device, and connects the processes if there are several."""
+    if ON_GPU:
+        torch.cuda.set_device(DEVICE)
+    if WORLD_SIZE > 1:
+        with quiet.library_notices():
+            dist.init_process_group("nccl" if ON_GPU else "gloo")
+
+
+def end():
+    """Disconnects the processes. vLLM makes a group of its own in a single process; it ends too."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def barrier():
+    """Returns when all processes have called it."""
+    if WORLD_SIZE > 1:
+        dist.barrier(device_ids=[LOCAL_RANK] if ON_GPU else None)
+
+
+def broadcast(value):
+    """The value that process 0 gave, in every process. It may be anything that pickle can write."""
+    values = [value]
+    if WORLD_SIZE > 1:
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def gather(items):
+    """The processes' lists joined in the order of their ranks, in every process."""
+    lists = [items] * WORLD_SIZE
+    if WORLD_SIZE > 1:
+        dist.all_gather_object(lists, items)
+    return [item for part in lists for item in part]
+
+
+def all_reduce(value, op=dist.ReduceOp.SUM):
+    """The sum of a number over all processes (or its maximum …, as op says), as a Python float.
+
+    Summed in float64, so that counts up to 2**53 are exact.
+    """
+    value = torch.as_tensor(value, dtype=torch.float64, device=DEVICE)
+    if WORLD_SIZE > 1:
+        dist.all_reduce(value, op)
+    return value.item()
+
+
+def full_tensor(tensor):
+    """The whole tensor, without gradient, when FSDP2 keeps only a shard of it in each process."""
+    tensor = tensor.detach()
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor()
+    return tensor

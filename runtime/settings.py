@@ -1,0 +1,302 @@
+"""Settings: their types with ranges, where their values come from, and whether they are in range.
+
+A trainer's Args is a dataclass whose source is also its documentation:
+
+    # ---- objective
+    temperature: Temperature = 0.7  # of sampling, and of
+    #                                 every probability in the loss
+    clip_low: Share = 0.2  # ε_low
+
+The line with dashes opens a group of the help and of the header. The comment behind a field, and
+comment lines below it that are indented deeper, are the field's help. The range stands in its type:
+the help shows it, and check_ranges holds values to it.
+"""
+
+import argparse
+import ast
+import contextlib
+import dataclasses
+import inspect
+import io
+import json
+import re
+import sys
+import textwrap
+import tokenize
+import typing
+from pathlib import Path
+from typing import Annotated
+
+import pydantic
+import tyro
+from pydantic.fields import FieldInfo
+
+from runtime import processes
+
+# ------------------------------------------------------------------------------- types with a range
+
+
+def number(kind, words, **bounds):
+    """int or float with a range. words: as help and errors say it; bounds: as pydantic takes it."""
+    field = pydantic.Field(description=words, **bounds)
+    return Annotated[kind, field, tyro.conf.arg(metavar=f"{kind.__name__.upper()} {words}")]
+
+
+def zero_or_at_least(least):
+    """A check for pydantic: what vLLM takes as a temperature, where 0 means greedy."""
+
+    def check(value):
+        if value != 0 and value < least:
+            raise ValueError
+        return value
+
+    return pydantic.AfterValidator(check)
+
+
+# NaN and infinity are refused everywhere: nothing that a trainer computes with them makes sense.
+FINITE = {"allow_inf_nan": False}
+Share = number(float, "in [0, 1]", ge=0, le=1, **FINITE)
+PositiveShare = number(float, "in (0, 1]", gt=0, le=1, **FINITE)
+PositiveInt = number(int, "greater than 0", gt=0)
+NonNegativeInt = number(int, "0 or greater", ge=0)
+PositiveFloat = number(float, "greater than 0", gt=0, **FINITE)
+NonNegativeFloat = number(float, "0 or greater", ge=0, **FINITE)
+Temperature = number(float, "0.01 or greater", ge=0.01, **FINITE)  # the least that vLLM takes
+EvaluationTemperature = Annotated[
+    number(float, "0 or at least 0.01", ge=0, **FINITE),
+    zero_or_at_least(0.01),
+]
+
+
+def check_ranges(args):
+    """ValueError for the first setting that is out of its type's range. Changes nothing."""
+    try:
+        pydantic.TypeAdapter(type(args)).validate_python(dataclasses.asdict(args))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name = first["loc"][0]
+        types = typing.get_type_hints(type(args), include_extras=True)
+        words = range_of(types[name])
+        if not words:  # a type without a range
+            words = first["msg"].removeprefix("Input should be ")
+        raise ValueError(f"--{name} is {getattr(args, name)}; it must be {words}") from None
+
+
+def range_of(type_):
+    """The range of a type in words, "" if it has none. PositiveInt | None has PositiveInt's."""
+    for member in (type_, *typing.get_args(type_)):
+        for metadata in getattr(member, "__metadata__", ()):
+            if isinstance(metadata, FieldInfo) and metadata.description:
+                return metadata.description
+    return ""
+
+
+# ------------------------------------------------------------------------------------ command line
+
+
+def parse(argv, args_class, default, description):
+    """The command line as an args_class, with --help in the groups of its source.
+
+    argv: the words after the script's name; default: an args_class, for all that argv does not set;
+    description: what stands on top of the help. Ends the program with exit code 2, and tyro's
+    message, at a flag that does not exist or a value of the wrong type. Ranges are checked by
+    check_ranges.
+    """
+    groups, helps = read_source(args_class)
+    types = typing.get_type_hints(args_class, include_extras=True)
+    fields_of_help = []  # tyro's help has a group for each dataclass in a dataclass
+    for place, (title, names) in enumerate(groups.items()):
+        fields = []
+        for name in names:
+            shown = tyro.conf.arg(help=helps[name], metavar=metavar_of(types[name]))
+            fields.append((name, Annotated[types[name], shown], getattr(default, name)))
+        group = dataclasses.make_dataclass(f"Group{place}", fields)
+        group.__doc__ = ""  # or the help would show the signature that dataclasses give it
+        titled = Annotated[group, tyro.conf.arg(name=title)]
+        unprefixed = tyro.conf.OmitArgPrefixes[titled]  # --lr, not --objective.lr
+        fields_of_help.append(
+            (f"group{place}", unprefixed, dataclasses.field(default_factory=group))
+        )
+    all_groups = dataclasses.make_dataclass("AllGroups", fields_of_help)
+    parsed = tyro.cli(all_groups, args=argv, use_underscores=True, description=description)
+    values = {}
+    for field in dataclasses.fields(parsed):
+        values.update(vars(getattr(parsed, field.name)))
+    return args_class(**values)
+
+
+def metavar_of(type_):
+    """What the help shows as a value of a type with a range: "INT greater than 0, or None"."""
+    words = range_of(type_)
+    if not words:
+        return None  # tyro's own
+    members = [type_, *typing.get_args(type_)]
+    kind = next(typing.get_args(m)[0] for m in members if getattr(m, "__metadata__", ()))
+    metavar = f"{kind.__name__.upper()} {words}"
+    if type(None) in members:
+        metavar += ", or None"
+    return metavar
+
+
+def groups_of(args_class):
+    """{title: [names of its settings]}, both in the order of the source."""
+    return read_source(args_class)[0]
+
+
+def read_source(args_class):
+    """({group title: [field names]}, {field name: help}) from the comments in a dataclass's source.
+
+    Fields above the first heading are in a group "settings".
+    """
+    source = textwrap.dedent(inspect.getsource(args_class))
+    field_at = {}  # line number: field
+    for node in ast.parse(source).body[0].body:
+        if isinstance(node, ast.AnnAssign):
+            for line in range(node.lineno, node.end_lineno + 1):
+                field_at[line] = node.target.id
+    comments = {}  # line number: (column, text)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            comments[token.start[0]] = (token.start[1], token.string)
+
+    groups = {}
+    helps = {}
+    title = "settings"
+    name = None
+    for line in range(1, source.count("\n") + 2):
+        column, comment = comments.get(line, (0, ""))
+        text = comment.removeprefix("#").strip()
+        heading = re.fullmatch(r"# -{2,} (.+?)( -+)?", comment)
+        if line in field_at:
+            if field_at[line] != name:
+                name = field_at[line]
+                groups.setdefault(title, []).append(name)
+                helps[name] = ""
+            helps[name] = f"{helps[name]} {text}".strip()
+        elif heading:
+            title = heading[1]
+        elif comment and name and column > 4:  # 4: where the fields begin
+            helps[name] = f"{helps[name]} {text}".strip()
+    return groups, helps
+
+
+def given(argv):
+    """What the command line says of the settings on which the defaults of all others depend.
+
+    {"task": "math"}, as strings; what argv does not say is missing. Everything else in it is
+    skipped: parse reads it, and finds its mistakes.
+    """
+    parser = argparse.ArgumentParser(
+        add_help=False,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    for name in ("task", "model", "resume", "steps", "epochs"):
+        parser.add_argument(f"--{name}", nargs="?")  # a flag without a value is for parse to refuse
+    known, _ = parser.parse_known_args(argv)
+    return {name: value for name, value in vars(known).items() if value is not None}
+
+
+@contextlib.contextmanager
+def errors_in_one_line():
+    """Shows a mistake of the user's (ValueError, OSError) in one line; exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if processes.RANK == 0:
+            print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+# -------------------------------------------------------------------------- where values come from
+
+
+UNKNOWN = object()  # not None, which is a value
+
+
+@dataclasses.dataclass
+class Source:
+    """Where a default comes from that is not the one in Args."""
+
+    value: object  # the default
+    reason: str  # the last layer that changed it, in words
+    paper: object = UNKNOWN  # the paper's value, if the first layer gives one
+
+
+def layered(layers):
+    """Defaults from several layers, of which a later one overrides those before it.
+
+    layers: [(reason, {name: value}), …]. The first layer is the paper's: what it sets for this
+    task. Returns ({name: value}, {name: Source}). A layer that repeats a value is not its source.
+    """
+    values = {}
+    sources = {}
+    for place, (reason, layer) in enumerate(layers):
+        for name, value in layer.items():
+            if name in sources:
+                if sources[name].value != value:
+                    sources[name].value = value
+                    sources[name].reason = reason
+            else:
+                sources[name] = Source(value, reason)
+                if place == 0:
+                    sources[name].paper = value
+            values[name] = value
+    return values, sources
+
+
+def of_paper(args_class, sources):
+    """{name: value}: the paper's settings. sources: from layered."""
+    values = {field.name: field.default for field in dataclasses.fields(args_class)}
+    for name, source in sources.items():
+        if source.paper is not UNKNOWN:
+            values[name] = source.paper
+    return values
+
+
+def differences(args, sources):
+    """{name: (the paper's value, why it differs here)} for each setting that differs."""
+    found = {}
+    for name, papers in of_paper(type(args), sources).items():
+        value = getattr(args, name)
+        if value == papers:
+            continue
+        source = sources.get(name)
+        if source and source.value == value:
+            found[name] = (papers, source.reason)
+        else:
+            found[name] = (papers, "command line")
+    return found
+
+
+def of_resumed_run(argv, args_class):
+    """The settings of the run that --resume names, {name: value}; {} without that flag or run.
+
+    ValueError if another script made the run. Two scripts may have the same settings and be
+    different algorithms, so run.json says which it was.
+    """
+    said = given(argv)
+    if "resume" not in said:
+        return {}
+    folder = Path(said["resume"])
+    if not (folder / "args.json").exists():
+        return {}
+    settings = json.loads((folder / "args.json").read_text())
+
+    this_script = args_class.__module__
+    if this_script == "__main__":
+        this_script = Path(sys.argv[0]).stem
+    if (folder / "run.json").exists():
+        made_by = json.loads((folder / "run.json").read_text())["script"]
+        if made_by != this_script:
+            raise ValueError(
+                f"--resume {folder}: made by another script, {made_by}.py, not by {this_script}.py"
+            )
+    foreign = settings.keys() - {field.name for field in dataclasses.fields(args_class)}
+    if foreign:
+        names = ", ".join(sorted(foreign))
+        raise ValueError(f"--resume {folder}: made by another script, which has {names}")
+
+    if "epochs" in said and "steps" not in said:
+        settings["steps"] = None  # the run worked it out from its own epochs
+    return settings
