@@ -1,31 +1,31 @@
-"""REINFORCE++ with Advantage Reweighting (AR) and Low-Probability Token Isolation (Lopti): AR-Lopti, Appendix D.1.1.
+"""REINFORCE++ with Advantage Reweighting (AR) and Low-Probability Token Isolation (Lopti).
 
-The two cures of grpo_ar_lopti.py against rare, improbable tokens drowning the others, for reinforce_pp.py, whose
-advantages are each token's return, normalised over the batch:
+From the AR-Lopti paper (arXiv 2505.12929), Appendix D.1.1 and Table 7. The two remedies of
+grpo_ar_lopti.py, for reinforce_pp.py, whose advantages are each token's return, normalised over the
+batch:
 
-    AR (eq. 4)     A ← (α·π_old + 1 − α)·A       improbable tokens weigh less; both signs, after the normalisation
-    Lopti          first all the step's updates on the tokens with π_old ≤ η, then all of them again on the others:
-                   with 2 updates a step, four optimizer steps (low, low, high, high)
+    AR (eq. 4)           A ← (α·π_old + 1 − α)·A     improbable tokens weigh less, whatever A's sign
+    Lopti (Algorithm 1)  first all the step's updates on the tokens with π_old ≤ η, then all of them
+                         again on the other tokens: with 2 updates a step, low, low, high, high
 
-What differs from reinforce_pp.py is, line by line, what turns grpo.py into grpo_ar_lopti.py: --alpha, --eta,
---lopti_stages; ar_weight and its line in main; the stages in update. Only α's default is another: 0.1 was best here,
-where it was 0.3 for GRPO. `--alpha 0 --eta 0` is reinforce_pp.py to the last bit.
+What differs from reinforce_pp.py is, line by line, what makes grpo_ar_lopti.py of grpo.py: --alpha,
+--eta, --lopti_stages; ar_weight and its line in main; in_stage and the stages in update. Only the
+default of α is different: 0.1, the paper's value here. `--alpha 0 --eta 0` is reinforce_pp.py to
+the last bit.
 
 Where this file deviates, and why:
-- What reinforce_pp.py deviates in: k1 as a logarithm, of π_old; how σ² is estimated; clip-higher.
-- What grpo_ar_lopti.py deviates in: ≤ η as in Algorithm 1 (the released code has <); no optimizer step in a stage in
-  which a mini-batch has no token; on mathematics one of the two, which the paper says for GRPO (Appendix C.3).
+- Everything in which reinforce_pp.py deviates: k1 as a logarithm, of π_old; no KL term in the loss.
+- Everything in which grpo_ar_lopti.py deviates: π_old ≤ η; no optimizer step without a token. On
+  mathematics it has one of the two remedies, which the paper says for GRPO only (Appendix C.3).
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 reinforce_pp_ar_lopti.py …` for four):
-    python reinforce_pp_ar_lopti.py --alpha 0.1 --eta 0.5
+    python reinforce_pp_ar_lopti.py --alpha 0.1 --eta 0.5 --steps 360
 """
 
 import dataclasses
 import hashlib
-import json
 import math
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -34,658 +34,897 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-import tyro
-from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
 from rewards import load_task, next_prompts
-from tools import bookkeeping
+from runtime import (
+    checkpoints,
+    checks,
+    header,
+    memory,
+    processes,
+    quiet,
+    records,
+    settings,
+    signals,
+    weights,
+)
+from runtime.clock import timed
+from runtime.processes import (
+    DEVICE,
+    LOCAL_RANK,
+    LOCAL_WORLD_SIZE,
+    ON_GPU,
+    RANK,
+    WORLD_SIZE,
+    all_reduce,
+    full_tensor,
+    gather,
+)
+from runtime.settings import (
+    EvaluationTemperature,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Share,
+    Temperature,
+)
 
-# ---------------------------------------------------------------------------------------------------------- arguments
-
-RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun
-LOCAL_RANK, LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-DEVICE = torch.device("cuda", LOCAL_RANK) if torch.cuda.is_available() else torch.device("cpu")
-ON_GPU = DEVICE.type == "cuda"
+# ----------------------------------------------------------------------------------------- settings
 
 
 @dataclasses.dataclass
 class Args:
-    """The paper's settings for Knights & Knaves (Appendix B); TASKS has what differs on other tasks."""
+    """The paper's settings for Knights & Knaves (Appendix B). TASKS has those of other tasks."""
 
-    model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
+    # ---- objective
+    alpha: Share = 0.1  # α of advantage reweighting; 0: none
+    eta: Share = 0.5  # η, the largest probability that counts as low; 0: one stage with all tokens
+    lopti_stages: Literal["low,high", "high,low", "low", "high"] = "low,high"  # Lopti's, in order
+    clip_low: Share = 0.2  # ε_low
+    clip_high: NonNegativeFloat = 0.24  # ε_high
+    kl_coef: NonNegativeFloat = 0.001  # β, weight of the KL term; 0: no reference model is loaded
+    updates_per_step: PositiveInt = 2  # optimizer updates a step; 2: near on-policy, 16: off
+
+    # ---- data
     task: Literal["kk", "math", "countdown"] = "kk"  # what to train on: a module in rewards/
-    data: str = ""  # training problems: a parquet or JSON file, a folder of them, or a hub id; empty: generated
-    test_data: str = ""  # test problems, from where --data may come too; empty: generated, also where --data is a file
+    data: str = ""  # training problems: a file, a folder or a hub id; empty: see docs
+    test_data: str = ""  # test problems, given in the same ways
     people: str = "3-7"  # kk: numbers of people in a puzzle, within 2-8: "3-7" or "2,3"
     numbers: str = "3-4"  # countdown: how many numbers in a puzzle, within 3-6: "3-4" or "5"
-    chat_template: Literal["auto", "none"] = "auto"  # auto: the tokenizer's, if it has one; none: plain text
-    steps: int | None = None  # sampling steps, > 0; None: as many as --epochs gives
-    epochs: int = 5  # passes over the training problems, > 0
-    prompts_per_step: int = 64  # M, > 0 and a multiple of updates_per_step × processes
-    responses_per_prompt: int = 8  # G, the group size, > 0
-    max_prompt_tokens: int = 1024  # longer prompts are left out, > 0
-    max_response_tokens: int = 4096  # longer responses are cut off, > 0
-    temperature: float = 0.7  # of sampling, and of every probability in the loss, >= 0.01, the least that vLLM takes
-    lr: float = 1e-6  # AdamW's learning rate, constant, in (0, 1]
-    weight_decay: float = 0.01  # AdamW's weight decay, in [0, 1]
-    max_grad_norm: float = 1.0  # gradients are scaled down to this norm, > 0
-    kl_coef: float = 0.001  # β, weight of the KL term, >= 0; 0: no reference model is loaded
-    clip_low: float = 0.2  # ε_low, in [0, 1]
-    clip_high: float = 0.24  # ε_high, >= 0
-    alpha: float = 0.1  # α of advantage reweighting, in [0, 1]; 0: none
-    eta: float = 0.5  # η, up to which probability a token is low, in [0, 1]; 0: one stage with all tokens
-    lopti_stages: Literal["low,high", "high,low", "low", "high"] = "low,high"  # Lopti's order (fig. 6b), or one (6a)
-    updates_per_step: int = 2  # optimizer updates a step (2: near on-policy, 16: off-policy), > 0
-    micro_batch_tokens: int = 16384  # tokens in one forward pass, padding included; changes memory, not results, > 0
-    gradient_checkpointing: bool = True  # recompute activations in the backward pass: less memory, a third more time
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute, sampler and reference; the weights are float32
-    kv_cache_gb: float = 16.0  # GiB for the sampler's key-value cache, beside its weights, > 0
-    eval_every: int = 20  # evaluate every so many steps, before the first and after the last, > 0
-    eval_size: int = 500  # number of test problems, > 0
-    eval_temperature: float = 0.0  # of evaluation; 0: greedy, as in the paper; else >= 0.01
-    save_every: int = 20  # write a checkpoint every so many steps, and after the last, > 0
-    keep_checkpoints: int = 3  # the newest so many stay on disk, > 0
-    seed: int = 0  # of the order of prompts and of sampling, >= 0
+    chat_template: Literal["auto", "none"] = "auto"  # auto: the tokenizer's; none: plain text
+    max_prompt_tokens: PositiveInt = 1024  # longer prompts are left out
+
+    # ---- sampling
+    prompts_per_step: PositiveInt = 64  # M, a multiple of updates_per_step × processes
+    responses_per_prompt: PositiveInt = 8  # G, the group size
+    max_response_tokens: PositiveInt = 4096  # longer responses are cut off
+    temperature: Temperature = 0.7  # of sampling, and of every probability in the loss
+
+    # ---- optimiser
+    lr: PositiveShare = 1e-6  # AdamW's learning rate, constant
+    weight_decay: Share = 0.01  # AdamW's weight decay
+    max_grad_norm: PositiveFloat = 1.0  # gradients are scaled down to this norm
+
+    # ---- machine
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute; weights are float32
+    micro_batch_tokens: PositiveInt = 16384  # of one forward pass; changes memory, not results
+    gradient_checkpointing: bool = True  # recompute activations going back: less memory, slower
+    kv_cache_gb: PositiveFloat = 16.0  # GiB for the sampler's key-value cache, beside its weights
+
+    # ---- run
+    model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
+    steps: PositiveInt | None = None  # sampling steps; None: as many as --epochs gives
+    epochs: PositiveInt = 5  # passes over the training problems
+    eval_every: PositiveInt = 20  # evaluate every so many steps, at the start and at the end
+    eval_size: PositiveInt = 500  # number of test problems
+    eval_temperature: EvaluationTemperature = 0.0  # of evaluation; 0: greedy
+    save_every: PositiveInt = 20  # write a checkpoint every so many steps, and after the last
+    keep_checkpoints: PositiveInt = 3  # how many of the newest checkpoints stay on disk
+    seed: NonNegativeInt = 0  # of the order of prompts and of sampling
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
-    resume: str = ""  # a run folder to go on with from its newest checkpoint; its settings are the defaults then
+    resume: str = ""  # a run folder to continue; its settings are the defaults then
     track: bool = False  # also log to Weights & Biases (pip install wandb)
 
 
-# What the papers set otherwise than for K&K. Mathematics: AR-Lopti, Section 5.2 (a base model, which knows no chat; one
-# epoch of Open-Reasoner-Zero's problems, five of DSR-uniform). Countdown: ACPO, Section 4.2 and released scripts.
-TASKS = {"kk": {}}
-TASKS["math"] = {"model": "Qwen/Qwen2.5-7B", "chat_template": "none", "epochs": 1, "prompts_per_step": 128}
-TASKS["countdown"] = {"prompts_per_step": 128, "responses_per_prompt": 10, "max_response_tokens": 3072}
-TASKS["math"] |= {"alpha": 0.1, "eta": 0.0}  # one of the two, not both (Table 3); Lopti alone: --alpha 0 --eta 0.5
-TASKS["math"]["temperature"] = TASKS["countdown"]["temperature"] = 1.0
+# What the papers set differently for other tasks than K&K.
+TASKS = {
+    "kk": {},
+    "math": {  # AR-Lopti, Section 5.2: a base model, which knows no chat
+        "model": "Qwen/Qwen2.5-7B",
+        "chat_template": "none",
+        "epochs": 1,  # of Open-Reasoner-Zero's 57k problems; say --epochs 5 with DSR-uniform's 10k
+        "prompts_per_step": 128,
+        "temperature": 1.0,
+        "alpha": 0.1,
+        "eta": 0.0,  # one of the two, not both (Table 3); Lopti alone: --alpha 0 --eta 0.5
+    },
+    "countdown": {  # ACPO, Section 4.2, and its release's scripts
+        "prompts_per_step": 128,
+        "responses_per_prompt": 10,
+        "max_response_tokens": 3072,
+        "temperature": 1.0,
+    },
+}
 
-# Sizes for a machine without a GPU; and settings for models/kk_tiny, a model of a million parameters that learns while
-# one watches: without a GPU it is the default. Nothing here belongs to the algorithm.
-CPU_DEFAULTS = {"eval_size": 20, "gradient_checkpointing": False, "kv_cache_gb": 0.5, "micro_batch_tokens": 2048}
-KK_TINY = {"model": "models/kk_tiny", "people": "2-3", "temperature": 1.0, "prompts_per_step": 12, "lr": 1e-4}
-KK_TINY |= {"steps": 10, "max_prompt_tokens": 256, "max_response_tokens": 640, "micro_batch_tokens": 8192}
-KK_TINY |= {"kv_cache_gb": 0.25, "eval_every": 5, "eval_size": 200, "eval_temperature": 1.0}
+# Sizes for a machine without a GPU. They don't belong to the algorithm.
+CPU_DEFAULTS = {
+    "eval_size": 20,
+    "gradient_checkpointing": False,
+    "kv_cache_gb": 0.5,
+    "micro_batch_tokens": 2048,
+}
 
-POSITIVE = """steps epochs prompts_per_step responses_per_prompt max_prompt_tokens max_response_tokens
-    updates_per_step micro_batch_tokens max_grad_norm kv_cache_gb eval_every eval_size save_every keep_checkpoints"""
-RANGES = {
-    POSITIVE: (lambda value: value is None or 0 < value < math.inf, "greater than 0"),
-    "kl_coef clip_high seed": (lambda value: 0 <= value < math.inf, "0 or greater"),
-    "lr": (lambda value: 0 < value <= 1, "in (0, 1]"),
-    "temperature": (lambda value: 0.01 <= value < math.inf, "0.01 or greater"),
-    "eval_temperature": (lambda value: value == 0 or 0.01 <= value < math.inf, "0 or at least 0.01"),
-    "clip_low weight_decay alpha eta": (lambda value: 0 <= value <= 1, "in [0, 1]"),
+# For models/kk_tiny, a model of a million parameters that learns while you watch: the default
+# without a GPU.
+KK_TINY = {
+    "model": "models/kk_tiny",
+    "people": "2-3",
+    "prompts_per_step": 12,
+    "temperature": 1.0,
+    "lr": 1e-4,
+    "steps": 10,
+    "max_prompt_tokens": 256,
+    "max_response_tokens": 640,
+    "micro_batch_tokens": 8192,
+    "kv_cache_gb": 0.25,
+    "eval_every": 5,
+    "eval_size": 200,
+    "eval_temperature": 1.0,
 }
 
 
+def default_settings(argv):
+    """Defaults for what the command line leaves open, and where each comes from if not from Args.
+
+    Args has the paper's settings for K&K. Those for the task override them; then those for the
+    machine and the model, or else those of the run that is resumed.
+    """
+    given = settings.given(argv)
+    resumed = settings.of_resumed_run(argv, Args)
+    task = given.get("task", resumed.get("task", Args.task))
+    of_task = TASKS.get(task, {})
+    layers = [(f"task {task}", of_task)]
+    if resumed:
+        layers.append(("the resumed run", resumed))
+        return settings.layered(layers)
+    model = of_task.get("model", Args.model) if ON_GPU else KK_TINY["model"]
+    model = given.get("model", model)
+    if not ON_GPU:
+        layers.append(("no GPU", CPU_DEFAULTS))
+    if Path(model).name == "kk_tiny":
+        layers.append(("kk_tiny", KK_TINY))
+    return settings.layered(layers)
+
+
 def parse_args(argv):
-    """Args from the command line. Defaults: the papers'; those of machine and model; or those of the run resumed."""
-    given = bookkeeping.flags(argv)
-    task = TASKS.get(given.get("--task", Args.task), {})
-    model = given.get("--model", task.get("model", Args.model) if ON_GPU else KK_TINY["model"])
-    defaults = bookkeeping.settings_to_resume(given, Args) or task | own_defaults(model)
-    description = __doc__.split("\n\n")[0]
-    return tyro.cli(Args, args=argv, default=Args(**defaults), use_underscores=True, description=description)
-
-
-def own_defaults(model):
-    """Defaults other than the papers': for a machine without a GPU, and for kk_tiny."""
-    return ({} if ON_GPU else CPU_DEFAULTS) | (KK_TINY if Path(model).name == "kk_tiny" else {})
+    """Args from the command line and, for what it leaves open, from default_settings."""
+    defaults, _ = default_settings(argv)
+    return settings.parse(argv, Args, Args(**defaults), description=__doc__.split("\n\n")[0])
 
 
 def check_args(args):
-    """ValueError, saying what would be right, where a value is out of range or a folder does not fit the request."""
-    bookkeeping.check_ranges(args, RANGES)
-    share = args.updates_per_step * WORLD_SIZE
-    if args.prompts_per_step % share:
-        sizes = f"{args.updates_per_step} updates × {WORLD_SIZE} processes"
-        raise ValueError(f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {share} ({sizes})")
-    if (args.lopti_stages, args.eta) in [("low", 0), ("high", 1)]:
-        raise ValueError(f"--lopti_stages {args.lopti_stages} with --eta {args.eta} leaves no token to update")
-    bookkeeping.check_run_folders(args, checkpoints)
+    """ValueError, saying what would be right, if a value or a folder does not fit."""
+    settings.check_ranges(args)
+    multiple = args.updates_per_step * WORLD_SIZE
+    if args.prompts_per_step % multiple:
+        raise ValueError(
+            f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {multiple} "
+            f"({args.updates_per_step} updates × {WORLD_SIZE} processes)"
+        )
+    if (args.lopti_stages, args.eta) in (("low", 0), ("high", 1)):
+        raise ValueError(
+            f"--lopti_stages {args.lopti_stages} with --eta {args.eta}: no token is left"
+        )
+    checks.check_run_folders(args)
 
 
 def prepare(args):
-    """Reads what is small and checks that the rest can work, before anything large loads. ValueError where it can't.
+    """Reads what is small and checks that the rest can work, before anything large loads.
 
-    Returns the tokenizer; the task's module (rewards/) with its training and test problems; the sizes of it all.
+    Returns the tokenizer; the task's module (rewards/) with its training and test problems; a
+    dictionary of sizes for the header. Sets args.steps if only --epochs is given. ValueError if
+    something can't work.
     """
-    tokenizer, sizes = bookkeeping.check_model(args, HEAD_CHUNK)
+    tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
     task, train, test = load_task(args, tokenizer)
     if len(train) < args.prompts_per_step:
-        raise ValueError(f"--prompts_per_step is {args.prompts_per_step}, but there are {len(train)} training problems")
-    args.steps = args.steps or args.epochs * (len(train) // args.prompts_per_step)
-    return tokenizer, task, train, test, sizes | {"training_problems": len(train), "test_problems": len(test)}
+        raise ValueError(
+            f"--prompts_per_step is {args.prompts_per_step}, "
+            f"but there are {len(train)} training problems"
+        )
+    if args.steps is None:
+        args.steps = args.epochs * (len(train) // args.prompts_per_step)
+    sizes["training_problems"] = len(train)
+    sizes["test_problems"] = len(test)
+    return tokenizer, task, train, test, sizes
 
 
-def start_processes(args):
-    """One process group, one device a process, one run folder for all."""
-    bookkeeping.keep_freed_memory()
-    if ON_GPU:
-        torch.cuda.set_device(DEVICE)
-    if WORLD_SIZE > 1:
-        dist.init_process_group("nccl" if ON_GPU else "gloo")
-    name = f"runs/{Path(sys.argv[0]).stem}_{args.task}_{args.seed}_{time.strftime('%Y%m%d-%H%M%S')}"
-    args.run_dir = gather([args.resume or args.run_dir or name])[0]
-    Path(args.run_dir).mkdir(parents=True, exist_ok=True)
-
-
-def gather(items):
-    """The processes' lists, one after the other, in every process."""
-    lists = [items] * WORLD_SIZE
-    if WORLD_SIZE > 1:
-        dist.all_gather_object(lists, items)
-    return [item for part in lists for item in part]
-
-
-def all_reduce(value, op=dist.ReduceOp.SUM):
-    """A number's sum (or what op says) over all processes, as a Python float; exact for counts up to 2**53."""
-    value = torch.as_tensor(value, dtype=torch.float64, device=DEVICE)
-    if WORLD_SIZE > 1:
-        dist.all_reduce(value, op)
-    return value.item()
-
-
-def full_tensor(tensor):
-    """The whole of a tensor of which FSDP2 keeps a shard in every process; all processes must call it."""
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
-
-
-# ------------------------------------------------------------------------------------- policy (log-probabilities)
+# ----------------------------------------------------------------------- policy (log-probabilities)
 
 HEAD_CHUNK = 1024  # tokens whose logits exist at one time: [HEAD_CHUNK, vocabulary] in float32
 
 
 class Policy(nn.Module):
-    """A causal language model that gives log-probabilities of the tokens it is shown, at a temperature."""
+    """A causal language model that gives log-probabilities of the tokens it is shown."""
 
     def __init__(self, lm, autocast, share_prompt):
         super().__init__()
-        self.lm, self.autocast, self.share_prompt = lm, autocast, share_prompt
+        self.lm = lm
+        self.autocast = autocast  # compute in bfloat16
+        self.share_prompt = share_prompt  # see hidden_states_sharing_prompt
 
-    def forward(self, ids, mask, temperature):
-        """Log-probability and entropy, in nats, of each response token under the policy at this temperature.
+    def forward(self, ids, mask, temperature, with_entropy=False):
+        """Log-probability and entropy, in nats, of each response token under the policy.
 
-        ids [N, T]: prompt and response, padded on the right. Padding needs no attention mask: under causal attention
-        no real token sees what comes after it. mask [N, T]: True on response tokens. Returns two float32 [N, T], zero
-        outside the mask; the entropy, of the full distribution, is 0 where the log-probabilities carry a gradient: no
-        update needs it. With share_prompt, what all rows begin with is computed once, and the rest sees its keys and
-        values.
+        ids [N, T]: prompt and response, padded on the right. Padding needs no attention mask: under
+        causal attention no real token sees what comes after it. mask [N, T]: True on response
+        tokens, never on a row's first token. Returns two float32 [N, T], zero outside the mask. The
+        entropy is that of the full distribution; it is zero everywhere unless with_entropy asks for
+        it.
         """
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.autocast):
-            # In float32, so that a policy with float32 and a reference with bfloat16 weights keep the same residual
-            # stream: of the same weights they give the same log-probabilities to the last bit.
-            embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
-            alike = (ids == ids[0]).all(0) & ~mask.any(0)  # [T]
-            n = int(alike[:-1].cumprod(0).sum()) if self.share_prompt else 0
-            if n:
-                shared = self.lm.model(inputs_embeds=embedded[:1, :n], use_cache=True)
-                shared.past_key_values.batch_repeat_interleave(len(ids))
-                rest = self.lm.model(inputs_embeds=embedded[:, n:], past_key_values=shared.past_key_values)
-                hidden = torch.cat([shared.last_hidden_state.expand(len(ids), -1, -1), rest.last_hidden_state], 1)
-            else:
-                hidden = self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state  # [N, T, D]
-            before = hidden[:, :-1][mask[:, 1:]]  # [n, D], the state from which each response token was drawn
-            chunks = zip(before.split(HEAD_CHUNK), ids[mask].split(HEAD_CHUNK))
-            parts = [checkpoint(self.head, h, y, temperature, use_reentrant=False) for h, y in chunks]
-        logp, entropy = (torch.cat(part) for part in zip(*parts))  # [n]
-        zeros = torch.zeros(ids.shape, device=ids.device)
-        return zeros.masked_scatter(mask, logp), zeros.masked_scatter(mask, entropy)
+            hidden = self.hidden_states(ids, mask)  # [N, T, D]
+            # Each response token was drawn from the state of the token before it.
+            states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
+            targets = ids[mask]  # [num_tokens]
+            chunks = zip(states.split(HEAD_CHUNK), targets.split(HEAD_CHUNK))
+            log_probs = []
+            entropies = []
+            for some_states, some_targets in chunks:
+                # The logits are the largest tensor here. They exist for one chunk at a time, and
+                # are computed a second time in the backward pass instead of being kept.
+                log_prob, entropy = checkpoint(
+                    self.head,
+                    some_states,
+                    some_targets,
+                    temperature,
+                    with_entropy,
+                    use_reentrant=False,
+                )
+                log_probs.append(log_prob)
+                entropies.append(entropy)
+        return to_rows(log_probs, mask), to_rows(entropies, mask)
 
-    def head(self, hidden, targets, temperature):
-        """The same for one chunk: hidden [n, D], targets [n] → two [n]. Its logits are made again when going back."""
-        all_logp = self.lm.lm_head(hidden).float().div_(temperature).log_softmax(-1)  # [n, V]
-        logp = all_logp.gather(-1, targets[:, None])[:, 0]
-        entropy = torch.zeros_like(logp) if logp.requires_grad else -(all_logp.exp() * all_logp).sum(-1)
-        return logp, entropy
+    def hidden_states(self, ids, mask):
+        """The last layer's output for every token, [N, T, D]."""
+        # Cast to float32: everything that the layers add to the embeddings then adds up in float32,
+        # whether the weights are float32 (policy) or bfloat16 (reference). With equal weights both
+        # give the same bits.
+        embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
+        if self.share_prompt:
+            shared_length = shared_prompt_length(ids, mask)
+            if shared_length > 0:
+                return self.hidden_states_sharing_prompt(embedded, shared_length)
+        return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+
+    def head(self, states, targets, temperature, with_entropy):
+        """Log-probability and entropy of a chunk: states [n, D], targets [n] → two float32 [n]."""
+        logits = self.lm.lm_head(states).float()  # [n, vocabulary]
+        all_log_probs = logits.div_(temperature).log_softmax(-1)
+        log_prob = all_log_probs.gather(-1, targets[:, None])[:, 0]
+        entropy = torch.zeros_like(log_prob)
+        if with_entropy:
+            entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
+        return log_prob, entropy
+
+    def hidden_states_sharing_prompt(self, embedded, shared_length):
+        """The same as the plain pass, with the tokens that all rows begin with computed only once.
+
+        A matter of speed alone, to be skipped on first reading. The first row's prompt goes through
+        the model; its keys and values are repeated for the N rows, whose remaining tokens see them.
+        Gradients flow back through the repeated keys and values into the one prompt.
+        """
+        num_rows = len(embedded)
+        prompt = self.lm.model(inputs_embeds=embedded[:1, :shared_length], use_cache=True)
+        cache = prompt.past_key_values
+        cache.batch_repeat_interleave(num_rows)
+        rest = self.lm.model(inputs_embeds=embedded[:, shared_length:], past_key_values=cache)
+        of_prompt = prompt.last_hidden_state.expand(num_rows, -1, -1)
+        return torch.cat([of_prompt, rest.last_hidden_state], 1)  # [N, T, D]
+
+
+def to_rows(chunks, mask):
+    """Puts response tokens' values, a list of [n], in their places: [N, T], zero elsewhere."""
+    rows = torch.zeros(mask.shape, device=mask.device)
+    return rows.masked_scatter(mask, torch.cat(chunks))
+
+
+def shared_prompt_length(ids, mask):
+    """How many tokens all rows of a pass begin with, response tokens excluded. ids, mask: [N, T].
+
+    The last position does not count: something must be left to see the shared keys and values.
+    """
+    is_shared = (ids == ids[0]).all(0) & ~mask.any(0)  # [T]
+    from_the_start = is_shared[:-1].cumprod(0)  # 1 until the first position that is not shared
+    return int(from_the_start.sum())
 
 
 def load_policy(args, trained):
-    """The model to train (float32 weights), or the frozen reference (weights in --dtype), on this process's device."""
+    """The model to train (float32 weights) or the frozen reference (weights in --dtype)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
-    lm.config.dtype = args.dtype  # of the checkpoints
+    lm.config.dtype = args.dtype  # for the config.json of checkpoints, saved in this dtype
     if trained and args.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        lm.train()  # without it transformers checkpoints nothing; there is no dropout in these models
-    # No prompt is shared under checkpointing: transformers checkpoints no pass that keeps keys and values.
-    policy = Policy(lm, args.dtype == "bfloat16", not args.gradient_checkpointing).requires_grad_(trained)
-    if WORLD_SIZE > 1:
+        lm.train()  # else transformers checkpoints nothing; these models have no dropout
+    # transformers keeps no keys and values under gradient checkpointing, so no prompt can be shared
+    # then.
+    share_prompt = not args.gradient_checkpointing
+    policy = Policy(lm, autocast=args.dtype == "bfloat16", share_prompt=share_prompt)
+    policy.requires_grad_(trained)
+    if WORLD_SIZE > 1:  # FSDP2: a process keeps a shard of every layer and gathers it to compute
         for layer in lm.model.layers:
             fully_shard(layer)
+        # FSDP2 would keep the root's weights (embedding and head) gathered after the forward pass.
         fully_shard(policy, reshard_after_forward=True)
     return policy.to(DEVICE)
 
 
 def micro_batches(batch, args):
-    """Cuts a batch into forward passes of at most micro_batch_tokens, padding included (or one sequence, if longer).
+    """Cuts a batch into forward passes. Yields (row numbers, the rows' part of the batch on
+    DEVICE).
 
-    A sequence ends with its last token in the mask, and one without any is left out: the rest is not needed. Longest
-    first, so that sequences of like length share a pass; where passes share their prompt, one group's after another's.
-    Yields (rows, micro-batch), each tensor cut to the longest sequence of its rows. FSDP2 needs as many passes in every
-    process: who has fewer repeats one, masked out.
+    Each tensor is cut to the longest row of its pass, counted up to the row's last token in the
+    mask.
     """
-    share = not args.gradient_checkpointing
-    length = (batch["mask"] * torch.arange(1, batch["mask"].shape[1] + 1)).amax(1)  # [N]
-    once = batch["mask"].int().argmax(1) * share  # [N], tokens that a pass computes once for all its rows
-    group = torch.arange(len(length)) // args.responses_per_prompt * share  # [N]
-    left = length.argsort(descending=True, stable=True)[: max(1, int((length > 0).sum()))]
-    left = left[group[left].argsort(stable=True)]
-    passes = []
-    while len(left):
-        first = left[0]
-        n_rows = max(1, int((args.micro_batch_tokens - once[first]) // (length[first] - once[first]).clamp(min=1)))
-        passes.append(left[: min(n_rows, int((group[left] == group[first]).sum()))])
-        left = left[len(passes[-1]) :]
-    for i in range(int(all_reduce(len(passes), dist.ReduceOp.MAX))):
+    lengths = used_lengths(batch["mask"])  # [N]
+    passes = plan_passes(batch["mask"], lengths, args)
+    # Under FSDP2 every process must make the same number of passes. A process that has fewer
+    # repeats its last one with an empty mask.
+    num_passes = int(all_reduce(len(passes), dist.ReduceOp.MAX))
+    for i in range(num_passes):
         rows = passes[min(i, len(passes) - 1)]
-        longest = length[rows].max().clamp(min=2)  # a token and what came before it
-        micro = {key: value[rows, :longest].to(DEVICE) for key, value in batch.items() if value.dim() == 2}
-        micro["mask"] &= i < len(passes)
+        longest = max(2, int(lengths[rows].max()))  # a token, and the one before it
+        micro = {}
+        for name, value in batch.items():
+            if value.dim() == 2:  # [N, T]; what has one number a response is not needed in a pass
+                micro[name] = value[rows, :longest].to(DEVICE)
+        if i >= len(passes):
+            micro["mask"] = torch.zeros_like(micro["mask"])
         yield rows, micro
+
+
+def used_lengths(mask):
+    """How many tokens of each row a pass needs, [N]: up to its last True in the mask [N, T]."""
+    positions = torch.arange(1, mask.shape[1] + 1)
+    return (mask * positions).amax(1)  # 0 if there is none
+
+
+def plan_passes(mask, lengths, args):
+    """Which rows go through the policy together: a list of row numbers for each pass.
+
+    A pass has at most micro_batch_tokens tokens, padding included, or a single row that is longer.
+    Longest rows come first, so that rows of similar length share a pass. Rows without a token in
+    the mask are left out, but there is always one pass.
+    """
+    rows = lengths.argsort(descending=True, stable=True)
+    num_used = int((lengths > 0).sum())
+    rows = rows[: max(1, num_used)]
+    if not args.gradient_checkpointing:
+        return plan_passes_sharing_prompts(rows, mask, lengths, args)
+    passes = []
+    while len(rows):
+        longest = max(1, int(lengths[rows[0]]))
+        num_rows = max(1, args.micro_batch_tokens // longest)
+        passes.append(rows[:num_rows])
+        rows = rows[num_rows:]
+    return passes
+
+
+def plan_passes_sharing_prompts(rows, mask, lengths, args):
+    """The same for passes that compute a prompt once: each has rows of one group only.
+
+    To be skipped on first reading, like hidden_states_sharing_prompt.
+    """
+    group = torch.arange(len(lengths)) // args.responses_per_prompt  # [N]
+    rows = rows[group[rows].argsort(stable=True)]  # group by group, longest first in each
+    passes = []
+    while len(rows):
+        first = rows[0]
+        shared = int(mask[first].int().argmax())  # tokens before the mask's first: computed once
+        own = max(1, int(lengths[first]) - shared)  # tokens computed for each row
+        num_rows = max(1, (args.micro_batch_tokens - shared) // own)
+        num_left = int((group[rows] == group[first]).sum())
+        num_rows = min(num_rows, num_left)
+        passes.append(rows[:num_rows])
+        rows = rows[num_rows:]
+    return passes
 
 
 @torch.no_grad()
 def log_probs(policy, batch, args):
-    """Log-probability and entropy of every response token of a batch, without gradient: two [N, T] on the CPU."""
-    logp, entropy = torch.zeros(batch["ids"].shape), torch.zeros(batch["ids"].shape)
+    """Log-probability and entropy of a batch's response tokens, without gradient.
+
+    Two [N, T] on the CPU, zero outside the mask.
+    """
+    all_logp = torch.zeros(batch["ids"].shape)
+    all_entropy = torch.zeros(batch["ids"].shape)
     passes = micro_batches(batch, args)
     for rows, micro in tqdm(passes, desc="log-probabilities", leave=False, disable=RANK != 0):
-        for all_rows, part in zip((logp, entropy), policy(micro["ids"], micro["mask"], args.temperature)):
-            all_rows[rows, : part.shape[1]] += part.cpu()  # a repeated, masked pass adds zeros
-    return logp, entropy
+        logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy=True)
+        length = logp.shape[1]
+        all_logp[rows, :length] += logp.cpu()  # added, since a repeated pass gives zeros
+        all_entropy[rows, :length] += entropy.cpu()
+    return all_logp, all_entropy
 
 
-# -------------------------------------------------------------------------------------------------------- sampler
+# ------------------------------------------------------------------------------------------ sampler
 
 
 def load_sampler(args):
     """A vLLM engine in this process (one in each), made before the trainer takes its memory."""
     cores = sorted(os.sched_getaffinity(0))[LOCAL_RANK::LOCAL_WORLD_SIZE] or [0]
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process, so that weights can be handed over
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # In this process, so that weights can be handed over.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
-    from vllm import LLM  # reads the environment, and takes seconds: so it comes after every check
+    from vllm import LLM  # reads the environment and takes seconds, so it comes after every check
 
     context = args.max_prompt_tokens + args.max_response_tokens
-    options = {"enable_sleep_mode": True, "gpu_memory_utilization": 0.1}  # the share that must be free to start
-    if not ON_GPU:  # on the CPU seeded requests fail in chunked prefill
-        options = {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": context}
-    # Log-probabilities at the sampling temperature; and no top-p, top-k or temperature of the model's own.
-    options |= {"logprobs_mode": "processed_logprobs", "generation_config": "vllm", "use_tqdm_on_load": False}
-    options["kv_cache_memory_bytes"] = int(args.kv_cache_gb * 2**30)
-    options["distributed_executor_backend"] = "external_launcher" if WORLD_SIZE > 1 else None
-    return LLM(model=args.model, dtype=args.dtype, max_model_len=context, seed=args.seed, **options)
+    options = {
+        "model": args.model,
+        "dtype": args.dtype,
+        "max_model_len": context,
+        "seed": args.seed,
+        "kv_cache_memory_bytes": int(args.kv_cache_gb * 2**30),
+        "logprobs_mode": "processed_logprobs",  # log-probabilities at the sampling temperature
+        "generation_config": "vllm",  # no top-p, top-k or temperature of the model's own
+        "use_tqdm_on_load": False,
+    }
+    if ON_GPU:
+        options["enable_sleep_mode"] = True
+        # Only what must be free for vLLM to start: the cache's size is given above.
+        options["gpu_memory_utilization"] = 0.1
+    else:
+        options["enforce_eager"] = True
+        options["enable_chunked_prefill"] = False  # seeded requests fail in it on a CPU
+        options["max_num_batched_tokens"] = context
+    if WORLD_SIZE > 1:
+        # torchrun has started the processes; each has an engine of its own.
+        options["distributed_executor_backend"] = "external_launcher"
+    with quiet.library_notices():
+        return LLM(**options)
 
 
 def request_seed(seed, step, prompt_id):
-    """A seed for one prompt in one step, the same on any number of processes. vLLM adds j for response j of a group."""
+    """A seed for one prompt in one step, the same on any number of processes.
+
+    vLLM adds j to it for response j of a group.
+    """
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{prompt_id}".encode()).digest()[:6])
+
+
+def end_token_ids(policy):
+    """The tokens that end a response. Some models have several, and vLLM would know only one."""
+    end = policy.lm.generation_config.eos_token_id
+    if end is None:
+        return []
+    if isinstance(end, int):
+        return [end]
+    return end
 
 
 def generate(llm, problems, params, title):
     """vLLM's outputs for the problems, with a progress bar, from an empty prefix cache.
 
-    Emptied so that no older weights' keys and values are used, and so that a request always gives the same: what an
-    evaluation left in the cache would change the rounding.
+    The cache is emptied because it may hold keys and values of older weights, and so that a request
+    always gives the same result: what an evaluation leaves in the cache would change the rounding.
     """
     if not llm.reset_prefix_cache():
-        raise RuntimeError("vLLM kept its prefix cache, which may hold the keys and values of older weights")
+        raise RuntimeError("vLLM kept its prefix cache: it may hold keys and values of old weights")
 
-    def bar(*items, **options):
-        return tqdm(*items, **options | {"desc": title, "leave": False})
+    def progress_bar(*items, **options):  # vLLM's own, under our title
+        options["desc"] = title
+        options["leave"] = False
+        return tqdm(*items, **options)
 
     prompts = [{"prompt_token_ids": problem["prompt_ids"]} for problem in problems]
-    return llm.generate(prompts, params, use_tqdm=bar if RANK == 0 else False)
+    return llm.generate(prompts, params, use_tqdm=progress_bar if RANK == 0 else False)
 
 
 def sample(llm, problems, stop_ids, step, args):
-    """G responses to each problem, as a batch of N = problems × G rows, and the responses' texts.
-
-    The batch: ids [N, T], prompt and response padded on the right; mask [N, T], True on response tokens (the end token
-    included); sampler_logp [N, T], the sampler's own log-probabilities; truncated [N].
-    """
+    """G responses to each problem: a batch of N = problems × G rows, and the responses' texts."""
     from vllm import SamplingParams
 
-    options = {"n": args.responses_per_prompt, "temperature": args.temperature, "max_tokens": args.max_response_tokens}
-    options |= {"stop_token_ids": stop_ids, "logprobs": 0}  # 0: of the sampled token alone
-    params = [SamplingParams(seed=request_seed(args.seed, step, p["id"]), **options) for p in problems]
+    params = []
+    for problem in problems:
+        params.append(
+            SamplingParams(
+                n=args.responses_per_prompt,
+                seed=request_seed(args.seed, step, problem["id"]),
+                temperature=args.temperature,
+                max_tokens=args.max_response_tokens,
+                stop_token_ids=stop_ids,
+                logprobs=0,  # of the sampled token alone
+            )
+        )
     outputs = generate(llm, problems, params, f"step {step}: sampling")
-    rows = [(p["prompt_ids"], response) for p, output in zip(problems, outputs) for response in output.outputs]
-    length = torch.tensor([len(prompt) + len(response.token_ids) for prompt, response in rows])  # [N]
-    ids = torch.zeros(len(rows), int(length.max()), dtype=torch.long)  # [N, T]
-    mask, sampler_logp = torch.zeros_like(ids, dtype=torch.bool), torch.zeros(ids.shape)  # [N, T]
+    prompts, responses = [], []
+    for problem, output in zip(problems, outputs):
+        for response in output.outputs:
+            prompts.append(problem["prompt_ids"])
+            responses.append(response)
+    return to_batch(prompts, responses), [response.text for response in responses]
+
+
+def to_batch(prompts, responses):
+    """Prompts (lists of token ids) and vLLM's responses to them as tensors.
+
+    ids [N, T]: prompt and response, padded with zeros on the right. mask [N, T]: True on response
+    tokens, the end token included. sampler_logp [N, T]: the sampler's own log-probabilities.
+    truncated [N]: cut off by length.
+    """
+    num_rows = len(prompts)
+    rows = list(zip(prompts, responses))
+    longest = max(len(prompt) + len(response.token_ids) for prompt, response in rows)
+    ids = torch.zeros(num_rows, longest, dtype=torch.long)
+    mask = torch.zeros(num_rows, longest, dtype=torch.bool)
+    sampler_logp = torch.zeros(num_rows, longest)
     for i, (prompt, response) in enumerate(rows):
-        ids[i, : length[i]] = torch.tensor(prompt + list(response.token_ids))
-        mask[i, len(prompt) : length[i]] = True
-        logp = [of_token[token].logprob for token, of_token in zip(response.token_ids, response.logprobs)]
-        sampler_logp[i, len(prompt) : length[i]] = torch.tensor(logp)
-    batch = {"ids": ids, "mask": mask, "sampler_logp": sampler_logp}
-    batch["truncated"] = torch.tensor([response.finish_reason == "length" for _, response in rows])
-    return batch, [response.text for _, response in rows]
+        start = len(prompt)
+        end = start + len(response.token_ids)
+        ids[i, :start] = torch.tensor(prompt)
+        ids[i, start:end] = torch.tensor(response.token_ids)
+        mask[i, start:end] = True
+        for t, token in enumerate(response.token_ids):
+            of_token = response.logprobs[
+                t
+            ]  # {token id: log-probability}, with the sampled one alone
+            sampler_logp[i, start + t] = of_token[token].logprob
+    truncated = torch.tensor([response.finish_reason == "length" for response in responses])
+    return {"ids": ids, "mask": mask, "sampler_logp": sampler_logp, "truncated": truncated}
 
 
 def sync_weights(policy, llm, args):
     """Gives the trainer's weights to the sampler, tensor by tensor, in its dtype."""
 
-    def tensors():
-        for name, weight in policy.lm.named_parameters(remove_duplicate=False):  # twice where head and embedding are
-            yield name, full_tensor(weight).to(getattr(torch, args.dtype))  # one: the CPU engine keeps two of them
+    def named_weights():
+        # remove_duplicate=False: if embedding and head are one tensor it comes under both names,
+        # because vLLM's CPU engine keeps two copies.
+        for name, weight in policy.lm.named_parameters(remove_duplicate=False):
+            yield name, full_tensor(weight).to(getattr(torch, args.dtype))
 
     if ON_GPU:
         torch.cuda.empty_cache()
-        llm.wake_up(tags=["weights"])
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors()})
+        llm.wake_up(tags=["weights"])  # does nothing the first time, when the engine is awake
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights()})
     if ON_GPU:
         llm.wake_up(tags=["kv_cache"])
 
 
-# ----------------------------------------------------------------------------------------------------- advantages
+# --------------------------------------------------------------------------------------- advantages
 
 
 def token_returns(rewards, batch, args):
-    """Return R of every response token (eq. 20), [N, T] in float64, zero outside the mask; its mean and variance.
+    """Return R of every response token (eq. 20), [N, T] in float64; its mean and its variance.
 
-    rewards [N]; the batch's old_logp, ref_logp and mask are [N, T]. Mean and variance are floats, over the response
-    tokens of all processes; the variance divides by their number less one, and is 0 where there is only one.
+    rewards [N]; the batch's old_logp, ref_logp and mask are [N, T]. R is zero outside the mask.
+    Mean and variance are floats, over the response tokens of all processes; the variance divides by
+    their number less one, and is 0 for a single token.
     """
     mask = batch["mask"]
     k1 = (batch["old_logp"].double() - batch["ref_logp"]) * mask  # [N, T], in nats
-    returns = (rewards[:, None] - args.kl_coef * k1.flip(1).cumsum(1).flip(1)) * mask  # [N, T], summed from the end
-    n_tokens = all_reduce(mask.sum())
-    mean = all_reduce(returns.sum()) / n_tokens  # of equal float32 rewards exactly their value: advantages are 0 then
-    return returns, mean, all_reduce((returns - mean)[mask].square().sum()) / max(1, n_tokens - 1)
+    k1_to_come = k1.flip(1).cumsum(1).flip(1)  # summed from the end: of this token and all after it
+    returns = (rewards[:, None] - args.kl_coef * k1_to_come) * mask
+    num_tokens = all_reduce(mask.sum())
+    mean = all_reduce(returns.sum()) / num_tokens
+    squares = (returns - mean)[mask].square()
+    variance = all_reduce(squares.sum()) / max(1, num_tokens - 1)
+    return returns, mean, variance
 
 
 def compute_advantages(rewards, batch, args):
-    """Advantage of every response token, [N, T]: its return, normalised over the step's tokens of all processes.
+    """Advantage of every response token, [N, T]: its return, normalised over the step's tokens.
 
-    rewards [N]; batch as in token_returns.
+    rewards [N]; batch as in token_returns. The tokens of all processes count.
     """
     returns, mean, variance = token_returns(rewards, batch, args)
-    advantages = (returns - mean) / math.sqrt(variance + 1e-8)  # [N, T]
+    advantages = (returns - mean) / math.sqrt(variance + 1e-8)
     return (advantages * batch["mask"]).to(rewards.dtype)  # [N, T]
 
 
 def ar_weight(old_logp, alpha):
-    """AR: what each token's advantage is multiplied by, α·π_old + 1 − α (eq. 4), [N, T]. old_logp: [N, T], in nats."""
+    """AR: what each token's advantage is multiplied by, α·π_old + 1 − α (eq. 4), [N, T].
+
+    old_logp [N, T], in nats: recorded before the update, so the weight carries no gradient.
+    """
     return alpha * old_logp.exp() + 1 - alpha
 
 
-# ----------------------------------------------------------------------------------------------------------- loss
+# --------------------------------------------------------------------------------------------- loss
 
 
-def policy_loss(logp, batch, n_tokens, args):
-    """The negative of eq. 21 for one micro-batch, and how many of its tokens the clip cut off from the gradient.
+def policy_loss(logp, batch, num_tokens, args):
+    """The negative of eq. 21 for one micro-batch, and how many tokens the clip cut off.
 
-    logp [N, T] carries the gradient; the batch's old_logp, advantages and mask are [N, T] too. n_tokens:
-    response tokens of the whole mini-batch, over all micro-batches and processes, so that the losses of micro-batches
-    add up to the mini-batch's.
+    logp [N, T] carries the gradient; the batch's old_logp, advantages and mask are [N, T] too.
+    num_tokens: response tokens of the whole mini-batch, over all micro-batches and processes,
+    so that the losses of the micro-batches add up to the mini-batch's.
     """
-    advantages, mask = batch["advantages"], batch["mask"]
-    low, high = 1 - args.clip_low, 1 + args.clip_high
+    advantages = batch["advantages"]
+    mask = batch["mask"]
+    low = 1 - args.clip_low
+    high = 1 + args.clip_high
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
     clipped = (advantages > 0) & (ratio > high) | (advantages < 0) & (ratio < low)
     loss = -surrogate  # [N, T]
-    return loss[mask].sum() / n_tokens, (clipped & mask).sum()
+    return loss[mask].sum() / num_tokens, (clipped & mask).sum()
 
 
 def k3(logp, ref_logp):
-    """exp(ref − logp) − (ref − logp) − 1, per token, in nats (Schulman 2020)."""
+    """exp(ref − logp) − (ref − logp) − 1 for each token, in nats (Schulman 2020)."""
     difference = (ref_logp - logp).clamp(-20, 20)  # as for ρ: one absurd token must not overflow
     return difference.exp() - difference - 1
 
 
-# --------------------------------------------------------------------------------------------------------- update
+# ------------------------------------------------------------------------------------------- update
 
 
-def minibatches(batch, n):
-    """The batch in n equal shares of its rows, in order: whole groups, the same prompts on any number of processes."""
-    size = len(batch["ids"]) // n
-    return [{key: value[i * size : (i + 1) * size] for key, value in batch.items()} for i in range(n)]
+def minibatches(batch, count):
+    """The batch in `count` equal shares of its rows, in order. Every share has whole groups."""
+    size = len(batch["ids"]) // count
+    shares = []
+    for start in range(0, count * size, size):
+        shares.append({name: value[start : start + size] for name, value in batch.items()})
+    return shares
 
 
-def in_stage(stage, old_logp, eta):
-    """Which tokens a stage of Lopti updates, [N, T] of bool: "low" those with π_old ≤ η, "high" the others."""
-    low = old_logp <= (math.log(eta) if eta > 0 else -math.inf)  # in logs: a tiny π_old would round to 0
-    return low if stage == "low" else ~low
+def in_stage(stage, batch, eta):
+    """Which response tokens a stage of Lopti updates, [N, T] of bool.
+
+    stage: "low", those with π_old ≤ η, or "high", the others. batch: its old_logp and mask are
+    [N, T]. Compared as logarithms, since a tiny π_old would round to 0.
+    """
+    is_low = batch["old_logp"] <= (math.log(eta) if eta > 0 else -math.inf)
+    return batch["mask"] & (is_low if stage == "low" else ~is_low)
 
 
 def update(policy, optimizer, batch, step, args):
-    """All optimizer updates of a step. Returns clip_rate (a share of tokens), grad_norm (a mean) and optimizer_steps.
+    """All optimizer updates of a step: in each stage of Lopti, one on each mini-batch.
 
-    Lopti: all mini-batches with the tokens of one stage, then all of them with those of the next.
-    The gradient of a mini-batch is summed over micro-batches and processes and clipped to max_grad_norm. Where the
-    loss or the gradient is not finite, the program ends before the weights are touched.
+    Returns clip_rate and low_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
     """
-    n_clipped, n_seen, grad_norms = 0, 0, []
     stages = args.lopti_stages.split(",")
-    bar = tqdm(total=len(stages) * len(batch["ids"]), desc=f"step {step}: updating", leave=False, disable=RANK != 0)
-    for stage, minibatch in [(s, m) for s in stages for m in minibatches(batch, args.updates_per_step)]:
-        n_tokens = all_reduce(minibatch["mask"].sum())
-        minibatch = minibatch | {"mask": minibatch["mask"] & in_stage(stage, minibatch["old_logp"], args.eta)}
-        if all_reduce(minibatch["mask"].sum()) == 0:
-            continue
-        mini_loss, n_seen = 0, n_seen + minibatch["mask"].sum()
-        if not args.kl_coef:  # a token with advantage 0 teaches nothing then
-            minibatch = minibatch | {"mask": minibatch["mask"] & (minibatch["advantages"] != 0)}
-        for rows, micro in micro_batches(minibatch, args):
-            logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
-            loss, clipped = policy_loss(logp, micro, n_tokens, args)
-            (loss * WORLD_SIZE).backward()  # FSDP2 averages over the processes; the loss is a sum over them
-            mini_loss, n_clipped = mini_loss + loss.item(), n_clipped + clipped
-            bar.update(len(rows))
-        grad_norm = full_tensor(nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)).item()
-        mini_loss = all_reduce(mini_loss)
-        if not math.isfinite(mini_loss + grad_norm):
-            bookkeeping.stop_at_non_finite(batch, step, mini_loss, grad_norm, args)
-        optimizer.step()
-        optimizer.zero_grad()
-        grad_norms.append(grad_norm)
+    updates = []  # of each: how many tokens the clip cut off, and the gradient's norm
+    total = len(stages) * len(batch["ids"])
+    bar = tqdm(total=total, desc=f"step {step}: updating", leave=False, disable=RANK != 0)
+    for stage in stages:
+        for minibatch in minibatches(batch, args.updates_per_step):
+            num_tokens = all_reduce(minibatch["mask"].sum())  # of both stages: they share a divisor
+            minibatch["mask"] = in_stage(stage, minibatch, args.eta)
+            if all_reduce(minibatch["mask"].sum()) == 0:
+                continue  # no optimizer step
+            updates.append(update_once(policy, optimizer, minibatch, num_tokens, bar, step, args))
     bar.close()
+    num_tokens = max(1, all_reduce(batch["mask"].sum()))
+    num_clipped = all_reduce(sum(clipped for clipped, _ in updates))
+    num_low = all_reduce(in_stage("low", batch, args.eta).sum())
     return {
-        "clip_rate": all_reduce(n_clipped) / max(1, all_reduce(n_seen)),
-        "grad_norm": sum(grad_norms) / max(1, len(grad_norms)),
-        "optimizer_steps": len(grad_norms),
-        "low_rate": all_reduce((batch["mask"] & in_stage("low", batch["old_logp"], args.eta)).sum())
-        / max(1, all_reduce(batch["mask"].sum())),
+        "clip_rate": num_clipped / num_tokens,
+        "low_rate": num_low / num_tokens,
+        "grad_norm": sum(grad_norm for _, grad_norm in updates) / max(1, len(updates)),
+        "optimizer_steps": len(updates),
     }
 
 
-# ----------------------------------------------------------------------------------------------------- evaluation
+def update_once(policy, optimizer, minibatch, num_tokens, bar, step, args):
+    """One optimizer update. Returns how many tokens the clip cut off, and the gradient's norm.
+
+    The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm. If
+    the loss or the gradient is not finite, the program ends before the weights are touched.
+    """
+    if args.kl_coef == 0:
+        # A token with advantage 0 has no gradient then, and needs no pass. num_tokens still has it.
+        minibatch["mask"] = minibatch["mask"] & (minibatch["advantages"] != 0)
+    minibatch_loss = 0.0
+    num_clipped = 0
+    for rows, micro in micro_batches(minibatch, args):
+        logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
+        loss, clipped = policy_loss(logp, micro, num_tokens, args)
+        (loss * WORLD_SIZE).backward()  # FSDP2 averages over the processes; we want the sum
+        minibatch_loss += loss.item()
+        num_clipped += clipped
+        bar.update(len(rows))
+    grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+    grad_norm = full_tensor(grad_norm).item()  # FSDP2 gives the norm in shards, too
+    minibatch_loss = all_reduce(minibatch_loss)
+    if not math.isfinite(minibatch_loss + grad_norm):
+        records.stop_at_non_finite(minibatch, step, minibatch_loss, grad_norm, args)
+    optimizer.step()
+    optimizer.zero_grad()
+    return num_clipped, grad_norm
+
+
+# --------------------------------------------------------------------------------------- evaluation
 
 
 def evaluate(llm, task, problems, stop_ids, step, args):
-    """Accuracy on the test problems, one response to each: by category, and the categories' mean."""
+    """Accuracy on the test problems, one response to each; and what this process's problems were
+    answered.
+
+    Returns the metrics (accuracy by category, and the categories' mean) and a list of dictionaries:
+    prompt, response and score.
+    """
     from vllm import SamplingParams
 
     mine = problems[RANK::WORLD_SIZE]
-    options = {"temperature": args.eval_temperature, "max_tokens": args.max_response_tokens, "stop_token_ids": stop_ids}
-    params = [SamplingParams(seed=request_seed(args.seed, "test", p["id"]), **options) for p in mine]
+    params = []
+    for problem in mine:
+        params.append(
+            SamplingParams(
+                seed=request_seed(args.seed, "test", problem["id"]),
+                temperature=args.eval_temperature,
+                max_tokens=args.max_response_tokens,
+                stop_token_ids=stop_ids,
+            )
+        )
     outputs = generate(llm, mine, params, f"step {step}: evaluating")
-    scores = task.score_all([output.outputs[0].text for output in outputs], [p["answer"] for p in mine])
+    texts = [output.outputs[0].text for output in outputs]
+    scores = task.score_all(texts, [problem["answer"] for problem in mine])
     accuracy = accuracy_by_category("eval/accuracy", mine, scores)
-    return {"eval/accuracy": fmean(accuracy.values())} | accuracy
+    examples = []
+    for problem, text, score in zip(mine, texts, scores):
+        prompt = problem["messages"][-1]["content"]
+        examples.append({"id": problem["id"], "prompt": prompt, "response": text, **score})
+    return {"eval/accuracy": fmean(accuracy.values()), **accuracy}, examples
 
 
 def accuracy_by_category(name, problems, scores):
     """{name_CATEGORY: share of right responses, over all processes}; kk: by number of people."""
+    mine = [(problem["category"], score["correct"]) for problem, score in zip(problems, scores)]
     results = {}
-    for category, right in gather([(p["category"], score["correct"]) for p, score in zip(problems, scores)]):
-        results.setdefault(f"{name}_{category}", []).append(right)
+    for category, correct in gather(mine):
+        results.setdefault(f"{name}_{category}", []).append(correct)
     return {key: fmean(results[key]) for key in sorted(results)}
 
 
 def batch_metrics(batch, problems, scores, args):
-    """The metrics of a step that don't need its update, over all responses of all processes; see the README."""
-    n_tokens = all_reduce(batch["mask"].sum())
+    """A step's metrics that don't need its update, over all processes' responses."""
+    num_tokens = all_reduce(batch["mask"].sum())
     rewards = torch.tensor(gather([score["reward"] for score in scores]), dtype=torch.float64)
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
 
-    def token_mean(values):  # [N, T] → over the response tokens
-        return all_reduce(values[batch["mask"]].double().sum()) / n_tokens
+    def token_mean(values):  # [N, T] → mean over the response tokens
+        return all_reduce(values[batch["mask"]].double().sum()) / num_tokens
 
-    own = torch.tensor([score["reward"] for score in scores])  # [N], this process's
-    returns, return_mean, return_variance = token_returns(own, batch, args)
-    penalty = token_mean((own[:, None] - returns).abs())  # |β·Σk1|
-    both = penalty + token_mean(own[:, None].abs() * batch["mask"])  # |β·Σk1| + |r|
+    own_rewards = torch.tensor([score["reward"] for score in scores])[:, None]  # [N, 1]
+    returns, return_mean, return_variance = token_returns(own_rewards[:, 0], batch, args)
+    penalty = token_mean((own_rewards - returns).abs())  # |β·Σk1|
+    reward_and_penalty = penalty + token_mean(own_rewards.abs() * batch["mask"])
+    kl = None
+    if args.kl_coef > 0:
+        kl = token_mean(k3(batch["old_logp"], batch["ref_logp"]))
     return {
         "reward": rewards.mean().item(),
         "reward_std": rewards.std(correction=0).item(),
         "accuracy": fmean(gather([score["correct"] for score in scores])),
         "format_rate": fmean(gather([score["format"] for score in scores])),
-        "response_tokens": n_tokens / len(rewards),
+        "response_tokens": num_tokens / len(rewards),
         "truncated_rate": fmean(gather(batch["truncated"].tolist())),
         "zero_std_rate": (groups == groups[:, :1]).all(1).double().mean().item(),
         "entropy": token_mean(batch["entropy"]),
-        "kl": token_mean(k3(batch["old_logp"], batch["ref_logp"])) if args.kl_coef else None,
+        "kl": kl,
         "return": return_mean,
         "return_std": return_variance**0.5,
-        "kl_share": penalty / (both or 1),
+        "kl_share": penalty / (reward_and_penalty or 1),
         "timed_out": sum(gather([score.get("timed_out", False) for score in scores])),
         "sampler_gap": token_mean((batch["sampler_logp"] - batch["old_logp"]).abs()),
-        "tokens": int(n_tokens),
-    } | accuracy_by_category("accuracy", problems, scores)
+        "tokens": int(num_tokens),
+        **accuracy_by_category("accuracy", problems, scores),
+    }
 
 
-# -------------------------------------------------------------------------- checkpoints (and the run's records)
-
-
-def checkpoints(run_dir):
-    """The complete checkpoints of a run, oldest first."""
-    return sorted(path.parent for path in Path(run_dir).glob("checkpoints/step_??????/trainer_state.json"))
-
-
-def trainer_state(policy, optimizer):
-    """Weights and AdamW's state by parameter name, sharing memory with the originals, and the random state."""
-    named = dict(policy.lm.named_parameters())
-    state = {name: optimizer.state[p] | {"weight": p.detach()} for name, p in named.items()}
-    return state | {"rng": torch.get_rng_state()}
-
-
-def save_checkpoint(policy, optimizer, tokenizer, step, n_used, args):
-    """checkpoints/step_000020: a Hugging Face folder in the sampler's dtype, with the trainer's state in it.
-
-    Written beside its place and renamed when it is whole: killed at any moment, the last good one is still there.
-    """
-    path = Path(args.run_dir, "checkpoints", f"step_{step:06d}")
-    beside = path.with_suffix(".tmp")
-    if RANK == 0:
-        for unfinished in path.parent.glob("*.tmp"):
-            shutil.rmtree(unfinished)
-        beside.mkdir(parents=True)
-    all_reduce(0)  # the others wait for the folder
-    weights = {}
-    for name, p in policy.lm.named_parameters():
-        weight = full_tensor(p)  # by all; kept by process 0
-        if RANK == 0:
-            weights[name] = weight.to(getattr(torch, args.dtype)).cpu()
-    dcp.save(trainer_state(policy, optimizer), checkpoint_id=beside / "trainer", no_dist=WORLD_SIZE == 1)
-    if RANK == 0:
-        save_file(weights, beside / "model.safetensors", metadata={"format": "pt"})
-        for part in (policy.lm.config, policy.lm.generation_config, tokenizer):
-            part.save_pretrained(beside)
-        (beside / "trainer_state.json").write_text(json.dumps({"step": step, "n_used": n_used}))
-        beside.rename(path)
-        for old in checkpoints(args.run_dir)[: -args.keep_checkpoints]:
-            shutil.rmtree(old.rename(old.with_suffix(".tmp")))  # half deleted, it must not look whole
-    all_reduce(0)
-
-
-def load_checkpoint(policy, optimizer, path):
-    """Puts a checkpoint's state in place, on any number of processes; returns its step and its place in the data."""
-    for p in policy.lm.parameters():
-        optimizer.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        optimizer.state[p]["step"] = torch.zeros((), device=DEVICE)
-    state = trainer_state(policy, optimizer)
-    dcp.load(state, checkpoint_id=path / "trainer", no_dist=WORLD_SIZE == 1)  # in place
-    torch.set_rng_state(state["rng"])
-    position = json.loads((path / "trainer_state.json").read_text())
-    return position["step"], position["n_used"]
-
-
-# ----------------------------------------------------------------------------------------------------------- main
+# --------------------------------------------------------------------------------------------- main
 
 
 def main():
-    with bookkeeping.errors_in_one_line():  # those that are the user's to mend
+    with settings.errors_in_one_line():  # those that the user can mend
         args = parse_args(sys.argv[1:])
+        _, sources = default_settings(sys.argv[1:])
         check_args(args)
         tokenizer, task, train, test, sizes = prepare(args)
-    start_processes(args)
+    memory.keep_freed_memory()
+    processes.start()
+    records.choose_folder(args)
     if RANK == 0:
-        bookkeeping.print_header(args, own_defaults(args.model), TASKS[args.task], sizes)
+        header.show(args, sizes, sources)
+
     llm = load_sampler(args)
     policy = load_policy(args, trained=True)
-    reference = load_policy(args, trained=False) if args.kl_coef else None
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True)
-    step, n_used = load_checkpoint(policy, optimizer, checkpoints(args.resume)[-1]) if args.resume else (0, 0)
+    reference = load_policy(args, trained=False) if args.kl_coef > 0 else None
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True
+    )
+    step = 0
+    num_prompts_used = 0
+    if args.resume:
+        newest = checkpoints.complete(args.resume)[-1]
+        step, num_prompts_used = checkpoints.load(policy, optimizer, newest)
     sync_weights(policy, llm, args)
-    end = policy.lm.generation_config.eos_token_id  # several in some models, of which vLLM would know one
-    stop_ids = end if isinstance(end, list) else [] if end is None else [end]
-    records = bookkeeping.Records(step, args, sizes) if RANK == 0 else None
-    asked_to_stop = bookkeeping.catch_signals()
+    stop_ids = end_token_ids(policy)
+    run = records.Records(step, args, sizes) if RANK == 0 else None
+    asked_to_stop = signals.catch()  # a list, which a signal's name is put into
     if step == 0:
-        metrics = {"step": 0} | evaluate(llm, task, test, stop_ids, step, args)
+        metrics, examples = evaluate(llm, task, test, stop_ids, step, args)
         if RANK == 0:
-            records.write(metrics)
+            run.write({"step": 0, **metrics})
+            run.write_tests(step, examples)
 
     while step < args.steps:
-        step, started = step + 1, time.perf_counter()
+        step += 1
+        started = time.perf_counter()
         metrics = {"step": step}
-        places, n_used = next_prompts(len(train), n_used, args.prompts_per_step, args.seed)
-        problems = [train[i] for i in places[RANK::WORLD_SIZE]]
-        with bookkeeping.timed(metrics, "sample"):
+
+        # Sample a group of responses to each prompt.
+        places, num_prompts_used = next_prompts(
+            len(train), num_prompts_used, args.prompts_per_step, args.seed
+        )
+        problems = [train[i] for i in places[RANK::WORLD_SIZE]]  # this process's
+        with timed(metrics, "sample"):
             batch, texts = sample(llm, problems, stop_ids, step, args)
-            peak_memory_gb = bookkeeping.peak_memory_gb()
+            peak_memory_gb = memory.peak_gb()  # while the sampler has its memory
             if ON_GPU:
                 llm.sleep(level=1)  # its memory is the trainer's until sync_weights
-        with bookkeeping.timed(metrics, "score"):
-            asked = [problem for problem in problems for _ in range(args.responses_per_prompt)]  # one for each text
+
+        # The problem of each text: every one comes G times.
+        asked = [problem for problem in problems for _ in range(args.responses_per_prompt)]
+
+        # Score the responses.
+        with timed(metrics, "score"):
             scores = task.score_all(texts, [problem["answer"] for problem in asked])
-            rewards = torch.tensor([score["reward"] for score in scores])  # [N]
-        with bookkeeping.timed(metrics, "logprob"):
+        rewards = torch.tensor([score["reward"] for score in scores])  # [N]
+
+        # Probabilities before the update, and advantages.
+        with timed(metrics, "logprob"):
             batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
-            batch["ref_logp"] = log_probs(reference, batch, args)[0] if reference else batch["old_logp"]
+            batch["ref_logp"] = batch["old_logp"]  # a stand-in: without reference it has weight 0
+            if reference:
+                batch["ref_logp"], _ = log_probs(reference, batch, args)
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        metrics |= batch_metrics(batch, asked, scores, args)
+        metrics.update(batch_metrics(batch, asked, scores, args))
         batch["advantages"] *= ar_weight(batch["old_logp"], args.alpha)
 
-        before = bookkeeping.weight_sample(policy, args.dtype)
-        with bookkeeping.timed(metrics, "train"):
-            metrics |= update(policy, optimizer, batch, step, args)
-        changed = (bookkeeping.weight_sample(policy, args.dtype) != before).sum()
-        metrics["weights_changed"] = all_reduce(changed) / all_reduce(len(before))
-        metrics["peak_memory_gb"] = all_reduce(max(peak_memory_gb, bookkeeping.peak_memory_gb()), dist.ReduceOp.MAX)
-        with bookkeeping.timed(metrics, "sync"):
+        # Update the policy, and hand the new weights to the sampler.
+        before = weights.sample_of(policy, args.dtype)
+        with timed(metrics, "train"):
+            metrics.update(update(policy, optimizer, batch, step, args))
+        num_changed = (weights.sample_of(policy, args.dtype) != before).sum()
+        metrics["weights_changed"] = all_reduce(num_changed) / all_reduce(len(before))
+        peak_memory_gb = max(peak_memory_gb, memory.peak_gb())
+        metrics["peak_memory_gb"] = all_reduce(peak_memory_gb, dist.ReduceOp.MAX)
+        with timed(metrics, "sync"):
             sync_weights(policy, llm, args)
         metrics["time/step"] = time.perf_counter() - started
         metrics["tokens_per_s"] = metrics["tokens"] / metrics["time/step"]
 
-        stop = all_reduce(len(asked_to_stop)) > 0 or step == args.steps
-        if (step % args.eval_every == 0 and not stop) or step == args.steps:  # asked to stop: save without delay
-            metrics |= evaluate(llm, task, test, stop_ids, step, args)
+        # Evaluate, write down, save.
+        interrupted = all_reduce(len(asked_to_stop)) > 0
+        last = step == args.steps
+        is_due = step % args.eval_every == 0 and not interrupted  # interrupted: save without delay
+        if last or is_due:
+            test_metrics, examples = evaluate(llm, task, test, stop_ids, step, args)
+            metrics.update(test_metrics)
+            if RANK == 0:
+                run.write_tests(step, examples)
         if RANK == 0:
-            records.write(metrics)
-            records.write_samples(step, problems, texts, scores)
-        if step % args.save_every == 0 or stop:
-            save_checkpoint(policy, optimizer, tokenizer, step, n_used, args)
-        if stop:
+            run.write(metrics)
+            run.write_samples(step, problems, texts, scores)
+        if last or interrupted or step % args.save_every == 0:
+            checkpoints.save(policy, optimizer, tokenizer, step, num_prompts_used, args)
+        if interrupted:
             break
 
     if RANK == 0:
-        records.close(step, asked_to_stop)
+        run.close(step, asked_to_stop)
     del llm  # before the process group, which it uses
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    processes.end()
 
 
 if __name__ == "__main__":

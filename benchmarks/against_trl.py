@@ -51,7 +51,7 @@ def measure_grpo(sizes):
         took[phase.__name__] = common.seconds(phase)[0]
     tokens = int(step.batch["mask"].sum())
     assert tokens == sizes.prompts * sizes.responses * sizes.response_tokens
-    result = {"seconds": sum(took.values()), "phases": took, "peak_memory_gb": common.bookkeeping.peak_memory_gb()}
+    result = {"seconds": sum(took.values()), "phases": took, "peak_memory_gb": common.memory.peak_gb()}
     Path(sizes.inside, "result.json").write_text(json.dumps(result))
 
 

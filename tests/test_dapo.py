@@ -1,7 +1,8 @@
-"""DAPO: which groups are kept, how they are dealt out to updates and processes, the penalty, and whole runs.
+"""DAPO: which groups are kept, how they are dealt out to updates and processes, the penalty, and
+whole runs.
 
-Where a sampler is needed it is the real one, with kk_tiny; the rule that scores is made up here, so that it is known
-which groups are mixed.
+Where a sampler is needed it is the real one, with kk_tiny; the rule that scores is made up here, so
+that it is known which groups are mixed.
 """
 
 import dataclasses
@@ -15,7 +16,17 @@ import pytest
 import torch
 from conftest import KK_TINY, ROOT, metrics, run, small, timeless
 from safetensors.torch import load_file
-from test_algorithms import GROUP, PROMPTS, adamw, arguments, distance, gradients, make_batch, state_of, weights
+from test_algorithms import (
+    GROUP,
+    PROMPTS,
+    adamw,
+    arguments,
+    distance,
+    gradients,
+    make_batch,
+    state_of,
+    weights,
+)
 
 import dapo
 import grpo
@@ -58,13 +69,22 @@ def test_the_penalty_by_hand(n_tokens, buffer, penalty):
 
 def test_the_buffer_is_a_fifth_of_the_response_rounded_down():
     """L 48: B 9, free up to 39. L 4: B 0, none."""
-    assert [dapo.overlong_penalty(n, dapo.Args(max_response_tokens=48)) for n in (39, 40, 48)] == [0, -1 / 9, -1]
+    assert [dapo.overlong_penalty(n, dapo.Args(max_response_tokens=48)) for n in (39, 40, 48)] == [
+        0,
+        -1 / 9,
+        -1,
+    ]
     assert dapo.overlong_penalty(4, dapo.Args(max_response_tokens=4)) == 0
 
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("max_refills", -1), ("overlong_buffer", -1), ("overlong_buffer", 4097), ("overlong_buffer", 10**9)],
+    [
+        ("max_refills", -1),
+        ("overlong_buffer", -1),
+        ("overlong_buffer", 4097),
+        ("overlong_buffer", 10**9),
+    ],
 )
 def test_values_out_of_range_are_refused_by_name(flag, value):
     with pytest.raises(ValueError, match=rf"^--{flag} is {value}; it must be "):
@@ -87,7 +107,10 @@ def scores_of(rewards, penalties=None):
 def found(rewards, penalties=None, size=3):
     """(rows, rewards) of the groups kept; a row's ids are its number."""
     n = len(rewards)
-    batch = {"ids": torch.arange(n)[:, None].repeat(1, 4), "mask": torch.ones(n, 4, dtype=torch.bool)}
+    batch = {
+        "ids": torch.arange(n)[:, None].repeat(1, 4),
+        "mask": torch.ones(n, 4, dtype=torch.bool),
+    }
     groups = dapo.mixed_groups(batch, scores_of(rewards, penalties), size)
     assert all(set(group) == {"ids", "mask", "rewards"} and group["mask"].all() for group in groups)
     assert all(group["rewards"].shape == (size, 1) for group in groups)
@@ -123,7 +146,12 @@ def group_of(number, size=2, length=5):
     ids = torch.full((size, length), number)
     mask = torch.zeros(ids.shape, dtype=torch.bool)
     mask[:, -2:] = True
-    return {"ids": ids, "mask": mask, "sampler_logp": -ids / 7, "rewards": torch.arange(size)[:, None] + number * 10.0}
+    return {
+        "ids": ids,
+        "mask": mask,
+        "sampler_logp": -ids / 7,
+        "rewards": torch.arange(size)[:, None] + number * 10.0,
+    }
 
 
 def dealt(numbers, n_updates, n_prompts, rank=0, n_processes=1):
@@ -190,7 +218,10 @@ def test_mini_batches_are_grpos_and_those_without_tokens_are_left_out():
     full = dealt(range(1, 9), 4, 8)[1]
     for mine, theirs in zip(dapo.minibatches(full, 4), grpo.minibatches(full, 4), strict=True):
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
-    assert numbers(dapo.minibatches(dealt(range(1, 8), 2, 8)[1], 2)) == [[1, 1, 2, 2, 3, 3, 4, 4], [5, 5, 6, 6, 7, 7]]
+    assert numbers(dapo.minibatches(dealt(range(1, 8), 2, 8)[1], 2)) == [
+        [1, 1, 2, 2, 3, 3, 4, 4],
+        [5, 5, 6, 6, 7, 7],
+    ]
     assert numbers(dapo.minibatches(dealt([1, 2], 4, 8)[1], 4)) == [[1, 1], [2, 2]]
     assert dapo.minibatches(dealt([], 4, 8)[1], 4) == []
 
@@ -236,7 +267,11 @@ def test_nothing_kept_leaves_weights_and_optimizer_alone(tiny_model, batch):
     nothing = dapo.deal([], batch, args)
     logp, entropy = dapo.log_probs(policy, nothing, args)
     assert not logp.any() and not entropy.any()
-    assert dapo.update(policy, optimizer, nothing, 2, args) == {"clip_rate": 0, "grad_norm": 0, "optimizer_steps": 0}
+    assert dapo.update(policy, optimizer, nothing, 2, args) == {
+        "clip_rate": 0,
+        "grad_norm": 0,
+        "optimizer_steps": 0,
+    }
     assert torch.equal(weights(policy), before[0]) and torch.equal(state_of(optimizer), before[1])
 
 
@@ -252,7 +287,11 @@ def test_metrics_are_over_all_responses_and_token_means_over_those_kept():
     ]  # fmt: skip
     scores = [dict(zip(keys, row)) for row in rows]
     mask = torch.tensor([[0, 1, 0], [0, 1, 1]], dtype=torch.bool)
-    kept = {"mask": mask, "entropy": torch.tensor([[9.0, 1, 9], [9, 2, 3]]), "old_logp": -torch.ones(2, 3)}
+    kept = {
+        "mask": mask,
+        "entropy": torch.tensor([[9.0, 1, 9], [9, 2, 3]]),
+        "old_logp": -torch.ones(2, 3),
+    }
     kept["sampler_logp"] = torch.tensor([[9, -1.1, 9], [9, -1.0, -0.5]])
     kept["ref_logp"] = kept["old_logp"]
     problems = [{"category": 2}] * 2 + [{"category": 3}] * 4
@@ -274,7 +313,8 @@ def test_metrics_are_over_all_responses_and_token_means_over_those_kept():
 
 
 M, G, REFILLS = 4, 2, 2
-# Which of the prompts sampled one after the other have a mixed group → (those kept, prompts sampled)
+# Which of the prompts sampled one after the other have a mixed group → (those kept, prompts
+# sampled)
 CASES = {
     "all": (set(range(12)), [0, 1, 2, 3], 4),
     "after a refill, one cut": ({1, 2, 5, 6, 7}, [1, 2, 5, 6], 8),
@@ -292,9 +332,9 @@ def work(folder):
         max_prompt_tokens=256, max_response_tokens=48, temperature=1.0, kv_cache_gb=0.25, dtype="float32",
         gradient_checkpointing=False, max_grad_norm=1e9, micro_batch_tokens=600, run_dir=str(folder), kl_coef=0.1,
     )  # fmt: skip
-    tokenizer, _ = dapo.bookkeeping.check_model(args, dapo.HEAD_CHUNK)
+    tokenizer, _ = dapo.checks.check_model(args, dapo.HEAD_CHUNK)
     train = [problem | {"answer": problem["id"]} for problem in load_task(args, tokenizer)[1][:30]]
-    dapo.start_processes(args)
+    dapo.processes.start()
     llm, policy = dapo.load_sampler(args), dapo.load_policy(args, trained=True)
     results = {}
     for case, (mixed, *_) in CASES.items():
@@ -317,7 +357,13 @@ def sample_and_train(llm, policy, train, mixed, n_used, args):
     metrics = {"step": 7}
     rule = SimpleNamespace(score_all=score_all)
     batch, asked, texts, scores, n_used = dapo.dynamic_sampling(llm, rule, train, n_used, [], metrics, args)
-    result = {"metrics": metrics, "asked": [p["id"] for p in asked], "texts": texts, "scores": scores, "n_used": n_used}
+    result = {
+        "metrics": metrics,
+        "asked": [p["id"] for p in asked],
+        "texts": texts,
+        "scores": scores,
+        "n_used": n_used,
+    }
     result["batch"] = dict(batch)
     batch["old_logp"], batch["entropy"] = dapo.log_probs(policy, batch, args)
     batch["ref_logp"] = batch["old_logp"] - 0.3 * batch["mask"]
@@ -427,7 +473,11 @@ def told(row):
 
 def rows_of(result):
     """(ids, response tokens, reward, advantage, sum of log π_old) of the rows with response tokens."""
-    rows = zip(*(result["batch"][key] for key in ("ids", "mask", "rewards")), result["advantages"], result["old_logp"])
+    rows = zip(
+        *(result["batch"][key] for key in ("ids", "mask", "rewards")),
+        result["advantages"],
+        result["old_logp"],
+    )
     return [
         (ids[: mask.nonzero().max() + 1].tolist(), mask.nonzero()[:, 0].tolist(), round(reward.item(), 5),
          advantages[mask][0].item(), old_logp.sum().item())
@@ -488,7 +538,12 @@ def test_a_run_in_which_no_group_is_ever_kept(tmp_path):
     assert [row["step"] for row in (first, second)] == [1, 2]
     for row in (first, second):
         assert (row["groups_sampled"], row["groups_dropped"], row["groups_kept"]) == (8, 8, 0)
-        assert (row["reward"], row["zero_std_rate"], row["optimizer_steps"], row["weights_changed"]) == (0, 1, 0, 0)
+        assert (
+            row["reward"],
+            row["zero_std_rate"],
+            row["optimizer_steps"],
+            row["weights_changed"],
+        ) == (0, 1, 0, 0)
         assert [row[key] for key in ("entropy", "kl", "sampler_gap")] == [None] * 3
         assert row["tokens"] > 0 and row["overlong_penalty"] < 0
     one, two = (tmp_path / f"checkpoints/step_{step:06d}" for step in (1, 2))

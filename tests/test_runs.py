@@ -23,7 +23,10 @@ KEYS = """step reward reward_std accuracy format_rate response_tokens truncated_
 
 
 bit_for_bit = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU sums may be added up in another order")
-PACE = {"lr": 5e-4, "prompts_per_step": 8}  # of the runs that are compared: fast enough to see the tiny model learn
+PACE = {
+    "lr": 5e-4,
+    "prompts_per_step": 8,
+}  # of the runs that are compared: fast enough to see the tiny model learn
 
 
 def weights(run_dir, step):
@@ -143,7 +146,10 @@ def test_checkpoint_is_an_ordinary_model_folder(four_steps):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = four_steps[0] / "checkpoints" / "step_000004"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     assert model.dtype == torch.bfloat16 and tokenizer.chat_template
     assert torch.equal(model.model.embed_tokens.weight, weights(four_steps[0], 4)["model.embed_tokens.weight"])
 
@@ -151,7 +157,16 @@ def test_checkpoint_is_an_ordinary_model_folder(four_steps):
 def test_responses_are_cut_off_and_counted(tmp_path):
     """Also: no KL term and no reference, groups of one, 16 updates a step, float32, sampled tests, each step saved."""
     flags = small(tmp_path / "run", max_response_tokens=3, kl_coef=0, responses_per_prompt=1, lr=1e-6)
-    flags += ["--prompts_per_step", "16", "--updates_per_step", "16", "--dtype", "float32", "--save_every", "1"]
+    flags += [
+        "--prompts_per_step",
+        "16",
+        "--updates_per_step",
+        "16",
+        "--dtype",
+        "float32",
+        "--save_every",
+        "1",
+    ]
     flags += ["--eval_temperature", "1"]
     run("grpo_ar_lopti.py", *flags, "--keep_checkpoints", "1", "--gradient_checkpointing")
     for row in metrics(tmp_path / "run"):
@@ -231,7 +246,7 @@ if what == "change":
     optimizer.step()
     grpo.sync_weights(policy, llm, args)
     args.run_dir = {str(tmp_path / "run")!r}
-    grpo.save_checkpoint(policy, optimizer, tokenizer, 1, 0, args)
+    grpo.checkpoints.save(policy, optimizer, tokenizer, 1, 0, args)
 batch, texts = grpo.sample(llm, problems, [1], 1, args)
 assert what == "fresh" or texts != before[1]
 torch.save((batch, texts), {str(tmp_path)!r} + "/" + what)
@@ -333,14 +348,20 @@ def test_help_explains_every_flag(script, monkeypatch, capsys):
         line = re.search(rf"--{name}\b.*", help_text)
         assert line, name
     lr = trainer.Args.lr if torch.cuda.is_available() else trainer.KK_TINY["lr"]
-    assert f"AdamW's learning rate, constant, in (0, 1] (default: {lr})" in re.sub(r"[\s│]+", " ", help_text)
+    words = re.sub(r"[\s│]+", " ", help_text)
+    assert f"--lr FLOAT in (0, 1] AdamW's learning rate, constant (default: {lr})" in words
 
 
 @pytest.mark.skipif(not SMOLLM.exists(), reason="no models/SmolLM2-135M-Instruct: make model gets it")
 def test_end_to_end_on_a_real_model(tmp_path):
     """SmolLM2-135M-Instruct; on the papers' puzzles where they are at hand."""
     data = ["--data", str(DATA / "kk" / "train_3to7.parquet")] if (DATA / "kk").exists() else []
-    sizes = {"prompts_per_step": 2, "responses_per_prompt": 2, "eval_size": 2, "max_response_tokens": 16}
+    sizes = {
+        "prompts_per_step": 2,
+        "responses_per_prompt": 2,
+        "eval_size": 2,
+        "max_response_tokens": 16,
+    }
     flags = small(tmp_path / "run", model=SMOLLM, steps=1, kv_cache_gb=0.5, **sizes)
     run("grpo_ar_lopti.py", *flags, *data)
     (row,) = metrics(tmp_path / "run")

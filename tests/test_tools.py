@@ -465,7 +465,7 @@ def test_what_the_readme_says_of_acpos_clip_range_is_what_its_kept_runs_give():
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# bookkeeping.py
+# runtime/memory.py
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -474,7 +474,7 @@ def test_freed_memory_is_used_again(keep):
 
     Two or three are new even then: what is allocated in between may lie in a place that was just freed.
     """
-    lines = ["import resource, torch", "from tools import bookkeeping", "bookkeeping.keep_freed_memory()" * keep]
+    lines = ["import resource, torch", "from runtime import memory", "memory.keep_freed_memory()" * keep]
     lines += ["faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt", "before = faults()"]
     lines += ["for _ in range(20): torch.ones(2**24)", "print((faults() - before) / 2**14)"]
     done = subprocess.run(

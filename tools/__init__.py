@@ -1,1 +1,1 @@
-"""Command-line tools, and the bookkeeping that every trainer shares."""
+"""Command-line tools: what people call, and no trainer needs."""
