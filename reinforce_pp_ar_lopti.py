@@ -54,17 +54,7 @@ from runtime import (
     weights,
 )
 from runtime.clock import timed
-from runtime.processes import (
-    DEVICE,
-    LOCAL_RANK,
-    LOCAL_WORLD_SIZE,
-    ON_GPU,
-    RANK,
-    WORLD_SIZE,
-    all_reduce,
-    full_tensor,
-    gather,
-)
+from runtime.processes import DEVICE, ON_GPU, RANK, WORLD_SIZE, all_reduce, full_tensor, gather
 from runtime.settings import (
     EvaluationTemperature,
     NonNegativeFloat,
@@ -81,7 +71,10 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args:
-    """The paper's settings for Knights & Knaves (Appendix B). TASKS has those of other tasks."""
+    """The paper's settings for Knights & Knaves (Appendix B). TASKS has those of other tasks.
+
+    A setting's type has its range: a Share is in [0, 1], a PositiveShare in (0, 1].
+    """
 
     # ---- objective
     alpha: Share = 0.1  # α of advantage reweighting; 0: none
@@ -90,11 +83,11 @@ class Args:
     clip_low: Share = 0.2  # ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high
     kl_coef: NonNegativeFloat = 0.001  # β, weight of the KL term; 0: no reference model is loaded
-    updates_per_step: PositiveInt = 2  # optimizer updates a step; 2: near on-policy, 16: off
+    updates_per_step: PositiveInt = 2  # a step; 2: near on-policy, 16: off-policy
 
     # ---- data
     task: Literal["kk", "math", "countdown"] = "kk"  # what to train on: a module in rewards/
-    data: str = ""  # training problems: a file, a folder or a hub id; empty: see docs
+    data: str = ""  # training problems: a file, a folder or a hub id; empty: the task's
     test_data: str = ""  # test problems, given in the same ways
     people: str = "3-7"  # kk: numbers of people in a puzzle, within 2-8: "3-7" or "2,3"
     numbers: str = "3-4"  # countdown: how many numbers in a puzzle, within 3-6: "3-4" or "5"
@@ -102,7 +95,7 @@ class Args:
     max_prompt_tokens: PositiveInt = 1024  # longer prompts are left out
 
     # ---- sampling
-    prompts_per_step: PositiveInt = 64  # M, a multiple of updates_per_step × processes
+    prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes
     responses_per_prompt: PositiveInt = 8  # G, the group size
     max_response_tokens: PositiveInt = 4096  # longer responses are cut off
     temperature: Temperature = 0.7  # of sampling, and of every probability in the loss
@@ -115,7 +108,7 @@ class Args:
     # ---- machine
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute; weights are float32
     micro_batch_tokens: PositiveInt = 16384  # of one forward pass; changes memory, not results
-    gradient_checkpointing: bool = True  # recompute activations going back: less memory, slower
+    gradient_checkpointing: bool = True  # recompute in the backward pass: slower, smaller
     kv_cache_gb: PositiveFloat = 16.0  # GiB for the sampler's key-value cache, beside its weights
 
     # ---- run
@@ -139,13 +132,13 @@ TASKS = {
     "math": {  # AR-Lopti, Section 5.2: a base model, which knows no chat
         "model": "Qwen/Qwen2.5-7B",
         "chat_template": "none",
-        "epochs": 1,  # of Open-Reasoner-Zero's 57k problems; say --epochs 5 with DSR-uniform's 10k
+        "epochs": 1,  # of 57k problems (Open-Reasoner-Zero); with DSR-uniform's 10k use --epochs 5
         "prompts_per_step": 128,
         "temperature": 1.0,
         "alpha": 0.1,
         "eta": 0.0,  # one of the two, not both (Table 3); Lopti alone: --alpha 0 --eta 0.5
     },
-    "countdown": {  # ACPO, Section 4.2, and its release's scripts
+    "countdown": {  # the ACPO paper (arXiv 2606.22570), Section 4.2, and its release's scripts
         "prompts_per_step": 128,
         "responses_per_prompt": 10,
         "max_response_tokens": 3072,
@@ -181,24 +174,27 @@ KK_TINY = {
 
 
 def default_settings(argv):
-    """Defaults for what the command line leaves open, and where each comes from if not from Args.
+    """Defaults for what the command line leaves open: ({name: default}, {name: where it is from}).
 
-    Args has the paper's settings for K&K. Those for the task override them; then those for the
-    machine and the model, or else those of the run that is resumed.
+    Later ones override earlier ones:
+    1. Args: the paper's settings for K&K.
+    2. TASKS: what differs for the task.
+    3. CPU_DEFAULTS without a GPU, then KK_TINY with that model. For a resumed run, its own settings
+       instead.
     """
-    given = settings.given(argv)
+    given = settings.given(argv)  # what the command line says of --task, --model, --resume …
     resumed = settings.of_resumed_run(argv, Args)
     task = given.get("task", resumed.get("task", Args.task))
-    of_task = TASKS.get(task, {})
-    layers = [(f"task {task}", of_task)]
+    layers = [(f"task {task}", TASKS.get(task, {}))]
     if resumed:
         layers.append(("the resumed run", resumed))
         return settings.layered(layers)
-    model = of_task.get("model", Args.model) if ON_GPU else KK_TINY["model"]
-    model = given.get("model", model)
     if not ON_GPU:
         layers.append(("no GPU", CPU_DEFAULTS))
-    if Path(model).name == "kk_tiny":
+    is_kk_tiny = not ON_GPU  # the default model there
+    if "model" in given:
+        is_kk_tiny = Path(given["model"]).name == "kk_tiny"
+    if is_kk_tiny:
         layers.append(("kk_tiny", KK_TINY))
     return settings.layered(layers)
 
@@ -232,7 +228,7 @@ def prepare(args):
     dictionary of sizes for the header. Sets args.steps if only --epochs is given. ValueError if
     something can't work.
     """
-    tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
+    tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)  # HEAD_CHUNK: to estimate the memory
     task, train, test = load_task(args, tokenizer)
     if len(train) < args.prompts_per_step:
         raise ValueError(
@@ -275,12 +271,12 @@ class Policy(nn.Module):
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
             targets = ids[mask]  # [num_tokens]
             chunks = zip(states.split(HEAD_CHUNK), targets.split(HEAD_CHUNK))
-            log_probs = []
-            entropies = []
+            logp_chunks = []
+            entropy_chunks = []
             for some_states, some_targets in chunks:
                 # The logits are the largest tensor here. They exist for one chunk at a time, and
                 # are computed a second time in the backward pass instead of being kept.
-                log_prob, entropy = checkpoint(
+                logp, entropy = checkpoint(
                     self.head,
                     some_states,
                     some_targets,
@@ -288,15 +284,15 @@ class Policy(nn.Module):
                     with_entropy,
                     use_reentrant=False,
                 )
-                log_probs.append(log_prob)
-                entropies.append(entropy)
-        return to_rows(log_probs, mask), to_rows(entropies, mask)
+                logp_chunks.append(logp)
+                entropy_chunks.append(entropy)
+        return to_rows(logp_chunks, mask), to_rows(entropy_chunks, mask)
 
     def hidden_states(self, ids, mask):
         """The last layer's output for every token, [N, T, D]."""
-        # Cast to float32: everything that the layers add to the embeddings then adds up in float32,
-        # whether the weights are float32 (policy) or bfloat16 (reference). With equal weights both
-        # give the same bits.
+        # In float32: autocast rounds only the inputs of matrix products, so all that the layers add
+        # up then stays float32 as well. A reference with bfloat16 weights would round it otherwise,
+        # and differ from a policy with the same weights.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         if self.share_prompt:
             shared_length = shared_prompt_length(ids, mask)
@@ -307,12 +303,12 @@ class Policy(nn.Module):
     def head(self, states, targets, temperature, with_entropy):
         """Log-probability and entropy of a chunk: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
-        all_log_probs = logits.div_(temperature).log_softmax(-1)
-        log_prob = all_log_probs.gather(-1, targets[:, None])[:, 0]
-        entropy = torch.zeros_like(log_prob)
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # in place: the largest tensor
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]
+        entropy = torch.zeros_like(logp)
         if with_entropy:
             entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
-        return log_prob, entropy
+        return logp, entropy
 
     def hidden_states_sharing_prompt(self, embedded, shared_length):
         """The same as the plain pass, with the tokens that all rows begin with computed only once.
@@ -337,7 +333,7 @@ def to_rows(chunks, mask):
 
 
 def shared_prompt_length(ids, mask):
-    """How many tokens all rows of a pass begin with, response tokens excluded. ids, mask: [N, T].
+    """The length of the rows' common beginning, without response tokens. ids, mask: [N, T].
 
     The last position does not count: something must be left to see the shared keys and values.
     """
@@ -350,10 +346,10 @@ def load_policy(args, trained):
     """The model to train (float32 weights) or the frozen reference (weights in --dtype)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
-    lm.config.dtype = args.dtype  # for the config.json of checkpoints, saved in this dtype
+    lm.config.dtype = args.dtype  # of a checkpoint's model.safetensors
     if trained and args.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        lm.train()  # else transformers checkpoints nothing; these models have no dropout
+        lm.train()  # else transformers recomputes nothing; these models have no dropout
     # transformers keeps no keys and values under gradient checkpointing, so no prompt can be shared
     # then.
     share_prompt = not args.gradient_checkpointing
@@ -364,27 +360,26 @@ def load_policy(args, trained):
             fully_shard(layer)
         # FSDP2 would keep the root's weights (embedding and head) gathered after the forward pass.
         fully_shard(policy, reshard_after_forward=True)
-    return policy.to(DEVICE)
+    return policy.to(DEVICE)  # after sharding: a process moves its own shards only
 
 
 def micro_batches(batch, args):
-    """Cuts a batch into forward passes. Yields (row numbers, the rows' part of the batch on
-    DEVICE).
+    """Cuts a batch into micro-batches, each for one forward pass.
 
-    Each tensor is cut to the longest row of its pass, counted up to the row's last token in the
-    mask.
+    Yields (row numbers, the rows' part of the batch on DEVICE). Each tensor is cut to the longest
+    of these rows, counted up to the row's last token in the mask.
     """
     lengths = used_lengths(batch["mask"])  # [N]
     passes = plan_passes(batch["mask"], lengths, args)
-    # Under FSDP2 every process must make the same number of passes. A process that has fewer
-    # repeats its last one with an empty mask.
+    # Under FSDP2 every process must make the same number of passes, forward and backward. One that
+    # has fewer repeats its last pass with an empty mask, whose loss is zero.
     num_passes = int(all_reduce(len(passes), dist.ReduceOp.MAX))
     for i in range(num_passes):
         rows = passes[min(i, len(passes) - 1)]
-        longest = max(2, int(lengths[rows].max()))  # a token, and the one before it
+        longest = max(2, int(lengths[rows].max()))  # forward looks one back, also in an empty pass
         micro = {}
         for name, value in batch.items():
-            if value.dim() == 2:  # [N, T]; what has one number a response is not needed in a pass
+            if value.dim() == 2:  # [N, T]; no pass needs a tensor [N], like truncated
                 micro[name] = value[rows, :longest].to(DEVICE)
         if i >= len(passes):
             micro["mask"] = torch.zeros_like(micro["mask"])
@@ -439,7 +434,7 @@ def plan_passes_sharing_prompts(rows, mask, lengths, args):
 
 
 @torch.no_grad()
-def log_probs(policy, batch, args):
+def log_probs(policy, batch, args, with_entropy=True):
     """Log-probability and entropy of a batch's response tokens, without gradient.
 
     Two [N, T] on the CPU, zero outside the mask.
@@ -448,7 +443,7 @@ def log_probs(policy, batch, args):
     all_entropy = torch.zeros(batch["ids"].shape)
     passes = micro_batches(batch, args)
     for rows, micro in tqdm(passes, desc="log-probabilities", leave=False, disable=RANK != 0):
-        logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy=True)
+        logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
         all_logp[rows, :length] += logp.cpu()  # added, since a repeated pass gives zeros
         all_entropy[rows, :length] += entropy.cpu()
@@ -460,7 +455,7 @@ def log_probs(policy, batch, args):
 
 def load_sampler(args):
     """A vLLM engine in this process (one in each), made before the trainer takes its memory."""
-    cores = sorted(os.sched_getaffinity(0))[LOCAL_RANK::LOCAL_WORLD_SIZE] or [0]
+    cores = processes.own_cores()
     # In this process, so that weights can be handed over.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
@@ -479,7 +474,7 @@ def load_sampler(args):
     }
     if ON_GPU:
         options["enable_sleep_mode"] = True
-        # Only what must be free for vLLM to start: the cache's size is given above.
+        # vLLM checks that this share of the memory is free. The cache's size is set above.
         options["gpu_memory_utilization"] = 0.1
     else:
         options["enforce_eager"] = True
@@ -492,12 +487,13 @@ def load_sampler(args):
         return LLM(**options)
 
 
-def request_seed(seed, step, prompt_id):
-    """A seed for one prompt in one step, the same on any number of processes.
+def request_seed(seed, when, prompt_id):
+    """A seed for one prompt at one time, the same on any number of processes.
 
-    vLLM adds j to it for response j of a group.
+    when: the step, or "test" for all evaluations. vLLM adds j to it for response j of a group.
     """
-    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{prompt_id}".encode()).digest()[:6])
+    digest = hashlib.sha256(f"{seed}/{when}/{prompt_id}".encode()).digest()
+    return int.from_bytes(digest[:6])  # 48 bits, so that what vLLM adds never overflows
 
 
 def end_token_ids(policy):
@@ -519,7 +515,7 @@ def generate(llm, problems, params, title):
     if not llm.reset_prefix_cache():
         raise RuntimeError("vLLM kept its prefix cache: it may hold keys and values of old weights")
 
-    def progress_bar(*items, **options):  # vLLM's own, under our title
+    def progress_bar(*items, **options):  # vLLM calls it instead of tqdm
         options["desc"] = title
         options["leave"] = False
         return tqdm(*items, **options)
@@ -573,18 +569,21 @@ def to_batch(prompts, responses):
         ids[i, start:end] = torch.tensor(response.token_ids)
         mask[i, start:end] = True
         for t, token in enumerate(response.token_ids):
-            of_token = response.logprobs[
-                t
-            ]  # {token id: log-probability}, with the sampled one alone
-            sampler_logp[i, start + t] = of_token[token].logprob
+            # At each position vLLM gives {token id: an object with logprob}, for the sampled one.
+            sampler_logp[i, start + t] = response.logprobs[t][token].logprob
     truncated = torch.tensor([response.finish_reason == "length" for response in responses])
     return {"ids": ids, "mask": mask, "sampler_logp": sampler_logp, "truncated": truncated}
 
 
 def sync_weights(policy, llm, args):
-    """Gives the trainer's weights to the sampler, tensor by tensor, in its dtype."""
+    """Gives the trainer's weights to the sampler, tensor by tensor, in its dtype.
+
+    On a GPU this also wakes the sampler, which sleeps while the trainer works (main puts it to
+    sleep): first it takes memory for its weights again, then for its cache.
+    """
 
     def named_weights():
+        # All processes go through the names in the same order, as full_tensor needs.
         # remove_duplicate=False: if embedding and head are one tensor it comes under both names,
         # because vLLM's CPU engine keeps two copies.
         for name, weight in policy.lm.named_parameters(remove_duplicate=False):
@@ -592,7 +591,7 @@ def sync_weights(policy, llm, args):
 
     if ON_GPU:
         torch.cuda.empty_cache()
-        llm.wake_up(tags=["weights"])  # does nothing the first time, when the engine is awake
+        llm.wake_up(tags=["weights"])  # nothing to do the first time: it is awake
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights()})
     if ON_GPU:
         llm.wake_up(tags=["kv_cache"])
@@ -641,7 +640,7 @@ def ar_weight(old_logp, alpha):
 
 
 def policy_loss(logp, batch, num_tokens, args):
-    """The negative of eq. 21 for one micro-batch, and how many tokens the clip cut off.
+    """The negative of J for one micro-batch, and how many of its tokens are clipped.
 
     logp [N, T] carries the gradient; the batch's old_logp, advantages and mask are [N, T] too.
     num_tokens: response tokens of the whole mini-batch, over all micro-batches and processes,
@@ -653,9 +652,12 @@ def policy_loss(logp, batch, num_tokens, args):
     high = 1 + args.clip_high
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
-    clipped = (advantages > 0) & (ratio > high) | (advantages < 0) & (ratio < low)
+    # A clipped token has no gradient: it has already moved far enough in the direction of A.
+    too_high = (advantages > 0) & (ratio > high)
+    too_low = (advantages < 0) & (ratio < low)
+    clipped = (too_high | too_low) & mask
     loss = -surrogate  # [N, T]
-    return loss[mask].sum() / num_tokens, (clipped & mask).sum()
+    return loss[mask].sum() / num_tokens, clipped.sum()
 
 
 def k3(logp, ref_logp):
@@ -668,12 +670,12 @@ def k3(logp, ref_logp):
 
 
 def minibatches(batch, count):
-    """The batch in `count` equal shares of its rows, in order. Every share has whole groups."""
+    """The batch in `count` mini-batches: equal parts of its rows, in order, of whole groups."""
     size = len(batch["ids"]) // count
-    shares = []
+    parts = []
     for start in range(0, count * size, size):
-        shares.append({name: value[start : start + size] for name, value in batch.items()})
-    return shares
+        parts.append({name: value[start : start + size] for name, value in batch.items()})
+    return parts
 
 
 def in_stage(stage, batch, eta):
@@ -692,7 +694,7 @@ def update(policy, optimizer, batch, step, args):
     Returns clip_rate and low_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
     """
     stages = args.lopti_stages.split(",")
-    updates = []  # of each: how many tokens the clip cut off, and the gradient's norm
+    updates = []  # a pair for each: number of clipped tokens, gradient norm
     total = len(stages) * len(batch["ids"])
     bar = tqdm(total=total, desc=f"step {step}: updating", leave=False, disable=RANK != 0)
     for stage in stages:
@@ -703,25 +705,27 @@ def update(policy, optimizer, batch, step, args):
                 continue  # no optimizer step
             updates.append(update_once(policy, optimizer, minibatch, num_tokens, bar, step, args))
     bar.close()
-    num_tokens = max(1, all_reduce(batch["mask"].sum()))
+    # At least 1 below: a script that drops groups can be left without tokens and updates.
+    step_tokens = max(1, all_reduce(batch["mask"].sum()))
     num_clipped = all_reduce(sum(clipped for clipped, _ in updates))
     num_low = all_reduce(in_stage("low", batch, args.eta).sum())
     return {
-        "clip_rate": num_clipped / num_tokens,
-        "low_rate": num_low / num_tokens,
+        "clip_rate": num_clipped / step_tokens,
+        "low_rate": num_low / step_tokens,
         "grad_norm": sum(grad_norm for _, grad_norm in updates) / max(1, len(updates)),
         "optimizer_steps": len(updates),
     }
 
 
 def update_once(policy, optimizer, minibatch, num_tokens, bar, step, args):
-    """One optimizer update. Returns how many tokens the clip cut off, and the gradient's norm.
+    """One optimizer update. Returns the number of clipped tokens and the gradient norm.
 
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm. If
     the loss or the gradient is not finite, the program ends before the weights are touched.
     """
     if args.kl_coef == 0:
-        # A token with advantage 0 has no gradient then, and needs no pass. num_tokens still has it.
+        # A token with advantage 0 has no gradient then, and needs no pass: leave it out of this
+        # mini-batch's mask. num_tokens has counted it.
         minibatch["mask"] = minibatch["mask"] & (minibatch["advantages"] != 0)
     minibatch_loss = 0.0
     num_clipped = 0
@@ -733,7 +737,7 @@ def update_once(policy, optimizer, minibatch, num_tokens, bar, step, args):
         num_clipped += clipped
         bar.update(len(rows))
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-    grad_norm = full_tensor(grad_norm).item()  # FSDP2 gives the norm in shards, too
+    grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a sharded tensor
     minibatch_loss = all_reduce(minibatch_loss)
     if not math.isfinite(minibatch_loss + grad_norm):
         records.stop_at_non_finite(minibatch, step, minibatch_loss, grad_norm, args)
@@ -746,11 +750,10 @@ def update_once(policy, optimizer, minibatch, num_tokens, bar, step, args):
 
 
 def evaluate(llm, task, problems, stop_ids, step, args):
-    """Accuracy on the test problems, one response to each; and what this process's problems were
-    answered.
+    """Accuracy on the test problems, one response to each; and the responses of this process.
 
-    Returns the metrics (accuracy by category, and the categories' mean) and a list of dictionaries:
-    prompt, response and score.
+    Returns the metrics (accuracy by category, and the categories' mean) and a list of dictionaries
+    with prompt, response and score. A score, as rewards/ gives it, has reward, correct and format.
     """
     from vllm import SamplingParams
 
@@ -803,7 +806,7 @@ def batch_metrics(batch, problems, scores, args):
         kl = token_mean(k3(batch["old_logp"], batch["ref_logp"]))
     return {
         "reward": rewards.mean().item(),
-        "reward_std": rewards.std(correction=0).item(),
+        "reward_std": rewards.std(correction=0).item(),  # over the whole step
         "accuracy": fmean(gather([score["correct"] for score in scores])),
         "format_rate": fmean(gather([score["format"] for score in scores])),
         "response_tokens": num_tokens / len(rewards),
@@ -814,6 +817,7 @@ def batch_metrics(batch, problems, scores, args):
         "return": return_mean,
         "return_std": return_variance**0.5,
         "kl_share": penalty / (reward_and_penalty or 1),
+        # Scoring can take too long on mathematics.
         "timed_out": sum(gather([score.get("timed_out", False) for score in scores])),
         "sampler_gap": token_mean((batch["sampler_logp"] - batch["old_logp"]).abs()),
         "tokens": int(num_tokens),
@@ -825,12 +829,12 @@ def batch_metrics(batch, problems, scores, args):
 
 
 def main():
-    with settings.errors_in_one_line():  # those that the user can mend
+    with settings.errors_in_one_line():  # those that the user can fix
         args = parse_args(sys.argv[1:])
-        _, sources = default_settings(sys.argv[1:])
+        _, sources = default_settings(sys.argv[1:])  # for the header
         check_args(args)
         tokenizer, task, train, test, sizes = prepare(args)
-    memory.keep_freed_memory()
+    memory.keep_freed_memory()  # for use, on a CPU: the system would hand it out slowly again
     processes.start()
     records.choose_folder(args)
     if RANK == 0:
@@ -863,22 +867,22 @@ def main():
         metrics = {"step": step}
 
         # Sample a group of responses to each prompt.
-        places, num_prompts_used = next_prompts(
+        indices, num_prompts_used = next_prompts(
             len(train), num_prompts_used, args.prompts_per_step, args.seed
         )
-        problems = [train[i] for i in places[RANK::WORLD_SIZE]]  # this process's
+        problems = [train[i] for i in indices[RANK::WORLD_SIZE]]  # this process's
         with timed(metrics, "sample"):
             batch, texts = sample(llm, problems, stop_ids, step, args)
             peak_memory_gb = memory.peak_gb()  # while the sampler has its memory
             if ON_GPU:
                 llm.sleep(level=1)  # its memory is the trainer's until sync_weights
 
-        # The problem of each text: every one comes G times.
-        asked = [problem for problem in problems for _ in range(args.responses_per_prompt)]
+        # The problem of each row of the batch: every problem G times.
+        row_problems = [problem for problem in problems for _ in range(args.responses_per_prompt)]
 
         # Score the responses.
         with timed(metrics, "score"):
-            scores = task.score_all(texts, [problem["answer"] for problem in asked])
+            scores = task.score_all(texts, [problem["answer"] for problem in row_problems])
         rewards = torch.tensor([score["reward"] for score in scores])  # [N]
 
         # Probabilities before the update, and advantages.
@@ -886,17 +890,14 @@ def main():
             batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
             batch["ref_logp"] = batch["old_logp"]  # a stand-in: without reference it has weight 0
             if reference:
-                batch["ref_logp"], _ = log_probs(reference, batch, args)
+                batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        metrics.update(batch_metrics(batch, asked, scores, args))
+        metrics.update(batch_metrics(batch, row_problems, scores, args))
         batch["advantages"] *= ar_weight(batch["old_logp"], args.alpha)
 
         # Update the policy, and hand the new weights to the sampler.
-        before = weights.sample_of(policy, args.dtype)
-        with timed(metrics, "train"):
+        with weights.changes_logged(metrics, policy, args.dtype), timed(metrics, "train"):
             metrics.update(update(policy, optimizer, batch, step, args))
-        num_changed = (weights.sample_of(policy, args.dtype) != before).sum()
-        metrics["weights_changed"] = all_reduce(num_changed) / all_reduce(len(before))
         peak_memory_gb = max(peak_memory_gb, memory.peak_gb())
         metrics["peak_memory_gb"] = all_reduce(peak_memory_gb, dist.ReduceOp.MAX)
         with timed(metrics, "sync"):
@@ -915,7 +916,7 @@ def main():
                 run.write_tests(step, examples)
         if RANK == 0:
             run.write(metrics)
-            run.write_samples(step, problems, texts, scores)
+            run.write_samples(step, problems, texts, scores)  # the first of them
         if last or interrupted or step % args.save_every == 0:
             checkpoints.save(policy, optimizer, tokenizer, step, num_prompts_used, args)
         if interrupted:

@@ -26,14 +26,20 @@ def show(args, sizes, sources):
     if "steps" in different and different["steps"][0] is None and args.steps == worked_out:
         del different["steps"]  # the paper's epochs give them
 
+    if different:
+        columns = table_of_differences()
+        columns.add_row("", "here", "in the paper", "because of")
+        console.print(columns, style="dim")
     for title, names in settings.groups_of(type(args)).items():
         show_group(console, title, names, args, different)
     console.print()
     show_sizes(console, args, sizes)
-    own = [name for name, (_, reason) in different.items() if reason != "command line"]
-    if own and not args.resume:
+    not_the_papers = [name for name in different if name in sources]
+    if not_the_papers and not args.resume:
         console.print("The paper's settings are those of this command:")
-        console.print(papers_command(own, settings.of_paper(type(args), sources)), soft_wrap=True)
+        papers = settings.of_paper(type(args), sources)
+        command = papers_command(not_the_papers, papers, console.width)
+        console.print(command, soft_wrap=True)
     console.rule()
     console.print(f"{args.steps} steps, written to {args.run_dir}", soft_wrap=True)
 
@@ -41,11 +47,7 @@ def show(args, sizes, sources):
 def show_group(console, title, names, args, different):
     """One group of settings: a row for each that differs, one wrapped line for all that do not."""
     console.print(title, style="bold")
-    table = Table.grid(padding=(0, 2))
-    table.add_column(width=22, no_wrap=True, overflow="ellipsis")
-    table.add_column(width=24, no_wrap=True, overflow="ellipsis")
-    table.add_column(width=24, no_wrap=True, overflow="ellipsis")
-    table.add_column(width=22, no_wrap=True, overflow="ellipsis")
+    table = table_of_differences()
     same = []
     for name in names:
         value = getattr(args, name)
@@ -53,7 +55,7 @@ def show_group(console, title, names, args, different):
             continue
         if name in different:
             papers, reason = different[name]
-            table.add_row(f"  {name}", str(value), f"paper: {worded(papers)}", reason)
+            table.add_row(f"  {name}", str(value), worded(papers), reason)
         elif value not in ("", None):
             same.append(f"{name} {value}")
     if table.row_count:
@@ -64,6 +66,14 @@ def show_group(console, title, names, args, different):
         lines = textwrap.wrap(together, console.width - 4, break_on_hyphens=False)
         for line in lines:
             console.print("  " + line.replace("\0", " "), style="dim", soft_wrap=True)
+
+
+def table_of_differences():
+    """Name, value, the paper's value and the reason: the same columns for every group, 100 wide."""
+    table = Table.grid(padding=(0, 2))
+    for width in (24, 23, 24, 23):
+        table.add_column(width=width, no_wrap=True, overflow="ellipsis")
+    return table
 
 
 def worded(value):
@@ -86,7 +96,7 @@ def show_sizes(console, args, sizes):
         console.print(f"{name:<10} {text}", soft_wrap=True)
 
 
-def papers_command(names, papers):
+def papers_command(names, papers, width):
     """This run's command with the paper's values of the settings in `names`, ready to paste."""
     words = ["python", *map(shlex.quote, sys.argv)]
     for name in names:
@@ -99,7 +109,7 @@ def papers_command(names, papers):
             # a flag and its value stay on one line
             words.append(f"--{name}\0{shlex.quote(str(value))}")
     text = " ".join(words)
-    lines = textwrap.wrap(text, 92, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(text, width - 6, break_long_words=False, break_on_hyphens=False)
     return " \\\n".join("    " + line.replace("\0", " ") for line in lines)
 
 

@@ -37,6 +37,12 @@ def end():
         dist.destroy_process_group()
 
 
+def own_cores():
+    """The numbers of this process's CPU cores: its part of those that the machine's share."""
+    cores = sorted(os.sched_getaffinity(0))[LOCAL_RANK::LOCAL_WORLD_SIZE]
+    return cores or [0]  # more processes than cores
+
+
 def barrier():
     """Returns when all processes have called it."""
     if WORLD_SIZE > 1:

@@ -114,9 +114,8 @@ def parse(argv, args_class, default, description):
         group.__doc__ = ""  # or the help would show the signature that dataclasses give it
         titled = Annotated[group, tyro.conf.arg(name=title)]
         unprefixed = tyro.conf.OmitArgPrefixes[titled]  # --lr, not --objective.lr
-        fields_of_help.append(
-            (f"group{place}", unprefixed, dataclasses.field(default_factory=group))
-        )
+        made_anew = dataclasses.field(default_factory=group)
+        fields_of_help.append((f"group{place}", unprefixed, made_anew))
     all_groups = dataclasses.make_dataclass("AllGroups", fields_of_help)
     parsed = tyro.cli(all_groups, args=argv, use_underscores=True, description=description)
     values = {}
@@ -141,6 +140,9 @@ def metavar_of(type_):
 def groups_of(args_class):
     """{title: [names of its settings]}, both in the order of the source."""
     return read_source(args_class)[0]
+
+
+FIELDS_BEGIN = 4  # the column
 
 
 def read_source(args_class):
@@ -175,7 +177,7 @@ def read_source(args_class):
             helps[name] = f"{helps[name]} {text}".strip()
         elif heading:
             title = heading[1]
-        elif comment and name and column > 4:  # 4: where the fields begin
+        elif name and (column > FIELDS_BEGIN or comment.startswith("#  ")):
             helps[name] = f"{helps[name]} {text}".strip()
     return groups, helps
 
@@ -211,7 +213,7 @@ def errors_in_one_line():
 # -------------------------------------------------------------------------- where values come from
 
 
-UNKNOWN = object()  # not None, which is a value
+AS_IN_ARGS = object()  # no value, but the default in Args
 
 
 @dataclasses.dataclass
@@ -220,7 +222,7 @@ class Source:
 
     value: object  # the default
     reason: str  # the last layer that changed it, in words
-    paper: object = UNKNOWN  # the paper's value, if the first layer gives one
+    paper: object = AS_IN_ARGS  # the paper's value for this task
 
 
 def layered(layers):
@@ -249,7 +251,7 @@ def of_paper(args_class, sources):
     """{name: value}: the paper's settings. sources: from layered."""
     values = {field.name: field.default for field in dataclasses.fields(args_class)}
     for name, source in sources.items():
-        if source.paper is not UNKNOWN:
+        if source.paper is not AS_IN_ARGS:
             values[name] = source.paper
     return values
 

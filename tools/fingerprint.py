@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -49,6 +49,7 @@ class Args:
     """What to do with the numbers."""
 
     renew: bool = False  # keep them, instead of comparing them with those that are kept
+    only: list[str] = field(default_factory=list)  # the entries to run; empty: all
 
 
 def processor():
@@ -65,7 +66,7 @@ def holds_for():
     return {"processor": processor()} | {name: version(name) for name in LIBRARIES}
 
 
-def measure():
+def measure(only=()):
     """{entry: [metrics of step 0, 1 and 2, without seconds and memory]}, by running every entry's `main`."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -88,8 +89,8 @@ def measure():
 
         return load_once
 
-    for name, words in ENTRIES.items():
-        script, *flags = words.split()
+    for name in only or ENTRIES:
+        script, *flags = ENTRIES[name].split()
         trainer = importlib.import_module(script)
         if not hasattr(trainer.load_sampler, "is_shared"):
             trainer.load_sampler = shared_engine(trainer)
@@ -120,15 +121,20 @@ def differences(kept, found):
 
 
 def main(args):
-    found = measure()
+    if unknown := set(args.only) - ENTRIES.keys():
+        sys.exit(f"error: --only {', '.join(sorted(unknown))}: the entries are {', '.join(ENTRIES)}")
+    if args.renew and args.only:
+        sys.exit("error: --renew keeps all entries; leave out --only")
+    if not args.renew:  # before anything runs
+        kept = json.loads(KEPT.read_text())
+        if kept["holds_for"] != holds_for():
+            sys.exit(f"kept for {kept['holds_for']}\nand this is  {holds_for()}: not compared")
+    found = measure(args.only)
     if args.renew:
         KEPT.write_text(json.dumps({"holds_for": holds_for(), "metrics": found}, indent=1) + "\n")
         print(f"wrote {KEPT}")
         return
-    kept = json.loads(KEPT.read_text())
-    if kept["holds_for"] != holds_for():
-        sys.exit(f"kept for {kept['holds_for']}\nand this is  {holds_for()}: not compared")
-    lines = differences(kept["metrics"], found)
+    lines = differences({name: kept["metrics"][name] for name in found}, found)
     print("\n".join(lines) or f"{len(found)} entries: no digit has moved")
     sys.exit(1 if lines else 0)
 

@@ -1,0 +1,557 @@
+"""runtime/: what every trainer calls and no algorithm changes."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from typing import Literal
+
+import pytest
+import torch
+from conftest import KK_TINY, ROOT
+from rich.console import Console
+
+from runtime import (
+    before_after,
+    checkpoints,
+    checks,
+    clock,
+    header,
+    memory,
+    records,
+    settings,
+    terminal,
+    weights,
+)
+from runtime.settings import (
+    EvaluationTemperature,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Share,
+    Temperature,
+)
+
+
+@dataclasses.dataclass
+class Args:
+    """Settings like a trainer's."""
+
+    # ---- what to learn from
+    model: str = "Qwen/Qwen2.5-3B-Instruct"  # a folder, or a hub id
+    #                                         like Qwen/Qwen2.5-3B
+    task: Literal["kk", "math"] = "kk"  # which problems: "kk" # or "math"
+    # ---- objective (eq. 1) ----
+    temperature: Temperature = 0.7
+    kl_coef: NonNegativeFloat = 0.001  # β
+    clip_low: Share = 0.2  # ε_low
+    clip_high: NonNegativeFloat | None = None  # ε_high
+    lr: PositiveShare = 1e-6  # the learning rate
+    # a comment that is no help
+
+    # ---- sizes
+    steps: PositiveInt | None = None  # sampling steps
+    epochs: PositiveInt = 5
+    prompts_per_step: PositiveInt = 64
+    updates_per_step: PositiveInt = 2
+    responses_per_prompt: PositiveInt = 8
+    max_prompt_tokens: PositiveInt = 256
+    max_response_tokens: PositiveInt = 640
+    micro_batch_tokens: PositiveInt = 2048
+    max_grad_norm: PositiveFloat = 1.0
+    kv_cache_gb: PositiveFloat = 0.5
+    gradient_checkpointing: bool = True  # less memory
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    # ---- the run
+    eval_temperature: EvaluationTemperature = 0.0
+    keep_checkpoints: PositiveInt = 3
+    seed: NonNegativeInt = 0
+    run_dir: str = ""
+    resume: str = ""
+    track: bool = False
+
+
+SIZES = {
+    "parameters": 9e5,
+    "estimated_memory_gb": 1.6,
+    "memory_gb": 23.5,
+    "training_problems": 640,
+    "test_problems": 20,
+}
+LAYERS = [
+    ("the task math", {"temperature": 1.0, "model": "Qwen/Qwen2.5-7B"}),
+    ("this machine has no GPU", {"kv_cache_gb": 0.25, "gradient_checkpointing": False}),
+    ("kk_tiny", {"model": "models/kk_tiny", "temperature": 1.0, "kv_cache_gb": 0.25, "lr": 1e-4}),
+]
+
+
+def parse(*argv, **defaults):
+    return settings.parse(list(argv), Args, Args(**defaults), "What it does.")
+
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+def test_flags_in_both_spellings():
+    assert parse("--updates_per_step", "16") == Args(updates_per_step=16)
+    assert parse("--updates-per-step=16", lr=0.5) == Args(updates_per_step=16, lr=0.5)
+    booleans = parse("--track", "--no_gradient_checkpointing", "--steps=None", steps=3)
+    assert booleans == Args(track=True, gradient_checkpointing=False)
+
+
+def test_help_has_groups_ranges_and_defaults(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")  # with more, groups may stand side by side
+    with pytest.raises(SystemExit) as ended:
+        parse("--help", lr=1e-4)
+    assert ended.value.code == 0
+    text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    place = 0
+    for part in (
+        "What it does.",
+        " what to learn from options ",
+        "--model STR a folder, or a hub id like Qwen/Qwen2.5-3B (default:",
+        '--task {kk,math} which problems: "kk" # or "math" (default: kk)',
+        " objective (eq. 1) options ",
+        "--clip_low FLOAT in [0, 1] ε_low (default: 0.2)",
+        "--clip_high FLOAT 0 or greater, or None ε_high (default: None)",
+        "--lr FLOAT in (0, 1] the learning rate (default: 0.0001)",
+        " sizes options ",
+        "--steps INT greater than 0, or None sampling steps (default: None)",
+        "--gradient_checkpointing, --no_gradient_checkpointing less memory (default: True)",
+        " the run options ",
+    ):
+        assert part in text[place:]
+        place = text.index(part)
+    assert "Group" not in text
+
+
+@pytest.mark.parametrize("argv", [["--lr", "fast"], ["--no_such_flag", "1"], ["--task", "go"]])
+def test_what_tyro_refuses_ends_with_exit_code_2(argv, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(*argv)
+    assert ended.value.code == 2
+    assert argv[0].strip("-") in capsys.readouterr().err
+
+
+GOOD = [
+    {"clip_low": 0, "kl_coef": 1, "temperature": 1},  # integers where floats are expected
+    {"clip_low": 1.0, "lr": 1.0, "temperature": 0.01},
+    {"clip_high": None, "steps": None},
+    {"clip_high": 0.0, "steps": 1, "seed": 0},
+    {"eval_temperature": 0.0},
+    {"eval_temperature": 0.01},
+]
+BAD = [
+    ("clip_low", 1.5, "in [0, 1]"),
+    ("clip_low", -0.1, "in [0, 1]"),
+    ("lr", 0.0, "in (0, 1]"),
+    ("temperature", 0.0, "0.01 or greater"),
+    ("eval_temperature", 0.001, "0 or at least 0.01"),
+    ("eval_temperature", -1.0, "0 or at least 0.01"),
+    ("kl_coef", -1, "0 or greater"),
+    ("clip_high", -0.5, "0 or greater"),
+    ("steps", 0, "greater than 0"),
+    ("seed", -1, "0 or greater"),
+    ("max_grad_norm", 0.0, "greater than 0"),
+]
+for name in ("clip_low", "clip_high", "kl_coef", "lr", "temperature", "eval_temperature"):
+    words = {bad[0]: bad[2] for bad in BAD}[name]
+    BAD += [(name, math.nan, words), (name, math.inf, words)]
+
+
+@pytest.mark.parametrize("values", GOOD)
+def test_values_in_range(values):
+    args = Args(**values)
+    before = dataclasses.asdict(args)
+    settings.check_ranges(args)
+    after = dataclasses.asdict(args)
+    assert after == before
+    assert [type(value) for value in after.values()] == [type(v) for v in before.values()]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), BAD)
+def test_values_out_of_range(name, value, words):
+    message = re.escape(f"--{name} is {value}; it must be {words}") + "$"
+    with pytest.raises(ValueError, match=message):
+        settings.check_ranges(Args(**{name: value}))
+
+
+def test_a_value_that_a_hand_wrote_into_args_json():
+    with pytest.raises(ValueError, match="--task is go; it must be 'kk' or 'math'"):
+        settings.check_ranges(Args(task="go"))
+
+
+def test_given():
+    argv = ["--task=math", "--model", "a folder", "--lr", "1", "--steps", "3", "--model_too", "b"]
+    assert settings.given(argv) == {"task": "math", "model": "a folder", "steps": "3"}
+    assert settings.given(["--res", "runs/x", "--taskx=kk", "kk"]) == {}
+    assert settings.given(["--resume=runs/a=b", "--epochs=2", "--resume", "runs/c"]) == {
+        "resume": "runs/c",
+        "epochs": "2",
+    }
+    assert settings.given(["--steps", "-3", "--track"]) == {"steps": "-3"}
+    assert settings.given(["--task", "--help"]) == {}  # for parse to refuse
+
+
+def test_layers_and_reasons():
+    values, sources = settings.layered(LAYERS)
+    assert values == {
+        "temperature": 1.0,
+        "model": "models/kk_tiny",
+        "kv_cache_gb": 0.25,
+        "gradient_checkpointing": False,
+        "lr": 1e-4,
+    }
+    args = Args(**values)
+    args.lr = 0.5
+    args.seed = 3
+    assert settings.differences(args, sources) == {
+        "model": ("Qwen/Qwen2.5-7B", "kk_tiny"),  # the paper's for this task, not the one in Args
+        "kv_cache_gb": (0.5, "this machine has no GPU"),  # kk_tiny only repeats it
+        "gradient_checkpointing": (True, "this machine has no GPU"),
+        "lr": (1e-6, "command line"),
+        "seed": (0, "command line"),
+    }
+    # a resumed run gives all settings, and is the reason only for those it changes
+    resumed = dict(dataclasses.asdict(Args(**values)), seed=7)
+    values, sources = settings.layered([*LAYERS, ("the resumed run", resumed)])
+    found = settings.differences(Args(**values), sources)
+    assert found["seed"] == (0, "the resumed run") and found["lr"] == (1e-6, "kk_tiny")
+    assert "steps" not in found
+
+
+def test_settings_of_a_resumed_run(tmp_path):
+    assert settings.of_resumed_run(["--lr", "1"], Args) == {}
+    assert settings.of_resumed_run(["--resume", str(tmp_path)], Args) == {}
+    (tmp_path / "args.json").write_text(json.dumps({"steps": 9, "lr": 0.5}))
+    (tmp_path / "run.json").write_text(json.dumps({"script": __name__}))
+    resume = f"--resume={tmp_path}"
+    assert settings.of_resumed_run([resume], Args) == {"steps": 9, "lr": 0.5}
+    assert settings.of_resumed_run([resume, "--epochs", "2"], Args)["steps"] is None
+    assert settings.of_resumed_run([resume, "--epochs=2", "--steps=3"], Args)["steps"] == 9
+    (tmp_path / "args.json").write_text(json.dumps({"alpha": 9}))
+    with pytest.raises(ValueError, match="made by another script, which has alpha"):
+        settings.of_resumed_run([resume], Args)
+    (tmp_path / "run.json").write_text(json.dumps({"script": "cispo"}))
+    with pytest.raises(ValueError, match=f"another script, cispo.py, not by {__name__}.py"):
+        settings.of_resumed_run([resume], Args)
+
+
+# ------------------------------------------------------------------------------------------- checks
+
+
+def test_checks_of_folders(tmp_path):
+    checks.check_run_folders(Args())
+    checks.check_run_folders(Args(run_dir=str(tmp_path)))
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        checks.check_run_folders(Args(resume=str(tmp_path)))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(ValueError, match="it has no checkpoint: delete it, or name another"):
+        checks.check_run_folders(Args(run_dir=str(tmp_path)))
+    done = tmp_path / "checkpoints" / "step_000002"
+    done.mkdir(parents=True)
+    (done / "trainer_state.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"--resume .* continues it"):
+        checks.check_run_folders(Args(run_dir=str(tmp_path)))
+    (tmp_path / "args.json").write_text("{}")
+    checks.check_run_folders(Args(resume=str(tmp_path)))
+
+
+def test_checks_of_the_model():
+    tokenizer, sizes = checks.check_model(Args(model=str(KK_TINY)), 1024)
+    assert tokenizer.encode("a knight") and 8e5 < sizes["parameters"] < 1e6
+    assert 1 < sizes["estimated_memory_gb"] < sizes["memory_gb"] or torch.cuda.is_available()
+    for changes, message in [
+        ({"kv_cache_gb": 5000.0}, "GiB of memory"),
+        ({"kv_cache_gb": 0.0001}, "one sequence of 896 tokens"),
+        ({"max_response_tokens": 4000}, "takes only 2048 tokens"),
+        ({"model": str(ROOT / "tests")}, "is not a model folder"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            checks.check_model(Args(**{"model": str(KK_TINY), **changes}), 1024)
+
+
+# ----------------------------------------------------------------------------------- what it prints
+
+
+def widths(text):
+    return [len(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_header(width, monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "WIDTH", width)
+    monkeypatch.setattr(sys, "argv", ["grpo.py", "--lr", "0.5", "--run_dir", "runs/[red]a b"])
+    values, sources = settings.layered(LAYERS)
+    args = Args(**values)
+    args.lr = 0.5
+    args.steps = 50  # 5 epochs of 640 problems, 64 a step
+    args.run_dir = "runs/[red]a b"
+    header.show(args, SIZES, sources)
+    text = capsys.readouterr().out
+    assert max(widths(text)) <= width
+    assert "50 steps, written to runs/[red]a b" in text
+    assert "0.9 M parameters" in text and "GiB" in text and "640 to train on" in text
+    settings_shown, command = text.split("    python ")
+    rows = [line.split() for line in settings_shown.splitlines()]
+    assert ["lr", "0.5", "1e-06", "command", "line"] in rows
+    assert ["model", "models/kk_tiny", "Qwen/Qwen2.5-7B", "kk_tiny"] in rows
+    assert "\n  steps 50   epochs 5   " in settings_shown  # the epochs', and they are the paper's
+    assert settings_shown.index("\nobjective (eq. 1)\n") < settings_shown.index("\nsizes\n")
+    said = command.split("─")[0].replace("\\\n", " ").split()
+    assert "'runs/[red]a" in said and "--gradient_checkpointing" in said
+    assert "--lr 1e-06" in " ".join(said)
+    assert "--temperature" not in said  # it is the paper's already
+
+
+def test_the_shell_reads_the_command_as_it_was_meant(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["-n", "a b", "--lr=1"])
+    papers = {"steps": None, "track": False, "model": "it's"}
+    command = header.papers_command(["steps", "track", "model"], papers, 30)
+    command = command.replace("python -n", "printf '%s\\n'")
+    said = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    expected = ["a b", "--lr=1", "--steps", "None", "--no_track", "--model", "it's"]
+    assert said.stdout.splitlines() == expected
+
+
+STEP = {
+    "step": 123456, "reward": -2.98437, "accuracy": 0.125, "format_rate": 0.6875,
+    "response_tokens": 4096.0, "kl": 3.1234e-05, "entropy": 0.35723, "clip_rate": 0.0001234,
+    "grad_norm": 1234.5678, "tokens_per_s": 123456.7, "time/step": 12345.6,
+}  # fmt: skip
+
+
+def test_the_line_of_a_step():
+    heading = terminal.heading_line()
+    line = terminal.step_line(STEP)
+    assert len(heading) == len(line) <= 100
+    assert line.split()[:6] == ["123456", "-2.984", "0.125", "0.688", "4096.0", "3.12e-05"]
+    assert len(line.split()) == len(heading.split()) == len(terminal.COLUMNS)
+    ends = [match.end() for match in re.finditer(r"\S+", heading)]
+    assert ends == [match.end() for match in re.finditer(r"\S+", line)]  # aligned on the right
+    little = terminal.step_line({"step": 1, "reward": 1, "kl": None})
+    assert len(little) == len(line) and little.split() == ["1", "1.000", *["–"] * 9]
+
+
+def test_the_line_of_an_evaluation():
+    assert terminal.evaluation_line(STEP) == ""
+    line = terminal.evaluation_line({"step": 20, "eval/accuracy": 0.745, "eval/accuracy_2": 0.8})
+    assert line.split() == ["20", "test", "accuracy", "0.745", "2:", "0.800"]
+
+
+def row(step, number, correct, response="so"):
+    reward = 3.0 if correct else -1.5
+    return {
+        "step": step, "id": number, "prompt": "Who is a [knight]?", "response": response,
+        "correct": correct, "reward": reward,
+    }  # fmt: skip
+
+
+def printed(table, width):
+    console = Console(width=width, no_color=True, markup=False)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get()
+
+
+def test_before_and_after_shows_what_was_learned():
+    rows = [row(0, 0, True), row(0, 1, False, "[bold]hm[/] " * 9), row(0, 2, False)]
+    rows += [row(5, 1, False, "no")]  # in between
+    rows += [row(9, 2, True), row(9, 1, True, "x" * 1210 + "\x1b[31m"), row(9, 0, False)]
+    text, table = before_after.view(rows)
+    assert text == "wrong before, right after: 2 of 3 kept test problems; the first of them, problem 1:"
+    shown = printed(table, 80)
+    assert max(widths(shown)) <= 80 and "\x1b" not in shown
+    lines = shown.splitlines()
+    assert lines[0].startswith("Who is a [knight]?")
+    assert "before training (step 0)" in shown and "after step 9" in shown
+    assert "[bold]hm[/] [bold]hm[/]" in shown and "xxxxx" in shown
+    assert "(15 more characters)" in re.sub(r"[\s│]+", " ", shown)
+    assert "wrong, reward -1.5" in lines[-2] and "right, reward 3" in lines[-2]
+
+
+def test_before_and_after_if_nothing_was_learned():
+    text, _ = before_after.view([row(0, 4, True), row(0, 5, False), row(2, 4, True), row(2, 5, False)])
+    assert text == "wrong before, right after: 0 of 2 kept test problems; the first of all, problem 4:"
+    assert before_after.view([row(0, 4, True)]) is None  # nothing to compare with
+    assert before_after.view([]) is None
+    assert before_after.view([row(5, 4, True)]) is None  # of a run that began without test samples
+
+
+# ------------------------------------------------------------------------------------------ records
+
+
+def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys):
+    run_dir = tmp_path / "[red]run"
+    run_dir.mkdir()
+    args = Args(run_dir=str(run_dir))
+    book = records.Records(0, args, SIZES)
+    examples = [row(0, number, False) for number in reversed(range(30))]
+    for example in examples:
+        del example["step"]
+    book.write({"step": 0, "eval/accuracy": 0.25})
+    book.write_tests(0, examples)
+    for step in range(1, 4):
+        book.write(dict(STEP, step=step, kl=None, sampler_gap=0.2 * (step == 2)))
+        problems = [{"messages": [{"content": f"p{i}"}], "answer": i} for i in range(3)]
+        scores = [{"reward": i, "correct": False, "format": True} for i in range(9)]
+        book.write_samples(step, problems, list("abcdefghi"), scores)
+        book.write_tests(step, [dict(example, correct=True) for example in examples])
+    book.close(3, ["SIGTERM"])
+    text = capsys.readouterr().out
+    assert text.count(terminal.heading_line()) == 1
+    assert text.count("warning: sampler_gap is 0.200 nats, usually below 0.1") == 1
+    assert "wrong before, right after: 20 of 20 kept test problems" in text and "test accuracy" in text
+    assert f"stopped by SIGTERM after step 3: {run_dir}" in text and f"--resume {run_dir}" in text
+    assert max(widths(text.split("peak memory")[0])) <= 100
+    assert json.loads((run_dir / "args.json").read_text())["lr"] == 1e-6
+    about = json.loads((run_dir / "run.json").read_text())
+    assert about["sizes"] == SIZES and about["versions"]["torch"] == torch.__version__
+    assert re.fullmatch(r"[0-9a-f]{7,}\+?", about["commit"])
+    assert (run_dir / "curves.png").exists()
+
+    records.Records(2, args, SIZES).close(2, [])
+    steps = {}
+    for name in ("metrics", "samples", "test_samples"):
+        lines = (run_dir / f"{name}.jsonl").read_text().splitlines()
+        steps[name] = [json.loads(line)["step"] for line in lines]
+    assert steps == {
+        "metrics": [0, 1, 2],
+        "samples": [1] * 4 + [2] * 4,
+        "test_samples": [0] * 20 + [1] * 20 + [2] * 20,
+    }
+    first = json.loads((run_dir / "test_samples.jsonl").read_text().splitlines()[0])
+    assert first == dict(row(0, 0, False), step=0)
+
+
+def test_the_folder_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["somewhere/dapo.py"])
+    args = Args(seed=4)
+    records.choose_folder(args)
+    assert re.fullmatch(r"runs/dapo_kk_4_\d{8}-\d{6}", args.run_dir)
+    assert (tmp_path / args.run_dir).is_dir()
+    for args in (Args(run_dir="a/b"), Args(resume="a/b", run_dir="c")):
+        records.choose_folder(args)
+        assert args.run_dir == "a/b"
+
+
+def test_a_step_that_is_not_finite_ends_the_run(tmp_path):
+    args = Args(run_dir=str(tmp_path))
+    with pytest.raises(SystemExit, match=r"step 7: loss nan, gradient norm 1\.5\."):
+        records.stop_at_non_finite({"ids": torch.ones(2)}, 7, math.nan, 1.5, args)
+    kept = torch.load(tmp_path / "non_finite_step_000007_process_0.pt")
+    assert kept["args"]["lr"] == 1e-6 and kept["batch"]["ids"].tolist() == [1, 1]
+
+
+# ------------------------------------------------------------------- checkpoints, weights and clock
+
+
+class Policy(torch.nn.Module):
+    """As much of a policy as a checkpoint needs."""
+
+    def __init__(self):
+        super().__init__()
+        from transformers import AutoModelForCausalLM
+
+        self.lm = AutoModelForCausalLM.from_pretrained(KK_TINY, dtype=torch.float32)
+
+
+def learn(policy, optimizer):
+    """An update that depends on the weights, on AdamW's state and on torch's random state."""
+    for parameter in policy.parameters():
+        parameter.grad = parameter.detach() + torch.randn(parameter.shape)
+    optimizer.step()
+
+
+def policy_and_optimizer():
+    policy = Policy()
+    return policy, torch.optim.AdamW(policy.parameters(), lr=1e-3, fused=True)
+
+
+def test_a_checkpoint_continues_to_the_last_bit(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    args = Args(run_dir=str(tmp_path), keep_checkpoints=2)
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    policy, optimizer = policy_and_optimizer()
+    (tmp_path / "checkpoints" / "step_000009.tmp").mkdir(parents=True)  # a kill left it
+    for step in (1, 2, 3):
+        learn(policy, optimizer)
+        before = weights.some_of(policy, "bfloat16")
+        checkpoints.save(policy, optimizer, tokenizer, step, 10 * step, args)
+    found = checkpoints.complete(tmp_path)
+    assert [path.name for path in found] == ["step_000002", "step_000003"]
+    assert sorted((tmp_path / "checkpoints").iterdir()) == found
+    learn(policy, optimizer)
+    assert 0.1 < (weights.some_of(policy, "bfloat16") != before).float().mean() <= 1
+
+    torch.manual_seed(5)
+    fresh, its_optimizer = policy_and_optimizer()
+    assert checkpoints.load(fresh, its_optimizer, found[-1]) == (3, 30)
+    learn(fresh, its_optimizer)
+    pairs = zip(policy.parameters(), fresh.parameters(), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    ordinary = AutoModelForCausalLM.from_pretrained(found[-1], dtype="auto")
+    assert sum(p.numel() for p in ordinary.parameters()) == sum(p.numel() for p in fresh.parameters())
+
+
+def test_the_clock_adds_up():
+    metrics = {}
+    for _ in range(2):
+        with clock.timed(metrics, "score"):
+            sum(range(1000))
+    assert list(metrics) == ["time/score"] and 0 < metrics["time/score"] < 1
+    assert memory.peak_gb() > 0
+
+
+# -------------------------------------------------------------------------------------------- quiet
+
+
+def noisy(fail, **environment):
+    """What comes out of a block in which Python and a C library print."""
+    code = f"""
+import ctypes, os
+from runtime import quiet
+print("vLLM's level is", os.environ["VLLM_LOGGING_LEVEL"])
+with quiet.library_notices():
+    ctypes.CDLL(None).puts(b"[Gloo] Rank 0 is connected")
+    os.write(2, b"Warning: NUMA binding\\nRuntimeError of a library\\n")
+    print("from Python")
+    if {fail}:
+        raise KeyError("broken")
+print("after")
+"""
+    inherited = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
+    inherited.update(environment)
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=ROOT, env=inherited, capture_output=True, text=True)
+
+
+def test_notices_are_hidden_and_errors_are_not():
+    done = noisy(fail=False, VLLM_LOGGING_LEVEL="info")
+    assert done.returncode == 0
+    assert done.stdout == "vLLM's level is info\nafter\n"  # the user's own choice stays
+    assert done.stderr == "RuntimeError of a library\n"
+
+
+def test_all_notices_come_back_with_an_exception():
+    done = noisy(fail=True)
+    assert done.returncode == 1 and done.stdout == "vLLM's level is ERROR\n"
+    for said in ("[Gloo] Rank 0", "NUMA binding", "from Python", "KeyError: 'broken'"):
+        assert said in done.stderr
+
+
+def test_an_error_of_the_users_is_one_line(capsys):
+    with pytest.raises(SystemExit) as ended, settings.errors_in_one_line():
+        raise ValueError("--lr is 2; it must be in (0, 1]")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: --lr is 2; it must be in (0, 1]\n"
+    with contextlib.suppress(KeyError), settings.errors_in_one_line():
+        raise KeyError
