@@ -658,7 +658,7 @@ def policy_loss(logp, batch, num_tokens, args):
     kl_coef = kl_coef.masked_fill(reasoning, args.kl_coef * args.reasoning_kl)
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
-    # A clipped token has no gradient: it has already moved far enough in the direction of A.
+    # A clipped token's surrogate has no gradient: it has moved far enough in A's direction.
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask

@@ -17,7 +17,7 @@ A step samples prompts_per_step × G responses with vLLM and scores them with a 
 `updates_per_step` optimizer updates: the prompts, with their groups, are split equally into as many
 mini-batches. All probabilities are at the sampling temperature.
 
-What this file takes from the paper without saying more:
+Two details that are easy to overlook:
 - π_old comes from a forward pass of the trainer (Algorithm 1, line 4). The sampler's own
   probabilities are rounded differently; the difference is logged as sampler_gap.
 - ε_high 0.24 > ε_low 0.20 is DAPO's clip-higher (Appendix B).
@@ -645,7 +645,7 @@ def policy_loss(logp, batch, num_tokens, args):
     high = 1 + args.clip_high
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
-    # A clipped token has no gradient: it has already moved far enough in the direction of A.
+    # A clipped token's surrogate has no gradient: it has moved far enough in A's direction.
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask

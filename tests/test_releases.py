@@ -59,7 +59,7 @@ def test_two_updates_of_256_responses():
 
 
 def test_alpha_and_eta_are_the_papers_as_in_the_release_for_both_together():
-    """AR-Lopti, scripts/train_kklogic_AR-Lopti_4x80GB.sh:34 and 40. For one alone it has α 0.2 and η 0.4 (lines 34, 40)."""
+    """AR-Lopti, scripts/train_kklogic_AR-Lopti_4x80GB.sh:34 and 40. Alone: α 0.2 and η 0.4 (lines 34, 40)."""
     assert (grpo_ar_lopti.Args().alpha, grpo_ar_lopti.Args().eta) == (0.3, 0.5)
 
 
