@@ -149,36 +149,49 @@ def test_strict_wants_each_person_exactly_once():
 EIGHT = {name: True for name in ["Zoey", "Ann", "Bob", "Carl", "Dora", "Emil", "Fay", "Gus"]}
 ALL_EIGHT = ", ".join(f"{name} is a knight" for name in EIGHT)
 SEVEN = "knight " * 7
-HOSTILE = {
-    "long nonsense": "z" * 100_000,
-    "many tags": "<answer></answer><think></think>" * 4000,
-    "nested tags": "<answer>" * 10_000 + "</answer>" * 10_000,
-    "broken tags": "<" * 100_000,
-    "many names": response(SEVEN + "Zoey " * 20_000 + "knave"),
-    "names and blanks": response(SEVEN + ("Zoey" + " " * 1000) * 100 + "knave"),
-    "one name, blanks": response(SEVEN + "Zoey" + " " * 100_000 + "knave"),
-    "almost": response(SEVEN + "Zoey is a " * 10_000 + "knave"),
-    "blanks in every gap": response(f"{SEVEN}Zoey{' ' * 33_000}is{' ' * 33_000}a{' ' * 33_000}x knave"),
-    "roles": response("knight" * 16_000),
-    "right, then commas": response(ALL_EIGHT + "," * 100_000),
-    "right, then digits": response(ALL_EIGHT + "1" * 100_000),
-    "right, then brackets": response(ALL_EIGHT + "(1" * 50_000),
-    "markers": response("(1)" * 33_000 + ALL_EIGHT),
-    "ands": response("and " * 25_000 + ALL_EIGHT),
-    "zeros and halves": response("\0\ud800\u0130" * 30_000 + ALL_EIGHT),
+HOSTILE = {  # each a text for a size; at 1000 it has some 100,000 characters
+    "long nonsense": lambda n: "z" * (100 * n),
+    "many tags": lambda n: "<answer></answer><think></think>" * (4 * n),
+    "nested tags": lambda n: "<answer>" * (10 * n) + "</answer>" * (10 * n),
+    "broken tags": lambda n: "<" * (100 * n),
+    "many names": lambda n: response(SEVEN + "Zoey " * (20 * n) + "knave"),
+    "names and blanks": lambda n: response(SEVEN + ("Zoey" + " " * n) * 100 + "knave"),
+    "one name, blanks": lambda n: response(SEVEN + "Zoey" + " " * (100 * n) + "knave"),
+    "almost": lambda n: response(SEVEN + "Zoey is a " * (10 * n) + "knave"),
+    "blanks in every gap": lambda n: response(f"{SEVEN}Zoey{' ' * 33 * n}is{' ' * 33 * n}a{' ' * 33 * n}x knave"),
+    "roles": lambda n: response("knight" * (16 * n)),
+    "right, then commas": lambda n: response(ALL_EIGHT + "," * (100 * n)),
+    "right, then digits": lambda n: response(ALL_EIGHT + "1" * (100 * n)),
+    "right, then brackets": lambda n: response(ALL_EIGHT + "(1" * (50 * n)),
+    "markers": lambda n: response("(1)" * (33 * n) + ALL_EIGHT),
+    "ands": lambda n: response("and " * (25 * n) + ALL_EIGHT),
+    "zeros and halves": lambda n: response("\0\ud800\u0130" * (30 * n) + ALL_EIGHT),
 }
 
 
+def seconds(text, strict):
+    """The least of several measurements of a text's scoring, in processor time of this process."""
+    times = []
+    for _ in range(5):
+        start = time.process_time()
+        result = kk.score(text, EIGHT, strict)
+        times.append(time.process_time() - start)
+    assert result["reward"] in (3.0, -0.5, -1.0, -3.0)
+    return min(times)
+
+
+@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_texts_take_under_50_ms(name):
-    for strict in (False, True):
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            result = kk.score(HOSTILE[name], EIGHT, strict)
-            times.append(time.perf_counter() - start)
-        assert min(times) < 0.05
-        assert result["reward"] in (3.0, -0.5, -1.0, -3.0)
+def test_hostile_texts_take_time_in_proportion_to_their_length(name, strict):
+    """Twice the text takes less than 2.6 times as long, on any processor; what grows with its square takes 4 times.
+
+    A tenth of a millisecond is left for what does not grow. A busy machine gets three tries.
+    """
+    for _ in range(3):
+        once, twice = (seconds(HOSTILE[name](n), strict) for n in (500, 1000))
+        if twice < 2.6 * once + 1e-4:
+            return
+    raise AssertionError(f"{once:.6f} s, and {twice:.6f} s for twice the text")
 
 
 def test_random_texts_never_crash():
