@@ -75,13 +75,16 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
     "alpha": (COMMON, ["grpo: grpo.py", *sweep("alpha", (0.1, 0.2, 0.3, 0.5, 0.7, 1), "--eta 0")]),  # fig. 6c
     "eta": (COMMON, ["grpo: grpo.py", *sweep("eta", (0.1, 0.3, 0.5, 0.7, 0.9), "--alpha 0")]),  # fig. 6d
     # ACPO, Table 3, off policy. Every entry is a mean of the responses' means, as in the paper's release: only the clip
-    # differs. The numbers are the largest and the average clip range of the kept runs of the entry "acpo, 16 updates".
+    # differs. The numbers are the largest and the average clip range of the kept run of "acpo, 16 updates", seed 0.
     "clip": (
         SHORT,
         [
             "grpo's clip, 16 updates: acpo.py --clip_alpha 0 --updates_per_step 16",
             "dapo's clip, 16 updates: acpo.py --clip_alpha 0 --clip_base_high 0.3 --updates_per_step 16",
             "acpo, 16 updates: acpo.py --updates_per_step 16",
+            "dapo, clip-high at acpo's largest, 16 updates: acpo.py --clip_alpha 0 --clip_base_high 2.393"
+            " --updates_per_step 16",
+            "grpo, clip at acpo's average, 16 updates: acpo.py --clip_alpha 0 --clip_base 0.257 --updates_per_step 16",
         ],
     ),
     "updates": (  # fig. 19: the 80/20 rule near and far off policy

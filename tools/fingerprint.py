@@ -55,8 +55,10 @@ class Args:
 def processor():
     """The processor's name and vector instructions: rounding depends on them."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    about = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-    about = {key.strip(): value.strip() for key, value in about.items()}
+    about = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        about[key.strip()] = value.strip()
     wide = sorted(flag for flag in about.get("flags", "").split() if flag.startswith(("avx", "amx")))
     return f"{about.get('model name', 'unknown')} family {about.get('cpu family')} {' '.join(wide)}"
 
@@ -100,7 +102,9 @@ def measure(only=()):
             torch.manual_seed(0)
             trainer.main()
             rows = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-        results[name] = [{k: v for k, v in row.items() if not k.startswith(CHANGES)} for row in rows]
+        results[name] = []
+        for row in rows:
+            results[name].append({key: row[key] for key in row if not key.startswith(CHANGES)})
     return results
 
 
@@ -120,15 +124,21 @@ def differences(kept, found):
     return lines
 
 
+def refuse(why):
+    """Ends the program with one line and exit code 2."""
+    print(f"error: {why}", file=sys.stderr)
+    sys.exit(2)
+
+
 def main(args):
     if unknown := set(args.only) - ENTRIES.keys():
-        sys.exit(f"error: --only {', '.join(sorted(unknown))}: the entries are {', '.join(ENTRIES)}")
+        refuse(f"--only {', '.join(sorted(unknown))}: the entries are {', '.join(ENTRIES)}")
     if args.renew and args.only:
-        sys.exit("error: --renew keeps all entries; leave out --only")
+        refuse("--renew keeps all entries; leave out --only")
     if not args.renew:  # before anything runs
         kept = json.loads(KEPT.read_text())
         if kept["holds_for"] != holds_for():
-            sys.exit(f"kept for {kept['holds_for']}\nand this is  {holds_for()}: not compared")
+            refuse(f"kept for {kept['holds_for']}, and this is {holds_for()}: not compared")
     found = measure(args.only)
     if args.renew:
         KEPT.write_text(json.dumps({"holds_for": holds_for(), "metrics": found}, indent=1) + "\n")
