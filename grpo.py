@@ -1,8 +1,9 @@
 """GRPO: Group Relative Policy Optimization, trained on problems whose answers can be checked.
 
-GRPO comes from *DeepSeekMath* (Shao et al. 2024, arXiv 2402.03300). "The paper" below is the one
-whose baseline and settings this file has: *Do Not Let Low-Probability Tokens Over-Dominate in RL
-for LLMs* (arXiv 2505.12929). Its own method, AR-Lopti, is in grpo_ar_lopti.py.
+GRPO comes from *DeepSeekMath* (Shao et al. 2024, arXiv 2402.03300). "The paper" below is another:
+*Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs* (arXiv 2505.12929). GRPO is its
+baseline, and this file is that baseline with its settings. The paper's own method, AR-Lopti, is in
+grpo_ar_lopti.py.
 
 Objective (the paper's eq. 1, with another divisor: see below). For every prompt the current policy
 writes a group of G responses. Over all responses o_i of a mini-batch and all their tokens, maximise
@@ -100,7 +101,7 @@ class Args:
     clip_low: Share = 0.2  # ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high
     kl_coef: NonNegativeFloat = 0.001  # β, weight of the KL term; 0: no reference model is loaded
-    updates_per_step: PositiveInt = 2  # a step; 2: near on-policy, 16: off-policy
+    updates_per_step: PositiveInt = 2  # updates per step; 2: near on-policy, 16: off-policy
 
     # ---- data
     task: Literal["kk", "math", "countdown"] = "kk"  # what to train on: a module in rewards/
@@ -206,7 +207,7 @@ def default_settings(argv):
         return settings.layered(layers)
     if not ON_GPU:
         layers.append(("no GPU", CPU_DEFAULTS))
-    is_kk_tiny = not ON_GPU  # the default model there
+    is_kk_tiny = not ON_GPU  # without a GPU it is the default model; --model overrides that
     if "model" in given:
         is_kk_tiny = Path(given["model"]).name == "kk_tiny"
     if is_kk_tiny:
@@ -301,9 +302,9 @@ class Policy(nn.Module):
 
     def hidden_states(self, ids, mask):
         """The last layer's output for every token, [N, T, D]."""
-        # In float32: autocast rounds only the inputs of matrix products, so all that the layers add
-        # up then stays float32 as well. A reference with bfloat16 weights would round it otherwise,
-        # and differ from a policy with the same weights.
+        # In float32, and so is the residual stream that begins here: autocast rounds only the
+        # inputs of matrix products. Without this, a reference with bfloat16 weights would have a
+        # bfloat16 residual stream, and differ from a policy with the same weights.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         if self.share_prompt:
             shared_length = shared_prompt_length(ids, mask)
@@ -346,7 +347,8 @@ def to_rows(chunks, mask):
 def shared_prompt_length(ids, mask):
     """The length of the rows' common beginning, without response tokens. ids, mask: [N, T].
 
-    The last position does not count: something must be left to see the shared keys and values.
+    To be skipped on first reading. The last position is never shared, so that the second pass of
+    hidden_states_sharing_prompt has at least one token.
     """
     is_shared = (ids == ids[0]).all(0) & ~mask.any(0)  # [T]
     from_the_start = is_shared[:-1].cumprod(0)  # 1 until the first position that is not shared
@@ -357,7 +359,7 @@ def load_policy(args, trained):
     """The model to train (float32 weights) or the frozen reference (weights in --dtype)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
-    lm.config.dtype = args.dtype  # of a checkpoint's model.safetensors
+    lm.config.dtype = args.dtype  # changes no weight: it says how checkpoints will save them
     if trained and args.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         lm.train()  # else transformers recomputes nothing; these models have no dropout
@@ -382,15 +384,16 @@ def micro_batches(batch, args):
     """
     lengths = used_lengths(batch["mask"])  # [N]
     passes = plan_passes(batch["mask"], lengths, args)
-    # Under FSDP2 every process must make the same number of passes, forward and backward. One that
-    # has fewer repeats its last pass with an empty mask, whose loss is zero.
+    # Under FSDP2 every process must make the same number of passes, forward and backward. A process
+    # that has too few makes its last pass again, with an empty mask, so that its loss is zero.
     num_passes = int(all_reduce(len(passes), dist.ReduceOp.MAX))
     for i in range(num_passes):
         rows = passes[min(i, len(passes) - 1)]
-        longest = max(2, int(lengths[rows].max()))  # forward looks one back, also in an empty pass
+        # At least 2, even if the mask is empty: forward pairs each token with the one before it.
+        longest = max(2, int(lengths[rows].max()))
         micro = {}
         for name, value in batch.items():
-            if value.dim() == 2:  # [N, T]; no pass needs a tensor [N], like truncated
+            if value.dim() == 2:  # [N, T]; batch["truncated"], for one, is [N] and not needed here
                 micro[name] = value[rows, :longest].to(DEVICE)
         if i >= len(passes):
             micro["mask"] = torch.zeros_like(micro["mask"])
@@ -683,7 +686,7 @@ def update(policy, optimizer, batch, step, args):
         num_tokens = all_reduce(minibatch["mask"].sum())
         updates.append(update_once(policy, optimizer, minibatch, num_tokens, bar, step, args))
     bar.close()
-    # At least 1 below: a script that drops groups can be left without tokens and updates.
+    # max(1, …): the scripts share this function, and those that drop groups may have none left.
     step_tokens = max(1, all_reduce(batch["mask"].sum()))
     num_clipped = all_reduce(sum(clipped for clipped, _ in updates))
     return {
@@ -803,7 +806,7 @@ def main():
         _, sources = default_settings(sys.argv[1:])  # for the header
         check_args(args)
         tokenizer, task, train, test, sizes = prepare(args)
-    memory.keep_freed_memory()  # for use, on a CPU: the system would hand it out slowly again
+    memory.keep_freed_memory()  # on a CPU: getting it again from the system is slow
     processes.start()
     records.choose_folder(args)
     if RANK == 0:
@@ -884,7 +887,7 @@ def main():
                 run.write_tests(step, examples)
         if RANK == 0:
             run.write(metrics)
-            run.write_samples(step, problems, texts, scores)  # the first of them
+            run.write_samples(step, problems, texts, scores)  # a few of them
         if last or interrupted or step % args.save_every == 0:
             checkpoints.save(policy, optimizer, tokenizer, step, num_prompts_used, args)
         if interrupted:
