@@ -183,8 +183,8 @@ def default_settings(argv):
     Later ones override earlier ones:
     1. Args: the paper's settings for K&K.
     2. TASKS: what differs for the task.
-    3. CPU_DEFAULTS without a GPU, then KK_TINY with that model. For a resumed run, its own settings
-       instead.
+    3. CPU_DEFAULTS if there is no GPU, then KK_TINY if that is the model. A resumed run has its own
+       settings in place of these.
     """
     given = settings.given(argv)  # what the command line says of --task, --model, --resume …
     resumed = settings.of_resumed_run(argv, Args)
@@ -677,7 +677,7 @@ def update(policy, optimizer, batch, step, args):
         num_responses = all_reduce(len(minibatch["mask"]))
         updates.append(update_once(policy, optimizer, minibatch, num_responses, bar, step, args))
     bar.close()
-    # max(1, …): the scripts share this function, and those that drop groups may have none left.
+    # max(1, …) because a variant that drops groups (dapo.py) may have none left.
     step_tokens = max(1, all_reduce(batch["mask"].sum()))
     num_clipped = all_reduce(sum(clipped for clipped, _ in updates))
     return {
