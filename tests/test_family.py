@@ -298,6 +298,17 @@ def test_colours_change_no_letter_and_marks_cut_where_they_should():
     ]  # fmt: skip
 
 
+def test_added_lines_begin_with_a_statement():
+    left = ["if a:", "    f(", "        a", "    )", "end"]
+    right = ["if a:", "    f(", "        a", "    )", "if b:", "    f(", "        b", "    )", "end"]
+    for before, after, side in ((left, right, "right"), (right, left, "left")):
+        changed = [getattr(row, side) for row in diff.compare(before, after) if not row.equal]
+        assert changed == [4, 5, 6, 7]  # not 3 to 6, from ")" on
+    rows = diff.compare(["a", ""], ["a", "", "b", ""])
+    assert [row.right for row in rows if not row.equal] == [2, 3]  # not from the blank line on
+    assert [row.right for row in diff.compare([], ["a"])] == [0]
+
+
 @pytest.mark.parametrize("width", [40, 70, 100, 160])
 def test_a_script_beside_its_parent_in_the_terminal(width, capsys):
     diff.main(diff.Args("grpo_ar_lopti", width=width, context=1))

@@ -71,7 +71,7 @@ class Row:
 def compare(left, right):
     """The rows of two lists of lines, in order; where lines were replaced, those that are alike share a row."""
     rows = []
-    for tag, i, i_end, j, j_end in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+    for tag, i, i_end, j, j_end in opcodes(left, right):
         if tag == "equal":
             rows += [Row(i + k, j + k, equal=True) for k in range(i_end - i)]
             continue
@@ -82,6 +82,36 @@ def compare(left, right):
                 rows.append(Row(mate_i, mate_j, marks=word_marks(left[mate_i], right[mate_j])))
             i, j = mate_i + 1, mate_j + 1
     return rows
+
+
+def opcodes(left, right):
+    """difflib's opcodes, with added and removed lines moved to where they begin with a statement.
+
+    An "if" added between two calls is shown from "if" to its ")", not from the ")" of the call before.
+    """
+    codes = [list(code) for code in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes()]
+    ends = len(left), len(left), len(right), len(right)
+    codes = [["equal", 0, 0, 0, 0], *codes, ["equal", *ends]]
+    for before, here, after in zip(codes, codes[1:], codes[2:]):
+        if here[0] not in ("insert", "delete"):
+            continue
+        lines, first, last = (right, here[3], here[4]) if here[0] == "insert" else (left, here[1], here[2])
+        up = down = 0
+        while up < before[2] - before[1] and lines[first - up - 1] == lines[last - up - 1]:
+            up += 1
+        while down < after[2] - after[1] and lines[first + down] == lines[last + down]:
+            down += 1
+        by = min(range(-up, down + 1), key=lambda by: (*awkwardness(lines[first + by]), abs(by)))
+        before[2], before[4] = before[2] + by, before[4] + by
+        here[1:] = [at + by for at in here[1:]]
+        after[1], after[3] = after[1] + by, after[3] + by
+    return codes
+
+
+def awkwardness(line):
+    """How badly added lines begin with this one: (it begins no statement, its indentation)."""
+    begins_nothing = re.match(r"\s*([)\]}]|$)", line) is not None
+    return begins_nothing, len(line) - len(line.lstrip())
 
 
 def mates(left, right):
