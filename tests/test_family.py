@@ -7,6 +7,7 @@ repositories made here, and on the trainers themselves.
 
 import ast
 import difflib
+import functools
 import html.parser
 import io
 import re
@@ -15,7 +16,9 @@ import sys
 
 import pytest
 from conftest import ROOT
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from tools import diff, family, propagate, table
 
@@ -298,40 +301,173 @@ def test_colours_change_no_letter_and_marks_cut_where_they_should():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [40, 70, 100, 160])
-def test_a_script_beside_its_parent_in_the_terminal(width, capsys):
-    diff.main(diff.Args("grpo_ar_lopti", width=width, context=1))
-    out = capsys.readouterr().out
-    lines = out.splitlines()
-    assert max(map(len, lines)) <= width and "\x1b" not in out
-    assert "grpo.py:" in lines[0] and (" │ " in lines[0]) == (width >= 100)
-    words = " ".join(out.replace("│", " ").split())
+def test_added_lines_begin_with_a_statement():
+    left = ["if a:", "    f(", "        a", "    )", "end"]
+    right = ["if a:", "    f(", "        a", "    )", "if b:", "    f(", "        b", "    )", "end"]
+    for before, after, side in ((left, right, "right"), (right, left, "left")):
+        changed = [getattr(row, side) for row in diff.compare(before, after) if not row.equal]
+        assert changed == [4, 5, 6, 7]  # not 3 to 6, from ")" on
+    rows = diff.compare(["a", ""], ["a", "", "b", ""])
+    assert [row.right for row in rows if not row.equal] == [2, 3]  # not from the blank line on
+    assert [row.right for row in diff.compare([], ["a"])] == [0]
+
+
+@functools.cache
+def scripts_of(stem):
+    return tuple(diff.read(diff.find(name)) for name in (family.PARENT[stem], stem))
+
+
+@functools.cache
+def parts_of(stem):
+    return diff.parts(*scripts_of(stem))
+
+
+def terminal(stem, width, found=None):
+    """What the terminal shows of a script and its parent, line by line."""
+    console = Console(file=io.StringIO(), width=width)
+    diff.print_diff(console, found or parts_of(stem), scripts_of(stem))
+    return console.file.getvalue().splitlines()
+
+
+each_width = pytest.mark.parametrize("width", [40, 80, 100, 120, 160, 200])
+FOLD = re.compile(r" *⋯ (\d+) equal lines")
+
+
+@each_descendant
+@each_width
+def test_nothing_is_wider_than_the_terminal_and_no_line_is_lost(stem, width):
+    lines = terminal(stem, width)
+    assert max(map(cell_len, lines)) <= width and not any(line.endswith(" ") for line in lines)
+    two = width >= 120
+    middle = (width - 3) // 2
+    rows = [line for line in lines if not line.startswith("──") and not FOLD.match(line)]
+    if two:
+        assert all(line[middle : middle + 3].rstrip() == " │" for line in rows)
+    folded = sum(int(FOLD.match(line)[1]) for line in lines if FOLD.match(line))
+    left, right = scripts_of(stem)
+    digits = len(str(max(len(left.lines), len(right.lines))))
+    number = rf"([ \d]{{{digits - 1}}}\d)"  # right-aligned; a line that goes on has none
+    for script, sign, start in ((left, "-", 0), (right, "+", middle + 3 if two else 0)):
+        shown = []
+        for line in rows:
+            if found := re.match(rf"{number}(?: [ {sign}](?: |$)|$)", line[start:]):
+                shown.append(int(found[1]))
+        if script is right or two:  # in one column, equal lines have the right's numbers
+            assert len(shown) == len(set(shown)) == len(script.lines) - folded
+        else:
+            assert {k + 1 for k in removed(stem)} <= set(shown)
+
+
+def removed(stem):
+    return [row.left for part in parts_of(stem) for row in part.rows if not row.equal and row.left is not None]
+
+
+@each_descendant
+def test_the_parts_have_every_line_once_and_the_docstring_last(stem):
+    found, (left, right) = parts_of(stem), scripts_of(stem)
+    for script, side in ((left, "left"), (right, "right")):
+        numbers = [getattr(row, side) for part in found for row in part.rows]
+        numbers = [number for number in numbers if number is not None]
+        assert numbers == [*script.code_lines, *script.docstring_lines]
+        assert sorted(numbers) == list(range(len(script.lines)))
+        docstring = "\n".join(script.lines[k] for k in script.docstring_lines)
+        assert docstring.startswith('"""') and docstring.endswith('"""')
+    names = [part.name for part in found if part.differs]
+    assert names[-1] == "docstring" and set(names[:-1]) < set(family.sections(right.text))
+
+
+@pytest.mark.parametrize("width", range(34, 110, 7))
+def test_a_long_line_is_wrapped_inside_its_column_and_loses_no_letter(width):
+    for line in scripts_of("grpo_ar_lopti")[1].lines:
+        found = [text.plain for text in diff.fitted(Text(line), width)]
+        assert max(map(cell_len, found)) <= width
+        if family.HEADING.match(line):  # may lose dashes
+            assert len(found) == 1 and found[0].split()[-1] == line.split()[-1]
+            continue
+        hang = min(len(line) - len(line.lstrip()) + 4, width // 2)
+        assert all(text.startswith(" " * hang) for text in found[1:])
+        assert found[0] + "".join(text[hang:] for text in found[1:]) == line
+
+
+def test_lines_are_cut_behind_spaces_and_wide_letters_take_two_columns():
+    def wrapped(line, width):
+        return [text.plain for text in diff.fitted(Text(line), width)]
+
+    assert wrapped("    one two three", 12) == ["    one two ", "      three"]
+    assert wrapped("a" * 12, 8) == ["a" * 8, "    aaaa"]
+    assert wrapped("漢字漢字漢字", 8) == ["漢字漢字", "    漢字"]
+    assert wrapped("", 8) == [""] and wrapped("12345678", 8) == ["12345678"]
+
+
+@each_width
+def test_a_script_beside_its_parent_in_the_terminal(width):
+    lines = terminal("grpo_ar_lopti", width)
+    headings = [line.split()[1] for line in lines if line.startswith("──")]
+    assert headings == ["settings", "advantages", "update", "main", "docstring"]
+    words = " ".join(" ".join(lines).replace("│", " ").split())
     assert "def in_stage(stage, batch, eta):" in words and "def minibatches" not in words
-    assert re.search(r"\d+ equal lines: loss › policy_loss … update › minibatches", words)
-    removed = [line for line in lines if re.match(r" *\d+ - ", line)]
-    added = [line for line in lines if re.search(r"(^|│) *\d+ \+ ", line)]
-    row = next(line for line in added if "def in_stage" in line)
-    assert removed and row.index("def in_stage") > (width // 2 if width >= 100 else 0)
+    assert re.search(r"\d+ equal lines: policy, sampler ── advantages ─", words)
+    assert words.index("── docstring") < words.index("Group Relative Policy Optimization")
+    row = next(line for line in lines if "def in_stage" in line)
+    assert "grpo.py:" in lines[0] and ("│" in lines[0]) == (width >= 120)
+    assert row.index("def in_stage") > (width // 2 if width >= 120 else 0)
+
+
+def test_without_docstring_the_rest_stays_as_it_is(capsys):
+    shown = []
+    for docstring in (True, False):
+        diff.main(diff.Args("dapo", docstring=docstring, width=160))
+        shown.append(capsys.readouterr().out)
+    assert shown[0].startswith(shown[1]) and "── docstring ──" in shown[0]
+    assert "── docstring" not in shown[1] and "samples until every group" not in shown[1]
+    assert "def deal(" in shown[1] and "This process's share of the groups" in shown[1]  # a function's stays
+    done = call("tools/diff.py", "dapo", "--no_docstring", "--width", 160)
+    assert done.stdout == shown[1] and not done.stderr
 
 
 def test_two_scripts_by_path_stand_in_the_order_given(tmp_path):
-    for name, text in {"a.py": "x = 1\ny = 2\n", "b.py": "x = 1\ny = 3\n"}.items():
+    for name, text in {"a.py": '"""A."""\nx = 1\ny = 2\n', "b.py": "x = 1\ny = 3\n"}.items():
         (tmp_path / name).write_text(text)
     done = call("tools/diff.py", tmp_path / "b.py", tmp_path / "a.py", "--width", 60)
-    assert [line.split() for line in done.stdout.splitlines()] == [
+    assert [line.strip("─ ").split() for line in done.stdout.splitlines()] == [
         ["-", "b.py:", "2", "code", "lines"],
         ["+", "a.py:", "2", "code", "lines,", "2", "changed"],
-        ["1", "x", "=", "1"],
+        ["code"],
+        ["2", "x", "=", "1"],
         ["2", "-", "y", "=", "3"],
-        ["2", "+", "y", "=", "2"],
+        ["3", "+", "y", "=", "2"],
+        ["docstring"],
+        ["1", "+", '"""A."""'],
     ]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("", "x = 1\n"),
+        ("# only\n# comments\n", "# only\n"),
+        ('"""One."""; x = 1\n', '"""Two."""; x = 1\n'),
+        ("x = 1\n\x0c\ny = 1\n", "x = '\u2028'\n\ty\n".replace("\t", "if x:\n\t")),
+        ("x = 'a\x1b[31mb'\n", "x = 'b'\n"),
+        ("x = 1\n", "x = 1\n"),
+    ],
+)
+def test_odd_scripts_are_shown_too(texts, tmp_path, capsys):
+    for name, text in zip("ab", texts):
+        (tmp_path / f"{name}.py").write_text(text)
+    paths = str(tmp_path / "a.py"), str(tmp_path / "b.py")
+    for width in (40, 120):
+        diff.main(diff.Args(*paths, width=width))
+        out = capsys.readouterr().out
+        assert "\x1b" not in out and "\t" not in out
+        assert max(map(cell_len, out.splitlines())) <= width
+    diff.main(diff.Args(*paths, html=tmp_path / "page.html"))
 
 
 def test_the_terminal_shows_the_words_that_differ():
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=120)
-    texts = ["if x == 1:\n", "if x == 2:\n"]
-    found = diff.blocks(diff.compare(*(text.splitlines() for text in texts)), 3)
-    diff.print_diff(console, found, [diff.coloured(text) for text in texts], ["a", "b"], ["", ""])
+    scripts = [diff.Script(name, "", text) for name, text in (("a", "if x == 1:\n  y\n"), ("b", "if x == 2:\n  y\n"))]
+    diff.print_diff(console, diff.parts(*scripts), scripts)
     out = console.file.getvalue()
     assert "\x1b[7;31m1\x1b[0m" in out and "\x1b[7;32m2\x1b[0m" in out  # reversed, red and green
     assert out.count("\x1b[34mif\x1b[0m") == 2 and out.count("\x1b[7") == 2
@@ -343,13 +479,17 @@ class Page(html.parser.HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.text, self.open, self.tags, self.attributes = "", [], set(), set()
+        self.links, self.ids, self.texts = [], [], {}  # texts: {tag: [text, ...]}
         self.feed(text)
         assert not self.open
 
     def handle_starttag(self, tag, attributes):
         self.tags.add(tag)
         self.attributes |= {name for name, _ in attributes}
-        if tag not in ("meta", "col"):
+        self.links += [value for name, value in attributes if name == "href"]
+        self.ids += [value for name, value in attributes if name == "id"]
+        self.texts.setdefault(tag, []).append("")
+        if tag not in ("meta", "col", "br"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -358,6 +498,8 @@ class Page(html.parser.HTMLParser):
     def handle_data(self, data):
         if "style" not in self.open:
             self.text += data
+        if self.open:
+            self.texts[self.open[-1]][-1] += data
 
 
 def test_the_page_is_whole_escaped_and_needs_nothing_else(tmp_path):
@@ -371,19 +513,88 @@ def test_the_page_is_whole_escaped_and_needs_nothing_else(tmp_path):
     page = Page(text)
     assert nasty.strip() in page.text and "y = 1  # <i>" in page.text and "same_0" in page.text
     assert "6 equal lines: same_0 … same_5" in page.text
-    assert page.tags == set(
-        "html head meta title style body table colgroup col tr td b span mark details summary".split()
-    )
-    assert page.attributes == {"lang", "charset", "name", "content", "class"}  # no src, no href
+    assert not page.tags & {"script", "link", "img", "iframe", "form", "button"}
+    assert not page.attributes & {"src", "onclick"} and page.links == ["#code"] and page.ids == ["code"]
     assert "://" not in text and "url(" not in text and "@import" not in text
     assert "prefers-color-scheme: dark" in text
-    colours = set(re.findall(r"var\((--[a-z-]+)\)", text))
+    colours = set(re.findall(r"var\((--[a-z-]+)\)", text)) - {"--hang", "--least"}
     light, dark = re.findall(r":root \{([^}]*)\}", text)
     assert all(f"{name}: #" in light and f"{name}: #" in dark for name in colours)
     assert re.findall(r"<mark>(.*?)</mark>", text) == [
         '<span class="number">1</span>',
         '<span class="number">2</span>',
     ]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """{file name: Page} that --all writes."""
+    folder = tmp_path_factory.mktemp("pages") / "new" / "folder"
+    done = call("tools/diff.py", "--all", folder)
+    assert done.returncode == 0 and f"{len(DESCENDANTS)} pages" in done.stdout, done.stderr
+    return {path.name: Page(path.read_text()) for path in folder.iterdir()}
+
+
+def test_all_writes_a_page_for_each_child_and_every_link_leads_somewhere(pages):
+    assert set(pages) == {"index.html"} | {f"{family.PARENT[stem]}_{stem}.html" for stem in DESCENDANTS}
+    for page in pages.values():
+        assert len(page.ids) == len(set(page.ids))
+        for target in page.links:
+            assert target[1:] in page.ids if target.startswith("#") else target in pages
+    index = pages["index.html"]
+    assert set(index.links) == set(pages) - {"index.html"} and "grpo.py" in index.texts["b"]
+    assert "grpo_dapo.html" in pages["dapo_dapo_ar_lopti.html"].links  # its parent's
+    assert "dapo_dapo_ar_lopti.html" in pages["grpo_dapo.html"].links  # its child's
+    assert all("index.html" in page.links for name, page in pages.items() if name != "index.html")
+
+
+def test_the_index_is_a_tree(pages):
+    """A script's children stand in a list inside its own item."""
+    index = pages["index.html"]
+    assert len(index.texts["li"]) == len(DESCENDANTS) + 1
+    parents = {family.PARENT[stem] for stem in DESCENDANTS}
+    assert len(index.texts["ul"]) == 1 + len(parents)
+    assert all(diff.read(diff.find(stem)).about in index.text for stem in family.family())
+
+
+@each_descendant
+def test_a_page_has_its_heading_objectives_and_contents_and_the_docstring_last(pages, stem):
+    parent = family.PARENT[stem]
+    page = pages[f"{parent}_{stem}.html"]
+    left, right = scripts_of(stem)
+    assert page.texts["h1"] == [f"{parent}.py → {stem}.py"] and page.texts["title"] == page.texts["h1"]
+    assert page.texts["h3"] == [f"{parent}.py", f"{stem}.py"]
+    assert page.texts["p"][:2] == [left.about, right.about]
+    assert page.texts["pre"] == [left.objective, right.objective] and "tabindex" in page.attributes
+    assert f"{family.changed(left.text, right.text)} code lines changed" in page.texts["p"][2]
+    differing = [part.name for part in parts_of(stem) if part.differs]
+    assert page.ids == differing and page.ids[-1] == "docstring"
+    assert page.texts["h2"] == ["What differs", *differing]
+    assert [link for link in page.links if link.startswith("#")] == [f"#{name}" for name in differing]
+    assert all(line in page.text for line in left.lines + right.lines)  # those folded, too
+
+
+def test_objective_and_description_by_hand():
+    text = '''"""GRPO that
+does it.
+
+Maximise
+
+    J = a
+        + b
+
+    a = 1   first
+
+The command:
+    python it.py
+"""
+'''
+    script = diff.Script("a.py", "", text)
+    assert script.about == "GRPO that does it." and script.objective == "J = a\n    + b\n\na = 1   first"
+    bare = diff.Script("b.py", "", "x = 1\n")
+    assert bare.about == "" and bare.objective == "" and list(bare.docstring_lines) == []
+    assert all(scripts_of(stem)[1].objective for stem in DESCENDANTS)
+    assert scripts_of("dapo")[0].objective.startswith("J = 1/Σ_i|o_i| · Σ_i Σ_t {")
 
 
 @pytest.mark.parametrize(
@@ -397,6 +608,9 @@ def test_the_page_is_whole_escaped_and_needs_nothing_else(tmp_path):
         (["grpo_ar_lopti"], {"context": -1}, "--context must be 0 or greater"),
         (["grpo_ar_lopti"], {"width": 39}, "--width 40 or greater"),
         (["grpo_ar_lopti"], {"html": ROOT / "nowhere" / "x.html"}, "No such file or directory"),
+        ([], {}, "name one or two scripts"),
+        (["grpo_ar_lopti"], {"all": ROOT / "nowhere"}, "--all writes all pages"),
+        ([], {"all": ROOT / "README.md"}, "File exists"),
     ],
 )
 def test_diff_says_what_is_wrong(names, options, message, capsys):
