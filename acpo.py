@@ -1,5 +1,4 @@
-"""ACPO: Adaptive Clip Policy Optimization, GRPO with a clip range for each bin of token
-probabilities.
+"""ACPO: Adaptive Clip Policy Optimization, GRPO with a clip range for each bin of probabilities.
 
 From *What Are Key Factors for Updates in RL for LLM Reasoning?* (arXiv 2606.22570, "the paper"). In
 an update, ρ of an improbable token moves far more than ρ of a probable one (Lemma 1), so one clip
@@ -36,7 +35,9 @@ why:
   the only bound on a large ρ there.
 - Sizes: the paper gives batches of 512 and mini-batches of 256 and 32 (Appendix F). The defaults
   for math and countdown are the release's: 128 prompts with 2 updates a step; its off-policy regime
-  is 256 prompts with 16. Both have 10 responses to a prompt, 1024 + 3072 tokens and 15 epochs.
+  is 256 prompts with 16. Both have 10 responses to a prompt and 1024 + 3072 tokens. Its 15 epochs,
+  and a test and a checkpoint every 50 steps, are flags: --epochs 15 --eval_every 50 --save_every
+  50.
 - Everything in which grpo.py deviates, except for its divisor.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 acpo.py …` for four): off policy, then near
