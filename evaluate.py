@@ -1,25 +1,28 @@
 """Evaluation: the papers' tables from any checkpoint.
 
-A model answers the problems of a suite with vLLM, a rule scores the answers (rewards/), and what comes out is a row:
+vLLM samples a model's responses to the problems of a suite, and the suite's rule (rewards/) scores them. The result is
+one row of a table:
 
     kk         accuracy by number of people and their mean, greedy                          AR-Lopti, Tables 7, 8, 9
     math       Olympiad Bench, Minerva, MATH-500 greedy; AMC avg@16; AIME24 pass@16 and avg@16; their mean    1, 10
                with --protocol acpo: AMC, Minerva, MATH-500, Olympiad Bench, all avg@8 at T = 1        ACPO, Table 2
     countdown  accuracy, avg@4 at T = 1                                                                ACPO, Table 1
 
-avg@n: the share of right ones among n responses to a problem, mean over the problems. pass@k of a problem of whose n
-responses c are right: 1 − C(n−c, k) / C(n, k), which is unbiased (Chen et al. 2021). A figure's standard error is the
-standard deviation over problems (ddof 1) of what each contributes, over √problems: how far other problems and other
-responses would have moved it. Of avg@n, n > 1, sampling's part is √(mean of p(1−p)/(n−1) / problems), p a problem's
-share of right ones, and the rest the problems' part. A mean over sets has √(Σ error²) / number of columns; columns of
-one set (AIME24's two) share its problems, each of which contributes their sum.
+avg@n is the share of right responses among n responses to a problem, averaged over the problems. If c of a problem's n
+responses are right, its pass@k is 1 − C(n−c, k) / C(n, k), which is unbiased (Chen et al. 2021).
 
-Where this file deviates from the papers, or fills in what they leave open:
-- They don't say at which temperature they sampled avg@16 and avg@4: here it is 1, as in their training.
-- Problems whose answer math-verify can't read are left out (4 of Minerva's 272, 3 of Olympiad Bench's 675); the
-  papers divide by all.
+The standard error of a figure is the standard deviation over problems (ddof 1) of their contributions, divided by
+√problems. It covers the choice of problems and the sampling of responses. For avg@n with n > 1, the part of sampling is
+√(mean of p(1−p)/(n−1) / problems), where p is a problem's share of right responses. The rest is the part of the
+problems. The error of a mean over sets is √(Σ error²) / number of columns. Columns of one set (AIME24 has two) share
+its problems, and each problem contributes the sum of its columns.
 
-Command (the papers' own puzzles instead of generated ones: --data_dir FOLDER):
+Deviations from the papers, and choices that they leave open:
+- The papers don't state the temperature of avg@16 and avg@4. Here it is 1, as in their training.
+- Problems whose answer math-verify can't read are left out (4 of Minerva's 272, 3 of Olympiad Bench's 675). The papers
+  divide by all problems.
+
+Command (--data_dir FOLDER evaluates on the papers' puzzles instead of generated ones):
     python evaluate.py Qwen/Qwen2.5-3B-Instruct runs/grpo_kk_0_… --suite kk --last 3 --paper
 """
 
@@ -58,68 +61,59 @@ ON_GPU = torch.cuda.is_available()
 
 @dataclasses.dataclass
 class Args:
-    """What to evaluate, and how. None: as in the runs that are given, if they have it, else as in the papers."""
+    """What to evaluate, and how. None: the given runs' value if they have one, otherwise the papers'."""
 
     # Model folders, hub ids, run folders (their newest checkpoint) or checkpoints.
     models: tyro.conf.Positional[list[str]]
-    suite: Literal["kk", "math", "countdown"] | None = (
-        None  # which problems; None: the runs' task, or kk
-    )
-    protocol: Literal["ar_lopti", "acpo"] = "ar_lopti"  # math: whose sets, samples and temperature
-    last: int = 1  # a run's row is the mean over its newest so many checkpoints, > 0
-    versus: str = ""  # a model or run to compare each of the others with, problem by problem
-    words: bool = False  # count the words of reasoning, with the reward and between models
-    paper: bool = False  # show the papers' rows below
-    data_dir: str = ""  # a folder with the suite's files, or with a folder of the suite's name in which they are
-    # A file, folder or hub id; for math SET=SOURCE, once for each set that is not to come from data_dir. Without both,
-    # kk and countdown are generated, and math comes from the hub.
+    # The problems; None: the runs' task, or kk
+    suite: Literal["kk", "math", "countdown"] | None = None
+    # math: the paper that decides the sets, samples and temperature
+    protocol: Literal["ar_lopti", "acpo"] = "ar_lopti"
+    last: int = 1  # a run's row is the mean over so many of its newest checkpoints, > 0
+    versus: str = ""  # a model or run; each of the others is compared with it, problem by problem
+    words: bool = False  # count words of reasoning; relate them to the reward; compare models
+    paper: bool = False  # add the papers' rows to the table
+    # A folder with the suite's files, or with a subfolder of the suite's name that has them.
+    data_dir: str = ""
+    # A file, folder or hub id; for math SET=SOURCE, once for each set that does not come from data_dir. Without data
+    # and data_dir, kk and countdown are generated, and math comes from the hub.
     data: tyro.conf.UseAppendAction[list[str]] = dataclasses.field(default_factory=list)
-    sets: str = ""  # math: only these, as in "math500,aime"; empty: the protocol's
-    people: str | None = None  # kk: numbers of people, within 2-8: "3-7" or "2,3"
-    numbers: str | None = None  # countdown: how many numbers, within 3-6: "3-4" or "5"
-    # The first so many problems of each set, number of people or of numbers, > 0. None: all; generated: 100 and 512.
+    sets: str = ""  # math: only these sets, as in "math500,aime"; empty: the protocol's
+    people: str | None = None  # kk: numbers of people, from 2 to 8: "3-7" or "2,3"
+    numbers: str | None = None  # countdown: how many numbers, from 3 to 6: "3-4" or "5"
+    # How many problems of each set, number of people or number of numbers, from the first on, > 0. None: all; of
+    # generated problems 100 (kk) and 512 (countdown).
     limit: int | None = None
-    chat_template: Literal["auto", "none"] | None = (
-        None  # auto: the tokenizer's; none: plain text, as in math
-    )
-    samples: int | None = None  # responses to a problem, where they are not greedy, > 0
-    temperature: float | None = None  # of these responses; 0: greedy; else >= 0.01
-    max_response_tokens: int | None = (
-        None  # longer responses are cut off, > 0; also where the model's context ends
-    )
+    # auto: the tokenizer's; none: plain text, as in math
+    chat_template: Literal["auto", "none"] | None = None
+    samples: int | None = None  # responses to a problem, if they are not greedy, > 0
+    temperature: float | None = None  # of these responses; 0: greedy; otherwise >= 0.01
+    # Longer responses are cut off, > 0; the end of the model's context also cuts them off.
+    max_response_tokens: int | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the weights and of all computation
-    kv_cache_gb: float | None = (
-        None  # GiB for keys and values, > 0; None: what a GPU has left; on a CPU up to 2
-    )
-    batch: int | None = (
-        None  # responses sampled at a time, and kept when they are done, > 0; None: 512, on a CPU 128
-    )
+    # GiB for keys and values, > 0; None: what a GPU has left; on a CPU up to 2
+    kv_cache_gb: float | None = None
+    # Responses that are sampled and saved together, > 0; None: 512, on a CPU 128
+    batch: int | None = None
     seed: int = 0  # of generated puzzles and of sampling, >= 0
-    keep_responses: bool = False  # write every response with its score, too
-    out: str = (
-        "evaluations"  # folder for results, and for responses, which a rerun does not sample again
-    )
+    keep_responses: bool = False  # also write every response with its score
+    # Folder for results and responses; a rerun reads the responses instead of sampling them again.
+    out: str = "evaluations"
 
 
-DEFAULTS = {
-    "kk": {"people": "3-7", "chat_template": "auto", "samples": 1, "temperature": 0.0}
-}  # the papers'
-DEFAULTS["math"] = {
-    "chat_template": "none",
-    "samples": 16,
-    "temperature": 1.0,
-}  # their base model knows no chat
+# The papers' settings.
+DEFAULTS = {"kk": {"people": "3-7", "chat_template": "auto", "samples": 1, "temperature": 0.0}}
+# Their base model for math has learned no chat.
+DEFAULTS["math"] = {"chat_template": "none", "samples": 16, "temperature": 1.0}
 DEFAULTS["countdown"] = {
     "numbers": "3-4",
     "chat_template": "auto",
     "samples": 4,
     "temperature": 1.0,
 }
-CPU_TOKENS = (
-    128  # max_response_tokens where there is no GPU, and the model is not as small as kk_tiny
-)
+CPU_TOKENS = 128  # max_response_tokens without a GPU, except if kk_tiny is the only model
 
-SETS = {  # of math: title, names that its file may have (letters and digits of them), hub id, the papers' file
+SETS = {  # math: title, possible names of its file (letters and digits only), hub id, the papers' file
     "olympiad_bench": (
         "Olympiad Bench",
         ["olympiadbench"],
@@ -147,9 +141,9 @@ PAPERS_FILES = "the GitHub repository zhyang2226/AR-Lopti"
 
 
 def settle(args):
-    """Puts runs' and papers' settings in the place of None, and --versus behind the other models.
+    """Replaces None in args by the runs' or the papers' settings, and puts --versus last in args.models; in place.
 
-    ValueError where a value is out of range or unclear.
+    ValueError if a value is out of range or ambiguous.
     """
     for name in ("last", "limit", "samples", "max_response_tokens", "kv_cache_gb", "batch"):
         if getattr(args, name) is not None and not 0 < getattr(args, name) < math.inf:
@@ -162,9 +156,8 @@ def settle(args):
         )
     others = [model for model in dict.fromkeys(args.models) if model != args.versus]
     args.models = models = [*others, *([args.versus] if args.versus else [])]
-    if args.last > 1 and not any(
-        Path(model, "checkpoints").is_dir() for model in models
-    ):  # the others have one
+    # Models other than runs have one checkpoint.
+    if args.last > 1 and not any(Path(model, "checkpoints").is_dir() for model in models):
         raise ValueError(f"--last is {args.last}, but none of the models is a run folder")
     runs = [settings for model in models if (settings := run_settings(model))]
     args.suite = args.suite or the_one("suite", {run.get("task", "kk") for run in runs}) or "kk"
@@ -175,7 +168,7 @@ def settle(args):
     if not ON_GPU and any(Path(model).name != "kk_tiny" for model in models):
         papers["max_response_tokens"] = CPU_TOKENS
     for name in papers:
-        # A run's own temperature of evaluation goes for puzzles alone: the other suites have a protocol.
+        # A run's eval_temperature applies only to kk, because the protocol sets that of the other suites.
         theirs = {"temperature": "eval_temperature" * (args.suite == "kk")}.get(name, name)
         values = {
             run[theirs] for run in runs if theirs in run and run.get("task", "kk") == args.suite
@@ -194,7 +187,7 @@ def settle(args):
 
 
 def the_one(name, values):
-    """What all the runs have, or None where there is none. ValueError where they differ."""
+    """The value that all runs share, or None if there is none. ValueError if they differ."""
     if len(values) > 1:
         raise ValueError(
             f"the runs differ in {name} ({', '.join(sorted(map(str, values)))}): give --{name}"
@@ -203,7 +196,7 @@ def the_one(name, values):
 
 
 def run_settings(model):
-    """args.json of a run, or of the run that a checkpoint belongs to; {} where there is none."""
+    """The content of args.json of a run, or of the run of a checkpoint; {} if there is none."""
     folder = Path(model).expanduser().absolute()
     places = [folder, *(folder.parents[1:2] if folder.parent.name == "checkpoints" else [])]
     found = [place / "args.json" for place in places if (place / "args.json").is_file()]
@@ -214,7 +207,10 @@ def run_settings(model):
 
 
 def checkpoints(model, last):
-    """What to load for a model: of a run its newest complete checkpoints, oldest first; anything else is itself."""
+    """The paths or hub ids to load: a run's `last` newest complete checkpoints, oldest first, or the model itself.
+
+    ValueError if the run has fewer complete checkpoints, or if the model is none of these.
+    """
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
         return [str(folder)]
@@ -239,7 +235,7 @@ def checkpoints(model, last):
 
 
 def fingerprint(model):
-    """SHA-256 over weights, configuration and tokenizer of a folder; of a hub id, its commit."""
+    """SHA-256 (hex) of a folder's weights, configuration and tokenizer; for a hub id, the id and its commit."""
     if not Path(model).is_dir():
         return f"{model} {AutoConfig.from_pretrained(model)._commit_hash}"
     digest = hashlib.sha256()
@@ -251,12 +247,12 @@ def fingerprint(model):
 
 
 def load_problems(args):
-    """The task's module, and the problems as it gives them, each also with `samples`, `temperature` and `seed`.
+    """Returns (the task's module, its problems, each also with `samples`, `temperature` and `seed`).
 
-    ValueError where data are missing, saying what to get and from where, or not as they should be.
+    ValueError if data are invalid or missing; in the latter case it says which files are needed and where they are.
     """
     task = importlib.import_module(f"rewards.{args.suite}")
-    folder = Path(args.data_dir).expanduser()  # "." where none is given
+    folder = Path(args.data_dir).expanduser()  # "." if none is given
     if not folder.is_dir():
         raise ValueError(
             f"--data_dir {folder} is no folder; the papers' files are in {PAPERS_FILES}, folder data"
@@ -298,7 +294,7 @@ def load_problems(args):
 
 
 def math_sources(args, folder):
-    """{set: file or hub id}: from --data SET=SOURCE, else the folder's file, else, without a folder, the hub."""
+    """{set: file or hub id}: from --data SET=SOURCE, otherwise from the folder, or from the hub without a folder."""
     sets = (
         [name.strip() for name in args.sets.split(",")] if args.sets else PROTOCOLS[args.protocol]
     )
@@ -339,9 +335,10 @@ def where_from(name):
 
 
 def requests_of(model, problems, args):
-    """What the sampler is asked for each problem, and the engine's settings.
+    """Returns (a request for each problem, the engine's settings).
 
-    ValueError where the model can't be loaded, or a prompt does not fit in its context, or a sequence in the cache.
+    A request has `prompt_ids`, `max_tokens`, `samples`, `temperature` and `seed`.
+    ValueError if the model can't be loaded, a prompt exceeds its context, or a sequence exceeds the cache.
     """
     try:
         config, tokenizer = (
@@ -367,9 +364,8 @@ def requests_of(model, problems, args):
         requests.append({"prompt_ids": ids, "max_tokens": room} | how)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    token = (
-        2 * {"bfloat16": 2, "float32": 4}[args.dtype] * config.num_hidden_layers * heads * width
-    )  # its bytes
+    # Bytes of one token's keys and values.
+    token = 2 * {"bfloat16": 2, "float32": 4}[args.dtype] * config.num_hidden_layers * heads * width
     sequence, cache = token * context / 2**30, args.kv_cache_gb  # GiB
     if cache is None and not ON_GPU:
         cache = max(1.1 * sequence, min(2.0, args.batch * sequence))
@@ -378,9 +374,8 @@ def requests_of(model, problems, args):
             f"--kv_cache_gb is {cache}; one sequence of {context} tokens already needs {sequence:.3f}"
         )
     try:
-        stop = GenerationConfig.from_pretrained(
-            model
-        ).eos_token_id  # several in some models; vLLM would know one
+        # Some models have several end tokens; vLLM would use one.
+        stop = GenerationConfig.from_pretrained(model).eos_token_id
     except OSError:  # not every model has that file
         stop = config.eos_token_id
     stop = [stop] if isinstance(stop, int) else stop or []
@@ -394,15 +389,14 @@ def requests_of(model, problems, args):
 
 
 def load_engine(model, engine, seed):
-    """A vLLM engine; of several models one after the other, each gone before the next comes."""
+    """A vLLM engine. Only one may exist at a time."""
     if not ON_GPU:
-        os.environ.setdefault(
-            "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
-        )  # in this process, where it starts sooner
+        # The engine runs in this process, in which it starts sooner.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from vllm import LLM  # reads the environment, and takes seconds: so it comes after every check
+    from vllm import LLM  # imported here because it reads the environment and takes seconds
 
     options = {
         "max_model_len": engine["context"],
@@ -410,19 +404,18 @@ def load_engine(model, engine, seed):
         "seed": seed,
         "use_tqdm_on_load": False,
     }
-    options["generation_config"] = (
-        "vllm"  # a model's own would change top-p, top-k and temperature without a word
-    )
+    # A model's own generation config would silently change top-p, top-k and temperature.
+    options["generation_config"] = "vllm"
     if engine["kv_cache_gb"] is not None:
         options["kv_cache_memory_bytes"] = int(engine["kv_cache_gb"] * 2**30)
-    if not ON_GPU:  # on the CPU seeded requests fail in chunked prefill
+    if not ON_GPU:  # on the CPU, seeded requests fail in chunked prefill
         options |= {"enforce_eager": True, "enable_chunked_prefill": False}
         options["max_num_batched_tokens"] = max(engine["context"], 2048)
     return LLM(model=model, **options)
 
 
 def batches(requests, size):
-    """The requests in order, cut behind the one with which a batch comes to at least `size` responses."""
+    """Lists of requests, in order. Each batch ends with the request that brings it to at least `size` responses."""
     cut, n = [[]], 0
     for request in requests:
         if n >= size:
@@ -433,9 +426,10 @@ def batches(requests, size):
 
 
 def sample(llm, batch, stop, title, done, total):
-    """For each request of a batch its responses, {"response", "tokens" (how many), "truncated"}.
+    """For each request of a batch, a list of its responses, {"response", "tokens" (how many), "truncated"}.
 
-    From an empty prefix cache: so a batch gives the same whatever came before it.
+    The prefix cache is emptied first, so that a batch's responses do not depend on earlier batches.
+    done, total: numbers of responses for the progress bar. RuntimeError if vLLM keeps its cache.
     """
     from vllm import SamplingParams
 
@@ -469,11 +463,11 @@ def sample(llm, batch, stop, title, done, total):
 
 
 def respond(model, requests, engine, args):
-    """The responses to all requests, in order; and about them: path, fingerprint, file, where they were made.
+    """Returns (the responses to all requests, in order; a dict with the model's path, fingerprint, file, engine, ...).
 
-    Every batch becomes a line of OUT/responses/MODEL_DIGEST.jsonl when it is complete. A rerun reads the lines that are
-    there and samples the rest, in the batches in which an unbroken evaluation would. The file's first line, of which
-    the digest is, has all that a response depends on: weights, requests, engine, versions and machine.
+    Each complete batch becomes a line of OUT/responses/MODEL_DIGEST.jsonl. A rerun reads the lines that exist and
+    samples the rest, in the same batches as an uninterrupted evaluation. The file's first line has everything that a
+    response depends on: weights, requests, engine, seed, versions and machine. DIGEST is the digest of this line.
     """
     made = records.provenance()
     asked = hashlib.sha256(json.dumps(requests).encode()).hexdigest()
@@ -495,7 +489,7 @@ def respond(model, requests, engine, args):
         except OSError:
             sys.exit(f"error: another evaluation is writing {path}")
         file.seek(0)
-        lines = file.read().split(b"\n")[:-1]  # what was cut off in the middle of a line is dropped
+        lines = file.read().split(b"\n")[:-1]  # an incomplete last line is dropped
         lines = lines if lines[:1] == [first] else []
         file.truncate(sum(len(line) + 1 for line in lines))
         if not lines:
@@ -521,7 +515,7 @@ def respond(model, requests, engine, args):
 
 
 def short_name(model):
-    """A model's name as part of a file's; of a checkpoint with its run's."""
+    """The model's name for file names; for a checkpoint, with the name of its run."""
     parts = Path(model).absolute().parts[-3:]
     return re.sub(
         r"[^A-Za-z0-9.-]+",
@@ -534,14 +528,14 @@ def short_name(model):
 
 
 def pass_at_k(n, c, k):
-    """Probability that k of n responses, drawn without replacement, have one of the c right ones among them."""
+    """Probability that k of n responses, drawn without replacement, include at least one of the c right ones."""
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def columns_of(problems, args):
     """The table's columns: {key: (title, category or None for all, k of pass@k or None for the share of right ones)}.
 
-    Where there is no column over all problems ("all"), the table has the mean of its columns.
+    If no column is over all problems ("all"), the table also has the mean of its columns.
     """
     samples = {problem["category"]: problem["samples"] for problem in problems}
     if args.suite != "math":
@@ -558,10 +552,10 @@ def columns_of(problems, args):
 
 
 def contributions(column, problems, scored):
-    """What each of a column's problems contributes, and the variance that sampling has in it ([] where none is known).
+    """Returns (the contributions of a column's problems, the variances that sampling adds to them, [] if unknown).
 
-    scored: for every checkpoint, for every problem, the scores of its responses. A problem contributes its share of
-    right ones, or its pass@k, averaged over the checkpoints.
+    scored: for each checkpoint, for each problem, the scores of its responses. A problem contributes its share of right
+    responses, or its pass@k, averaged over the checkpoints.
     """
     _, category, k = column
     values, noise = [], []
@@ -578,12 +572,12 @@ def contributions(column, problems, scored):
 
 
 def error_of(values):
-    """Standard error of the mean over problems, ddof 1; None for a single problem."""
+    """The standard error of the mean over problems (ddof 1), or None for a single problem."""
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def figure(values, noise=()):
-    """The mean over problems with its standard error and, of sampled responses, the error's two parts."""
+    """The mean over problems with its standard error. If noise is given, also the error's two parts."""
     found = {"value": fmean(values), "error": error_of(values), "problems": len(values)}
     if noise and found["error"] is not None:
         found["error_samples"] = math.sqrt(math.fsum(noise)) / len(values)
@@ -594,7 +588,7 @@ def figure(values, noise=()):
 
 
 def mean_figure(columns, values):
-    """The mean over columns. Those of one category share their problems, each of which contributes their sum."""
+    """The mean over columns. Columns of one category share problems; each problem contributes the sum of its columns."""
     sets = {}
     for key, (_, category, _) in columns.items():
         sets.setdefault(category, []).append(values[key])
@@ -606,9 +600,9 @@ def mean_figure(columns, values):
 
 
 def paired(columns, mine, theirs):
-    """Differences of two models on the same problems: {key: a figure, and how many problems went up, down, nowhere}.
+    """Differences of two models on the same problems: {key: a figure, with how many problems went up, down or neither}.
 
-    mine, theirs: {key: what each problem contributes}. The mean counts each problem once, by its share of right ones.
+    mine, theirs: {key: the problems' contributions}. The counts of "mean" take each problem once, without pass@k.
     """
     differences = {
         key: [a - b for a, b in zip(mine[key], theirs[key], strict=True)] for key in columns
@@ -628,7 +622,7 @@ def moved(differences):
 
 
 def rates(scores):
-    """Over responses: format rate, mean length in tokens, share cut off; how many there are, and how many timed out."""
+    """Format rate, mean length in tokens, share of truncated responses, number of responses, and number timed out."""
     means = {"format_rate": "format", "mean_tokens": "tokens", "truncated_rate": "truncated"}
     found = {name: fmean(score[key] for score in scores) for name, key in means.items()}
     return found | {
@@ -638,7 +632,7 @@ def rates(scores):
 
 
 def evaluate(model, task, problems, plans, columns, args):
-    """A row of the table; {column: what each problem contributes}; for each problem all its responses with scores.
+    """Returns (a row of the table, {column: the problems' contributions}, each problem's responses with their scores).
 
     plans: {checkpoint: (its requests, its engine's settings)}.
     """
@@ -693,13 +687,13 @@ UNITS = {
 
 
 def shown(found, unit, sign=""):
-    """A figure with its standard error, as text."""
+    """A figure with its standard error, as text. unit: (factor, digits)."""
     text = f"{found['value'] * unit[0]:{sign}.{unit[1]}f}"
     return text if found["error"] is None else f"{text} ± {found['error'] * unit[0]:.{unit[1]}f}"
 
 
 def tables_of(rows, comparisons, papers, columns, args):
-    """{title: lines of cells, the first of which are the column's titles}."""
+    """{title: lines of cells}. The first line has the titles of the columns."""
     keys, unit = [*columns, *([] if "all" in columns else ["mean"])], UNITS[args.suite]
     titles = [columns[key][0] if key in columns else key for key in keys]
     lines = [["model", *titles, "format", "tokens", "truncated"]]
@@ -710,9 +704,8 @@ def tables_of(rows, comparisons, papers, columns, args):
         figures = [shown(row["figures"][key], unit) for key in keys]
         lines.append([row["model"], *figures, good, f"{row['mean_tokens']:.0f}", cut])
     for paper in papers:
-        alike = set(paper["columns"]) - {"mean"} == set(
-            columns
-        )  # else its mean is over other columns
+        # The paper's mean is shown only if it is over the same columns.
+        alike = set(paper["columns"]) - {"mean"} == set(columns)
         for name, *numbers in paper["rows"]:
             there = dict(zip(paper["columns"], numbers))
             cells = [there.get(key) if key != "mean" or alike else None for key in keys]
@@ -740,7 +733,7 @@ def tables_of(rows, comparisons, papers, columns, args):
 
 
 def settings_of(args):
-    """The settings on which the results depend, by name, without those that are not set."""
+    """{name: value} of the settings that the results depend on, without those that are not set."""
     left_out = ("models", "versus", "words", "paper", "keep_responses", "out")
     values = {
         name: value for name, value in dataclasses.asdict(args).items() if name not in left_out
@@ -749,7 +742,7 @@ def settings_of(args):
 
 
 def caption(rows, problems, args):
-    """What the tables are of, below them."""
+    """The text below the tables: settings, problems, commit, versions and machine."""
     parts = [checkpoint for row in rows for checkpoint in row["checkpoints"]]
     made = [one for part in parts for one in part["made"]]
     versions = sorted(
@@ -782,7 +775,7 @@ def main():
         task, problems = load_problems(args)
         paths = [path for model in args.models for path in checkpoints(model, args.last)]
         plans = {path: requests_of(path, problems, args) for path in dict.fromkeys(paths)}
-    except (ValueError, OSError) as error:  # the user's to mend: one line, no traceback
+    except (ValueError, OSError) as error:  # the user can correct these: one line, no traceback
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     console, started = (
@@ -802,10 +795,8 @@ def main():
     except KeyboardInterrupt:
         sys.exit(f"stopped; the same command goes on from what is in {args.out}/responses")
 
-    comparisons, base = (
-        [],
-        -1 if args.versus else 0,
-    )  # words are compared with the first model where none is named
+    # Without --versus, words are compared with the first model.
+    comparisons, base = [], -1 if args.versus else 0
     if args.versus:
         for row, mine in zip(rows[:-1], values):
             found = paired(columns, mine, values[-1])

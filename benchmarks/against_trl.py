@@ -1,11 +1,12 @@
 """grpo.py against TRL's GRPOTrainer: seconds of a rollout step and peak memory, on the same machine in turns.
 
-    python benchmarks/against_trl.py                     TRL is installed into an environment of its own, .venv-trl
+    python benchmarks/against_trl.py                     TRL is installed into a separate environment, .venv-trl
 
-Both: the same model, prompts (exactly so many tokens), group size, response length (forced: the end token counts for
-nothing), temperature 1, β 0.001, clip 0.2/0.24, AdamW, 2 optimizer updates a step, no gradient checkpointing, and a
-reward that is no work. TRL samples with transformers here, as on a CPU it can't hand weights to vLLM. Each measurement
-is a process of its own: one step of grpo.py, one of TRL, one of grpo.py again. Results: benchmarks/results/trl.json.
+Both have the same model, prompts (with an exact number of tokens), group size, response length (the end token is
+ignored), temperature 1, β 0.001, clip 0.2/0.24, AdamW, 2 optimizer updates per step, no gradient checkpointing, and a
+reward that takes no time. TRL samples with transformers here, because on a CPU it can't pass weights to vLLM. Each
+measurement is a separate process: one step of grpo.py, one of TRL, and one of grpo.py again.
+Results: benchmarks/results/trl.json.
 """
 
 import json
@@ -26,20 +27,20 @@ class Sizes:
     """What is measured."""
 
     model: str = "models/SmolLM2-135M-Instruct"  # a folder or hub id
-    prompts: int = 8  # a step
-    responses: int = 8  # to each prompt
+    prompts: int = 8  # per step
+    responses: int = 8  # per prompt
     prompt_tokens: int = 250  # in each prompt
     response_tokens: int = 128  # in each response
-    dtype: str = "bfloat16"  # of both: autocast in TRL (its default); float32: none
-    micro_batch: int = 4  # TRL's sequences in a pass; grpo.py goes by --micro_batch_tokens
-    venv: Path = ROOT / ".venv-trl"  # TRL's own environment, made where it is missing
-    turns: str = "grpo trl grpo"  # what is measured, in this order
-    name: str = "trl"  # of the file of results
-    inside: str = ""  # the folder for results, in processes that this one starts
+    dtype: str = "bfloat16"  # of both; in TRL bfloat16 is autocast (its default), and float32 is none
+    micro_batch: int = 4  # sequences per pass of TRL; grpo.py uses --micro_batch_tokens
+    venv: Path = ROOT / ".venv-trl"  # TRL's environment; it is created if it is missing
+    turns: str = "grpo trl grpo"  # the measurements, in this order
+    name: str = "trl"  # the name of the results file
+    inside: str = ""  # the folder for results; set only for the processes that this one starts
 
 
 def measure_grpo(sizes):
-    """One step of grpo.py, phase by phase, and the peak memory of this process, which has done nothing else."""
+    """Measures one step of grpo.py by phase, and the peak memory of this process. Writes result.json into `inside`."""
     import common
 
     flags = [f"--dtype={sizes.dtype}"]

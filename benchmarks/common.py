@@ -1,4 +1,4 @@
-"""What the benchmarks share: prompts, one rollout step taken apart into its phases, and files of results."""
+"""What the benchmarks share: prompts, one rollout step divided into its phases, and results files."""
 
 import functools
 import importlib
@@ -20,20 +20,21 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def prompts(tokenizer, n, n_tokens):
-    """n texts of exactly n_tokens tokens: puzzles for 7 people, one after the other, cut off."""
+    """n texts of exactly n_tokens tokens each: puzzles of 7 people, joined and cut off at the beginning."""
     found, puzzles = [], iter(kk.generate(4 * n * (1 + n_tokens // 200), "7", seed=0))
     while len(found) < n:
         ids = []
         while len(ids) < n_tokens:
             ids += encode(tokenizer, next(puzzles))
         text = tokenizer.decode(ids[-n_tokens:])
-        if len(tokenizer.encode(text, add_special_tokens=False)) == n_tokens:  # the cut may fall into a character
+        # A cut within a character changes the number of tokens.
+        if len(tokenizer.encode(text, add_special_tokens=False)) == n_tokens:
             found.append(text)
     return found
 
 
 def seconds(work, *args):
-    """How long work(*args) takes, and what it gives; waits for the GPU."""
+    """Returns (seconds that work(*args) takes, its result). It waits for the GPU."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     started = time.perf_counter()
@@ -44,7 +45,7 @@ def seconds(work, *args):
 
 
 class Step:
-    """A trainer's own functions, set up for rollout steps of fixed size: every response has its full length."""
+    """A trainer's functions, set up for rollout steps of fixed size, in which every response has the full length."""
 
     def __init__(self, script, model, n_prompts, n_responses, prompt_tokens, response_tokens, flags=()):
         self.trainer = trainer = importlib.import_module(script)
@@ -60,7 +61,7 @@ class Step:
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         self.problems = [{"id": i, "prompt_ids": prompt} for i, prompt in enumerate(ids)]
         self.llm = trainer.load_sampler(args)
-        import vllm  # reads the environment that load_sampler has set
+        import vllm  # imported here because load_sampler sets its environment
 
         vllm.SamplingParams = functools.partial(vllm.SamplingParams, ignore_eos=True)
         self.policy = trainer.load_policy(args, trained=True)
@@ -74,7 +75,8 @@ class Step:
     def score(self):
         answer = {"Zoey": True}
         kk.score_all(self.texts, [answer] * len(self.texts))
-        self.rewards = torch.tensor([random.Random(text).random() for text in self.texts])  # of any use to a gradient
+        # Random rewards, because equal rewards give no gradient.
+        self.rewards = torch.tensor([random.Random(text).random() for text in self.texts])
 
     def log_probs(self):
         batch, args = self.batch, self.args
@@ -90,14 +92,14 @@ class Step:
 
 
 def write(name, result):
-    """results/NAME.json: what was found, with script, commit, versions, machine and date."""
+    """Writes `result` (a dict) to results/NAME.json, with script, commit, versions, machine and date."""
     RESULTS.mkdir(exist_ok=True)
     about = records.provenance() | {"cores": len(os.sched_getaffinity(0)), "processor": processor()}
     (RESULTS / f"{name}.json").write_text(json.dumps(about | result, indent=1) + "\n")
 
 
 def processor():
-    """The processor's name, and of its instruction sets those that decide how fast bfloat16 is."""
+    """The processor's name, with its instruction sets that speed up bfloat16."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     value = {line.split(":")[0].strip(): line.split(":", 1)[1].strip() for line in lines if ":" in line}
     known = [flag for flag in ("avx512f", "avx512_bf16", "amx_bf16") if flag in value.get("flags", "").split()]

@@ -1,16 +1,16 @@
 """How a step's time and memory grow with responses, their length, the vocabulary and the number of processes.
 
     python benchmarks/growth.py                measures and draws
-    python benchmarks/growth.py --draw_only    draws what was measured
+    python benchmarks/growth.py --draw_only    draws existing results
 
-Runs of grpo.py, as a user starts it, on randomly initialised Llamas of four layers with SmolLM2's tokenizer, whose
-responses practically never end before their limit. Of each run the second step counts. One size changes at a time:
-    responses     time grows with them; memory hardly, since passes keep to --micro_batch_tokens
+It runs grpo.py as a user does, on randomly initialised Llamas of four layers with SmolLM2's tokenizer. Their responses
+almost never end before the limit. The second step of each run is measured. One size changes at a time:
+    responses     time grows with them; memory hardly grows, because passes keep to --micro_batch_tokens
     length        the same, as long as attention, which grows with its square, is the smaller part
-    vocabulary    the head's and the loss's time and memory grow with it, the rest doesn't
-    processes     the work is divided; so is the memory of what FSDP2 shards, while each has an engine of its own
-Results: benchmarks/results/growth.json and growth.png: seconds above, memory below. Grey dashed lines have the slope
-that theory gives.
+    vocabulary    time and memory of the head and the loss grow with it; the rest does not
+    processes     they divide the work and the memory that FSDP2 shards; each has its own engine
+Results: benchmarks/results/growth.json and growth.png, with seconds above and memory below. Grey dashed lines have the
+theoretical slope.
 """
 
 import json
@@ -39,13 +39,13 @@ PHASES = ("sample", "logprob", "train", "sync")
 
 @dataclass
 class Args:
-    """What to do."""
+    """Measure or only draw."""
 
-    draw_only: bool = False  # measure nothing, draw results/growth.json
+    draw_only: bool = False  # draw results/growth.json without measuring
 
 
 def make_model(folder, vocabulary):
-    """A Llama with random weights: 4 layers of 256, tied embeddings."""
+    """Writes a Llama with random weights to the folder: 4 layers of width 256, tied embeddings. Returns the folder."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -60,7 +60,10 @@ def make_model(folder, vocabulary):
 
 
 def measure(sizes, folder):
-    """Seconds of the phases of a run's second step, its peak memory in GiB and mean response length."""
+    """A run's second step: seconds of its phases, peak memory in GiB, mean response length in tokens.
+
+    sizes: as BASE. RuntimeError if the run fails.
+    """
     model = Path(folder, str(sizes["vocabulary"]))
     if not model.exists():
         make_model(model, sizes["vocabulary"])
@@ -86,7 +89,7 @@ def measure(sizes, folder):
 
 
 def draw(results, path):
-    """For each size seconds by phase and in all, with the theory's slope through the first point; below, memory."""
+    """Draws, for each size, seconds by phase and in total, the theoretical slope from the first point, and memory."""
     figure = plot.new_figure(13, 7.5, "")
     rows = figure.subplots(2, len(VALUES), sharex="col", sharey="row")
     for (name, measured), seconds, memory in zip(results.items(), *rows):
@@ -120,7 +123,8 @@ def measure_all():
         for name, value in tqdm(jobs, desc="growth"):
             sizes = BASE | {name: value}
             key = tuple(sizes.values())
-            known[key] = known.get(key) or measure(sizes, folder)  # the base comes once in every row
+            # The values of every size include the base, which is measured once.
+            known[key] = known.get(key) or measure(sizes, folder)
             results[name].append({"value": value} | known[key])
     common.write("growth", {"base": BASE, "fixed": FIXED, "results": results})
 

@@ -1,13 +1,18 @@
-"""Where a step's time goes: each phase of grpo.py beside the bare work that it cannot do without; and Lopti's cost.
+"""The time of a step: each phase of grpo.py beside the bare work that it needs at least; and the cost of Lopti.
 
     python benchmarks/limit.py
 
-What is bare: for sampling, `llm.generate` on the same requests; for log-probabilities and updates, forward passes, and
-forward and backward passes, of as many tokens through the same model under autocast, in as many passes, with logits and
-cross-entropy of as many as there are response tokens; a prompt that a pass shares counts once; for the sync, one copy
-of all weights in the sampler's type.
-Phase and bare work take turns, `rounds` times after a first one that does not count; medians are kept. On the same
-batches run the updates of grpo_ar_lopti.py: AR alone, and Lopti. Results: benchmarks/results/limit.json.
+The bare work is
+- for sampling: `llm.generate` on the same requests;
+- for log-probabilities: forward passes of the same number of tokens, in the same number of passes, through the same
+  model under autocast, with logits and cross-entropy of the same number of response tokens; a prompt that a pass shares
+  counts once;
+- for updates: the same with forward and backward passes;
+- for the sync: one copy of all weights in the sampler's type.
+
+Each phase and its bare work are measured in turns, `rounds` times after a warm-up round. The results are medians. The
+updates of grpo_ar_lopti.py, with AR alone and with Lopti, run on the same batches.
+Results: benchmarks/results/limit.json.
 """
 
 import copy
@@ -28,21 +33,21 @@ class Sizes:
     """What is measured."""
 
     model: str = "models/SmolLM2-135M-Instruct"  # a folder or hub id
-    prompts: int = 4  # a step
-    responses: int = 8  # to each prompt
+    prompts: int = 4  # per step
+    responses: int = 8  # per prompt
     prompt_tokens: int = 250  # in each prompt
     response_tokens: int = 128  # in each response
-    rounds: int = 2  # how often everything is measured
-    name: str = "limit"  # of the file of results
+    rounds: int = 2  # number of measurements
+    name: str = "limit"  # the name of the results file
 
 
 def bare_passes(trainer, policy, batches, args, backward):
-    """Nothing but the model on as many tokens as the trainer computes of these batches."""
+    """Runs only the model, on the same number of tokens as the trainer computes for these batches."""
     for batch in batches:
         for _, micro in trainer.micro_batches(batch, args):
             ids, n, length = micro["ids"], int(micro["mask"].sum()), micro["ids"].shape[1]
             prompt = int(micro["mask"].any(0).int().argmax()) * policy.share_prompt
-            needed = prompt + len(ids) * (length - prompt)  # tokens; in rows of about the sequences' length
+            needed = prompt + len(ids) * (length - prompt)  # tokens; the rows below have about the sequences' length
             rows = max(1, round(needed / length))
             ids = ids.flatten()[: needed // rows * rows].view(rows, -1)
             with torch.set_grad_enabled(backward), torch.autocast(trainer.DEVICE.type, torch.bfloat16, policy.autocast):
@@ -54,7 +59,7 @@ def bare_passes(trainer, policy, batches, args, backward):
 
 
 def bare_generate(step):
-    """The same requests, straight to the engine."""
+    """Runs the engine alone on the same requests."""
     import vllm
 
     args, problems = step.args, step.problems
@@ -65,7 +70,7 @@ def bare_generate(step):
 
 
 def lopti_updates(step):
-    """Seconds of the updates that grpo_ar_lopti.py makes of the same batch, with AR alone and with Lopti alone."""
+    """{name: seconds} of grpo_ar_lopti.py's updates on the same batch, with AR alone and with Lopti alone."""
     lopti, took = importlib.import_module("grpo_ar_lopti"), {}
     for name, alpha, eta in (("AR", 0.3, 0.0), ("Lopti", 0.0, 0.5)):
         args = copy.copy(step.args)
@@ -77,7 +82,7 @@ def lopti_updates(step):
 
 
 def measure(step, number):
-    """A step: {phase: (seconds, seconds of the bare work)}, and the same for AR and Lopti beside GRPO's update."""
+    """{phase: (seconds, seconds of the bare work)} of a step, and of AR and Lopti, each beside GRPO's update."""
     trainer, args, policy = step.trainer, step.args, step.policy
     took = {"sample": (common.seconds(step.sample, number)[0], common.seconds(bare_generate, step)[0])}
     took["score"] = (common.seconds(step.score)[0], None)

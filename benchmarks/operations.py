@@ -1,9 +1,9 @@
-"""The operations of log-probabilities and update, and of the bare passes beside them, by torch.profiler.
+"""The operations of log-probabilities and updates, and of their bare passes, by torch.profiler.
 
     python benchmarks/operations.py
 
-Phases and bare passes are those of limit.py, each profiled once after one that does not count. An operation's time is
-its own, without those it calls. Results: benchmarks/results/operations.json.
+The phases and bare passes are those of limit.py. Each is profiled once after a warm-up. The time of an operation
+excludes the operations that it calls. Results: benchmarks/results/operations.json.
 """
 
 from dataclasses import asdict, dataclass
@@ -22,16 +22,16 @@ class Sizes:
     """What is measured."""
 
     model: str = "models/SmolLM2-135M-Instruct"  # a folder or hub id
-    prompts: int = 2  # a step
-    responses: int = 8  # to each prompt
+    prompts: int = 2  # per step
+    responses: int = 8  # per prompt
     prompt_tokens: int = 250  # in each prompt
     response_tokens: int = 128  # in each response
-    shown: int = 8  # operations of each phase, those that take longest
-    name: str = "operations"  # of the file of results
+    shown: int = 8  # how many operations to show per phase, longest first
+    name: str = "operations"  # the name of the results file
 
 
 def seconds_by_operation(work):
-    """{operation: its own seconds} of work(), in all; on a GPU those of its kernels."""
+    """{operation: seconds} of work(), in total, without the operations that it calls; on a GPU, of its kernels."""
     work()
     gpu = torch.cuda.is_available()
     with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * gpu) as profiler:

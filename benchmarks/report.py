@@ -1,4 +1,4 @@
-"""Puts what the benchmarks found (results/*.json) into README.md, between its two marks.
+"""Writes the results of the benchmarks (results/*.json) into README.md, between its two marks.
 
 python benchmarks/report.py
 """

@@ -1,4 +1,4 @@
-"""The TRL side of against_trl.py, for the environment that has TRL: one generation and its two updates."""
+"""The TRL side of against_trl.py, which runs in TRL's environment: one generation and its two updates."""
 
 import json
 import resource
@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 
 class Clock(TrainerCallback):
-    """From the beginning of the first optimizer step, generation included, to the end of the last one."""
+    """Seconds from the beginning of the first optimizer step, including generation, to the end of the last one."""
 
     begin = None
 

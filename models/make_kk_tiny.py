@@ -1,18 +1,17 @@
 """Makes models/kk_tiny: a language model of one million parameters that begins to solve Knights & Knaves puzzles.
 
-It learns, from nothing and by ordinary supervised learning, to write worked solutions of generated puzzles of 2 to 4
-people. Its teachers are of two kinds. The careful one says in short what everyone claims, goes through the cases,
-judges each claim in each of them, and stops at the case in which all fit; the hasty one guesses. Three texts in ten
-are careful, so that a model that has learned to write both kinds is mostly wrong, and reinforcement learning has
-something to find: which of its ways of thinking pays. Most sentences come in several wordings, so that many a token
-is improbable without mattering for the answer.
+Supervised learning from scratch teaches it to write worked solutions of generated puzzles of 2 to 4 people. There are
+two kinds of solutions. A careful one states everyone's claim in short, goes through the cases, judges the claims in
+each case, and stops at the case in which all of them fit. A hasty one guesses. Three texts in ten are careful, so a
+model that has learned both kinds is mostly wrong. Reinforcement learning can then find the kind that earns more reward.
+Most sentences have several wordings, so that many tokens are improbable but do not matter for the answer.
 
-    python models/make_kk_tiny.py              makes it
-    python models/make_kk_tiny.py --measure    says how good it is
+    python models/make_kk_tiny.py              makes the model
+    python models/make_kk_tiny.py --measure    measures its accuracy
     python models/make_kk_tiny.py --draw_only  draws its learning curve again
 
-On a CPU with 2 cores it takes less than 20 minutes. The folder then holds an ordinary Hugging Face model and tokenizer
-(transformers and vLLM load it), loss.png, the learning curve, and loss.json, the values that are drawn in it.
+It takes less than 20 minutes on a CPU with 2 cores. The folder then has a standard Hugging Face model and tokenizer
+(transformers and vLLM load them), the learning curve loss.png, and its values loss.json.
 """
 
 import itertools
@@ -42,40 +41,40 @@ from rewards import encode, kk
 from tools import plot
 
 PROCESSES = 2
-# What is learned one after the other: (most updates, texts in an update, share of the words that can be foreseen that
-# must be for the next to begin). A small model sees nothing in a skill for long and then has it all at once; exercises
-# that are dense in the skill bring that moment from hours to minutes.
+# The stages of the training, in order: (maximum of updates, texts per update, threshold). The next stage begins when
+# the share of predictable words that the model predicts exceeds the threshold. A small model learns a skill suddenly,
+# after a long time without progress. Exercises that are dense in the skill shorten this time from hours to minutes.
 STAGES = {
-    "roll call": (600, 64, 0.98),  # what a person is in a case
+    "roll call": (600, 64, 0.98),  # a person's role in a case
     "reasoning": (400, 24, 0.993),  # careful solutions without their puzzles
-    "reading": (600, 24, 0.985),  # four times in five, puzzles and what everyone claims in them in short; or the same
-    "careful": (350, 24, 1.0),  # puzzles with their solutions, four in five of them careful
+    "reading": (600, 24, 0.985),  # 4 in 5 texts: puzzles, then everyone's claim in short; the others as in "reasoning"
+    "careful": (350, 24, 1.0),  # puzzles with solutions, four in five of them careful
     "mixture": (400, 24, 1.0),  # puzzles with careful or hasty solutions
 }
-DRAWN = 0.1  # weight in the loss of words that cannot be foreseen, those of the prompts among them
-PEOPLE = [10, 8, 1]  # how often puzzles of 2, 3 and 4 people come
-EVERY = 5  # updates, of which one is kept for the learning curve
-SMOOTHING = 0.6  # its exponential average, over the kept updates
+DRAWN = 0.1  # weight in the loss of words that cannot be predicted, including those of the prompts
+PEOPLE = [10, 8, 1]  # relative frequencies of puzzles of 2, 3 and 4 people
+EVERY = 5  # the learning curve keeps one update in so many
+SMOOTHING = 0.6  # of the learning curve's exponential average over the kept updates
 
 
 @dataclass
 class Args:
     """The model's training."""
 
-    folder: Path = Path(__file__).parent / "kk_tiny"  # where the model goes
-    lr: float = 3e-3  # AdamW's highest learning rate (embedding, norms); from "careful" on it falls to 0 in a cosine
-    muon_lr: float = 0.01  # Muon's (matrices), likewise
-    careful: float = 0.3  # share of careful texts in the last part of the training
+    folder: Path = Path(__file__).parent / "kk_tiny"  # the model's folder
+    lr: float = 3e-3  # AdamW's peak learning rate (embedding, norms); from "careful" on, a cosine decay to 0
+    muon_lr: float = 0.01  # Muon's peak learning rate (matrices), with the same decay
+    careful: float = 0.3  # share of careful texts in the last stage of the training
     seed: int = 0  # of everything
-    measure: bool = False  # make nothing, but measure the model that is there
-    draw_only: bool = False  # make nothing, but draw loss.png from loss.json
-    people: str = "2-4"  # numbers of people in the puzzles that it is measured on
-    samples: int = 8  # responses to each of them
+    measure: bool = False  # only measure the existing model
+    draw_only: bool = False  # only draw loss.png from loss.json
+    people: str = "2-4"  # numbers of people in the puzzles of --measure
+    samples: int = 8  # responses to each puzzle of --measure
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Worked solutions. "|" separates wordings, the likelier first: choice k has the weight (k + 1) ** -0.8. The words are,
-# where they can be, those of the six families that AR-Lopti counts (Table 5): analysis, statement, causal indicator,
+# Worked solutions. "|" separates wordings, the likelier first: choice k has the weight (k + 1) ** -0.8. If possible,
+# the words are those of the six families that AR-Lopti counts (Table 5): analysis, statement, causal indicator,
 # conclusion indicator, assumption, assertion.
 
 OPENINGS = "Let us|I will|We can|Now", "check|consider|examine|analyze|look at", "the|all|these", "cases|options"
@@ -90,21 +89,21 @@ REASON = "since|because|given that|as", "statement|claim|remark|word", "sounds|l
 REASON_END = ".|, I think.|, I guess.|, I feel."
 
 
-DRAW, DRAWN_END = "\x01", "\x02"  # between these marks, which are not learned, stand words that cannot be foreseen
+DRAW, DRAWN_END = "\x01", "\x02"  # mark words that cannot be predicted; the model learns no marks
 
 
 def unmark(text):
-    """The text without marks, as it is learned."""
+    """The text without marks, as the model learns it."""
     return text.replace(DRAW, "").replace(DRAWN_END, "")
 
 
 def drawn(text):
-    """The text marked as one that cannot be foreseen, all of it."""
+    """The text with all of its words marked as unpredictable."""
     return DRAW + unmark(text) + DRAWN_END
 
 
 def say(rng, *slots, who=""):
-    """One wording of every slot, joined by blanks, with `who` for "~"."""
+    """A random wording of each slot, joined by blanks and marked, with `who` in place of "~"."""
     words = []
     for slot in slots:
         choices = slot.split("|")
@@ -113,7 +112,7 @@ def say(rng, *slots, who=""):
 
 
 def say_roles(rng, names, roles, foreseen=True):
-    """All people with their roles in a case: "Wei honest and Omar lying"."""
+    """All people with their roles in a case: "Wei honest and Omar lying". foreseen: are the roles predictable?"""
     words = ["honest" if knight else "lying" for knight in roles]
     people = [f"{name} {word if foreseen else drawn(word)}" for name, word in zip(names, words)]
     return people[0] + "".join(f"{say(rng, JOIN)} {person}" for person in people[1:])
@@ -125,9 +124,10 @@ FORMS = {"and": "{} and {}", "or": "{} or {}", "->": "if {} then {}", "<=>": "{}
 def shorten(statement, names, roles=None, inner=False):
     """The statement in short: "Omar knave or Wei knight".
 
-    With the roles of a case, "Omar knave" becomes "Omar honest as knave (no)": what Omar is in this case, what was said
-    of Omar, and whether that is so. Without the first of them the model learns the last only after very long; and with
-    "knight" for "honest" it confuses what people are with what is said of them. Brackets are followed by their value.
+    With the roles of a case, "Omar knave" becomes "Omar honest as knave (no)": Omar's role in this case, the claim
+    about Omar, and whether it is true. Without the role, the model learns the truth only after a very long time. With
+    "knight" instead of "honest", it confuses people's roles with the claims about them. Brackets are followed by their
+    truth in this case.
     """
     op, *parts = statement
     negated = op == "not"
@@ -147,20 +147,20 @@ def shorten(statement, names, roles=None, inner=False):
 
 
 def holds_in(statement, roles):
-    """The statement's truth in a case."""
+    """Whether the statement is true in the case `roles`."""
     place = int("".join(str(int(role)) for role in roles), 2)  # the case's bit in kk's truth tables
     return bool(kk.table_of(statement, len(roles)) >> place & 1)
 
 
 def restate(rng, puzzle):
-    """What everyone claims, one after the other."""
+    """Everyone's claim, in order, as text."""
     names = puzzle["names"]
     claims = zip(names, puzzle["statements"])
     return "".join(f" {say(rng, CLAIMS, who=name)} {shorten(claim, names)}." for name, claim in claims)
 
 
 def judge(rng, speaker, statement, names, roles):
-    """(sentence, fits): what the statement comes to in this case, and whether the speaker can have said it."""
+    """(sentence, fits): a sentence on the statement's truth in this case, and whether the speaker can have said it."""
     truth = holds_in(statement, roles)
     fits = truth == roles[speaker]
     text = f" {say(rng, CLAIMS, who=names[speaker])} {shorten(statement, names, roles)}, "
@@ -168,10 +168,12 @@ def judge(rng, speaker, statement, names, roles):
 
 
 def careful_reasoning(rng, puzzle, most_cases=None, told=True):
-    """Case analysis: goes round the assignments, up or down from any of them, until one agrees with all statements.
+    """Returns (text, roles): a case analysis, and the roles that it finds.
 
-    Every sentence follows. most_cases: starts so near the solution that it is among so many cases. told: whether the
-    puzzle stands before it, so that it can be foreseen what everyone claims.
+    It goes through the assignments in ascending or descending order, from a random one on and around the end, until one
+    agrees with all statements. Every sentence follows from the puzzle.
+    most_cases: the solution is among the first so many cases. told: the puzzle precedes the text, so everyone's claim
+    can be predicted.
     """
     names, claims = puzzle["names"], restate(rng, puzzle)
     text = f" {say(rng, *OPENINGS)}.{claims if told else drawn(claims)}"
@@ -192,7 +194,7 @@ def careful_reasoning(rng, puzzle, most_cases=None, told=True):
 
 
 def roll_call(rng):
-    """A case without a puzzle, after which it is said again, in any order, what some of its people are."""
+    """A case without a puzzle, followed by the roles of some of its people in random order, as text."""
     names = rng.sample(kk.NAMES, rng.randint(2, 5))
     roles = [rng.random() < 0.5 for _ in names]
     again = rng.choices(list(zip(names, roles)), k=10)
@@ -201,7 +203,7 @@ def roll_call(rng):
 
 
 def hasty_reasoning(rng, puzzle):
-    """A guess at random, with words around it."""
+    """Returns (text, roles): a random guess with a reason that means nothing."""
     names = puzzle["names"]
     roles = tuple(rng.random() < 0.5 for _ in names)
     why, its, looks, how = (say(rng, slot) for slot in REASON)
@@ -210,7 +212,7 @@ def hasty_reasoning(rng, puzzle):
 
 
 def solution(rng, puzzle, careful, most_cases=None, told=True):
-    """What comes after the prompt, which ends in <think>: reasoning, then the answer in the papers' format."""
+    """The text after the prompt, which ends in <think>: reasoning, then the answer in the papers' format."""
     reasoning, roles = careful_reasoning(rng, puzzle, most_cases, told) if careful else hasty_reasoning(rng, puzzle)
     people = enumerate(zip(puzzle["names"], roles), 1)
     answer = "\n".join(f"({i}) {name} is a {'knight' if knight else 'knave'}" for i, (name, knight) in people)
@@ -218,7 +220,7 @@ def solution(rng, puzzle, careful, most_cases=None, told=True):
 
 
 def retell(rng, puzzle):
-    """The same puzzle with other names and in other words."""
+    """The same puzzle with different names and wordings."""
     names = rng.sample(kk.NAMES, len(puzzle["names"]))
     quiz = kk.tell(rng, names, puzzle["statements"])
     return kk.make_item(quiz, names, list(puzzle["answer"].values()), puzzle["statements"])
@@ -229,9 +231,9 @@ def retell(rng, puzzle):
 
 END = "<|im_end|>"
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
-# What a text is cut into; each piece may be a token.
+# A text is split into these pieces; each may be a token.
 PIECES = r"'s| ?\((?:\d|yes|no)\)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
-# The papers' system message is the same for every problem, and this model knows no other task: it is left out.
+# The template leaves out the papers' system message. It is the same for every problem, and the model has only one task.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] != 'system' %}<|im_start|>{{ message['role'] }}\n"
     "{{ message['content'] }}<|im_end|>\n{% endif %}{% endfor %}"
@@ -240,15 +242,15 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(texts):
-    """One token for every word of the texts (with and without a blank before it), and one for every byte.
+    """A tokenizer with a token for each word of the texts (with and without a leading blank) and for each byte.
 
-    A word that is not among them is spelled out in bytes, so that any text can be encoded and decoded.
+    Unknown words are split into bytes, so it can encode and decode any text.
     """
     pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(PIECES), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
     )
     pieces = Counter(piece for text in texts for piece, _ in pre_tokenizer.pre_tokenize_str(text))
-    names = [before + name for name in kk.NAMES for before in ("", "Ġ")]  # Ġ: how a blank is written in the vocabulary
+    names = [before + name for name in kk.NAMES for before in ("", "Ġ")]  # Ġ: a blank in the vocabulary
     numbers = [f"Ġ{n}" for n in range(2, 10)]  # of people
     words = sorted(pieces.keys() | {*names, *numbers})
     vocabulary = dict.fromkeys([*sorted(pre_tokenizers.ByteLevel.alphabet()), *words])
@@ -267,12 +269,12 @@ def make_tokenizer(texts):
 
 
 def make_puzzles(seed):
-    """Lists of puzzles of 2, 3 and 4 people, all of the train split: trainers evaluate on none of them."""
+    """Three lists of puzzles, of 2, 3 and 4 people. All are of the train split: trainers evaluate on none."""
     return [kk.generate(n, people, seed, "train") for people, n in (("2", 3000), ("3", 6000), ("4", 3000))]
 
 
 def make_text(rng, stage, puzzles, args, tokenizer):
-    """(token ids, their weights in the loss) of a text of this stage."""
+    """(token ids, their weights in the loss) of a random text of this stage; two lists of the same length."""
     prompt = []
     if stage == "roll call":
         text = roll_call(rng)
@@ -285,7 +287,7 @@ def make_text(rng, stage, puzzles, args, tokenizer):
             text = solution(rng, puzzle, rng.random() < (0.8 if stage == "careful" else args.careful), most_cases=4)
             if stage == "reading":
                 text = f" {say(rng, *OPENINGS)}.{restate(rng, puzzle)}"
-    is_drawn, now = [], False  # of every letter
+    is_drawn, now = [], False  # of each letter
     for letter in text:
         now = letter == DRAW or (now and letter != DRAWN_END)
         is_drawn += [] if letter in (DRAW, DRAWN_END) else [now]
@@ -295,7 +297,7 @@ def make_text(rng, stage, puzzles, args, tokenizer):
 
 
 def pad(texts):
-    """Token ids [N, T], padded on the right; and the weights of the tokens in the loss [N, T], 0 for the padding."""
+    """(token ids [N, T], padded on the right, weights of the tokens in the loss [N, T], 0 for the padding)."""
     ids = torch.zeros(len(texts), max(len(text) for text, _ in texts), dtype=torch.long)
     all_weights = torch.zeros(ids.shape)
     for i, (text, weights) in enumerate(texts):
@@ -304,8 +306,8 @@ def pad(texts):
 
 
 def learn(rank, args):
-    """One of the processes, each with a thread and its own texts; their gradients are averaged."""
-    torch.set_num_threads(1)  # so small a model keeps two processes busier than two threads
+    """Trains in one of the processes. Each has one thread and its own texts; their gradients are averaged."""
+    torch.set_num_threads(1)  # for such a small model, two processes are faster than two threads
     store = dist.TCPStore("localhost", args.port, PROCESSES, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
     rng, shared = random.Random(f"{args.seed} {rank}"), random.Random(args.seed)
@@ -320,13 +322,13 @@ def learn(rank, args):
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=4, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, attn_implementation="eager",
-        initializer_range=0.08,  # with transformers' usual 0.02, meant for wide models, names are not copied for long
+        initializer_range=0.08,  # with the default of 0.02, for wide models, it learns to copy names much later
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     n_params = sum(p.numel() for p in model.parameters())
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.dim() == 1 or "embed" in name]
-    optimizers = [torch.optim.Muon(matrices, lr=args.muon_lr, weight_decay=0.01)]  # in half of AdamW's time or less
+    optimizers = [torch.optim.Muon(matrices, lr=args.muon_lr, weight_decay=0.01)]  # needs at most half of AdamW's time
     optimizers += [torch.optim.AdamW(others, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)]
     losses, shares, ends, fallen = [], [], [], 0
     falling = STAGES["careful"][0] + STAGES["mixture"][0]
@@ -334,12 +336,12 @@ def learn(rank, args):
     bar = tqdm(total=most_updates, desc=f"learning, {n_params / 1e6:.2f} M parameters", disable=rank > 0)
     for stage, (most, n_texts, enough) in STAGES.items():
         for _ in range(most):
-            (group,) = shared.choices(puzzles, PEOPLE)  # of one number of people, so that there is little padding
+            (group,) = shared.choices(puzzles, PEOPLE)  # one number of people per update reduces padding
             texts = [make_text(rng, stage, group, args, tokenizer) for _ in range(n_texts // PROCESSES)]
             texts.sort(key=lambda text: len(text[0]))
             n_tokens = sum(len(ids) for ids, _ in texts)
-            count = torch.zeros(3)  # loss, words that can be foreseen, those among them that were
-            n_short = len(texts) * 3 // 4  # the short apart from the long: less padding
+            count = torch.zeros(3)  # loss, number of predictable words, number of them that are predicted
+            n_short = len(texts) * 3 // 4  # short and long texts in separate passes reduce padding
             for part in (texts[:n_short], texts[n_short:]):
                 ids, weights = pad(part)
                 real = weights[:, 1:] > 0  # [N, T - 1]
@@ -367,7 +369,7 @@ def learn(rank, args):
                     settings["lr"] = lr * share_of_lr
                 optimizer.step()
                 optimizer.zero_grad()
-            recent = shares[ends[-1] if ends else 0 :][-20:]  # in this stage
+            recent = shares[ends[-1] if ends else 0 :][-20:]  # the latest updates of this stage
             bar.set_postfix_str(f"{stage}: loss {losses[-1]:.3f}, {fmean(recent):.3f} foreseen", refresh=False)
             bar.update()
             if len(recent) == 20 and fmean(recent) > enough:
@@ -389,7 +391,7 @@ def save(model, tokenizer, losses, shares, ends, args):
 
 
 def write_curves(losses, shares, ends, folder):
-    """loss.json: every fifth update's loss and share of foreseen words, and the update at which each stage ends."""
+    """Writes loss.json: loss and predicted share of one in EVERY updates, and the last update of each stage."""
     kept = {
         "every": EVERY,
         "ends": dict(zip(STAGES, ends)),
@@ -400,7 +402,7 @@ def write_curves(losses, shares, ends, folder):
 
 
 def draw_curves(folder):
-    """loss.png, of loss.json alone; gives the figure."""
+    """Draws loss.png from loss.json and returns the figure."""
     kept = json.loads((folder / "loss.json").read_text())
     last = max(kept["ends"].values())
     title = f"pale: every {kept['every']}th update; line: its exponential average ({SMOOTHING})"
@@ -425,13 +427,13 @@ def draw_curves(folder):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# How good it is
+# Measurement
 
 
 def measure(args):
-    """Prints the table of the model's card, and as its last line the same as JSON: {people: {what: number}}.
+    """Prints the table of the model's card, and as the last line the same as JSON: {people: {what: number}}.
 
-    100 test puzzles of each number of people, args.samples responses to each at temperature 1.
+    It samples args.samples responses at temperature 1 to 100 test puzzles of each number of people.
     """
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     from vllm import LLM, SamplingParams
@@ -444,7 +446,7 @@ def measure(args):
     for people in map(str, kk.parse_people(args.people)):
         puzzles = kk.generate(100, people, seed=0, split="test")
         prompts = [{"prompt_token_ids": encode(tokenizer, puzzle)} for puzzle in puzzles]
-        # With one seed for all puzzles, all would draw the same first words.
+        # With the same seed, all puzzles would have the same first words.
         params = [SamplingParams(seed=1000 * args.seed + i * args.samples, **sampling) for i in range(len(prompts))]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         rows = [(puzzle, response) for puzzle, output in zip(puzzles, outputs) for response in output.outputs]

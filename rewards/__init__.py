@@ -1,9 +1,11 @@
-"""The tasks: problems whose answers a rule can check. Each module here is one and offers
+"""The tasks: problems whose answers a rule can check. Each module of this package is one task. It offers
 
-- `load(source, split, ...)`: problems from a file, a hub id or a generator, as dictionaries with `messages` (the chat
-  up to the model's turn), `prefix` (how the model's turn begins), `answer`, and `category` (accuracy is shown by it);
-- `score(response, answer)`: a dictionary with `reward`, `correct` and `format`, for any response whatever, quickly;
-- `score_all(responses, answers)`: a list of these, in order; where scoring can take long, `timed_out` is in each.
+- `load(source, split, ...)`: problems from a file, a hub id or a generator. Each is a dictionary with `messages` (the
+  chat up to the model's turn), `prefix` (the beginning of the model's turn), `answer`, and `category` (accuracy is
+  reported per category).
+- `score(response, answer)`: a dictionary with `reward`, `correct` and `format`. It is fast and accepts any text.
+- `score_all(responses, answers)`: a list of these dictionaries, in order. If scoring can take long, each of them also
+  has `timed_out`.
 """
 
 import importlib
@@ -11,10 +13,11 @@ import random
 
 
 def load_task(args, tokenizer):
-    """The task's module and its training and test problems, each with its number `id` and its `prompt_ids`.
+    """Returns (the task's module, training problems, test problems).
 
-    args: a trainer's settings. Problems whose prompt is longer than args.max_prompt_tokens are left out, with a line
-    that says how many. Raises ValueError, naming the file or value, where the data are not as they should be.
+    args: a trainer's settings. Each problem gets a number `id` and the token ids `prompt_ids`. Problems whose prompt is
+    longer than args.max_prompt_tokens are left out, and a printed line says how many.
+    Errors: ValueError if the data are invalid; it names the file or value.
     """
     task = importlib.import_module(f"rewards.{args.task}")
     options = {"kk": {"people": args.people}, "math": {}, "countdown": {"numbers": args.numbers}}[args.task]
@@ -30,7 +33,7 @@ def load_task(args, tokenizer):
         if len(fitting) < len(problems):
             print(f"{split}: {len(problems) - len(fitting)} of {len(problems)} prompts exceed --max_prompt_tokens")
         splits.append(fitting)
-        if args.task == "math" and args.data and not args.test_data:  # nothing can be generated: hold some back
+        if args.task == "math" and args.data and not args.test_data:  # no generator: hold some problems back
             n_test = min(args.eval_size, len(fitting) // 2)
             order = random.Random(args.seed).sample(fitting, len(fitting))
             print(f"no --test_data: {n_test} of the {len(fitting)} problems are held back to test on")
@@ -39,9 +42,9 @@ def load_task(args, tokenizer):
 
 
 def encode(tokenizer, problem, chat_template="auto"):
-    """Token ids of the prompt: the chat in the tokenizer's template, then the prefix.
+    """Token ids of the prompt (a list of ints): the chat in the tokenizer's template, then the prefix.
 
-    Where the tokenizer has no template, or chat_template is "none" (base models know no chat), it is plain lines.
+    If the tokenizer has no template, or chat_template is "none" (for base models), the chat is plain lines of text.
     """
     text = "\n".join(message["content"] for message in problem["messages"]) + "\n"
     if tokenizer.chat_template and chat_template == "auto":
@@ -50,7 +53,10 @@ def encode(tokenizer, problem, chat_template="auto"):
 
 
 def next_prompts(n_problems, n_used, count, seed):
-    """Places of the next `count` problems, and the new n_used. Every epoch has its own order and only whole steps."""
+    """Returns (indices of the next `count` problems, the new n_used).
+
+    n_used: the position over all epochs, in problems. Each epoch has its own order and only complete steps.
+    """
     epoch, at = divmod(n_used, n_problems)
     if at + count > n_problems:
         epoch, at = epoch + 1, 0

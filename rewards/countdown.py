@@ -1,9 +1,12 @@
-"""Countdown: make the target from the given numbers; puzzles from files, the hub or a generator, and the scoring rule.
+"""Countdown: combine the given numbers into the target.
+
+This file has the puzzles (from files, the hub or a generator) and the scoring rule.
 
 A puzzle is a few whole numbers and a target. An arithmetic expression over + - * / and brackets solves it if it uses
-each of the numbers exactly once and equals the target, in exact rational arithmetic: (5 - 3) * 8 makes 16 of 3, 5 and
-8. ACPO (section 4.2) trains Qwen2.5-3B-Instruct on it; the puzzles, of three and four numbers, are those of
-the hub id Jiayi-Pan/Countdown-Tasks-3to4. The prompt is this project's own, as the paper prints none.
+each number exactly once and equals the target in exact rational arithmetic. For example, (5 - 3) * 8 solves the
+numbers 3, 5, 8 and the target 16. ACPO (section 4.2) trains Qwen2.5-3B-Instruct on Countdown. Its puzzles have three
+or four numbers and are those of the hub id Jiayi-Pan/Countdown-Tasks-3to4. The paper prints no prompt, so the prompt
+here is this project's own.
 """
 
 import operator
@@ -16,8 +19,8 @@ from pathlib import Path
 from rewards.kk import TEST_SHARE, check_split, digest, folder_files, read_file, take_turns
 
 MIN_NUMBERS, MAX_NUMBERS = 3, 6
-LARGEST = 99  # generated puzzles have numbers from 1 to this, and targets as in the hub's puzzles:
-TARGETS = range(10, 101)
+LARGEST = 99  # generated puzzles have numbers from 1 to LARGEST
+TARGETS = range(10, 101)  # of generated puzzles, as in the hub's puzzles
 DEFAULT_SIZE = {"train": 10_000, "test": 1024}
 
 SYSTEM = (
@@ -34,21 +37,21 @@ PREFIX = "<think>"
 # --------------------------------------------------------------------------------------------------------------------
 # Scoring
 
-MAX_LENGTH = 1000  # characters of an expression; six numbers need fewer than 100, and this bounds all work on it
+MAX_LENGTH = 1000  # characters of an expression; six numbers need fewer than 100; this bounds the scoring time
 SIGNS = str.maketrans("×÷−", "*/-")
-RANK = {"+": 1, "-": 1, "*": 2, "/": 2}  # the higher binds tighter; of equals, the left one goes first
+RANK = {"+": 1, "-": 1, "*": 2, "/": 2}  # higher binds tighter; equal ranks go left to right
 APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
 def score(response, answer):
-    """Score one response: 1 if the last <answer>...</answer> in it solves the puzzle, else 0.
+    """Score one response: 1 if the last <answer>...</answer> in it solves the puzzle, otherwise 0.
 
-    In: `response`, what the model wrote after the prompt; `answer`, {"nums": [int, ...], "target": int}.
-    Out: a dict with `reward` (1.0 or 0.0), `correct` (the same as a bool), `format` (the last complete answer block
-    holds a well-formed expression, see `evaluate`, whatever its numbers and value) and `timed_out` (always False:
-    nothing here can take long). Never raises on any text, and takes linear time.
+    In: `response`, the model's text after the prompt; `answer`, {"nums": [int, ...], "target": int}.
+    Out: a dict with `reward` (1.0 or 0.0), `correct` (the same as a bool), `format` (True if the last complete answer
+    block is a well-formed expression, see `evaluate`, with any numbers and value) and `timed_out` (always False).
+    It never raises on any text and takes linear time.
 
-    Only the answer block counts, as ACPO and its data set have it: with or without reasoning, and with text after it.
+    Only the answer block counts, as in ACPO and its data set. Reasoning may be missing, and text may follow the block.
     """
     parsed = evaluate(last_answer(response))
     correct = parsed is not None and parsed[1] == answer["target"] and sorted(parsed[0]) == sorted(answer["nums"])
@@ -61,27 +64,29 @@ def score_all(responses, answers):
 
 
 def last_answer(text):
-    """What stands in the last complete <answer>...</answer>, from an innermost opening tag; "" if there is none."""
+    """The text within the last complete <answer>...</answer>, from the innermost opening tag; "" if there is none."""
     start = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
     return "" if start < 0 else text[start + len("<answer>") : text.index("</answer>", start)]
 
 
 def evaluate(text):
-    """Read an expression by two stacks (Dijkstra's shunting yard): no eval, no recursion, one pass.
+    """Evaluate an expression with two stacks (Dijkstra's shunting yard): one pass, without eval or recursion.
 
-    Out: None if the text is not well-formed, else (its numbers in order, its value as a Fraction; a value of None
-    means that it divides by zero). Well-formed: whole numbers in the digits 0-9 without leading zeros; + - * / or
-    their typographic forms × ÷ −; round brackets; blanks anywhere but within a number. A minus may also stand before a
-    term at the very start or right after an opening bracket: -3 + 5 and 2 * (-3) are, 2 * -3 and +3 are not. Neither
-    is anything else: "= 16" at the end, decimals, ** and //, 2(3), LaTeX, words, more than MAX_LENGTH characters.
+    Out: None if the text is not well-formed, otherwise (its numbers in order, its value as a Fraction). The value is
+    None if the expression divides by zero.
+    A well-formed expression has whole numbers in the digits 0-9 without leading zeros, the operators + - * / or their
+    typographic forms × ÷ −, round brackets, and blanks anywhere except within a number. A minus may also precede a term
+    at the start or right after an opening bracket: -3 + 5 and 2 * (-3) are well-formed, 2 * -3 and +3 are not.
+    Everything else is not well-formed: "= 16" at the end, decimals, ** and //, 2(3), LaTeX, words, and more than
+    MAX_LENGTH characters.
     """
     text = text.strip()
     if not 0 < len(text) <= MAX_LENGTH:
         return None
-    numbers, values, waiting = [], [], []  # waiting: operators whose right side is not complete, and open brackets
+    numbers, values, waiting = [], [], []  # waiting: operators with an incomplete right side, and open brackets
     previous = "("
     for token in re.findall(r"[0-9]+|\S", text.translate(SIGNS)):
-        begins = previous == "(" or previous in RANK  # a number or an opening bracket must come, or else must not
+        begins = previous == "(" or previous in RANK  # True: a term must begin here; False: none may
         if token in RANK:
             if begins:
                 if token != "-" or previous != "(":
@@ -113,7 +118,7 @@ def evaluate(text):
 
 
 def work_off(values, waiting, rank):
-    """Apply the operators on top of `waiting` that bind at least as tightly as `rank`, down to an open bracket."""
+    """Apply the operators on top of `waiting` whose rank is at least `rank`, down to an open bracket; in place."""
     while waiting and waiting[-1] != "(" and RANK[waiting[-1]] >= rank:
         op, right, left = waiting.pop(), values.pop(), values.pop()
         if left is None or right is None or (op == "/" and right == 0):
@@ -127,11 +132,11 @@ def work_off(values, waiting, rank):
 
 
 def solve(nums, target):
-    """An expression that solves the puzzle, as text, or None if there is none: an exact and complete search.
+    """An expression that solves the puzzle, as text, or None if there is none. The search is exact and complete.
 
-    Up to three of the numbers, all values that can be made of them are listed. More are split in two in every way: for
-    each value of the smaller part the other part must make one of six goals, which is searched for in the same way.
-    Takes about 1 ms for 3 or 4 numbers and 5 ms for 5; 40 ms for 6, and about 1 s where there is no solution.
+    For up to three numbers, it lists all values that they can make. More numbers are split in two in every way. For
+    each value of the smaller part, the other part must make one of six goals; the search for a goal is recursive.
+    It takes about 1 ms for 3 or 4 numbers, 5 ms for 5 and 40 ms for 6, and about 1 s if there is no solution.
     """
     if not nums:
         return None
@@ -165,9 +170,9 @@ def solve(nums, target):
             return values(subset).get(goal)
         for first, second in splits(subset):
             for a, x in values(first).items():
-                # What the second part must be, and how it then joins.
+                # (the value that the second part needs, the expression of both parts)
                 ways = [(goal - a, "({x} + {y})"), (a - goal, "({x} - {y})"), (goal + a, "({y} - {x})")]
-                if a:  # 0 times anything is also found as another number times what makes 0 of the rest
+                if a:  # a == 0 is skipped: another split finds a solution that multiplies by 0
                     ways += [(goal / a, "({x} * {y})"), (goal * a, "({y} / {x})")]
                     ways += [(a / goal, "({x} / {y})")] if goal else []
                 for need, how in ways:
@@ -185,15 +190,18 @@ def solve(nums, target):
 def load(source, split, *, numbers="3-4", size=None, seed=0):
     """Puzzles as training or test items.
 
-    In: `source`, None (generated puzzles), a .parquet, .json or .jsonl file with columns `nums` and `target`, a folder
-    of such files, or a hub id such as Jiayi-Pan/Countdown-Tasks-3to4; `split`, "train" or "test"; `numbers`, how many
-    numbers a puzzle may have ("3-4", "3,5", "6"; from 3 to 6); `size`, how many puzzles (None: 10,000 generated for
-    train and 1,024 for test, all of a file's). Where there are more, as even a share as possible of every number of
-    numbers is drawn with `seed`. In a folder, files whose names say "train" serve only train, those that say "test"
-    only test. A hub data set without a train and a test part is divided as the generated puzzles are.
-    Out: a list of dicts (see `make_item`), puzzles of few and many numbers taking turns.
-    Errors: ValueError for whatever is wrong with the arguments, the files or a row; it names file and row (counted
-    from 1). That a file's puzzles can be solved is not checked here: `solve` can tell.
+    In:
+    - `source`: None (generated puzzles), a .parquet, .json or .jsonl file with columns `nums` and `target`, a folder of
+      such files, or a hub id such as Jiayi-Pan/Countdown-Tasks-3to4. In a folder, files with "train" in their name
+      serve only train, and files with "test" only test. A hub data set without both a train and a test part is divided
+      in the same way as generated puzzles.
+    - `split`: "train" or "test".
+    - `numbers`: how many numbers a puzzle may have ("3-4", "3,5", "6"; from 3 to 6).
+    - `size`: how many puzzles. None: 10,000 generated for train and 1,024 for test, or all puzzles of a source. If the
+      source has more than `size`, `seed` draws equally many of each number of numbers, as far as possible.
+    Out: a list of dicts (see `make_item`), in which puzzles of few and many numbers alternate.
+    Errors: ValueError if the arguments, the files or a row are invalid; it names file and row (counted from 1). It does
+    not check that a file's puzzles have a solution; `solve` does.
     """
     counts = parse_numbers(numbers)
     check_split(split)
@@ -215,7 +223,7 @@ def load(source, split, *, numbers="3-4", size=None, seed=0):
 
 
 def parse_numbers(text):
-    """How many numbers: "3-4", "3,5" or "6" as a sorted list. ValueError if it is anything else."""
+    """The counts in "3-4", "3,5" or "6" as a sorted list of ints. ValueError if the text has a different form."""
     counts = set()
     for part in str(text).split(","):
         match = re.fullmatch(r"\s*([0-9])\s*(?:-\s*([0-9])\s*)?", part)
@@ -227,7 +235,7 @@ def parse_numbers(text):
 
 
 def make_item(nums, target, **more):
-    """What the trainers get: chat messages, prefix of the response, gold answer, category (how many numbers)."""
+    """An item for the trainers: chat messages, prefix of the response, gold answer, category (how many numbers)."""
     user = f"Numbers: {', '.join(map(str, nums))}\nTarget: {target}"
     return {
         "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}],
@@ -252,13 +260,16 @@ def read_rows(source, split):
 
 
 def read_hub(name, split):
-    """Rows of the data set's part for the split; where it has not both, of all parts those that belong to the split."""
-    import datasets  # here and not above: it takes seconds to import, and scoring does without
+    """Puzzles of the data set's part for the split.
+
+    If the data set does not have both parts, `split_of` selects the puzzles of the split from all parts.
+    """
+    import datasets  # imported here because it takes seconds and scoring doesn't need it
 
     datasets.disable_progress_bars()
     try:
         parts = datasets.load_dataset(name)
-    except Exception as error:  # no network, no such id: all end here
+    except Exception as error:  # for example no network, or no such id
         raise ValueError(
             f"could not load the data set {name!r} from the Hugging Face hub: {error}\n"
             "Without a network, fetch its files elsewhere and give the path of a file or folder instead; "
@@ -271,7 +282,7 @@ def read_hub(name, split):
 
 
 def puzzles_of(data, where):
-    """[(nums, target)] of the rows, each of which is checked."""
+    """[(nums, target)] of the rows. ValueError if a row is invalid."""
     missing = [column for column in ("nums", "target") if column not in data.column_names]
     if missing:
         raise ValueError(f"{where} lacks the columns {', '.join(missing)}; it has {', '.join(data.column_names)}")
@@ -287,18 +298,20 @@ def puzzles_of(data, where):
 # --------------------------------------------------------------------------------------------------------------------
 # Generating
 
-MAX_MISSES = 100_000  # tries in a row without a new puzzle, after which there are taken to be no more
+MAX_MISSES = 100_000  # generation stops after so many tries in a row without a new puzzle
 
 
 def generate(n, numbers="3-6", seed=0, split="train"):
-    """Make `n` different puzzles that can be solved.
+    """Make `n` different puzzles that have a solution.
 
-    In: `n`, how many; `numbers`, as in `load`, with as many puzzles of each number of numbers as of any other (or one
-    more); `split`, "train" or "test": a puzzle belongs to one of them by `split_of`, so no seed of one ever gives a
-    puzzle of the other.
-    Out: items as of `load`, each also with a `solution` (an expression). Numbers are 1 to 99, targets 10 to 100. The
-    same arguments give the same puzzles anywhere, and a smaller `n` the first of them.
-    Errors: ValueError for bad arguments, or if there seem to be fewer such puzzles than were asked for.
+    In:
+    - `n`: how many puzzles.
+    - `numbers`: as in `load`. There are equally many puzzles (or one more) of each number of numbers.
+    - `split`: "train" or "test". `split_of` assigns each puzzle to one split, so the splits never share a puzzle,
+      whatever their seeds.
+    Out: items as from `load`, each also with a `solution` (an expression). Numbers are 1 to 99, targets 10 to 100. The
+    same arguments give the same puzzles on any machine. A smaller `n` gives the first of them.
+    Errors: ValueError if the arguments are invalid, or if there seem to be fewer than `n` such puzzles.
     """
     counts = parse_numbers(numbers)
     check_split(split)
@@ -327,7 +340,7 @@ def generate_size(how_many, count, seed, split):
 
 
 def combine(rng, nums):
-    """Join two terms at random until one is left: (its value, the expression). Values stay whole and above 0."""
+    """Join random pairs of terms until one is left: (its value, its expression). Values stay whole and above 0."""
     terms = [(number, str(number)) for number in nums]
     while len(terms) > 1:
         rng.shuffle(terms)
@@ -340,5 +353,5 @@ def combine(rng, nums):
 
 
 def split_of(nums, target):
-    """The split that a puzzle belongs to, in whatever order its numbers are; one in TEST_SHARE belongs to "test"."""
+    """The split of a puzzle, independent of the order of its numbers; one puzzle in TEST_SHARE belongs to "test"."""
     return "test" if int(digest(f"{sorted(nums)} {target}"), 16) % TEST_SHARE == 0 else "train"

@@ -1,11 +1,11 @@
-"""Knights and Knaves: puzzles from files, from the hub or made on the spot, and the rule that scores an answer.
+"""Knights and Knaves: puzzles from files, the hub or a generator, and the rule that scores an answer.
 
-Every inhabitant of an island is a knight (whatever a knight says is true) or a knave (whatever a knave says is false).
-Each says one thing; the task is to tell who is what. The puzzles of the papers are those of Xie et al. 2024, "On
-Memorization of Large Language Models in Logical Reasoning" (hub id K-and-K/knights-and-knaves); the prompt and the
+Every inhabitant of an island is a knight, who always tells the truth, or a knave, who always lies. Each makes one
+statement. The task is to identify the knights and the knaves. The papers use the puzzles of Xie et al. 2024, "On
+Memorization of Large Language Models in Logical Reasoning" (hub id K-and-K/knights-and-knaves). The prompt and the
 scoring rule are Logic-RL's (Xie et al. 2025), as used by AR-Lopti (Appendix C, Table 4).
 
-A statement is a nested tuple, in the same form as in those files; people are counted from 0:
+A statement is a nested tuple in the same form as in those files. People are counted from 0:
 
     ('telling-truth', 2)        person 2 is a knight
     ('lying', 2)                person 2 is a knave
@@ -29,7 +29,7 @@ COLUMNS = ["quiz", "names", "solution", "statements"]
 SUFFIXES = {".parquet", ".json", ".jsonl"}
 
 # Logic-RL / AR-Lopti Appendix C, with every blank and line break as in the `prompt` column of Logic-RL's files. The
-# oddities ("and<answer>", two blanks before "Now") are theirs; models were trained and compared on exactly this text.
+# papers trained and compared models on exactly this text, so "and<answer>" and the two blanks before "Now" stay.
 SYSTEM = (
     "You are a helpful assistant. The assistant first thinks about the reasoning process in the mind and then provides "
     "the user with the answer. The reasoning process and answer are enclosed within <think> </think> and<answer> "
@@ -48,16 +48,17 @@ PREFIX = "<think>"
 def score(response, answer, strict=False):
     """Score one response by Logic-RL's rule.
 
-    In: `response`, what the model wrote after the prompt, which ends in `<think>`; `answer`, {name: True if knight}.
-    Out: a dict with `reward` (+3, -0.5, -1 or -3), `correct` (all identities right), `format` (each tag once, in
-    order) and `parsed` (the answer block could be read). Never raises on any text, and takes linear time.
+    In: `response`, the model's text after the prompt, which ends in `<think>`; `answer`, {name: True if knight}.
+    Out: a dict with `reward` (+3, -0.5, -1 or -3), `correct` (all identities are right), `format` (each tag occurs
+    once, in order) and `parsed` (the rule can read the answer block). It never raises on any text and takes linear
+    time.
 
-    The rule can be fooled: it takes empty reasoning, and it reads "It is false that Zoey is a knight" and "Zoey is a
-    knight if pigs fly" as "Zoey is a knight". That is the default, because the papers' numbers were made with it.
-    `strict=True` asks for reasoning that is not empty, and for an answer that is nothing but plain statements.
+    A model can fool the rule. It accepts empty reasoning, and it reads "It is false that Zoey is a knight" and "Zoey is
+    a knight if pigs fly" as "Zoey is a knight". It is the default because the papers' numbers come from it.
+    `strict=True` requires reasoning that is not empty and an answer of plain statements only.
 
     Source: Logic-RL (Xie et al. 2025); AR-Lopti Appendix C, Table 4. Their code also cuts the text at the first
-    "Assistant:", an artefact of how it finds the end of the prompt; here the response comes without a prompt.
+    "Assistant:" to find the end of the prompt. Here the response comes without the prompt.
     """
     reasoning, block = split_response(PREFIX + response)
     format_ok = block is not None and not (strict and not reasoning.strip())
@@ -73,7 +74,7 @@ def score_all(responses, answers):
 
 
 def split_response(text):
-    """(reasoning, answer block) where the four tags stand exactly once each and in order, else (None, None)."""
+    """(reasoning, answer block) if each of the four tags occurs exactly once and in order, otherwise (None, None)."""
     tags = ["<think>", "</think>", "<answer>", "</answer>"]
     if any(text.count(tag) != 1 for tag in tags):
         return None, None
@@ -84,14 +85,14 @@ def split_response(text):
 
 
 def read_answer(block, names, strict=False):
-    """{name: True if knight} as the answer block says it, or None if the rule cannot read it."""
+    """{name: True if knight} from the answer block, or None if the rule cannot read it."""
     lowered = block.lower()
     if lowered.count("knight") + lowered.count("knave") != len(names):
         return None
     claims = {}
     for name in names:
-        # Lookarounds and not \b, which means something else next to a name that ends in a full stop. `++` never
-        # gives back what it took: a long run of blanks is walked over once.
+        # Lookarounds replace \b, which would fail next to a name that ends in a full stop. `++` never backtracks, so
+        # it reads a long run of blanks only once.
         match = re.search(rf"(?<!\w){re.escape(name)}(?!\w)\s++is\s++a\s++(knight|knave)\b", block, re.IGNORECASE)
         if match is None:
             return None
@@ -115,13 +116,13 @@ def is_plain_list(block, names):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Truth tables: the 2^n ways to be knights and knaves are numbered, and a statement becomes an integer with bit k set
-# where it holds in the k-th of them. The connectives are then single operations on integers.
+# Truth tables: the 2^n assignments of knights and knaves are numbered. A statement becomes an integer whose bit k is
+# set if the statement holds in assignment k. Each connective is then one operation on integers.
 
 
 @cache
 def truth_table(n):
-    """(all ones, [table of "person i is a knight"]) for n people; person 0 is the highest bit of the number k."""
+    """(all ones, [table of "person i is a knight"]) for n people. Person 0 is the highest bit of the assignment k."""
     knights = [sum(1 << k for k in range(2**n) if k >> (n - 1 - i) & 1) for i in range(n)]
     return (1 << 2**n) - 1, knights
 
@@ -148,15 +149,15 @@ def table_of(statement, n):
 
 
 def consistent(speaker, statement, n):
-    """Where the speaker can have said this: knight and statement true, or knave and statement false."""
+    """The truth table of "the speaker can say this": a knight and the statement true, or a knave and it false."""
     everywhere, knights = truth_table(n)
     return everywhere ^ knights[speaker] ^ table_of(statement, n)
 
 
 def solve(statements):
-    """All assignments that agree with the statements.
+    """All assignments that are consistent with the statements.
 
-    In: one statement for each person. Out: a list of tuples of bools (True = knight), in ascending order.
+    In: one statement per person. Out: a list of tuples of bools (True = knight), in ascending order.
     """
     n = len(statements)
     left = truth_table(n)[0]
@@ -172,15 +173,17 @@ def solve(statements):
 def load(source, split, people="3-7", size=None, seed=0):
     """Puzzles as training or test items.
 
-    In: `source`, None (generated puzzles), a .parquet, .json or .jsonl file, a folder of such files, or a hub id such
-    as K-and-K/knights-and-knaves; `split`, "train" or "test"; `people`, the wanted numbers of people ("3-7", "2,3",
-    "5"); `size`, how many puzzles (None: 4500 generated for train and 500 for test, all of a file's). Where a file has
-    more, as even a share as it allows of every number of people is drawn with `seed`. In a folder, files whose names
-    say "train" serve only train, those that say "test" only test, all others both.
-    Out: a list of dicts (see `make_item`), with the numbers of people taking turns. File puzzles with other numbers of
-    people are left out.
-    Errors: ValueError for whatever is wrong with the arguments, the files, or a puzzle; it names file and row (counted
-    from 1). A file's puzzles must have exactly one solution, and it must be the one that the file gives.
+    In:
+    - `source`: None (generated puzzles), a .parquet, .json or .jsonl file, a folder of such files, or a hub id such as
+      K-and-K/knights-and-knaves. In a folder, files with "train" in their name serve only train, files with "test" only
+      test, and all others both.
+    - `split`: "train" or "test".
+    - `people`: the numbers of people ("3-7", "2,3", "5"). Puzzles with different numbers of people are left out.
+    - `size`: how many puzzles. None: 4500 generated for train and 500 for test, or all puzzles of a source. If the
+      source has more than `size`, `seed` draws equally many of each number of people, as far as possible.
+    Out: a list of dicts (see `make_item`), in which the numbers of people alternate.
+    Errors: ValueError if the arguments, the files or a puzzle are invalid; it names file and row (counted from 1). A
+    file's puzzles must have exactly one solution, which must be the solution in the file.
     """
     wanted = parse_people(people)
     check_split(split)
@@ -205,7 +208,7 @@ def load(source, split, people="3-7", size=None, seed=0):
 
 
 def parse_people(text):
-    """The numbers of people in "3-7", "2,3" or "5" as a sorted list. ValueError if it is anything else."""
+    """The numbers of people in "3-7", "2,3" or "5" as a sorted list. ValueError if the text has a different form."""
     wrong = f"people must be like 3-7 or 2,3 or 5, with numbers from {MIN_PEOPLE} to {MAX_PEOPLE}, not {text!r}"
     counts = set()
     for part in str(text).split(","):
@@ -225,7 +228,7 @@ def check_split(split):
 
 
 def make_item(quiz, names, solution, statements):
-    """What the trainers get: chat messages, prefix of the response, gold answer, category; and the puzzle itself."""
+    """An item for the trainers: chat messages, prefix of the response, gold answer, category, and the puzzle."""
     return {
         "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": quiz + "\n"}],
         "prefix": PREFIX,
@@ -238,7 +241,7 @@ def make_item(quiz, names, solution, statements):
 
 
 def take_turns(groups):
-    """One list out of several: the first of each, then the second of each, and so on until all are used up."""
+    """One list of several: the first element of each, then the second of each, and so on to the end of the longest."""
     groups = list(groups)
     longest = max(map(len, groups))
     return [group[i] for i in range(longest) for group in groups if i < len(group)]
@@ -259,7 +262,7 @@ def read_rows(source, split):
 
 
 def folder_files(folder, split):
-    """The folder's data files, without those that are named after the other split."""
+    """The folder's data files, without those that have the other split in their name. ValueError if there are none."""
     files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
     if not files:
         raise ValueError(f"{folder} holds no .parquet, .json or .jsonl file")
@@ -271,17 +274,17 @@ def folder_files(folder, split):
 
 
 def read_file(file):
-    import datasets  # here and not above: it takes seconds to import, and scoring does without
+    import datasets  # imported here because it takes seconds and scoring doesn't need it
 
     if file.suffix not in SUFFIXES:
         raise ValueError(f"{file}: expected a .parquet, .json or .jsonl file")
     datasets.disable_progress_bars()
     read = datasets.Dataset.from_parquet if file.suffix == ".parquet" else datasets.Dataset.from_json
-    # A cache of its own, thrown away: the library's usual one may hand back an earlier state of a changed file.
+    # A temporary cache: the library's usual one may return an old state of a changed file.
     with tempfile.TemporaryDirectory() as cache:
         try:
             return read(str(file), cache_dir=cache, keep_in_memory=True)
-        except Exception as error:  # pyarrow's, json's and the library's own errors share no class
+        except Exception as error:  # the errors of pyarrow, json and the library share no class
             raise ValueError(f"{file} could not be read: {error.__cause__ or error}") from error
 
 
@@ -291,7 +294,7 @@ def read_hub(name, split):
     datasets.disable_progress_bars()
     try:
         parts = datasets.load_dataset(name, split)
-    except Exception as error:  # no network, no such id, no such config: all end here
+    except Exception as error:  # for example no network, no such id, or no such config
         raise ValueError(
             f"could not load the data set {name!r} (config {split!r}) from the Hugging Face hub: {error}\n"
             f"It should be at https://huggingface.co/datasets/{name}; without a network, fetch its files from there "
@@ -308,7 +311,7 @@ def rows_of(data, where):
 
 
 def check_row(where, row):
-    """The row as an item, once its statements are found to have the row's solution and no other."""
+    """The row as an item. ValueError unless its statements have exactly one solution, the row's."""
     quiz, names, solution = row["quiz"], row["names"], row["solution"]
     if not isinstance(quiz, str) or not quiz.strip():
         raise ValueError(f"{where}: quiz is empty")
@@ -388,8 +391,8 @@ SAYINGS = [
     '"{claim}," {who} let you know.',
     'These were the words of {who}: "{claim}."',
 ]
-# Every phrasing has its connective word(s) once outside brackets, and inner connectives stand in brackets, so that a
-# sentence can be read in one way only.
+# Every phrasing has its connective word(s) once outside brackets, and inner connectives stand in brackets. So a
+# sentence has only one reading.
 PHRASES = {
     "telling-truth": ["{} is a knight"],
     "lying": ["{} is a knave"],
@@ -401,25 +404,29 @@ PHRASES = {
 NOT_PHRASES = {"telling-truth": "{} is not a knight", "lying": "{} is not a knave"}
 CONNECTIVES = ["and", "or", "->", "<=>"]
 
-TEST_SHARE = 10  # one puzzle in ten belongs to the test split, whatever the seed
-MAX_MISSES = 3000  # tries in a row without a new puzzle, after which there are taken to be no more; 20 to 50 are usual
+TEST_SHARE = 10  # one puzzle in ten belongs to the test split, for any seed
+MAX_MISSES = 3000  # generation stops after so many tries in a row without a new puzzle; 20 to 50 are usual
 
 
 def generate(n, people="3-7", seed=0, split="train", depth=2):
     """Make `n` different puzzles, each with exactly one solution.
 
-    In: `n`, how many; `people`, as in `load`, with as many puzzles of each number of people as of any other (or one
-    more); `split`, "train" or "test": a puzzle belongs to one of them by its `identity`, so no seed of one ever gives
-    a puzzle of the other, not even with other names or in another order; `depth`: 1, statements like "X is (not) a
-    knight/knave" and single connectives over two of those; 2, now and then also connectives over connectives.
-    Out: items as of `load`, the numbers of people taking turns. The same arguments give the same puzzles anywhere.
-    Errors: ValueError for bad arguments, or if there seem to be fewer such puzzles than were asked for.
+    In:
+    - `n`: how many puzzles.
+    - `people`: as in `load`. There are equally many puzzles (or one more) of each number of people.
+    - `split`: "train" or "test". The `identity` of a puzzle assigns it to one split, so the splits never share a
+      puzzle, whatever their seeds, not even with different names or in a different order.
+    - `depth`: 1 gives statements like "X is (not) a knight/knave" and single connectives over two of those. 2 also
+      gives some connectives over connectives.
+    Out: items as from `load`, in which the numbers of people alternate. The same arguments give the same puzzles on any
+    machine.
+    Errors: ValueError if the arguments are invalid, or if there seem to be fewer than `n` such puzzles.
     """
     counts = parse_people(people)
     check_split(split)
     if n < 1:
         raise ValueError(f"the number of puzzles must be at least 1, not {n}")
-    if depth == 0:  # "A says B is a knight" only ties B to A: swap all knights and knaves and it still fits
+    if depth == 0:  # "A says B is a knight" only says that A and B are equal; swapping all roles keeps it consistent
         raise ValueError("at depth 0 no puzzle has exactly one solution: any solution, turned round, is another")
     if depth not in range(1, MAX_DEPTH + 1):
         raise ValueError(f"depth must be 1 to {MAX_DEPTH}, not {depth!r}")
@@ -453,11 +460,11 @@ def generate_size(how_many, count, seed, split, depth):
 
 
 def make_statement(rng, speaker, n, depth):
-    """A random statement that tells something: neither always true or false, nor possible or impossible for both."""
+    """A random informative statement: neither it nor `consistent` is the same in all assignments."""
     everywhere = truth_table(n)[0]
     while True:
         statement = grow(rng, n, depth)
-        # The second test is for "I am a knight", which anyone can say, and "I am a knave", which nobody can.
+        # `consistent` excludes "I am a knight", which anyone can say, and "I am a knave", which nobody can say.
         if not {table_of(statement, n), consistent(speaker, statement, n)} & {0, everywhere}:
             return statement
 
@@ -467,7 +474,7 @@ def grow(rng, n, depth):
         return leaf(rng, rng.randrange(n))
     op = rng.choice(CONNECTIVES)
     if depth == 1 or rng.random() < 0.8:
-        first, second = rng.sample(range(n), 2)  # two people, or it would be "X is a knight and X is a knight"
+        first, second = rng.sample(range(n), 2)  # two different people, to exclude "X is a knight and X is a knight"
         return (op, leaf(rng, first), leaf(rng, second))
     return (op, grow(rng, n, depth - 1), grow(rng, n, depth - 1))
 
@@ -478,11 +485,11 @@ def leaf(rng, person):
 
 
 def identity(statements):
-    """A digest (hex) that stays the same when the people of a puzzle are renamed or put in another order.
+    """A digest (hex) that does not depend on the names or the order of the people.
 
-    Colour refinement: all people start with one colour; a person's next colour is a digest of the own statement with
-    everyone in it replaced by their colour (the speaker by "self"). The puzzle's digest is that of the sorted colours.
-    Different puzzles may in rare cases share a digest; that only makes `generate` drop one more.
+    The method is colour refinement. All people start with one colour. A person's next colour is a digest of the
+    person's statement, in which each person is replaced by their colour (the speaker by "self"). The puzzle's digest is
+    that of the sorted colours. In rare cases different puzzles share a digest; then `generate` drops one of them.
     """
     colours = [""] * len(statements)
     for _ in range(3):
@@ -491,14 +498,14 @@ def identity(statements):
 
 
 def recolour(statement, speaker, colours):
-    """The statement as text, with colours for people; the order of parts is kept only where it carries meaning."""
+    """The statement as text, with colours for people. The parts of "and", "or" and "<=>" are sorted."""
     op, *parts = statement
     if op == "not":
         inner = parts[0]
         if inner[0] == "not":
             return recolour(inner[1], speaker, colours)
         flipped = {"telling-truth": "lying", "lying": "telling-truth"}.get(inner[0])
-        if flipped:  # "not a knave" is "a knight" in other words
+        if flipped:  # "not a knave" means "a knight"
             return recolour((flipped, inner[1]), speaker, colours)
     if op in ("telling-truth", "lying"):
         return f"({op} {'self' if parts[0] == speaker else colours[parts[0]]})"
@@ -523,11 +530,11 @@ def tell(rng, names, statements):
 
 
 def phrase(rng, names, statement, inner=False):
-    """One statement in English; a connective within another stands in brackets."""
+    """One statement in English. A connective within another one stands in brackets."""
     op, *parts = statement
     if op in ("telling-truth", "lying"):
         return PHRASES[op][0].format(names[parts[0]])
-    if op == "not":  # grow() puts it before a single person only
+    if op == "not":  # grow() negates only statements about a single person
         kind, person = parts[0]
         return NOT_PHRASES[kind].format(names[person])
     text = rng.choice(PHRASES[op]).format(*(phrase(rng, names, part, inner=True) for part in parts))

@@ -1,9 +1,9 @@
 r"""Math problems: questions with a known answer from files or the hub, and the rule that scores a \boxed{answer}.
 
-The prompt and the rule (1 if the answer is right, else 0, nothing for the format) are those of AR-Lopti, Appendix
-C.1.2, "Math dataset". Whether two answers are the same is decided by math-verify, a library that reads LaTeX into
-SymPy. It can loop or eat memory on a short text such as 9^{9^{9^9}}, so it runs in worker processes, each a bare
-`python -m rewards.math` that knows nothing of torch and can be killed without harm to a trainer full of threads.
+The prompt and the rule are those of AR-Lopti, Appendix C.1.2, "Math dataset". The rule gives 1 if the answer is right,
+otherwise 0, and nothing for the format. The library math-verify, which reads LaTeX into SymPy, decides if two answers
+are equal. It can loop or use up all memory on a short text such as 9^{9^{9^9}}. So it runs in worker processes. Each is
+a `python -m rewards.math` without torch, which can be killed without harm to the trainer and its threads.
 """
 
 import json
@@ -28,12 +28,12 @@ INSTRUCTION = r"Let's think step by step and output the final answer within \box
 HUB = {"train": "Open-Reasoner-Zero/orz_math_57k_collection", "test": "HuggingFaceH4/MATH-500"}
 FLAG = {"train": "--data", "test": "--test_data"}
 
-TIME_LIMIT = 3  # seconds of processor time for one answer: so a busy machine doesn't make right answers wrong
-WALL_LIMIT = 30  # seconds on the clock, should that ever fail
-START_LIMIT = 120  # seconds for a worker to start; 1 is usual
+TIME_LIMIT = 3  # seconds of processor time for one answer; a busy machine does not change it
+WALL_LIMIT = 30  # seconds of wall-clock time for one answer, if TIME_LIMIT fails
+START_LIMIT = 120  # seconds for a worker to start; usually it takes 1
 MEMORY_LIMIT = 4 << 30  # bytes of address space of one worker
 MAX_WORKERS = 4
-MAX_EXTRA = 300  # an answer longer than the longest gold by more characters than this is wrong without a look
+MAX_EXTRA = 300  # an answer that exceeds the longest gold by more characters than this is wrong
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -48,13 +48,13 @@ def score(response, answer):
 def score_all(responses, answers):
     r"""Score responses, in order.
 
-    In: `responses`, texts of any kind; `answers`, for each a gold text or a list of them, any of which will do.
-    Out: for each a dict with `reward` (1.0 or 0.0), `correct`, `format` (a complete \boxed{...} is there) and
-    `timed_out` (the comparison was cut off: it took too long, or took the worker down; the reward is then 0).
-    Never raises on any response. What is compared is the content of the last complete \boxed{...}.
-    Time: the first call starts the workers (about 2 s); then a few milliseconds for each answer that is not
-    settled at a glance, shared among up to MAX_WORKERS processes, and at most TIME_LIMIT for a hostile one.
-    Errors: RuntimeError if the workers cannot start, for instance without math-verify.
+    In: `responses`, any texts; `answers`, for each response a gold text or a list of them, any of which counts.
+    Out: for each response a dict with `reward` (1.0 or 0.0), `correct`, `format` (it has a complete \boxed{...}) and
+    `timed_out` (the comparison took too long or killed the worker; the reward is then 0).
+    It compares the content of the last complete \boxed{...}, and never raises on any response.
+    Time: the first call starts the workers (about 2 s). An answer that `glance` cannot decide takes a few milliseconds,
+    and at most TIME_LIMIT if it is hostile. Up to MAX_WORKERS processes share these answers.
+    Errors: RuntimeError if the workers cannot start, for example without math-verify.
     """
     boxes, pairs = [last_box(response) for response in responses], []
     for box, answer in zip(boxes, answers, strict=True):
@@ -75,9 +75,9 @@ def score_all(responses, answers):
 
 
 def last_box(text):
-    r"""The content of the complete \boxed{...} that opens last, or None. Linear time.
+    r"""The content of the complete \boxed{...} that opens last, or None. It takes linear time.
 
-    Of boxes within boxes that is the innermost one. An unfinished box is passed over. Escaped braces don't count.
+    Of nested boxes it is the innermost one. Unfinished boxes and escaped braces don't count.
     """
     stack, last = [], (-1, None)
     for token in re.finditer(r"\\boxed\s*+\{|\\.|[{}]", text, re.DOTALL):
@@ -91,14 +91,14 @@ def last_box(text):
 
 
 def clean(text):
-    """The answer without what carries no meaning: dollars, boxes within it, blanks and a full stop around it."""
+    """The answer without dollar signs, inner boxes, surrounding blanks and a final full stop, which have no meaning."""
     text = re.sub(r"\\(?:boxed|fbox)(?![A-Za-z])|\\?\$", "", text).replace("−", "-").strip()
     text = re.sub(r"^\\\(|\\\)$", "", text).strip()
     return re.sub(r"(?<!\\right)\s*\.$", "", text)
 
 
 def glance(answer, golds):
-    """True or False where no library is needed, else None. In: cleaned texts."""
+    """True or False if the answer can be decided without the library, otherwise None. In: cleaned texts."""
     if not answer or len(answer) > max(map(len, golds)) + MAX_EXTRA:
         return False
     if answer in golds:
@@ -120,7 +120,7 @@ NUMBER = re.compile(
 def number(text):
     r"""The exact value of a number written in digits, as a Fraction, or None.
 
-    math-verify takes 8.7 \times 10^8 for another number than 870000000, and the e of 3e12 for Euler's.
+    math-verify treats 8.7 \times 10^8 and 870000000 as different numbers, and reads the e of 3e12 as Euler's number.
     """
     match = NUMBER.fullmatch(text)
     if match is None or match[2] in ("", ".") or len(text) > 1000:  # Python refuses to read 5,000 digits
@@ -129,32 +129,32 @@ def number(text):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Workers. One line of JSON goes in, one comes out. A job is [answer, golds]: is it any of them? Or [gold, null]: can
-# it be read at all? Fork is no way to start one, since the trainer has threads and a GPU; nor is multiprocessing's
-# spawn, which runs the trainer's own file again.
+# Workers. A worker reads a line of JSON and writes a line of JSON. A job is [answer, golds] (is the answer any of the
+# golds?) or [gold, null] (can math-verify read the gold?). Workers are not forked, because the trainer has threads and
+# a GPU, and not started by multiprocessing's spawn, because it runs the trainer's file again.
 
 
 class Worker:
-    """One worker process, started when first needed and again when it has died."""
+    """One worker process. It starts on the first job, and again after its death."""
 
     process = None
 
     def ask(self, job):
-        """True or False, or None if the worker went over a limit and died of it."""
+        """The reply, True or False, or None if the worker exceeded a limit and died."""
         if self.process is None or self.process.poll() is not None:
             self.start()
         try:
             self.process.stdin.write(json.dumps(job) + "\n")
             self.process.stdin.flush()
             return json.loads(self.read_line(WALL_LIMIT))
-        except (OSError, ValueError):  # a broken pipe; nothing or not all of a line
+        except (OSError, ValueError):  # a broken pipe; no line or an incomplete one
             self.process.kill()
             self.process.communicate()  # waits for its end and closes the pipes
             return None
 
     def start(self):
-        # The path and not the working folder, which would be wrong under PYTHONSAFEPATH. The session of its own keeps
-        # Ctrl-C from it; it ends when its input does, that is with the trainer.
+        # The path is explicit because PYTHONSAFEPATH drops the working folder. The worker has its own session, so
+        # Ctrl-C does not reach it. It ends when its input ends, which is when the trainer ends.
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rewards.math"],
@@ -168,7 +168,7 @@ class Worker:
             raise RuntimeError(f"the process that compares answers did not start: {hello or 'it gave no reason'}")
 
     def read_line(self, seconds):
-        """The worker's next line, "" if none comes in time or the worker is dead."""
+        """The worker's next line, or "" if none comes within `seconds` or the worker is dead."""
         poll = select.poll()
         poll.register(self.process.stdout, select.POLLIN)
         return self.process.stdout.readline() if poll.poll(seconds * 1000) else ""
@@ -176,7 +176,7 @@ class Worker:
 
 @cache
 def idle_workers():
-    """The workers not at work; the one that came back last is the next to go. As many as this process has cores."""
+    """A stack of the idle workers, one for each of this process's cores but at most MAX_WORKERS."""
     workers = queue.LifoQueue()
     for _ in range(min(MAX_WORKERS, len(os.sched_getaffinity(0)))):
         workers.put(Worker())
@@ -184,7 +184,7 @@ def idle_workers():
 
 
 def ask(jobs):
-    """What the workers say to the jobs, in order: True, False, or None where the worker died of it."""
+    """The workers' replies to the jobs, in order: True, False, or None if the worker died."""
 
     def ask_one(job):
         worker = idle_workers().get()
@@ -200,16 +200,16 @@ def ask(jobs):
 
 
 def work():
-    """What a worker does until its input ends."""
+    """A worker's loop: it replies to jobs until its input ends."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints must not come between the replies
+    os.dup2(2, 1)  # keeps a library's output out of the replies
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # The system's own answer to this signal is to end the process, even amid a power that Python can't interrupt, and
-    # even when the trainer is no longer there to do it.
+    # The system's default action ends the process, even during a computation that Python can't interrupt, and even if
+    # the trainer is gone.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     try:
-        same("x=\\frac{1}{2}", ["0.5"])  # imports and warms up what would be charged to the first answer
+        same("x=\\frac{1}{2}", ["0.5"])  # imports and warms up the library before the first answer's time counts
         reply = "ready"
     except Exception as error:
         reply = f"{type(error).__name__}: {error}"
@@ -223,13 +223,13 @@ def work():
         signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT)
         try:
             reply = read(answer) is not None if golds is None else same(answer, golds)
-        except Exception:  # out of memory or of stack, or a bug in a library that gets odd input
+        except Exception:  # out of memory or stack, or a bug in a library
             reply = False
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def same(answer, golds):
-    """True if the answer, read as mathematics, is one of the golds. In: cleaned texts."""
+    """True if the answer equals one of the golds as mathematics. In: cleaned texts."""
     from math_verify import verify
     from sympy import Float
 
@@ -239,10 +239,11 @@ def same(answer, golds):
         if mine is None or theirs is None:
             continue
         if verify(theirs, mine, timeout_seconds=None):
-            # It rounds to six places, and so takes 1.6e-19 for 6.6e-34. Percent are let be: 50% is 0.5 as well as 50.
+            # verify rounds to six places, so it takes 1.6e-19 and 6.6e-34 for equal. Percentages are not checked again,
+            # because 50% equals both 0.5 and 50.
             if "%" in answer + gold or (distance(mine, theirs) or 0) < 1e-3:
                 return True
-        elif mine.has(Float) or theirs.has(Float):  # it compares products digit by digit: 8.7 * 10^8 and 870000000
+        elif mine.has(Float) or theirs.has(Float):  # verify misses equal products, such as 8.7 * 10^8 and 870000000
             apart = distance(mine, theirs)
             if apart is not None and apart < 1e-12:
                 return True
@@ -253,8 +254,8 @@ def same(answer, golds):
 def read(text):
     r"""The text as a SymPy expression, or None.
 
-    Only the one box is looked at, as LaTeX and as a whole. By default math-verify goes on to search an answer that it
-    can't read for anything that it can, and finds the 9 in \neq 9.
+    It reads the content of the box as one LaTeX expression. If math-verify cannot read an answer, by default it
+    searches for a part that it can read, such as the 9 in \neq 9. Here this search is off.
     """
     from math_verify import LatexExtractionConfig, parse
 
@@ -266,7 +267,7 @@ def read(text):
 
 
 def distance(a, b):
-    """How far two numbers are from each other, as a share of the larger one; None if they aren't numbers."""
+    """The distance of two SymPy numbers as a share of the larger one, or None if they aren't numbers."""
     try:
         a, b = complex(a.doit().evalf()), complex(b.doit().evalf())
     except (TypeError, ValueError, AttributeError):
@@ -281,16 +282,20 @@ def distance(a, b):
 def load(source, split, *, size=None, seed=0):
     """Problems as training or test items.
 
-    In: `source`, a .parquet, .json or .jsonl file, a folder of such files, a hub id, or None (HUB); `split`, "train" or
-    "test"; `size`, how many (None: all), drawn with `seed` and left in the file's order. In a folder, files whose names
-    say "train" serve only train and are all it gets if there are any; those that say "test" serve only test. Rows are
-    verl's (`prompt`, `reward_model.ground_truth`), Open-Reasoner-Zero's (a conversation of two, or `prompt` and
-    `final_answer`), or plain (`problem` or `question`, and `answer`).
-    Out: a list of dicts with `messages` (the chat; its last turn ends in INSTRUCTION), `prefix` (empty), `answer` (list
-    of gold texts, any of which will do) and `category` (the file's name, or the data source where a file has several).
-    Golds that math-verify can't read are left out, with a line that counts the problems lost: no answer to them could
-    be told from a wrong one.
-    Errors: ValueError for whatever is wrong with the arguments, the files or a row, named by file and row (from 1).
+    In:
+    - `source`: a .parquet, .json or .jsonl file, a folder of such files, a hub id, or None (the data set in HUB). In a
+      folder, files with "train" in their name serve only train, and files with "test" only test. If any file has
+      "train" in its name, train has only these files.
+    - `split`: "train" or "test".
+    - `size`: how many problems (None: all). `seed` draws them; they keep the file's order.
+    Rows have the form of verl (`prompt`, `reward_model.ground_truth`), of Open-Reasoner-Zero (a conversation of two, or
+    `prompt` and `final_answer`), or the plain form (`problem` or `question`, and `answer`).
+    Out: a list of dicts with `messages` (the chat; its last turn ends in INSTRUCTION), `prefix` (empty), `answer` (a
+    list of gold texts, any of which counts) and `category` (the file's name, or the row's data source if the file has
+    several).
+    Golds that math-verify can't read are left out, because a right answer to them looks like a wrong one. A printed
+    line counts the problems that are lost.
+    Errors: ValueError if the arguments, the files or a row are invalid; it names file and row (counted from 1).
     """
     check_split(split)
     if size is not None and size < 1:
@@ -313,7 +318,7 @@ def load(source, split, *, size=None, seed=0):
 
 
 def read_source(source, split):
-    """[(name, rows)] of the file, of each of the folder's files, or of the hub data set."""
+    """[(name, rows)] of the file, each of the folder's files, or of the hub data set. ValueError if none is there."""
     path = Path(source).expanduser()
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
@@ -335,14 +340,14 @@ def read_source(source, split):
 def read_file(file):
     try:
         if file.suffix == ".parquet":
-            import pyarrow.parquet  # here and not above: the workers do without
+            import pyarrow.parquet  # imported here because the workers don't need it
 
             return pyarrow.parquet.read_table(file).to_pylist()
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".jsonl":
             return [json.loads(line) for line in text.split("\n") if line.strip()]
         rows = json.loads(text)
-    except Exception as error:  # pyarrow's and json's errors share no class
+    except Exception as error:  # the errors of pyarrow and json share no class
         raise ValueError(f"{file} could not be read: {error}") from error
     if file.suffix != ".json" or not isinstance(rows, list):
         raise ValueError(f"{file}: expected a .parquet file, a .json file with a list, or a .jsonl file")
@@ -354,7 +359,7 @@ def read_hub(name, split):
 
     try:
         parts = datasets.load_dataset(name)
-    except Exception as error:  # no network, no such id: all end here
+    except Exception as error:  # for example no network, or no such id
         raise ValueError(
             f"could not load the data set {name!r} from the Hugging Face hub: {error}\n"
             f"Give the path of a file or folder, or another hub id, with {FLAG[split]}."
@@ -383,7 +388,7 @@ def items_of(name, rows):
 
 
 def fields(row):
-    """(prompt, answer) of a row of any known kind; both may have several forms."""
+    """(prompt, answer) of a row in any of the forms of `load`. LookupError or TypeError if it has none."""
     if isinstance(row, list):  # a conversation; on the hub it is a row with the columns 0 and 1
         row = {"0": row[0], "1": row[1]}
     if "0" in row:
@@ -396,7 +401,7 @@ def fields(row):
 
 
 def messages_of(prompt):
-    """The chat, with the instruction, from a text or from a chat by either names of role and content."""
+    """The chat with the instruction, from a text or a chat (keys `role` and `content`, or `from` and `value`)."""
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     messages = []
@@ -416,7 +421,7 @@ def golds_of(answer):
     golds = []
     for gold in answer if isinstance(answer, list) else [answer]:
         if isinstance(gold, float) and gold.is_integer():
-            gold = int(gold)  # a column of numbers has 142.0 for 142
+            gold = int(gold)  # in a column of numbers, 142 is stored as 142.0
         if isinstance(gold, bool) or not isinstance(gold, (str, int, float)) or gold != gold:
             raise ValueError(f"the answer must be a text, a number or a list of those, not {answer!r}")
         golds.append(str(gold).strip())

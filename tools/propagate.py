@@ -1,13 +1,14 @@
-"""Carries a change of a script into every script that grew from it, by three-way merges.
+"""Carries a change of a script into all scripts derived from it, by three-way merges.
 
-    python tools/propagate.py                   the change of grpo.py that is not committed yet, or else its last commit
+    python tools/propagate.py                   the uncommitted change of grpo.py, or the last commit if there is none
     python tools/propagate.py --dry_run         shows what that would change, and writes nothing
-    python tools/propagate.py --script dapo     from dapo.py on
-    python tools/propagate.py --base main~5     all that changed in grpo.py since that revision
+    python tools/propagate.py --script dapo     starts from dapo.py
+    python tools/propagate.py --base main~5     all changes of grpo.py since that revision
 
-Children first, then theirs, each of which gets what its own parent got. A script that has the change already stays as
-it is, so that a second time does nothing. Where a script's own lines stand in the way it is left untouched, and so is
-what grew from it; the conflict is shown and the exit code is 1. Make the change there by hand, and run this again.
+Parents come before their children, and each script gets the change of its own parent. A script that already has the
+change stays as it is, so a second run does nothing. If a script's own lines conflict with the change, the script and
+all scripts derived from it are left untouched. The conflict is printed and the exit code is 1. In this case, make the
+change in that script by hand and run this again.
 """
 
 import difflib
@@ -23,8 +24,8 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools import family
 
-MARKER = 60  # characters in the marks of a conflict: more than any line of a script begins with
-CONFLICT = re.compile(  # its three versions: here, base, and the parent's
+MARKER = 60  # characters in the marks of a conflict: no line of a script begins with so many
+CONFLICT = re.compile(  # the groups are its three versions: here, base, and the parent's
     rf"^<{{{MARKER}}} .*\n((?:.*\n)*?)\|{{{MARKER}}} .*\n((?:.*\n)*?)={{{MARKER}}}\n((?:.*\n)*?)>{{{MARKER}}} .*\n",
     re.M,
 )
@@ -32,36 +33,36 @@ CONFLICT = re.compile(  # its three versions: here, base, and the parent's
 
 @dataclass
 class Args:
-    """Which change."""
+    """The change to carry."""
 
-    script: str = "grpo"  # whose change is carried
-    base: str = ""  # the revision it is counted from; empty: HEAD or, if it is as there, its last commit's parent
+    script: str = "grpo"  # the script whose change is carried
+    base: str = ""  # the revision before the change; empty: HEAD or, without a change since, its last commit's parent
     dry_run: bool = False  # show what would change, write nothing
-    folder: Path = family.ROOT  # where the scripts lie, in a git repository
+    folder: Path = family.ROOT  # the scripts' folder, in a git repository
 
 
 @dataclass
 class Conflict:
-    """Where both a script and its parent differ from what the parent was."""
+    """Lines that both the script and its parent have changed."""
 
-    line: int  # of the script, counted from 1, where it begins
+    line: int  # the first line in the script, counted from 1
     here: str  # the script's lines
-    base: str  # what the parent's were
-    theirs: str  # what they are
+    base: str  # the parent's lines before its change
+    theirs: str  # the parent's lines after its change
 
 
 @dataclass
 class Outcome:
-    """What a merge makes of a script."""
+    """The result of a script's merge."""
 
-    here: str  # its text now
-    merged: str  # its text with the change; where there are conflicts, as it is now
+    here: str  # its text before
+    merged: str  # its text with the change; the same as before if there are conflicts
     conflicts: list[Conflict]
-    asked: bool  # whether its parent has a change for it
+    asked: bool  # whether its parent has changed
 
 
 def git(folder, *words):
-    """A git command's output. ValueError with git's own words where it fails."""
+    """A git command's output. ValueError with git's message if it fails."""
     done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
         raise ValueError(f"git {' '.join(words)}: {done.stderr.strip()}")
@@ -69,12 +70,12 @@ def git(folder, *words):
 
 
 def version(folder, revision, stem):
-    """A script's text at a revision."""
+    """A script's text at a revision. ValueError if it is not there."""
     return git(folder, "show", f"{revision}:./{stem}.py")
 
 
 def base_revision(folder, stem):
-    """HEAD where the script differs from it; else the commit before the last one that changed the script."""
+    """HEAD if the script differs from it, otherwise the commit before the last one that changed the script."""
     if version(folder, "HEAD", stem) != family.source(stem, folder):
         return "HEAD"
     last = git(folder, "log", "-1", "--format=%h", "--", f"{stem}.py").strip()
@@ -82,16 +83,19 @@ def base_revision(folder, stem):
 
 
 def merge(here, base, theirs):
-    """The text `here` with what changed from base to theirs; and the conflicts, without which alone it is whole."""
+    """Returns (`here` with the changes from `base` to `theirs`, the list of conflicts).
+
+    If there are conflicts, the text lacks the changes at these places. ValueError if git fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for name, text in (("here", here), ("base", base), ("theirs", theirs)):
             Path(folder, name).write_text(text, encoding="utf-8", newline="")
         words = ["git", "merge-file", "-p", "--diff3", f"--marker-size={MARKER}", "here", "base", "theirs"]
         done = subprocess.run(words, cwd=folder, capture_output=True)
-    if done.returncode > 127:  # else the number of conflicts
+    if done.returncode > 127:  # up to 127 it is the number of conflicts
         raise ValueError(f"git merge-file: {done.stderr.decode().strip()}")
     text, open_ones, at = done.stdout.decode(), [], 0
-    while found := CONFLICT.search(text, at):  # put back what stands here
+    while found := CONFLICT.search(text, at):  # a conflict gets the lines of `here`
         if not has_already(*found.groups()):
             open_ones.append((found.start(), found.groups()))
         text = text[: found.start()] + found[1] + text[found.end() :]
@@ -100,9 +104,9 @@ def merge(here, base, theirs):
 
 
 def has_already(here, base, theirs):
-    """Whether lines that conflict have the parent's change in them: all that it added, in order, none that it removed.
+    """Whether conflicting lines already have the parent's change: all added lines, in order, and no removed line.
 
-    A change that adds nothing leaves no trace by which to tell.
+    It is False for a change that adds nothing.
     """
     here, base, theirs = (part.splitlines() for part in (here, base, theirs))
     steps = list(difflib.ndiff(base, theirs))
@@ -113,16 +117,16 @@ def has_already(here, base, theirs):
 
 
 def line_here(here, merged, start):
-    """The line of `here`, counted from 1, that stands at this character of the merged text."""
+    """The line of `here`, counted from 1, at the character `start` of the merged text."""
     row, here, merged = merged[:start].count("\n"), here.splitlines(), merged.splitlines()
     for _, i, _, j, j_end in difflib.SequenceMatcher(None, here, merged, autojunk=False).get_opcodes():
         if j <= row < j_end:
             return i + row - j + 1
-    return len(here) + 1  # behind the last line
+    return len(here) + 1  # after the last line
 
 
 def propagate(stem, base, folder):
-    """{script: Outcome} in tree order; None for one whose parent was left without the change."""
+    """{script: Outcome} in tree order, with None for a script whose parent did not get the change."""
     before, after, outcome = {stem: base}, {stem: family.source(stem, folder)}, {}
     for child in family.family(folder, stem)[1:]:
         parent = family.PARENT[child]
@@ -137,8 +141,8 @@ def propagate(stem, base, folder):
             continue
         before[child], after[child] = here, merged
         if merged == here and asked:
-            # It has the change already, but what grew from it may not: what would it be without? Where that can't be
-            # told, as after a conflict resolved by hand, what was committed.
+            # This script already has the change, but its children may not. Their base is this script without the
+            # change. If the reverse merge conflicts, as after a conflict resolved by hand, it is the committed script.
             before[child], unclear = merge(here, after[parent], before[parent])
             if unclear:
                 tracked = git(folder, "ls-files", f"{child}.py")
@@ -147,13 +151,13 @@ def propagate(stem, base, folder):
 
 
 def count(before, after):
-    """How many lines were added and removed, in words."""
+    """The numbers of added and removed lines, as text."""
     steps = [step[0] for step in difflib.ndiff(before.splitlines(), after.splitlines())]
     return f"{steps.count('+')} lines added, {steps.count('-')} removed"
 
 
 def report(child, parent, outcome, dry_run):
-    """What happened to one script, as text."""
+    """The result for one script, as text."""
     if outcome is None:
         return f"{child}.py: left untouched, since {parent}.py was"
     here, merged, conflicts = outcome.here, outcome.merged, outcome.conflicts

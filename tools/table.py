@@ -1,9 +1,9 @@
-"""Writes the README's table of the scripts: what each maximises, how long it is, and how far from the one it grew from.
+"""Writes the README's table of the scripts: each one's objective, length and difference from its parent.
 
     python tools/table.py            puts the table into README.md, between its two marks
-    python tools/table.py --check    changes nothing; exit code 1 if the table there is out of date
+    python tools/table.py --check    changes nothing; exit code 1 if the table in README.md is out of date
 
-Scripts, lengths and differences are read from the scripts; the words are TEXTS, below.
+The lengths and differences come from the scripts, the descriptions from TEXTS below.
 """
 
 import sys
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools import family
 
 BEGIN, END = "<!-- variants: begin -->", "<!-- variants: end -->"
-TEXTS = {  # script: (what it maximises, where that is from); a bar in a formula is ∣, since | would end the cell
+TEXTS = {  # script: (its objective, the source); formulas have ∣ as the bar, because | would end the table's cell
     "grpo": (
         "`1/Σ∣o_i∣ Σ_i Σ_t min[ρA, clip(ρ, 1−ε_low, 1+ε_high)A] − β·k3`, with A the reward normalised in its group",
         "AR-Lopti paper, eq. 1; Shao et al. 2024",
@@ -75,17 +75,17 @@ TEXTS = {  # script: (what it maximises, where that is from); a bar in a formula
 
 @dataclass
 class Args:
-    """Where the table is."""
+    """The table's place."""
 
-    check: bool = False  # only look whether it is up to date
-    readme: Path = family.ROOT / "README.md"  # the file that has the marks
-    folder: Path = family.ROOT  # where the scripts lie
+    check: bool = False  # only check if it is up to date
+    readme: Path = family.ROOT / "README.md"  # the file with the marks
+    folder: Path = family.ROOT  # the scripts' folder
 
 
 def table(folder=family.ROOT):
-    """The table as Markdown, with the median of "changed" below it (of an even number the larger of the middle two).
+    """The table as Markdown, and below it the median of "changed" (of an even number, the larger of the middle two).
 
-    ValueError where a script has no words in TEXTS.
+    ValueError if a script is not in TEXTS.
     """
     lines = ["| script | what it maximises | from | code lines | changed |", "|---|---|---|---|---|"]
     differences = []
@@ -96,7 +96,7 @@ def table(folder=family.ROOT):
         if parent := family.PARENT.get(stem):
             differences.append(family.changed(family.source(parent, folder), text))
             changed = str(differences[-1]) + (f" (`{parent}.py`)" if parent != "grpo" else "")
-        below = family.depth(stem) - 1  # what grew from grpo.py needs no sign of it
+        below = family.depth(stem) - 1  # children of grpo.py are not indented
         name = "&emsp;" * (below - 1) + "└ " * (below > 0) + f"`{stem}.py`"
         cells = [name, *TEXTS[stem], str(len(family.code_lines(text))), changed]
         lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
@@ -106,7 +106,7 @@ def table(folder=family.ROOT):
 
 
 def with_table(text, new):
-    """A README's text with this table between its marks. ValueError where it has not each mark once, in order."""
+    """The README's text with this table between its marks. ValueError unless each mark occurs once, in order."""
     if [text.count(mark) for mark in (BEGIN, END)] != [1, 1] or text.index(BEGIN) > text.index(END):
         raise ValueError(f"the README must have the marks {BEGIN} and {END}, each once and in this order")
     return f"{text[: text.index(BEGIN)]}{BEGIN}\n\n{new}\n{text[text.index(END) :]}"

@@ -1,8 +1,8 @@
-"""Words of reasoning: how often a response has them, and how that goes with its reward (AR-Lopti, fig. 5, Table 5).
+"""Words of reasoning: their counts in responses and the correlation with the reward (AR-Lopti, fig. 5, Table 5).
 
-evaluate.py --words counts them. The paper names the words and says that plurals of nouns, past tenses and past
-participles of verbs count, in any case; here third persons and present participles do too, and "definitely" with
-"definite". "XXX's statement" is any possessive before "statement"; "if … then …" lies within a sentence.
+`evaluate.py --words` uses this. The paper lists the words and counts plurals of nouns, past tenses and past participles
+of verbs, in upper and lower case. Here third persons, present participles and "definitely" count too. "XXX's statement"
+is any possessive before "statement". "if … then …" must lie within one sentence.
 """
 
 import re
@@ -26,18 +26,18 @@ PATTERNS = {
 
 
 def count_words(text):
-    """{family: how often its words stand in the text}."""
+    """{family: the number of its words in the text}."""
     return {family: sum(len(p.findall(text)) for p in patterns) for family, patterns in PATTERNS.items()}
 
 
 def ranks(values):
-    """Their ranks from 1; equal values share the mean of theirs."""
+    """The ranks of the values, from 1. Equal values share the mean of their ranks."""
     ordered = sorted(values)
     return [(bisect_left(ordered, value) + bisect_right(ordered, value) + 1) / 2 for value in values]
 
 
 def related(a, b):
-    """Pearson's correlation of two lists; of their ranks() it is Spearman's. None where one of them is constant."""
+    """Pearson's correlation of two lists (Spearman's if they are ranks()), or None if one of them is constant."""
     try:
         return correlation(a, b)
     except StatisticsError:
@@ -45,9 +45,9 @@ def related(a, b):
 
 
 def count_all(responses):
-    """({family: each problem's count, the mean over its responses}, {family: {"pearson", "spearman"}}).
+    """Returns ({family: the mean count per response, for each problem}, {family: {"pearson", "spearman"}}).
 
-    In: for each problem its responses, dicts with `response` and `reward`. The correlations are over responses.
+    responses: for each problem a list of dicts with `response` and `reward`. The correlations are over responses.
     """
     counts = [[count_words(one["response"]) for one in of_problem] for of_problem in responses]
     rewards = [float(one["reward"]) for of_problem in responses for one in of_problem]
@@ -60,10 +60,10 @@ def count_all(responses):
 
 
 def lines_of(rows):
-    """The table's lines of cells, the first of which are its titles.
+    """The table as lines of cells. The first line has the titles.
 
-    rows: dicts with `model`, with `words`, {family: {"value", "error", "pearson", "spearman"}}, and with words_change,
-    {family: {"value", "error"}}, where there is a model to compare with. An error of None is not shown.
+    rows: dicts with `model`, `words` ({family: {"value", "error", "pearson", "spearman"}}) and, if the model is
+    compared with another one, `words_change` ({family: {"value", "error"}}). An error of None is not shown.
     """
     lines = [["words", *WORDS]]
 
@@ -84,7 +84,7 @@ def lines_of(rows):
 
 
 def draw(rows, path):
-    """Two panels: how often a response has a family's words, by model; and how that goes with its reward.
+    """Draws two panels to the file `path`: each family's count per response, and its correlation with the reward.
 
     rows: as for lines_of.
     """
