@@ -235,7 +235,8 @@ def prepare(args):
     dictionary of sizes for the header. Sets args.steps if only --epochs is given. ValueError if
     something can't work.
     """
-    tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)  # HEAD_CHUNK: to estimate the memory
+    # HEAD_CHUNK, the tokens per block of logits (below), is for the estimate of the memory.
+    tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
     task, train, test = load_task(args, tokenizer)
     if len(train) < args.prompts_per_step:
         raise ValueError(
@@ -297,9 +298,9 @@ class Policy(nn.Module):
 
     def hidden_states(self, ids, mask):
         """The last layer's output for every token, [N, T, D]."""
-        # In float32, and so is the residual stream that begins here: autocast rounds only the
-        # inputs of matrix products. Without this, a reference with bfloat16 weights would have a
-        # bfloat16 residual stream, and differ from a policy with the same weights.
+        # The embeddings are made float32, and then the residual stream is float32 too: autocast
+        # rounds the inputs of matrix products, not the sums between layers. Otherwise a reference
+        # with bfloat16 weights would differ from a policy with the same weights.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         if self.share_prompt:
             shared_length = shared_prompt_length(ids, mask)
@@ -384,11 +385,11 @@ def micro_batches(batch, args):
     num_passes = int(all_reduce(len(passes), dist.ReduceOp.MAX))
     for i in range(num_passes):
         rows = passes[min(i, len(passes) - 1)]
-        # At least 2, even if the mask is empty: forward pairs each token with the one before it.
+        # 2 is the shortest row that has a token and the one before it; the mask may be empty.
         longest = max(2, int(lengths[rows].max()))
         micro = {}
         for name, value in batch.items():
-            if value.dim() == 2:  # [N, T]; batch["truncated"], for one, is [N] and not needed here
+            if value.dim() == 2:  # [N, T]; others, such as batch["truncated"], are [N]
                 micro[name] = value[rows, :longest].to(DEVICE)
         if i >= len(passes):
             micro["mask"] = torch.zeros_like(micro["mask"])
@@ -406,12 +407,13 @@ def plan_passes(mask, lengths, args):
 
     A pass has at most micro_batch_tokens tokens, padding included, or a single row that is longer.
     Longest rows come first, so that rows of similar length share a pass. Rows without a token in
-    the mask are left out, but there is always one pass.
+    the mask are left out (update_once takes out tokens without a gradient), but there is always
+    one pass.
     """
     rows = lengths.argsort(descending=True, stable=True)
     num_used = int((lengths > 0).sum())
     rows = rows[: max(1, num_used)]
-    if not args.gradient_checkpointing:
+    if not args.gradient_checkpointing:  # then prompts are shared; to be skipped on first reading
         return plan_passes_sharing_prompts(rows, mask, lengths, args)
     passes = []
     while len(rows):
@@ -780,7 +782,7 @@ def accuracy_by_category(name, problems, scores):
     """{name_CATEGORY: share of right responses, over all processes}; kk: by number of people."""
     mine = [(problem["category"], score["correct"]) for problem, score in zip(problems, scores)]
     results = {}
-    for category, correct in gather(mine):
+    for category, correct in gather(mine):  # the processes' lists, joined
         results.setdefault(f"{name}_{category}", []).append(correct)
     return {key: fmean(results[key]) for key in sorted(results)}
 
@@ -863,7 +865,7 @@ def main():
         problems = [train[i] for i in indices[RANK::WORLD_SIZE]]  # this process's
         with timed(metrics, "sample"):
             batch, texts = sample(llm, problems, stop_ids, step, args)
-            peak_memory_gb = memory.peak_gb()  # while the sampler has its memory
+            peak_memory_gb = memory.peak_gb()  # in use now, while the sampler has its memory
             if ON_GPU:
                 llm.sleep(level=1)  # its memory is the trainer's until sync_weights
 
@@ -885,6 +887,7 @@ def main():
         metrics.update(batch_metrics(batch, row_problems, scores, args))
 
         # Update the policy, and hand the new weights to the sampler.
+        # changes_logged: the share of weights that change as the sampler sees them, in its dtype.
         with weights.changes_logged(metrics, policy, args.dtype), timed(metrics, "train"):
             metrics.update(update(policy, optimizer, batch, step, args))
         peak_memory_gb = max(peak_memory_gb, memory.peak_gb())
