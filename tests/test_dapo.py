@@ -356,7 +356,9 @@ def sample_and_train(llm, policy, train, mixed, n_used, args):
 
     metrics = {"step": 7}
     rule = SimpleNamespace(score_all=score_all)
-    batch, asked, texts, scores, n_used = dapo.dynamic_sampling(llm, rule, train, n_used, [], metrics, args)
+    sampled = dapo.dynamic_sampling(llm, rule, train, n_used, [], metrics, args)
+    batch, problems, texts, scores, n_used = sampled
+    asked = [problem for problem in problems for _ in range(G)]  # the problem of each response
     result = {
         "metrics": metrics,
         "asked": [p["id"] for p in asked],
