@@ -339,7 +339,7 @@ def test_a_run_is_resumed_by_its_own_script(tmp_path):
 @pytest.mark.parametrize("script", family.family())
 def test_help_explains_every_flag(script, monkeypatch, capsys):
     trainer = importlib.import_module(script)
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "100")  # of which the groups stand below each other
     with pytest.raises(SystemExit) as ended:
         trainer.parse_args(["--help"])
     assert ended.value.code == 0
