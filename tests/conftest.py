@@ -90,7 +90,7 @@ def tiny_model(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("tiny_model"))
 
 
-def run(script, *flags, processes=1, check=True, timeout=400, env=None):
+def run(script, *flags, processes=1, check=True, timeout=1200, env=None):
     """Runs a trainer like a user, from the repository's root; returns the finished process with its output."""
     command = [sys.executable, script, *map(str, flags)]
     if processes > 1:

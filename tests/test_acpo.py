@@ -617,7 +617,7 @@ def test_two_processes_give_the_ranges_the_gradient_and_the_weights_of_one(tiny_
     torch.save(dataclasses.asdict(args), tmp_path / "args.pt")
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
-    run(str(worker), tmp_path, processes=2, timeout=150, env={"CUDA_VISIBLE_DEVICES": ""})
+    run(str(worker), tmp_path, processes=2, timeout=600, env={"CUDA_VISIBLE_DEVICES": ""})
     train_share(tmp_path)
     one, *two = (torch.load(tmp_path / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2)))
     for other in two:

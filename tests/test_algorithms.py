@@ -839,7 +839,7 @@ def two_processes(tiny_model, batch, tmp_path_factory):
     assert low[0] and not low[1]
     worker = folder / "worker.py"
     worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
-    run(str(worker), folder, processes=2, timeout=150, env={"CUDA_VISIBLE_DEVICES": ""})
+    run(str(worker), folder, processes=2, timeout=600, env={"CUDA_VISIBLE_DEVICES": ""})
     train_share(folder)
     return {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
 

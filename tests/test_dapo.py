@@ -396,7 +396,7 @@ def results(tmp_path_factory):
     worker = folder / "worker.py"
     worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
     for n in (1, 2):
-        run(str(worker), folder, n, processes=n, timeout=300, env={"CUDA_VISIBLE_DEVICES": ""})
+        run(str(worker), folder, n, processes=n, timeout=900, env={"CUDA_VISIBLE_DEVICES": ""})
     return {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
 
 

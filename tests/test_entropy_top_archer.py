@@ -529,7 +529,7 @@ def test_two_processes_give_the_threshold_the_gradient_and_the_metrics_of_one(ti
     torch.save(settings, tmp_path / "args.pt")
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
-    run(str(worker), tmp_path, processes=2, timeout=150, env={"CUDA_VISIBLE_DEVICES": ""})
+    run(str(worker), tmp_path, processes=2, timeout=600, env={"CUDA_VISIBLE_DEVICES": ""})
     train_share(tmp_path)
     one, *two = (torch.load(tmp_path / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2)))
     one_update = settings | {"updates_per_step": 1}  # of the entropies as they are in the batch

@@ -392,7 +392,7 @@ def two_processes(tiny_model, whitened, tmp_path_factory):
     torch.save(dataclasses.asdict(args), folder / "args.pt")
     worker = folder / "worker.py"
     worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
-    run(str(worker), folder, processes=2, timeout=150, env={"CUDA_VISIBLE_DEVICES": ""})
+    run(str(worker), folder, processes=2, timeout=600, env={"CUDA_VISIBLE_DEVICES": ""})
     compute_share(folder)
     return {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
 

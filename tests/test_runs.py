@@ -181,7 +181,7 @@ def start(script, *flags):
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def wait_for(condition, process, seconds=120):
+def wait_for(condition, process, seconds=600):
     deadline = time.time() + seconds
     while not condition():
         assert process.poll() is None and time.time() < deadline, process.communicate()[0][-3000:]
@@ -196,7 +196,7 @@ def test_sigterm_finishes_the_step_and_saves(tmp_path):
     time.sleep(0.05)
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output
     assert f"--resume {tmp_path / 'run'}" in output and "SIGTERM" in output
     last = metrics(tmp_path / "run")[-1]["step"]

@@ -481,3 +481,18 @@ def test_freed_memory_is_used_again(keep):
         [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert float(done.stdout) < 10 if keep else float(done.stdout) > 19
+
+
+def test_the_clip_suites_numbers_are_those_of_acpos_kept_run():
+    """Table 3: DAPO with ACPO's largest clip range above, GRPO with its average, of the run with seed 0."""
+    kept = json.loads(compare.kept_file(ROOT / "benchmarks" / "kk_tiny", "acpo, 16 updates", 0).read_text())
+    rows = kept["rows"][1:]
+    tokens = [sum(row[f"bin_tokens_{i}"] for i in range(1, 6)) for row in rows]
+    average = sum(n * row["clip_range_mean"] for n, row in zip(tokens, rows)) / sum(tokens)
+    commands = compare.read_entries(compare.SUITES["clip"][1])
+    largest = commands["dapo, clip-high at acpo's largest, 16 updates"]
+    assert float(largest[largest.index("--clip_base_high") + 1]) == max(row["clip_range_max"] for row in rows)
+    mean = commands["grpo, clip at acpo's average, 16 updates"]
+    assert float(mean[mean.index("--clip_base") + 1]) == round(average, 3)
+    for words in commands.values():  # the clip alone differs: all are means over responses, at 16 updates
+        assert words[0] == "acpo.py" and words[-2:] == ["--updates_per_step", "16"]
