@@ -51,7 +51,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from rewards import encode
 from rewards.kk import SUFFIXES, parse_people
-from runtime import records
+from runtime import machine, records
 from tools import words
 
 ON_GPU = torch.cuda.is_available()
@@ -90,7 +90,8 @@ class Args:
     temperature: float | None = None  # of these responses; 0: greedy; otherwise >= 0.01
     # Longer responses are cut off, > 0; the end of the model's context also cuts them off.
     max_response_tokens: int | None = None
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the weights and of all computation
+    # Of the weights and of all computation; None: bfloat16 where this machine has instructions for it.
+    dtype: Literal["bfloat16", "float32"] | None = None
     # GiB for keys and values, > 0; None: what a GPU has left; on a CPU up to 2
     kv_cache_gb: float | None = None
     # Responses that are sampled and saved together, > 0; None: 512, on a CPU 128
@@ -176,6 +177,8 @@ def settle(args):
         if getattr(args, name) is None:
             value = the_one(name, values)
             setattr(args, name, papers[name] if value is None else value)
+    if args.dtype is None:
+        args.dtype = "bfloat16" if machine.has_fast_bfloat16() else "float32"
     if args.temperature != 0 and not 0.01 <= args.temperature < math.inf:
         raise ValueError(f"--temperature is {args.temperature}; it must be 0 or at least 0.01")
     if args.temperature == 0 and args.samples > 1:
@@ -445,21 +448,33 @@ def sample(llm, batch, stop, title, done, total):
     params = []
     for request in batch:
         options = {key: request[key] for key in ("max_tokens", "temperature", "seed")}
-        params.append(SamplingParams(n=request["samples"], stop_token_ids=stop, **options))
+        params.append(
+            SamplingParams(n=request["samples"], stop_token_ids=stop, detokenize=False, **options)
+        )
     outputs = llm.generate(
         [{"prompt_token_ids": r["prompt_ids"]} for r in batch], params, use_tqdm=bar
     )
-    return [
-        [
-            {
-                "response": r.text,
-                "tokens": len(r.token_ids),
-                "truncated": r.finish_reason == "length",
-            }
-            for r in out.outputs
-        ]
-        for out in outputs
-    ]
+    found = []
+    for output in outputs:
+        texts = texts_of(output.outputs, llm.get_tokenizer())
+        rows = []
+        for text, response in zip(texts, output.outputs):
+            truncated = response.finish_reason == "length"
+            n_tokens = len(response.token_ids)
+            rows.append({"response": text, "tokens": n_tokens, "truncated": truncated})
+        found.append(rows)
+    return found
+
+
+def texts_of(responses, tokenizer):
+    """The texts of vLLM's responses, without special tokens and the token that ended them."""
+    kept = []
+    for response in responses:
+        ended = response.finish_reason == "stop"  # otherwise it was cut off, and all of it counts
+        kept.append(response.token_ids[:-1] if ended else response.token_ids)
+    return tokenizer.batch_decode(
+        kept, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
 
 
 def respond(model, requests, engine, args):

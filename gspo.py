@@ -44,7 +44,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
@@ -54,6 +54,7 @@ from runtime import (
     checkpoints,
     checks,
     header,
+    machine,
     memory,
     processes,
     quiet,
@@ -115,6 +116,7 @@ class Args:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute; weights are float32
     micro_batch_tokens: PositiveInt = 16384  # of one forward pass; changes memory, not results
     gradient_checkpointing: bool = True  # recompute in the backward pass: slower, smaller
+    compile: bool = True  # let torch.compile fuse the operations of a layer
     kv_cache_gb: PositiveFloat = 16.0  # GiB for the sampler's key-value cache, beside its weights
 
     # ---- run
@@ -130,6 +132,7 @@ class Args:
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
     resume: str = ""  # a run folder to continue; its settings are the defaults then
     track: bool = False  # also log to Weights & Biases (pip install wandb)
+    dry_run: bool = False  # check everything, estimate the memory, load nothing and end
 
 
 # What the papers set differently for other tasks than K&K.
@@ -152,11 +155,17 @@ TASKS = {
 
 # Sizes for a machine without a GPU. They don't belong to the algorithm.
 CPU_DEFAULTS = {
+    "compile": False,  # lengths differ from pass to pass, and compiling takes minutes
     "eval_size": 20,
     "gradient_checkpointing": False,
     "kv_cache_gb": 0.5,
     "micro_batch_tokens": 2048,
 }
+
+# With many GPUs each holds little of the weights and of AdamW's state, and has room for the
+# activations of one longest sequence. Recomputing them would be work for nothing.
+MANY_GPUS = {"gradient_checkpointing": False, "micro_batch_tokens": 5120}
+FROM_GPUS = {"kk": 4, "math": 8, "countdown": 4}  # of 80 GB; mathematics has the larger model
 
 # For models/kk_tiny, a model of a million parameters that learns while you watch: the default
 # without a GPU.
@@ -195,6 +204,10 @@ def default_settings(argv):
         return settings.layered(layers)
     if not ON_GPU:
         layers.append(("no GPU", CPU_DEFAULTS))
+        if not machine.has_fast_bfloat16():
+            layers.append(("bfloat16 is slow here", {"dtype": "float32"}))
+    elif FROM_GPUS.get(task, 4) <= WORLD_SIZE:
+        layers.append((f"{WORLD_SIZE} GPUs", MANY_GPUS))
     is_kk_tiny = not ON_GPU  # without a GPU it is the default model; --model overrides that
     if "model" in given:
         is_kk_tiny = Path(given["model"]).name == "kk_tiny"
@@ -212,6 +225,7 @@ def parse_args(argv):
 def check_args(args):
     """ValueError, saying what would be right, if a value or a folder does not fit."""
     settings.check_ranges(args)
+    checks.check_gpus(args)
     multiple = args.updates_per_step * WORLD_SIZE
     if args.prompts_per_step % multiple:
         raise ValueError(
@@ -245,7 +259,13 @@ def prepare(args):
 
 # ----------------------------------------------------------------------- policy (log-probabilities)
 
-HEAD_CHUNK = 1024  # tokens whose logits exist at one time: [HEAD_CHUNK, vocabulary] in float32
+# Tokens whose logits exist at one time: [HEAD_CHUNK, vocabulary] in float32.
+HEAD_CHUNK = 4096 if ON_GPU else 1024
+
+
+# What it costs to begin a forward pass, in tokens that could be computed in the same time: measured
+# with kk_tiny on a CPU, and less with larger models. Sharing a prompt makes two passes of one.
+PASS_COST = 500
 
 
 class Policy(nn.Module):
@@ -297,7 +317,7 @@ class Policy(nn.Module):
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         if self.share_prompt:
             shared_length = shared_prompt_length(ids, mask)
-            if shared_length > 0:
+            if shared_length * (len(ids) - 1) > PASS_COST:  # the tokens that sharing saves
                 return self.hidden_states_sharing_prompt(embedded, shared_length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
@@ -352,16 +372,25 @@ def load_policy(args, trained):
     if trained and args.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         lm.train()  # else transformers recomputes nothing; these models have no dropout
-    # transformers keeps no keys and values under gradient checkpointing, so no prompt can be shared
-    # then.
-    share_prompt = not args.gradient_checkpointing
-    policy = Policy(lm, autocast=args.dtype == "bfloat16", share_prompt=share_prompt)
+    autocast = args.dtype == "bfloat16"
+    policy = Policy(lm, autocast, share_prompt=prompts_can_be_shared(args))
     policy.requires_grad_(trained)
-    if WORLD_SIZE > 1:  # FSDP2: a process keeps a shard of every layer and gathers it to compute
+    if args.compile:
         for layer in lm.model.layers:
-            fully_shard(layer)
+            layer.compile(dynamic=True)  # one program for all lengths
+    if WORLD_SIZE > 1:  # FSDP2: a process keeps a shard of every layer and gathers it to compute
+        sharding = {
+            "mesh": processes.mesh(),
+            "mp_policy": MixedPrecisionPolicy(
+                param_dtype=getattr(torch, args.dtype),  # gathered in this type: half the traffic
+                reduce_dtype=torch.float32,  # gradients are summed over the processes in this one
+                cast_forward_inputs=False,  # the residual stream stays float32
+            ),
+        }
+        for layer in lm.model.layers:
+            fully_shard(layer, **sharding)
         # FSDP2 would keep the root's weights (embedding and head) gathered after the forward pass.
-        fully_shard(policy, reshard_after_forward=True)
+        fully_shard(policy, reshard_after_forward=True, **sharding)
     return policy.to(DEVICE)  # after sharding: a process moves its own shards only
 
 
@@ -406,25 +435,41 @@ def plan_passes(mask, lengths, args):
     rows = lengths.argsort(descending=True, stable=True)
     num_used = int((lengths > 0).sum())
     rows = rows[: max(1, num_used)]
-    if not args.gradient_checkpointing:  # then prompts are shared; to be skipped on first reading
-        return plan_passes_sharing_prompts(rows, mask, lengths, args)
     passes = []
-    while len(rows):
-        longest = max(1, int(lengths[rows[0]]))
+    cost = 0  # in tokens
+    left = rows
+    while len(left):
+        longest = max(1, int(lengths[left[0]]))
         num_rows = max(1, args.micro_batch_tokens // longest)
-        passes.append(rows[:num_rows])
-        rows = rows[num_rows:]
+        passes.append(left[:num_rows])
+        cost += PASS_COST + len(passes[-1]) * longest
+        left = left[num_rows:]
+    if prompts_can_be_shared(args):  # to be skipped on first reading
+        sharing_passes, sharing_cost = plan_passes_sharing_prompts(rows, mask, lengths, args)
+        if sharing_cost < cost:
+            return sharing_passes
     return passes
+
+
+def prompts_can_be_shared(args):
+    """Whether hidden_states_sharing_prompt may be used.
+
+    transformers keeps no keys and values under gradient checkpointing; and compiled layers would be
+    compiled again for each layer's keys and values.
+    """
+    return not (args.gradient_checkpointing or args.compile)
 
 
 def plan_passes_sharing_prompts(rows, mask, lengths, args):
     """The same for passes that compute a prompt once: each has rows of one group only.
 
-    To be skipped on first reading, like hidden_states_sharing_prompt.
+    Returns (passes, their cost in tokens). To be skipped on first reading, like
+    hidden_states_sharing_prompt.
     """
     group = torch.arange(len(lengths)) // args.responses_per_prompt  # [N]
     rows = rows[group[rows].argsort(stable=True)]  # group by group, longest first in each
     passes = []
+    cost = 0
     while len(rows):
         first = rows[0]
         shared = int(mask[first].int().argmax())  # tokens before the mask's first: computed once
@@ -433,8 +478,9 @@ def plan_passes_sharing_prompts(rows, mask, lengths, args):
         num_left = int((group[rows] == group[first]).sum())
         num_rows = min(num_rows, num_left)
         passes.append(rows[:num_rows])
+        cost += 2 * PASS_COST + shared + num_rows * own
         rows = rows[num_rows:]
-    return passes
+    return passes, cost
 
 
 @torch.no_grad()
@@ -542,6 +588,8 @@ def sample(llm, problems, stop_ids, step, args):
                 max_tokens=args.max_response_tokens,
                 stop_token_ids=stop_ids,
                 logprobs=0,  # of the sampled token alone
+                flat_logprobs=True,  # plain lists of numbers, quickly made
+                detokenize=False,  # texts_of does it for all responses together
             )
         )
     outputs = generate(llm, problems, params, f"step {step}: sampling")
@@ -550,7 +598,18 @@ def sample(llm, problems, stop_ids, step, args):
         for response in output.outputs:
             prompts.append(problem["prompt_ids"])
             responses.append(response)
-    return to_batch(prompts, responses), [response.text for response in responses]
+    return to_batch(prompts, responses), texts_of(responses, llm.get_tokenizer())
+
+
+def texts_of(responses, tokenizer):
+    """The texts of vLLM's responses, without special tokens and the token that ended them."""
+    kept = []
+    for response in responses:
+        ended = response.finish_reason == "stop"  # otherwise it was cut off, and all of it counts
+        kept.append(response.token_ids[:-1] if ended else response.token_ids)
+    return tokenizer.batch_decode(
+        kept, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
 
 
 def to_batch(prompts, responses):
@@ -572,9 +631,8 @@ def to_batch(prompts, responses):
         ids[i, :start] = torch.tensor(prompt)
         ids[i, start:end] = torch.tensor(response.token_ids)
         mask[i, start:end] = True
-        for t, token in enumerate(response.token_ids):
-            # At each position vLLM gives {token id: an object with logprob}, for the sampled one.
-            sampler_logp[i, start + t] = response.logprobs[t][token].logprob
+        # logprobs=0 and flat_logprobs: a number for each token, that of the sampled one.
+        sampler_logp[i, start:end] = torch.tensor(response.logprobs.logprobs)
     truncated = torch.tensor([response.finish_reason == "length" for response in responses])
     return {"ids": ids, "mask": mask, "sampler_logp": sampler_logp, "truncated": truncated}
 
@@ -738,10 +796,11 @@ def evaluate(llm, task, problems, stop_ids, step, args):
                 temperature=args.eval_temperature,
                 max_tokens=args.max_response_tokens,
                 stop_token_ids=stop_ids,
+                detokenize=False,
             )
         )
     outputs = generate(llm, mine, params, f"step {step}: evaluating")
-    texts = [output.outputs[0].text for output in outputs]
+    texts = texts_of([output.outputs[0] for output in outputs], llm.get_tokenizer())
     scores = task.score_all(texts, [problem["answer"] for problem in mine])
     accuracy = accuracy_by_category("eval/accuracy", mine, scores)
     examples = []
@@ -799,7 +858,10 @@ def main():
         _, sources = default_settings(sys.argv[1:])  # for the header
         check_args(args)
         tokenizer, task, train, test, sizes = prepare(args)
-    memory.keep_freed_memory()  # on a CPU: getting it again from the system is slow
+    if args.dry_run:
+        header.show(args, sizes, sources)
+        return
+    memory.keep_freed_memory()  # on a CPU, where getting it again from the system is slow
     processes.start()
     records.choose_folder(args)
     if RANK == 0:

@@ -19,6 +19,9 @@ from statistics import fmean
 import tyro
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from runtime import machine
+
 TRL = "trl==1.16.0"
 
 
@@ -31,7 +34,8 @@ class Sizes:
     responses: int = 8  # per prompt
     prompt_tokens: int = 250  # in each prompt
     response_tokens: int = 128  # in each response
-    dtype: str = "bfloat16"  # of both; in TRL bfloat16 is autocast (its default), and float32 is none
+    # Of both; in TRL bfloat16 is autocast (its default), and float32 is none. By default what this machine does fast.
+    dtype: str = "bfloat16" if machine.has_fast_bfloat16() else "float32"
     micro_batch: int = 4  # sequences per pass of TRL; grpo.py uses --micro_batch_tokens
     venv: Path = ROOT / ".venv-trl"  # TRL's environment; it is created if it is missing
     turns: str = "grpo trl grpo"  # the measurements, in this order

@@ -4,9 +4,9 @@
 
 The bare work is
 - for sampling: `llm.generate` on the same requests;
-- for log-probabilities: forward passes of the same number of tokens, in the same number of passes, through the same
-  model under autocast, with logits and cross-entropy of the same number of response tokens; a prompt that a pass shares
-  counts once;
+- for log-probabilities: forward passes of the same number of tokens, in the fewest passes that --micro_batch_tokens
+  allows, through the same model under autocast, with logits and cross-entropy of the same number of response tokens; a
+  prompt that the trainer computes once for several responses counts once;
 - for updates: the same with forward and backward passes;
 - for the sync: one copy of all weights in the sampler's type.
 
@@ -44,18 +44,32 @@ class Sizes:
 def bare_passes(trainer, policy, batches, args, backward):
     """Runs only the model, on the same number of tokens as the trainer computes for these batches."""
     for batch in batches:
-        for _, micro in trainer.micro_batches(batch, args):
-            ids, n, length = micro["ids"], int(micro["mask"].sum()), micro["ids"].shape[1]
-            prompt = int(micro["mask"].any(0).int().argmax()) * policy.share_prompt
-            needed = prompt + len(ids) * (length - prompt)  # tokens; the rows below have about the sequences' length
-            rows = max(1, round(needed / length))
-            ids = ids.flatten()[: needed // rows * rows].view(rows, -1)
+        needed = tokens_computed(trainer, policy, batch, args)
+        length = int(trainer.used_lengths(batch["mask"]).max())  # every row below is one longest sequence
+        total_rows = max(1, round(needed / length))
+        rows_per_pass = max(1, args.micro_batch_tokens // length)
+        targets_per_row = int(batch["mask"].sum()) // total_rows  # response tokens, whose logits are needed
+        ids = batch["ids"][:1, :length].expand(total_rows, -1).to(trainer.DEVICE)
+        for some in ids.split(rows_per_pass):
             with torch.set_grad_enabled(backward), torch.autocast(trainer.DEVICE.type, torch.bfloat16, policy.autocast):
-                hidden = policy.lm.model(ids, use_cache=False).last_hidden_state.flatten(0, 1)[:n]  # [n, D]
-                loss = cross_entropy(policy.lm.lm_head(hidden).float(), ids.flatten()[: len(hidden)])
+                n = min(some.numel(), len(some) * targets_per_row)
+                hidden = policy.lm.model(some, use_cache=False).last_hidden_state.flatten(0, 1)[:n]  # [n, D]
+                loss = cross_entropy(policy.lm.lm_head(hidden).float(), some.flatten()[:n])
             if backward:
                 loss.backward()
     policy.zero_grad()
+
+
+def tokens_computed(trainer, policy, batch, args):
+    """How many tokens the trainer's passes compute for a batch. A prompt that a pass shares counts once."""
+    tokens = 0
+    for _, micro in trainer.micro_batches(batch, args):
+        rows, length = micro["ids"].shape
+        shared = trainer.shared_prompt_length(micro["ids"], micro["mask"]) if policy.share_prompt else 0
+        if shared * (rows - 1) <= trainer.PASS_COST:
+            shared = 0
+        tokens += shared + rows * (length - shared)
+    return tokens
 
 
 def bare_generate(step):

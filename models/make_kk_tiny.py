@@ -38,6 +38,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from rewards import encode, kk
+from runtime import machine
 from tools import plot
 
 PROCESSES = 2
@@ -345,7 +346,7 @@ def learn(rank, args):
             for part in (texts[:n_short], texts[n_short:]):
                 ids, weights = pad(part)
                 real = weights[:, 1:] > 0  # [N, T - 1]
-                with torch.autocast("cpu", torch.bfloat16):
+                with torch.autocast("cpu", torch.bfloat16, enabled=machine.has_fast_bfloat16()):
                     hidden = model.model(ids[:, :-1], use_cache=False).last_hidden_state[real]  # [n, D]
                     logits = model.lm_head(hidden).float()  # [n, V]
                 targets, weights = ids[:, 1:][real], weights[:, 1:][real]  # [n]
@@ -439,7 +440,8 @@ def measure(args):
     from vllm import LLM, SamplingParams
 
     options = {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": 2048}
-    llm = LLM(str(args.folder), dtype="bfloat16", max_model_len=2048, kv_cache_memory_bytes=2**29, **options)
+    dtype = "bfloat16" if machine.has_fast_bfloat16() else "float32"
+    llm = LLM(str(args.folder), dtype=dtype, max_model_len=2048, kv_cache_memory_bytes=2**29, **options)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(args.folder)
     sampling = {"n": args.samples, "temperature": 1.0, "max_tokens": 1024, "logprobs": 0}
     found = {}

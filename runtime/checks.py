@@ -6,17 +6,35 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from runtime import checkpoints, memory, processes
+from runtime import checkpoints, machine, memory, processes
 
 
-def check_run_folders(args):
-    """ValueError if there are too few GPUs, or --resume, --run_dir or --track can't be done."""
+def check_gpus(args):
+    """Chooses this process's GPU. ValueError if there are too few, or they can't be used.
+
+    It comes before all that asks for a GPU's memory: that would open a context on GPU 0 in every
+    process.
+    """
+    if reason := machine.unusable_gpus():
+        raise ValueError(reason)
     n_gpus = torch.cuda.device_count()
     if 0 < n_gpus < processes.LOCAL_WORLD_SIZE:
         raise ValueError(
             f"{processes.LOCAL_WORLD_SIZE} processes on this machine, but {n_gpus} GPU(s): one for "
             "each is needed"
         )
+    if processes.ON_GPU:
+        torch.cuda.set_device(processes.DEVICE)
+        if args.dtype == "bfloat16" and not machine.gpu_has_bfloat16():
+            raise ValueError(
+                f"{torch.cuda.get_device_name()} has no bfloat16, which came with the generation "
+                "of A100 and RTX 30: --dtype float32 may work with a small model, or "
+                "CUDA_VISIBLE_DEVICES= trains on the CPU"
+            )
+
+
+def check_run_folders(args):
+    """ValueError if --resume, --run_dir or --track can't be done."""
     if args.resume:
         settings = Path(args.resume, "args.json")
         if not checkpoints.complete(args.resume) or not settings.exists():

@@ -41,7 +41,10 @@ def show(args, sizes, sources):
         command = papers_command(not_the_papers, papers, console.width)
         console.print(command, soft_wrap=True)
     console.rule()
-    console.print(f"{args.steps} steps, written to {args.run_dir}", soft_wrap=True)
+    if args.dry_run:
+        console.print(f"dry run: {args.steps} steps would fit; nothing was loaded", soft_wrap=True)
+    else:
+        console.print(f"{args.steps} steps, written to {args.run_dir}", soft_wrap=True)
 
 
 def show_group(console, title, names, args, different):
@@ -51,7 +54,7 @@ def show_group(console, title, names, args, different):
     same = []
     for name in names:
         value = getattr(args, name)
-        if name == "run_dir":  # stands at the end
+        if name in ("run_dir", "dry_run"):  # the last line speaks of them
             continue
         if name in different:
             papers, reason = different[name]

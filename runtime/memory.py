@@ -27,9 +27,10 @@ def estimate(config, args, head_chunk):
 
     What is needed is an estimate.
 
-    Everything except the sampler is divided among the processes (FSDP2). On a GPU the sampler gives
-    its memory back while the trainer works, and gradients and activations are gone while it
-    samples: the larger of the two counts. On a CPU everything stays, and the libraries count too.
+    Everything except the sampler is divided among a machine's processes (FSDP2). On a GPU the
+    sampler gives its memory back while the trainer works, and gradients and activations are gone
+    while it samples: the larger of the two counts. On a CPU everything stays, and the libraries
+    count too.
 
     config: the model's; head_chunk: the number of tokens whose logits exist at one time. ValueError
     if the longest sequence allowed is longer than the model's context or than the key-value cache,
@@ -62,7 +63,7 @@ def estimate(config, args, head_chunk):
     sampling = width * n_params + args.kv_cache_gb * GIB
     if processes.ON_GPU:
         needed = (always + max(training, sampling)) / GIB
-        return n_params, needed, torch.cuda.mem_get_info()[0] / GIB
+        return n_params, needed, torch.cuda.mem_get_info(processes.DEVICE)[0] / GIB
     grown = GROWTH * min(args.steps or GROWING, GROWING)
     needed = LIBRARIES + grown + (always + training + sampling) / GIB
     return n_params, needed, machine_bytes() / processes.LOCAL_WORLD_SIZE / GIB
@@ -82,22 +83,23 @@ def always_bytes(n_params, width, args):
     of_a_weight = 12  # the weight and two moments, in float32
     if args.kl_coef:
         of_a_weight += width
-    return of_a_weight * n_params / processes.WORLD_SIZE
+    return of_a_weight * n_params / processes.LOCAL_WORLD_SIZE
 
 
 def training_bytes(config, n_params, width, args, head_chunk):
     """What a process holds only while it trains: gradients, activations and logits."""
     tokens = max(args.micro_batch_tokens, args.max_prompt_tokens + args.max_response_tokens)
+    kept = 55 + 10 * width  # bytes that a layer keeps of each of a token's numbers
     if args.gradient_checkpointing:
-        kept = 2 * width  # bytes that a layer keeps of each of a token's numbers
-    else:
-        kept = 55 + 10 * width
-        # a pass holds the responses to one prompt at most, and the prompt once
-        responses = args.responses_per_prompt * args.max_response_tokens
-        tokens = min(tokens, args.max_prompt_tokens + responses)
-    gradients = 4 * n_params / processes.WORLD_SIZE
-    if args.dtype == "bfloat16":
-        gradients += 2 * n_params / processes.WORLD_SIZE  # autocast's copies of the weights
+        kept = 2 * width
+    gradients = 4 * n_params / processes.LOCAL_WORLD_SIZE
+    if processes.WORLD_SIZE > 1:
+        # What FSDP2 has gathered at one time: embedding and head, and two layers.
+        num_gathered = 2 * config.vocab_size * config.hidden_size
+        num_gathered += 2 * n_params / config.num_hidden_layers
+        gradients += width * num_gathered
+    elif args.dtype == "bfloat16":
+        gradients += 2 * n_params  # autocast's copies of the weights
     activations = tokens * kept * config.hidden_size * config.num_hidden_layers
     # the logits, what they go through, and the way back
     logits = 12 * min(tokens, head_chunk) * config.vocab_size
@@ -114,13 +116,15 @@ def machine_bytes():
 
 
 def keep_freed_memory():
-    """Makes this process keep memory that it has freed, for its next tensors. For the CPU.
+    """Makes this process keep memory that it has freed, for its next tensors. On a CPU only.
 
     By default glibc gives every freed tensor of 32 MB or more back to the system and gets it anew,
     zeroed: a third of an update's time (SmolLM2-135M). Nothing happens with another C library.
     oneDNN keeps a kernel for each of the last 1024 shapes it met. Lengths differ from pass to pass
     and few come again, so it is told to keep 64.
     """
+    if processes.ON_GPU:
+        return
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -5,9 +5,11 @@ all processes must call barrier, broadcast, gather, all_reduce and full_tensor, 
 """
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from runtime import quiet
@@ -22,13 +24,31 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", LOCAL_RANK) if ON_GPU else torch.device("cpu")
 
 
+# How long a process waits for the others. Process 0 may save for minutes while they wait.
+PATIENCE = timedelta(hours=1)
+
+
 def start():
-    """Gives this process its device, and connects the processes if there are several."""
+    """Connects the processes if there are several. checks.check_gpus has chosen this one's GPU."""
     if ON_GPU:
-        torch.cuda.set_device(DEVICE)
+        # cuDNN's attention would make a plan for every new shape: 0.4 to 0.9 s each, and lengths
+        # differ from pass to pass.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if WORLD_SIZE > 1:
         with quiet.library_notices():
-            dist.init_process_group("nccl" if ON_GPU else "gloo")
+            dist.init_process_group("nccl" if ON_GPU else "gloo", timeout=PATIENCE)
+
+
+def mesh():
+    """How FSDP2 lays the processes out: a weight's shards are spread over the last dimension.
+
+    On one machine all processes share the shards. With several machines each of them holds all
+    shards (HSDP), so that only gradients cross the slower network between them.
+    """
+    if WORLD_SIZE == LOCAL_WORLD_SIZE:
+        return init_device_mesh(DEVICE.type, (WORLD_SIZE,))
+    shape = (WORLD_SIZE // LOCAL_WORLD_SIZE, LOCAL_WORLD_SIZE)
+    return init_device_mesh(DEVICE.type, shape, mesh_dim_names=("machine", "shard"))
 
 
 def end():
