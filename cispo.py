@@ -531,6 +531,9 @@ def load_sampler(args):
         options["enforce_eager"] = True
         options["enable_chunked_prefill"] = False  # seeded requests fail in it on a CPU
         options["max_num_batched_tokens"] = context
+        if not args.compile:
+            # Else vLLM compiles a function of its own at the first request: seconds for no gain.
+            torch.compiler.set_stance("force_eager")
     if WORLD_SIZE > 1:
         # torchrun has started the processes; each has an engine of its own.
         options["distributed_executor_backend"] = "external_launcher"

@@ -2,11 +2,13 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 
+import prepared
 import pytest
 import torch
 
@@ -90,23 +92,35 @@ def tiny_model(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("tiny_model"))
 
 
-def run(script, *flags, processes=1, check=True, timeout=1200, env=None):
-    """Runs a trainer like a user, from the repository's root; returns the finished process with its output."""
-    command = [sys.executable, script, *map(str, flags)]
-    if processes > 1:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        command = [sys.executable, *torchrun, script, *map(str, flags)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | (env or {}), start_new_session=True, **pipes)
-    try:
-        stdout, stderr = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # torchrun's workers too
-        raise
-    done = subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+def run(script, *flags, processes=1, check=True, timeout=1200, env=None, torchrun=False, machines=1):
+    """Runs a trainer like a user, from the repository's root; returns the finished process with its output.
+
+    torchrun: start the processes with it, and not as forks that are connected in the same way.
+    """
+    if torchrun:
+        starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [sys.executable, *starter, script, *map(str, flags)]
+        options = {"cwd": ROOT, "env": os.environ | (env or {}), "capture_output": True, "text": True}
+        done = subprocess.run(command, timeout=timeout, **options)
+    else:
+        done = prepared.run([script, *flags], processes, timeout, env, machines)
     if check and done.returncode:
         raise AssertionError(f"{script} ended with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
     return done
+
+
+@cache
+def puzzles():
+    """A file of 60 puzzles of 2 and 3 people. Reading it takes no time, and generating 4500 takes seconds."""
+    from rewards import kk
+
+    rows = []
+    for item in kk.generate(60, "2-3", seed=3):
+        row = {"quiz": item["quiz"], "names": item["names"], "solution": list(item["answer"].values())}
+        rows.append(json.dumps(row | {"statements": repr(item["statements"])}))
+    file = Path(tempfile.mkdtemp(prefix="puzzles"), "train.jsonl")
+    file.write_text("\n".join(rows) + "\n")
+    return file
 
 
 def small(run_dir, **changes):
@@ -115,6 +129,8 @@ def small(run_dir, **changes):
         "model": KK_TINY, "run_dir": run_dir, "steps": 2, "prompts_per_step": 4, "responses_per_prompt": 4,
         "max_response_tokens": 48, "eval_size": 4, "kv_cache_gb": 0.25, "micro_batch_tokens": 2000,
     }  # fmt: skip
+    if "task" not in changes:
+        flags["data"] = puzzles()
     return [word for key, value in (flags | changes).items() for word in (f"--{key}", str(value))]
 
 

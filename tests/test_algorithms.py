@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import math
 import re
+import shutil
 import typing
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,7 +50,8 @@ def on_the_cpu():
 def arguments(trainer=grpo, **changes):
     """Args for a tiny model: float32, no gradient clipping, one micro-batch, one update, GRPO's own stages."""
     settings = {
-        "dtype": "float32", "gradient_checkpointing": False, "prompts_per_step": PROMPTS, "max_grad_norm": 1e9,
+        "dtype": "float32", "gradient_checkpointing": False, "compile": False, "max_grad_norm": 1e9,
+        "prompts_per_step": PROMPTS,
         "responses_per_prompt": GROUP, "updates_per_step": 1, "micro_batch_tokens": 10**6, "kl_coef": 0.1,
     }  # fmt: skip
     return trainer.Args(**settings | changes)
@@ -538,7 +540,8 @@ def shapes(batch, budget, **changes):
 
 
 @pytest.mark.parametrize("budget", [1, 60, 80, 100, 10**6])
-def test_passes_that_share_a_prompt_hold_one_group_and_count_its_prompt_once(batch, budget):
+def test_passes_that_share_a_prompt_hold_one_group_and_count_its_prompt_once(batch, budget, monkeypatch):
+    monkeypatch.setattr(grpo, "PASS_COST", 0)  # so that it always pays
     all_rows = []
     for rows, length in shapes(batch, budget, gradient_checkpointing=False):
         prompt = int(batch["mask"][rows[0]].int().argmax())
@@ -549,9 +552,23 @@ def test_passes_that_share_a_prompt_hold_one_group_and_count_its_prompt_once(bat
     assert len(shapes(batch, 10**6, gradient_checkpointing=False)) == PROMPTS
 
 
+def test_prompts_are_shared_where_that_saves_more_than_it_costs(monkeypatch):
+    """Two groups of four: 40 tokens of prompt, 10 of response. Apart: one pass of 400 tokens; shared: 2 of 80 each."""
+    mask = (torch.arange(50) >= 40).expand(8, 50)
+    args = arguments(responses_per_prompt=4)
+    lengths = grpo.used_lengths(mask)
+    for cost, n_passes in ((0, 2), (79, 2), (81, 1), (500, 1)):  # 400 + cost against 160 + 4 · cost: equal at 80
+        monkeypatch.setattr(grpo, "PASS_COST", cost)
+        assert len(grpo.plan_passes(mask, lengths, args)) == n_passes, cost
+    monkeypatch.setattr(grpo, "PASS_COST", 0)
+    for changes in ({"gradient_checkpointing": True}, {"compile": True}):
+        assert len(grpo.plan_passes(mask, lengths, dataclasses.replace(args, **changes))) == 1
+
+
 @pytest.mark.parametrize("late", [False, True])
-def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_model, batch, late):
+def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_model, batch, late, monkeypatch):
     """Also where the mask begins late, as in a stage of Lopti: rows still share no more than what is the same."""
+    monkeypatch.setattr(grpo, "PASS_COST", 0)
     batch = dict(batch)
     if late:
         batch["mask"] = batch["mask"] & (batch["old_logp"] <= math.log(0.5))
@@ -569,8 +586,9 @@ def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_mo
     assert distance(one, other) < 1e-5
 
 
-def test_a_shared_prompt_goes_through_the_model_once(tiny_model, batch):
+def test_a_shared_prompt_goes_through_the_model_once(tiny_model, batch, monkeypatch):
     """Counted in the embedded tokens that reach the first layer."""
+    monkeypatch.setattr(grpo, "PASS_COST", 0)
     policy, seen = grpo.load_policy(arguments(model=str(tiny_model)), trained=True), []
     policy.lm.model.layers[0].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].shape[:2].numel()))
     rows = slice(0, GROUP)
@@ -578,6 +596,25 @@ def test_a_shared_prompt_goes_through_the_model_once(tiny_model, batch):
     prompt, length = int(mask[0].int().argmax()), int(batch["length"][rows].max())
     policy(batch["ids"][rows, :length], mask[:, :length], 1.0)
     assert seen == [prompt, GROUP * (length - prompt)]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_compute_the_same(tiny_model, batch, checkpointing):
+    """Log-probabilities and gradient, over passes of different lengths. All layers share one program."""
+    args = arguments(model=str(tiny_model), micro_batch_tokens=300, gradient_checkpointing=checkpointing)
+    plain = grpo.load_policy(args, trained=True)
+    compiled_args = dataclasses.replace(args, compile=True)
+    compiled = grpo.load_policy(compiled_args, trained=True)
+    torch._dynamo.utils.counters.clear()
+    for a, b in zip(grpo.log_probs(compiled, batch, compiled_args), grpo.log_probs(plain, batch, args)):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+    (one,), _ = gradients(grpo, batch, compiled_args, compiled)
+    (other,), _ = gradients(grpo, batch, args, plain)
+    assert distance(one, other) < 1e-5
+    n_programs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 1 <= n_programs <= 4  # with and without gradient, each at most once again for a dimension of size 1
+    torch._dynamo.reset()
 
 
 def test_only_what_the_mask_needs_goes_through_the_model():
@@ -802,7 +839,30 @@ def train_share(folder):
         with pytest.raises(SystemExit) as end:
             trainer.update(policy, optimizer, batch, 3, args)
         results[trainer.__name__] = result | {"end": end.value.code, "at_the_end": weights(policy)}
+    results["bfloat16"] = train_share_in_bfloat16(folder, batch)
     torch.save(results, folder / f"of_{trainer.RANK}_in_{trainer.WORLD_SIZE}.pt")
+
+
+def train_share_in_bfloat16(folder, batch):
+    """What grpo.py computes of the batch with --dtype bfloat16, and in which types it holds what."""
+    args = grpo.Args(**torch.load(folder / "args.pt") | {"run_dir": str(folder), "dtype": "bfloat16"})
+    policy = grpo.load_policy(args, trained=True)
+    reference = grpo.load_policy(args, trained=False)
+    found = {}
+
+    def look(layer, inputs):
+        found["gathered"] = layer.mlp.up_proj.weight.dtype
+        found["residual"] = inputs[0].dtype
+
+    policy.lm.model.layers[1].register_forward_pre_hook(look)
+    batch["advantages"] = batch["advantages"].nan_to_num(1.0)
+    found["policy"] = grpo.log_probs(policy, batch, args)[0]
+    found["reference"] = grpo.log_probs(reference, batch, args)[0]
+    found["gradients"] = gradients(grpo, batch, args, policy)[0]
+    weight = policy.lm.model.layers[1].mlp.up_proj.weight
+    found["kept"] = weight.dtype
+    found["gradient"] = found["gradients"][0].dtype
+    return found
 
 
 WORKER = """
@@ -841,7 +901,34 @@ def two_processes(tiny_model, batch, tmp_path_factory):
     worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
     run(str(worker), folder, processes=2, timeout=600, env={"CUDA_VISIBLE_DEVICES": ""})
     train_share(folder)
-    return {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
+    results = {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
+    results[0, 1]["folder"] = folder
+    return results
+
+
+def test_two_machines_compute_the_gradient_of_one_process(two_processes, tmp_path):
+    """HSDP: each machine, here of one process, has all shards, and only gradients are summed between them."""
+    one = two_processes[0, 1]
+    for name in ("batch.pt", "args.pt", "worker.py"):
+        shutil.copy(one["folder"] / name, tmp_path)
+    flags = {"processes": 2, "machines": 2, "timeout": 600, "env": {"CUDA_VISIBLE_DEVICES": ""}}
+    run(str(tmp_path / "worker.py"), tmp_path, **flags)
+    for rank in range(2):
+        two = torch.load(tmp_path / f"of_{rank}_in_2.pt")
+        for trainer in TRAINERS:
+            mine, expected = two[trainer.__name__], one[trainer.__name__]
+            assert all(distance(a, b) < 1e-5 for a, b in zip(mine["gradients"], expected["gradients"]))
+            assert distance(mine["after"] - mine["before"], expected["after"] - expected["before"]) < 1e-3
+
+
+def test_two_processes_gather_weights_in_bfloat16_and_sum_gradients_in_float32(two_processes):
+    for rank in range(2):
+        found = two_processes[rank, 2]["bfloat16"]
+        assert found["gathered"] == torch.bfloat16 and found["kept"] == found["gradient"] == torch.float32
+        assert found["residual"] == torch.float32  # between the layers
+        expected = two_processes[0, 1]["bfloat16"]["gradients"][0]
+        assert distance(found["gradients"][0], expected) < 0.05  # what is rounded is not all the same
+        assert torch.equal(found["reference"], found["policy"])  # so that the KL term is exactly 0 at first
 
 
 @each_trainer

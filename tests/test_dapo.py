@@ -330,7 +330,8 @@ def work(folder):
     args = dapo.Args(
         model=str(KK_TINY), people="2-3", prompts_per_step=M, responses_per_prompt=G, max_refills=REFILLS,
         max_prompt_tokens=256, max_response_tokens=48, temperature=1.0, kv_cache_gb=0.25, dtype="float32",
-        gradient_checkpointing=False, max_grad_norm=1e9, micro_batch_tokens=600, run_dir=str(folder), kl_coef=0.1,
+        gradient_checkpointing=False, compile=False, max_grad_norm=1e9, micro_batch_tokens=600, kl_coef=0.1,
+        run_dir=str(folder),
     )  # fmt: skip
     tokenizer, _ = dapo.checks.check_model(args, dapo.HEAD_CHUNK)
     train = [problem | {"answer": problem["id"]} for problem in load_task(args, tokenizer)[1][:30]]

@@ -129,7 +129,7 @@ def test_a_resumed_run_equals_an_unbroken_one(four_steps, tmp_path):
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two processes need two GPUs, or none")
 def test_two_processes_do_the_same_first_step_and_go_on_as_one(four_steps, tmp_path):
     """Same prompts and seeds. The sampler's rounding depends on its batch, so that a token may rarely differ."""
-    run("grpo.py", *small(tmp_path / "run", steps=2, **PACE), processes=2)
+    run("grpo.py", *small(tmp_path / "run", steps=2, **PACE), processes=2, torchrun=True)
     one, two = metrics(four_steps[0])[0], metrics(tmp_path / "run")[0]
     for key in ("reward", "reward_std", "format_rate", "zero_std_rate", "truncated_rate"):
         assert two[key] == pytest.approx(one[key], abs=0.2), key
@@ -150,7 +150,8 @@ def test_checkpoint_is_an_ordinary_model_folder(four_steps):
         AutoModelForCausalLM.from_pretrained(folder),
         AutoTokenizer.from_pretrained(folder),
     )
-    assert model.dtype == torch.bfloat16 and tokenizer.chat_template
+    dtype = json.loads((four_steps[0] / "args.json").read_text())["dtype"]
+    assert model.dtype == getattr(torch, dtype) and tokenizer.chat_template
     assert torch.equal(model.model.embed_tokens.weight, weights(four_steps[0], 4)["model.embed_tokens.weight"])
 
 
@@ -233,7 +234,7 @@ from rewards import load_task
 from transformers import AutoTokenizer
 folder, what = sys.argv[1:]
 args = grpo.Args(model=folder, people="2-3", max_prompt_tokens=600, max_response_tokens=24, kv_cache_gb=0.25,
-                 responses_per_prompt=4, eval_size=2, gradient_checkpointing=False)
+                 responses_per_prompt=4, eval_size=2, gradient_checkpointing=False, compile=False, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained(folder)
 problems = load_task(args, tokenizer)[1][:8]
 llm = grpo.load_sampler(args)
@@ -249,6 +250,12 @@ if what == "change":
     grpo.checkpoints.save(policy, optimizer, tokenizer, 1, 0, args)
 batch, texts = grpo.sample(llm, problems, [1], 1, args)
 assert what == "fresh" or texts != before[1]
+from vllm import SamplingParams
+params = [SamplingParams(seed=i, max_tokens=64, stop_token_ids=[1, 300], detokenize=True) for i in range(8)]
+outputs = [output.outputs[0] for output in grpo.generate(llm, problems, params, "")]
+vllms_own = [output.text.removesuffix("\ufffd") for output in outputs]  # a character that was cut in two
+ours = [text.removesuffix("\ufffd") for text in grpo.texts_of(outputs, tokenizer)]
+assert ours == vllms_own and {{output.finish_reason for output in outputs}} <= {{"stop", "length"}}
 torch.save((batch, texts), {str(tmp_path)!r} + "/" + what)
 """)
     for folder, what in [(model, "change"), (tmp_path / "run/checkpoints/step_000001", "fresh")]:
@@ -270,7 +277,7 @@ BAD = {
     "GiB of memory": ["--kv_cache_gb", "5000"],
     "--kv_cache_gb is 0.0001; one sequence of 304 tokens": ["--kv_cache_gb", "0.0001"],
     "takes only 2048 tokens": ["--max_response_tokens", "4000"],
-    "there are 4500 training problems": ["--prompts_per_step", "4502"],
+    "there are 60 training problems": ["--prompts_per_step", "62"],
     "--max_prompt_tokens is 10": ["--max_prompt_tokens", "10"],
     "tests is not a model folder": ["--model", "tests"],
     "models/nowhere is not a model folder": ["--model", "models/nowhere"],

@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import math
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -21,6 +23,7 @@ from runtime import (
     checks,
     clock,
     header,
+    machine,
     memory,
     records,
     settings,
@@ -75,6 +78,7 @@ class Args:
     run_dir: str = ""
     resume: str = ""
     track: bool = False
+    dry_run: bool = False
 
 
 SIZES = {
@@ -241,6 +245,87 @@ def test_settings_of_a_resumed_run(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"script": "cispo"}))
     with pytest.raises(ValueError, match=f"another script, cispo.py, not by {__name__}.py"):
         settings.of_resumed_run([resume], Args)
+
+
+# ------------------------------------------------------------------------------------------ machine
+
+
+def flags_of_this_cpu():
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return line.split()
+    return []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about processors")
+@pytest.mark.skipif(not flags_of_this_cpu(), reason="this system has no list of a processor's flags")
+def test_bfloat16_is_fast_where_the_processor_has_instructions_for_it():
+    expected = {"avx512_bf16", "amx_bf16"} & set(flags_of_this_cpu())
+    assert machine.has_fast_bfloat16() == bool(expected)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_type_of_compute_is_what_the_machine_is_fast_at(fast, monkeypatch):
+    monkeypatch.setattr(machine, "has_fast_bfloat16", lambda: fast)
+    for script in ("grpo", "acpo"):
+        trainer = importlib.import_module(script)
+        monkeypatch.setattr(trainer, "ON_GPU", False)
+        args = trainer.parse_args([])
+        assert args.dtype == ("bfloat16" if fast else "float32")
+        _, sources = trainer.default_settings([])
+        found = settings.differences(args, sources)
+        assert found.get("dtype") == (None if fast else ("bfloat16", "bfloat16 is slow here"))
+        assert trainer.parse_args(["--dtype", "bfloat16"]).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "task, n_gpus, checkpointing",
+    [("kk", 1, True), ("kk", 4, False), ("math", 4, True), ("math", 8, False)],
+)
+def test_many_gpus_recompute_nothing(task, n_gpus, checkpointing, monkeypatch):
+    trainer = importlib.import_module("grpo")
+    monkeypatch.setattr(trainer, "ON_GPU", True)
+    monkeypatch.setattr(trainer, "WORLD_SIZE", n_gpus)
+    args = trainer.parse_args(["--task", task])
+    assert (args.gradient_checkpointing, args.compile, args.dtype) == (checkpointing, True, "bfloat16")
+
+
+@pytest.mark.parametrize("visible, expected", [(None, "driver 535.104.05"), ("", ""), ("0", "535.104.05")])
+def test_a_driver_that_torch_cannot_use_is_said(visible, expected, tmp_path, monkeypatch):
+    """Otherwise torch says only that there is no GPU, and training would begin on the CPU."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA A100-SXM4-80GB, 535.104.05'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.nvidia_smi("name,driver_version") == [["NVIDIA A100-SXM4-80GB", "535.104.05"]]
+    if expected:
+        with pytest.raises(ValueError, match=expected):
+            checks.check_gpus(Args())
+    else:
+        checks.check_gpus(Args())
+    monkeypatch.setattr(torch.version, "cuda", None)  # torch's CPU build was chosen
+    checks.check_gpus(Args())
+
+
+def test_a_gpu_without_bfloat16_is_refused(monkeypatch):
+    monkeypatch.setattr(checks.processes, "ON_GPU", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    for capability, refused in (((7, 5), True), ((8, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda here=capability: here)
+        checks.check_gpus(Args(dtype="float32"))
+        if refused:
+            with pytest.raises(ValueError, match="Tesla T4 has no bfloat16"):
+                checks.check_gpus(Args())
+        else:
+            checks.check_gpus(Args())
 
 
 # ------------------------------------------------------------------------------------------- checks
