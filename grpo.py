@@ -35,7 +35,9 @@ release is a fork of verl.
   release clamps log(π_ref/π) to ±5, clamps k3 to 10, and leaves log(π/π_old) alone.
 - Dual clip. The release limits −ρ·A to 10·|A| if A < 0. Eq. 1 does not, nor does this file.
 - Precision. Weights and AdamW's state are float32, because steps of lr 1e-6 round to nothing in
-  bfloat16. Compute is bfloat16 (autocast), except with --dtype float32.
+  bfloat16. Compute is bfloat16 (autocast), except with --dtype float32, the default on CPUs without
+  instructions for bfloat16. Several processes round the embedding and the norms' weights, too, when
+  they gather them.
 - Evaluation is greedy. The paper says so for mathematics only. For Knights & Knaves (K&K) the
   release logs both greedy accuracy and accuracy at temperature 1.
 

@@ -4,8 +4,9 @@
 
 Both have the same model, prompts (with an exact number of tokens), group size, response length (the end token is
 ignored), temperature 1, β 0.001, clip 0.2/0.24, AdamW, 2 optimizer updates per step, no gradient checkpointing, and a
-reward that takes no time. TRL samples with transformers here, because on a CPU it can't pass weights to vLLM. Each
-measurement is a separate process: one step of grpo.py, one of TRL, and one of grpo.py again.
+reward that takes no time. On a GPU TRL samples with vLLM in the same process, which sleeps while it trains, as in
+grpo.py; on a CPU it can't pass weights to vLLM, and samples with transformers. Each measurement is a separate process:
+one step of grpo.py, one of TRL, and one of grpo.py again.
 Results: benchmarks/results/trl.json.
 """
 
@@ -72,8 +73,11 @@ def main(sizes):
         print(f"installing {TRL} into {sizes.venv}")
         subprocess.run([sys.executable, "-m", "venv", sizes.venv], check=True)
         pip = [sizes.venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, f"torch=={common.torch.__version__.split('+')[0]}"], check=True)
-        subprocess.run([*pip, TRL], check=True)
+        if common.torch.cuda.is_available():
+            subprocess.run([*pip, TRL.replace("trl", "trl[vllm]")], check=True)  # vLLM decides which torch
+        else:
+            subprocess.run([*pip, f"torch=={common.torch.__version__.split('+')[0]}"], check=True)
+            subprocess.run([*pip, TRL], check=True)
     results = {"grpo": [], "trl": []}
     texts = common.prompts(AutoTokenizer.from_pretrained(sizes.model), sizes.prompts, sizes.prompt_tokens)
     for turn in sizes.turns.split():

@@ -34,7 +34,8 @@ def against_trl(result):
         "|---|---|---|",
     ]
     version, torch = (runs["trl"][0]["versions"][name].split("+")[0] for name in ("trl", "torch"))
-    names = {"grpo": "grpo.py", "trl": f"TRL {version} (torch {torch}), sampling with transformers"}
+    sampler = "vLLM" if "vllm" in runs["trl"][0]["versions"] else "transformers"
+    names = {"grpo": "grpo.py", "trl": f"TRL {version} (torch {torch}), sampling with {sampler}"}
     for name, words in names.items():
         seconds = " and ".join(f"{run['seconds']:.0f}" for run in runs[name])
         memory = " and ".join(f"{run['peak_memory_gb']:.1f}" for run in runs[name])
