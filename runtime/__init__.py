@@ -9,6 +9,8 @@
 - records: the folder of a run and the files in it
 - terminal: the lines that a run prints while it goes on
 - before_after: one test problem with its responses before and after training
+- files: replacing a file so that a kill can't spoil it, and the lock on a run's folder
+- faults: one message if a run can't write its files
 - checkpoints: writing a checkpoint that survives a kill, and resuming from it
 - weights: a sample of the weights, to see how many of them a step changes
 - clock: seconds by phase
