@@ -57,8 +57,8 @@ def check_model(args, head_chunk):
     """
     check_model_folder(args.model)
     try:
-        config = AutoConfig.from_pretrained(args.model)
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        config = AutoConfig.from_pretrained(args.model, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"--model {args.model} can't be loaded: {error}") from error
     n_params, needed, available = memory.estimate(config, args, head_chunk)
