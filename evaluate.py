@@ -52,7 +52,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from rewards import encode
 from rewards.kk import SUFFIXES, parse_people
-from runtime import files, records
+from runtime import files, hub, records
 from tools import words
 
 ON_GPU = torch.cuda.is_available()
@@ -283,13 +283,16 @@ def load_problems(args):
         folder = folder / args.suite
     if args.suite == "math":
         problems = []
-        for name, source in math_sources(args, folder).items():
+        sources = math_sources(args, folder)
+        hub.ask("", *sources.values())
+        for name, source in sources.items():
             try:
                 problems += [problem | {"category": name} for problem in task.load(source, "test")]
             except ValueError as error:
                 raise ValueError(f"{SETS[name][0]}: {error} {where_from(name)}") from error
     else:
         source = args.data[0] if args.data else str(folder) if args.data_dir else None
+        hub.ask("", source or "")
         counts = (
             parse_people(args.people) if args.suite == "kk" else task.parse_numbers(args.numbers)
         )
@@ -795,6 +798,8 @@ def main():
     try:
         args = tyro.cli(Args, use_underscores=True, description=__doc__.split("\n\n")[0])
         settle(args)
+        for model in args.models:
+            hub.ask(model)
         task, problems = load_problems(args)
         paths = [path for model in args.models for path in checkpoints(model, args.last)]
         plans = {path: requests_of(path, problems, args) for path in dict.fromkeys(paths)}

@@ -61,11 +61,12 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
-from rewards import load_task, next_prompts
+from rewards import data_sources, load_task, next_prompts
 from runtime import (
     checkpoints,
     checks,
     header,
+    hub,
     memory,
     processes,
     quiet,
@@ -241,6 +242,7 @@ def prepare(args):
     dictionary of sizes for the header. Sets args.steps if only --epochs is given. ValueError if
     something can't work.
     """
+    hub.ask(args.model, *data_sources(args))
     # HEAD_CHUNK, the tokens per block of logits (below), is for the estimate of the memory.
     tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
     task, train, test = load_task(args, tokenizer)

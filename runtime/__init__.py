@@ -4,6 +4,7 @@
 - processes: the processes of a run, their devices, and what they tell each other
 - settings: where settings come from, and whether they are in range
 - checks: mistakes that can be found before anything large is loaded
+- hub: whether the Hugging Face hub can be reached
 - memory: how much a run will need, how much it used, and how freed memory is used again
 - header: what a run prints before it starts
 - records: the folder of a run and the files in it
