@@ -31,7 +31,9 @@ def disk_errors_end_the_run(what, run_dir, unfinished=None):
     if processes.RANK == 0:
         if unfinished:
             shutil.rmtree(unfinished, ignore_errors=True)
-        print(f"error: {what} can't be written: {problems[0]}. {way_on(run_dir)}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # stderr may be a file on the same disk
+            message = f"error: {what} can't be written: {problems[0]}. {way_on(run_dir)}"
+            print(message, file=sys.stderr)
     processes.end()
     sys.exit(1)
 
@@ -39,11 +41,16 @@ def disk_errors_end_the_run(what, run_dir, unfinished=None):
 def reason(error):
     """Why something could not be written, in words; "" if the disk is not to blame."""
     if isinstance(error, CheckpointException):  # {process: (its error, where it arose)}
-        errors = [of_process for of_process, _ in error.failures.values()]
-        return next((reason(inner) for inner in errors if isinstance(inner, OSError)), "")
+        reasons = [reason(of_process) for of_process, _ in error.failures.values()]
+        return next((words for words in reasons if words), "")
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    return str(error)
+    if isinstance(error, SafetensorError):
+        return str(error)
+    if "inline_container" in str(error):  # torch.save's own, whatever the system said
+        before = error.__context__
+        return reason(before) if isinstance(before, OSError) else "the disk may be full"
+    return ""
 
 
 def way_on(run_dir):
