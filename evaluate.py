@@ -45,13 +45,14 @@ from typing import Literal
 import torch
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from rewards import encode
 from rewards.kk import SUFFIXES, parse_people
-from runtime import machine, records
+from runtime import files, hub, machine, records
 from tools import words
 
 ON_GPU = torch.cuda.is_available()
@@ -96,7 +97,7 @@ class Args:
     kv_cache_gb: float | None = None
     # Responses that are sampled and saved together, > 0; None: 512, on a CPU 128
     batch: int | None = None
-    seed: int = 0  # of generated puzzles and of sampling, >= 0
+    seed: int = 0  # of generated puzzles and of sampling, in [0, 4294967295]
     keep_responses: bool = False  # also write every response with its score
     # Folder for results and responses; a rerun reads the responses instead of sampling them again.
     out: str = "evaluations"
@@ -112,6 +113,15 @@ DEFAULTS["countdown"] = {
     "samples": 4,
     "temperature": 1.0,
 }
+OF_A_RUN = {  # the settings of a run that are used here, with their types
+    "task": [str],
+    "people": [str],
+    "numbers": [str],
+    "chat_template": [str],
+    "max_response_tokens": [int],
+    "eval_temperature": [int, float],
+}
+MOST_SAMPLES = 16384  # vLLM's limit
 CPU_TOKENS = 128  # max_response_tokens without a GPU, except if kk_tiny is the only model
 
 SETS = {  # math: title, possible names of its file (letters and digits only), hub id, the papers' file
@@ -149,12 +159,12 @@ def settle(args):
     for name in ("last", "limit", "samples", "max_response_tokens", "kv_cache_gb", "batch"):
         if getattr(args, name) is not None and not 0 < getattr(args, name) < math.inf:
             raise ValueError(f"--{name} is {getattr(args, name)}; it must be greater than 0")
-    if args.seed < 0 or not args.models:
-        raise ValueError(
-            f"--seed is {args.seed}; it must be 0 or greater"
-            if args.models
-            else "no model is given"
-        )
+    if not args.models:
+        raise ValueError("no model is given")
+    if not 0 <= args.seed < 2**32:
+        raise ValueError(f"--seed is {args.seed}; it must be in [0, 4294967295]")
+    if (args.samples or 1) > MOST_SAMPLES:
+        raise ValueError(f"--samples is {args.samples}; it must be at most {MOST_SAMPLES}")
     others = [model for model in dict.fromkeys(args.models) if model != args.versus]
     args.models = models = [*others, *([args.versus] if args.versus else [])]
     # Models other than runs have one checkpoint.
@@ -199,11 +209,22 @@ def the_one(name, values):
 
 
 def run_settings(model):
-    """The content of args.json of a run, or of the run of a checkpoint; {} if there is none."""
+    """The content of args.json of a run, or of the run of a checkpoint; {} if there is none.
+
+    ValueError, with the file's name, if it can't be read or a setting that is used is of another type.
+    """
     folder = Path(model).expanduser().absolute()
     places = [folder, *(folder.parents[1:2] if folder.parent.name == "checkpoints" else [])]
     found = [place / "args.json" for place in places if (place / "args.json").is_file()]
-    return json.loads(found[0].read_text()) if found else {}
+    if not found:
+        return {}
+    settings = files.read_object(found[0])
+    for name, kind in OF_A_RUN.items():
+        if name in settings and type(settings[name]) not in kind:
+            raise ValueError(f"{found[0]} can't be used: {name} is {settings[name]!r}")
+    if settings.get("task", "kk") not in DEFAULTS:
+        raise ValueError(f"{found[0]} can't be used: there is no task {settings['task']!r}")
+    return settings
 
 
 # ------------------------------------------------------------------------------------------------ models and problems
@@ -240,7 +261,8 @@ def checkpoints(model, last):
 def fingerprint(model):
     """SHA-256 (hex) of a folder's weights, configuration and tokenizer; for a hub id, the id and its commit."""
     if not Path(model).is_dir():
-        return f"{model} {AutoConfig.from_pretrained(model)._commit_hash}"
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        return f"{model} {config._commit_hash}"
     digest = hashlib.sha256()
     for path in sorted(Path(model).iterdir()):
         if path.suffix in (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"):
@@ -264,13 +286,16 @@ def load_problems(args):
         folder = folder / args.suite
     if args.suite == "math":
         problems = []
-        for name, source in math_sources(args, folder).items():
+        sources = math_sources(args, folder)
+        hub.ask("", *sources.values())
+        for name, source in sources.items():
             try:
                 problems += [problem | {"category": name} for problem in task.load(source, "test")]
             except ValueError as error:
                 raise ValueError(f"{SETS[name][0]}: {error} {where_from(name)}") from error
     else:
         source = args.data[0] if args.data else str(folder) if args.data_dir else None
+        hub.ask("", source or "")
         counts = (
             parse_people(args.people) if args.suite == "kk" else task.parse_numbers(args.numbers)
         )
@@ -345,8 +370,8 @@ def requests_of(model, problems, args):
     """
     try:
         config, tokenizer = (
-            AutoConfig.from_pretrained(model).get_text_config(),
-            AutoTokenizer.from_pretrained(model),
+            AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config(),
+            AutoTokenizer.from_pretrained(model, trust_remote_code=False),
         )
     except (OSError, ValueError) as error:
         raise ValueError(f"{model} can't be loaded: {error}") from error
@@ -406,6 +431,7 @@ def load_engine(model, engine, seed):
         "dtype": engine["dtype"],
         "seed": seed,
         "use_tqdm_on_load": False,
+        "trust_remote_code": False,
     }
     # A model's own generation config would silently change top-p, top-k and temperature.
     options["generation_config"] = "vllm"
@@ -787,9 +813,14 @@ def main():
     try:
         args = tyro.cli(Args, use_underscores=True, description=__doc__.split("\n\n")[0])
         settle(args)
+        for model in args.models:
+            hub.ask(model)
         task, problems = load_problems(args)
         paths = [path for model in args.models for path in checkpoints(model, args.last)]
         plans = {path: requests_of(path, problems, args) for path in dict.fromkeys(paths)}
+        Path(args.out, "responses").mkdir(parents=True, exist_ok=True)
+        for folder in (args.out, Path(args.out, "responses")):
+            files.check_writable(folder)
     except (ValueError, OSError) as error:  # the user can correct these: one line, no traceback
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
@@ -797,9 +828,11 @@ def main():
         Console(highlight=False, width=None if sys.stdout.isatty() else 160),
         time.perf_counter(),
     )
-    console.rule(f"[bold]evaluate.py[/] {', '.join(args.models)}")
+    console.rule(f"[bold]evaluate.py[/] {escape(', '.join(args.models))}")
     console.print(
-        "   ".join(f"{name} [bold]{value}[/]" for name, value in settings_of(args).items())
+        "   ".join(
+            f"{name} [bold]{escape(str(value))}[/]" for name, value in settings_of(args).items()
+        )
     )
     columns, rows, values, responses = columns_of(problems, args), [], [], []
     try:
@@ -844,7 +877,7 @@ def main():
         for i, name in enumerate(lines[0]):
             table.add_column(name, justify="right" if i else "left", overflow="fold")
         for line in lines[1:]:
-            table.add_row(*(cell.replace(" ± ", "\n±") for cell in line))
+            table.add_row(*(escape(cell.replace(" ± ", "\n±")) for cell in line))
         console.print(table)
         lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
         text += f"{title}:\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
@@ -857,26 +890,27 @@ def main():
     of = [settings_of(args), [[part["responses"] for part in row["checkpoints"]] for row in rows]]
     more = f"_and_{len(rows) - 1}_more" * (len(rows) > 1)
     name = f"{args.suite}_{short_name(args.models[0])}{more}_{hashlib.sha256(json.dumps(of).encode()).hexdigest()[:8]}"
-    files = [
+    outputs = [
         Path(args.out, name + end) for end in (".json", ".md", "_words.png", "_responses.jsonl")
     ]
-    files[0].write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    files[1].write_text(text + caption(rows, problems, args) + "\n")
+    outputs[0].write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    outputs[1].write_text(text + caption(rows, problems, args) + "\n")
     if args.words:
-        words.draw(rows, files[2])
+        words.draw(rows, outputs[2])
     if args.keep_responses:
         everything = [score for of_model in responses for scores in of_model for score in scores]
-        files[3].write_text(
+        outputs[3].write_text(
             "".join(json.dumps(score, ensure_ascii=False) + "\n" for score in everything)
         )
     written = [
         file.name
-        for file, wanted in zip(files, (True, True, args.words, args.keep_responses))
+        for file, wanted in zip(outputs, (True, True, args.words, args.keep_responses))
         if wanted
     ]
     console.print(
         f"{time.perf_counter() - started:.0f} s; in {args.out}: {', '.join(written)}",
         soft_wrap=True,
+        markup=False,
     )
 
 

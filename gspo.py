@@ -49,11 +49,12 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
-from rewards import load_task, next_prompts
+from rewards import data_sources, load_task, next_prompts
 from runtime import (
     checkpoints,
     checks,
     header,
+    hub,
     machine,
     memory,
     processes,
@@ -67,11 +68,12 @@ from runtime.clock import timed
 from runtime.processes import DEVICE, ON_GPU, RANK, WORLD_SIZE, all_reduce, full_tensor, gather
 from runtime.settings import (
     EvaluationTemperature,
+    GroupSize,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     PositiveShare,
+    Seed,
     Share,
     Temperature,
 )
@@ -103,7 +105,7 @@ class Args:
 
     # ---- sampling
     prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes
-    responses_per_prompt: PositiveInt = 8  # G, the group size
+    responses_per_prompt: GroupSize = 8  # G, the group size
     max_response_tokens: PositiveInt = 4096  # longer responses are cut off
     temperature: Temperature = 0.7  # of sampling, and of every probability in the loss
 
@@ -128,9 +130,9 @@ class Args:
     eval_temperature: EvaluationTemperature = 0.0  # of evaluation; 0: greedy
     save_every: PositiveInt = 20  # write a checkpoint every so many steps, and after the last
     keep_checkpoints: PositiveInt = 3  # how many of the newest checkpoints stay on disk
-    seed: NonNegativeInt = 0  # of the order of prompts and of sampling
+    seed: Seed = 0  # of the order of prompts and of sampling
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
-    resume: str = ""  # a run folder to continue; its settings are the defaults then
+    resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
     track: bool = False  # also log to Weights & Biases (pip install wandb)
     dry_run: bool = False  # check everything, estimate the memory, load nothing and end
 
@@ -242,6 +244,7 @@ def prepare(args):
     dictionary of sizes for the header. Sets args.steps if only --epochs is given. ValueError if
     something can't work.
     """
+    hub.ask(args.model, *data_sources(args))
     # HEAD_CHUNK, the tokens per block of logits (below), is for the estimate of the memory.
     tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
     task, train, test = load_task(args, tokenizer)
@@ -367,7 +370,7 @@ def shared_prompt_length(ids, mask):
 def load_policy(args, trained):
     """The model to train (float32 weights) or the frozen reference (weights in --dtype)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
-    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
+    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
     lm.config.dtype = args.dtype  # changes no weight: it says how checkpoints will save them
     if trained and args.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -521,6 +524,7 @@ def load_sampler(args):
         "logprobs_mode": "processed_logprobs",  # log-probabilities at the sampling temperature
         "generation_config": "vllm",  # no top-p, top-k or temperature of the model's own
         "use_tqdm_on_load": False,
+        "trust_remote_code": False,
     }
     if ON_GPU:
         options["enable_sleep_mode"] = True
@@ -856,6 +860,7 @@ def batch_metrics(batch, problems, scores, args):
 
 
 def main():
+    signals.end_while_loading()
     with settings.errors_in_one_line():  # those that the user can fix
         args = parse_args(sys.argv[1:])
         _, sources = default_settings(sys.argv[1:])  # for the header
@@ -879,19 +884,18 @@ def main():
     step = 0
     num_prompts_used = 0
     if args.resume:
-        newest = checkpoints.complete(args.resume)[-1]
-        step, num_prompts_used = checkpoints.load(policy, optimizer, newest)
+        step, num_prompts_used = checkpoints.load(policy, optimizer, args.resume)
     sync_weights(policy, llm, args)
     stop_ids = end_token_ids(policy)
-    run = records.Records(step, args, sizes) if RANK == 0 else None
+    run = records.Records(step, args, sizes)  # in process 0 it writes
     asked_to_stop = signals.catch()  # a list, which a signal's name is put into
     if step == 0:
         metrics, examples = evaluate(llm, task, test, stop_ids, step, args)
-        if RANK == 0:
-            run.write({"step": 0, **metrics})
-            run.write_tests(step, examples)
+        run.write({"step": 0, **metrics})
+        run.write_tests(step, examples)
+    interrupted = all_reduce(len(asked_to_stop)) > 0
 
-    while step < args.steps:
+    while step < args.steps and not interrupted:
         step += 1
         started = time.perf_counter()
         metrics = {"step": step}
@@ -942,18 +946,16 @@ def main():
         if last or is_due:
             test_metrics, examples = evaluate(llm, task, test, stop_ids, step, args)
             metrics.update(test_metrics)
-            if RANK == 0:
-                run.write_tests(step, examples)
-        if RANK == 0:
-            run.write(metrics)
-            run.write_samples(step, problems, texts, scores)  # a few of them
+            run.write_tests(step, examples)
+        run.write(metrics)
+        run.write_samples(step, problems, texts, scores)  # a few of them
+        # A signal may also come during the evaluation, or during the save.
+        interrupted = all_reduce(len(asked_to_stop)) > 0
         if last or interrupted or step % args.save_every == 0:
             checkpoints.save(policy, optimizer, tokenizer, step, num_prompts_used, args)
-        if interrupted:
-            break
+            interrupted = all_reduce(len(asked_to_stop)) > 0
 
-    if RANK == 0:
-        run.close(step, asked_to_stop)
+    run.close(step, asked_to_stop)
     del llm  # before the process group, which it uses
     processes.end()
 

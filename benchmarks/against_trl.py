@@ -69,6 +69,11 @@ def main(sizes):
     import common
     from transformers import AutoTokenizer
 
+    common.check_sizes(sizes)
+    with common.settings.errors_in_one_line():  # before TRL is installed
+        if set(sizes.turns.split()) != {"grpo", "trl"}:
+            raise ValueError(f"--turns is {sizes.turns!r}; it takes grpo and trl, each at least once")
+        tokenizer = AutoTokenizer.from_pretrained(sizes.model, trust_remote_code=False)
     if not (sizes.venv / "bin" / "python").exists():
         print(f"installing {TRL} into {sizes.venv}")
         subprocess.run([sys.executable, "-m", "venv", sizes.venv], check=True)
@@ -79,7 +84,7 @@ def main(sizes):
             subprocess.run([*pip, f"torch=={common.torch.__version__.split('+')[0]}"], check=True)
             subprocess.run([*pip, TRL], check=True)
     results = {"grpo": [], "trl": []}
-    texts = common.prompts(AutoTokenizer.from_pretrained(sizes.model), sizes.prompts, sizes.prompt_tokens)
+    texts = common.prompts(tokenizer, sizes.prompts, sizes.prompt_tokens)
     for turn in sizes.turns.split():
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "prompts.json").write_text(json.dumps(texts))

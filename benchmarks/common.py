@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from rewards import encode, kk
-from runtime import memory, records
+from runtime import memory, records, settings
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -31,6 +31,16 @@ def prompts(tokenizer, n, n_tokens):
         if len(tokenizer.encode(text, add_special_tokens=False)) == n_tokens:
             found.append(text)
     return found
+
+
+def check_sizes(sizes):
+    """Ends the program with one line (exit code 2) if a number is not positive, or the name is a path."""
+    with settings.errors_in_one_line():
+        for name, value in vars(sizes).items():
+            if type(value) is int and value <= 0:
+                raise ValueError(f"--{name} is {value}; it must be greater than 0")
+        if Path(sizes.name).name != sizes.name:
+            raise ValueError(f"--name is {sizes.name!r}; it must be a name, not a path")
 
 
 def seconds(work, *args):
@@ -53,10 +63,11 @@ class Step:
             "model": model, "prompts_per_step": n_prompts, "responses_per_prompt": n_responses, "temperature": 1.0,
             "max_prompt_tokens": prompt_tokens, "max_response_tokens": response_tokens,
         }  # fmt: skip
-        self.args = args = trainer.parse_args([*(f"--{name}={value}" for name, value in sizes.items()), *flags])
-        trainer.check_args(args)
+        with settings.errors_in_one_line():
+            self.args = args = trainer.parse_args([*(f"--{name}={value}" for name, value in sizes.items()), *flags])
+            trainer.check_args(args)
+            tokenizer = trainer.checks.check_model(args, trainer.HEAD_CHUNK)[0]
         memory.keep_freed_memory()
-        tokenizer = trainer.checks.check_model(args, trainer.HEAD_CHUNK)[0]
         texts = prompts(tokenizer, n_prompts, prompt_tokens)
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         self.problems = [{"id": i, "prompt_ids": prompt} for i, prompt in enumerate(ids)]

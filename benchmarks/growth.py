@@ -132,6 +132,9 @@ def measure_all():
 def main(args):
     path = common.RESULTS / "growth.json"
     if not args.draw_only:
+        if not TOKENIZER.exists():
+            print(f"error: {TOKENIZER} is not there: make model gets it", file=sys.stderr)
+            sys.exit(2)
         measure_all()
     if not path.exists():
         print(f"error: {path} is not there: run without --draw_only first", file=sys.stderr)

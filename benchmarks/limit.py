@@ -121,6 +121,7 @@ def measure(step, number):
 
 
 def main(sizes):
+    common.check_sizes(sizes)
     step = common.Step("grpo", *list(asdict(sizes).values())[:5])
     rounds = [measure(step, number) for number in range(sizes.rounds + 1)][1:]
     phases = {}

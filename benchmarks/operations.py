@@ -47,6 +47,7 @@ def seconds_by_operation(work):
 
 
 def main(sizes):
+    common.check_sizes(sizes)
     step = common.Step("grpo", *list(asdict(sizes).values())[:5])
     trainer, args, policy = step.trainer, step.args, step.policy
     step.sample(1)

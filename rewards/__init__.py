@@ -41,6 +41,15 @@ def load_task(args, tokenizer):
     return task, *splits
 
 
+def data_sources(args):
+    """The files, folders or hub ids that load_task (args: the same) reads; "" for problems that are generated."""
+    task = importlib.import_module(f"rewards.{args.task}")
+    if args.data:
+        return [args.data, args.test_data]
+    of_hub = getattr(task, "HUB", {"train": "", "test": ""})
+    return [of_hub["train"], args.test_data or of_hub["test"]]
+
+
 def encode(tokenizer, problem, chat_template="auto"):
     """Token ids of the prompt (a list of ints): the chat in the tokenizer's template, then the prefix.
 

@@ -293,7 +293,7 @@ def read_hub(name, split):
 
     datasets.disable_progress_bars()
     try:
-        parts = datasets.load_dataset(name, split)
+        parts = datasets.load_dataset(name, split, trust_remote_code=False)
     except Exception as error:  # for example no network, no such id, or no such config
         raise ValueError(
             f"could not load the data set {name!r} (config {split!r}) from the Hugging Face hub: {error}\n"

@@ -358,7 +358,7 @@ def read_hub(name, split):
     import datasets
 
     try:
-        parts = datasets.load_dataset(name)
+        parts = datasets.load_dataset(name, trust_remote_code=False)
     except Exception as error:  # for example no network, or no such id
         raise ValueError(
             f"could not load the data set {name!r} from the Hugging Face hub: {error}\n"

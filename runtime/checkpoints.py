@@ -1,26 +1,76 @@
 """Checkpoints: a run that is resumed from one goes on as if it had never stopped, to the last bit.
 
 RUN/checkpoints/step_000020 is a Hugging Face folder: any program that reads models reads it. Beside
-the model it holds `trainer/`, the state of training, and `trainer_state.json`, the place in the
-run. A kill at any moment, also in the middle of a save, leaves the last complete checkpoint as it
-was.
+the model it holds
+
+trainer/            the state of training, as torch.distributed.checkpoint (DCP) writes it
+trainer_state.json  the place in the run
+checksums.json      the SHA-256 of every other file
+
+A kill at any moment, also in the middle of a save, leaves the last complete checkpoint as it was.
+What a disk has damaged since is found before a run is resumed. Resuming runs no code from a
+checkpoint: see read_index.
 """
 
 import json
+import pickle
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from runtime import processes
+from runtime import faults, files, processes
+
+CHECKSUMS = "checksums.json"
+POSITION = "trainer_state.json"
+INDEX = "trainer/.metadata"  # DCP's list of tensors, and where each of them is
+
+
+# --------------------------------------------------------------------------------- folders of a run
+
+
+def all_of(run_dir):
+    """The folders of a run's checkpoints, oldest first. One that is damaged is among them."""
+    folders = Path(run_dir).glob("checkpoints/step_*")
+    return sorted(filter(is_checkpoint, folders), key=step_of)
 
 
 def complete(run_dir):
-    """The folders of a run's complete checkpoints, oldest first."""
-    last_files = Path(run_dir).glob("checkpoints/step_??????/trainer_state.json")
-    return sorted(path.parent for path in last_files)
+    """Those that have trainer_state.json, which is written among the last, oldest first."""
+    return [folder for folder in all_of(run_dir) if (folder / POSITION).is_file()]
+
+
+def is_checkpoint(folder):
+    """Whether this is the path of a checkpoint: RUN/checkpoints/step_STEP."""
+    return folder.parent.name == "checkpoints" and bool(re.fullmatch(r"step_\d{6,}", folder.name))
+
+
+def step_of(folder):
+    return int(folder.name.removeprefix("step_"))
+
+
+def run_of(resume):
+    """The run folder that --resume names: RUN, or RUN/checkpoints/step_STEP."""
+    folder = Path(resume)
+    return folder.parents[1] if is_checkpoint(folder) else folder
+
+
+def to_resume(resume):
+    """The checkpoint that --resume names: the one given, or the run's newest. None without one."""
+    folder = Path(resume)
+    if is_checkpoint(folder):
+        return folder if folder.is_dir() else None
+    there = all_of(folder)
+    return there[-1] if there else None
+
+
+# ------------------------------------------------------------------------------------------- saving
 
 
 def save(policy, optimizer, tokenizer, step, n_used, args):
@@ -28,44 +78,173 @@ def save(policy, optimizer, tokenizer, step, n_used, args):
 
     The model is written in args.dtype, which is the sampler's, the state of training in float32.
     step: steps done; n_used: training problems used, which is the place in the data.
-    All processes must call it.
+    All processes must call it. If it can't be written, the run ends with one message.
     """
     path = Path(args.run_dir, "checkpoints", f"step_{step:06d}")
     unfinished = path.with_suffix(".tmp")
-    if processes.RANK == 0:
-        for left_by_a_kill in path.parent.glob("*.tmp"):
-            shutil.rmtree(left_by_a_kill)
-        unfinished.mkdir(parents=True)
-    processes.barrier()  # the others need the folder
 
-    dcp.save(
-        trainer_state(policy, optimizer),
-        checkpoint_id=unfinished / "trainer",
-        no_dist=processes.WORLD_SIZE == 1,
-    )
+    def disk_errors_end_the_run():
+        return faults.disk_errors_end_the_run(f"checkpoint {path}", args.run_dir, unfinished)
+
+    with disk_errors_end_the_run():
+        if processes.RANK == 0:
+            make_way(path, unfinished)
+    with disk_errors_end_the_run():
+        dcp.save(
+            trainer_state(policy, optimizer),
+            checkpoint_id=unfinished / "trainer",
+            no_dist=processes.WORLD_SIZE == 1,
+        )
     weights = whole_weights(policy, getattr(torch, args.dtype))
+    names = []
+    with disk_errors_end_the_run():
+        if processes.RANK == 0:
+            read_index(unfinished)  # what resuming would refuse is found here
+            save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
+            policy.lm.config.save_pretrained(unfinished)
+            policy.lm.generation_config.save_pretrained(unfinished)
+            tokenizer.save_pretrained(unfinished)
+            position = {"step": step, "n_used": n_used}
+            (unfinished / POSITION).write_text(json.dumps(position))
+            names = files_in(unfinished)
+    sums = checksums(unfinished, processes.broadcast(names))
+    with disk_errors_end_the_run():
+        if processes.RANK == 0:
+            (unfinished / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n")
+            files.sync_all(unfinished)
+            # Only now does it get its name, when all of it is on the disk, so that a folder with
+            # this name is never half written; and old checkpoints go only when the new one is
+            # there.
+            files.rename(unfinished, path)
+            for old in complete(args.run_dir)[: -args.keep_checkpoints]:
+                delete(old)
+
+
+def make_way(path, unfinished):
+    """Makes the folder that a checkpoint is written in; removes what would be in its way."""
+    for left_by_a_kill in path.parent.glob("*.tmp"):
+        shutil.rmtree(left_by_a_kill)
+    if path.exists():  # without its state file, or it would count and this step would not come
+        delete(path)
+    unfinished.mkdir(parents=True)
+
+
+def delete(path):
+    """Deletes a checkpoint."""
+    # renamed first, so that a folder that is half deleted is not taken for a complete one
+    shutil.rmtree(path.rename(path.with_suffix(".tmp")))
+
+
+def files_in(folder):
+    """The names of all files in a folder and its folders, sorted: ["config.json", …]."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return sorted(str(path.relative_to(folder)) for path in paths)
+
+
+def checksums(folder, names):
+    """{name: SHA-256 in hex, or None if the file can't be read}.
+
+    The processes share the work: all must call it, with the same names.
+    """
+    mine = []
+    for name in names[processes.RANK :: processes.WORLD_SIZE]:
+        try:
+            mine.append((name, files.sha256(folder / name)))
+        except OSError:
+            mine.append((name, None))
+    return dict(processes.gather(mine))
+
+
+# ------------------------------------------------------------------------------------------ loading
+
+
+def check(resume):
+    """ValueError if the checkpoint that --resume names is damaged; it names one that is not.
+
+    Reads every byte of it. A checkpoint that was made before checkpoints had checksums is accepted
+    with a printed note if no file is missing. All processes must call it.
+    """
+    path = to_resume(resume)
+    damage = damage_of(path)
+    if not damage:
+        if processes.RANK == 0 and not (path / CHECKSUMS).exists():
+            print(f"note: {path} has no {CHECKSUMS}: whether its files are damaged is not known")
+        return
+    older = [folder for folder in all_of(run_of(resume)) if step_of(folder) < step_of(path)]
+    for folder in reversed(older):
+        if not damage_of(folder):
+            raise ValueError(
+                f"checkpoint {path} is damaged: {damage}; --resume {folder} goes on from an older "
+                "one that is not"
+            )
+    raise ValueError(
+        f"checkpoint {path} is damaged: {damage}; there is no older one to go on from, so start "
+        "again in another --run_dir"
+    )
+
+
+def damage_of(path):
+    """Which file of a checkpoint is damaged, and how, in words; "" if none. All must call it."""
+    expected, damage = {}, ""
     if processes.RANK == 0:
-        save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
-        policy.lm.config.save_pretrained(unfinished)
-        policy.lm.generation_config.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-        position = {"step": step, "n_used": n_used}
-        (unfinished / "trainer_state.json").write_text(json.dumps(position))
-        # Only now does it get its name. Renaming happens at once or not at all, so that a folder
-        # with this name is never half written; and old checkpoints go only when the new one is
-        # there.
-        unfinished.rename(path)
-        for old in complete(args.run_dir)[: -args.keep_checkpoints]:
-            # renamed first, so that a folder that is half deleted is not taken for a complete one
-            shutil.rmtree(old.rename(old.with_suffix(".tmp")))
-    processes.barrier()  # no process goes on before the checkpoint is there
+        try:
+            expected = expected_checksums(path)
+        except (ValueError, OSError) as error:
+            damage = str(error)
+    expected, damage = processes.broadcast((expected, damage))
+    if damage:
+        return damage
+    found = checksums(path, list(expected))
+    for name, checksum in expected.items():
+        if found[name] is None:
+            return f"{name} is missing or can't be read"
+        if found[name] != checksum:
+            return f"{name} is not what was written (its checksum differs)"
+    return ""
 
 
-def load(policy, optimizer, path):
+def expected_checksums(path):
+    """{name: SHA-256} from a checkpoint's checksums.json; {} if it has none.
+
+    ValueError if something is wrong that can be seen without reading the large files.
+    """
+    for name in (POSITION, INDEX, "model.safetensors", "config.json"):
+        if not (path / name).is_file():
+            raise ValueError(f"{name} is missing")
+        if not (path / name).stat().st_size:
+            raise ValueError(f"{name} is empty")
+    position_in(path)
+    for name, size in read_index(path).items():
+        there = path / "trainer" / name
+        if not there.is_file():
+            raise ValueError(f"trainer/{name} is missing")
+        if there.stat().st_size < size:
+            raise ValueError(f"trainer/{name} is cut off")
+    if not (path / CHECKSUMS).exists():
+        return {}
+    expected = files.read_object(path / CHECKSUMS)
+    if not {POSITION, INDEX, "model.safetensors"} <= expected.keys():
+        raise ValueError(f"{CHECKSUMS} lacks files")
+    return expected
+
+
+def position_in(path):
+    """(step, n_used) from a checkpoint's trainer_state.json. ValueError if it does not say."""
+    position = files.read_object(path / POSITION)
+    step, n_used = position.get("step"), position.get("n_used")
+    if type(step) is not int or type(n_used) is not int or step != step_of(path) or n_used < 0:
+        raise ValueError(f"{POSITION} does not say how far the run was")
+    return step, n_used
+
+
+def load(policy, optimizer, resume):
     """Puts a checkpoint's weights, AdamW's state and random state in place. Returns (step, n_used).
 
-    On any number of processes, whatever their number when it was written. All must call it.
+    resume: a run, which means its newest checkpoint, or one of its checkpoints. Newer ones are
+    deleted: the run goes another way from here. On any number of processes, whatever their number
+    when it was written. All must call it.
     """
+    path = to_resume(resume)
     # DCP loads in place: it fills tensors that exist. AdamW makes its own in its first step, which
     # has not happened yet, so they are made here.
     for parameter in policy.lm.parameters():
@@ -75,10 +254,111 @@ def load(policy, optimizer, path):
             "step": torch.zeros((), device=processes.DEVICE),
         }
     state = trainer_state(policy, optimizer)
-    dcp.load(state, checkpoint_id=path / "trainer", no_dist=processes.WORLD_SIZE == 1)
+    try:
+        dcp.load(
+            state,
+            storage_reader=CheckedReader(path / "trainer"),
+            no_dist=processes.WORLD_SIZE == 1,
+        )
+    except CheckpointException as error:
+        errors = [of_process for of_process, _ in error.failures.values()]
+        sys.exit(f"error: checkpoint {path} does not fit this model: {errors[0]}")
     torch.set_rng_state(state["rng"])
-    position = json.loads((path / "trainer_state.json").read_text())
-    return position["step"], position["n_used"]
+    position = position_in(path)
+    if processes.RANK == 0:
+        delete_newer(path)
+    processes.barrier()
+    return position
+
+
+def delete_newer(path):
+    """Deletes a run's checkpoints that are newer than this one, and says so."""
+    newer = [folder for folder in all_of(run_of(path)) if step_of(folder) > step_of(path)]
+    if newer:
+        names = ", ".join(folder.name for folder in newer)
+        print(f"going on from {path}: {names} and all rows of later steps are dropped")
+    for folder in reversed(newer):  # newest first: a kill in between leaves the older ones
+        delete(folder)
+
+
+# What DCP's index of our own state consists of. All of it only holds values.
+IN_AN_INDEX = {
+    ("pathlib", "PosixPath"),
+    ("torch", "Size"),
+    ("torch", "float32"),
+    ("torch", "uint8"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "Metadata"),
+    ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
+    ("torch.distributed.checkpoint.metadata", "StorageMeta"),
+    ("torch.distributed.checkpoint.metadata", "TensorProperties"),
+    ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+    ("torch.serialization", "_get_layout"),
+}
+
+
+class IndexUnpickler(pickle.Unpickler):
+    """Reads a pickle that names nothing but IN_AN_INDEX."""
+
+    def find_class(self, module, name):
+        if (module, name) not in IN_AN_INDEX:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def read_metadata(path):
+    """DCP's index in a checkpoint's folder trainer/. ValueError if our own save did not write it.
+
+    The index is a pickle, and a pickle can have any function called that it names: one that names
+    anything unexpected is refused. So is an index with other things than tensors, because DCP
+    would unpickle these without any restriction, and one that leads out of the folder.
+    """
+    try:
+        with open(path / ".metadata", "rb") as file:
+            metadata = IndexUnpickler(file).load()
+    except OSError as error:
+        raise ValueError(f"{INDEX} can't be read: {error.strerror}") from error
+    except Exception as error:  # damaged pickles raise errors of many kinds
+        raise ValueError(f"{INDEX} is not one of our own: {error}") from error
+    try:
+        entries = list(metadata.state_dict_metadata.values())
+        places = list(metadata.storage_data.values())
+        names = {place.relative_path for place in places}
+        is_ours = (
+            type(metadata) is Metadata
+            and all(type(entry) is TensorStorageMetadata for entry in entries)
+            and all(Path(name).name == name for name in names)
+            and all(type(place.offset) is type(place.length) is int for place in places)
+            and not any(place.transform_descriptors for place in places)
+        )
+    except (AttributeError, TypeError):
+        is_ours = False
+    if not is_ours:
+        raise ValueError(f"{INDEX} is not one of our own: it holds other things than tensors")
+    return metadata
+
+
+def read_index(path):
+    """{file in trainer/: the least number of bytes that it must have}. Errors: as read_metadata."""
+    sizes = {}
+    for place in read_metadata(path / "trainer").storage_data.values():
+        end = place.offset + place.length
+        sizes[place.relative_path] = max(end, sizes.get(place.relative_path, 0))
+    return sizes
+
+
+class CheckedReader(dcp.FileSystemReader):
+    """DCP's reader with read_metadata in place of a plain pickle.load."""
+
+    def read_metadata(self, *args, **kwargs):
+        metadata = read_metadata(Path(self.path))
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+# ------------------------------------------------------------------------------- what is in a state
 
 
 def trainer_state(policy, optimizer):

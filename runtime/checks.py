@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from runtime import checkpoints, machine, memory, processes
+from tools import plot
 
 
 def check_gpus(args):
@@ -36,12 +37,16 @@ def check_gpus(args):
 def check_run_folders(args):
     """ValueError if --resume, --run_dir or --track can't be done."""
     if args.resume:
-        settings = Path(args.resume, "args.json")
-        if not checkpoints.complete(args.resume) or not settings.exists():
+        run = checkpoints.run_of(args.resume)
+        if not checkpoints.all_of(run) or not (run / "args.json").exists():
             raise ValueError(
-                f"--resume {args.resume}: no complete checkpoint in {args.resume}/checkpoints, "
-                "or no args.json"
+                f"--resume {args.resume}: no complete checkpoint in {run}/checkpoints, or no "
+                "args.json"
             )
+        if not checkpoints.to_resume(args.resume):
+            raise ValueError(f"--resume {args.resume}: there is no such checkpoint")
+        for path in sorted(run.glob("*.jsonl")):
+            plot.read_rows(path)  # ValueError if a row is damaged
     elif args.run_dir:
         check_new(args.run_dir)
     if args.track and not find_spec("wandb"):
@@ -51,7 +56,8 @@ def check_run_folders(args):
 def check_new(run_dir):
     """ValueError if this folder already holds a run."""
     metrics = Path(run_dir, "metrics.jsonl")
-    if not metrics.exists() or not metrics.stat().st_size:
+    has_rows = metrics.exists() and metrics.stat().st_size > 0
+    if not has_rows and not checkpoints.all_of(run_dir):
         return
     if checkpoints.complete(run_dir):
         way_on = f"--resume {run_dir} continues it"
@@ -69,8 +75,8 @@ def check_model(args, head_chunk):
     """
     check_model_folder(args.model)
     try:
-        config = AutoConfig.from_pretrained(args.model)
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        config = AutoConfig.from_pretrained(args.model, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"--model {args.model} can't be loaded: {error}") from error
     n_params, needed, available = memory.estimate(config, args, head_chunk)

@@ -1,5 +1,6 @@
 """The records of a run: its folder and the files in it, written by process 0.
 
+lock                 locked while a process uses the folder (runtime/files.py)
 args.json            the settings
 run.json             what ran, and on what: script, commit, versions, machine, date, sizes
 metrics.jsonl        one object a step; an evaluation adds eval/… to its step
@@ -11,10 +12,12 @@ tensorboard/         metrics.jsonl for TensorBoard; --track sends the same to We
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,7 +25,16 @@ from pathlib import Path
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from runtime import before_after, processes, terminal
+from runtime import (
+    before_after,
+    checkpoints,
+    checks,
+    faults,
+    files,
+    processes,
+    settings,
+    terminal,
+)
 from runtime.header import device_name
 from tools import plot
 
@@ -32,19 +44,65 @@ USUAL_GAP = {"bfloat16": 0.1, "float32": 0.01}
 
 
 def choose_folder(args):
-    """Sets args.run_dir, the same in all processes, and makes the folder.
+    """Sets args.run_dir, the same in all processes, makes the folder and locks it.
 
-    It is --resume's folder, or --run_dir, or a new one named runs/SCRIPT_TASK_SEED_TIME.
+    It is --resume's run, or --run_dir, or a new one named runs/SCRIPT_TASK_SEED_TIME. If it can't
+    be used, or the checkpoint to resume is damaged, all processes end with one line (exit code 2).
     """
     script = Path(sys.argv[0]).stem
     now = time.strftime("%Y%m%d-%H%M%S")
     name = f"runs/{script}_{args.task}_{args.seed}_{now}"
-    args.run_dir = processes.broadcast(args.resume or args.run_dir or name)
-    Path(args.run_dir).mkdir(parents=True, exist_ok=True)
+    resumed = str(checkpoints.run_of(args.resume)) if args.resume else ""
+    args.run_dir = processes.broadcast(resumed or args.run_dir or name)
+    with settings.errors_in_one_line():
+        problem = ""
+        if processes.RANK == 0:
+            try:
+                take_folder(args)
+            except ValueError as error:
+                problem = str(error)
+        problem = processes.broadcast(problem)  # or the others would wait for process 0
+        if problem:
+            raise ValueError(problem)
+        if args.resume:
+            checkpoints.check(args.resume)
+
+
+def take_folder(args):
+    """Makes and locks args.run_dir. ValueError if it can't be used, or another process uses it."""
+    folder = Path(args.run_dir)
+    flag = "--resume" if args.resume else "--run_dir"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files.lock(folder)
+        for place in (folder, folder / "checkpoints", folder / "tensorboard"):
+            if place.exists():
+                files.check_writable(place)
+    except OSError as error:
+        raise ValueError(f"{flag} {folder} can't be used: {error.strerror}") from error
+    if not args.resume:
+        checks.check_new(args.run_dir)  # again: another run may have used it since
+
+
+def by_process_0(method):
+    """A method of Records that all processes call, and that does its work in process 0.
+
+    If the disk is full, or can't be written for another reason, all of them end with one message.
+    """
+
+    @functools.wraps(method)
+    def call(self, *values):
+        with faults.disk_errors_end_the_run("the run's records", self.folder):
+            if processes.RANK == 0:
+                method(self, *values)
+
+    return call
 
 
 class Records:
-    """Writes the files of a run. Made by process 0 alone.
+    """Writes the files of a run.
+
+    All processes make one and call its methods; process 0 writes.
 
     step: 0, or the step at which a run is resumed. Rows after it are dropped: these steps come
     again. sizes: what checks.check_model gives, and whatever else belongs in run.json.
@@ -56,19 +114,26 @@ class Records:
         self.estimated_memory_gb = sizes["estimated_memory_gb"]
         self.console = terminal.console()
         self.n_lines = 0  # of steps, printed so far
+        self.start(step, args, sizes)
 
-        settings = dataclasses.asdict(args)
+    @by_process_0
+    def start(self, step, args, sizes):
+        """Writes the settings, drops later rows, and opens TensorBoard's file."""
+        values = dataclasses.asdict(args)
         about = provenance()
         about["sizes"] = sizes
-        (self.folder / "args.json").write_text(json.dumps(settings, indent=1) + "\n")
-        (self.folder / "run.json").write_text(json.dumps(about, indent=1) + "\n")
+        files.write(self.folder / "args.json", json.dumps(values, indent=1) + "\n")
+        files.write(self.folder / "run.json", json.dumps(about, indent=1) + "\n")
         for name in ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl"):
             drop_rows_after(step, self.folder / name)
         if args.track:
-            self.start_wandb(settings)
+            self.start_wandb(values)
+        # TensorBoard writes in a thread and hands an error to the next call, from which it is
+        # reported; Python would print it a second time, with a traceback.
+        threading.excepthook = all_but_disk_errors
         self.tensorboard = SummaryWriter(self.folder / "tensorboard", purge_step=step + 1)
 
-    def start_wandb(self, settings):
+    def start_wandb(self, values):
         import wandb  # optional
 
         wandb.init(
@@ -76,11 +141,12 @@ class Records:
             name=self.folder.name,
             id=self.folder.name,
             dir=self.folder,
-            config=settings,
+            config=values,
             resume="allow",
             sync_tensorboard=True,  # what TensorBoard gets, W&B gets
         )
 
+    @by_process_0
     def write(self, metrics):
         """Writes one step's metrics, {name: number or None}, and shows them."""
         append(self.folder / "metrics.jsonl", [metrics])
@@ -113,6 +179,7 @@ class Records:
                 style="yellow",
             )
 
+    @by_process_0
     def write_samples(self, step, problems, texts, scores, per_problem=2):
         """The first responses to each of the first two problems, with their scores.
 
@@ -132,6 +199,7 @@ class Records:
                 samples.append(sample)
         append(self.folder / "samples.jsonl", samples)
 
+    @by_process_0
     def write_tests(self, step, examples):
         """The responses to the first KEPT_TESTS test problems at an evaluation.
 
@@ -151,6 +219,7 @@ class Records:
         rows = plot.read_rows(self.folder / "metrics.jsonl")
         plot.draw({"run": [rows]}, [self.folder / "curves.png"], plot.ALONE)
 
+    @by_process_0
     def close(self, step, asked_to_stop):
         """Ends the records; shows curves, one problem before and after, memory, and how to go on.
 
@@ -175,23 +244,27 @@ class Records:
             sys.modules["wandb"].finish()
         ended = f"stopped by {asked_to_stop[0]}" if asked_to_stop else "done"
         print(f"{ended} after step {step}: {self.folder}")
-        print(f"to go on: --resume {self.folder} --steps N")
+        if checkpoints.complete(self.folder):
+            print(f"to go on: --resume {self.folder} --steps N")
+        else:
+            print("it has no checkpoint to go on from")
 
 
 def append(path, rows):
     """Adds objects to a JSON-lines file."""
-    with open(path, "a") as file:
-        for row in rows:
-            file.write(json.dumps(row) + "\n")
+    files.append(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def drop_rows_after(step, path):
     """Rewrites a JSON-lines file without the rows of later steps. Makes it if it is not there."""
     kept = [row for row in plot.read_rows(path) if row["step"] <= step]
-    beside = path.with_name(f"{path.name}.tmp")
-    beside.write_text("")
-    append(beside, kept)
-    beside.rename(path)  # a kill leaves the old file or the new one, not half of it
+    files.write(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def all_but_disk_errors(args):
+    """For threading.excepthook: shows an exception that ended a thread, except an OSError."""
+    if not issubclass(args.exc_type, OSError):
+        threading.__excepthook__(args)
 
 
 def provenance():
@@ -227,7 +300,10 @@ def stop_at_non_finite(batch, step, loss, grad_norm, args):
     """
     name = f"non_finite_step_{step:06d}_process_{processes.RANK}.pt"
     path = Path(args.run_dir, name)
-    torch.save({"batch": batch, "args": dataclasses.asdict(args)}, path)
+    try:
+        torch.save({"batch": batch, "args": dataclasses.asdict(args)}, path)
+    except (OSError, RuntimeError) as error:  # torch's own writer gives the latter on a full disk
+        path = f"not written ({str(error).splitlines()[0]})"
     sys.exit(
         f"step {step}: loss {loss}, gradient norm {grad_norm}. This update was not applied; its "
         f"batch: {path}. Try a lower --lr or --max_grad_norm, or --dtype float32; --resume "

@@ -31,7 +31,7 @@ import pydantic
 import tyro
 from pydantic.fields import FieldInfo
 
-from runtime import processes
+from runtime import checkpoints, files, processes
 
 # ------------------------------------------------------------------------------- types with a range
 
@@ -59,6 +59,8 @@ Share = number(float, "in [0, 1]", ge=0, le=1, **FINITE)
 PositiveShare = number(float, "in (0, 1]", gt=0, le=1, **FINITE)
 PositiveInt = number(int, "greater than 0", gt=0)
 NonNegativeInt = number(int, "0 or greater", ge=0)
+Seed = number(int, "in [0, 4294967295]", ge=0, le=2**32 - 1)  # what numpy takes, for vLLM
+GroupSize = number(int, "in [1, 16384]", ge=1, le=16384)  # vLLM's limit for one prompt
 PositiveFloat = number(float, "greater than 0", gt=0, **FINITE)
 NonNegativeFloat = number(float, "0 or greater", ge=0, **FINITE)
 Temperature = number(float, "0.01 or greater", ge=0.01, **FINITE)  # the least that vLLM takes
@@ -73,13 +75,19 @@ def check_ranges(args):
     try:
         pydantic.TypeAdapter(type(args)).validate_python(dataclasses.asdict(args))
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        name = first["loc"][0]
-        types = typing.get_type_hints(type(args), include_extras=True)
-        words = range_of(types[name])
-        if not words:  # a type without a range
-            words = first["msg"].removeprefix("Input should be ")
+        name, words = first_mistake(error, type(args))
         raise ValueError(f"--{name} is {getattr(args, name)}; it must be {words}") from None
+
+
+def first_mistake(error, args_class):
+    """(name of the setting, what it must be, in words) from pydantic's error."""
+    first = error.errors()[0]
+    name = first["loc"][0]
+    types = typing.get_type_hints(args_class, include_extras=True)
+    words = range_of(types[name])
+    if not words:  # a type without a range
+        words = first["msg"].removeprefix("Input should be ")
+    return name, words
 
 
 def range_of(type_):
@@ -206,7 +214,8 @@ def errors_in_one_line():
         yield
     except (ValueError, OSError) as error:
         if processes.RANK == 0:
-            print(f"error: {error}", file=sys.stderr)
+            print("error:", " ".join(str(error).split()), file=sys.stderr)
+        processes.end()
         sys.exit(2)
 
 
@@ -274,22 +283,27 @@ def differences(args, sources):
 def of_resumed_run(argv, args_class):
     """The settings of the run that --resume names, {name: value}; {} without that flag or run.
 
-    ValueError if another script made the run. Two scripts may have the same settings and be
-    different algorithms, so run.json says which it was.
+    ValueError if another script made the run, or if args.json or run.json is damaged. Two scripts
+    may have the same settings and be different algorithms, so run.json says which it was.
     """
     said = given(argv)
     if "resume" not in said:
         return {}
-    folder = Path(said["resume"])
+    if not said["resume"]:
+        raise ValueError("--resume is empty: it takes the folder of a run")
+    folder = checkpoints.run_of(said["resume"])
     if not (folder / "args.json").exists():
         return {}
-    settings = json.loads((folder / "args.json").read_text())
+    settings = files.read_object(folder / "args.json")
 
     this_script = args_class.__module__
     if this_script == "__main__":
         this_script = Path(sys.argv[0]).stem
-    if (folder / "run.json").exists():
-        made_by = json.loads((folder / "run.json").read_text())["script"]
+    about = folder / "run.json"
+    if about.exists():
+        made_by = files.read_object(about).get("script")
+        if not isinstance(made_by, str):
+            raise ValueError(f"{about} can't be read: it does not say which script made the run")
         if made_by != this_script:
             raise ValueError(
                 f"--resume {folder}: made by another script, {made_by}.py, not by {this_script}.py"
@@ -298,7 +312,23 @@ def of_resumed_run(argv, args_class):
     if foreign:
         names = ", ".join(sorted(foreign))
         raise ValueError(f"--resume {folder}: made by another script, which has {names}")
+    if not about.exists():
+        raise ValueError(f"{about} is missing: it says which script made the run")
+    check_file(folder / "args.json", settings, args_class)
 
     if "epochs" in said and "steps" not in said:
         settings["steps"] = None  # the run worked it out from its own epochs
     return settings
+
+
+def check_file(path, settings, args_class):
+    """ValueError, with the file's name, unless it has all of args_class's settings, in range."""
+    missing = {field.name for field in dataclasses.fields(args_class)} - settings.keys()
+    if missing:
+        raise ValueError(f"{path} is not complete: it lacks {', '.join(sorted(missing))}")
+    try:
+        # strict: true is no number, and "5" is none
+        pydantic.TypeAdapter(args_class).validate_json(json.dumps(settings), strict=True)
+    except pydantic.ValidationError as error:
+        name, words = first_mistake(error, args_class)
+        raise ValueError(f"{path}: {name} is {settings[name]!r}; it must be {words}") from None

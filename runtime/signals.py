@@ -1,7 +1,27 @@
-"""Ctrl-C and SIGTERM end a run after its step, with a checkpoint; a second one ends it at once."""
+"""Ctrl-C and SIGTERM end a run after its step, with a checkpoint; a second one ends it at once.
 
+While a run loads, before its first step, the first one ends it at once.
+"""
+
+import os
 import signal
 import time
+
+from runtime import processes
+
+
+def end_while_loading():
+    """Until catch is called, a signal ends this process at once, with one line."""
+    stderr = os.dup(2)  # while libraries load, runtime.quiet turns the usual one away
+
+    def end(number, frame):
+        if processes.RANK == 0:
+            name = signal.Signals(number).name
+            os.write(stderr, f"stopped by {name} before the first step\n".encode())
+        die_of(number)
+
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)
 
 
 def catch(grace=5.0):
@@ -21,9 +41,14 @@ def catch(grace=5.0):
             first = now
             asked_to_stop.append(signal.Signals(number).name)
         elif now - first > grace:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+            die_of(number)
 
     signal.signal(signal.SIGINT, remember)
     signal.signal(signal.SIGTERM, remember)
     return asked_to_stop
+
+
+def die_of(number):
+    """Ends this process by a signal; a shell sees the exit code 128 + number."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)

@@ -544,7 +544,8 @@ def test_hub_splits_are_joined_and_failures_explained(monkeypatch):
     rows = rows_for_file()
     asked = []
 
-    def from_hub(name, config):
+    def from_hub(name, config, trust_remote_code):
+        assert trust_remote_code is False
         asked.append((name, config))
         parts = {f"{n}ppl": datasets.Dataset.from_list([r for r in rows if len(r["names"]) == n]) for n in (2, 3, 4)}
         return datasets.DatasetDict(parts)
@@ -553,7 +554,7 @@ def test_hub_splits_are_joined_and_failures_explained(monkeypatch):
     assert len(kk.load("K-and-K/knights-and-knaves", "test", "2-4")) == 12
     assert asked == [("K-and-K/knights-and-knaves", "test")]
 
-    def fails(name, config):
+    def fails(name, config, trust_remote_code):
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", fails)

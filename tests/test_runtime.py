@@ -233,10 +233,12 @@ def test_layers_and_reasons():
 def test_settings_of_a_resumed_run(tmp_path):
     assert settings.of_resumed_run(["--lr", "1"], Args) == {}
     assert settings.of_resumed_run(["--resume", str(tmp_path)], Args) == {}
-    (tmp_path / "args.json").write_text(json.dumps({"steps": 9, "lr": 0.5}))
+    of_the_run = dataclasses.asdict(Args(steps=9, lr=0.5))
+    (tmp_path / "args.json").write_text(json.dumps(of_the_run))
     (tmp_path / "run.json").write_text(json.dumps({"script": __name__}))
     resume = f"--resume={tmp_path}"
-    assert settings.of_resumed_run([resume], Args) == {"steps": 9, "lr": 0.5}
+    assert settings.of_resumed_run([resume], Args) == of_the_run
+    assert settings.of_resumed_run([f"{resume}/checkpoints/step_000002"], Args) == of_the_run
     assert settings.of_resumed_run([resume, "--epochs", "2"], Args)["steps"] is None
     assert settings.of_resumed_run([resume, "--epochs=2", "--steps=3"], Args)["steps"] == 9
     (tmp_path / "args.json").write_text(json.dumps({"alpha": 9}))
@@ -488,6 +490,9 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys):
         scores = [{"reward": i, "correct": False, "format": True} for i in range(9)]
         book.write_samples(step, problems, list("abcdefghi"), scores)
         book.write_tests(step, [dict(example, correct=True) for example in examples])
+    checkpoint = run_dir / "checkpoints" / "step_000003"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer_state.json").write_text("{}")
     book.close(3, ["SIGTERM"])
     text = capsys.readouterr().out
     assert text.count(terminal.heading_line()) == 1
@@ -521,10 +526,10 @@ def test_the_folder_of_a_run(tmp_path, monkeypatch):
     args = Args(seed=4)
     records.choose_folder(args)
     assert re.fullmatch(r"runs/dapo_kk_4_\d{8}-\d{6}", args.run_dir)
-    assert (tmp_path / args.run_dir).is_dir()
-    for args in (Args(run_dir="a/b"), Args(resume="a/b", run_dir="c")):
-        records.choose_folder(args)
-        assert args.run_dir == "a/b"
+    assert (tmp_path / args.run_dir / "lock").is_file()
+    args = Args(run_dir="a/b")
+    records.choose_folder(args)
+    assert args.run_dir == "a/b" and (tmp_path / "a" / "b").is_dir()
 
 
 def test_a_step_that_is_not_finite_ends_the_run(tmp_path):
@@ -574,6 +579,7 @@ def test_a_checkpoint_continues_to_the_last_bit(tmp_path):
     found = checkpoints.complete(tmp_path)
     assert [path.name for path in found] == ["step_000002", "step_000003"]
     assert sorted((tmp_path / "checkpoints").iterdir()) == found
+    checkpoints.check(tmp_path)
     learn(policy, optimizer)
     assert 0.1 < (weights.some_of(policy, "bfloat16") != before).float().mean() <= 1
 

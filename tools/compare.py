@@ -29,6 +29,7 @@ import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from runtime import files
 from tools import family, plot
 
 ROOT = Path(__file__).parents[1]
@@ -145,10 +146,10 @@ def read_kept(path, command):
     """A kept run, or None where there is none. ValueError where it was made with other flags."""
     if not path.exists():
         return None
-    kept = json.loads(path.read_text())
-    if kept["command"] != command:
+    kept = files.read_object(path)
+    if kept.get("command") != command:
         raise ValueError(
-            f"{path} was made by\n  {kept['command']}\nand is asked for with\n  {command}\n"
+            f"{path} was made by\n  {kept.get('command')}\nand is asked for with\n  {command}\n"
             "Give the entry another name, or remove the file to run it again"
         )
     return kept
@@ -310,15 +311,30 @@ def table(runs, commands, common):
     return "\n".join(lines) + "\n"
 
 
+def check_args(args):
+    """ValueError or OSError if something is wrong with the command line."""
+    if not args.limit > 0:
+        raise ValueError(f"--limit is {args.limit}; it must be greater than 0")
+    if not args.seeds:
+        raise ValueError("--seeds is empty: give at least one")
+    if wrong := [seed for seed in args.seeds if not 0 <= seed < 2**32]:
+        raise ValueError(f"--seeds {wrong[0]}: a seed must be in [0, 4294967295]")
+    if Path(args.name).name != args.name:
+        raise ValueError(f"--name {args.name} must be a name, not a path")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if not args.draw_only:
+        files.check_writable(args.folder)
+
+
 def main(args):
     try:
+        check_args(args)
         common, entries = SUITES[args.suite]
         common, name_of_all = args.common or common, args.name or args.suite
         commands = read_entries(args.entries or entries)
         if unknown := set(args.only) - commands.keys():
             raise ValueError(f"--only {' '.join(sorted(unknown))}: the entries are {', '.join(commands)}")
         wanted = {name: words for name, words in commands.items() if name in (args.only or commands)}
-        args.folder.mkdir(parents=True, exist_ok=True)
         bar = tqdm([(seed, name) for seed in args.seeds for name in wanted], disable=args.draw_only)
         runs = {name: {} for name in wanted}
         for seed, name in bar:
@@ -328,10 +344,13 @@ def main(args):
             if kept is None and not args.draw_only:
                 bar.set_description(f"{name}, seed {seed}")
                 kept = run(command, args.limit)
-                path.write_text(json.dumps(kept, indent=None).replace('{"step"', '\n{"step"') + "\n")
+                files.write(path, json.dumps(kept, indent=None).replace('{"step"', '\n{"step"') + "\n")
             if kept:
                 runs[name][seed] = kept
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RuntimeError as error:  # a run that failed
         sys.exit(f"error: {error}")
     runs = {name: by_seed for name, by_seed in runs.items() if by_seed}
     if not runs:

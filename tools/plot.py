@@ -17,6 +17,9 @@ from statistics import fmean, median
 
 import tyro
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from runtime import files
+
 MOST_LINES = 5  # in a panel; more can't be told apart
 # Okabe and Ito's colours, told apart by colour-blind readers too; line styles tell them apart on a grey print.
 COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #000000 #E69F00 #56B4E9 #8C6D00".split()
@@ -53,8 +56,22 @@ ALONE = [*PANELS, "sampler_gap", "tokens_per_s"]  # of one run
 
 
 def read_rows(path):
-    """The objects of a JSON-lines file ([] where there is none). A last line that a kill cut short is left out."""
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+    """The objects of a JSON-lines file ([] where there is none). A last line that a kill cut short is left out.
+
+    ValueError, with the file's name and the line, where a line is no JSON object with a step.
+    """
+    if not path.exists():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            rows.append(json.loads(line))
+            is_row = type(rows[-1]["step"]) is int
+        except (ValueError, LookupError, TypeError, RecursionError):
+            is_row = False
+        if not is_row:
+            raise ValueError(f"{path}, line {number} is damaged: it is no JSON object with a step")
+    return rows
 
 
 def points(rows, key):
@@ -311,10 +328,10 @@ def read_run(folder):
     """{"script", "args", "rows"} of a run folder. ValueError where it is none."""
     if not (folder / "args.json").exists() or not read_rows(folder / "metrics.jsonl"):
         raise ValueError(f"{folder} is not the folder of a run: args.json or metrics.jsonl is missing or empty")
-    about = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else {}
+    about = files.read_object(folder / "run.json") if (folder / "run.json").exists() else {}
     return {
         "script": about.get("script", folder.name.split("_kk_")[0]),
-        "args": json.loads((folder / "args.json").read_text()),
+        "args": files.read_object(folder / "args.json"),
         "rows": read_rows(folder / "metrics.jsonl"),
     }
 
@@ -349,13 +366,12 @@ def check_args(args):
 def main(args):
     try:
         check_args(args)
-        runs = [read_run(folder) for folder in args.runs]
-    except ValueError as error:
+        groups = group([read_run(folder) for folder in args.runs])
+        paths = [args.out.with_name(args.out.name + suffix) for suffix in (".png", ".svg")]
+        draw(groups, paths, ALONE if len(groups) == 1 else PANELS, args.smoothing)
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    groups = group(runs)
-    paths = [args.out.with_name(args.out.name + suffix) for suffix in (".png", ".svg")]
-    draw(groups, paths, ALONE if len(groups) == 1 else PANELS, args.smoothing)
     for label, rows in groups.items():
         print(f"{label}: {len(rows)} run(s)")
     print(f"wrote {' and '.join(map(str, paths))}")

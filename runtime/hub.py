@@ -1,0 +1,77 @@
+"""The Hugging Face hub: says that it is asked, and does not wait long for an answer.
+
+Its own library tries again for half a minute before it says that there is no network.
+"""
+
+import os
+import threading
+from pathlib import Path
+
+from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import get_session, validate_repo_id
+
+from runtime import processes
+
+PATIENCE = 10  # seconds that the hub has for an answer
+
+
+def ask(model, *data):
+    """Says that the hub is asked if the model or some of the data are hub ids, and asks it.
+
+    If it does not answer, only what was downloaded before is used from now on. ValueError if the
+    model was not. Nothing happens if HF_HUB_OFFLINE is set. Whether data were downloaded before is
+    for whoever loads them to find out.
+    """
+    names = [name for name in (model, *data) if is_hub_id(name)]
+    if not names or constants.is_offline_mode():
+        return
+    if processes.RANK == 0:
+        print(f"asking {constants.ENDPOINT} for {', '.join(names)}", flush=True)
+    problem = why_unreachable()
+    if not problem:
+        return
+    # For this process, for libraries that are imported later, and for processes that it starts.
+    constants.HF_HUB_OFFLINE = True
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    if model in names and not isinstance(try_to_load_from_cache(model, "config.json"), str):
+        raise ValueError(
+            f"{model} is not on this machine, and {constants.ENDPOINT} can't be reached "
+            f"({problem}). Where there is a network, `hf download {model} --local-dir FOLDER` "
+            "gets it; copy that folder here and name it in place of the hub id"
+        )
+    if processes.RANK == 0:
+        print(f"it can't be reached ({problem}): only what was downloaded before is used")
+
+
+def why_unreachable():
+    """Why the hub gives no answer within PATIENCE, in words; "" if it answers, whatever it says."""
+    outcome = []
+
+    def head():
+        try:
+            get_session().head(constants.ENDPOINT, timeout=PATIENCE)
+            outcome.append("")
+        except Exception as error:  # its library has many kinds
+            outcome.append(str(error) or type(error).__name__)
+
+    # In a thread, since looking up an address can take longer than any timeout.
+    asking = threading.Thread(target=head, daemon=True)
+    asking.start()
+    asking.join(PATIENCE)
+    return outcome[0] if outcome else f"no answer within {PATIENCE} seconds"
+
+
+def is_hub_id(name):
+    """Whether a model or data set of this name would come from the hub, and not from a path."""
+    path = Path(name)
+    in_a_folder = len(path.parts) > 1 and path.parent.is_dir()
+    if not name or name.startswith((".", "/", "~")) or in_a_folder or path.exists():
+        return False
+    if path.suffix in (".parquet", ".json", ".jsonl"):
+        return False
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True

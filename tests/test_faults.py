@@ -1,0 +1,468 @@
+"""Faults that a run must survive or refuse in one line: each kind once. tools/faults.py tries many of each."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pickle
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import KK_TINY, ROOT
+from test_runtime import SIZES, Args, learn, policy_and_optimizer
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from transformers import AutoTokenizer
+
+import evaluate
+from runtime import checkpoints, checks, files, hub, records, settings, signals
+from tools import compare, plot
+
+
+@pytest.fixture(scope="module")
+def run_of_three(tmp_path_factory):
+    """A run folder with the checkpoints of steps 1, 2 and 3 and their rows."""
+    run_dir = tmp_path_factory.mktemp("three") / "run"
+    args = Args(run_dir=str(run_dir), steps=3)
+    run_dir.mkdir()
+    policy, optimizer = policy_and_optimizer()
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    for step in (1, 2, 3):
+        learn(policy, optimizer)
+        checkpoints.save(policy, optimizer, tokenizer, step, 10 * step, args)
+    (run_dir / "args.json").write_text(json.dumps(dataclasses.asdict(args)))
+    (run_dir / "run.json").write_text(json.dumps({"script": "test_runtime"}))
+    rows = "".join(json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(4))
+    (run_dir / "metrics.jsonl").write_text(rows)
+    return run_dir
+
+
+@pytest.fixture
+def three(run_of_three, tmp_path):
+    return Path(shutil.copytree(run_of_three, tmp_path / "run"))
+
+
+@contextlib.contextmanager
+def one_line(capsys, code=2, says=""):
+    """The block ends the program with this exit code and one line on stderr."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        yield
+    error = ended.value.code if isinstance(ended.value.code, str) else capsys.readouterr().err
+    assert (1 if isinstance(ended.value.code, str) else ended.value.code) == code
+    assert len(error.splitlines()) == 1 and error.startswith("error: ") and says in error, error
+
+
+# ------------------------------------------------------------------------------------- damaged checkpoints
+
+DISTCP = "trainer/__0_0.distcp"
+FILES = [DISTCP, "trainer/.metadata", "trainer_state.json", "model.safetensors", "config.json", "checksums.json"]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def says_damage(folder):
+    """What check says of a run whose newest checkpoint is damaged."""
+    with pytest.raises(ValueError) as refused:
+        checkpoints.check(folder)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("damage", [cut, empty, flip, Path.unlink], ids=["cut", "empty", "flipped", "missing"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_named_with_the_checkpoint_to_go_on_from(name, damage, three, capsys):
+    newest = three / "checkpoints" / "step_000003"
+    damage(newest / name)
+    if name == "checksums.json" and damage is Path.unlink:  # as before there were checksums
+        checkpoints.check(three)
+        assert "has no checksums.json" in capsys.readouterr().out
+        return
+    text = says_damage(three)
+    assert f"checkpoint {newest} is damaged: " in text and f"--resume {three}/checkpoints/step_000002 " in text
+    if name != "checksums.json":  # a flipped bit there may be in any file's sum
+        assert name in text
+
+
+def test_the_older_checkpoint_that_is_named_is_not_damaged_itself(three):
+    for step, name in ((3, DISTCP), (2, "model.safetensors")):
+        flip(three / "checkpoints" / f"step_{step:06d}" / name)
+    assert "step_000001 goes on" in says_damage(three)
+    (three / "checkpoints" / "step_000001" / "trainer_state.json").unlink()
+    assert "there is no older one" in says_damage(three)
+
+
+def test_without_checksums_nothing_may_be_missing(three):
+    newest = three / "checkpoints" / "step_000003"
+    (newest / "checksums.json").unlink()
+    cut(newest / DISTCP)
+    assert f"{DISTCP} is cut off" in says_damage(three)
+
+
+def test_going_on_from_an_older_checkpoint_drops_the_newer(three, capsys):
+    older = three / "checkpoints" / "step_000001"
+    (three / "checkpoints" / "step_000003" / "trainer_state.json").unlink()
+    args = Args(resume=str(older))
+    checks.check_run_folders(args)
+    records.choose_folder(args)
+    assert args.run_dir == str(three)
+    policy, optimizer = policy_and_optimizer()
+    assert checkpoints.load(policy, optimizer, args.resume) == (1, 10)
+    assert "step_000002, step_000003 and all rows of later steps are dropped" in capsys.readouterr().out
+    assert checkpoints.all_of(three) == [older]
+    records.drop_rows_after(1, three / "metrics.jsonl")
+    assert [row["step"] for row in plot.read_rows(three / "metrics.jsonl")] == [0, 1]
+
+
+def test_what_is_in_a_checkpoints_way_is_cleared(three):
+    """A folder without its state file, which a rename would meet."""
+    in_the_way = three / "checkpoints" / "step_000004"
+    in_the_way.mkdir()
+    (in_the_way / "config.json").write_text("{}")
+    policy, optimizer = policy_and_optimizer()
+    learn(policy, optimizer)
+    args = Args(run_dir=str(three))
+    checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY), 4, 40, args)
+    checkpoints.check(in_the_way)
+    assert [checkpoints.step_of(path) for path in checkpoints.complete(three)] == [2, 3, 4]
+
+
+# -------------------------------------------------------------------------- code in what is read
+
+
+class Harmful:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def with_metadata(checkpoint, change):
+    """Replaces a checkpoint's index, and its checksum, by one that `change` has altered or replaced."""
+    path = checkpoint / "trainer" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    path.write_bytes(pickle.dumps(change(metadata) or metadata))
+    sums = json.loads((checkpoint / "checksums.json").read_text())
+    sums["trainer/.metadata"] = files.sha256(path)
+    (checkpoint / "checksums.json").write_text(json.dumps(sums))
+
+
+def test_resuming_runs_no_code_from_a_checkpoint(three, tmp_path):
+    newest = three / "checkpoints" / "step_000003"
+    made = tmp_path / "made"
+
+    def bytes_in_place_of_a_tensor(metadata):
+        """DCP would read them with a plain pickle.load."""
+        metadata.state_dict_metadata["rng"] = BytesStorageMetadata()
+
+    def out_of_the_folder(metadata):
+        next(iter(metadata.storage_data.values())).relative_path = "../../other"
+
+    def hidden(metadata):
+        metadata.planner_data = Harmful(made)
+
+    for change, says in [
+        (lambda _: Harmful(made), "it names"),
+        (hidden, "it names"),
+        (bytes_in_place_of_a_tensor, "BytesStorageMetadata"),
+        (out_of_the_folder, "other things than tensors"),
+    ]:
+        original = (newest / "trainer" / ".metadata").read_bytes()
+        with_metadata(newest, change)
+        text = says_damage(three)
+        assert "trainer/.metadata is not one of our own" in text and says in text and not made.exists()
+        policy, optimizer = policy_and_optimizer()
+        with pytest.raises((SystemExit, ValueError)):  # nor without the check before
+            checkpoints.load(policy, optimizer, newest)
+        assert not made.exists()
+        (newest / "trainer" / ".metadata").write_bytes(original)
+
+
+def test_a_models_own_code_does_not_run(tmp_path, monkeypatch):
+    folder, made = tmp_path / "model", tmp_path / "made"
+    shutil.copytree(KK_TINY, folder)
+    (folder / "own.py").write_text(f"open({str(made)!r}, 'w')\nfrom transformers import LlamaConfig as Config\n")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # to any question
+    with pytest.raises(ValueError, match="can't be loaded"):
+        checks.check_model(Args(model=str(folder)), 1024)
+    assert not made.exists()
+
+
+# ------------------------------------------------------------------------------ damaged files of a run
+
+BROKEN = {
+    "empty": "",
+    "cut": '{"steps": 3, "lr',
+    "no JSON": "steps: 3",
+    "a list": "[1, 2]",
+    "nothing in it": "{}",
+    "nested deeply": "[" * 100_000,
+    "no UTF-8": b"\xff\xfe{}",
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("name", ["args.json", "run.json"])
+def test_a_broken_file_of_a_run_is_named(name, content, three):
+    (three / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=f"{three}/{name} ") as refused:
+        settings.of_resumed_run([f"--resume={three}"], Args)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+WRONG = [
+    ({"lr": "fast"}, "lr is 'fast'; it must be in (0, 1]"),
+    ({"lr": True}, "lr is True; it must be in (0, 1]"),
+    ({"steps": "3"}, "steps is '3'; it must be greater than 0"),
+    ({"task": "chess"}, "task is 'chess'; it must be 'kk' or 'math'"),
+    ({"seed": [0]}, "seed is [0]; it must be 0 or greater"),
+    ({"model": None}, "model is None; it must be a valid string"),
+]
+
+
+@pytest.mark.parametrize(("values", "says"), WRONG)
+def test_a_wrong_value_in_args_json_is_named(values, says, three):
+    of_the_run = json.loads((three / "args.json").read_text())
+    (three / "args.json").write_text(json.dumps(of_the_run | values))
+    with pytest.raises(ValueError) as refused:
+        settings.of_resumed_run([f"--resume={three}"], Args)
+    assert str(refused.value) == f"{three}/args.json: {says}"
+
+
+def test_a_broken_row_is_named(three):
+    rows = (three / "metrics.jsonl").read_text()
+    for row in ("half", "[]", '{"reward": 1}', '{"step": "3"}'):
+        (three / "metrics.jsonl").write_text(rows + row + "\n")
+        with pytest.raises(ValueError, match=r"metrics.jsonl, line 5 is damaged"):
+            checks.check_run_folders(Args(resume=str(three)))
+
+
+# ------------------------------------------------------------------------- folders, and two processes
+
+
+def test_a_folder_is_used_by_one_process(three, tmp_path, capsys):
+    code = "import sys, time; from runtime import files; files.lock(sys.argv[1]); print('locked', flush=True)"
+    for args in (Args(resume=str(three)), Args(run_dir=str(tmp_path / "fresh"))):
+        folder = args.resume or args.run_dir
+        Path(folder).mkdir(exist_ok=True)
+        command = [sys.executable, "-c", f"{code}; time.sleep(600)", folder]
+        other = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        assert other.stdout.readline() == b"locked\n"
+        with one_line(capsys, says=f"{folder} is in use by process {other.pid} on "):
+            records.choose_folder(args)
+        other.kill()
+        other.wait()
+        records.choose_folder(args)  # a lock ends with its process
+
+
+def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path):
+    path = tmp_path / "args.json"
+    code = "import sys, pathlib; from runtime import files; path = pathlib.Path(sys.argv[1]); n = 0\nwhile True:\n"
+    code += "    n += 1; files.write(path, str(n % 10) * 50000)"
+    for kill in range(10):
+        writer = subprocess.Popen([sys.executable, "-c", code, path], cwd=ROOT)
+        before = path.stat().st_mtime_ns if path.exists() else 0
+        while not path.exists() or path.stat().st_mtime_ns == before:
+            time.sleep(0.001)
+        time.sleep(0.002 * kill)
+        writer.kill()
+        writer.wait()
+        content = path.read_text()
+        assert len(content) == 50000 and len(set(content)) == 1
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "/proc/run", "/proc/1/run", "x" * 300])
+def test_a_folder_that_cannot_be_used_is_refused(where, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    with one_line(capsys), settings.errors_in_one_line():
+        args = Args(run_dir=where)
+        checks.check_run_folders(args)
+        records.choose_folder(args)
+
+
+def test_a_folder_with_signs_of_markup_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args = Args(run_dir="x/[/b]x")
+    records.choose_folder(args)
+    assert Path("x/[/b]x/lock").is_file()
+
+
+def test_a_folder_that_can_only_be_read_is_refused():
+    """In a process that is not root's, since root may write everywhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o555)
+        child = os.fork()
+        if child == 0:
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            try:
+                records.take_folder(Args(run_dir=folder))
+            except ValueError as error:
+                os._exit(3 if str(error) == f"--run_dir {folder} can't be used: Permission denied" else 4)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 3
+
+
+def test_a_folder_with_a_checkpoint_and_no_rows_is_a_run(three):
+    (three / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match="holds a run"):
+        checks.check_run_folders(Args(run_dir=str(three)))
+
+
+# -------------------------------------------------------------------------------------------- full disk
+
+
+@contextlib.contextmanager
+def files_end_at(size):
+    """No file of this process can grow beyond `size` bytes in the block, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 10_000, 5_000_000])
+def test_a_full_disk_in_a_save_leaves_the_last_checkpoint(size, three, capsys):
+    """The state is 11 MB, the model 2 MB, other files are small."""
+    policy, optimizer = policy_and_optimizer()
+    learn(policy, optimizer)
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    last = three / "checkpoints" / "step_000003"
+    says = f"Its last checkpoint is {last}; make room, and --resume {three} goes on"
+    with one_line(capsys, 1, says), files_end_at(size):
+        checkpoints.save(policy, optimizer, tokenizer, 4, 40, Args(run_dir=str(three)))
+    assert sorted((three / "checkpoints").iterdir()) == checkpoints.complete(three)
+    checkpoints.check(three)
+
+
+def test_a_full_disk_in_a_record_ends_the_run_with_one_message(tmp_path, capfd):
+    book = records.Records(0, Args(run_dir=str(tmp_path)), SIZES)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with one_line(capfd, 1, "No space left on device. The run has no checkpoint yet"):
+        book.write({"step": 1, "reward": 0.5})
+
+
+# ---------------------------------------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_loading_ends_the_run_with_one_line(number):
+    """Also while quiet.library_notices has turned stderr away."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(write, 2)
+        signals.end_while_loading()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        signal.raise_signal(number)
+        os._exit(0)
+    os.close(write)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == number
+    assert os.read(read, 1000).decode() == f"stopped by {number.name} before the first step\n"
+    os.close(read)
+
+
+# -------------------------------------------------------------------------------------------------- hub
+
+
+@pytest.fixture
+def hub_at(monkeypatch):
+    """Makes an address the hub's; gives everything back afterwards."""
+
+    def set_address(address):
+        monkeypatch.setattr(hub.constants, "ENDPOINT", address)
+        monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    return set_address
+
+
+def test_a_hub_that_cannot_be_reached(hub_at, monkeypatch, capsys):
+    hub_at("http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(ValueError, match=r"no/such is not on this machine, and http://127.0.0.1:9 can't be reached"):
+        hub.ask("no/such")
+    assert capsys.readouterr().out == "asking http://127.0.0.1:9 for no/such\n"
+    assert hub.constants.HF_HUB_OFFLINE and os.environ["HF_HUB_OFFLINE"] == "1"
+    hub.ask("no/such")  # it is not asked again
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hub_at(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(hub, "PATIENCE", 0.3)
+        hub.ask(str(KK_TINY), "some/data")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].endswith(" for some/data") and said[1].endswith("only what was downloaded before is used")
+
+
+def test_what_is_a_hub_id(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names = ["Qwen/Qwen2.5-3B", "gpt2", "models/kk_tiny", "models/nowhere", "./x", "/x", "~/x", "", "a/b/c", "x/y.json"]
+    assert [name for name in names if hub.is_hub_id(name)] == ["Qwen/Qwen2.5-3B", "gpt2"]
+
+
+# ----------------------------------------------------------------------------------------- command lines
+
+
+def test_bad_command_lines_of_the_tools(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "file"
+    file.write_text("")
+    for args in (plot.Args([]), plot.Args([tmp_path]), plot.Args([file])):
+        with one_line(capsys):
+            plot.main(args)
+    for changes in ({"folder": file}, {"seeds": [-1]}, {"limit": 0}, {"name": "../x"}, {"entries": ["x: grpo.py 'a"]}):
+        with one_line(capsys):
+            compare.main(compare.Args(**{"folder": tmp_path, "draw_only": True, **changes}))
+    model = str(KK_TINY)
+    for flags in (["--out", str(file), "--limit=1"], ["--seed=5000000000"], ["--samples=20000", "--temperature=1"]):
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", model, *flags])
+        with one_line(capsys):
+            evaluate.main()
+
+
+def test_plot_refuses_a_broken_run(three, capsys):
+    for name, content in (("args.json", "{"), ("run.json", "[]"), ("metrics.jsonl", "half\n")):
+        before = (three / name).read_text()
+        (three / name).write_text(content)
+        with one_line(capsys, says=f"{three}/{name}"):
+            plot.main(plot.Args([three], out=three / "out"))
+        (three / name).write_text(before)
+
+
+def test_torch_reads_a_whole_checkpoint(run_of_three):
+    """The other way round: nothing of our own is refused."""
+    policy, optimizer = policy_and_optimizer()
+    checkpoints.check(run_of_three)
+    assert checkpoints.load(policy, optimizer, run_of_three) == (3, 30)
+    assert all(torch.isfinite(parameter).all() for parameter in policy.parameters())
