@@ -21,7 +21,7 @@ from fractions import Fraction
 from functools import cache, lru_cache
 from pathlib import Path
 
-from rewards.kk import SUFFIXES, check_split
+from rewards.kk import SUFFIXES, check_split, check_text, read_file
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTRUCTION = r"Let's think step by step and output the final answer within \boxed{}."
@@ -337,23 +337,6 @@ def read_source(source, split):
     return [(str(file), read_file(file)) for file in files]
 
 
-def read_file(file):
-    try:
-        if file.suffix == ".parquet":
-            import pyarrow.parquet  # imported here because the workers don't need it
-
-            return pyarrow.parquet.read_table(file).to_pylist()
-        text = file.read_text(encoding="utf-8")
-        if file.suffix == ".jsonl":
-            return [json.loads(line) for line in text.split("\n") if line.strip()]
-        rows = json.loads(text)
-    except Exception as error:  # the errors of pyarrow and json share no class
-        raise ValueError(f"{file} could not be read: {error}") from error
-    if file.suffix != ".json" or not isinstance(rows, list):
-        raise ValueError(f"{file}: expected a .parquet file, a .json file with a list, or a .jsonl file")
-    return rows
-
-
 def read_hub(name, split):
     import datasets
 
@@ -382,7 +365,10 @@ def items_of(name, rows):
             raise ValueError(f"{name}, row {i}: no problem and answer where a known kind has them: {there}") from error
         except ValueError as error:
             raise ValueError(f"{name}, row {i}: {error}") from error
-        category = Path(str(row["data_source"]) if len(sources) > 1 else name).stem
+        for text in [message["content"] for message in messages] + golds:
+            check_text(text, f"{name}, row {i}")
+        source = row.get("data_source", name) if isinstance(row, dict) and len(sources) > 1 else name
+        category = Path(str(source)).stem
         items.append({"messages": messages, "prefix": "", "answer": golds, "category": category})
     return items
 
@@ -407,6 +393,8 @@ def messages_of(prompt):
     messages = []
     for turn in prompt:
         role, content = (turn["role"], turn["content"]) if "role" in turn else (turn["from"], turn["value"])
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise TypeError("a turn's role and content must be texts")
         messages.append({"role": "user" if role == "human" else role, "content": content})
     last = messages[-1]
     if last["role"] != "user" or not last["content"].strip():

@@ -351,6 +351,11 @@ def test_earlier_turns_are_kept_and_files_with_several_sources_told_apart(tmp_pa
     assert [item["category"] for item in items] == ["Easy", "hard"]
     rows[1]["data_source"] = "org/Easy"
     assert {item["category"] for item in task.load(str(write(tmp_path / "both.json", rows)), "test")} == {"both"}
+    rows[1]["data_source"] = "hard"
+    del rows[0]["data_source"]
+    rows.append(rows[1] | {"data_source": "hardest"})
+    items = task.load(str(write(tmp_path / "both.json", rows)), "test")
+    assert [item["category"] for item in items] == ["both", "hard", "hardest"]
 
 
 def test_size_draws_by_the_seed_and_keeps_the_order(tmp_path):
@@ -421,6 +426,13 @@ BROKEN = {
     "half a conversation": ([{"from": "human", "value": "?"}], "no problem and answer"),
     "answer without gold": ([{"from": "human", "value": "?"}, {"from": "assistant", "value": "1"}], "no problem and"),
     "not an object": ("text", "no problem and answer"),
+    "null": (None, "no problem and answer"),
+    "a turn without a text": (
+        {"prompt": [{"role": "system", "content": None}, *chat("?")], "final_answer": "1"},
+        "no problem and answer",
+    ),
+    "half a character in the problem": ({"problem": "\ud800?", "answer": "1"}, r"a text holds '\ud800', which is no"),
+    "half a character in the answer": ({"problem": "?", "answer": ["1", "\udfff"]}, r"holds '\udfff', which is no"),
     "a number": (7, "no problem and answer"),
 }
 
@@ -447,6 +459,10 @@ def test_wrong_arguments_and_files(tmp_path):
     (tmp_path / "a.json").write_text('{"problem": "?", "answer": "1"}')
     with pytest.raises(ValueError, match=r"a\.json: expected"):
         task.load(str(tmp_path / "a.json"), "train")
+    for text, message in (("null", "expected a list"), ("[null]", "row 1: no problem"), ("[]", "holds no rows")):
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"a\.json.*{message}"):
+            task.load(str(tmp_path / "a.json"), "train")
     with pytest.raises(ValueError, match="size must be at least 1"):
         task.load(good, "test", size=0)
     with pytest.raises(ValueError, match="split must be train or test"):
