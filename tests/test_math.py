@@ -129,6 +129,116 @@ def test_different_answers(gold, answer):
     assert not right(answer, gold)
 
 
+OTHER = {
+    "a chain with unequal sides": [
+        ("142", "99 = 142"),
+        ("3", "5=3"),
+        ("142", "x=99=142"),
+        ("142", "x = 142 = 141 = 142"),
+        ("3", "1+1=3"),
+        (r"\frac{1}{2}", r"\frac{1}{3} = \frac{1}{2}"),
+        ("0.5", r"\frac{1}{3} = 0.5"),
+        ("3", r"\sqrt{4} = 3"),
+    ],
+    "numbers side by side": [
+        ("142", r"14\binom{9}{4}2"),
+        ("142", r"16\binom{9}{4}"),
+        ("142", r"14\,128"),
+        ("142", "14 128"),
+        ("3", "2 1"),
+        ("3", "2{1}"),
+        ("3", r"2\left(1\right)"),
+        ("5", "(2)(3)"),
+        ("5", r"\binom{3}{1}2"),
+        ("142", "1 142"),
+        ("142", r"14\quad 2"),
+        ("142", r"1 4\ 2"),
+        ("(1,1)", "(1,0 1)"),
+        ("1,1", "1,0 1"),
+        ("6", "1+2 3"),
+    ],
+    "another unit": [
+        (r"142\text{ m}", r"142\text{ km}"),
+        ("142 m", "142 km"),
+        (r"142\text{ m}", "142 km"),
+        (r"5\text{ m}", r"5\text{ m}^2"),
+        (r"5\text{ cm}^2", r"5\text{ cm}^3"),
+        (r"5\text{ hours}", "5 minutes"),
+        (r"5\text{ square feet}", r"5\text{ feet}"),
+        (r"5\,\mathrm{m}", r"5\,\mathrm{cm}"),
+        (r"5^\circ", r"5\text{ rad}"),
+        (r"5\text{ m/s}", r"5\text{ km/h}"),
+        (r"10\text{ a.m.}", r"10\text{ p.m.}"),
+        (r"5\text{ m}", r"5\%"),
+        (r"\frac{1}{2}\text{ m}", r"0.5\text{ cm}"),
+        (r"\sqrt{2}\text{ inches}", r"\sqrt{2}\text{ cm}"),
+    ],
+    "a set for a tuple": [
+        ("(1,2)", r"\{1,2\}"),
+        ("(1,2)", r"\left\{1,2\right\}"),
+        ("(1,2,3)", r"\{1,2,3\}"),
+        ("[1,2]", r"\{1,2\}"),
+        ("(1,1)", r"\{1,1\}"),
+        ("(2,1)", r"\lbrace 2,1\rbrace"),
+    ],
+    "another number base": [
+        ("3", "3_2"),
+        ("3", "3_{2}"),
+        ("3", "3_x"),
+        ("2516", "2516_8"),
+        ("2516_8", "2516_7"),
+        ("3", "x=3_2"),
+        ("3", r"3_{\text{two}}"),
+        ("3", r"3_{12}"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_what_math_verify_overlooks_is_refused(kind):
+    found = [right(answer, gold) for gold, answer in OTHER[kind]]
+    assert found == [False] * len(found)
+
+
+STILL_RIGHT = {
+    "a chain": [
+        ("142", "x=142"), ("5", "2+3=5"), ("5", "x=2+3=5"), ("3", "x = y = 3"), ("3", r"\sqrt{9}=3"), ("6", "2(3) = 6"),
+        ("0.333", r"\frac{1}{3} = 0.333"), (r"\frac{1}{2}", r"0.5 = \frac{1}{2}"), ("75", r"\frac{3}{4} = 75\%"),
+        ("90", r"\frac{\pi}{2} = 90^\circ"), ("11", "1011_2 = 11"), ("x=3", "x=3"), ("y=2x", "y = 2x"),
+        ("10", r"\binom{5}{2} = 10"), ("2,3", "x=2, x=3"),
+    ],
+    "factors and mixed numbers": [
+        ("3.5", r"3\frac{1}{2}"), ("3.5", r"3 \frac12"), ("3.5", r"3\,\tfrac{1}{2}"), ("-3.5", r"-3\frac{1}{2}"),
+        (r"3\frac{1}{2}", r"\frac{7}{2}"), ("6", "2(3)"), ("6", "(2)(3)"), ("6", r"2\binom{3}{1}"), ("6", r"3\sqrt{4}"),
+        (r"2\pi", r"\pi 2"), ("6x", "2 x 3"), ("2^{33}", "2^{33}"), ("1.5", r"\frac{1}{2}3"),
+        (r"1.5\pi", r"3\frac{\pi}{2}"), (r"\frac{1}{2}", r"\frac 1 2"), ("3", r"\log_2 8"),
+    ],
+    "the same unit": [
+        ("5", r"5\text{ cm}"), (r"5\text{ cm}", "5"), (r"5\text{ cm}", r"5\,\mathrm{cm}"),
+        ("5 cm", r"5\text{ centimeters}"),
+        (r"5\text{ cm}^2", r"5\text{ square cm}"), (r"5\text{ cm}^2", r"5\text{ cm}^{2}"), (r"5\text{ ft}", "5 feet"),
+        (r"5\text{ inches}", r"5\text{ in.}"), (r"5\text{ m/s}", r"5\text{ meters per second}"), ("50", r"50\%"),
+        (r"5\text{ m/s}", r"5\,\text{m}/\text{s}"), (r"50^\circ", r"50\text{ degrees}"),
+        (r"5\text{ mph}", r"5\text{ miles per hour}"),
+        (r"10\text{ a.m.}", r"10\text{ am}"), (r"5\text{ apples}", r"5\text{ green apples}"), (r"5\text{ units}", "5"),
+        (r"50\%", r"50\text{ percent}"), (r"x\text{ m}", "x"), ("2n", "2n"), ("6m", "6m"),
+    ],
+    "tuples and sets": [
+        ("(1,2)", "1,2"), ("1,2", r"\{1,2\}"), (r"\{1,2\}", "2,1"), (r"\{1,2\}", r"\{2,1\}"),
+        ("(1,2),(3,4)", r"\{(1,2),(3,4)\}"), ("(1,2)", r"\left(1,2\right)"), ("5", r"\{5\}"),
+    ],
+    "number bases": [
+        ("2516_8", "2516"), ("2516_8", "2516_{8}"), ("3", "3_{10}"), ("x_1", "x_{1}"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STILL_RIGHT)
+def test_what_looks_alike_and_is_right_stays_right(kind):
+    found = [(gold, answer) for gold, answer in STILL_RIGHT[kind] if not right(answer, gold)]
+    assert found == []
+
+
 @pytest.mark.parametrize("answer", [
     r"\neq 9", r"\ne 9", r"\not= 9", r"x \neq 9", r"x\not= 9", r"\leq 9", r"\gt 9", r"\approx 9", r"\neg 9", r"8 \to 9",
     r"\text{not } 9", r"\text{not }$9$", "is not $9$", r"not \(9\)", "the answer is 9", "≠9", "8 ≠ 9",
