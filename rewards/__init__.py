@@ -34,6 +34,8 @@ def load_task(args, tokenizer):
             print(f"{split}: {len(problems) - len(fitting)} of {len(problems)} prompts exceed --max_prompt_tokens")
         splits.append(fitting)
         if args.task == "math" and args.data and not args.test_data:  # no generator: hold some problems back
+            if len(fitting) < 2:
+                raise ValueError(f"{args.data} has one problem that fits; without --test_data there must be two")
             n_test = min(args.eval_size, len(fitting) // 2)
             order = random.Random(args.seed).sample(fitting, len(fitting))
             print(f"no --test_data: {n_test} of the {len(fitting)} problems are held back to test on")

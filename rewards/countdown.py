@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
-from rewards.kk import TEST_SHARE, check_split, digest, folder_files, read_file, take_turns
+from rewards.kk import TEST_SHARE, check_columns, check_split, digest, folder_files, read_file, take_turns
 
 MIN_NUMBERS, MAX_NUMBERS = 3, 6
 LARGEST = 99  # generated puzzles have numbers from 1 to LARGEST
@@ -276,17 +276,15 @@ def read_hub(name, split):
             "without a path or id the puzzles are generated."
         ) from error
     if {"train", "test"} <= set(parts):
-        return puzzles_of(parts[split], f"{name}/{split}")
-    puzzles = [puzzle for part in parts for puzzle in puzzles_of(parts[part], f"{name}/{part}")]
+        return puzzles_of(parts[split].to_list(), f"{name}/{split}")
+    puzzles = [puzzle for part in parts for puzzle in puzzles_of(parts[part].to_list(), f"{name}/{part}")]
     return [puzzle for puzzle in puzzles if split_of(*puzzle) == split]
 
 
-def puzzles_of(data, where):
+def puzzles_of(rows, where):
     """[(nums, target)] of the rows. ValueError if a row is invalid."""
-    missing = [column for column in ("nums", "target") if column not in data.column_names]
-    if missing:
-        raise ValueError(f"{where} lacks the columns {', '.join(missing)}; it has {', '.join(data.column_names)}")
-    puzzles = [(row["nums"], row["target"]) for row in data.select_columns(["nums", "target"]).to_list()]
+    check_columns(rows, ["nums", "target"], where)
+    puzzles = [(row.get("nums"), row.get("target")) for row in rows]
     for i, (nums, target) in enumerate(puzzles, 1):
         if not isinstance(nums, list) or not nums or not all(type(number) is int and number > 0 for number in nums):
             raise ValueError(f"{where}, row {i}: nums must be a list of whole numbers above 0, not {nums!r}")

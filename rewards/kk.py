@@ -16,9 +16,9 @@ A statement is a nested tuple in the same form as in those files. People are cou
 
 import ast
 import hashlib
+import json
 import random
 import re
-import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -54,8 +54,9 @@ def score(response, answer, strict=False):
     time.
 
     A model can fool the rule. It accepts empty reasoning, and it reads "It is false that Zoey is a knight" and "Zoey is
-    a knight if pigs fly" as "Zoey is a knight". It is the default because the papers' numbers come from it.
-    `strict=True` requires reasoning that is not empty and an answer of plain statements only.
+    a knight if pigs fly" as "Zoey is a knight". If two people are called Ann and Mary Ann, "Mary Ann is a knight" says
+    it of both, and only the number of roles must still be right. The rule is the default because the papers' numbers
+    come from it. `strict=True` requires reasoning that is not empty and one plain statement for each person.
 
     Source: Logic-RL (Xie et al. 2025); AR-Lopti Appendix C, Table 4. Their code also cuts the text at the first
     "Assistant:" to find the end of the prompt. Here the response comes without the prompt.
@@ -192,15 +193,15 @@ def load(source, split, people="3-7", size=None, seed=0):
     if source is None:
         return generate(size or DEFAULT_SIZE[split], people, seed, split)
 
-    rows = read_rows(str(source), split)
-    sizes_there = sorted({len(row["names"] or []) for _, row in rows})
     by_people = {count: [] for count in wanted}
-    for where, row in rows:
-        if len(row["names"] or []) in by_people:
-            item = check_row(where, row)
-            by_people[len(item["names"])].append(item)
+    sizes_there = set()
+    for where, row in read_rows(str(source), split):
+        check_names(where, row["names"])
+        sizes_there.add(len(row["names"]))
+        if len(row["names"]) in by_people:
+            by_people[len(row["names"])].append(check_row(where, row))
     if not any(by_people.values()):
-        raise ValueError(f"{source} has no puzzle of {people} people; it has puzzles of {sizes_there}")
+        raise ValueError(f"{source} has no puzzle of {people} people; it has puzzles of {sorted(sizes_there)}")
     if size is not None and size < sum(map(len, by_people.values())):
         for count, items in by_people.items():
             random.Random(f"subset {seed} {count}").shuffle(items)
@@ -274,18 +275,54 @@ def folder_files(folder, split):
 
 
 def read_file(file):
-    import datasets  # imported here because it takes seconds and scoring doesn't need it
+    """The rows of a .parquet, .json or .jsonl file: a list of anything, for a row of JSON may be null or a number.
 
+    Errors: ValueError with the file's name, and for .jsonl the row's number, if it can't be read.
+    It does not use the library `datasets`, in which a JSON file that begins with null ends the whole process.
+    """
     if file.suffix not in SUFFIXES:
-        raise ValueError(f"{file}: expected a .parquet, .json or .jsonl file")
-    datasets.disable_progress_bars()
-    read = datasets.Dataset.from_parquet if file.suffix == ".parquet" else datasets.Dataset.from_json
-    # A temporary cache: the library's usual one may return an old state of a changed file.
-    with tempfile.TemporaryDirectory() as cache:
-        try:
-            return read(str(file), cache_dir=cache, keep_in_memory=True)
-        except Exception as error:  # the errors of pyarrow, json and the library share no class
-            raise ValueError(f"{file} could not be read: {error.__cause__ or error}") from error
+        raise ValueError(f"{file}: expected a .parquet file, a .json file with a list, or a .jsonl file")
+    where = file
+    try:
+        if file.suffix == ".parquet":
+            import pyarrow.parquet  # imported here because scoring doesn't need it
+
+            return pyarrow.parquet.read_table(file).to_pylist()
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".json":
+            rows = json.loads(text)
+        else:
+            rows = []
+            for line in filter(str.strip, text.split("\n")):
+                where = f"{file}, row {len(rows) + 1}"
+                rows.append(json.loads(line))
+    except Exception as error:  # the errors of pyarrow and json share no class
+        raise ValueError(f"{where} could not be read: {error}") from error
+    if not isinstance(rows, list):
+        raise ValueError(f"{file}: expected a list of rows, as one .json list or as the lines of a .jsonl file")
+    if not rows:
+        raise ValueError(f"{file} holds no rows")
+    return rows
+
+
+def check_columns(rows, columns, where):
+    """ValueError if a row is not an object, or if no row has one of the columns. `where`: the file or hub id."""
+    there = []
+    for i, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}, row {i}: expected an object with {', '.join(columns)}, not {row!r}")
+        there += [column for column in row if column not in there]
+    missing = [column for column in columns if column not in there]
+    if missing:
+        raise ValueError(f"{where} lacks the columns {', '.join(missing)}; it has {', '.join(there)}")
+
+
+def check_text(text, where):
+    """ValueError unless the text can be written as UTF-8. JSON may hold half of a pair of surrogates: \\ud800."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: a text holds {text[error.start]!r}, which is no character") from error
 
 
 def read_hub(name, split):
@@ -300,25 +337,33 @@ def read_hub(name, split):
             f"It should be at https://huggingface.co/datasets/{name}; without a network, fetch its files from there "
             "elsewhere and give the path of a file or folder instead."
         ) from error
-    return [pair for part in parts for pair in rows_of(parts[part], f"{name}/{split}/{part}")]
+    return [pair for part in parts for pair in rows_of(parts[part].to_list(), f"{name}/{split}/{part}")]
 
 
-def rows_of(data, where):
-    missing = [column for column in COLUMNS if column not in data.column_names]
-    if missing:
-        raise ValueError(f"{where} lacks the columns {', '.join(missing)}; it has {', '.join(data.column_names)}")
-    return [(f"{where}, row {i}", row) for i, row in enumerate(data.select_columns(COLUMNS).to_list(), 1)]
+def rows_of(rows, where):
+    """[(where, row)] of the rows, each with all COLUMNS; a value that a row lacks is None."""
+    check_columns(rows, COLUMNS, where)
+    return [(f"{where}, row {i}", {column: row.get(column) for column in COLUMNS}) for i, row in enumerate(rows, 1)]
+
+
+def check_names(where, names):
+    """ValueError unless names is a list of different names."""
+    if not isinstance(names, list) or not names:
+        raise ValueError(f"{where}: names must be a list of names, not {names!r}")
+    for name in names:
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"{where}: names holds something that is no name: {names}")
+        check_text(name, where)
+    if len({name.lower() for name in names}) < len(names):
+        raise ValueError(f"{where}: two people have the same name: {names}")
 
 
 def check_row(where, row):
-    """The row as an item. ValueError unless its statements have exactly one solution, the row's."""
+    """The row as an item, its names checked before. ValueError unless its only solution is the row's."""
     quiz, names, solution = row["quiz"], row["names"], row["solution"]
     if not isinstance(quiz, str) or not quiz.strip():
-        raise ValueError(f"{where}: quiz is empty")
-    if not all(isinstance(name, str) and name.strip() for name in names):
-        raise ValueError(f"{where}: names holds something that is no name: {names}")
-    if len({name.lower() for name in names}) < len(names):
-        raise ValueError(f"{where}: two people have the same name: {names}")
+        raise ValueError(f"{where}: quiz is empty or not a text")
+    check_text(quiz, where)
     try:
         statements = ast.literal_eval(row["statements"])
     except Exception as error:  # literal_eval: ValueError, SyntaxError, TypeError, RecursionError, MemoryError

@@ -115,6 +115,20 @@ HOLES = {
 }
 
 
+def test_known_hole_one_statement_about_two_people():
+    """A name that is part of another: "Mary Ann is a knight" is about Ann too. The number of roles must be right."""
+    gold = {"Ann": True, "Mary Ann": True}
+    for block in ("Mary Ann is a knight, another knight", "Mary Ann is a knight, Mary Ann is a knight"):
+        assert reward(response(block), gold) == 3.0
+        assert reward(response(block), gold, strict=True) == -1.0
+    assert reward(response("Mary Ann is a knight"), gold) == -1.0
+    assert reward(response("Mary Ann is a knight, Ann is a knight"), gold, strict=True) == 3.0
+    # It also costs: the first match for Ann is within Mary Ann.
+    apart = {"Ann": False, "Mary Ann": True}
+    assert reward(response("Mary Ann is a knight, Ann is a knave"), apart) == -0.5
+    assert reward(response("Ann is a knave, Mary Ann is a knight"), apart) == 3.0
+
+
 @pytest.mark.parametrize("name", HOLES)
 def test_known_hole_scores_by_default_and_not_under_strict(name):
     assert reward(HOLES[name]) == 3.0
@@ -254,10 +268,7 @@ def depth_of(statement):
 
 @pytest.fixture(scope="module")
 def made():
-    start = time.perf_counter()
-    train, test = kk.load(None, "train"), kk.load(None, "test")
-    assert time.perf_counter() - start < 30
-    return train, test
+    return kk.load(None, "train"), kk.load(None, "test")
 
 
 @pytest.mark.parametrize("count", range(2, 9))
@@ -496,6 +507,19 @@ BROKEN = {
     "deep nesting": ({"statements": "(" * 5000}, "no Python literal"),
     "same name": ({"names": ["Ann", "ann"]}, "the same name"),
     "no quiz": ({"quiz": " "}, "quiz is empty"),
+    "null names": ({"names": None}, "names must be a list of names, not None"),
+    "empty names": ({"names": []}, "names must be a list of names, not []"),
+    "names in one text": ({"names": "AB"}, "names must be a list of names, not 'AB'"),
+    "a number for names": ({"names": 2}, "names must be a list of names, not 2"),
+    "numbers as names": ({"names": [1, 2]}, "no name: [1, 2]"),
+    "a null name": ({"names": ["Ann", None]}, "no name: ['Ann', None]"),
+    "wrong names of another number of people": ({"names": [1, 2, 3]}, "no name: [1, 2, 3]"),
+    "a number as quiz": ({"quiz": 7}, "quiz is empty or not a text"),
+    "null quiz": ({"quiz": None}, "quiz is empty or not a text"),
+    "null statements": ({"statements": None}, "no Python literal"),
+    "null solution": ({"solution": None}, "must be lists"),
+    "half a character in the quiz": ({"quiz": "who\ud800?"}, r"a text holds '\ud800', which is no character"),
+    "half a character in a name": ({"names": ["Ann\udfff", "Bob"]}, r"a text holds '\udfff', which is no character"),
 }
 
 
@@ -513,6 +537,28 @@ def test_broken_rows_are_named(tmp_path, name):
         kk.load(str(path), "train", "2")
     assert "puzzles.jsonl, row 2" in str(caught.value)
     assert len(kk.load(str(write(path, [good, good])), "train", "2")) == 2
+
+
+NULLS = {  # what a file holds, and what is said of it
+    "a.json": [
+        ("null", "expected a list of rows"), ("[]", "holds no rows"), ("[null]", "row 1: expected an object"),
+        ('[null, {"quiz": "?"}]', "row 1: expected an object"), ('[{"quiz": "?"}, null]', "row 2: expected an object"),
+        ("[[1]]", "row 1: expected an object"), ('{"quiz": null}', "expected a list of rows"),
+        ("", "could not be read"),
+    ],
+    "a.jsonl": [
+        ("null\n", "row 1: expected an object"), ('{"quiz": "?"}\n\nnull', "row 2: expected an object"),
+        ("{}\n{", "row 2 could not be read"), ("7", "row 1: expected an object"), ("\n", "holds no rows"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, text, message", [(name, *case) for name in NULLS for case in NULLS[name]])
+def test_files_of_nulls_are_refused(tmp_path, name, text, message):
+    """A JSON file that begins with null makes the library `datasets` end the process with a segmentation fault."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=rf"{re.escape(name)}.*{re.escape(message)}"):
+        kk.load(str(tmp_path / name), "train")
 
 
 def test_missing_columns_are_named(tmp_path):

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,10 +71,22 @@ def test_last_complete_box(text):
 
 @pytest.mark.parametrize("text", [r"\boxed{", "{", "}", r"\boxed{}", "\\", r"\boxed", "{}", r"\boxed{{", r"\boxed "])
 def test_finding_the_box_takes_linear_time(text):
-    start = time.monotonic()
-    task.last_box(text * 100_000)
-    task.last_box(text * 100_000 + r"\boxed{5}")
-    assert time.monotonic() - start < 5
+    """Twice the text takes less than 2.6 times as long; what grows with its square takes 4 times. In three tries."""
+
+    def seconds(times):
+        least = []
+        for _ in range(3):
+            start = time.process_time()
+            task.last_box(text * times)
+            assert task.last_box(text * times + r"}\boxed{5}") is not None or text == "\\"
+            least.append(time.process_time() - start)
+        return min(least)
+
+    for _ in range(3):
+        once, twice = seconds(20_000), seconds(40_000)
+        if twice < 2.6 * once + 1e-3:
+            return
+    raise AssertionError(f"{once:.6f} s, and {twice:.6f} s for twice the text")
 
 
 # -------------------------------------------------------------------------------------------------------- comparing
@@ -114,6 +127,116 @@ def test_equal_answers(gold, answer):
 ])  # fmt: skip
 def test_different_answers(gold, answer):
     assert not right(answer, gold)
+
+
+OTHER = {
+    "a chain with unequal sides": [
+        ("142", "99 = 142"),
+        ("3", "5=3"),
+        ("142", "x=99=142"),
+        ("142", "x = 142 = 141 = 142"),
+        ("3", "1+1=3"),
+        (r"\frac{1}{2}", r"\frac{1}{3} = \frac{1}{2}"),
+        ("0.5", r"\frac{1}{3} = 0.5"),
+        ("3", r"\sqrt{4} = 3"),
+    ],
+    "numbers side by side": [
+        ("142", r"14\binom{9}{4}2"),
+        ("142", r"16\binom{9}{4}"),
+        ("142", r"14\,128"),
+        ("142", "14 128"),
+        ("3", "2 1"),
+        ("3", "2{1}"),
+        ("3", r"2\left(1\right)"),
+        ("5", "(2)(3)"),
+        ("5", r"\binom{3}{1}2"),
+        ("142", "1 142"),
+        ("142", r"14\quad 2"),
+        ("142", r"1 4\ 2"),
+        ("(1,1)", "(1,0 1)"),
+        ("1,1", "1,0 1"),
+        ("6", "1+2 3"),
+    ],
+    "another unit": [
+        (r"142\text{ m}", r"142\text{ km}"),
+        ("142 m", "142 km"),
+        (r"142\text{ m}", "142 km"),
+        (r"5\text{ m}", r"5\text{ m}^2"),
+        (r"5\text{ cm}^2", r"5\text{ cm}^3"),
+        (r"5\text{ hours}", "5 minutes"),
+        (r"5\text{ square feet}", r"5\text{ feet}"),
+        (r"5\,\mathrm{m}", r"5\,\mathrm{cm}"),
+        (r"5^\circ", r"5\text{ rad}"),
+        (r"5\text{ m/s}", r"5\text{ km/h}"),
+        (r"10\text{ a.m.}", r"10\text{ p.m.}"),
+        (r"5\text{ m}", r"5\%"),
+        (r"\frac{1}{2}\text{ m}", r"0.5\text{ cm}"),
+        (r"\sqrt{2}\text{ inches}", r"\sqrt{2}\text{ cm}"),
+    ],
+    "a set for a tuple": [
+        ("(1,2)", r"\{1,2\}"),
+        ("(1,2)", r"\left\{1,2\right\}"),
+        ("(1,2,3)", r"\{1,2,3\}"),
+        ("[1,2]", r"\{1,2\}"),
+        ("(1,1)", r"\{1,1\}"),
+        ("(2,1)", r"\lbrace 2,1\rbrace"),
+    ],
+    "another number base": [
+        ("3", "3_2"),
+        ("3", "3_{2}"),
+        ("3", "3_x"),
+        ("2516", "2516_8"),
+        ("2516_8", "2516_7"),
+        ("3", "x=3_2"),
+        ("3", r"3_{\text{two}}"),
+        ("3", r"3_{12}"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_what_math_verify_overlooks_is_refused(kind):
+    found = [right(answer, gold) for gold, answer in OTHER[kind]]
+    assert found == [False] * len(found)
+
+
+STILL_RIGHT = {
+    "a chain": [
+        ("142", "x=142"), ("5", "2+3=5"), ("5", "x=2+3=5"), ("3", "x = y = 3"), ("3", r"\sqrt{9}=3"), ("6", "2(3) = 6"),
+        ("0.333", r"\frac{1}{3} = 0.333"), (r"\frac{1}{2}", r"0.5 = \frac{1}{2}"), ("75", r"\frac{3}{4} = 75\%"),
+        ("90", r"\frac{\pi}{2} = 90^\circ"), ("11", "1011_2 = 11"), ("x=3", "x=3"), ("y=2x", "y = 2x"),
+        ("10", r"\binom{5}{2} = 10"), ("2,3", "x=2, x=3"),
+    ],
+    "factors and mixed numbers": [
+        ("3.5", r"3\frac{1}{2}"), ("3.5", r"3 \frac12"), ("3.5", r"3\,\tfrac{1}{2}"), ("-3.5", r"-3\frac{1}{2}"),
+        (r"3\frac{1}{2}", r"\frac{7}{2}"), ("6", "2(3)"), ("6", "(2)(3)"), ("6", r"2\binom{3}{1}"), ("6", r"3\sqrt{4}"),
+        (r"2\pi", r"\pi 2"), ("6x", "2 x 3"), ("2^{33}", "2^{33}"), ("1.5", r"\frac{1}{2}3"),
+        (r"1.5\pi", r"3\frac{\pi}{2}"), (r"\frac{1}{2}", r"\frac 1 2"), ("3", r"\log_2 8"),
+    ],
+    "the same unit": [
+        ("5", r"5\text{ cm}"), (r"5\text{ cm}", "5"), (r"5\text{ cm}", r"5\,\mathrm{cm}"),
+        ("5 cm", r"5\text{ centimeters}"),
+        (r"5\text{ cm}^2", r"5\text{ square cm}"), (r"5\text{ cm}^2", r"5\text{ cm}^{2}"), (r"5\text{ ft}", "5 feet"),
+        (r"5\text{ inches}", r"5\text{ in.}"), (r"5\text{ m/s}", r"5\text{ meters per second}"), ("50", r"50\%"),
+        (r"5\text{ m/s}", r"5\,\text{m}/\text{s}"), (r"50^\circ", r"50\text{ degrees}"),
+        (r"5\text{ mph}", r"5\text{ miles per hour}"),
+        (r"10\text{ a.m.}", r"10\text{ am}"), (r"5\text{ apples}", r"5\text{ green apples}"), (r"5\text{ units}", "5"),
+        (r"50\%", r"50\text{ percent}"), (r"x\text{ m}", "x"), ("2n", "2n"), ("6m", "6m"),
+    ],
+    "tuples and sets": [
+        ("(1,2)", "1,2"), ("1,2", r"\{1,2\}"), (r"\{1,2\}", "2,1"), (r"\{1,2\}", r"\{2,1\}"),
+        ("(1,2),(3,4)", r"\{(1,2),(3,4)\}"), ("(1,2)", r"\left(1,2\right)"), ("5", r"\{5\}"),
+    ],
+    "number bases": [
+        ("2516_8", "2516"), ("2516_8", "2516_{8}"), ("3", "3_{10}"), ("x_1", "x_{1}"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STILL_RIGHT)
+def test_what_looks_alike_and_is_right_stays_right(kind):
+    found = [(gold, answer) for gold, answer in STILL_RIGHT[kind] if not right(answer, gold)]
+    assert found == []
 
 
 @pytest.mark.parametrize("answer", [
@@ -194,20 +317,17 @@ LONG = {
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_odd_answers_are_wrong_in_bounded_time(name):
-    start = time.monotonic()
+def test_odd_answers_are_wrong_and_leave_others_alone(name):
     results = task.score_all([rf"\boxed{{{LONG[name]}}}", r"\boxed{\frac{2}{4}}"], [["0.25"], ["0.5"]])
     assert [result["correct"] for result in results] == [False, True]
-    assert results[0]["format"] and time.monotonic() - start < 20
+    assert results[0]["format"]
 
 
 def test_hostile_answers_cost_their_own_time_only():
     right("0.5", r"\frac12")
     hostile = [TOWER, r"(10^{10^{10}})!"]
-    start = time.monotonic()
     responses = [rf"\boxed{{{text}}}" for h in hostile for text in (h, h, r"\frac{2}{4}", r"\frac{3}{4}")]
     results = task.score_all(responses, [[r"\frac12"]] * len(responses))
-    assert time.monotonic() - start < 30  # two different ones, at 3 seconds of processor time each
     assert [result["correct"] for result in results] == [False, False, True, False] * 2
     assert [result["timed_out"] for result in results] == [True, True, False, False] * 2
     assert all(result["format"] for result in results) and right("0.5", r"\frac12")
@@ -221,9 +341,7 @@ def test_a_worker_that_hangs_is_killed_and_replaced(monkeypatch):
     assert worker.ask(["1/2", ["0.5"]]) is True
     first = worker.process
     os.kill(first.pid, signal.SIGSTOP)
-    start = time.monotonic()
     assert worker.ask(["1/2", ["0.5"]]) is None
-    assert 0.5 < time.monotonic() - start < 10
     assert first.returncode == -signal.SIGKILL
     monkeypatch.undo()
     assert worker.ask(["1/2", ["0.5"]]) is True and worker.ask(["1/3", ["0.5"]]) is False
@@ -234,16 +352,100 @@ def test_a_worker_that_hangs_is_killed_and_replaced(monkeypatch):
     worker.process.communicate()
 
 
-def test_a_worker_has_a_bound_on_memory_and_knows_no_torch():
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_killed_answer_costs_no_start_of_a_worker():
+    worker = task.Worker()
+    assert worker.ask(["1/2", ["0.5"]]) is True and worker.seconds < task.TIME_LIMIT
+    first, (copy,) = worker.process.pid, children(worker.process.pid)
+    for _ in range(2):
+        assert worker.ask([TOWER, ["0.5"]]) is None and worker.seconds == task.TIME_LIMIT
+        assert worker.ask(["1/2", ["0.5"]]) is True and worker.ask(["1/3", ["0.5"]]) is False
+        assert worker.process.pid == first and children(first) != [copy]
+    (copy,) = children(first)
+    os.kill(copy, signal.SIGKILL)  # by the system between two answers, for example: it loses no answer
+    while Path(f"/proc/{copy}").exists() and "\nState:\tZ" not in Path(f"/proc/{copy}/status").read_text():
+        time.sleep(0.01)
+    assert worker.ask(["1/2", ["0.5"]]) is True and worker.ask(["1/3", ["0.5"]]) is False
+    worker.kill()
+
+
+def test_a_batch_has_a_bound_after_which_answers_count_as_timed_out(monkeypatch):
+    hostile = [[f"{n}^{{9^{{9^9}}}}", ["0.5"]] for n in range(12, 18)]
+    honest = ["1/2", ["0.5"]]
+    assert task.ask([honest, *hostile, honest]) == [True, *[None] * len(hostile), True]
+    monkeypatch.setattr(task, "BATCH_LIMIT", 1)
+    monkeypatch.setattr(task, "BATCH_LIMIT_PER_ANSWER", 0)
+    assert task.ask([honest, *hostile, honest]) == [True, *[None] * len(hostile), None]
+    assert task.ask([honest] * 40) == [True] * 40  # each call has its own
+
+
+@pytest.fixture(scope="module")
+def worker_folder():
+    """The folder in /proc of a worker that has answered."""
     worker = task.Worker()
     assert worker.ask(["1/2", ["0.5"]]) is True
-    proc = Path("/proc", str(worker.process.pid))
-    limit = re.search(r"Max address space\s+(\d+)\s+(\d+)", (proc / "limits").read_text())
-    assert limit.groups() == (str(task.MEMORY_LIMIT),) * 2
-    maps = (proc / "maps").read_text()
-    assert "python" in maps and "libtorch" not in maps  # vLLM preloads a library of torch's folder in all children
-    worker.process.communicate(timeout=20)  # its input ends, and so does it
+    yield Path("/proc", str(worker.process.pid))
+    worker.process.communicate(timeout=60)  # its input ends, and so does it
     assert worker.process.returncode == 0
+
+
+def status(folder, name):
+    return re.search(rf"\n{name}:(.*)\n", (folder / "status").read_text())[1].strip()
+
+
+def test_a_worker_has_a_bound_on_memory_and_knows_no_torch(worker_folder):
+    limit = re.search(r"Max address space\s+(\d+)\s+(\d+)", (worker_folder / "limits").read_text())
+    assert limit.groups() == (str(task.MEMORY_LIMIT),) * 2
+    maps = (worker_folder / "maps").read_text()
+    assert "python" in maps and "libtorch" not in maps  # vLLM preloads a library of torch's folder in all children
+    assert status(worker_folder, "Threads") == "1"  # it forks
+
+
+def test_a_worker_has_none_of_our_environment(worker_folder, monkeypatch):
+    monkeypatch.setenv("SECRET", "of the trainer")
+    worker = task.Worker()
+    assert worker.ask(["1/2", ["0.5"]]) is True
+    environment = Path(f"/proc/{worker.process.pid}/environ").read_text()
+    assert {line.split("=")[0] for line in environment.split("\0") if line} <= {
+        "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
+    }  # fmt: skip
+    worker.kill()
+
+
+def test_a_worker_has_no_network_where_the_system_allows_that(worker_folder):
+    alone = ["unshare", "--net", "true"] if os.geteuid() == 0 else ["unshare", "--user", "--net", "true"]
+    if not shutil.which("unshare") or subprocess.run(alone, capture_output=True).returncode:
+        pytest.skip("this system does not allow it")
+    for process in (worker_folder.name, *children(worker_folder.name)):
+        assert os.readlink(f"/proc/{process}/ns/net") != os.readlink("/proc/self/ns/net")
+        lines = Path(f"/proc/{process}/net/dev").read_text().splitlines()
+        assert [line.split(":")[0].strip() for line in lines[2:]] in ([], ["lo"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop root")
+def test_a_worker_drops_root(worker_folder):
+    ours = int(status(Path("/proc/self"), "CapPrm"), 16)
+    for process in (worker_folder.name, *children(worker_folder.name)):
+        folder = Path("/proc", str(process))
+        assert int(status(folder, "CapPrm"), 16) & ~task.READ_ANY_FILE == 0
+        if ours & task.READ_ANY_FILE:  # without this right it needs root's own to read packages in a folder of root's
+            for name in ("Uid", "Gid"):
+                assert status(folder, name).split() == [str(task.NOBODY)] * 4
+            assert status(folder, "Groups") == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give its rights away")
+def test_a_worker_of_a_root_without_rights_still_works():
+    """As in a container: it may neither leave the network nor read the files of a root that it isn't."""
+    code = "from rewards import math as task; print(task.score(r'\\boxed{1/2}', ['0.5'])['correct'])"
+    few = ["setpriv", "--bounding-set", "-all,+setuid,+setgid,+kill", "--inh-caps", "-all"]
+    if not shutil.which("setpriv"):
+        pytest.skip("there is no setpriv here")
+    done = subprocess.run([*few, sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
 
 
 @pytest.mark.parametrize("answer", ["1/2", TOWER])
@@ -260,7 +462,7 @@ def test_workers_end_with_their_parent(answer):
     os.kill(pid, 0)  # it lives
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             if "\nState:\tZ" not in Path("/proc", str(pid), "status").read_text():
@@ -351,6 +553,11 @@ def test_earlier_turns_are_kept_and_files_with_several_sources_told_apart(tmp_pa
     assert [item["category"] for item in items] == ["Easy", "hard"]
     rows[1]["data_source"] = "org/Easy"
     assert {item["category"] for item in task.load(str(write(tmp_path / "both.json", rows)), "test")} == {"both"}
+    rows[1]["data_source"] = "hard"
+    del rows[0]["data_source"]
+    rows.append(rows[1] | {"data_source": "hardest"})
+    items = task.load(str(write(tmp_path / "both.json", rows)), "test")
+    assert [item["category"] for item in items] == ["both", "hard", "hardest"]
 
 
 def test_size_draws_by_the_seed_and_keeps_the_order(tmp_path):
@@ -421,6 +628,13 @@ BROKEN = {
     "half a conversation": ([{"from": "human", "value": "?"}], "no problem and answer"),
     "answer without gold": ([{"from": "human", "value": "?"}, {"from": "assistant", "value": "1"}], "no problem and"),
     "not an object": ("text", "no problem and answer"),
+    "null": (None, "no problem and answer"),
+    "a turn without a text": (
+        {"prompt": [{"role": "system", "content": None}, *chat("?")], "final_answer": "1"},
+        "no problem and answer",
+    ),
+    "half a character in the problem": ({"problem": "\ud800?", "answer": "1"}, r"a text holds '\ud800', which is no"),
+    "half a character in the answer": ({"problem": "?", "answer": ["1", "\udfff"]}, r"holds '\udfff', which is no"),
     "a number": (7, "no problem and answer"),
 }
 
@@ -447,6 +661,10 @@ def test_wrong_arguments_and_files(tmp_path):
     (tmp_path / "a.json").write_text('{"problem": "?", "answer": "1"}')
     with pytest.raises(ValueError, match=r"a\.json: expected"):
         task.load(str(tmp_path / "a.json"), "train")
+    for text, message in (("null", "expected a list"), ("[null]", "row 1: no problem"), ("[]", "holds no rows")):
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"a\.json.*{message}"):
+            task.load(str(tmp_path / "a.json"), "train")
     with pytest.raises(ValueError, match="size must be at least 1"):
         task.load(good, "test", size=0)
     with pytest.raises(ValueError, match="split must be train or test"):
@@ -544,7 +762,7 @@ def test_real_golds_do_not_equal_their_neighbours(file):
 
 
 @needs_real
-def test_a_batch_of_ordinary_responses_is_scored_in_seconds():
+def test_a_batch_of_ordinary_responses_meets_no_limit():
     """64 problems, 8 responses each, all in LaTeX and each in a form of its own; half of them right."""
     hard = [item for item in real("math/math500.parquet") if task.number(task.clean(item["answer"][0])) is None][:64]
     responses = [
@@ -552,8 +770,6 @@ def test_a_batch_of_ordinary_responses_is_scored_in_seconds():
         for i, item in enumerate(hard)
         for k in range(8)
     ]
-    task.score(r"\boxed{\frac12}", ["0.5"])
-    start = time.monotonic()
     results = task.score_all(responses, [item["answer"] for item in hard for _ in range(8)])
-    assert time.monotonic() - start < 30  # 3 on two cores that do nothing else
+    assert not any(result["timed_out"] for result in results)
     assert 0.45 < sum(result["correct"] for result in results) / len(results) < 0.55

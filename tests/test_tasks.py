@@ -83,6 +83,14 @@ def test_mathematics_without_test_data_holds_problems_back(data):
     assert [p["id"] for p in other] != [p["id"] for p in test]
 
 
+def test_one_problem_cannot_be_held_back(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps([{"problem": "What is 1 + 1?", "answer": 2}]))
+    with pytest.raises(ValueError, match=r"one\.json has one problem that fits; without --test_data there must be two"):
+        load_task(settings("math", {"math": {"data": path}}), tokenizer)
+
+
 def test_without_a_chat_template_the_prompt_is_plain_text(data):
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     _, train, _ = load_task(settings("math", data, chat_template="none"), tokenizer)
