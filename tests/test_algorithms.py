@@ -839,12 +839,13 @@ def train_share(folder):
         with pytest.raises(SystemExit) as end:
             trainer.update(policy, optimizer, batch, 3, args)
         results[trainer.__name__] = result | {"end": end.value.code, "at_the_end": weights(policy)}
-    results["bfloat16"] = train_share_in_bfloat16(folder, batch)
+    results["bfloat16"] = train_share_in_bfloat16(folder, rows)
     torch.save(results, folder / f"of_{trainer.RANK}_in_{trainer.WORLD_SIZE}.pt")
 
 
-def train_share_in_bfloat16(folder, batch):
-    """What grpo.py computes of the batch with --dtype bfloat16, and in which types it holds what."""
+def train_share_in_bfloat16(folder, rows):
+    """What grpo.py computes of the batch's rows with --dtype bfloat16, and in which types it holds what."""
+    batch = {key: value[rows] for key, value in torch.load(folder / "batch.pt").items()}
     args = grpo.Args(**torch.load(folder / "args.pt") | {"run_dir": str(folder), "dtype": "bfloat16"})
     policy = grpo.load_policy(args, trained=True)
     reference = grpo.load_policy(args, trained=False)
@@ -855,7 +856,6 @@ def train_share_in_bfloat16(folder, batch):
         found["residual"] = inputs[0].dtype
 
     policy.lm.model.layers[1].register_forward_pre_hook(look)
-    batch["advantages"] = batch["advantages"].nan_to_num(1.0)
     found["policy"] = grpo.log_probs(policy, batch, args)[0]
     found["reference"] = grpo.log_probs(reference, batch, args)[0]
     found["gradients"] = gradients(grpo, batch, args, policy)[0]
