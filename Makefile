@@ -14,7 +14,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install model demo test bench table lint format
+.PHONY: install doctor model demo test bench table lint format
 
 install: $(VENV)/installed
 
@@ -31,6 +31,9 @@ ifeq ($(GPU),0)
 	$(PY) -c "import torchvision" 2>/dev/null || $(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 endif
 	touch $@
+
+doctor: install
+	$(PY) -m tools.doctor
 
 model: $(SMOLLM)/model.safetensors
 
@@ -52,6 +55,7 @@ bench: install model
 
 table: install
 	$(PY) tools/table.py
+	$(PY) -m tools.fits
 
 lint: install
 	$(PY) -m ruff check .

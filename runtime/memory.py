@@ -6,6 +6,7 @@ constants.
 
 import contextlib
 import ctypes
+import dataclasses
 import math
 import os
 import resource
@@ -22,7 +23,31 @@ GROWTH = 0.05  # GiB a step on a CPU: what allocators keep, and kernels for leng
 GROWING = 12  # … in so many first steps
 
 
-def estimate(config, args, head_chunk):
+@dataclasses.dataclass
+class Machine:
+    """What an estimate is for: this machine (this_machine), or one that somebody asks about."""
+
+    on_gpu: bool
+    processes: int  # of the run
+    local_processes: int  # how many of them are on one machine
+    gib: float  # memory that one process may use, in GiB
+
+
+def this_machine():
+    """The machine that this process runs on. On a GPU its memory is what is free now."""
+    if processes.ON_GPU:
+        available = torch.cuda.mem_get_info(processes.DEVICE)[0]
+    else:
+        available = machine_bytes() / processes.LOCAL_WORLD_SIZE
+    return Machine(
+        on_gpu=processes.ON_GPU,
+        processes=processes.WORLD_SIZE,
+        local_processes=processes.LOCAL_WORLD_SIZE,
+        gib=available / GIB,
+    )
+
+
+def estimate(config, args, head_chunk, machine=None):
     """(number of parameters, GiB needed, GiB available) for one process.
 
     What is needed is an estimate.
@@ -32,10 +57,12 @@ def estimate(config, args, head_chunk):
     while it samples: the larger of the two counts. On a CPU everything stays, and the libraries
     count too.
 
-    config: the model's; head_chunk: the number of tokens whose logits exist at one time. ValueError
-    if the longest sequence allowed is longer than the model's context or than the key-value cache,
-    or if the model has no .model and .lm_head.
+    config: the model's; head_chunk: the number of tokens whose logits exist at one time; machine: a
+    Machine, or None for this one. ValueError if the longest sequence allowed is longer than the
+    model's context or than the key-value cache, or if the model has no .model and .lm_head.
     """
+    if machine is None:
+        machine = this_machine()
     context = args.max_prompt_tokens + args.max_response_tokens
     most = getattr(config, "max_position_embeddings", math.inf)
     if context > most:
@@ -58,15 +85,15 @@ def estimate(config, args, head_chunk):
             f"(--max_prompt_tokens + --max_response_tokens) already needs {longest:.3f}"
         )
     n_params = sum(parameter.numel() for parameter in model.parameters())
-    always = always_bytes(n_params, width, args)
-    training = training_bytes(config, n_params, width, args, head_chunk)
+    always = always_bytes(n_params, width, args, machine)
+    training = training_bytes(config, n_params, width, args, head_chunk, machine)
     sampling = width * n_params + args.kv_cache_gb * GIB
-    if processes.ON_GPU:
+    if machine.on_gpu:
         needed = (always + max(training, sampling)) / GIB
-        return n_params, needed, torch.cuda.mem_get_info(processes.DEVICE)[0] / GIB
-    grown = GROWTH * min(args.steps or GROWING, GROWING)
-    needed = LIBRARIES + grown + (always + training + sampling) / GIB
-    return n_params, needed, machine_bytes() / processes.LOCAL_WORLD_SIZE / GIB
+    else:
+        grown = GROWTH * min(args.steps or GROWING, GROWING)
+        needed = LIBRARIES + grown + (always + training + sampling) / GIB
+    return n_params, needed, machine.gib
 
 
 def key_value_bytes(config, width):
@@ -78,22 +105,22 @@ def key_value_bytes(config, width):
     return 2 * width * config.num_hidden_layers * heads * head_width
 
 
-def always_bytes(n_params, width, args):
+def always_bytes(n_params, width, args, machine):
     """What a process always holds: its share of weights, AdamW's state and reference."""
     of_a_weight = 12  # the weight and two moments, in float32
     if args.kl_coef:
         of_a_weight += width
-    return of_a_weight * n_params / processes.LOCAL_WORLD_SIZE
+    return of_a_weight * n_params / machine.local_processes
 
 
-def training_bytes(config, n_params, width, args, head_chunk):
+def training_bytes(config, n_params, width, args, head_chunk, machine):
     """What a process holds only while it trains: gradients, activations and logits."""
     tokens = max(args.micro_batch_tokens, args.max_prompt_tokens + args.max_response_tokens)
     kept = 55 + 10 * width  # bytes that a layer keeps of each of a token's numbers
     if args.gradient_checkpointing:
         kept = 2 * width
-    gradients = 4 * n_params / processes.LOCAL_WORLD_SIZE
-    if processes.WORLD_SIZE > 1:
+    gradients = 4 * n_params / machine.local_processes
+    if machine.processes > 1:
         # What FSDP2 has gathered at one time: embedding and head, and two layers.
         num_gathered = 2 * config.vocab_size * config.hidden_size
         num_gathered += 2 * n_params / config.num_hidden_layers

@@ -1,0 +1,232 @@
+"""What fits where: the estimate for machines that are not here, docs/what_fits.md, and --dry_run."""
+
+import importlib
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import KK_TINY, ROOT, SMOLLM, small
+
+import grpo
+from runtime import checks, memory, processes
+from tools import fits
+
+BILLIONS = {  # of parameters, as the model cards say
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 0.1345,
+    "HuggingFaceTB/SmolLM2-360M-Instruct": 0.362,
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": 1.71,
+    "Qwen/Qwen2.5-0.5B-Instruct": 0.494,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1.54,
+    "Qwen/Qwen2.5-3B-Instruct": 3.09,
+    "Qwen/Qwen2.5-7B-Instruct": 7.62,
+    "meta-llama/Llama-3.2-1B-Instruct": 1.24,
+    "meta-llama/Llama-3.2-3B-Instruct": 3.21,
+}
+
+
+@pytest.fixture(scope="module")
+def all_fits():
+    return fits.all_fits()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The estimate for another machine
+
+
+def estimate(gib=80, count=1, on_gpu=True, **changes):
+    """Of kk_tiny, in GiB."""
+    args = grpo.Args(model=str(KK_TINY), max_response_tokens=640, steps=10)
+    for name, value in changes.items():
+        setattr(args, name, value)
+    machine = memory.Machine(on_gpu=on_gpu, processes=count, local_processes=count, gib=gib)
+    config = fits.MODELS["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    return memory.estimate(config, args, 4096, machine)
+
+
+def test_the_estimate_is_for_the_machine_that_it_is_given():
+    parameters, needed, available = estimate(gib=3)
+    assert parameters == pytest.approx(134.5e6, rel=0.01)
+    assert available == 3 < needed  # it judges nothing: check_model compares the two
+    assert estimate(count=8)[1] < needed  # FSDP2 divides what is always held
+    # On a CPU sampler and trainer hold their memory at the same time, and the libraries count.
+    assert estimate(on_gpu=False)[1] > needed + memory.LIBRARIES
+
+
+def test_by_default_the_estimate_is_for_this_machine():
+    config = fits.MODELS["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    args = grpo.Args(steps=10)
+    machine = memory.this_machine()
+    assert memory.estimate(config, args, 1024)[:2] == memory.estimate(config, args, 1024, machine)[:2]
+    assert machine.on_gpu == processes.ON_GPU == torch.cuda.is_available()
+    assert (machine.processes, machine.local_processes) == (1, 1)
+    assert 0.5 < machine.gib < 10_000
+
+
+def test_numbers_worked_out_by_hand():
+    """1000 M parameters' worth of state on 4 GPUs: 12 bytes each for weight and moments, 2 for the reference."""
+    args = SimpleNamespace(kl_coef=0.001)
+    machine = memory.Machine(on_gpu=True, processes=4, local_processes=4, gib=80)
+    assert memory.always_bytes(1e9, 2, args, machine) == 14e9 / 4
+    args.kl_coef = 0
+    assert memory.always_bytes(1e9, 2, args, machine) == 12e9 / 4
+    machine.processes = 8  # two machines of four: each holds all shards
+    assert memory.always_bytes(1e9, 2, args, machine) == 12e9 / 4
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The models
+
+
+@pytest.mark.parametrize("model", fits.MODELS)
+def test_the_shapes_have_the_published_numbers_of_parameters(model):
+    assert fits.parameters(fits.MODELS[model]) == pytest.approx(BILLIONS[model] * 1e9, rel=0.005)
+
+
+@pytest.mark.skipif(not SMOLLM.exists(), reason="`make model` has not been run")
+def test_the_shape_of_smollm2_is_that_of_the_model_at_hand():
+    kept = json.loads((SMOLLM / "config.json").read_text())
+    shape = fits.MODELS["HuggingFaceTB/SmolLM2-135M-Instruct"].to_dict()
+    for name in (
+        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+        "head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings",
+    ):  # fmt: skip
+        assert shape[name] == kept[name], name
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The tables
+
+
+def test_the_file_is_up_to_date(all_fits):
+    assert fits.FILE.read_text() == fits.page(all_fits), "python -m tools.fits"
+
+
+def test_more_gpus_or_larger_cards_never_cost_more(all_fits):
+    """The setting of a cell is no later in SETTINGS than that of a smaller card."""
+    for counts in all_fits.values():
+        for found in counts.values():
+            places = [fits.SETTINGS.index(fit.setting) if fit else len(fits.SETTINGS) for fit in found.values()]
+            assert places == sorted(places, reverse=True)
+            assert all(fit.needed <= fits.usable(card) for card, fit in found.items() if fit)
+
+
+def test_the_papers_model_trains_on_one_card_of_80_gb_with_the_papers_settings(all_fits):
+    found = all_fits["Qwen/Qwen2.5-3B-Instruct"][1]
+    assert found[80].command == "python grpo.py --model Qwen/Qwen2.5-3B-Instruct"
+    assert found[40] is None
+
+
+def test_every_command_passes_the_trainers_checks(all_fits, tmp_path, monkeypatch):
+    """On a machine that has just the card's usable memory. The models have their shapes, and kk_tiny's tokenizer."""
+    monkeypatch.setattr(grpo, "ON_GPU", True)
+    commands = 0
+    for model, counts in all_fits.items():
+        folder = tmp_path / fits.short(model)
+        fits.MODELS[model].save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(KK_TINY / name, folder)
+        for count, found in counts.items():
+            monkeypatch.setattr(grpo, "WORLD_SIZE", count)
+            smallest = {}  # of the cards that take a command
+            for card, fit in found.items():
+                if fit:
+                    smallest.setdefault(fit.command, card)
+            for command, card in smallest.items():
+                machine = fits.machine_with(card, count)
+                monkeypatch.setattr(memory, "this_machine", lambda machine=machine: machine)
+                words = shlex.split(command)
+                flags = words[words.index("grpo.py") + 1 :]
+                assert flags[:2] == ["--model", model]
+                args = grpo.parse_args(["--model", str(folder), *flags[2:]])
+                grpo.check_args(args)
+                _, sizes = checks.check_model(args, fits.HEAD_CHUNK)
+                assert sizes["estimated_memory_gb"] <= sizes["memory_gb"] == fits.usable(card)
+                commands += 1
+    assert commands > 40
+
+
+def test_a_command_does_not_pass_on_a_smaller_card(tmp_path, monkeypatch):
+    monkeypatch.setattr(grpo, "ON_GPU", True)
+    fits.MODELS["Qwen/Qwen2.5-3B-Instruct"].save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(KK_TINY / name, tmp_path)
+    monkeypatch.setattr(memory, "this_machine", lambda: fits.machine_with(40, 1))
+    args = grpo.parse_args(["--model", str(tmp_path)])
+    with pytest.raises(ValueError, match="needs about 69 GiB of memory, and there are 36"):
+        checks.check_model(args, fits.HEAD_CHUNK)
+
+
+def test_grpo_is_left_as_it_was():
+    on_gpu, world_size = grpo.ON_GPU, grpo.WORLD_SIZE
+    with fits.grpo_on_gpus(8):
+        assert grpo.ON_GPU and grpo.WORLD_SIZE == 8
+        assert not grpo.parse_args([]).gradient_checkpointing  # MANY_GPUS
+    assert (on_gpu, world_size) == (grpo.ON_GPU, grpo.WORLD_SIZE)
+
+
+def test_check_changes_nothing(tmp_path, capsys, monkeypatch, all_fits):
+    monkeypatch.setattr(fits, "all_fits", lambda: all_fits)
+    file = tmp_path / "docs" / "what_fits.md"
+    with pytest.raises(SystemExit) as ended:
+        fits.main(fits.Args(check=True, file=file))
+    assert ended.value.code == 1 and not file.exists() and "out of date" in capsys.readouterr().out
+    fits.main(fits.Args(file=file))
+    with pytest.raises(SystemExit) as ended:
+        fits.main(fits.Args(check=True, file=file))
+    assert ended.value.code == 0 and "is up to date" in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# --dry_run
+
+
+@pytest.fixture
+def dry_run(tmp_path, monkeypatch, capsys):
+    """A function that runs a script's main with --dry_run, without a sampler or policy to load."""
+
+    def run(script, **changes):
+        trainer = importlib.import_module(script)
+        for name in ("load_sampler", "load_policy"):
+            monkeypatch.delattr(trainer, name)  # to call one of them is an error
+        flags = small(tmp_path / "run", **changes)
+        monkeypatch.setattr(sys, "argv", [f"{script}.py", *flags, "--dry_run"])
+        try:
+            trainer.main()
+        finally:
+            assert not list(tmp_path.iterdir())
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.parametrize("script", ["grpo", "dapo"])  # the others have grpo.py's lines there
+def test_a_dry_run_checks_everything_and_loads_nothing(script, dry_run):
+    text = dry_run(script)
+    assert "dry run: 2 steps would fit; nothing was loaded" in text
+    assert "GiB for each process" in text and "0.9 M parameters" in text
+
+
+def test_a_dry_run_of_what_does_not_fit_ends_with_2(dry_run, capsys):
+    with pytest.raises(SystemExit) as ended:
+        dry_run("grpo", kv_cache_gb=5000)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and "GiB of memory" in error
+
+
+def test_a_dry_run_ends_with_0_and_never_imports_vllm(tmp_path):
+    code = [
+        "import runpy, sys",
+        f"sys.argv = ['grpo.py', *{small(tmp_path / 'run')}, '--dry_run']",
+        "runpy.run_path('grpo.py', run_name='__main__')",
+        "print('vllm' in sys.modules)",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(code)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False"
+    assert not list(tmp_path.iterdir())
