@@ -330,5 +330,7 @@ def check_file(path, settings, args_class):
         # strict: true is no number, and "5" is none
         pydantic.TypeAdapter(args_class).validate_json(json.dumps(settings), strict=True)
     except pydantic.ValidationError as error:
+        if not error.errors()[0]["loc"]:  # not one setting: half of a surrogate pair in a text
+            raise ValueError(f"{path} can't be read: {error.errors()[0]['msg']}") from None
         name, words = first_mistake(error, args_class)
         raise ValueError(f"{path}: {name} is {settings[name]!r}; it must be {words}") from None

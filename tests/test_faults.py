@@ -254,6 +254,13 @@ def test_a_wrong_value_in_args_json_is_named(values, says, three):
     assert str(refused.value) == f"{three}/args.json: {says}"
 
 
+def test_half_a_sign_in_args_json_is_refused(three):
+    of_the_run = json.loads((three / "args.json").read_text())
+    (three / "args.json").write_text(json.dumps(of_the_run | {"model": "\ud800"}))
+    with pytest.raises(ValueError, match=r"args.json can't be read: Invalid JSON"):
+        settings.of_resumed_run([f"--resume={three}"], Args)
+
+
 def test_a_broken_row_is_named(three):
     rows = (three / "metrics.jsonl").read_text()
     for row in ("half", "[]", '{"reward": 1}', '{"step": "3"}'):

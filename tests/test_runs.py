@@ -204,6 +204,16 @@ def test_sigterm_finishes_the_step_and_saves(tmp_path):
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step_{last:06d}"]
 
 
+def test_a_signal_during_a_save_acts_after_it(tmp_path):
+    process = start("grpo.py", *small(tmp_path / "run", steps=100_000, save_every=1, keep_checkpoints=1000))
+    folder = tmp_path / "run" / "checkpoints"
+    wait_for(lambda: list(folder.glob("step_000001.tmp")), process)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0 and "stopped by SIGTERM after step 1:" in output
+    assert metrics(tmp_path / "run")[-1]["step"] == 1
+
+
 def test_kill_in_the_middle_of_a_save_leaves_the_last_good_checkpoint(tmp_path):
     process = start("grpo.py", *small(tmp_path / "run", steps=100_000, save_every=1, keep_checkpoints=2))
     folder = tmp_path / "run" / "checkpoints"
@@ -273,6 +283,9 @@ BAD = {
     "--prompts_per_step is 5; it must be a multiple of 2": ["--prompts_per_step", "5"],
     "does not exist": ["--data", "nowhere/puzzles.parquet"],
     "no complete checkpoint": ["--resume", "nowhere"],
+    "--seed is 5000000000; it must be in [0, 4294967295]": ["--seed", "5000000000"],
+    "--responses_per_prompt is 100000000; it must be": ["--responses_per_prompt", "100000000"],
+    "--resume is empty": ["--resume", ""],
     "people must be like 3-7": ["--people", "3-9"],
     "GiB of memory": ["--kv_cache_gb", "5000"],
     "--kv_cache_gb is 0.0001; one sequence of 304 tokens": ["--kv_cache_gb", "0.0001"],

@@ -1,0 +1,425 @@
+"""Tries many faults on the files of a run, the rewards and the command lines; prints a table of what held.
+
+    python tools/faults.py                          everything, for an hour or more
+    python tools/faults.py --only exits full_disk   some of the kinds
+    python tools/faults.py --kills 50 --responses 500
+
+Each kind runs in processes that are forked from this one, so that nothing has to be loaded again. tests/test_faults.py
+tries each kind once. Exit code 1 if something did not hold.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tools import family
+
+ROOT = Path(__file__).parents[1]
+LIMIT = 120  # seconds that one try may take
+
+
+@dataclass
+class Args:
+    """What to try, and how often."""
+
+    only: list[Literal["exits", "full_disk", "records", "kills", "damage", "responses", "commands"]] = field(
+        default_factory=list
+    )  # kinds of faults; empty: all
+    calls: int = 0  # exits, full_disk and records: so many filesystem calls, drawn at random; 0: all
+    kills: int = 1000  # kills at random moments of saves
+    damages: int = 200  # files damaged at random places
+    responses: int = 20_000  # fuzzed responses for each task
+    commands: int = 300  # bad command lines
+    seed: int = 0  # of everything that is random
+    out: str = ""  # a file for the results, as JSON; empty: none
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Processes that fail
+
+
+@dataclass
+class Ended:
+    """How a forked process ended."""
+
+    code: int  # exit code, or minus the signal
+    text: str  # what it wrote to stdout and stderr
+
+    def is_one_message(self, code):
+        return self.code == code and "Traceback" not in self.text
+
+
+def forked(work, seconds=LIMIT, kill_after=None):
+    """Runs work() in a forked process: how it ended. It is killed after `seconds`, or as early as kill_after says."""
+    sys.stdout.flush()  # or the child would write it a second time
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as output:
+        child = os.fork()
+        if child == 0:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            code = 0
+            try:
+                work()
+            except SystemExit as ended:
+                code = ended.code if isinstance(ended.code, int) else 1
+                if isinstance(ended.code, str):
+                    print(ended.code, file=sys.stderr)
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+                code = 70
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code or 0)
+        deadline = time.monotonic() + (kill_after or seconds)
+        status = None
+        while status is None:
+            done, found = os.waitpid(child, os.WNOHANG)
+            if done:
+                status = found
+            elif time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+                status = os.waitpid(child, 0)[1]
+            else:
+                time.sleep(0.001)
+        output.seek(0)
+        return Ended(os.waitstatus_to_exitcode(status), output.read().decode(errors="replace"))
+
+
+FILE_EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink")
+
+
+class FaultAt:
+    """Makes the n-th filesystem call in a folder fail, by Python's audit events; counts them if n is 0.
+
+    how: "exit" ends the process in front of the call; "full" makes it and all later ones that write fail with ENOSPC.
+    """
+
+    def __init__(self, folder, n, how):
+        self.folder, self.n, self.how = str(folder), n, how
+        self.count = 0
+        sys.addaudithook(self.hook)
+
+    def hook(self, event, values):
+        if event not in FILE_EVENTS or not str(values[0]).startswith(self.folder):
+            return
+        if event == "open" and not values[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            return  # reads
+        self.count += 1
+        if not self.n or self.count < self.n:
+            return
+        if self.how == "exit":
+            os._exit(9)
+        if event not in ("os.remove", "os.rmdir"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(values[0]))
+
+
+def count_calls(work, folder):
+    """The number of filesystem calls of work() in a folder."""
+
+    def counted():
+        fault = FaultAt(folder, 0, "")
+        work()
+        print(f"calls {fault.count}")
+
+    ended = forked(counted)
+    return int(ended.text.rpartition("calls ")[2])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Runs
+
+
+class Run:
+    """A run with two checkpoints, of a policy that is as much as a checkpoint needs."""
+
+    def __init__(self, folder):
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        import grpo
+        from runtime import checkpoints
+
+        torch.set_num_threads(1)
+        model = ROOT / "models" / "kk_tiny"
+        self.folder = folder
+        sys.argv = ["grpo.py"]  # which run.json names
+        self.args = grpo.Args(run_dir=str(folder), model=str(model), dtype="float32", steps=9)
+        self.policy = torch.nn.Module()
+        self.policy.lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, trust_remote_code=False)
+        self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=1e-3, fused=True)
+        for parameter in self.policy.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        self.optimizer.step()
+        folder.mkdir()
+        for step in (1, 2):
+            self.save(step)
+        rows = "".join(json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(4))
+        for name in ("metrics", "samples", "test_samples"):
+            (folder / f"{name}.jsonl").write_text(rows)
+        (folder / "args.json").write_text(json.dumps(dataclasses.asdict(self.args)))
+        (folder / "run.json").write_text(json.dumps({"script": "grpo"}))
+        self.checkpoints = checkpoints
+        self.whole = folder.with_name("whole")
+        shutil.copytree(folder, self.whole)
+
+    def save(self, step):
+        from runtime import checkpoints
+
+        checkpoints.save(self.policy, self.optimizer, self.tokenizer, step, 10 * step, self.args)
+
+    def restore(self):
+        shutil.rmtree(self.folder)
+        shutil.copytree(self.whole, self.folder)
+
+    def records(self):
+        """What resuming writes."""
+        from runtime import records
+
+        sizes = {"estimated_memory_gb": 1.0}
+        records.Records(2, self.args, sizes).write({"step": 3, "reward": 1.0})
+
+    def loss(self):
+        """What is lost or can't go on, in words; "" if nothing."""
+        from runtime import checks, settings
+
+        newest = self.checkpoints.to_resume(str(self.folder))
+        if newest is None or self.checkpoints.step_of(newest) < 2:
+            return "the newest checkpoint is gone"
+        if damage := self.checkpoints.damage_of(newest):
+            return f"the newest checkpoint is damaged: {damage}"
+        self.args.resume = str(self.folder)
+        try:
+            checks.check_run_folders(self.args)
+            read = settings.of_resumed_run([f"--resume={self.folder}"], type(self.args))
+        except ValueError as error:
+            return str(error)
+        finally:
+            self.args.resume = ""
+        if not read:
+            return "the settings are gone"
+        rows = [json.loads(line)["step"] for line in (self.folder / "metrics.jsonl").read_text().split("\n")[:-1]]
+        return "" if rows[:3] == [0, 1, 2] else f"rows are lost: {rows}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Kinds of faults. Each gives (number of tries, [what did not hold, in words]).
+
+
+def at_every_call(run, work, how, args):
+    """Lets each filesystem call of work() fail in turn, or args.calls of them."""
+    run.restore()
+    numbers = list(range(1, count_calls(work, run.folder) + 1))
+    if args.calls:
+        numbers = random.Random(args.seed).sample(numbers, min(args.calls, len(numbers)))
+    broken = []
+    for n in numbers:
+        run.restore()
+
+        def failing(n=n):
+            FaultAt(run.folder, n, how)
+            work()
+
+        ended = forked(failing)
+        if how == "full" and not ended.is_one_message(1):
+            broken.append(
+                f"call {n}: exit code {ended.code}, {len(ended.text.splitlines())} lines: {ended.text[-200:]}"
+            )
+        if words := run.loss():
+            broken.append(f"call {n}: {words}")
+        elif forked(lambda: run.save(7)).code:
+            broken.append(f"call {n}: the next save fails")
+    return len(numbers), broken
+
+
+def exits(run, args):
+    """The process ends in front of every filesystem call of a save."""
+    return at_every_call(run, lambda: run.save(3), "exit", args)
+
+
+def full_disk(run, args):
+    """The disk is full from every filesystem call of a save on."""
+    return at_every_call(run, lambda: run.save(3), "full", args)
+
+
+def records_of_a_resume(run, args):
+    """Both of these for what resuming writes."""
+    tries, broken = at_every_call(run, run.records, "exit", args)
+    more, also = at_every_call(run, run.records, "full", args)
+    return tries + more, broken + also
+
+
+def kills(run, args):
+    """SIGKILL at random moments while checkpoints are saved one after the other."""
+    chance = random.Random(args.seed)
+    run.restore()
+    broken = []
+
+    def saves():
+        newest = run.checkpoints.step_of(run.checkpoints.all_of(run.folder)[-1])
+        for step in range(newest + 1, newest + 1000):
+            run.save(step)
+
+    for kill in range(args.kills):
+        forked(saves, kill_after=0.02 + chance.random())
+        if words := run.loss():
+            broken.append(f"kill {kill}: {words}")
+            run.restore()
+    return args.kills, broken
+
+
+def damage(run, args):
+    """A file of the newest checkpoint is cut, emptied, removed, or has one bit flipped, at a random place."""
+    chance = random.Random(args.seed)
+    broken = []
+    names = [
+        name for name in run.checkpoints.files_in(run.whole / "checkpoints" / "step_000002") if "checksums" not in name
+    ]
+    for n in range(args.damages):
+        run.restore()
+        name = names[n % len(names)]
+        path = run.folder / "checkpoints" / "step_000002" / name
+        content = bytearray(path.read_bytes())
+        place = chance.randrange(len(content))
+        how = chance.choice(["cut", "flip", "remove"])
+        if how == "cut":
+            path.write_bytes(content[:place])
+        elif how == "flip":
+            content[place] ^= 1 << chance.randrange(8)
+            path.write_bytes(content)
+        else:
+            path.unlink()
+        try:
+            run.checkpoints.check(str(run.folder))
+            broken.append(f"{how} {name} at {place}: not noticed")
+        except ValueError as error:
+            if name not in str(error) or "step_000001 goes on" not in str(error):
+                broken.append(f"{how} {name} at {place}: {error}")
+    return args.damages, broken
+
+
+SIGNS = ["<answer>", "</answer>", "<think>", "</think>", "\\boxed{", "}", "{", "(1)", "knight", "knave", "\\frac{1}{2}"]
+SIGNS += [
+    "+",
+    "-",
+    "*",
+    "/",
+    "(",
+    ")",
+    "^",
+    "=",
+    "999999999999",
+    "0",
+    "1e999",
+    "\x00",
+    "\ud800",
+    "é",
+    "𝟙",
+    "\n",
+    " ",
+    "__",
+]
+
+
+def responses(run, args):
+    """Texts of random signs, scored by every task: no exception, and a reward that is a number."""
+    broken = []
+    for name in ("kk", "countdown", "math"):
+        task = importlib.import_module(f"rewards.{name}")
+        chance = random.Random(f"{args.seed}/{name}")
+        answer = {"kk": {"Zoey": True, "Liam": False}, "countdown": {"nums": [3, 5, 7], "target": 22}, "math": ["142"]}[
+            name
+        ]
+        texts = ["".join(chance.choices(SIGNS, k=chance.randrange(1, 60))) for _ in range(args.responses)]
+        for start in range(0, len(texts), 500):
+            some = texts[start : start + 500]
+            try:
+                scores = task.score_all(some, [answer] * len(some))
+                if not all(isinstance(score["reward"], float | int) for score in scores):
+                    broken.append(f"{name}: a reward is no number")
+            except Exception as error:
+                broken.append(f"{name}, responses from {start}: {type(error).__name__}: {error}")
+    return 3 * args.responses, broken
+
+
+BAD_VALUES = ["", "-1", "0", "nan", "inf", "1e400", "9" * 30, "fast", "[]", "None", "\n", "--", "a/b/c", "/proc/x", "ä"]
+
+
+def commands(run, args):
+    """Wrong values for every flag of every trainer: exit code 2 without a traceback, before anything loads."""
+    chance = random.Random(args.seed)
+    scripts = [importlib.import_module(name) for name in family.family()]
+    broken = []
+    for n in range(args.commands):
+        trainer = scripts[n % len(scripts)]
+        name = chance.choice([f.name for f in dataclasses.fields(trainer.Args)])
+        value = chance.choice(BAD_VALUES)
+        argv = [
+            f"{trainer.__name__}.py",
+            f"--{name}={value}",
+            "--prompts_per_step=7",
+        ]  # 7 is no multiple: never accepted
+
+        def main(trainer=trainer, argv=argv):
+            sys.argv = argv
+            trainer.main()
+
+        ended = forked(main)
+        if not ended.is_one_message(2):
+            broken.append(f"{' '.join(argv)!r}: exit code {ended.code}: {ended.text[-200:]}")
+    return args.commands, broken
+
+
+KINDS = {
+    "exits": exits,
+    "full_disk": full_disk,
+    "records": records_of_a_resume,
+    "kills": kills,
+    "damage": damage,
+    "responses": responses,
+    "commands": commands,
+}
+
+
+def main(args):
+    os.chdir(ROOT)
+    results = {}
+    print("| kind | tries | did not hold | seconds | what it is |\n|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(ROOT):
+        run = Run(Path(folder, "run"))
+        for name in args.only or KINDS:
+            started = time.monotonic()
+            tries, broken = KINDS[name](run, args)
+            seconds = time.monotonic() - started
+            results[name] = {"tries": tries, "broken": broken, "seconds": round(seconds)}
+            print(f"| {name} | {tries} | {len(broken)} | {seconds:.0f} | {KINDS[name].__doc__} |", flush=True)
+    for name, result in results.items():
+        for words in result["broken"]:
+            print(f"{name}: {words}", file=sys.stderr)
+    if args.out:
+        from runtime import files, records
+
+        files.write(Path(args.out), json.dumps(records.provenance() | {"results": results}, indent=1) + "\n")
+    sys.exit(1 if any(result["broken"] for result in results.values()) else 0)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
