@@ -228,9 +228,9 @@ def parse_args(argv):
 def check_args(args):
     """ValueError, saying what would be right, if a value or a folder does not fit."""
     settings.check_ranges(args)
-    buffer = args.overlong_buffer or 0
-    if buffer > args.max_response_tokens:
-        raise ValueError(f"--overlong_buffer is {buffer}; it must be at most --max_response_tokens")
+    checks.check_gpus(args)
+    if (args.overlong_buffer or 0) > args.max_response_tokens:
+        raise ValueError("--overlong_buffer must be at most --max_response_tokens")
     multiple = args.updates_per_step * WORLD_SIZE
     if args.prompts_per_step % multiple:
         raise ValueError(
