@@ -34,8 +34,7 @@ def disk_errors_end_the_run(what, run_dir, unfinished=None):
         with contextlib.suppress(OSError):  # stderr may be a file on the same disk
             message = f"error: {what} can't be written: {problems[0]}. {way_on(run_dir)}"
             print(message, file=sys.stderr)
-    processes.end()
-    sys.exit(1)
+    sys.exit(1)  # the processes stay connected: vLLM's engine, which uses that, still has to end
 
 
 def reason(error):
