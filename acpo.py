@@ -85,10 +85,10 @@ from runtime.settings import (
     EvaluationTemperature,
     GroupSize,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     PositiveShare,
-    Seed,
     Share,
     Temperature,
 )
@@ -148,7 +148,7 @@ class Args:
     eval_temperature: EvaluationTemperature = 0.0  # of evaluation; 0: greedy
     save_every: PositiveInt = 20  # write a checkpoint every so many steps, and after the last
     keep_checkpoints: PositiveInt = 3  # how many of the newest checkpoints stay on disk
-    seed: Seed = 0  # of the order of prompts and of sampling
+    seed: NonNegativeInt = 0  # of the order of prompts and of sampling
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
     resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
     track: bool = False  # also log to Weights & Biases (pip install wandb)

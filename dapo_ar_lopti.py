@@ -66,7 +66,6 @@ from runtime.settings import (
     PositiveFloat,
     PositiveInt,
     PositiveShare,
-    Seed,
     Share,
     Temperature,
 )
@@ -128,7 +127,7 @@ class Args:
     eval_temperature: EvaluationTemperature = 0.0  # of evaluation; 0: greedy
     save_every: PositiveInt = 20  # write a checkpoint every so many steps, and after the last
     keep_checkpoints: PositiveInt = 3  # how many of the newest checkpoints stay on disk
-    seed: Seed = 0  # of the order of prompts and of sampling
+    seed: NonNegativeInt = 0  # of the order of prompts and of sampling
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
     resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
     track: bool = False  # also log to Weights & Biases (pip install wandb)
@@ -229,8 +228,9 @@ def check_args(args):
     """ValueError, saying what would be right, if a value or a folder does not fit."""
     settings.check_ranges(args)
     checks.check_gpus(args)
-    if (args.overlong_buffer or 0) > args.max_response_tokens:
-        raise ValueError("--overlong_buffer must be at most --max_response_tokens")
+    buffer = args.overlong_buffer or 0
+    if buffer > args.max_response_tokens:
+        raise ValueError(f"--overlong_buffer is {buffer}; it must be at most --max_response_tokens")
     multiple = args.updates_per_step * WORLD_SIZE
     if args.prompts_per_step % multiple:
         raise ValueError(

@@ -58,8 +58,8 @@ FINITE = {"allow_inf_nan": False}
 Share = number(float, "in [0, 1]", ge=0, le=1, **FINITE)
 PositiveShare = number(float, "in (0, 1]", gt=0, le=1, **FINITE)
 PositiveInt = number(int, "greater than 0", gt=0)
-NonNegativeInt = number(int, "0 or greater", ge=0)
-Seed = number(int, "in [0, 4294967295]", ge=0, le=2**32 - 1)  # what numpy takes, for vLLM
+# Also a seed, of which numpy, in vLLM, takes no larger one.
+NonNegativeInt = number(int, "0 or greater, below 2**32", ge=0, le=2**32 - 1)
 GroupSize = number(int, "in [1, 16384]", ge=1, le=16384)  # vLLM's limit for one prompt
 PositiveFloat = number(float, "greater than 0", gt=0, **FINITE)
 NonNegativeFloat = number(float, "0 or greater", ge=0, **FINITE)

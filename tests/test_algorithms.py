@@ -1202,7 +1202,7 @@ BAD = {name: [0, -1] for name in COUNTS.split()} | {
 GOOD = {name: [1] for name in COUNTS.split()} | {
     "steps": [None, 1],
     "prompts_per_step": [2, 64],
-    "seed": [0, 2**40],
+    "seed": [0, 2**32 - 1],
     "temperature": [0.01, 2.0],
     "eval_temperature": [0.0, 0.01, 2.0],
     "max_grad_norm": [1e-9, 1e9],

@@ -381,12 +381,11 @@ import sys
 from pathlib import Path
 sys.path[:0] = {paths}
 import torch
-import torch.distributed as dist
+import dapo
 from test_dapo import work
 torch.set_num_threads(1)
 work(Path(sys.argv[1]))
-if int(sys.argv[2]) > 1:
-    dist.destroy_process_group()
+dapo.processes.end()
 """
 
 

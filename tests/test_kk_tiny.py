@@ -16,6 +16,7 @@ import grpo
 import grpo_ar_lopti
 from models import make_kk_tiny
 from rewards import encode, kk
+from runtime import machine
 
 # --------------------------------------------------------------------------------------------------------------------
 # The worked solutions
@@ -258,6 +259,7 @@ def test_defaults_are_the_papers_on_a_gpu_and_kk_tinys_without_one(trainer, monk
         trainer.parse_args(["--model", "models/kk_tiny/"]).lr == trainer.KK_TINY["lr"]
     )  # it asks for its own settings
     monkeypatch.setattr(trainer, "ON_GPU", False)
+    papers.dtype = "bfloat16" if machine.has_fast_bfloat16() else "float32"
     own = trainer.CPU_DEFAULTS | trainer.KK_TINY
     assert trainer.parse_args([]) == dataclasses.replace(papers, **own)
     assert trainer.parse_args(["--lr", "3e-5", "--people=4"]) == dataclasses.replace(

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -319,7 +320,9 @@ def test_bad_input_ends_with_one_message_before_anything_loads(message, tmp_path
 
 def test_a_model_that_the_hub_does_not_hand_out(tmp_path):
     flags = [*small(tmp_path / "run"), "--model", "nobody/nothing"]
-    finished = run("grpo.py", *flags, check=False, env={"HF_HUB_OFFLINE": "1"})
+    command = [sys.executable, "grpo.py", *flags]  # huggingface_hub reads the variable when it is imported
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert finished.returncode == 2 and not finished.stdout
     assert finished.stderr.startswith("error: --model nobody/nothing can't be loaded") and len(finished.stderr) < 600
 
@@ -386,5 +389,6 @@ def test_end_to_end_on_a_real_model(tmp_path):
     run("grpo_ar_lopti.py", *flags, *data)
     (row,) = metrics(tmp_path / "run")
     assert row["kl"] == 0 and 0 < row["sampler_gap"] < 0.1 and 0 < row["entropy"] < 5
-    assert 0 < row["weights_changed"] < 0.1 and row["peak_memory_gb"] < 12
+    coarse = json.loads((tmp_path / "run" / "args.json").read_text())["dtype"] == "bfloat16"  # hides small changes
+    assert 0 < row["weights_changed"] < (0.1 if coarse else 1) and row["peak_memory_gb"] < 12
     assert (tmp_path / "run/checkpoints/step_000001/model.safetensors").stat().st_size > 250e6

@@ -389,7 +389,7 @@ def test_a_kept_run_is_not_run_again_and_other_flags_are_refused(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "0.500" in (tmp_path / "comparison.md").read_text() and (tmp_path / "comparison.png").exists()
     done = call(*flags, "--common=--steps 16")
-    assert done.returncode == 1 and "--steps 16" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "--steps 16" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_run_that_takes_too_long_or_fails_is_not_kept(tmp_path):
