@@ -240,7 +240,7 @@ WRONG = [
     ({"lr": True}, "lr is True; it must be in (0, 1]"),
     ({"steps": "3"}, "steps is '3'; it must be greater than 0"),
     ({"task": "chess"}, "task is 'chess'; it must be 'kk' or 'math'"),
-    ({"seed": [0]}, "seed is [0]; it must be 0 or greater"),
+    ({"seed": [0]}, "seed is [0]; it must be 0 or greater, below 2**32"),
     ({"model": None}, "model is None; it must be a valid string"),
 ]
 

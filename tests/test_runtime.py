@@ -161,7 +161,8 @@ BAD = [
     ("kl_coef", -1, "0 or greater"),
     ("clip_high", -0.5, "0 or greater"),
     ("steps", 0, "greater than 0"),
-    ("seed", -1, "0 or greater"),
+    ("seed", -1, "0 or greater, below 2**32"),
+    ("seed", 5_000_000_000, "0 or greater, below 2**32"),
     ("max_grad_norm", 0.0, "greater than 0"),
 ]
 for name in ("clip_low", "clip_high", "kl_coef", "lr", "temperature", "eval_temperature"):
