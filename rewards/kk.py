@@ -289,9 +289,9 @@ def read_file(file):
 
             return pyarrow.parquet.read_table(file).to_pylist()
         text = file.read_text(encoding="utf-8")
-        if file.suffix == ".json":
+        if file.suffix == ".json" and not text.lstrip().startswith("{"):
             rows = json.loads(text)
-        else:
+        else:  # a row in each line; some data sets name such a file .json, too
             rows = []
             for line in filter(str.strip, text.split("\n")):
                 where = f"{file}, row {len(rows) + 1}"

@@ -466,6 +466,13 @@ def test_file_is_loaded_and_read_anew_when_it_changes(tmp_path, suffix):
     assert kk.load(str(path), "train", "2-4")[0]["quiz"] == rows[-3]["quiz"]
 
 
+def test_a_json_file_may_have_a_row_in_each_line(tmp_path):
+    rows = rows_for_file()
+    lines = write(tmp_path / "a.jsonl", rows)
+    as_json = lines.rename(tmp_path / "a.json")
+    assert [item["quiz"] for item in kk.load(str(as_json), "train", "2-4")] == [row["quiz"] for row in rows]
+
+
 def test_subset_of_a_file_is_balanced_and_seeded(tmp_path):
     path = str(write(tmp_path / "a.jsonl", rows_for_file(60)))
     first, again, other = (kk.load(path, "train", "2-4", size=8, seed=seed) for seed in (0, 0, 1))
@@ -543,7 +550,7 @@ NULLS = {  # what a file holds, and what is said of it
     "a.json": [
         ("null", "expected a list of rows"), ("[]", "holds no rows"), ("[null]", "row 1: expected an object"),
         ('[null, {"quiz": "?"}]', "row 1: expected an object"), ('[{"quiz": "?"}, null]', "row 2: expected an object"),
-        ("[[1]]", "row 1: expected an object"), ('{"quiz": null}', "expected a list of rows"),
+        ("[[1]]", "row 1: expected an object"), ('{"quiz": null}', "lacks the columns names"), ("7", "expected a list"),
         ("", "could not be read"),
     ],
     "a.jsonl": [
