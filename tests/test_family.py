@@ -728,6 +728,22 @@ def test_a_conflict_leaves_the_script_and_what_grew_from_it_untouched_and_others
     assert repository.propagate(capsys)[0] == 0 and repository.texts() == done
 
 
+def test_what_a_script_got_by_hand_after_a_conflict_reaches_its_children_with_the_rest(repository, capsys):
+    """The conflict alone is resolved by hand, in one of two places; the other is merged, and both are carried on."""
+    for stem in ("dapo", "dapo_ar_lopti"):
+        repository.edit(stem, "line_5 = 5\n", "line_5 = 5\nown = 'dapo'\n")
+    repository.commit()
+    repository.edit("grpo", "line_5 = 5\n", "line_5 = 5\nnew = 'grpo'\n")
+    repository.edit("grpo", "line_15 = 15", "line_15 = 'grpo'")
+    assert repository.propagate(capsys)[0] == 1  # both have a new line in the same place
+    repository.edit("dapo", "line_5 = 5\n", "line_5 = 5\nnew = 'grpo'\n")
+    code, out, _ = repository.propagate(capsys)
+    assert code == 0 and "dapo.py: 1 lines added, 1 removed" in out
+    for stem in ("dapo", "dapo_ar_lopti"):
+        text = repository.read(stem)
+        assert text.count("line_5 = 5\nnew = 'grpo'\nown = 'dapo'\n") == 1 and "line_15 = 'grpo'" in text
+
+
 def test_a_script_that_got_the_change_by_hand_stays_and_its_children_get_it(repository, capsys):
     """Also where lines of its own stand beside the change; and what else changed in it is not carried along."""
     repository.edit("archer", "line_5 = 5", "line_5 = 'new'\nown = 'archer'")

@@ -140,10 +140,11 @@ def propagate(stem, base, folder):
         if conflicts:
             continue
         before[child], after[child] = here, merged
-        if merged == here and asked:
-            # This script already has the change, but its children may not. Their base is this script without the
-            # change. If the reverse merge conflicts, as after a conflict resolved by hand, it is the committed script.
-            before[child], unclear = merge(here, after[parent], before[parent])
+        if asked:
+            # This script may have had the change before, or the part of it that was a conflict, and its children may
+            # not. Their base is this script without the change. If the reverse merge conflicts, as after a conflict
+            # resolved by hand, it is the committed script.
+            before[child], unclear = merge(merged, after[parent], before[parent])
             if unclear:
                 tracked = git(folder, "ls-files", f"{child}.py")
                 before[child] = version(folder, "HEAD", child) if tracked else here
