@@ -840,6 +840,9 @@ def train_share(folder):
             trainer.update(policy, optimizer, batch, 3, args)
         results[trainer.__name__] = result | {"end": end.value.code, "at_the_end": weights(policy)}
     results["bfloat16"] = train_share_in_bfloat16(folder, rows)
+    if grpo.WORLD_SIZE > 1:
+        weight = policy.lm.model.layers[0].mlp.up_proj.weight
+        results["mesh"] = tuple(weight.device_mesh.shape), [type(place).__name__ for place in weight.placements]
     torch.save(results, folder / f"of_{trainer.RANK}_in_{trainer.WORLD_SIZE}.pt")
 
 
@@ -915,6 +918,8 @@ def test_two_machines_compute_the_gradient_of_one_process(two_processes, tmp_pat
     run(str(tmp_path / "worker.py"), tmp_path, **flags)
     for rank in range(2):
         two = torch.load(tmp_path / f"of_{rank}_in_2.pt")
+        assert two["mesh"] == ((2, 1), ["Replicate", "Shard"])
+        assert two_processes[rank, 2]["mesh"] == ((2,), ["Shard"])
         for trainer in TRAINERS:
             mine, expected = two[trainer.__name__], one[trainer.__name__]
             assert all(distance(a, b) < 1e-5 for a, b in zip(mine["gradients"], expected["gradients"]))
