@@ -318,7 +318,7 @@ def check_args(args):
     if not args.seeds:
         raise ValueError("--seeds is empty: give at least one")
     if wrong := [seed for seed in args.seeds if not 0 <= seed < 2**32]:
-        raise ValueError(f"--seeds {wrong[0]}: a seed must be in [0, 4294967295]")
+        raise ValueError(f"--seeds {wrong[0]}: a seed must be 0 or greater, below 2**32")
     if Path(args.name).name != args.name:
         raise ValueError(f"--name {args.name} must be a name, not a path")
     args.folder.mkdir(parents=True, exist_ok=True)
