@@ -64,7 +64,7 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
-from rewards import data_sources, load_task, next_prompts
+from rewards import data_sources, decode, load_task, next_prompts
 from runtime import (
     checkpoints,
     checks,
@@ -284,7 +284,6 @@ def prepare(args):
 
 # Tokens whose logits exist at one time: [HEAD_CHUNK, vocabulary] in float32.
 HEAD_CHUNK = 4096 if ON_GPU else 1024
-
 
 # What it costs to begin a forward pass, in tokens that could be computed in the same time: measured
 # with kk_tiny on a CPU, and less with larger models. Sharing a prompt makes two passes of one.
@@ -616,7 +615,7 @@ def sample(llm, problems, stop_ids, step, args):
                 stop_token_ids=stop_ids,
                 logprobs=0,  # of the sampled token alone
                 flat_logprobs=True,  # plain lists of numbers, quickly made
-                detokenize=False,  # texts_of does it for all responses together
+                detokenize=False,  # decode does it for all responses together
             )
         )
     outputs = generate(llm, problems, params, f"step {step}: sampling")
@@ -625,18 +624,7 @@ def sample(llm, problems, stop_ids, step, args):
         for response in output.outputs:
             prompts.append(problem["prompt_ids"])
             responses.append(response)
-    return to_batch(prompts, responses), texts_of(responses, llm.get_tokenizer())
-
-
-def texts_of(responses, tokenizer):
-    """The texts of vLLM's responses, without special tokens and the token that ended them."""
-    kept = []
-    for response in responses:
-        ended = response.finish_reason == "stop"  # otherwise it was cut off, and all of it counts
-        kept.append(response.token_ids[:-1] if ended else response.token_ids)
-    return tokenizer.batch_decode(
-        kept, skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
+    return to_batch(prompts, responses), decode(llm.get_tokenizer(), responses)
 
 
 def to_batch(prompts, responses):
@@ -885,7 +873,7 @@ def evaluate(llm, task, problems, stop_ids, step, args):
             )
         )
     outputs = generate(llm, mine, params, f"step {step}: evaluating")
-    texts = texts_of([output.outputs[0] for output in outputs], llm.get_tokenizer())
+    texts = decode(llm.get_tokenizer(), [output.outputs[0] for output in outputs])
     scores = task.score_all(texts, [problem["answer"] for problem in mine])
     accuracy = accuracy_by_category("eval/accuracy", mine, scores)
     examples = []
@@ -945,7 +933,8 @@ def main():
         check_args(args)
         tokenizer, task, train, test, sizes = prepare(args)
     if args.dry_run:
-        header.show(args, sizes, sources)
+        if RANK == 0:
+            header.show(args, sizes, sources)
         return
     memory.keep_freed_memory()  # on a CPU, where getting it again from the system is slow
     processes.start()

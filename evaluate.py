@@ -50,7 +50,7 @@ from rich.table import Table
 from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from rewards import encode
+from rewards import decode, encode
 from rewards.kk import SUFFIXES, parse_people
 from runtime import files, hub, machine, records
 from tools import words
@@ -97,7 +97,7 @@ class Args:
     kv_cache_gb: float | None = None
     # Responses that are sampled and saved together, > 0; None: 512, on a CPU 128
     batch: int | None = None
-    seed: int = 0  # of generated puzzles and of sampling, in [0, 4294967295]
+    seed: int = 0  # of generated puzzles and of sampling, 0 or greater, below 2**32
     keep_responses: bool = False  # also write every response with its score
     # Folder for results and responses; a rerun reads the responses instead of sampling them again.
     out: str = "evaluations"
@@ -162,7 +162,7 @@ def settle(args):
     if not args.models:
         raise ValueError("no model is given")
     if not 0 <= args.seed < 2**32:
-        raise ValueError(f"--seed is {args.seed}; it must be in [0, 4294967295]")
+        raise ValueError(f"--seed is {args.seed}; it must be 0 or greater, below 2**32")
     if (args.samples or 1) > MOST_SAMPLES:
         raise ValueError(f"--samples is {args.samples}; it must be at most {MOST_SAMPLES}")
     others = [model for model in dict.fromkeys(args.models) if model != args.versus]
@@ -482,7 +482,7 @@ def sample(llm, batch, stop, title, done, total):
     )
     found = []
     for output in outputs:
-        texts = texts_of(output.outputs, llm.get_tokenizer())
+        texts = decode(llm.get_tokenizer(), output.outputs)
         rows = []
         for text, response in zip(texts, output.outputs):
             truncated = response.finish_reason == "length"
@@ -490,17 +490,6 @@ def sample(llm, batch, stop, title, done, total):
             rows.append({"response": text, "tokens": n_tokens, "truncated": truncated})
         found.append(rows)
     return found
-
-
-def texts_of(responses, tokenizer):
-    """The texts of vLLM's responses, without special tokens and the token that ended them."""
-    kept = []
-    for response in responses:
-        ended = response.finish_reason == "stop"  # otherwise it was cut off, and all of it counts
-        kept.append(response.token_ids[:-1] if ended else response.token_ids)
-    return tokenizer.batch_decode(
-        kept, skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
 
 
 def respond(model, requests, engine, args):

@@ -63,6 +63,15 @@ def encode(tokenizer, problem, chat_template="auto"):
     return tokenizer.encode(text + problem["prefix"], add_special_tokens=False)
 
 
+def decode(tokenizer, responses):
+    """The texts of vLLM's responses, a list of strings, without special tokens and the token that ended them."""
+    kept = []
+    for response in responses:
+        ended = response.finish_reason == "stop"  # otherwise it was cut off, and all of it counts
+        kept.append(response.token_ids[:-1] if ended else response.token_ids)
+    return tokenizer.batch_decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
 def next_prompts(n_problems, n_used, count, seed):
     """Returns (indices of the next `count` problems, the new n_used).
 

@@ -23,7 +23,6 @@ LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", LOCAL_RANK) if ON_GPU else torch.device("cpu")
 
-
 # How long a process waits for the others. Process 0 may save for minutes while they wait.
 PATIENCE = timedelta(hours=1)
 

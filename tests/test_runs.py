@@ -265,7 +265,7 @@ from vllm import SamplingParams
 params = [SamplingParams(seed=i, max_tokens=64, stop_token_ids=[1, 300], detokenize=True) for i in range(8)]
 outputs = [output.outputs[0] for output in grpo.generate(llm, problems, params, "")]
 vllms_own = [output.text.removesuffix("\ufffd") for output in outputs]  # a character that was cut in two
-ours = [text.removesuffix("\ufffd") for text in grpo.texts_of(outputs, tokenizer)]
+ours = [text.removesuffix("\ufffd") for text in grpo.decode(tokenizer, outputs)]
 assert ours == vllms_own and {{output.finish_reason for output in outputs}} <= {{"stop", "length"}}
 torch.save((batch, texts), {str(tmp_path)!r} + "/" + what)
 """)
@@ -284,7 +284,7 @@ BAD = {
     "--prompts_per_step is 5; it must be a multiple of 2": ["--prompts_per_step", "5"],
     "does not exist": ["--data", "nowhere/puzzles.parquet"],
     "no complete checkpoint": ["--resume", "nowhere"],
-    "--seed is 5000000000; it must be in [0, 4294967295]": ["--seed", "5000000000"],
+    "--seed is 5000000000; it must be 0 or greater, below 2**32": ["--seed", "5000000000"],
     "--responses_per_prompt is 100000000; it must be": ["--responses_per_prompt", "100000000"],
     "--resume is empty": ["--resume", ""],
     "people must be like 3-7": ["--people", "3-9"],
