@@ -89,7 +89,7 @@ class Args:
     updates_per_step: PositiveInt = 2  # updates per step; 2: near on-policy, 16: off-policy
 
     # ---- data
-    task: Literal["kk", "math", "countdown"] = "kk"  # what to train on: a module in rewards/
+    task: Literal["kk", "math", "countdown", "hitab"] = "kk"  # a module in rewards/
     data: str = ""  # training problems: a file, a folder or a hub id; empty: the task's
     test_data: str = ""  # test problems, given in the same ways
     people: str = "3-7"  # kk: numbers of people in a puzzle, within 2-8: "3-7" or "2,3"
@@ -144,6 +144,14 @@ TASKS = {
         "eta": 0.0,  # one of the two, not both (Table 3); Lopti alone: --alpha 0 --eta 0.5
     },
     "countdown": {  # the ACPO paper (arXiv 2606.22570), Section 4.2, and its release's scripts
+        "prompts_per_step": 128,
+        "responses_per_prompt": 10,
+        "max_response_tokens": 3072,
+        "temperature": 1.0,
+    },
+    "hitab": {  # the same, Table 1b: a base model
+        "model": "Qwen/Qwen2.5-3B",
+        "chat_template": "none",
         "prompts_per_step": 128,
         "responses_per_prompt": 10,
         "max_response_tokens": 3072,

@@ -73,11 +73,12 @@ def to_resume(resume):
 # ------------------------------------------------------------------------------------------- saving
 
 
-def save(policy, optimizer, tokenizer, step, n_used, args):
+def save(policy, optimizer, tokenizer, step, n_used, args, critic=None):
     """Writes checkpoints/step_STEP and deletes all but the newest args.keep_checkpoints.
 
     The model is written in args.dtype, which is the sampler's, the state of training in float32.
-    step: steps done; n_used: training problems used, which is the place in the data.
+    step: steps done; n_used: training problems used, which is the place in the data; critic: as in
+    trainer_state.
     All processes must call it. If it can't be written, the run ends with one message.
     """
     path = Path(args.run_dir, "checkpoints", f"step_{step:06d}")
@@ -91,7 +92,7 @@ def save(policy, optimizer, tokenizer, step, n_used, args):
             make_way(path, unfinished)
     with disk_errors_end_the_run():
         dcp.save(
-            trainer_state(policy, optimizer),
+            trainer_state(policy, optimizer, critic),
             checkpoint_id=unfinished / "trainer",
             no_dist=processes.WORLD_SIZE == 1,
         )
@@ -237,23 +238,27 @@ def position_in(path):
     return step, n_used
 
 
-def load(policy, optimizer, resume):
+def load(policy, optimizer, resume, critic=None):
     """Puts a checkpoint's weights, AdamW's state and random state in place. Returns (step, n_used).
 
     resume: a run, which means its newest checkpoint, or one of its checkpoints. Newer ones are
     deleted: the run goes another way from here. On any number of processes, whatever their number
-    when it was written. All must call it.
+    when it was written. critic: as in trainer_state. All must call it.
     """
     path = to_resume(resume)
     # DCP loads in place: it fills tensors that exist. AdamW makes its own in its first step, which
     # has not happened yet, so they are made here.
-    for parameter in policy.lm.parameters():
-        optimizer.state[parameter] = {
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-            "step": torch.zeros((), device=processes.DEVICE),
-        }
-    state = trainer_state(policy, optimizer)
+    trained = [(policy, optimizer)]
+    if critic:
+        trained.append(critic)
+    for model, of_model in trained:
+        for parameter in model.lm.parameters():
+            of_model.state[parameter] = {
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+                "step": torch.zeros((), device=processes.DEVICE),
+            }
+    state = trainer_state(policy, optimizer, critic)
     try:
         dcp.load(
             state,
@@ -361,19 +366,24 @@ class CheckedReader(dcp.FileSystemReader):
 # ------------------------------------------------------------------------------- what is in a state
 
 
-def trainer_state(policy, optimizer):
+def trainer_state(policy, optimizer, critic=None):
     """{parameter name: {weight, exp_avg, exp_avg_sq, step}} and torch's random state, "rng".
+
+    critic: a pair, another model that is trained and its optimizer (ppo.py). The names of its
+    parameters begin with "critic.".
 
     The tensors are the policy's and the optimizer's own, not copies. By name and not by number, so
     that a state that was written in shards can be read whole. Sampling has a seed for each request,
     and the order of the problems one for each epoch; torch's state is kept for what an algorithm
     draws.
     """
-    state = {}
+    state = {"rng": torch.get_rng_state()}
     for name, parameter in policy.lm.named_parameters():
-        state[name] = dict(optimizer.state[parameter])
-        state[name]["weight"] = parameter.detach()
-    state["rng"] = torch.get_rng_state()
+        state[name] = {**optimizer.state[parameter], "weight": parameter.detach()}
+    if critic:
+        model, of_model = critic
+        for name, parameter in model.lm.named_parameters():
+            state[f"critic.{name}"] = {**of_model.state[parameter], "weight": parameter.detach()}
     return state
 
 

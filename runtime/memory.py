@@ -106,10 +106,15 @@ def key_value_bytes(config, width):
 
 
 def always_bytes(n_params, width, args, machine):
-    """What a process always holds: its share of weights, AdamW's state and reference."""
+    """What a process always holds: its share of weights, AdamW's state, reference and critic.
+
+    Some scripts have no reference (reinforce.py has no --kl_coef), and one has a critic (ppo.py).
+    """
     of_a_weight = 12  # the weight and two moments, in float32
-    if args.kl_coef:
+    if getattr(args, "kl_coef", 0):
         of_a_weight += width
+    if hasattr(args, "value_lr"):
+        of_a_weight += 12  # its gradients come and go before the policy's
     return of_a_weight * n_params / machine.local_processes
 
 

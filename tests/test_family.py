@@ -44,6 +44,20 @@ OWNED = {
         update_once""",
     "reinforce_pp": """module docstring, token_returns, compute_advantages, policy_loss,
         batch_metrics""",
+    "reinforce": """module docstring, imports, Args.updates_per_step, Args.clip_low, Args.clip_high,
+        Args.kl_coef, compute_advantages, policy_loss, k3, update, update_once, batch_metrics, main""",
+    "rloo": "module docstring, Args.kl_coef, compute_advantages",
+    "dr_grpo": """module docstring, Args.kl_coef, compute_advantages, policy_loss, update,
+        update_once""",
+    "ppo": """module docstring, Args.gamma, Args.gae_lambda, Args.value_lr, Args.value_clip, KK_TINY,
+        ValueModel, ValueModel.__init__, ValueModel.forward, load_policy, compute_values,
+        estimate_advantages, compute_advantages, policy_loss, value_loss, update_values, main""",
+    "dppo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, Args.divergence,
+        Args.delta, LARGEST_RATIO, outside_region, policy_loss""",
+    "sapo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, Args.tau_positive,
+        Args.tau_negative, policy_loss, update, update_once""",
+    "grpo_tis": """module docstring, Args.correction, Args.correction_max, Args.correction_min,
+        check_args, sampler_correction, policy_loss, batch_metrics""",
 }
 for stem in ("reinforce_pp_ar_lopti", "dapo_ar_lopti"):  # the patch is the algorithm
     OWNED[stem] = OWNED["grpo_ar_lopti"]

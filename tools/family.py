@@ -13,12 +13,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PARENT = {  # script: its parent, from which it differs only by the algorithm
+    "reinforce": "grpo",
+    "rloo": "grpo",
+    "dr_grpo": "grpo",
+    "ppo": "grpo",
     "grpo_ar_lopti": "grpo",
     "reinforce_pp": "grpo",
     "dapo": "grpo",
     "acpo": "grpo",
     "gspo": "grpo",
     "cispo": "grpo",
+    "dppo": "grpo",
+    "sapo": "grpo",
+    "grpo_tis": "grpo",
     "entropy_top": "grpo",
     "archer": "grpo",
     "reinforce_pp_ar_lopti": "reinforce_pp",

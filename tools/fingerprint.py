@@ -40,6 +40,13 @@ ENTRIES = {  # name: script and flags; float32 unless the entry says otherwise
     "cispo, gated": "cispo --gated",
     "entropy_top": "entropy_top",
     "archer": "archer",
+    "reinforce": "reinforce",
+    "rloo": "rloo",
+    "dr_grpo": "dr_grpo",
+    "ppo": "ppo",
+    "dppo": "dppo --updates_per_step 4",
+    "sapo": "sapo",
+    "grpo_tis": "grpo_tis",
 }
 CHANGES = ("time/", "tokens_per_s", "peak_memory_gb")  # what begins so is never twice the same
 

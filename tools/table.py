@@ -22,6 +22,25 @@ TEXTS = {  # script: (its objective, the source); formulas have ∣ as the bar, 
         "`1/Σ∣o_i∣ Σ_i Σ_t min[ρA, clip(ρ, 1−ε_low, 1+ε_high)A] − β·k3`, with A the reward normalised in its group",
         "AR-Lopti paper, eq. 1; Shao et al. 2024",
     ),
+    "reinforce": (
+        "`1/Σ∣o_i∣ Σ_i Σ_t A·log π`, with `A = r − mean` over the step: no ratio, no clip, no groups, no KL term; one "
+        "update a step. The first script to read",
+        "REINFORCE (Williams 1992)",
+    ),
+    "rloo": (
+        "the same with `A = r − mean of the group's other rewards`; no KL term",
+        "RLOO (Ahmadian et al. 2024)",
+    ),
+    "dr_grpo": (
+        "`1/(n·L) Σ_i Σ_t min[ρA, clip(ρ, 1−ε_low, 1+ε_high)A]` with `A = r − mean` of the group: divided neither by a "
+        "standard deviation nor by lengths, but by the largest length L; no KL term",
+        "Dr. GRPO (Liu et al. 2025)",
+    ),
+    "ppo": (
+        "the same with A from a value model, trained beside the policy: generalised advantages (GAE), whitened over "
+        "the step; the KL term is in the rewards",
+        "PPO, GAE (Schulman et al. 2017, 2015)",
+    ),
     "grpo_ar_lopti": (
         "the same with `A ← (α·π_old + 1 − α)·A` (AR, eq. 4), "
         "in two stages: the tokens with `π_old ≤ η`, then the others (Lopti, Algorithm 1)",
@@ -59,6 +78,20 @@ TEXTS = {  # script: (its objective, the source); formulas have ∣ as the bar, 
         "`1/Σ∣o_i∣ Σ_i Σ_t sg[clip(ρ, 1−ε_low, 1+ε_high)]·A·log π`: the clip bounds a token's weight and cuts none "
         "off; no KL term",
         "CISPO (Chen et al. 2025, MiniMax-M1), with the ACPO release's bounds",
+    ),
+    "dppo": (
+        "`1/Σ∣o_i∣ Σ_i Σ_t sg[min(ρ, 20)]·A·log π` over the tokens whose π has moved by at most δ from π_old in the "
+        "direction of A: a bound on the difference, not on the ratio; no KL term",
+        "DPPO (Qi et al. 2026)",
+    ),
+    "sapo": (
+        "`1/n Σ_i 1/∣o_i∣ Σ_t 4/τ·sigmoid(τ(ρ − 1))·A`: a gate that closes softly in place of the clip; no KL term",
+        "SAPO (Gao et al. 2025)",
+    ),
+    "grpo_tis": (
+        "the same with each token weighed by `min(π_old/π_sampler, C)`: sampler and trainer differ, and this corrects "
+        "for it; `--correction icepop` leaves out the tokens on which they differ much",
+        "TIS (Yao et al. 2025), IcePop",
     ),
     "entropy_top": (
         "the same over the tokens whose entropy is among the mini-batch's highest 20% (`H ≥ τ`), still divided by all: "
