@@ -523,7 +523,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ValueError, match=r"a\.parquet lacks the columns nums; it has numbers, target"):
         countdown.load(path, "train")
     (tmp_path / "a.json").write_text("{broken")
-    with pytest.raises(ValueError, match=r"a\.json could not be read"):
+    with pytest.raises(ValueError, match=r"a\.json, row 1 could not be read"):
         countdown.load(tmp_path / "a.json", "train")
     for source in ("no/such.parquet", "./nothing", "/nowhere/at/all"):
         with pytest.raises(ValueError, match="does not exist"):

@@ -658,7 +658,7 @@ def test_wrong_arguments_and_files(tmp_path):
         (tmp_path / name).write_text("{broken")
         with pytest.raises(ValueError, match=re.escape(name)):
             task.load(str(tmp_path / name), "train")
-    (tmp_path / "a.json").write_text('{"problem": "?", "answer": "1"}')
+    (tmp_path / "a.json").write_text("7")
     with pytest.raises(ValueError, match=r"a\.json: expected"):
         task.load(str(tmp_path / "a.json"), "train")
     for text, message in (("null", "expected a list"), ("[null]", "row 1: no problem"), ("[]", "holds no rows")):
