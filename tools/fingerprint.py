@@ -75,8 +75,11 @@ def holds_for():
     return {"processor": processor()} | {name: version(name) for name in LIBRARIES}
 
 
-def measure(only=()):
-    """{entry: [metrics of step 0, 1 and 2, without seconds and memory]}, by running every entry's `main`."""
+def with_one_engine():
+    """Prepares this process for many runs. Returns train(script, flags), which runs a script's `main` in it.
+
+    All runs with one type of compute have one vLLM engine, so they need the same lengths. One thread, no GPU.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     os.chdir(ROOT)
@@ -86,7 +89,6 @@ def measure(only=()):
     torch.set_num_threads(1)
     torch.distributed.destroy_process_group = lambda *groups: None  # at the end of a run; the engine's must live on
     engines = {}
-    results = {}
 
     def shared_engine(trainer):
         load = trainer.load_sampler
@@ -98,16 +100,26 @@ def measure(only=()):
 
         return load_once
 
-    for name in only or ENTRIES:
-        script, *flags = ENTRIES[name].split()
+    def train(script, flags):
         trainer = importlib.import_module(script)
         if not hasattr(trainer.load_sampler, "is_shared"):
             trainer.load_sampler = shared_engine(trainer)
             trainer.load_sampler.is_shared = True
+        sys.argv = [f"{script}.py", *flags]
+        torch.manual_seed(0)
+        trainer.main()
+
+    return train
+
+
+def measure(only=()):
+    """{entry: [metrics of step 0, 1 and 2, without seconds and memory]}, by running every entry's `main`."""
+    train = with_one_engine()
+    results = {}
+    for name in only or ENTRIES:
+        script, *flags = ENTRIES[name].split()
         with tempfile.TemporaryDirectory() as folder:
-            sys.argv = [f"{script}.py", *SMALL, "--dtype", "float32", *flags, "--run_dir", folder]
-            torch.manual_seed(0)
-            trainer.main()
+            train(script, [*SMALL, "--dtype", "float32", *flags, "--run_dir", folder])
             rows = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
         results[name] = []
         for row in rows:
