@@ -62,6 +62,20 @@ def sweep(flag, values, others):
 
 SUITES = {  # name: (flags of all, entries); the ablations that the papers print
     "comparison": (COMMON, ENTRIES),
+    # The scripts that came later, beside a GRPO of their own: float32, which any processor computes fast.
+    "family": (
+        f"{COMMON} --dtype float32",
+        [
+            "grpo, float32: grpo.py",
+            "reinforce: reinforce.py",
+            "rloo: rloo.py",
+            "dr. grpo: dr_grpo.py",
+            "ppo: ppo.py",
+            "dppo: dppo.py",
+            "sapo: sapo.py",
+            "grpo tis: grpo_tis.py",
+        ],
+    ),
     # AR-Lopti, fig. 6a: the improbable tokens alone, or the others alone; fig. 6b: the stages the other way round.
     "stages": (
         COMMON,
@@ -103,7 +117,8 @@ PAPERS = " Paper: AR-Lopti, Table 9, Llama-3.2-3B-Instruct, mean over 3 to 7 peo
 LAST = 3  # evaluations in the mean, as the papers average their last three checkpoints
 KEPT = """step reward accuracy accuracy_2 accuracy_3 accuracy_4 eval/accuracy eval/accuracy_2 eval/accuracy_3
     eval/accuracy_4 response_tokens format_rate entropy kl clip_rate low_rate grad_norm optimizer_steps
-    time/step top_rate clip_range_max clip_range_mean clip_range_max_1 clip_range_max_2 clip_range_max_3
+    time/step time/value value_loss value_clip_rate explained_variance correction_mean correction_cut
+    top_rate clip_range_max clip_range_mean clip_range_max_1 clip_range_max_2 clip_range_max_3
     clip_range_max_4 clip_range_max_5 clip_range_mean_1 clip_range_mean_2 clip_range_mean_3 clip_range_mean_4
     clip_range_mean_5 bin_tokens_1 bin_tokens_2 bin_tokens_3 bin_tokens_4
     bin_tokens_5""".split()  # what a kept run holds of every step
