@@ -64,7 +64,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
     "comparison": (COMMON, ENTRIES),
     # The scripts that came later, beside a GRPO of their own: float32, which any processor computes fast.
     "family": (
-        f"{COMMON} --dtype float32",
+        "--steps 8 --eval_every 4 --eval_size 300 --dtype float32",
         [
             "grpo, float32: grpo.py",
             "reinforce: reinforce.py",
