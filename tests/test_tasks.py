@@ -27,7 +27,11 @@ def data(tmp_path):
         math, countdown = tmp_path / "math.json", tmp_path / "countdown.json"
         math.write_text(json.dumps([{"problem": f"What is {i} + {i}?", "answer": 2 * i} for i in range(30)]))
         countdown.write_text(json.dumps([{"nums": [i, i + 1, 50], "target": 51 - 2 * i} for i in range(1, 20)]))
-    return {"kk": {}, "math": {"data": math, "test_data": math}, "countdown": {"data": countdown}}
+    hitab = tmp_path / "hitab.json"
+    table = {"texts": [["", "n"], ["all", "5"]], "top_header_rows_num": 1, "left_header_columns_num": 1}
+    hitab.write_text(json.dumps([{"question": f"What is n + {i}?", "answer": 5 + i, "table": table} for i in range(9)]))
+    flags = {"kk": {}, "math": {"data": math, "test_data": math}, "countdown": {"data": countdown}}
+    return flags | {"hitab": {"data": hitab, "test_data": hitab}}
 
 
 @pytest.mark.parametrize(("script", "task"), RUNS)
@@ -60,7 +64,7 @@ def settings(task, data, **changes):
     return SimpleNamespace(**fixed | {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0} | data[task] | changes)
 
 
-@pytest.mark.parametrize("task", ["kk", "math", "countdown"])
+@pytest.mark.parametrize("task", ["kk", "math", "countdown", "hitab"])
 def test_tasks_keep_to_their_interface(task, data):
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     module, train, test = load_task(settings(task, data), tokenizer)
