@@ -36,7 +36,7 @@ PREFIX = "<think>"
 # --------------------------------------------------------------------------------------------------------------------
 # Scoring
 
-MAX_LENGTH = 1000  # characters of an answer; the longest of HiTab has 235; this bounds the scoring time
+MAX_LENGTH = 1000  # characters of an answer; HiTab's longest in dev and test has 235; this bounds the scoring time
 RELATIVE = 1e-6  # two numbers are equal if they differ by at most this share of the known answer,
 ABSOLUTE = 5e-7  # or by this: HiTab rounds the answers that it computed to six places
 
@@ -144,6 +144,7 @@ def markdown(table):
     - `top_root`, `left_root`: the headers as trees of {row_index, column_index, children}; the root has -1. May be
       missing. The levels of a left header are often rows of one column, so that only the tree tells what belongs to
       what.
+    Regions and nodes outside the table don't count.
     The trees decide how many rows and columns are headers if they are there: the first row in the left tree is the
     first one below the top headers. (The release's top_header_rows_num is one more than that.)
     A row of the tree that has only a heading for the rows below it is left out, because they have it in their headers.
@@ -200,7 +201,7 @@ def join_levels(outside, cells):
 def read_texts(table):
     """The table's cells as texts for Markdown, in rows of equal length."""
     rows = table.get("texts") if isinstance(table, dict) else None
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows) or not any(rows):
         raise ValueError("the table must have `texts`, a list of rows, each a list of texts")
     width = max(map(len, rows))
     texts = []
@@ -240,9 +241,7 @@ def read_tree(table, name, line, texts):
         row, column, children = node.get("row_index"), node.get("column_index"), node.get("children") or []
         if type(row) is not int or type(column) is not int or not isinstance(children, list):
             raise ValueError(f"a node of the table's {name} must have row_index, column_index and children")
-        if row >= len(texts) or column >= len(texts[0]):
-            raise ValueError(f"the table's {name} has a node at row {row}, column {column}, outside the table")
-        if row >= 0 and column >= 0:  # not the root
+        if 0 <= row < len(texts) and 0 <= column < len(texts[0]):  # not the root, nor outside the table
             path = [*path, (row, column)]
             if len(path) > len(paths.get(node[line], [])):
                 paths[node[line]] = path
@@ -262,8 +261,6 @@ def fill_regions(table, texts, n_top, n_left):
         if not all(type(index) is int and index >= 0 for index in place):
             raise ValueError(f"a merged region of the table must have {', '.join(names)}, not {region!r}")
         first_row, last_row, first_column, last_column = place
-        if first_row >= len(texts) or first_column >= len(texts[0]):
-            raise ValueError(f"a merged region begins outside the table: {region!r}")
         end_row, end_column = min(last_row + 1, len(texts)), min(last_column + 1, len(texts[0]))
         if first_row < n_top:
             end_row = min(end_row, n_top)
