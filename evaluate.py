@@ -6,7 +6,8 @@ one row of a table:
     kk         accuracy by number of people and their mean, greedy                          AR-Lopti, Tables 7, 8, 9
     math       Olympiad Bench, Minerva, MATH-500 greedy; AMC avg@16; AIME24 pass@16 and avg@16; their mean    1, 10
                with --protocol acpo: AMC, Minerva, MATH-500, Olympiad Bench, all avg@8 at T = 1        ACPO, Table 2
-    countdown  accuracy, avg@4 at T = 1                                                                ACPO, Table 1
+    countdown  accuracy, avg@4 at T = 1                                                               ACPO, Table 1a
+    hitab      accuracy by kind of question and over all, avg@4 at T = 1                              ACPO, Table 1b
 
 avg@n is the share of right responses among n responses to a problem, averaged over the problems. If c of a problem's n
 responses are right, its pass@k is 1 − C(n−c, k) / C(n, k), which is unbiased (Chen et al. 2021).
@@ -19,6 +20,8 @@ its problems, and each problem contributes the sum of its columns.
 
 Deviations from the papers, and choices that they leave open:
 - The papers don't state the temperature of avg@16 and avg@4. Here it is 1, as in their training.
+- ACPO's figures for HiTab are multiples of 1/1200, so that it seems to test on 300 of the 1,584 test questions. It does
+  not say on which, nor how it shows a table or compares answers. Here it is all of them, by this project's own rule.
 - Problems whose answer math-verify can't read are left out (4 of Minerva's 272, 3 of Olympiad Bench's 675). The papers
   divide by all problems.
 
@@ -67,7 +70,7 @@ class Args:
     # Model folders, hub ids, run folders (their newest checkpoint) or checkpoints.
     models: tyro.conf.Positional[list[str]]
     # The problems; None: the runs' task, or kk
-    suite: Literal["kk", "math", "countdown"] | None = None
+    suite: Literal["kk", "math", "countdown", "hitab"] | None = None
     # math: the paper that decides the sets, samples and temperature
     protocol: Literal["ar_lopti", "acpo"] = "ar_lopti"
     last: int = 1  # a run's row is the mean over so many of its newest checkpoints, > 0
@@ -77,15 +80,15 @@ class Args:
     # A folder with the suite's files, or with a subfolder of the suite's name that has them.
     data_dir: str = ""
     # A file, folder or hub id; for math SET=SOURCE, once for each set that does not come from data_dir. Without data
-    # and data_dir, kk and countdown are generated, and math comes from the hub.
+    # and data_dir, kk, countdown and hitab are generated, and math comes from the hub.
     data: tyro.conf.UseAppendAction[list[str]] = dataclasses.field(default_factory=list)
     sets: str = ""  # math: only these sets, as in "math500,aime"; empty: the protocol's
     people: str | None = None  # kk: numbers of people, from 2 to 8: "3-7" or "2,3"
     numbers: str | None = None  # countdown: how many numbers, from 3 to 6: "3-4" or "5"
-    # How many problems of each set, number of people or number of numbers, from the first on, > 0. None: all; of
-    # generated problems 100 (kk) and 512 (countdown).
+    # How many problems of each set, number of people, number of numbers or kind of question, from the first on, > 0.
+    # None: all; of generated problems 100 (kk), 512 (countdown) and 256 (hitab).
     limit: int | None = None
-    # auto: the tokenizer's; none: plain text, as in math
+    # auto: the tokenizer's; none: plain text, as in math and hitab
     chat_template: Literal["auto", "none"] | None = None
     samples: int | None = None  # responses to a problem, if they are not greedy, > 0
     temperature: float | None = None  # of these responses; 0: greedy; otherwise >= 0.01
@@ -113,6 +116,8 @@ DEFAULTS["countdown"] = {
     "samples": 4,
     "temperature": 1.0,
 }
+# The papers' models for HiTab are base models, too.
+DEFAULTS["hitab"] = {"chat_template": "none", "samples": 4, "temperature": 1.0}
 OF_A_RUN = {  # the settings of a run that are used here, with their types
     "task": [str],
     "people": [str],
@@ -172,10 +177,11 @@ def settle(args):
         raise ValueError(f"--last is {args.last}, but none of the models is a run folder")
     runs = [settings for model in models if (settings := run_settings(model))]
     args.suite = args.suite or the_one("suite", {run.get("task", "kk") for run in runs}) or "kk"
-    args.protocol = {"math": args.protocol, "kk": "ar_lopti", "countdown": "acpo"}[args.suite]
+    own = {"math": args.protocol, "kk": "ar_lopti", "countdown": "acpo", "hitab": "acpo"}
+    args.protocol = own[args.suite]
     papers = DEFAULTS[args.suite] | {"max_response_tokens": 4096, "batch": 512 if ON_GPU else 128}
     if args.protocol == "acpo":
-        papers |= {"max_response_tokens": 3072, "samples": {"math": 8, "countdown": 4}[args.suite]}
+        papers |= {"max_response_tokens": 3072, "samples": 8 if args.suite == "math" else 4}
     if not ON_GPU and any(Path(model).name != "kk_tiny" for model in models):
         papers["max_response_tokens"] = CPU_TOKENS
     for name in papers:
@@ -296,13 +302,19 @@ def load_problems(args):
     else:
         source = args.data[0] if args.data else str(folder) if args.data_dir else None
         hub.ask("", source or "")
-        counts = (
-            parse_people(args.people) if args.suite == "kk" else task.parse_numbers(args.numbers)
-        )
-        which = {"people": args.people} if args.suite == "kk" else {"numbers": args.numbers}
-        generated = (args.limit or {"kk": 100, "countdown": 512}[args.suite]) * len(counts)
+        if args.suite == "kk":
+            which, categories = {"people": args.people}, parse_people(args.people)
+        elif args.suite == "countdown":
+            which, categories = {"numbers": args.numbers}, task.parse_numbers(args.numbers)
+        else:
+            which, categories = {}, task.KINDS
+        of_each = args.limit or {"kk": 100, "countdown": 512, "hitab": 256}[args.suite]
         problems = task.load(
-            source, "test", size=None if source else generated, seed=args.seed, **which
+            source,
+            "test",
+            size=None if source else of_each * len(categories),
+            seed=args.seed,
+            **which,
         )
     kept, seen = [], Counter()
     for problem in problems:
@@ -569,10 +581,10 @@ def columns_of(problems, args):
     """
     samples = {problem["category"]: problem["samples"] for problem in problems}
     if args.suite != "math":
-        unit = "people" if args.suite == "kk" else "numbers"
-        columns = {category: (f"{category} {unit}", category, None) for category in sorted(samples)}
+        unit = {"kk": " people", "countdown": " numbers", "hitab": ""}[args.suite]
+        columns = {category: (f"{category}{unit}", category, None) for category in sorted(samples)}
         average = f"accuracy avg@{args.samples}" if args.samples > 1 else "accuracy"
-        return columns | ({"all": (average, None, None)} if args.suite == "countdown" else {})
+        return columns | ({"all": (average, None, None)} if args.suite != "kk" else {})
     columns = {}
     for name, n in samples.items():
         if name == "aime" and n > 1:
@@ -713,6 +725,7 @@ UNITS = {
     "kk": (1, 3),
     "math": (100, 2),
     "countdown": (100, 2),
+    "hitab": (100, 2),
 }  # factor and digits, as the papers print them
 
 

@@ -20,7 +20,8 @@ def load_task(args, tokenizer):
     Errors: ValueError if the data are invalid; it names the file or value.
     """
     task = importlib.import_module(f"rewards.{args.task}")
-    options = {"kk": {"people": args.people}, "math": {}, "countdown": {"numbers": args.numbers}}[args.task]
+    own_options = {"kk": {"people": args.people}, "math": {}, "countdown": {"numbers": args.numbers}, "hitab": {}}
+    options = own_options[args.task]
     splits = []
     for split, source, size in (("train", args.data, None), ("test", args.test_data, args.eval_size)):
         problems = task.load(source or None, split, size=size, seed=args.seed, **options)

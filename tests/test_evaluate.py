@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import evaluate
-from rewards import countdown, encode, kk
+from rewards import countdown, encode, hitab, kk
 from rewards.math import INSTRUCTION
 from runtime import machine
 from tools import words
@@ -210,7 +210,11 @@ MATH = {  # set: (problem, gold, answers), the latter learned alike
 
 
 def taught():
-    """[(problem, responses to learn)]. Right: K&K of 2 people, none of 3, half of 4; 3 numbers, half of 4; MATH's."""
+    """[(problem, responses to learn)].
+
+    Right: K&K of 2 people, none of 3, half of 4; 3 numbers, half of 4; of questions on tables the first of each kind,
+    and a second one that compares; MATH's.
+    """
     rows = []
     for i, puzzle in enumerate(kk.generate(6, "2-4", seed=0, split="test")):
         right = puzzle["category"] == "2" or (puzzle["category"] == "4" and i < 3)
@@ -219,6 +223,9 @@ def taught():
         rows.append((puzzle, [f"{' So' if right else ' It must be'}</think><answer>{listed}</answer>"]))
     for i, puzzle in enumerate(countdown.generate(4, "3-4", seed=0, split="test")):
         rows.append((puzzle, [f" so</think><answer>{puzzle['solution'] if i < 3 else '1 + 1'}</answer>"]))
+    for i, problem in enumerate(hitab.generate(8, seed=0, split="test")):
+        answer = "; ".join(map(str, problem["answer"])) if i < 4 or i == 7 else "none"
+        rows.append((problem, [f" so</think><answer>{answer}</answer>"]))
     for problem, _, answers in itertools.chain(*MATH.values()):
         content = f"{problem} {INSTRUCTION}"
         messages = [{"role": "user", "content": content}]
@@ -426,6 +433,41 @@ def test_sampling_is_four_responses_at_temperature_1_for_countdown():
     assert (args.samples, args.temperature, args.numbers, args.protocol) == (4, 1.0, "3-4", "acpo")
 
 
+def test_sampling_is_four_responses_at_temperature_1_for_hitab():
+    args = settled("--suite", "hitab")
+    assert (args.samples, args.temperature, args.chat_template, args.protocol) == (4, 1.0, "none", "acpo")
+    _, problems = evaluate.load_problems(args)
+    assert evaluate.Counter(problem["category"] for problem in problems) == dict.fromkeys(hitab.KINDS, 256)
+
+
+def test_questions_on_tables_have_a_column_for_each_kind_and_one_for_all(model, tmp_path):
+    flags = ["--suite", "hitab", "--limit", 2, "--max_response_tokens", 100, "--chat_template", "auto"]
+    written = call(model, *flags, "--samples", 1, "--temperature", 0, "--paper", "--out", tmp_path)
+    (row,) = read(written[".json"])["rows"]
+    shares = {"comparison": (1, 2), "difference": (0.5, 2), "lookup": (0.5, 2), "sum": (0.5, 2), "all": (0.625, 8)}
+    assert in_short(row) == shares and row["format_rate"] == 1
+    lines = written[".md"].read_text()
+    assert "| model | comparison | difference | lookup | sum | accuracy | format |" in lines
+    assert "| Qwen2.5-7B, ACPO, near on-policy (ACPO, Table 1) |  |  |  |  | 69.83 |" in lines
+
+
+def test_a_release_of_hitab_is_evaluated_whole(tmp_path):
+    """Its folder, or one with a subfolder of that name. Its kinds of questions become the columns."""
+    rows = []
+    for i, step in enumerate(["none", "none", "div", "pair-argmax"]):
+        rows.append({"table_id": "a", "question": f"number {i}?", "answer": [i], "aggregation": [step]})
+    (tmp_path / "hitab/tables/raw").mkdir(parents=True)
+    (tmp_path / "hitab/test_samples.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    table = {"texts": [["", "n"], ["all", "5"]], "top_header_rows_num": 1, "left_header_columns_num": 1}
+    (tmp_path / "hitab/tables/raw/a.json").write_text(json.dumps(table))
+    for folder in (tmp_path, tmp_path / "hitab"):
+        args = settled("m", "--suite", "hitab", "--data_dir", folder)
+        _, problems = evaluate.load_problems(args)
+        assert [problem["category"] for problem in problems] == ["lookup", "lookup", "other", "comparison"]
+        assert all(problem["samples"] == 4 and problem["temperature"] == 1 for problem in problems)
+        assert list(evaluate.columns_of(problems, args)) == ["comparison", "lookup", "other", "all"]
+
+
 # ------------------------------------------------------------------------------------ interrupted, and what is kept
 
 
@@ -599,6 +641,7 @@ def test_a_runs_temperature_goes_for_puzzles_and_defaults_are_the_papers(tmp_pat
         ([KK_TINY, "--suite", "math", "--sets", "gsm8k"], "'gsm8k' is no set"),
         ([KK_TINY, "--suite", "math", "--data", "x.json"], "'x.json' is no set"),
         ([KK_TINY, "--suite", "math"], "Olympiad Bench (olympiad_bench.parquet"),
+        ([KK_TINY, "--suite", "hitab", "--data_dir", "models"], "models holds no test_samples.jsonl"),
     ],
 )
 def test_errors_come_before_anything_loads_and_say_what_would_be_right(flags, says, tmp_path, capsys, monkeypatch):

@@ -25,11 +25,14 @@ def data(tmp_path_factory):
         math, countdown = folder / "math.json", folder / "countdown.json"
         math.write_text(json.dumps([{"problem": f"What is {i} + {i}?", "answer": 2 * i} for i in range(30)]))
         countdown.write_text(json.dumps([{"nums": [i, i + 1, 50], "target": 51 - 2 * i} for i in range(1, 20)]))
+    hitab = folder / "hitab.json"
+    table = {"texts": [["", "n"], ["all", "5"]], "top_header_rows_num": 1, "left_header_columns_num": 1}
+    hitab.write_text(json.dumps([{"question": f"What is n + {i}?", "answer": 5 + i, "table": table} for i in range(9)]))
     return {
         "kk": {"data": puzzles()},
         "math": {"data": math, "test_data": math},
         "countdown": {"data": countdown},
-        "hitab": {},
+        "hitab": {"data": hitab, "test_data": hitab},
     }
 
 
@@ -100,7 +103,7 @@ def settings(task, data, **changes):
     return SimpleNamespace(**fixed | {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0} | data[task] | changes)
 
 
-@pytest.mark.parametrize("task", ["kk", "math", "countdown"])
+@pytest.mark.parametrize("task", ["kk", "math", "countdown", "hitab"])
 def test_tasks_keep_to_their_interface(task, data):
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     module, train, test = load_task(settings(task, data), tokenizer)

@@ -342,12 +342,15 @@ SIGNS += [
 def responses(run, args):
     """Texts of random signs, scored by every task: no exception, and a reward that is a number."""
     broken = []
-    for name in ("kk", "countdown", "math"):
+    answers = {
+        "kk": {"Zoey": True, "Liam": False},
+        "countdown": {"nums": [3, 5, 7], "target": 22},
+        "math": ["142"],
+        "hitab": [142, "north"],
+    }
+    for name, answer in answers.items():
         task = importlib.import_module(f"rewards.{name}")
         chance = random.Random(f"{args.seed}/{name}")
-        answer = {"kk": {"Zoey": True, "Liam": False}, "countdown": {"nums": [3, 5, 7], "target": 22}, "math": ["142"]}[
-            name
-        ]
         texts = ["".join(chance.choices(SIGNS, k=chance.randrange(1, 60))) for _ in range(args.responses)]
         for start in range(0, len(texts), 500):
             some = texts[start : start + 500]
@@ -357,7 +360,7 @@ def responses(run, args):
                     broken.append(f"{name}: a reward is no number")
             except Exception as error:
                 broken.append(f"{name}, responses from {start}: {type(error).__name__}: {error}")
-    return 3 * args.responses, broken
+    return len(answers) * args.responses, broken
 
 
 BAD_VALUES = ["", "-1", "0", "nan", "inf", "1e400", "9" * 30, "fast", "[]", "None", "\n", "--", "a/b/c", "/proc/x", "ä"]
