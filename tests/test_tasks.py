@@ -39,15 +39,16 @@ def data(tmp_path_factory):
 ALL_RUNS = """
 import json, sys, traceback
 from tools import fingerprint
+runs, result = sys.argv[1:]  # train gives it other words
 train = fingerprint.with_one_engine()
 ended = {}
-for name, flags in json.load(open(sys.argv[1])).items():
+for name, flags in json.load(open(runs)).items():
     try:
         train(name.split()[0], flags)
         ended[name] = "done"
     except BaseException:
         ended[name] = traceback.format_exc()
-    json.dump(ended, open(sys.argv[2], "w"))
+    json.dump(ended, open(result, "w"))
 """
 
 
