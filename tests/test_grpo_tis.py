@@ -6,10 +6,10 @@ matters, all that it could draw is enumerated, each with its probability: nothin
 
 import dataclasses
 import math
+from statistics import median
 
 import pytest
 import torch
-from conftest import KK_TINY
 from test_algorithms import (
     GROUP,
     PROMPTS,
@@ -238,13 +238,13 @@ def responses(logits, temperature):
 
 
 def errors(slip, n_tokens, args):
-    """How far the mean gradient is from that of the expected reward, relative to it, with each of 50 policies.
+    """How far the mean gradient is from that of the expected reward, relative to it, with each of 100 policies.
 
     The trainer's temperature is 0.8, the sampler's is `slip`. args: grpo.py's or those of a correction. Rewards are
     0 and 1.
     """
     rng, found = torch.Generator().manual_seed(1), []
-    for _ in range(50):
+    for _ in range(100):
         shapes = [(6,), (6, 6)][:n_tokens]
         logits = [2 * torch.randn(shape, generator=rng, dtype=torch.float64) for shape in shapes]
         rewards = torch.randint(2, (6**n_tokens,), generator=rng).double()
@@ -266,29 +266,29 @@ def test_without_a_slip_the_mean_gradient_is_that_of_the_expected_reward(n_token
 
 
 def test_a_slipped_temperature_biases_the_gradient_and_the_weight_makes_it_right():
-    """1.0 instead of 0.8, responses of one token: a weight that reaches no bound leaves no error at all."""
+    """1.0 instead of 0.8, responses of one token: no weight reaches a bound of 2, and nothing of the error is left."""
     biased = errors(1.0, 1, arguments())
-    assert min(biased) > 0.01 and sum(biased) / 50 > 0.1
-    assert max(errors(1.0, 1, arguments(grpo_tis, correction_max=1e6))) < 1e-12
-    assert max(errors(1.0, 1, arguments(grpo_tis, correction="icepop", correction_max=1e6, correction_min=0))) < 1e-12
-    bounded = errors(1.0, 1, arguments(grpo_tis))
-    assert max(bounded) < 0.1 and sum(error < 1e-12 for error in bounded) > 40
+    assert min(biased) > 0.03 and median(biased) > 0.2
+    assert max(errors(1.0, 1, arguments(grpo_tis))) < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("slip", "correction", "share"),
-    [(1.0, "tis", 0.6), (1.2, "tis", 0.6), (0.6, "tis", 0.75), (1.0, "icepop", 0.8)],
-)
+@both
+def test_what_a_bound_leaves_of_the_bias(correction):
+    """The sampler's temperature is 0.6: it draws improbable tokens too seldom, and their weights are large."""
+    unbounded = {"correction_max": 1e9, "correction_min": 0.0}
+    assert max(errors(0.6, 1, arguments(grpo_tis, correction=correction, **unbounded))) < 1e-12
+    left = median(errors(0.6, 1, arguments(grpo_tis, correction=correction)))
+    assert 0.01 < left < 0.7 * median(errors(0.6, 1, arguments()))
+
+
+@pytest.mark.parametrize(("correction", "share"), [("tis", 0.75), ("icepop", 0.95)])
+@pytest.mark.parametrize("slip", [1.0, 1.2, 0.6])
 def test_in_longer_responses_less_of_the_bias_is_left(slip, correction, share):
-    """Two tokens, in the mean over 50 policies. Not all goes away: a token's weight leaves out the tokens before it,
-    by which the sampler's prefixes are not the trainer's, and those after it, by which the reward came about.
-
-    With a sampler that is too cold, IcePop leaves out so many improbable tokens that it does not help; that is why it
-    stands here for one slip alone.
-    """
-    biased = sum(errors(slip, 2, arguments())) / 50
-    left = sum(errors(slip, 2, arguments(grpo_tis, correction=correction))) / 50
-    assert biased > 0.15 and left < share * biased
+    """Two tokens. Not all goes away: a token's weight leaves out the tokens before it, by which the sampler's prefixes
+    are not the trainer's, and those after it, by which the reward came about."""
+    biased = median(errors(slip, 2, arguments()))
+    left = median(errors(slip, 2, arguments(grpo_tis, correction=correction)))
+    assert biased > 0.1 and left < share * biased
 
 
 def test_a_bfloat16_sampler_biases_the_gradient_of_a_float32_trainer_and_the_weight_makes_it_right(tiny_model, batch):
@@ -363,14 +363,12 @@ def test_the_other_metrics_are_grpos(batch):
 # ------------------------------------------------------------------------------------------------------- arguments
 
 
-@pytest.mark.parametrize("words", [[], ["--task", "countdown"], ["--task", "math"]])
-def test_the_settings_are_grpos_and_those_of_the_correction(words):
-    for model in ("some/model", str(KK_TINY)):
-        args = grpo_tis.parse_args([*words, "--model", model])
-        grpo_tis.check_args(args)
-        own = dataclasses.asdict(args)
-        assert [own.pop(f"correction{end}") for end in ("", "_max", "_min")] == ["tis", 2, 0.5]
-        assert own == dataclasses.asdict(grpo.parse_args([*words, "--model", model]))
+def test_the_settings_are_grpos_and_those_of_the_correction():
+    grpo_tis.check_args(grpo_tis.Args())
+    own = dataclasses.asdict(grpo_tis.Args())
+    assert [own.pop(f"correction{end}") for end in ("", "_max", "_min")] == ["tis", 2, 0.5]
+    assert own == dataclasses.asdict(grpo.Args())
+    assert grpo_tis.TASKS == grpo.TASKS and grpo_tis.KK_TINY == grpo.KK_TINY
 
 
 @both

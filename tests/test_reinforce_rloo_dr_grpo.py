@@ -10,7 +10,6 @@ from statistics import fmean
 
 import pytest
 import torch
-from conftest import KK_TINY
 from test_algorithms import (
     GROUP,
     PROMPTS,
@@ -321,31 +320,31 @@ def test_reinforces_other_metrics_are_grpos_without_kl(batch, rewards):
 # ----------------------------------------------------------------------------------------------------- arguments
 
 
-@pytest.mark.parametrize("words", [[], ["--task", "countdown"], ["--task", "math"]])
-def test_reinforce_makes_one_update_a_step_and_has_grpos_other_settings(words):
-    for model in ("some/model", str(KK_TINY)):
-        args = reinforce.parse_args([*words, "--model", model])
-        reinforce.check_args(args)
-        grpos = dataclasses.asdict(grpo.parse_args([*words, "--model", model]))
-        assert (args.updates_per_step, grpos.pop("updates_per_step")) == (1, 2)
-        for name in ("clip_low", "clip_high", "kl_coef"):
-            del grpos[name]
-        assert dataclasses.asdict(args) | {"updates_per_step": 1} == grpos | {"updates_per_step": 1}
+def test_reinforce_makes_one_update_a_step_and_has_grpos_other_settings():
+    args, grpos = dataclasses.asdict(reinforce.Args()), dataclasses.asdict(grpo.Args())
+    reinforce.check_args(reinforce.Args())
+    assert (args.pop("updates_per_step"), grpos.pop("updates_per_step")) == (1, 2)
+    for name in ("clip_low", "clip_high", "kl_coef"):
+        del grpos[name]
+    assert args == grpos
 
 
-@pytest.mark.parametrize("flag", ["--clip_low", "--clip_high", "--kl_coef"])
-def test_reinforce_refuses_the_flags_of_what_it_has_not(flag, capsys):
-    with pytest.raises(SystemExit):
-        reinforce.parse_args([flag, "0.1"])
-    assert flag in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [[], ["--task", "countdown"], ["--task", "math"]])
 @grouped
-def test_without_a_kl_term_the_settings_are_grpos(trainer, words):
-    for model in ("some/model", str(KK_TINY)):
-        args = trainer.parse_args([*words, "--model", model])
-        trainer.check_args(args)
-        grpos = grpo.parse_args([*words, "--model", model])
-        assert (args.kl_coef, grpos.kl_coef) == (0, 0.001)
-        assert dataclasses.asdict(args) | {"kl_coef": 0.001} == dataclasses.asdict(grpos)
+def test_without_a_kl_term_the_settings_are_grpos(trainer):
+    trainer.check_args(trainer.Args())
+    assert (trainer.Args().kl_coef, grpo.Args().kl_coef) == (0, 0.001)
+    assert trainer.Args(kl_coef=0.001) == trainer.Args(**dataclasses.asdict(grpo.Args()))
+
+
+@all_three
+def test_no_task_and_no_machine_has_other_settings_of_the_objective(trainer):
+    for layer in (*trainer.TASKS.values(), trainer.CPU_DEFAULTS, trainer.MANY_GPUS, trainer.KK_TINY):
+        assert not layer.keys() & {"updates_per_step", "clip_low", "clip_high", "kl_coef"}
+    assert trainer.TASKS == grpo.TASKS and trainer.KK_TINY == grpo.KK_TINY
+
+
+def test_reinforce_refuses_the_flags_of_what_it_has_not(capsys):
+    with pytest.raises(SystemExit):
+        reinforce.parse_args(["--clip_low", "0.1", "--clip_high", "0.1", "--kl_coef", "0.1"])
+    told = capsys.readouterr().err
+    assert all(flag in told for flag in ("--clip_low", "--clip_high", "--kl_coef"))
