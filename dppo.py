@@ -30,7 +30,9 @@ Where this file deviates from the paper and its release (sail-sg/Stable-RL; also
 - π_old is the trainer's probability before the step's updates, as in all files here. The paper
   takes the sampler's own, so that the region also bounds what the two programs differ by.
 - Only the binary approximation is here. The paper also has one over the K most probable tokens.
-- δ is 0.15 for TV and 0.05 for KL, and ρ is at most 20, as in verl.
+- δ is 0.15 for TV and 0.05 for KL, as in verl's example (examples/dppo_trainer). ρ is at most 20:
+  verl's loss has that where no bound is set, and its example sets 10,000.
+- A and the divisor are grpo.py's. verl's example has those of dr_grpo.py.
 - Everything in which grpo.py deviates, except that there is no dual clip to leave out.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dppo.py …` for four): off policy, where trust
@@ -694,7 +696,7 @@ def compute_advantages(rewards, batch, args):
 # --------------------------------------------------------------------------------------------- loss
 
 
-# With M = 1 a token's weight is ρ, but never more than this, as in verl.
+# With M = 1 a token's weight is ρ, but never more than this.
 LARGEST_RATIO = 20
 
 

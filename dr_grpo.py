@@ -22,8 +22,9 @@ mini-batch; what is left of it is that a mini-batch of longer responses has a sm
 token.
 
 Where this file deviates from the paper and its release (sail-sg/understand-r1-zero), and why:
-- The gradient is smaller than grpo.py's by the ratio of the mean length to L. AdamW divides by the
-  gradient's own size, so its steps hardly change; but max_grad_norm binds less often.
+- With the same advantages the gradient is smaller than grpo.py's by the ratio of the mean length to
+  L. AdamW divides by the gradient's own size, so its steps hardly change; but max_grad_norm binds
+  less often.
 - ε is grpo.py's 0.2/0.24; Liu et al. have 0.2 for both.
 - `--kl_coef` above 0 adds the KL term, with the same divisor; by default there is none, as there.
 - Everything in which grpo.py deviates, except for its divisor.

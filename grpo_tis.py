@@ -27,7 +27,8 @@ It grows with a sampler of lower precision, and it is large if something is wron
 Where this file deviates from its sources, and why:
 - w multiplies the token's term in grpo.py's objective, PPO's ratio to π_old included, as in Yao et
   al., verl ("decoupled") and TRL. Using π/π_sampler as PPO's ratio would clip the mismatch as well.
-- C is 2, as in verl and TRL. IcePop's own bounds are 0.5 and 5; here they are C_min 0.5 and C.
+- C is 2, as in verl. TRL began with 2 and has 3 today, for the ratio of a whole response. IcePop's
+  own bounds are 0.5 and 5; here they are C_min 0.5 and C.
 - Everything in which grpo.py deviates.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_tis.py` for four):

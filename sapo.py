@@ -1,13 +1,13 @@
 """SAPO: Soft Adaptive Policy Optimization, GRPO with a soft gate in place of the clip.
 
 From *Soft Adaptive Policy Optimization* (Gao et al. 2025, arXiv 2511.20347). The clip is a switch:
-a token inside the range has its whole gradient, and a little outside it has none. Here the gradient
-fades as ρ leaves 1, on both sides:
+a token inside the range has its whole gradient, ρ·A·∇log π, and a little outside it has none. Here
+the share f' of it is left, which falls as ρ leaves 1, on both sides:
 
     J = mean over the responses of  1/|o_i| · Σ_t f(ρ)·A
 
     f(ρ) = 4/τ · sigmoid(τ·(ρ − 1))       τ: tau_positive if A > 0, else tau_negative
-    f'(ρ) = 4·p·(1 − p)                   with p = sigmoid(τ·(ρ − 1)): 1 at ρ = 1, falling to 0
+    f'(ρ) = 4·p·(1 − p)                   with p = sigmoid(τ·(ρ − 1)): 1 at ρ = 1, less elsewhere
 
 with ρ and A as in grpo.py. A token's gradient is f'(ρ)·ρ·A·∇log π. τ is a little larger if A < 0,
 so that such tokens fade sooner: lowering one token's probability raises those of all others, which
@@ -21,7 +21,8 @@ with ρ > 2.76. Below 1 no ρ gets there: f' is 0.79 at ρ = 0.
 Where this file deviates from the paper, and why:
 - Each response counts alike, however long it is, and so does its KL term if --kl_coef asks for one.
   By default there is none.
-- The clamp of log(π/π_old) to ±20 is grpo.py's. There f' is 0 in any case.
+- The clamp of log(π/π_old) to ±20 is grpo.py's. Beyond it the gradient is 0 to rounding in any
+  case: above because f' is, below because ρ is.
 - Everything in which grpo.py deviates, except for its divisor and its clip range.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 sapo.py` for four):

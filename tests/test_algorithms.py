@@ -54,6 +54,8 @@ def arguments(trainer=grpo, **changes):
         "prompts_per_step": PROMPTS,
         "responses_per_prompt": GROUP, "updates_per_step": 1, "micro_batch_tokens": 10**6, "kl_coef": 0.1,
     }  # fmt: skip
+    if not hasattr(trainer.Args, "kl_coef"):  # reinforce.py
+        del settings["kl_coef"]
     return trainer.Args(**settings | changes)
 
 
@@ -163,9 +165,11 @@ def plain_gradient(model, batch, args, weight):
     n_tokens = batch["mask"].sum().item()
     for i, length in enumerate(batch["length"].tolist()):
         all_logp = plain_log_softmax(lm, batch["ids"][i, :length], args.temperature)
+        loss_of_row = 0.0
         for t in batch["mask"][i].nonzero()[:, 0].tolist():
             logp = all_logp[t - 1, batch["ids"][i, t]]
-            (-weight(logp.item(), i, t) / n_tokens * logp).backward(retain_graph=True)
+            loss_of_row = loss_of_row - weight(logp.item(), i, t) / n_tokens * logp
+        loss_of_row.backward()
     return flat(p.grad for p in lm.parameters())
 
 

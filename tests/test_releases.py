@@ -7,6 +7,8 @@ The releases are public repositories, named with the commit that was read:
     Archer     wizard-III/ArcherCodeR                    8a1785b
     80/20      Shenzhi-Wang/Beyond-the-80-20-Rule-RLVR   6f5dda6f
     verl       volcengine/verl                           b178a3cd5
+    DPPO       verl-project/verl                         8f11888a
+    Dr. GRPO   sail-sg/understand-r1-zero                14046dca
 
 A number that is given with a line is the release's own. Where a script deviates on purpose, its docstring says so,
 and the test holds it to the deviation.
@@ -21,10 +23,15 @@ from test_algorithms import arguments
 import acpo
 import archer
 import cispo
+import dppo
+import dr_grpo
 import entropy_top
 import grpo
 import grpo_ar_lopti
+import grpo_tis
 import reinforce_pp
+import rloo
+import sapo
 
 BASELINE = "scripts/train_kklogic_baseline_4x80GB.sh"
 
@@ -165,3 +172,64 @@ def test_archers_kinds_of_tokens():
     assert (args.kl_coef, args.reasoning_kl) == (0.001, 0)
     batch = {"entropy": torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]), "mask": torch.ones(1, 6, dtype=torch.bool)}
     assert archer.reasoning_tokens(batch, args).tolist() == [[False] * 5 + [True]]
+
+
+def rewarded(trainer, rewards, group):
+    """Advantages of responses of one token."""
+    batch = {"mask": torch.ones(len(rewards), 1, dtype=torch.bool)}
+    args = arguments(trainer, responses_per_prompt=group)
+    return trainer.compute_advantages(torch.tensor(rewards), batch, args)[:, 0].tolist()
+
+
+def test_rloos_advantages_but_for_a_group_of_one():
+    """verl, verl/trainer/ppo/core_algos.py:518-523: r·n/(n − 1) − mean·n/(n − 1), and r itself if n is 1 (0 here)."""
+    assert rewarded(rloo, [1.0, 2.0, 6.0], 3) == [1 * 1.5 - 3 * 1.5, 2 * 1.5 - 3 * 1.5, 6 * 1.5 - 3 * 1.5]
+    assert rewarded(rloo, [1.0, 2.0], 1) == [0, 0]
+    assert rloo.Args().kl_coef == 0
+
+
+def test_dr_grpos_advantages_divisor_and_missing_kl_term():
+    """Dr. GRPO, train_zero_math.py: compute_monte_carlo_advantages (r − mean) and masked_aggregator, a sum over tokens
+    divided by generate_max_length; examples/qwen2.5-math-7b.sh: --beta 0."""
+    assert rewarded(dr_grpo, [1.0, 2.0, 6.0], 3) == [-2, -1, 3]
+    assert dr_grpo.Args().kl_coef == 0
+    ones = torch.ones(1, 2)
+    batch = {"mask": ones.bool(), "advantages": ones, "old_logp": -ones, "ref_logp": -ones}
+    loss, _ = dr_grpo.policy_loss(-ones, batch, 1 * 3000, arguments(dr_grpo, kl_coef=0.0))
+    assert loss.item() == pytest.approx(-2 / 3000)
+
+
+def test_dppos_bounds():
+    """DPPO, examples/dppo_trainer/run_qwen30b_dppo.sh:27-29 (KL) and 32-34 (TV), without a KL term (lines 64, 66).
+
+    The ratio's bound is what compute_policy_loss_dppo_tv in verl/trainer/ppo/core_algos.py falls back to; the script
+    itself sets it to 10,000 (line 46)."""
+    assert (dppo.Args().divergence, dppo.Args().delta, dppo.Args().kl_coef) == ("tv", None, 0)
+    assert dppo.LARGEST_RATIO == 20
+    for divergence, kept, cut_off in (("tv", 0.6499, 0.6501), ("kl", 0.6542, 0.6543)):  # from 0.5
+        logp = torch.tensor([kept, cut_off], dtype=torch.float64).log()
+        old_logp = torch.full((2,), 0.5, dtype=torch.float64).log()
+        args = arguments(dppo, divergence=divergence)
+        assert dppo.outside_region(logp, old_logp, torch.ones(2), args).tolist() == [False, True]
+
+
+def test_sapos_temperatures_and_mean_over_responses():
+    """verl, verl/trainer/config/actor/actor.yaml:46 and 49; verl/trainer/ppo/core_algos.py:1366 (the gate), 1380 (τ by
+    the sign of A) and 1396 (seq-mean-token-mean)."""
+    assert (sapo.Args().tau_positive, sapo.Args().tau_negative, sapo.Args().kl_coef) == (1.0, 1.05, 0)
+    mask = torch.tensor([[True, False], [True, True]])
+    batch = {"mask": mask, "advantages": torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), "old_logp": torch.zeros(2, 2)}
+    batch["ref_logp"] = batch["old_logp"]
+    logp = torch.tensor([2.0, 3.0]).log().expand(2, 2)
+    loss, _ = sapo.policy_loss(logp, batch, 2, arguments(sapo, kl_coef=0.0))
+    gate = [4 / tau * torch.sigmoid(torch.tensor(tau * (x - 1))).item() for tau, x in ((1, 2), (1.05, 2), (1.05, 3))]
+    assert loss.item() == pytest.approx((-gate[0] + (gate[1] + gate[2]) / 2) / 2, rel=1e-5)
+
+
+def test_the_correction_for_the_sampler():
+    """verl, verl/trainer/config/algorithm.py:174 (C 2), verl/trainer/ppo/rollout_corr_helper.py:562 and 566 (bounded
+    above, no gradient). IcePop has 0.5 and 5 (the Ring team's text, which is not in a repository); here C is 2."""
+    args = grpo_tis.Args()
+    assert (args.correction, args.correction_max, args.correction_min) == ("tis", 2.0, 0.5)
+    batch = {"old_logp": torch.tensor([3.0, 0.4, 0.5, 2.0]).log(), "sampler_logp": torch.zeros(4)}
+    assert grpo_tis.sampler_correction(batch, args)[0].tolist() == pytest.approx([2, 0.4, 0.5, 2])

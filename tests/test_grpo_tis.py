@@ -1,0 +1,397 @@
+"""GRPO with a correction for the sampler, in numbers; and what it mends if the sampler is not the trainer.
+
+As in test_algorithms.py: what is expected is Python's float arithmetic, and no sampler runs here. Where a sampler
+matters, all that it could draw is enumerated, each with its probability: nothing is left to chance.
+"""
+
+import dataclasses
+import math
+from statistics import median
+
+import pytest
+import torch
+from test_algorithms import (
+    GROUP,
+    PROMPTS,
+    TOKENS,
+    adamw,
+    arguments,
+    distance,
+    flat,
+    gradients,
+    loss_batch,
+    make_batch,
+    plain_gradient,
+    plain_log_softmax,
+    weights,
+)
+from transformers import AutoModelForCausalLM
+
+import grpo
+import grpo_tis
+
+N = PROMPTS * GROUP
+E20 = math.exp(20)
+NAN, INF = math.nan, math.inf
+both = pytest.mark.parametrize("correction", ["tis", "icepop"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_cpu():
+    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for trainer in (grpo, grpo_tis):
+            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
+            patch.setattr(trainer, "ON_GPU", False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_model):
+    return make_batch(tiny_model)
+
+
+# ------------------------------------------------------------------------------------------------------ the weight
+
+# C 2, C_min 0.5: log π_old − log π_sampler → (w, whether it is cut) with tis, and with icepop
+WEIGHTS = {
+    "the same": (0, (1, False), (1, False)),
+    "the trainer holds it more probable": (math.log(1.9), (1.9, False), (1.9, False)),
+    "much more probable": (math.log(2.1), (2, True), (0, True)),
+    "less probable": (math.log(0.6), (0.6, False), (0.6, False)),
+    "much less probable": (math.log(0.4), (0.4, False), (0, True)),
+    "30 nats more probable": (30, (2, True), (0, True)),
+    "30 nats less probable": (-30, (1 / E20, False), (0, True)),
+}
+
+
+def mismatched(tokens):
+    """loss_batch of (log π − log π_old, log π_ref − log π, A), with a fourth: log π_old − log π_sampler."""
+    logp, rest = loss_batch([token[:3] for token in tokens])
+    rest["sampler_logp"] = rest["old_logp"] + 3e29
+    mismatch = torch.tensor([token[3] for token in tokens], dtype=torch.float64)
+    rest["sampler_logp"][0, 1::3] = rest["old_logp"][0, 1::3] - mismatch
+    return logp, rest
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@both
+def test_the_weight_by_hand(name, correction):
+    mismatch, *expected = WEIGHTS[name]
+    _, rest = mismatched([(0, 0, 1, mismatch)])
+    weight, cut = grpo_tis.sampler_correction(rest, arguments(grpo_tis, correction=correction))
+    expected_weight, is_cut = expected[correction == "icepop"]
+    assert weight[0, 1].item() == pytest.approx(expected_weight, rel=1e-12) and cut[0, 1].item() == is_cut
+
+
+@both
+def test_a_weight_at_the_very_bound_is_not_cut(correction):
+    high, low = (torch.tensor(x, dtype=torch.float64).exp().item() for x in (0.25, -0.25))
+    batch = {"old_logp": torch.tensor([0.25, -0.25], dtype=torch.float64), "sampler_logp": torch.zeros(2)}
+    args = arguments(grpo_tis, correction=correction, correction_max=high, correction_min=low)
+    weight, cut = grpo_tis.sampler_correction(batch, args)
+    assert weight.tolist() == [high, low] and not cut.any()
+    args = dataclasses.replace(args, correction_max=high - 1e-12, correction_min=low + 1e-12)
+    weight, cut = grpo_tis.sampler_correction(batch, args)
+    assert cut.tolist() == [True, correction == "icepop"]
+    assert weight.tolist() == ([high - 1e-12, low] if correction == "tis" else [0, 0])
+
+
+@pytest.mark.parametrize("sampler_logp", [-INF, -1e30, -200.0])
+@both
+def test_a_token_that_the_sampler_held_impossible_has_a_finite_weight(correction, sampler_logp):
+    batch = {"old_logp": torch.tensor([-3.0]), "sampler_logp": torch.tensor([sampler_logp])}
+    args = arguments(grpo_tis, correction=correction, correction_max=1e12)
+    weight, cut = grpo_tis.sampler_correction(batch, args)
+    assert weight.item() == pytest.approx(E20) and not cut.any()
+
+
+# -------------------------------------------------------------------------------------------------------- the loss
+
+
+@pytest.mark.parametrize("name", TOKENS)
+@both
+def test_a_tokens_loss_by_hand(name, correction):
+    """1/7·(β·k3 − w·surrogate), for each weight above: the KL term is not weighed."""
+    token, (surrogate, k3, is_clipped) = TOKENS[name]
+    for mismatch, *expected in WEIGHTS.values():
+        logp, rest = mismatched([(*token, mismatch)])
+        loss, clipped = grpo_tis.policy_loss(logp, rest, 7, arguments(grpo_tis, correction=correction))
+        weight, _ = expected[correction == "icepop"]
+        assert loss.item() == pytest.approx((0.1 * k3 - weight * surrogate) / 7, rel=1e-12, abs=1e-12)
+        assert clipped.item() == is_clipped
+
+
+def slope_by_hand(moved, reference, advantage, weight, args):
+    """d J/d log π: w·ρ·A, 0 where the clip cuts off, and the KL term's β·π_ref/π − β."""
+    ratio = math.exp(moved)
+    lost = ratio > 1 + args.clip_high if advantage > 0 else ratio < 1 - args.clip_low and advantage < 0
+    return (0 if lost else weight * ratio * advantage) + args.kl_coef * (math.exp(reference) - 1)
+
+
+def weight_by_hand(mismatch, args):
+    ratio = math.exp(mismatch)
+    if args.correction == "tis":
+        return min(ratio, args.correction_max)
+    return ratio if args.correction_min <= ratio <= args.correction_max else 0
+
+
+@both
+def test_the_losss_gradient_has_the_weight_as_a_constant(correction):
+    tokens = torch.randn(400, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    tokens = (tokens * torch.tensor([0.4, 0.8, 1.0, 0.7])).tolist()
+    logp, rest = mismatched(tokens)
+    args = arguments(grpo_tis, correction=correction)
+    loss, _ = grpo_tis.policy_loss(logp, rest, 1234, args)
+    loss.backward()
+    given = [weight_by_hand(mismatch, args) for *_, mismatch in tokens]
+    expected = [-slope_by_hand(*token[:3], weight, args) / 1234 for token, weight in zip(tokens, given)]
+    assert logp.grad[0, 1::3].tolist() == pytest.approx(expected, rel=1e-9, abs=1e-15)
+    assert not logp.grad[~rest["mask"]].any()
+    assert 20 < given.count(2 if correction == "tis" else 0) < 200
+
+
+@both
+def test_beyond_20_nats_the_loss_is_finite_and_has_no_gradient(correction):
+    logp, rest = mismatched([(30, 0, -2, 40), (-30, 0, 2, -40), (0, 30, 0, 1e6), (0, -30, 0, -1e6), (1e6, 1e6, -1, 0)])
+    loss, _ = grpo_tis.policy_loss(logp, rest, 1, arguments(grpo_tis, correction=correction))
+    loss.backward()
+    assert math.isfinite(loss.item()) and not logp.grad.any()
+
+
+# ----------------------------------------------------------------------------------------------------- the update
+
+
+@both
+def test_the_gradient_on_transformers_own_log_probabilities(tiny_model, batch, correction):
+    """−1/n Σ (w·ρ·A·1_trust + β·π_ref/π − β)·∇log π; nothing of the trainer is used on the other side."""
+    bounds = {"correction_max": 1.1, "correction_min": 0.95}
+    args = arguments(grpo_tis, model=str(tiny_model), micro_batch_tokens=300, correction=correction, **bounds)
+    cut = 0
+
+    def weight(logp, *at):
+        nonlocal cut
+        keys = ("old_logp", "ref_logp", "sampler_logp", "advantages")
+        old, ref, sampler, advantage = (batch[key][at].item() for key in keys)
+        given = weight_by_hand(old - sampler, args)
+        cut += given in (0, 1.1)
+        return slope_by_hand(logp - old, ref - logp, advantage, given, args)
+
+    (one,), metrics = gradients(grpo_tis, batch, args)
+    expected = plain_gradient(tiny_model, batch, args, weight)
+    assert distance(one, expected) < 1e-5
+    assert 0.1 < cut / batch["mask"].sum() < 0.9 and metrics["clip_rate"] > 0.05
+    (uncorrected,), others = gradients(grpo, batch, arguments(model=str(tiny_model), micro_batch_tokens=300))
+    assert distance(one, uncorrected) > 0.05 and others["clip_rate"] == metrics["clip_rate"]
+
+
+@pytest.mark.parametrize(("correction", "dtype"), [("tis", "float32"), ("icepop", "bfloat16")])
+def test_with_a_sampler_that_is_the_trainer_it_is_grpo_to_the_last_bit(tiny_model, batch, correction, dtype):
+    """The loss, and two steps of two AdamW updates each: every weight and metric."""
+    same = batch | {"sampler_logp": batch["old_logp"].clone()}
+    settings = {"updates_per_step": 2, "micro_batch_tokens": 300, "max_grad_norm": 0.1, "dtype": dtype}
+    reached = {}
+    for trainer, own in ((grpo, {}), (grpo_tis, {"correction": correction})):
+        args = arguments(trainer, model=str(tiny_model), **settings, **own)
+        policy = trainer.load_policy(args, trained=True)
+        optimizer, start = adamw(policy), weights(policy)
+        logp = batch["ref_logp"].clone().requires_grad_()
+        loss, clipped = trainer.policy_loss(logp, same, 7, args)
+        path = [loss.detach(), clipped, *torch.autograd.grad(loss, logp)]
+        for step in (1, 2):
+            metrics = trainer.update(policy, optimizer, same | {"advantages": step * batch["advantages"]}, step, args)
+            path += [weights(policy), torch.tensor(list(metrics.values()))]
+        assert not torch.equal(path[-2], start)
+        reached[trainer] = path
+    assert all(torch.equal(a, b) for a, b in zip(reached[grpo], reached[grpo_tis], strict=True))
+
+
+# -------------------------------------------------------------------------------- a sampler that is not the trainer
+
+
+def mean_gradient(parameters, logp, sampler_logp, advantages, args):
+    """−∇ loss, flat, in the mean over all that the sampler can draw.
+
+    logp (with gradient), sampler_logp: [rows, tokens], one row for each possible response; advantages: [rows]. Each row
+    counts as often as the sampler draws it. No weight has moved: ρ is 1, and the loss is proportional to A.
+    """
+    probability = sampler_logp.sum(1).exp()
+    batch = {"old_logp": logp.detach(), "ref_logp": logp.detach(), "sampler_logp": sampler_logp}
+    batch["mask"] = torch.ones(logp.shape, dtype=torch.bool)
+    batch["advantages"] = (probability * advantages)[:, None].expand_as(logp)
+    trainer = grpo_tis if isinstance(args, grpo_tis.Args) else grpo
+    loss, clipped = trainer.policy_loss(logp, batch, 1, args)
+    assert clipped.item() == 0
+    return flat(torch.autograd.grad(-loss, parameters, retain_graph=True))
+
+
+def responses(logits, temperature):
+    """log π of all responses of one token out of six, [6, 1], or of two, [36, 2].
+
+    logits: those of the first token, [6]; for two tokens also those of the second after each first, [6, 6].
+    """
+    first = (logits[0] / temperature).log_softmax(-1)
+    if len(logits) == 1:
+        return first[:, None]
+    second = (logits[1] / temperature).log_softmax(-1)
+    return torch.stack([first[:, None].expand(6, 6), second], -1).flatten(0, 1)
+
+
+def errors(slip, n_tokens, args):
+    """How far the mean gradient is from that of the expected reward, relative to it, with each of 100 policies.
+
+    The trainer's temperature is 0.8, the sampler's is `slip`. args: grpo.py's or those of a correction. Rewards are
+    0 and 1.
+    """
+    rng, found = torch.Generator().manual_seed(1), []
+    for _ in range(100):
+        shapes = [(6,), (6, 6)][:n_tokens]
+        logits = [2 * torch.randn(shape, generator=rng, dtype=torch.float64) for shape in shapes]
+        rewards = torch.randint(2, (6**n_tokens,), generator=rng).double()
+        rewards[:2] = torch.tensor([0.0, 1.0])  # not all the same
+        for part in logits:
+            part.requires_grad_()
+        logp, sampler_logp = responses(logits, 0.8), responses(logits, slip).detach()
+        expected_reward = (logp.sum(1).exp() * rewards).sum()
+        exact = flat(torch.autograd.grad(expected_reward, logits, retain_graph=True))
+        advantages = rewards - expected_reward.detach()
+        found.append(distance(mean_gradient(logits, logp, sampler_logp, advantages, args), exact))
+    return found
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2])
+def test_without_a_slip_the_mean_gradient_is_that_of_the_expected_reward(n_tokens):
+    for args in (arguments(), arguments(grpo_tis), arguments(grpo_tis, correction="icepop")):
+        assert max(errors(0.8, n_tokens, args)) < 1e-12
+
+
+def test_a_slipped_temperature_biases_the_gradient_and_the_weight_makes_it_right():
+    """1.0 instead of 0.8, responses of one token: no weight reaches a bound of 2, and nothing of the error is left."""
+    biased = errors(1.0, 1, arguments())
+    assert min(biased) > 0.03 and median(biased) > 0.2
+    assert max(errors(1.0, 1, arguments(grpo_tis))) < 1e-12
+
+
+@both
+def test_what_a_bound_leaves_of_the_bias(correction):
+    """The sampler's temperature is 0.6: it draws improbable tokens too seldom, and their weights are large."""
+    unbounded = {"correction_max": 1e9, "correction_min": 0.0}
+    assert max(errors(0.6, 1, arguments(grpo_tis, correction=correction, **unbounded))) < 1e-12
+    left = median(errors(0.6, 1, arguments(grpo_tis, correction=correction)))
+    assert 0.01 < left < 0.7 * median(errors(0.6, 1, arguments()))
+
+
+@pytest.mark.parametrize(("correction", "share"), [("tis", 0.75), ("icepop", 0.95)])
+@pytest.mark.parametrize("slip", [1.0, 1.2, 0.6])
+def test_in_longer_responses_less_of_the_bias_is_left(slip, correction, share):
+    """Two tokens. Not all goes away: a token's weight leaves out the tokens before it, by which the sampler's prefixes
+    are not the trainer's, and those after it, by which the reward came about."""
+    biased = median(errors(slip, 2, arguments()))
+    left = median(errors(slip, 2, arguments(grpo_tis, correction=correction)))
+    assert biased > 0.1 and left < share * biased
+
+
+def test_a_bfloat16_sampler_biases_the_gradient_of_a_float32_trainer_and_the_weight_makes_it_right(tiny_model, batch):
+    """The next token after each of three prompts, all 640 of them: the same weights, computed in the two types."""
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    sampler = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    parameters = list(lm.parameters())
+    assert all(torch.equal(a, b.float()) for a, b in zip(parameters, sampler.parameters()))
+    for row in (0, 9, 18):
+        prompt = batch["ids"][row, : batch["mask"][row].int().argmax()]
+        logp = plain_log_softmax(lm, prompt, 0.7)[-1][:, None]  # [640, 1]
+        with torch.no_grad():
+            sampler_logp = plain_log_softmax(sampler, prompt, 0.7)[-1][:, None]
+        weight, cut = grpo_tis.sampler_correction(
+            {"old_logp": logp.detach(), "sampler_logp": sampler_logp}, arguments(grpo_tis)
+        )
+        assert 1e-3 < (weight - 1).abs().max() < 0.2 and not cut.any()
+        assert (sampler_logp.exp() * weight).sum().item() == pytest.approx(1, abs=1e-9)  # correction_mean
+        rewards = (torch.arange(len(logp)) % 3 == 0).double()
+        expected_reward = (logp[:, 0].exp() * rewards).sum()
+        exact = flat(torch.autograd.grad(expected_reward, parameters, retain_graph=True))
+        advantages = rewards - expected_reward.detach()
+        gradients = [
+            mean_gradient(parameters, logp, sampler_logp, advantages, args)
+            for args in (arguments(), arguments(grpo_tis), arguments(grpo_tis, correction="icepop"))
+        ]
+        biased, *left = [distance(gradient, exact) for gradient in gradients]
+        assert biased > 1e-4 and max(left) < biased / 20
+
+
+def test_what_a_bfloat16_sampler_reports_has_weights_near_1(tiny_model, batch):
+    """Log-probabilities of the batch's own responses, by the policy in both types; old_logp is the float32 one."""
+    logp = {}
+    for dtype in ("float32", "bfloat16"):
+        args = arguments(grpo_tis, model=str(tiny_model), dtype=dtype)
+        logp[dtype], _ = grpo_tis.log_probs(grpo_tis.load_policy(args, trained=True), batch, args)
+    metrics = metrics_of(batch | {"old_logp": logp["float32"], "sampler_logp": logp["bfloat16"]}, arguments(grpo_tis))
+    assert metrics["correction_mean"] == pytest.approx(1, abs=0.01) and metrics["correction_cut"] == 0
+    assert 1e-4 < metrics["sampler_gap"] < 0.05
+
+
+# ------------------------------------------------------------------------------------------------------ the metrics
+
+
+def metrics_of(batch, args):
+    rows = len(batch["mask"])
+    scores = [{"reward": 1.0, "correct": True, "format": True}] * rows
+    return grpo_tis.batch_metrics(batch, [{"category": "2"}] * rows, scores, args)
+
+
+@both
+def test_the_metrics_by_hand(correction):
+    """Ratios of 1.5, 3, 0.25 and 1 on four response tokens. Weights 1.5, 2, 0.25, 1, or 1.5, 0, 0, 1."""
+    ratios = torch.tensor([[9.0, 1.5, 3.0, 9.0], [9.0, 9.0, 0.25, 1.0]], dtype=torch.float64)
+    batch = {"mask": torch.tensor([[False, True, True, False], [False, False, True, True]])}
+    batch |= {"old_logp": torch.full((2, 4), -5.0), "ref_logp": torch.full((2, 4), -5.0), "entropy": torch.zeros(2, 4)}
+    batch |= {"sampler_logp": -5 - ratios.log(), "truncated": torch.zeros(2, dtype=torch.bool)}
+    metrics = metrics_of(batch, arguments(grpo_tis, correction=correction, responses_per_prompt=1))
+    mean, cut = (4.75 / 4, 1 / 4) if correction == "tis" else (2.5 / 4, 2 / 4)
+    assert metrics["correction_mean"] == pytest.approx(mean, rel=1e-12) and metrics["correction_cut"] == cut
+    assert metrics["sampler_gap"] == pytest.approx((math.log(1.5) + math.log(3) + math.log(4)) / 4, rel=1e-12)
+
+
+def test_the_other_metrics_are_grpos(batch):
+    scores = [{"reward": i % 4, "correct": True, "format": True} for i in range(N)]
+    problems = [{"category": "2"}] * N
+    metrics = grpo_tis.batch_metrics(batch, problems, scores, arguments(grpo_tis))
+    assert metrics.pop("correction_mean") != 1 and metrics.pop("correction_cut") == 0
+    assert metrics == grpo.batch_metrics(batch, problems, scores, arguments())
+
+
+# ------------------------------------------------------------------------------------------------------- arguments
+
+
+def test_the_settings_are_grpos_and_those_of_the_correction():
+    grpo_tis.check_args(grpo_tis.Args())
+    own = dataclasses.asdict(grpo_tis.Args())
+    assert [own.pop(f"correction{end}") for end in ("", "_max", "_min")] == ["tis", 2, 0.5]
+    assert own == dataclasses.asdict(grpo.Args())
+    assert grpo_tis.TASKS == grpo.TASKS and grpo_tis.KK_TINY == grpo.KK_TINY
+
+
+@both
+def test_the_least_weight_is_at_most_the_largest(correction):
+    with pytest.raises(ValueError, match=r"^--correction_min is 3\.0; it must be at most --correction_max, 2\.0$"):
+        grpo_tis.check_args(grpo_tis.Args(correction=correction, correction_min=3.0))
+    with pytest.raises(ValueError, match=r"^--correction_min is 0\.5; it must be at most --correction_max, 0\.4$"):
+        grpo_tis.check_args(grpo_tis.Args(correction=correction, correction_max=0.4))
+    grpo_tis.check_args(grpo_tis.Args(correction=correction, correction_min=1.0, correction_max=1.0))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [(flag, value) for flag in ("correction_max", "correction_min") for value in (-0.1, NAN, INF)]
+    + [("correction_max", 0.0)],
+)
+def test_values_out_of_range_are_refused_by_name(flag, value):
+    with pytest.raises(ValueError, match=rf"^--{flag} is {value}; it must be "):
+        grpo_tis.check_args(grpo_tis.Args(**{flag: value}))
+
+
+def test_a_least_weight_of_0_is_accepted_and_another_correction_refused(capsys):
+    grpo_tis.check_args(grpo_tis.Args(correction="icepop", correction_min=0.0))
+    with pytest.raises(SystemExit):
+        grpo_tis.parse_args(["--correction", "none"])
+    assert "--correction" in capsys.readouterr().err

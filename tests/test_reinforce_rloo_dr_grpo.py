@@ -1,0 +1,350 @@
+"""REINFORCE, RLOO and Dr. GRPO in numbers: advantages, loss, gradients and metrics against arithmetic done by hand.
+
+As in test_algorithms.py: what is expected is Python's float arithmetic, and no sampler runs here.
+"""
+
+import dataclasses
+import itertools
+import math
+from statistics import fmean
+
+import pytest
+import torch
+from test_algorithms import (
+    GROUP,
+    PROMPTS,
+    TOKENS,
+    advantages_of,
+    arguments,
+    distance,
+    eq_2,
+    gradients,
+    loss_batch,
+    make_batch,
+    plain_gradient,
+)
+
+import dr_grpo
+import grpo
+import reinforce
+import rloo
+
+N = PROMPTS * GROUP  # rows of the batch that the model's tests use
+LONGEST = 50  # --max_response_tokens in them: L of Dr. GRPO
+all_three = pytest.mark.parametrize("trainer", [reinforce, rloo, dr_grpo], ids=lambda trainer: trainer.__name__)
+grouped = pytest.mark.parametrize("trainer", [rloo, dr_grpo], ids=lambda trainer: trainer.__name__)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_cpu():
+    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for trainer in (grpo, reinforce, rloo, dr_grpo):
+            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
+            patch.setattr(trainer, "ON_GPU", False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_model):
+    return make_batch(tiny_model)
+
+
+def args_for(trainer, tiny_model, **changes):
+    return arguments(trainer, model=str(tiny_model), max_response_tokens=LONGEST, **changes)
+
+
+# ---------------------------------------------------------------------------------------------------- advantages
+
+
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_reinforces_baseline_is_the_mean_of_the_step_and_there_are_no_groups(group):
+    """[3, -1, 0.5, 1.5]: mean 1."""
+    advantages = advantages_of([3, -1, 0.5, 1.5], reinforce, group)
+    assert advantages[:, 1].tolist() == [2, -2, -0.5, 0.5]
+    assert not advantages[:, [0, 2]].any()
+
+
+def test_in_reinforces_mean_responses_count_alike_however_long_they_are():
+    """One token and three: the mean of the rewards 0 and 4 is 2, not 3."""
+    mask = torch.tensor([[False, True, False, False, False], [False, True, True, True, False]])
+    advantages = reinforce.compute_advantages(torch.tensor([0.0, 4.0]), {"mask": mask}, arguments(reinforce))
+    assert advantages.tolist() == [[0, -2, 0, 0, 0], [0, 2, 2, 2, 0]]
+
+
+def test_rloos_baseline_is_the_mean_of_the_others_in_the_group():
+    """[1, 2, 3, 6]: the others' means are 11/3, 10/3, 3 and 2. [-1, 3, 3, -1]: 5/3, 1/3, 1/3 and 5/3."""
+    advantages = advantages_of([1, 2, 3, 6, -1, 3, 3, -1], rloo)
+    expected = [1 - 11 / 3, 2 - 10 / 3, 0, 4, -1 - 5 / 3, 3 - 1 / 3, 3 - 1 / 3, -1 - 5 / 3]
+    assert advantages[:, 1].tolist() == pytest.approx(expected, abs=1e-12)
+    assert not advantages[:, [0, 2]].any()
+
+
+def test_dr_grpos_baseline_is_the_mean_of_the_group_and_nothing_divides():
+    """[1, 2, 3, 6]: mean 3. [-1, 3, 3, -1]: mean 1."""
+    advantages = advantages_of([1, 2, 3, 6, -1, 3, 3, -1], dr_grpo)
+    assert advantages[:, 1].tolist() == pytest.approx([-2, -1, 0, 3, -2, 2, 2, -2], abs=1e-12)
+    assert not advantages[:, [0, 2]].any()
+
+
+@pytest.mark.parametrize("group", [2, 3, 8])
+def test_rloo_is_a_groups_mean_subtracted_times_g_over_g_less_one(group):
+    rewards = torch.randn(5, group, generator=torch.Generator().manual_seed(group), dtype=torch.float64)
+    expected = [r - fmean(row) for row in rewards.tolist() for r in row]
+    plain = advantages_of(rewards.flatten().tolist(), dr_grpo, group)[:, 1].tolist()
+    others = advantages_of(rewards.flatten().tolist(), rloo, group)[:, 1].tolist()
+    assert plain == pytest.approx(expected, abs=1e-12)
+    assert others == pytest.approx([group / (group - 1) * a for a in expected], abs=1e-12)
+
+
+def test_advantages_are_in_units_of_the_reward_where_grpos_are_not():
+    """The example of rloo.py: rewards 3 and −3, then 3 and 2."""
+    rewards = [3, -3, 3, 2]
+    assert advantages_of(rewards, rloo, group=2)[:, 1].tolist() == [6, -6, 1, -1]
+    assert advantages_of(rewards, dr_grpo, group=2)[:, 1].tolist() == [3, -3, 0.5, -0.5]
+    assert advantages_of(rewards, grpo, group=2)[:, 1].tolist() == pytest.approx([0.71, -0.71] * 2, abs=0.01)
+
+
+@grouped
+def test_a_group_of_one_response_has_advantage_0(trainer):
+    assert not advantages_of([3, -0.5, 0], trainer, group=1).any()
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 8, 12])
+@pytest.mark.parametrize("reward", [3.0, -0.5, 0.0, 0.7, -1.3, 1e6 / 3])
+@all_three
+def test_with_equal_rewards_every_advantage_is_0_exactly(trainer, reward, group):
+    """In the float32 that main uses, which holds 0.7 only roughly."""
+    mask = torch.ones(24 * group, 2, dtype=torch.bool)
+    args = arguments(trainer, responses_per_prompt=group)
+    advantages = trainer.compute_advantages(torch.full((24 * group,), reward), {"mask": mask}, args)
+    assert torch.equal(advantages, torch.zeros(24 * group, 2))
+
+
+def test_a_group_of_equal_rewards_has_advantages_in_reinforce_alone():
+    rewards = [1, 1, 3, 5]
+    assert advantages_of(rewards, reinforce, group=2)[:, 1].tolist() == [-1.5, -1.5, 0.5, 2.5]
+    for trainer in (rloo, dr_grpo):
+        assert not advantages_of(rewards, trainer, group=2)[:2].any()
+
+
+@pytest.mark.parametrize(("trainer", "share"), [(reinforce, 2 / 3), (dr_grpo, 2 / 3), (rloo, 1)])
+def test_the_mean_gradient_is_that_of_the_expected_reward_less_what_the_own_reward_takes_away(trainer, share):
+    """Three responses of one token each, in all ways they can come out, each way weighed by its probability.
+
+    The expected reward's slope in the logit of token k is π_k·(r_k − its mean), and log π(a)'s is (k = a) − π_k. With
+    the own reward in the baseline a share of 1 − 1/3 is left, as reinforce.py says.
+    """
+    probabilities, rewards = [0.5, 0.3, 0.2], [1.0, -0.5, 3.0]
+    mean_gradient = [0.0, 0.0, 0.0]
+    for tokens in itertools.product(range(3), repeat=3):
+        probability = math.prod(probabilities[token] for token in tokens)
+        advantages = advantages_of([rewards[token] for token in tokens], trainer, group=3)[:, 1].tolist()
+        for token, advantage in zip(tokens, advantages):
+            for k in range(3):
+                mean_gradient[k] += probability * advantage * ((k == token) - probabilities[k]) / 3
+    expected_reward = sum(p * r for p, r in zip(probabilities, rewards))
+    exact = [p * (r - expected_reward) for p, r in zip(probabilities, rewards)]
+    assert mean_gradient == pytest.approx([share * slope for slope in exact], rel=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------------- loss
+
+
+def test_reinforces_loss_and_gradient_by_hand():
+    """log π is −40: the loss is Σ 40·A/n, and its slope −A/n, wherever π_old and the reference are; n is 7."""
+    logp, rest = loss_batch([(0.3, 0, 1.5), (30, 5, -2), (1, 1, 0), (-30, -5, 3)])
+    del rest["old_logp"], rest["ref_logp"]  # nothing of them is in it
+    loss = reinforce.policy_loss(logp, rest, 7, arguments(reinforce))
+    loss.backward()
+    assert loss.item() == pytest.approx(40 * (1.5 - 2 + 0 + 3) / 7, rel=1e-12)
+    assert logp.grad[0, 1::3].tolist() == pytest.approx([-1.5 / 7, 2 / 7, 0, -3 / 7], rel=1e-12)
+    assert not logp.grad[~rest["mask"]].any()
+
+
+@pytest.mark.parametrize("logp", [-1e6, -200.0, -1e-9, 0.0])
+def test_reinforces_loss_is_finite_for_any_probability(logp):
+    """Also for one that is 0 in float32, and for a token that is certain."""
+    logp = torch.tensor([[0.0, logp]], requires_grad=True)
+    batch = {"mask": torch.tensor([[False, True]]), "advantages": torch.tensor([[0.0, -2.0]])}
+    loss = reinforce.policy_loss(logp, batch, 4, arguments(reinforce))
+    loss.backward()
+    assert loss.item() == pytest.approx(logp[0, 1].item() / 2) and logp.grad.tolist() == [[0, 0.5]]
+
+
+@pytest.mark.parametrize("name", TOKENS)
+@grouped
+def test_a_tokens_loss_is_grpos_with_the_divisor_that_is_given(trainer, name):
+    """(β·k3 − surrogate)/7."""
+    token, (surrogate, k3, is_clipped) = TOKENS[name]
+    logp, rest = loss_batch([token])
+    loss, clipped = trainer.policy_loss(logp, rest, 7, arguments(trainer))
+    assert loss.item() == pytest.approx((0.1 * k3 - surrogate) / 7, rel=1e-12, abs=1e-12)
+    assert clipped.item() == is_clipped
+
+
+@grouped
+def test_a_tokens_gradient_is_grpos_with_the_divisor_that_is_given(trainer):
+    tokens = torch.randn(400, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    logp, rest = loss_batch((tokens * torch.tensor([0.4, 0.8, 1.0])).tolist())
+    args = arguments(trainer)
+    loss, clipped = trainer.policy_loss(logp, rest, 1234.0, args)
+    loss.backward()
+    keys = ("old_logp", "ref_logp", "advantages")
+    at = [(logp[0, i].item(), *(rest[key][0, i].item() for key in keys)) for i in range(1, 1200, 3)]
+    expected = [-eq_2(*token, args) / 1234 for token in at]
+    assert logp.grad[0, 1::3].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    assert not logp.grad[~rest["mask"]].any() and 50 < clipped.item() < 350
+
+
+@grouped
+def test_a_ratio_at_the_very_bound_is_not_clipped(trainer):
+    above, below = (torch.tensor(x, dtype=torch.float64).exp().item() for x in (0.25, -0.25))
+    logp, rest = loss_batch([(0.25, 0, 2), (-0.25, 0, -2)])
+    args = arguments(trainer, clip_high=above - 1, clip_low=1 - below, kl_coef=0.0)
+    assert trainer.policy_loss(logp, rest, 1, args)[1].item() == 0
+    narrower = dataclasses.replace(args, clip_high=above - 1 - 1e-12, clip_low=1 - below - 1e-12)
+    assert trainer.policy_loss(logp, rest, 1, narrower)[1].item() == 2
+
+
+@grouped
+def test_beyond_20_nats_the_loss_is_finite_and_has_no_gradient(trainer):
+    logp, rest = loss_batch([(30, 0, -2), (-30, 0, 2), (0, 30, 0), (0, -30, 0), (1e6, 1e6, -1)])
+    loss, _ = trainer.policy_loss(logp, rest, 1, arguments(trainer))
+    loss.backward()
+    assert math.isfinite(loss.item()) and not logp.grad.any()
+
+
+# -------------------------------------------------------------------------------------------------------- update
+
+
+@pytest.fixture(scope="module")
+def rewards():
+    """Of K&K's kind; those of the second group are all equal."""
+    rewards = torch.tensor([-3, -0.5, -1, 3])[torch.randint(4, (N,), generator=torch.Generator().manual_seed(2))]
+    rewards[GROUP : 2 * GROUP] = -0.5
+    return rewards
+
+
+def advantages_by_hand(trainer, rewards):
+    """One for each response, by Python's loops."""
+    rewards, advantages = rewards.tolist(), []
+    for i, reward in enumerate(rewards):
+        first = i // GROUP * GROUP
+        compared = [j for j in range(first, first + GROUP) if j != i or trainer is dr_grpo]
+        advantages.append(reward - fmean(rewards[j] for j in compared))
+    return advantages
+
+
+@pytest.mark.parametrize("kl_coef", [0.1, 0.0])
+@grouped
+def test_the_gradient_on_transformers_own_log_probabilities(tiny_model, batch, rewards, trainer, kl_coef):
+    """Σ w·∇log π, w of eq. 2 with advantages by plain loops; divided by tokens, in Dr. GRPO by responses × L."""
+    args = args_for(trainer, tiny_model, micro_batch_tokens=300, kl_coef=kl_coef)
+    batch = batch | {"advantages": trainer.compute_advantages(rewards, batch, args)}
+    (one,), metrics = gradients(trainer, batch, args)
+    by_hand, clipped, n_tokens = advantages_by_hand(trainer, rewards), 0, batch["mask"].sum().item()
+
+    def weight(logp, *at):
+        nonlocal clipped
+        old, ref, advantage = batch["old_logp"][at].item(), batch["ref_logp"][at].item(), by_hand[at[0]]
+        clipped += (advantage > 0 and logp - old > math.log(1.24)) or (advantage < 0 and logp - old < math.log(0.8))
+        of_token = eq_2(logp, old, ref, advantage, args)
+        return of_token if trainer is rloo else of_token * n_tokens / (N * LONGEST)  # plain_gradient divides by tokens
+
+    expected = plain_gradient(tiny_model, batch, args, weight)
+    assert distance(one, expected) < 1e-5
+    assert metrics["grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
+    assert metrics["clip_rate"] == clipped / n_tokens and 0.05 < metrics["clip_rate"] < 0.95
+
+
+def test_reinforces_gradient_on_transformers_own_log_probabilities(tiny_model, batch):
+    """−1/n Σ A·∇log π. A third of the responses has the mean reward 0.5: no gradient, and their tokens are in n."""
+    args = args_for(reinforce, tiny_model, micro_batch_tokens=300)
+    rewards = torch.tensor([3.5, -2.5, 0.5] * PROMPTS)
+    batch = batch | {"advantages": reinforce.compute_advantages(rewards, batch, args)}
+    (one,), metrics = gradients(reinforce, batch, args)
+    expected = plain_gradient(tiny_model, batch, args, lambda logp, i, t: (3, -3, 0)[i % 3])
+    assert distance(one, expected) < 1e-5
+    assert metrics == {"grad_norm": pytest.approx(expected.norm().item(), rel=1e-5), "optimizer_steps": 1}
+
+
+def test_where_no_weight_has_moved_reinforces_gradient_is_grpos(tiny_model, batch):
+    """The same advantages, no KL term, and π_old = π, so that ρ is 1 and no clip binds."""
+    args = args_for(grpo, tiny_model, kl_coef=0.0, micro_batch_tokens=300)
+    policy = grpo.load_policy(args, trained=True)
+    logp, _ = grpo.log_probs(policy, batch, args)
+    on_policy = batch | {"old_logp": logp}
+    (grpos,), metrics = gradients(grpo, on_policy, args, policy)
+    assert metrics["clip_rate"] == 0
+    (one,), _ = gradients(reinforce, on_policy, args_for(reinforce, tiny_model, micro_batch_tokens=300), policy)
+    assert distance(one, grpos) < 1e-6
+    (off_policy,), _ = gradients(grpo, batch, args, policy)
+    assert distance(one, off_policy) > 0.1  # for grpo.py what came before is not the same
+
+
+def test_at_fixed_weights_dr_grpos_gradient_is_grpos_times_the_mean_length_over_l(tiny_model, batch):
+    """Of each of two mini-batches, the first of long responses, the second of short ones; with the same advantages."""
+    groups = torch.arange(N).view(PROMPTS, GROUP)
+    long_first = torch.cat([groups[::2], groups[1::2]]).flatten()
+    batch = {key: value[long_first] for key, value in batch.items()}
+    settings = {"updates_per_step": 2, "micro_batch_tokens": 300}
+    grpos, grpos_metrics = gradients(grpo, batch, args_for(grpo, tiny_model, **settings))
+    steps, metrics = gradients(dr_grpo, batch, args_for(dr_grpo, tiny_model, **settings))
+    lengths = batch["mask"].sum(1).tolist()
+    mean_lengths = fmean(lengths[: N // 2]), fmean(lengths[N // 2 :])
+    assert mean_lengths[0] > 3 * mean_lengths[1]
+    for one, other, mean_length in zip(steps, grpos, mean_lengths, strict=True):
+        assert distance(one, other * mean_length / LONGEST) < 1e-6
+    assert metrics["clip_rate"] == grpos_metrics["clip_rate"] > 0
+
+
+# ------------------------------------------------------------------------------------------------------- metrics
+
+
+def test_reinforces_update_tells_the_mean_gradient_norm_and_no_clip_rate(tiny_model, batch):
+    steps, metrics = gradients(reinforce, batch, args_for(reinforce, tiny_model, updates_per_step=2))
+    norms = [step.double().norm().item() for step in steps]
+    assert metrics == {"grad_norm": pytest.approx(fmean(norms), rel=1e-5), "optimizer_steps": 2}
+    assert norms[0] != pytest.approx(norms[1], rel=0.01)
+
+
+def test_reinforces_other_metrics_are_grpos_without_kl(batch, rewards):
+    scores = [{"reward": reward, "correct": reward > 0, "format": True} for reward in rewards.tolist()]
+    problems = [{"category": "2"}, {"category": "3"}] * (N // 2)
+    metrics = reinforce.batch_metrics(batch, problems, scores, arguments(reinforce))
+    grpos = grpo.batch_metrics(batch, problems, scores, arguments(grpo))
+    assert grpos.pop("kl") > 0 and metrics == grpos
+
+
+# ----------------------------------------------------------------------------------------------------- arguments
+
+
+def test_reinforce_makes_one_update_a_step_and_has_grpos_other_settings():
+    args, grpos = dataclasses.asdict(reinforce.Args()), dataclasses.asdict(grpo.Args())
+    reinforce.check_args(reinforce.Args())
+    assert (args.pop("updates_per_step"), grpos.pop("updates_per_step")) == (1, 2)
+    for name in ("clip_low", "clip_high", "kl_coef"):
+        del grpos[name]
+    assert args == grpos
+
+
+@grouped
+def test_without_a_kl_term_the_settings_are_grpos(trainer):
+    trainer.check_args(trainer.Args())
+    assert (trainer.Args().kl_coef, grpo.Args().kl_coef) == (0, 0.001)
+    assert trainer.Args(kl_coef=0.001) == trainer.Args(**dataclasses.asdict(grpo.Args()))
+
+
+@all_three
+def test_no_task_and_no_machine_has_other_settings_of_the_objective(trainer):
+    for layer in (*trainer.TASKS.values(), trainer.CPU_DEFAULTS, trainer.MANY_GPUS, trainer.KK_TINY):
+        assert not layer.keys() & {"updates_per_step", "clip_low", "clip_high", "kl_coef"}
+    assert trainer.TASKS == grpo.TASKS and trainer.KK_TINY == grpo.KK_TINY
+
+
+def test_reinforce_refuses_the_flags_of_what_it_has_not(capsys):
+    with pytest.raises(SystemExit):
+        reinforce.parse_args(["--clip_low", "0.1", "--clip_high", "0.1", "--kl_coef", "0.1"])
+    told = capsys.readouterr().err
+    assert all(flag in told for flag in ("--clip_low", "--clip_high", "--kl_coef"))
