@@ -26,11 +26,13 @@ optimizer of its own; compute_values, estimate_advantages, value_loss, update_va
 in the rewards instead of the loss. The policy's update is grpo.py's. In memory it is another
 trained model with AdamW's state; in time, one more forward pass and one more update. Metrics:
 value_loss, value_clip_rate, value_grad_norm, explained_variance (1 − variance of R − V_old over
-variance of R, before the update: 0 is no better than a constant, 1 is perfect).
+variance of R, before the update: 0 is no better than a constant, 1 is perfect, and nothing is told
+if all returns are equal).
 
 Where this file deviates from the papers and from verl's `gae`, and why:
 - The critic begins as the model to train with a new linear head that is zero, so V is 0 everywhere
-  at first, and whitened advantages are those of REINFORCE++ then. verl draws the head at random.
+  at first. With γ and λ 1 the first step's advantages are then those of REINFORCE++. verl draws the
+  head at random.
 - Truncated responses end like others: V is 0 after the last token.
 - γ 1 and λ 1 are verl's; so are the critic's learning rate 1e-5, ten times the policy's, and the
   whitening. ε_V is 0.2, PPO's own ε; verl has 0.5.
@@ -38,7 +40,8 @@ Where this file deviates from the papers and from verl's `gae`, and why:
   before, so the order does not matter.
 - Each prompt still gets G responses; nothing here compares them.
 - A checkpoint's model is the policy. The critic is in its trainer/ folder, for --resume.
-- Everything in which grpo.py deviates, except for groups.
+- Everything in which grpo.py deviates, except for groups. Where several processes round the
+  embedding, they round the value head too.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 ppo.py` for four):
     python ppo.py
@@ -788,10 +791,12 @@ def value_loss(values, batch, num_tokens, args):
     far enough from V_old.
     """
     mask = batch["mask"]
-    moved = (values - batch["values"]).clamp(-args.value_clip, args.value_clip)
+    moved = values - batch["values"]
+    allowed = moved.clamp(-args.value_clip, args.value_clip)
     error = (values - batch["returns"]).square()
-    error_if_clipped = (batch["values"] + moved - batch["returns"]).square()
-    clipped = (error_if_clipped > error) & mask
+    error_if_clipped = (batch["values"] + allowed - batch["returns"]).square()
+    # Where nothing is clamped the two errors are the same, except for rounding.
+    clipped = (allowed != moved) & (error_if_clipped > error) & mask
     loss = 0.5 * torch.max(error, error_if_clipped)  # [N, T]
     return loss[mask].sum() / num_tokens, clipped.sum()
 
@@ -869,15 +874,19 @@ def update_values(value_model, optimizer, batch, step, args):
     """The value model's updates of a step, one on each mini-batch, like the policy's in update.
 
     Returns value_loss and value_grad_norm (means), value_clip_rate (a share of tokens) and
-    explained_variance, which is that of the values before the update.
+    explained_variance, which is that of the values before the update. It is None if all returns are
+    equal.
     """
-    mask = batch["mask"]
-    step_tokens = all_reduce(mask.sum())
-    mean = all_reduce(batch["returns"][mask].double().sum()) / step_tokens
-    variance = all_reduce((batch["returns"] - mean)[mask].square().sum())
-    errors = (batch["returns"] - batch["values"])[mask].double()
+    step_tokens = all_reduce(batch["mask"].sum())
+    returns = batch["returns"][batch["mask"]].double()  # [num_tokens]
+    errors = returns - batch["values"][batch["mask"]]  # [num_tokens]
+    mean = all_reduce(returns.sum()) / step_tokens
     mean_error = all_reduce(errors.sum()) / step_tokens
-    unexplained = all_reduce((errors - mean_error).square().sum())
+    variance = all_reduce((returns - mean).square().sum()) / step_tokens
+    unexplained = all_reduce((errors - mean_error).square().sum()) / step_tokens
+    explained_variance = None
+    if variance > 1e-8:  # otherwise returns differ by rounding alone, as of equal rewards
+        explained_variance = 1 - unexplained / variance
     losses, grad_norms = [], []
     num_clipped = 0
     total = len(batch["ids"])
@@ -893,18 +902,22 @@ def update_values(value_model, optimizer, batch, step, args):
             num_clipped += clipped
             bar.update(len(rows))
         grad_norm = nn.utils.clip_grad_norm_(value_model.parameters(), args.max_grad_norm)
-        grad_norms.append(full_tensor(grad_norm).item())
-        losses.append(all_reduce(minibatch_loss))
-        if not math.isfinite(losses[-1] + grad_norms[-1]):
-            records.stop_at_non_finite(minibatch, step, losses[-1], grad_norms[-1], args)
+        grad_norm = full_tensor(grad_norm).item()
+        minibatch_loss = all_reduce(minibatch_loss)
+        if not math.isfinite(minibatch_loss + grad_norm):
+            records.stop_at_non_finite(
+                minibatch, step, minibatch_loss, grad_norm, args, lr_flag="--value_lr"
+            )
         optimizer.step()
         optimizer.zero_grad()
+        losses.append(minibatch_loss)
+        grad_norms.append(grad_norm)
     bar.close()
     return {
         "value_loss": fmean(losses),
         "value_clip_rate": all_reduce(num_clipped) / step_tokens,
         "value_grad_norm": fmean(grad_norms),
-        "explained_variance": 1 - unexplained / variance if variance > 0 else None,
+        "explained_variance": explained_variance,
     }
 
 

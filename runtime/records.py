@@ -293,10 +293,11 @@ def commit():
     return done.stdout.strip() or None
 
 
-def stop_at_non_finite(batch, step, loss, grad_norm, args):
+def stop_at_non_finite(batch, step, loss, grad_norm, args, lr_flag="--lr"):
     """Writes the step's batch beside the run and ends the program (exit code 1) with what to try.
 
-    Called before the optimizer's step, so that the weights are still good.
+    Called before the optimizer's step, so that the weights are still good. lr_flag: the flag of its
+    learning rate.
     """
     name = f"non_finite_step_{step:06d}_process_{processes.RANK}.pt"
     path = Path(args.run_dir, name)
@@ -306,6 +307,6 @@ def stop_at_non_finite(batch, step, loss, grad_norm, args):
         path = f"not written ({str(error).splitlines()[0]})"
     sys.exit(
         f"step {step}: loss {loss}, gradient norm {grad_norm}. This update was not applied; its "
-        f"batch: {path}. Try a lower --lr or --max_grad_norm, or --dtype float32; --resume "
+        f"batch: {path}. Try a lower {lr_flag} or --max_grad_norm, or --dtype float32; --resume "
         f"{args.run_dir} goes on from the last checkpoint"
     )

@@ -1,0 +1,1095 @@
+"""PPO in numbers: GAE, whitening, the losses of policy and value model, gradients, metrics and checkpoints against
+arithmetic done by hand.
+
+As in test_algorithms.py: what is expected is Python's float arithmetic, and no sampler runs here, except at the end,
+where a run is resumed.
+"""
+
+import dataclasses
+import json
+import math
+import random
+import re
+import shutil
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import KK_TINY, ROOT, metrics, run, small, timeless
+from safetensors.torch import load_file
+from test_algorithms import (
+    GROUP,
+    PROMPTS,
+    TOKENS,
+    Recorder,
+    adamw,
+    arguments,
+    distance,
+    flat,
+    gradients,
+    is_number,
+    loss_batch,
+    make_batch,
+    padded,
+    plain_gradient,
+    rows_of,
+    state_of,
+    weights,
+)
+from test_algorithms import rows as sequences
+from test_reinforce_pp import REWARDS, ROWS, TO_GO, batch_of, clipped_ratio
+from test_runs import bit_for_bit
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import grpo
+import ppo
+import reinforce_pp
+from runtime import checkpoints, memory
+
+N = PROMPTS * GROUP  # rows of the batch that the model's tests use
+rows = sequences  # the fixture: sequences of many prompt and response sizes
+
+
+# ------------------------------------------------------------------------------------------------------------ helpers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_cpu():
+    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for trainer in (grpo, reinforce_pp, ppo):
+            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
+            patch.setattr(trainer, "ON_GPU", False)
+        yield
+
+
+def args_for(**changes):
+    return arguments(ppo, **changes)
+
+
+def random_numbers(shape, seed, spread=1.0):
+    return spread * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def value_model_of(args, seed=0):
+    """The value model with a head that is not zero any more, so that its values are of the size of rewards."""
+    value_model = ppo.load_policy(args, trained=True, kind=ppo.ValueModel)
+    head = value_model.lm.lm_head.weight
+    with torch.no_grad():
+        head.copy_(random_numbers(head.shape, seed, spread=0.15))
+    return value_model
+
+
+@pytest.fixture(scope="module")
+def value_model(tiny_model):
+    return value_model_of(args_for(model=str(tiny_model)))
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_model, value_model):
+    """A batch such as main hands to update_values and update.
+
+    The values lie some noise away from the value model's own, so that these leave the clip range on both sides.
+    """
+    batch = make_batch(tiny_model)
+    mask = batch["mask"]
+    rewards = torch.tensor([-3, -0.5, -1, 3])[torch.randint(4, (N,), generator=torch.Generator().manual_seed(2))]
+    values = ppo.compute_values(value_model, batch, args_for())
+    assert 0.1 < values[mask].std() < 10
+    batch["values"] = (values + random_numbers(mask.shape, 3, spread=0.3)) * mask
+    batch["advantages"] = ppo.compute_advantages(rewards, batch, args_for())
+    estimates = ppo.estimate_advantages(rewards, batch, args_for(gae_lambda=0.9)).float()
+    return batch | {"rewards": rewards, "returns": estimates + batch["values"]}
+
+
+def value_gradients(batch, args, value_model):
+    """The gradient of each optimizer step that update_values makes, at fixed weights, and its metrics."""
+    recorder = Recorder(value_model)
+    value_model.zero_grad()
+    metrics = ppo.update_values(value_model, recorder, batch, 1, args)
+    return recorder.gradients, metrics
+
+
+# ---------------------------------------------------------------------------------------------------------------- GAE
+
+
+def with_values(batch, values):
+    """The batch with these values of each row's response tokens, and 0 elsewhere, as compute_values has it."""
+    all_values = torch.zeros(batch["mask"].shape, dtype=torch.float64)
+    for row, mask, of_row in zip(all_values, batch["mask"], values, strict=True):
+        row[mask] = torch.tensor(of_row, dtype=torch.float64)
+    return batch | {"values": all_values}
+
+
+def estimates_of(rewards, rows, values, **changes):
+    """Â of each row's response tokens; it is 0 everywhere else."""
+    batch = with_values(batch_of(rows), values)
+    rewards = torch.tensor(rewards, dtype=torch.float64)
+    estimates = ppo.estimate_advantages(rewards, batch, args_for(**changes))
+    assert estimates.shape == batch["mask"].shape and estimates.dtype == torch.float64
+    assert not estimates[~batch["mask"]].any()
+    return [row[mask].tolist() for row, mask in zip(estimates, batch["mask"])]
+
+
+def token_rewards_by_hand(reward, k1, beta):
+    """−β·k1, and the reward on the last token."""
+    return [-beta * x for x in k1[:-1]] + [reward - beta * k1[-1]]
+
+
+def gae_by_hand(token_rewards, values, gamma, lam):
+    """Â_t = Σ_k (γλ)^k·δ_{t+k}: the paper's eq. 16 as a sum, not as a recursion. Past the end V is 0."""
+    after = [*values[1:], 0.0]
+    surprises = [r + gamma * v_after - v for r, v_after, v in zip(token_rewards, after, values)]
+    return [sum((gamma * lam) ** k * x for k, x in enumerate(surprises[t:])) for t in range(len(values))]
+
+
+# ROWS and REWARDS are those of test_reinforce_pp.py: responses of 3, 1 and 4 tokens to prompts of 1, 4 and 2, with
+# padding of 2, 1 and 0. With β 0.5 their token rewards are:
+TOKEN_REWARDS = [[-0.5, 1, 0.5], [0.25], [-0.25, -0.25, 0.5, 0]]
+VALUES = [[1, 2, 0.5], [0.75], [0, 1, -1, 2]]
+# By hand, from the last token back: δ = r + γ·(V of the next token) − V, Â = δ + γλ·(Â of the next token).
+ESTIMATES = {
+    (0.5, 0.5): [[-0.6875, -0.75, 0], [-0.5], [-0.0625, -1.25, 2, -2]],
+    (1, 0): [[0.5, -0.5, 0], [-0.5], [0.75, -2.25, 3.5, -2]],  # the surprises alone
+    (0, 1): [[-1.5, -1, 0], [-0.5], [-0.25, -1.25, 1.5, -2]],  # the token's reward less its value
+    (0, 0): [[-1.5, -1, 0], [-0.5], [-0.25, -1.25, 1.5, -2]],
+    (1, 1): [[0, -0.5, 0], [-0.5], [0, -0.75, 1.5, -2]],  # the rewards to come less the value
+    (1, 0.5): [[0.25, -0.5, 0], [-0.5], [0.25, -1, 2.5, -2]],
+}
+
+
+@pytest.mark.parametrize(("gamma", "lam"), ESTIMATES)
+def test_gae_by_numbers(gamma, lam):
+    found = estimates_of(REWARDS, ROWS, VALUES, kl_coef=0.5, gamma=gamma, gae_lambda=lam)
+    assert found == ESTIMATES[gamma, lam]
+
+
+def test_a_tokens_reward_is_less_beta_k1_and_the_last_has_the_responses_reward_too():
+    """Without values, γ 0 shows the token rewards themselves."""
+    nothing = [[0] * len(values) for values in VALUES]
+    assert estimates_of(REWARDS, ROWS, nothing, kl_coef=0.5, gamma=0.0) == TOKEN_REWARDS
+    for reward, (_, k1, _), expected in zip(REWARDS, ROWS, TOKEN_REWARDS):
+        assert token_rewards_by_hand(reward, k1, 0.5) == expected
+    without_kl = estimates_of(REWARDS, ROWS, nothing, kl_coef=0.0, gamma=0.0)
+    assert without_kl == [[0, 0, 2.5], [-0.25], [0, 0, 0, 1]]
+
+
+def test_gamma_discounts_the_reward_and_lambda_alone_does_not():
+    """A reward of 8 three tokens ahead, values of 0: 8γ³. With λ 1/2 and γ 1 as well, through δ: (1/2)³·8."""
+    rows, values = [(2, [0, 0, 0, 0], 1)], [[0, 0, 0, 0]]
+    assert estimates_of([8], rows, values, gamma=0.5) == [[1, 2, 4, 8]]
+    assert estimates_of([8], rows, values, gae_lambda=0.5) == [[1, 2, 4, 8]]
+    # λ changes nothing where the values are right: no token is a surprise.
+    for lam in (0.0, 0.5, 1.0):
+        assert estimates_of([8], rows, [[8, 8, 8, 8]], gae_lambda=lam) == [[0, 0, 0, 0]]
+        assert estimates_of([8], rows, [[1, 2, 4, 8]], gamma=0.5, gae_lambda=lam) == [[0, 0, 0, 0]]
+
+
+def test_responses_of_one_token():
+    """Whatever γ and λ are: the reward, less β·k1, less the value."""
+    rows = [(1, [-2], 3), (4, [1], 0), (2, [-2], 2)]
+    for gamma, lam in ESTIMATES:
+        found = estimates_of([1, 1, -0.5], rows, [[0.5], [0], [-3]], kl_coef=0.5, gamma=gamma, gae_lambda=lam)
+        assert found == [[1.5], [0.5], [3.5]]
+
+
+def test_a_rows_estimates_are_its_own():
+    """Whatever else is in the batch, and however much padding."""
+    together = estimates_of(REWARDS, ROWS, VALUES, kl_coef=0.5, gamma=0.9, gae_lambda=0.8)
+    for reward, (prompt, k1, padding), values, expected in zip(REWARDS, ROWS, VALUES, together):
+        for more in (0, 3):
+            rows = [(prompt + more, k1, padding + 2 * more)]
+            assert estimates_of([reward], rows, [values], kl_coef=0.5, gamma=0.9, gae_lambda=0.8) == [expected]
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1, 1), (1, 0.95), (0.99, 0.95), (0.9, 0), (0, 0.5), (0.5, 1), (1, 0)])
+@pytest.mark.parametrize("beta", [0.0, 0.1, 5.0])
+def test_gae_of_a_models_batch_by_plain_loops(batch, gamma, lam, beta):
+    args = args_for(kl_coef=beta, gamma=gamma, gae_lambda=lam)
+    estimates = ppo.estimate_advantages(batch["rewards"], batch, args)
+    assert estimates.dtype == torch.float64 and not estimates[~batch["mask"]].any()
+    for i, mask in enumerate(batch["mask"]):
+        old_logp, ref_logp, values = (batch[key][i, mask].tolist() for key in ("old_logp", "ref_logp", "values"))
+        k1 = [old - ref for old, ref in zip(old_logp, ref_logp)]
+        token_rewards = token_rewards_by_hand(batch["rewards"][i].item(), k1, beta)
+        expected = gae_by_hand(token_rewards, values, gamma, lam)
+        assert estimates[i, mask].tolist() == pytest.approx(expected, abs=1e-11)
+
+
+def test_a_long_responses_estimates_add_up_in_float64():
+    """5,000 tokens of k1 0.1, as float32 has it, from float32 log-probabilities; in float32 the sum is 1e-6 off."""
+    k1 = torch.tensor(0.1).item()
+    batch = {"mask": torch.ones(1, 5000, dtype=torch.bool), "old_logp": torch.zeros(1, 5000)}
+    batch |= {"ref_logp": batch["old_logp"] - 0.1, "values": torch.zeros(1, 5000)}
+    estimates = ppo.estimate_advantages(torch.ones(1), batch, args_for(kl_coef=1.0))
+    assert estimates[0, 0].item() == pytest.approx(1 - 5000 * k1, abs=1e-9)
+
+
+# --------------------------------------------------------------------------------------------------------- advantages
+
+
+def advantages_of(rewards, rows, values, **changes):
+    """The advantages of each row's response tokens; they are 0 everywhere else."""
+    batch = with_values(batch_of(rows), values)
+    rewards = torch.tensor(rewards, dtype=torch.float64)
+    advantages = ppo.compute_advantages(rewards, batch, args_for(**changes))
+    assert advantages.shape == batch["mask"].shape and advantages.dtype == torch.float64
+    assert not advantages[~batch["mask"]].any()
+    return [row[mask].tolist() for row, mask in zip(advantages, batch["mask"])]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 5.0])
+def test_without_values_and_discount_the_advantages_are_those_of_reinforce_pp(batch, beta):
+    batch = batch | {"values": torch.zeros(batch["mask"].shape)}
+    args, theirs = args_for(kl_coef=beta), arguments(reinforce_pp, kl_coef=beta)
+    returns, _, _ = reinforce_pp.token_returns(batch["rewards"], batch, theirs)
+    torch.testing.assert_close(ppo.estimate_advantages(batch["rewards"], batch, args), returns, atol=1e-12, rtol=0)
+    rewards = batch["rewards"].double()
+    expected = reinforce_pp.compute_advantages(rewards, batch, theirs)
+    assert expected.abs().max() > 1
+    torch.testing.assert_close(ppo.compute_advantages(rewards, batch, args), expected, atol=1e-11, rtol=0)
+
+
+def test_with_gamma_and_lambda_1_the_estimate_is_the_return_less_the_value():
+    returns = [[r - 0.5 * x for x in row] for r, row in zip(REWARDS, TO_GO)]
+    expected = [[r - v for r, v in zip(*pair)] for pair in zip(returns, VALUES)]
+    assert estimates_of(REWARDS, ROWS, VALUES, kl_coef=0.5) == expected
+
+
+@pytest.mark.parametrize(("gamma", "lam"), ESTIMATES)
+def test_advantages_are_whitened_over_all_tokens_with_n_less_one(gamma, lam):
+    every = [x for row in ESTIMATES[gamma, lam] for x in row]
+    mean, variance = statistics.fmean(every), statistics.variance(every)
+    scale = 1 / math.sqrt(variance + 1e-8)
+    found = advantages_of(REWARDS, ROWS, VALUES, kl_coef=0.5, gamma=gamma, gae_lambda=lam)
+    for row, expected in zip(found, ESTIMATES[gamma, lam]):
+        assert row == pytest.approx([scale * (x - mean) for x in expected], abs=1e-13)
+
+
+def test_whitening_by_numbers():
+    """Values 0: the last row counts three times. Mean (1 − 3·(1/3))/4 = 0, squares 1 + 3/9 over 3: σ is 2/3."""
+    scale = 1 / math.sqrt(4 / 9 + 1e-8)
+    short, long = advantages_of([1, -1 / 3], [(3, [0], 0), (1, [0, 0, 0], 0)], [[0], [0, 0, 0]])
+    assert short == pytest.approx([scale], abs=1e-13) and long == pytest.approx([-scale / 3] * 3, abs=1e-13)
+
+
+def test_1e_8_is_added_to_the_variance():
+    """Estimates 0 and 2e-4: mean 1e-4, σ² 2e-8, so that A = ±1e-4/√3e-8; without the 1e-8 it would be ±1/√2."""
+    low, high = advantages_of([1, 1 + 2e-4], [(1, [0], 0), (1, [0], 0)], [[1], [1]])
+    assert low == pytest.approx([-1 / math.sqrt(3)], abs=1e-9) and high == pytest.approx([1 / math.sqrt(3)], abs=1e-9)
+
+
+def test_a_single_token_in_all_has_advantage_0():
+    assert advantages_of([3.0], [(2, [1], 1)], [[0.25]], kl_coef=0.5) == [[0]]
+
+
+@pytest.mark.parametrize("n", [1, 2, 24, 1001])
+@pytest.mark.parametrize("reward", [3.0, -0.5, 0.0, 0.7, -1.3, 1e6 / 3])
+def test_with_equal_estimates_every_advantage_is_0_exactly(reward, n):
+    """In the float32 that main uses, as at the first step of a run without KL: not rounding divided by 1e-4."""
+    mask = torch.arange(7) > torch.arange(n)[:, None] % 6
+    batch = {"mask": mask, "old_logp": torch.randn(n, 7), "ref_logp": torch.randn(n, 7), "values": torch.zeros(n, 7)}
+    advantages = ppo.compute_advantages(torch.full((n,), reward), batch, args_for(kl_coef=0.0))
+    assert torch.equal(advantages, torch.zeros(n, 7)) and advantages.dtype == torch.float32
+
+
+def test_there_are_no_groups():
+    """The order of the rows and the group size change nothing."""
+    plain = advantages_of(REWARDS, ROWS, VALUES, kl_coef=0.5, responses_per_prompt=3)
+    assert advantages_of(REWARDS, ROWS, VALUES, kl_coef=0.5, responses_per_prompt=1) == plain
+    turned = advantages_of(REWARDS[::-1], ROWS[::-1], VALUES[::-1], kl_coef=0.5)[::-1]
+    for a, b in zip(turned, plain):
+        assert a == pytest.approx(b, abs=1e-14)
+
+
+# -------------------------------------------------------------------------------------------------- the policy's loss
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_a_tokens_policy_loss_is_its_surrogate_alone(name):
+    """−surrogate/n with β 0.1 as well, however far the reference is."""
+    token, (surrogate, _, is_clipped) = TOKENS[name]
+    logp, rest = loss_batch([token])
+    loss, clipped = ppo.policy_loss(logp, rest, 7, args_for())
+    assert loss.item() == pytest.approx(-surrogate / 7, rel=1e-12, abs=1e-12)
+    assert clipped.item() == is_clipped
+
+
+def test_the_policy_losss_gradient_by_hand():
+    rng = torch.Generator().manual_seed(3)
+    tokens = torch.randn(200, 3, generator=rng, dtype=torch.float64) * torch.tensor([0.4, 0.8, 1.0])
+    args = args_for()
+    logp, rest = loss_batch(tokens.tolist())
+    del rest["ref_logp"]  # nothing of the reference is in it
+    loss, clipped = ppo.policy_loss(logp, rest, 123.0, args)
+    loss.backward()
+    at = [(logp[0, i].item(), rest["old_logp"][0, i].item(), rest["advantages"][0, i].item())
+          for i in range(1, 600, 3)]  # fmt: skip
+    expected = [-clipped_ratio(*token, args) / 123 for token in at]
+    assert logp.grad[0, 1::3].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    assert not logp.grad[~rest["mask"]].any()
+    assert clipped.item() == expected.count(0) and 20 < expected.count(0) < 180
+
+
+def test_the_policys_gradient_by_hand_on_transformers_own_log_probabilities(tiny_model, batch):
+    """The update is grpo.py's, without KL term: −1/n Σ w·∇log π, in two mini-batches."""
+    args = args_for(model=str(tiny_model), micro_batch_tokens=300)
+
+    def weight(logp, *at):
+        return clipped_ratio(logp, batch["old_logp"][at].item(), batch["advantages"][at].item(), args)
+
+    (one,), metrics = gradients(ppo, batch, args)
+    assert distance(one, plain_gradient(tiny_model, batch, args, weight)) < 1e-5
+    assert 0.05 < metrics["clip_rate"] < 0.95
+    (grpos,), _ = gradients(grpo, batch, arguments(model=str(tiny_model), kl_coef=0.0))
+    assert distance(one, grpos) < 1e-5
+
+
+# ---------------------------------------------------------------------------------------------- the value model's loss
+
+
+# (V_old, V, R) with ε_V 0.25 → (loss, its slope d/dV, whether the clip cuts it off), by hand.
+VALUE_TOKENS = {
+    "not moved": ((1, 1, 3), (2, -2, False)),
+    "right at once": ((1, 1, 1), (0, 0, False)),
+    "inside, towards R": ((1, 1.125, 3), (1.7578125, -1.875, False)),
+    "inside, away from R": ((1, 0.875, 3), (2.2578125, -2.125, False)),
+    "at the upper bound": ((0, 0.25, 1), (0.28125, -0.75, False)),
+    "at the lower bound": ((0, -0.25, -1), (0.28125, 0.75, False)),
+    "above, R beyond": ((1, 2, 3), (1.53125, 0, True)),  # clipped at 1.25: 1.75²/2
+    "below, R beyond": ((1, 0, -2), (3.78125, 0, True)),  # clipped at 0.75: 2.75²/2
+    "above, and right": ((1, 2, 2), (0.28125, 0, True)),  # clipped at 1.25: 0.75²/2
+    "below, and right": ((-1, -2, -2), (0.28125, 0, True)),
+    "above, past R, yet nearer than the bound": ((1, 2, 1.75), (0.125, 0, True)),  # clipped at 1.25: 0.5²/2
+    "above, R below: the clipped error is smaller": ((1, 2, 0), (2, 2, False)),
+    "below, R above: the clipped error is smaller": ((1, 0, 3), (4.5, -3, False)),
+    "above, far past R: the clipped error is smaller": ((1, 2, 1.375), (0.1953125, 0.625, False)),
+    "above, though R is V_old": ((1, 1.5, 1), (0.125, 0.5, False)),
+    "far from R and from V_old": ((0, 1e6, -1e6), (2e12, 2e6, False)),
+}
+
+
+def value_loss_batch(tokens, dtype=torch.float64):
+    """Values, with gradient, and the rest of a batch of one row. Around each token lies garbage, masked."""
+    tokens = torch.tensor(tokens, dtype=dtype)  # [n, 3]
+    mask = torch.zeros(1, 3 * len(tokens), dtype=torch.bool)
+    mask[0, 1::3] = True
+    of_batch = [torch.full(mask.shape, garbage, dtype=dtype) for garbage in (7e9, -1e10, 4e8)]
+    for place, of_tokens in enumerate(of_batch):
+        of_tokens[0, 1::3] = tokens[:, place]
+    old_values, values, returns = of_batch
+    return values.requires_grad_(), {"mask": mask, "values": old_values, "returns": returns}
+
+
+def value_loss_by_hand(old_value, value, target, clip=0.2):
+    """(loss, slope, clipped) of one token."""
+    error = (value - target) ** 2
+    bound = old_value + clip if value > old_value else old_value - clip
+    if abs(value - old_value) > clip and (bound - target) ** 2 > error:
+        return (bound - target) ** 2 / 2, 0.0, True
+    return error / 2, value - target, False
+
+
+@pytest.mark.parametrize("name", VALUE_TOKENS)
+def test_a_tokens_value_loss_by_hand(name):
+    """n is 7 although this micro-batch has one token: n is the whole mini-batch's."""
+    token, (expected, slope, is_clipped) = VALUE_TOKENS[name]
+    values, rest = value_loss_batch([token])
+    loss, clipped = ppo.value_loss(values, rest, 7, args_for(value_clip=0.25))
+    loss.backward()
+    assert loss.item() == pytest.approx(expected / 7, rel=1e-12)
+    assert values.grad[0, 1].item() == pytest.approx(slope / 7, rel=1e-12)
+    assert clipped.item() == is_clipped
+    assert value_loss_by_hand(*token, clip=0.25) == (expected, slope, is_clipped)
+
+
+def test_the_value_losss_gradient_by_hand():
+    tokens = random_numbers((400, 3), 3).double() * torch.tensor([0.2, 0.3, 1.0])
+    values, rest = value_loss_batch(tokens.tolist())
+    loss, clipped = ppo.value_loss(values, rest, 123.0, args_for())
+    loss.backward()
+    expected = [value_loss_by_hand(*token) for token in tokens.tolist()]
+    assert loss.item() == pytest.approx(sum(loss for loss, _, _ in expected) / 123, rel=1e-12)
+    assert values.grad[0, 1::3].tolist() == pytest.approx([slope / 123 for _, slope, _ in expected], abs=1e-15)
+    assert not values.grad[~rest["mask"]].any()
+    assert clipped.item() == sum(is_clipped for _, _, is_clipped in expected)
+    assert 50 < clipped.item() < 350
+
+
+def test_micro_batches_value_losses_add_up():
+    tokens = [token for token, _ in VALUE_TOKENS.values()]
+    args = args_for(value_clip=0.25)
+    whole, num_clipped = ppo.value_loss(*value_loss_batch(tokens), 1000.0, args)
+    parts = [ppo.value_loss(*value_loss_batch(part), 1000.0, args) for part in (tokens[:3], tokens[3:4], tokens[4:])]
+    assert sum(loss.item() for loss, _ in parts) == pytest.approx(whole.item(), rel=1e-12)
+    assert sum(clipped.item() for _, clipped in parts) == num_clipped.item() == 5
+
+
+def test_without_tokens_the_value_loss_is_zero_and_without_gradient():
+    values, rest = value_loss_batch([(0, 1, 2)])
+    rest["mask"][:] = False
+    loss, clipped = ppo.value_loss(values, rest, 5, args_for())
+    loss.backward()
+    assert loss.item() == 0 and clipped.item() == 0 and not values.grad.any()
+
+
+def test_a_value_within_the_bounds_is_not_counted_as_clipped_for_its_rounding():
+    """In float32 V_old + (V − V_old) is seldom V where V is near 0: the two errors differ in the last digit."""
+    rng = random.Random(4)
+    tokens = [(rng.uniform(-0.1, 0.1), rng.uniform(-0.09, 0.09), rng.uniform(-3, 3)) for _ in range(500)]
+    values, rest = value_loss_batch(tokens, dtype=torch.float32)
+    loss, clipped = ppo.value_loss(values, rest, 1.0, args_for())
+    loss.backward()
+    assert clipped.item() == 0
+    torch.testing.assert_close(values.grad[0, 1::3], (values - rest["returns"])[0, 1::3].detach())
+
+
+# --------------------------------------------------------------------------------------------------------- value model
+
+
+def test_the_value_model_is_zero_everywhere_at_first_and_its_heads_gradient_is_not(tiny_model, batch):
+    args = args_for(model=str(tiny_model))
+    fresh = ppo.load_policy(args, trained=True, kind=ppo.ValueModel)
+    values = ppo.compute_values(fresh, batch, args)
+    assert torch.equal(values, torch.zeros(batch["mask"].shape))
+    (gradient,), metrics = value_gradients(batch | {"values": values}, args, fresh)
+    size = fresh.lm.config.hidden_size
+    assert gradient[-size:].all() and not gradient[:-size].any()  # the body's comes with the next step
+    assert metrics["value_grad_norm"] > 0 and metrics["value_clip_rate"] == 0
+
+
+def plain_values(lm, head, ids):
+    """V of every token but the first, by transformers and torch alone, for one unpadded sequence: [T − 1]."""
+    return lm.model(input_ids=ids[None]).last_hidden_state[0, :-1].double() @ head[0].double()
+
+
+def test_values_are_the_head_on_transformers_own_hidden_states(tiny_model, rows, value_model):
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    ids, mask = padded(rows)
+    values = value_model(ids, mask)
+    assert values.shape == ids.shape and values.dtype == torch.float32 and values.requires_grad
+    assert not values[~mask].any()
+    for i, (prompt_size, row) in enumerate(rows):
+        expected = plain_values(lm, value_model.lm.lm_head.weight, row)[prompt_size - 1 :]
+        torch.testing.assert_close(values[i][mask[i]].double(), expected, atol=1e-5, rtol=0)
+
+
+def test_padding_changes_no_value(rows, value_model):
+    with torch.no_grad():
+        together = value_model(*padded(rows))
+        for i, row in enumerate(rows):
+            ids, mask = padded([row])
+            torch.testing.assert_close(together[i, : ids.shape[1]], value_model(ids, mask)[0], atol=1e-5, rtol=0)
+
+
+def test_a_tokens_value_depends_on_the_tokens_before_it_and_on_no_other(value_model):
+    ids = torch.randint(2, 600, (1, 20), generator=torch.Generator().manual_seed(6))
+    mask = torch.arange(20)[None] >= 5
+    with torch.no_grad():
+        before = value_model(ids, mask)[0]
+        for changed in (0, 4, 5, 12, 19):
+            other = ids.clone()
+            other[0, changed] = 601
+            moved = (value_model(other, mask)[0] - before).abs() > 1e-4
+            assert not moved[: changed + 1].any()
+            assert moved[max(5, changed + 1) :].all()
+
+
+def test_a_values_mask_says_what_is_told_and_changes_no_value(rows, value_model):
+    """Fewer response tokens: the same values of those that remain."""
+    ids, mask = padded(rows)
+    fewer = mask & (torch.arange(ids.shape[1]) % 3 > 0)
+    with torch.no_grad():
+        torch.testing.assert_close(value_model(ids, fewer), value_model(ids, mask) * fewer, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("budget", [1, 300])
+def test_values_of_a_batch_do_not_move_with_the_budget(batch, value_model, budget):
+    together = ppo.compute_values(value_model, batch, args_for())
+    apart = ppo.compute_values(value_model, batch, args_for(micro_batch_tokens=budget))
+    assert not apart.requires_grad and apart.shape == batch["ids"].shape
+    assert together[batch["mask"]].all() and not together[~batch["mask"]].any()
+    torch.testing.assert_close(apart, together, atol=1e-5, rtol=0)
+
+
+def test_values_do_not_know_the_temperature(batch, value_model):
+    one, other = (ppo.compute_values(value_model, batch, args_for(temperature=x)) for x in (0.7, 2.0))
+    assert torch.equal(one, other)
+
+
+def test_sharing_prompts_changes_neither_values_nor_gradients(tiny_model, batch, monkeypatch):
+    monkeypatch.setattr(ppo, "PASS_COST", 0)  # so that it always pays
+    args = args_for(model=str(tiny_model))
+    plain_args = dataclasses.replace(args, gradient_checkpointing=True)
+    sharing, plain = value_model_of(args), value_model_of(plain_args)
+    assert sharing.share_prompt and not plain.share_prompt and plain.lm.is_gradient_checkpointing
+    values = ppo.compute_values(plain, batch, plain_args)
+    torch.testing.assert_close(ppo.compute_values(sharing, batch, args), values, atol=1e-5, rtol=0)
+    (one,), _ = value_gradients(batch, args, sharing)
+    (other,), _ = value_gradients(batch, plain_args, plain)
+    assert distance(one, other) < 1e-5
+
+
+def test_values_are_float32_also_where_compute_is_bfloat16(tiny_model, batch, value_model):
+    """Only what is inside the transformer is rounded; the head's product is not."""
+    args = args_for(model=str(tiny_model), dtype="bfloat16")
+    coarse = value_model_of(args)
+    assert coarse.autocast and {p.dtype for p in coarse.parameters()} == {torch.float32}
+    values = coarse(batch["ids"], batch["mask"])[batch["mask"]]
+    assert values.dtype == torch.float32
+    assert (values != values.bfloat16().float()).float().mean() > 0.9
+    exact = ppo.compute_values(value_model, batch, args_for())[batch["mask"]]
+    assert 1e-5 < distance(values, exact) < 0.05
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_value_model_has_a_head_of_its_own_and_the_policy_keeps_its_own(tied, tmp_path):
+    """Also if embedding and head are one tensor in the policy."""
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, tie_word_embeddings=tied,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    args = args_for(model=str(tmp_path))
+    policy = ppo.load_policy(args, trained=True)
+    value_model = ppo.load_policy(args, trained=True, kind=ppo.ValueModel)
+    assert type(policy) is ppo.Policy and type(value_model) is ppo.ValueModel
+    of_policy, of_critic = (dict(model.lm.named_parameters()) for model in (policy, value_model))
+    head = of_critic.pop("lm_head.weight")
+    assert head.shape == (1, 16) and head.requires_grad and not head.any()
+    assert policy.lm.lm_head.weight.shape == (50, 16) and ("lm_head.weight" in of_policy) == (not tied)
+    assert (policy.lm.lm_head.weight is policy.lm.model.embed_tokens.weight) == tied
+    of_policy.pop("lm_head.weight", None)
+    assert of_policy.keys() == of_critic.keys()
+    for name, weight in of_critic.items():
+        assert weight.requires_grad and torch.equal(weight, of_policy[name])
+        assert weight.data_ptr() != of_policy[name].data_ptr()
+
+
+# --------------------------------------------------------------------------------------------- the value model's update
+
+
+def plain_value_gradient(model, head, batch):
+    """1/n Σ slope·∇V over response tokens, row by row, without padding: [all weights of the value model]."""
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    head = head.detach().clone().requires_grad_()
+    num_tokens = batch["mask"].sum().item()
+    loss, num_clipped = 0.0, 0
+    for i, length in enumerate(batch["length"].tolist()):
+        values = plain_values(lm, head, batch["ids"][i, :length])
+        for t in batch["mask"][i].nonzero()[:, 0].tolist():
+            value, old_value, target = values[t - 1], batch["values"][i, t].item(), batch["returns"][i, t].item()
+            of_token, slope, clipped = value_loss_by_hand(old_value, value.item(), target)
+            (slope / num_tokens * value).backward(retain_graph=True)
+            loss += of_token / num_tokens
+            num_clipped += clipped
+    gradient = flat([*(p.grad for p in lm.model.parameters()), head.grad])
+    return gradient, loss, num_clipped / num_tokens
+
+
+def test_the_value_models_gradient_and_metrics_by_hand_on_transformers_own_hidden_states(
+    tiny_model, batch, value_model
+):
+    args = args_for(model=str(tiny_model), micro_batch_tokens=300)
+    (one,), metrics = value_gradients(batch, args, value_model)
+    expected, loss, clip_rate = plain_value_gradient(tiny_model, value_model.lm.lm_head.weight, batch)
+    assert expected.norm() > 0.1 and distance(one, expected) < 1e-5
+    assert metrics["value_grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
+    assert metrics["value_loss"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["value_clip_rate"] == pytest.approx(clip_rate, abs=1e-9) and 0.05 < clip_rate < 0.95
+
+
+def test_the_value_models_gradient_does_not_move_with_the_micro_batches(tiny_model, batch, value_model):
+    before = {key: value.clone() for key, value in batch.items()}
+    steps = {}
+    for budget in (100000, 300, 1):
+        args = args_for(micro_batch_tokens=budget, updates_per_step=2)
+        steps[budget] = value_gradients(batch, args, value_model)
+    whole, metrics = steps.pop(100000)
+    for apart, its_metrics in steps.values():
+        assert len(apart) == len(whole) == 2
+        assert all(distance(a, b) < 1e-5 for a, b in zip(apart, whole))
+        assert its_metrics == pytest.approx(metrics, rel=1e-5)
+    assert all(torch.equal(batch[key], before[key]) for key in before)
+
+
+def test_a_mini_batchs_value_gradient_is_its_own_rows_alone(batch, value_model):
+    """Two updates: each divides by its own tokens, and the second starts from no gradient. Metrics are the means."""
+    both, metrics = value_gradients(batch, args_for(updates_per_step=2), value_model)
+    losses, norms, num_clipped = [], [], 0
+    for one, part in zip(both, (slice(0, N // 2), slice(N // 2, None))):
+        half = {key: value[part] for key, value in batch.items()}
+        (alone,), of_half = value_gradients(half, args_for(), value_model)
+        assert torch.equal(one, alone)
+        losses.append(of_half["value_loss"])
+        norms.append(of_half["value_grad_norm"])
+        num_clipped += of_half["value_clip_rate"] * half["mask"].sum().item()
+    assert not torch.equal(*both)
+    assert metrics["value_loss"] == pytest.approx(statistics.fmean(losses), rel=1e-12)
+    assert metrics["value_grad_norm"] == pytest.approx(statistics.fmean(norms), rel=1e-12)
+    assert metrics["value_clip_rate"] == pytest.approx(num_clipped / batch["mask"].sum().item(), rel=1e-12)
+
+
+def test_value_gradients_are_scaled_down_to_max_grad_norm_and_the_norm_before_is_told(batch, value_model):
+    args = args_for(updates_per_step=2)
+    free, metrics = value_gradients(batch, args, value_model)
+    capped, capped_metrics = value_gradients(batch, dataclasses.replace(args, max_grad_norm=1e-3), value_model)
+    for a, b in zip(capped, free):
+        torch.testing.assert_close(a, b * (1e-3 / b.double().norm().item()), rtol=2e-3, atol=0)
+    assert capped_metrics == metrics
+
+
+def test_a_value_loss_that_is_not_finite_ends_the_program_before_the_weights_are_touched(tiny_model, batch, tmp_path):
+    args = args_for(model=str(tiny_model), run_dir=str(tmp_path), micro_batch_tokens=300)
+    value_model = value_model_of(args)
+    optimizer = adamw(value_model)
+    ppo.update_values(value_model, optimizer, batch, 1, args)
+    before, moments = weights(value_model), state_of(optimizer)
+    broken = batch | {"returns": batch["returns"].clone()}
+    broken["returns"][7][batch["mask"][7]] = math.nan
+    with pytest.raises(SystemExit, match="step 12: loss nan") as end:
+        ppo.update_values(value_model, optimizer, broken, 12, args)
+    path = tmp_path / "non_finite_step_000012_process_0.pt"
+    assert str(path) in end.value.code and torch.load(path)["batch"]["returns"].isnan().any()
+    assert "Try a lower --value_lr or --max_grad_norm" in end.value.code
+    assert torch.equal(weights(value_model), before) and torch.equal(state_of(optimizer), moments)
+
+
+def test_a_value_gradient_that_is_not_finite_ends_the_program_though_the_loss_is(
+    tiny_model, batch, tmp_path, monkeypatch
+):
+    """The loss's value is finite, its gradient not: √x at x = 0."""
+    args = args_for(model=str(tiny_model), run_dir=str(tmp_path))
+    value_model = value_model_of(args)
+    before, optimizer, loss_of = weights(value_model), adamw(value_model), ppo.value_loss
+
+    def value_loss(values, micro, *others):
+        loss, clipped = loss_of(values, micro, *others)
+        return loss + (values[micro["mask"]] * 0).sum().sqrt(), clipped
+
+    monkeypatch.setattr(ppo, "value_loss", value_loss)
+    with pytest.raises(SystemExit, match="gradient norm nan"):
+        ppo.update_values(value_model, optimizer, batch, 3, args)
+    assert torch.equal(weights(value_model), before) and not optimizer.state
+
+
+def explained_variance(batch, returns, values, value_model):
+    """As update_values tells it, of these returns and values, each [N, T]."""
+    batch = batch | {"returns": returns * batch["mask"], "values": values * batch["mask"]}
+    return value_gradients(batch, args_for(), value_model)[1]["explained_variance"]
+
+
+def test_explained_variance_by_hand(batch, value_model):
+    mask = batch["mask"]
+    returns, values = random_numbers(mask.shape, 7), random_numbers(mask.shape, 8, spread=0.5)
+    errors = [r - v for r, v in zip(returns[mask].tolist(), values[mask].tolist())]
+    expected = 1 - statistics.pvariance(errors) / statistics.pvariance(returns[mask].tolist())
+    assert explained_variance(batch, returns, values, value_model) == pytest.approx(expected, abs=1e-5)
+    # The values before the update count: those of main's batch, not the value model's own.
+    assert explained_variance(batch, returns, returns, value_model) == 1
+    assert explained_variance(batch, returns, returns - 2, value_model) == pytest.approx(1, abs=1e-6)
+    assert explained_variance(batch, returns, torch.full(mask.shape, 0.7), value_model) == pytest.approx(0, abs=1e-6)
+    assert explained_variance(batch, returns, returns / 2, value_model) == pytest.approx(0.75, abs=1e-6)
+    assert explained_variance(batch, returns, -returns, value_model) == pytest.approx(-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.7, -3.0])
+def test_without_variance_in_the_returns_none_is_explained(batch, value_model, reward):
+    """Equal rewards without KL, as of a step in which all is wrong: R is the reward, but for the rounding of Â + V."""
+    mask = batch["mask"]
+    assert explained_variance(batch, torch.full(mask.shape, reward), batch["values"], value_model) is None
+    rewards = torch.full((N,), reward)
+    returns = ppo.estimate_advantages(rewards, batch, args_for(kl_coef=0.0)).float() + batch["values"]
+    assert returns[mask].std() < 1e-6
+    assert explained_variance(batch, returns, batch["values"], value_model) is None
+
+
+def test_the_value_model_learns_what_a_batch_returns(tiny_model, batch):
+    """From V = 0, with a reward that the prompt tells. V_old is renewed before each step, as main does it."""
+    args = args_for(model=str(tiny_model), updates_per_step=2, value_clip=0.5)
+    value_model = ppo.load_policy(args, trained=True, kind=ppo.ValueModel)
+    optimizer = adamw(value_model, lr=1e-2)
+    rewards = torch.tensor([1.0, -2.0, 0.5, 3.0, 1.0, -2.0, 0.5, 3.0]).repeat_interleave(GROUP)
+    found = []
+    for step in range(18):
+        batch = batch | {"values": ppo.compute_values(value_model, batch, args)}
+        batch["returns"] = ppo.estimate_advantages(rewards, batch, args).float() + batch["values"]
+        found.append(ppo.update_values(value_model, optimizer, batch, step, args))
+    losses = [metrics["value_loss"] for metrics in found]
+    explained = [metrics["explained_variance"] for metrics in found]
+    assert losses[-1] < 0.2 * losses[0], losses
+    assert explained[0] == pytest.approx(0, abs=1e-6) and explained[-1] > 0.8, explained
+
+
+def test_a_step_costs_one_forward_pass_and_one_update_more_than_grpos(tiny_model, batch, value_model, monkeypatch):
+    """Of the same tokens: in forward passes, in those before the head, and in backward passes."""
+    args = args_for(model=str(tiny_model), micro_batch_tokens=300, updates_per_step=2)
+    policy = ppo.load_policy(args, trained=True)
+    backward, seen = torch.Tensor.backward, []
+    monkeypatch.setattr(torch.Tensor, "backward", lambda loss, **more: (seen.append("back"), backward(loss, **more)))
+    hooks = [model.register_forward_pre_hook(lambda _, x: seen.append(x[0].shape)) for model in (policy, value_model)]
+
+    def passes(work, *inputs):
+        seen.clear()
+        work(*inputs)
+        return list(seen)
+
+    of_policy = passes(ppo.log_probs, policy, batch, args)
+    assert len(of_policy) > 3 and passes(ppo.compute_values, value_model, batch, args) == of_policy
+    of_policy = passes(ppo.update, policy, Recorder(policy), batch, 1, args)
+    assert of_policy.count("back") == len(of_policy) / 2 > 3
+    assert passes(ppo.update_values, value_model, Recorder(value_model), batch, 1, args) == of_policy
+    for hook in hooks:
+        hook.remove()
+
+
+# -------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def everything_trained(args):
+    """policy, optimizer and critic as main makes them: critic is (value model, its optimizer)."""
+    policy = ppo.load_policy(args, trained=True)
+    value_model = ppo.load_policy(args, trained=True, kind=ppo.ValueModel)
+    optimizer, value_optimizer = (
+        torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
+        for model, lr in ((policy, 1e-3), (value_model, 3e-3))
+    )
+    return policy, optimizer, (value_model, value_optimizer)
+
+
+def one_step(policy, optimizer, critic, batch, args):
+    """A step of main's, after the sampling."""
+    batch = batch | {"values": ppo.compute_values(critic[0], batch, args)}
+    batch["advantages"] = ppo.compute_advantages(batch["rewards"], batch, args)
+    batch["returns"] = ppo.estimate_advantages(batch["rewards"], batch, args).float() + batch["values"]
+    metrics = ppo.update_values(*critic, batch, 1, args)
+    return batch, metrics | ppo.update(policy, optimizer, batch, 1, args)
+
+
+def all_states(policy, optimizer, critic):
+    """Weights and AdamW's states of both models: {"policy", "its state", "value model", "its state too"}."""
+    states = {}
+    for name, (model, of_model) in {"policy": (policy, optimizer), "value model": critic}.items():
+        states[name] = weights(model)
+        per_weight = [of_model.state[p] for p in model.parameters()]
+        states[f"{name}'s AdamW"] = flat(grpo.full_tensor(state[key]) for state in per_weight for key in sorted(state))
+    return states
+
+
+def tokenizer_of(args):
+    return AutoTokenizer.from_pretrained(args.model)
+
+
+def test_a_checkpoint_restores_the_value_model_and_both_optimizers_to_the_last_bit(tiny_model, batch, tmp_path):
+    args = args_for(model=str(tiny_model), run_dir=str(tmp_path), updates_per_step=2)
+    trained = everything_trained(args)
+    one_step(*trained, batch, args)
+    assert trained[2][0].lm.lm_head.weight.any()
+    policy, optimizer, critic = trained
+    checkpoints.save(policy, optimizer, tokenizer_of(args), 1, 8, args, critic)
+    saved = all_states(*trained)
+    _, metrics = one_step(*trained, batch, args)
+
+    fresh = everything_trained(args)
+    policy, optimizer, critic = fresh
+    assert checkpoints.load(policy, optimizer, tmp_path, critic) == (1, 8)
+    for name, state in all_states(*fresh).items():
+        assert torch.equal(state, saved[name]), name
+    _, metrics_too = one_step(*fresh, batch, args)
+    assert metrics_too == metrics
+    later = all_states(*trained)
+    for name, state in all_states(*fresh).items():
+        assert torch.equal(state, later[name]) and not torch.equal(state, saved[name]), name
+
+
+def test_a_checkpoints_model_is_the_policy_alone(tiny_model, batch, tmp_path):
+    args = args_for(model=str(tiny_model), run_dir=str(tmp_path))
+    trained = everything_trained(args)
+    one_step(*trained, batch, args)
+    policy, optimizer, critic = trained
+    checkpoints.save(policy, optimizer, tokenizer_of(args), 1, 8, args, critic)
+    folder = tmp_path / "checkpoints" / "step_000001"
+    checkpoints.check(folder)
+    written = load_file(folder / "model.safetensors")
+    assert written.keys() == load_file(tiny_model / "model.safetensors").keys()
+    assert written.keys() == dict(policy.lm.named_parameters()).keys()
+    assert all(torch.equal(written[name], weight) for name, weight in policy.lm.named_parameters())
+    ordinary = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = batch["ids"][:1, :20]
+    torch.testing.assert_close(ordinary(ids).logits, policy.lm(ids).logits)
+    assert ordinary.lm_head.weight.shape == policy.lm.lm_head.weight.shape
+
+
+def test_a_checkpoint_without_value_model_ends_in_one_line(tiny_model, tmp_path):
+    """What grpo.py writes, if a hand has made a run of ppo.py of it."""
+    args = args_for(model=str(tiny_model), run_dir=str(tmp_path))
+    policy, optimizer, critic = everything_trained(args)
+    for parameter in policy.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    checkpoints.save(policy, optimizer, tokenizer_of(args), 1, 8, args)
+    with pytest.raises(SystemExit) as end:
+        checkpoints.load(policy, optimizer, tmp_path, critic)
+    assert re.fullmatch(r"error: checkpoint .* does not fit this model: .*critic\..*", end.value.code)
+
+
+def run_of_grpo(folder, script):
+    """A folder with the settings of a run of grpo.py, and with the name of the script that is said to have made it."""
+    (folder / "checkpoints" / "step_000001").mkdir(parents=True)
+    (folder / "args.json").write_text(json.dumps(dataclasses.asdict(grpo.Args(steps=2))))
+    (folder / "run.json").write_text(json.dumps({"script": script}))
+
+
+@pytest.mark.parametrize("script", ["grpo", "ppo"])
+def test_a_run_of_grpo_is_refused_in_one_line_before_anything_loads(script, tmp_path, monkeypatch, capsys):
+    run_of_grpo(tmp_path, script)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["ppo.py", "--resume", str(tmp_path), "--steps", "4"])
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # another test may have loaded it in this process
+    with pytest.raises(SystemExit) as end:
+        ppo.main()
+    found = capsys.readouterr()
+    assert end.value.code == 2 and not found.out and "vllm" not in sys.modules
+    assert found.err.startswith("error: ") and found.err.count("\n") == 1
+    if script == "grpo":
+        assert "made by another script, grpo.py, not by ppo.py" in found.err
+    else:
+        assert "is not complete: it lacks gae_lambda, gamma, value_clip, value_lr" in found.err
+
+
+# ------------------------------------------------------------------------------------------------------ two processes
+
+
+def train_share(folder):
+    """Writes what this process computes of its share of the batch, from a checkpoint that one process wrote."""
+    args = ppo.Args(**torch.load(folder / "args.pt"))
+    ppo.processes.start()
+    rows = rows_of(ppo.RANK, ppo.WORLD_SIZE)
+    batch = {key: value[rows] for key, value in torch.load(folder / "batch.pt").items()}
+    policy, optimizer, critic = everything_trained(args)
+    checkpoints.load(policy, optimizer, args.run_dir, critic)
+    args.run_dir = str(folder / f"of_{ppo.WORLD_SIZE}")
+    Path(args.run_dir).mkdir(exist_ok=True)
+    result = {"rows": rows, "start": all_states(policy, optimizer, critic)}
+    batch["values"] = ppo.compute_values(critic[0], batch, args)
+    batch["advantages"] = ppo.compute_advantages(batch["rewards"], batch, args)
+    batch["returns"] = ppo.estimate_advantages(batch["rewards"], batch, args).float() + batch["values"]
+    result |= {key: batch[key] for key in ("values", "advantages", "returns")}
+    equal = batch | {"values": torch.zeros(batch["mask"].shape)}
+    result["of equal rewards"] = ppo.compute_advantages(
+        torch.full((len(rows),), 0.7), equal, dataclasses.replace(args, kl_coef=0.0)
+    )
+    result["gradients"], _ = gradients(ppo, batch, args, policy)
+    result["value gradients"], _ = value_gradients(batch, args, critic[0])
+    _, result["metrics"] = one_step(policy, optimizer, critic, batch, args)
+    result["end"] = all_states(policy, optimizer, critic)
+    checkpoints.save(policy, optimizer, tokenizer_of(args), 2, 16, args, critic)
+    broken = batch | {"returns": batch["returns"].clone()}
+    if ppo.RANK == ppo.WORLD_SIZE - 1:  # the last process alone meets a number that is none
+        broken["returns"][0][batch["mask"][0]] = math.nan
+    with pytest.raises(SystemExit) as end:
+        ppo.update_values(*critic, broken, 3, args)
+    result |= {"message": end.value.code, "after": weights(critic[0])}
+    torch.save(result, folder / f"of_{ppo.RANK}_in_{ppo.WORLD_SIZE}.pt")
+
+
+WORKER = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths}
+import torch.distributed as dist
+from test_ppo import train_share
+train_share(Path(sys.argv[1]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def two_processes(tiny_model, batch, tmp_path_factory):
+    """Results of one process and of each of two; the long responses all go to process 0 of two, which makes more
+    passes."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    start = folder / "start"
+    args = args_for(model=str(tiny_model), run_dir=str(start), updates_per_step=2, micro_batch_tokens=150)
+    args.max_grad_norm = 0.5
+    trained = everything_trained(args)
+    for _ in range(2):
+        one_step(*trained, batch, args)
+    policy, optimizer, critic = trained
+    checkpoints.save(policy, optimizer, tokenizer_of(args), 1, 8, args, critic)
+    torch.save({key: value for key, value in batch.items() if key != "advantages"}, folder / "batch.pt")
+    torch.save(dataclasses.asdict(args), folder / "args.pt")
+    worker = folder / "worker.py"
+    worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
+    run(str(worker), folder, processes=2, timeout=600, env={"CUDA_VISIBLE_DEVICES": ""})
+    train_share(folder)
+    results = {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
+    results[0, 1]["args"] = args
+    return results
+
+
+def test_two_processes_have_the_values_and_advantages_of_one(two_processes, batch):
+    one = two_processes[0, 1]
+    assert one["values"][batch["mask"]].std() > 0.05
+    for rank in range(2):
+        two = two_processes[rank, 2]
+        for key in ("values", "advantages", "returns"):
+            torch.testing.assert_close(two[key], one[key][two["rows"]], atol=1e-5, rtol=1e-5)
+        assert not two["of equal rewards"].any()
+
+
+def test_two_processes_have_the_gradients_and_metrics_of_one(two_processes):
+    one = two_processes[0, 1]
+    assert {"value_loss", "value_clip_rate", "value_grad_norm", "explained_variance"} <= one["metrics"].keys()
+    for rank in range(2):
+        two = two_processes[rank, 2]
+        assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
+        for kind in ("gradients", "value gradients"):
+            assert len(two[kind]) == len(one[kind]) == 2
+            assert all(distance(a, b) < 1e-5 for a, b in zip(two[kind], one[kind]))
+
+
+def test_the_two_processes_shares_are_unlike(two_processes, batch):
+    """Otherwise the tests above would pass if each process whitened its own."""
+    one = two_processes[0, 1]
+    for rank in range(2):
+        rows = two_processes[rank, 2]["rows"]
+        share = {key: value[rows] for key, value in (batch | {"values": one["values"]}).items()}
+        alone = ppo.compute_advantages(share["rewards"], share, one["args"])
+        assert distance(alone, one["advantages"][rows]) > 0.02
+
+
+def test_two_processes_go_on_from_the_checkpoint_of_one_and_one_from_that_of_two(two_processes):
+    """The head has one row, so that one of two processes holds none of it."""
+    one = two_processes[0, 1]
+    args = one["args"]
+    for rank in range(2):
+        two = two_processes[rank, 2]
+        for name, state in one["start"].items():
+            assert torch.equal(two["start"][name], state), name
+            assert distance(two["end"][name], one["end"][name]) < 1e-5, name
+    trained = everything_trained(args)
+    policy, optimizer, critic = trained
+    written = Path(args.run_dir).parent / "of_2"
+    checkpoints.check(written)
+    assert checkpoints.load(policy, optimizer, written, critic) == (2, 16)
+    for name, state in all_states(*trained).items():
+        assert torch.equal(state, two_processes[0, 2]["end"][name]), name
+
+
+def test_a_value_loss_that_is_not_finite_in_one_process_ends_both(two_processes):
+    for rank in range(2):
+        result = two_processes[rank, 2]
+        assert f"non_finite_step_000003_process_{rank}.pt" in result["message"]
+        assert torch.equal(result["after"], result["end"]["value model"])
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("n_processes", [1, 4])
+@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_estimate_has_twelve_bytes_more_for_each_parameter_of_a_processs_share(n_processes, on_gpu, dtype):
+    config = AutoConfig.from_pretrained(KK_TINY)
+    machine = memory.Machine(on_gpu=on_gpu, processes=n_processes, local_processes=n_processes, gib=80)
+    needed = {}
+    for trainer in (grpo, ppo):
+        args = trainer.Args(model=str(KK_TINY), max_response_tokens=640, steps=10, dtype=dtype)
+        n_params, needed[trainer], _ = memory.estimate(config, args, 4096, machine)
+    more = (needed[ppo] - needed[grpo]) * memory.GIB
+    assert more == pytest.approx(12 * n_params / n_processes, rel=1e-4) and more > 1e6
+
+
+# ---------------------------------------------------------------------------------------------------------- arguments
+
+
+OWN = {"gamma": 1.0, "gae_lambda": 1.0, "value_lr": 1e-5, "value_clip": 0.2}
+NAN, INF = math.nan, math.inf
+BAD = {
+    "gamma": [-0.1, 1.1, NAN, INF],
+    "gae_lambda": [-0.1, 1.1, NAN, INF],
+    "value_lr": [0.0, -1e-5, 1.1, NAN, INF],
+    "value_clip": [0.0, -0.2, NAN, INF],
+}
+GOOD = {"gamma": [0.0, 1.0], "gae_lambda": [0.0, 1.0], "value_lr": [1e-12, 1.0], "value_clip": [1e-9, 1e9]}
+
+
+def test_the_flags_and_defaults_are_those_of_grpo_and_four_more():
+    settings = dataclasses.asdict(ppo.Args())
+    assert {name: settings.pop(name) for name in OWN} == OWN
+    assert settings == dataclasses.asdict(grpo.Args())
+    assert ppo.TASKS == grpo.TASKS and ppo.CPU_DEFAULTS == grpo.CPU_DEFAULTS
+    ppo.check_args(ppo.Args())
+
+
+def test_kk_tinys_value_model_has_a_learning_rate_of_its_own():
+    assert ppo.KK_TINY == grpo.KK_TINY | {"value_lr": 1e-3}
+    args = ppo.parse_args([])
+    assert (args.value_lr, args.gamma, args.gae_lambda, args.value_clip) == (1e-3, 1, 1, 0.2)
+    assert ppo.parse_args(["--model", "another"]).value_lr == 1e-5
+    words = ["--value_lr", "0.5", "--gamma", "0.9", "--gae-lambda=0", "--value_clip", "3"]
+    args = ppo.parse_args(words)
+    assert (args.value_lr, args.gamma, args.gae_lambda, args.value_clip) == (0.5, 0.9, 0, 3)
+
+
+@pytest.mark.parametrize(("flag", "value"), [(flag, value) for flag, values in BAD.items() for value in values])
+def test_values_out_of_range_are_refused_by_name(flag, value):
+    with pytest.raises(ValueError, match=rf"^--{flag} is {re.escape(str(value))}; it must be "):
+        ppo.check_args(ppo.Args(**{flag: value}))
+
+
+def test_the_ends_of_every_range_are_accepted_and_every_number_has_one():
+    for flag, values in GOOD.items():
+        for value in values:
+            ppo.check_args(ppo.Args(**{flag: value}))
+    own = [field for field in dataclasses.fields(ppo.Args) if not hasattr(grpo.Args, field.name)]
+    assert {field.name for field in own} == BAD.keys() == GOOD.keys()
+    assert all(is_number(field.type) for field in own)
+
+
+# --------------------------------------------------------------------------------------------------------- a whole run
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    """A run of ppo.py over two steps, without interruption."""
+    run_dir = tmp_path_factory.mktemp("two_steps") / "run"
+    run("ppo.py", *small(run_dir, gae_lambda=0.9, save_every=1, eval_size=1))
+    return run_dir
+
+
+def test_a_runs_metrics(two_steps):
+    first, second = metrics(two_steps)
+    keys = {"value_loss", "value_clip_rate", "value_grad_norm", "explained_variance", "time/value", "kl", "clip_rate"}
+    assert keys <= first.keys() and first["value_loss"] > 0 and first["value_grad_norm"] > 0
+    assert first["explained_variance"] == pytest.approx(0, abs=1e-5)  # V is 0 everywhere
+    assert second["explained_variance"] not in (None, 0) and second["value_loss"] > 0
+    assert json.loads((two_steps / "args.json").read_text())["value_lr"] == 1e-3
+
+
+def loaded(run_dir):
+    """All states of the run's newest checkpoint."""
+    args = args_for(model=str(KK_TINY))
+    trained = everything_trained(args)
+    policy, optimizer, critic = trained
+    checkpoints.load(policy, optimizer, run_dir, critic)
+    return all_states(*trained)
+
+
+@bit_for_bit
+def test_a_resumed_run_equals_an_unbroken_one(two_steps, tmp_path):
+    """From the checkpoint of its first step, in a process that knows nothing but what is on the disk."""
+    shutil.copytree(two_steps, tmp_path / "run")
+    finished = run("ppo.py", "--resume", tmp_path / "run" / "checkpoints" / "step_000001", "--steps", "2")
+    assert "step_000002 and all rows of later steps are dropped" in finished.stdout  # so that step 2 is made again
+    broken, unbroken = metrics(tmp_path / "run"), metrics(two_steps)
+    assert [row["step"] for row in broken] == [1, 2]
+    assert [timeless(row) for row in broken] == [timeless(row) for row in unbroken]
+    assert broken[1]["time/step"] != unbroken[1]["time/step"]
+    mine, theirs = loaded(tmp_path / "run"), loaded(two_steps)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    fresh = ppo.load_policy(args_for(model=str(KK_TINY)), trained=True, kind=ppo.ValueModel)
+    assert not torch.equal(theirs["value model"], weights(fresh))
