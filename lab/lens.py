@@ -39,6 +39,7 @@ from runtime.settings import PositiveInt, PositiveShare
 
 PAGE = Path(__file__).parent / "page.html"
 CUT = 0.01  # a token is cut off if it has less than this share of its weight at the first update
+TOP = 0.01  # of the tokens of a bin, by |weight|, is left out of means, as in AR-Lopti's figure 1
 FEW = 20  # from fewer tokens that are cut off no share is worth comparing
 
 # ----------------------------------------------------------------------------------------- settings
@@ -158,13 +159,26 @@ def measure(script, policy, sampled, args):
     }
 
 
+def without_top(values, bins):
+    """Which of the values [n] are kept if the top TOP of each bin, by size, are left out."""
+    kept = torch.ones(len(values), dtype=torch.bool)
+    for i in range(common.BINS):
+        places = (bins == i).nonzero()[:, 0]
+        count = int(TOP * len(places))
+        largest = values[places].abs().topk(count).indices
+        kept[places[largest]] = False
+    return kept
+
+
 def summary_of(found, batch):
     """A script's numbers by bin of probability at sampling, least probable tokens first.
 
     weight: mean |weight| times the batch's tokens, so that GRPO's is the mean |A|; relative: the
-    same over the script's mean for all tokens; zero: share of the tokens without weight; cut: share
-    of the tokens that had weight at the first update and have lost all but CUT of it; cut_tokens:
-    their number; kept: the mean |weight| of all tokens over that at the first update.
+    same over the script's mean for all tokens. Both are without the TOP of each bin, since a single
+    token can outweigh all others; top_share is the share of Σ |weight| that these tokens have.
+    zero: share of the tokens without weight; cut: share of the tokens that had weight at the first
+    update and have lost all but CUT of it; cut_tokens: their number; kept: the mean |weight| over
+    that at the first update; largest: the token of the largest |weight|.
     """
     mask = batch["mask"]
     bins = common.bins_of(batch["old_logp"])[mask]  # [n]
@@ -173,24 +187,35 @@ def summary_of(found, batch):
     later = found["later"][mask].abs()
     is_cut = (first > 0) & (later < CUT * first)
     result = {}
+    means = {}
     for when, weight in (("first", first), ("later", later)):
+        kept = without_top(weight, bins)
+        means[when] = weight[kept].mean().item()
         rows = {"weight": [], "relative": [], "zero": []}
         for i in range(common.BINS):
-            inside = weight[bins == i]
+            inside = weight[kept & (bins == i)]
             mean = inside.mean().item() if len(inside) else 0.0
             rows["weight"].append(mean * num_tokens)
-            rows["relative"].append(mean / max(weight.mean().item(), 1e-300))
+            rows["relative"].append(mean / max(means[when], 1e-300))
             rows["zero"].append((inside == 0).double().mean().item() if len(inside) else 0.0)
+        rows["mean_weight"] = means[when] * num_tokens
+        rows["top_share"] = (weight[~kept].sum() / weight.sum().clamp(min=1e-300)).item()
         result[when] = rows
     shares = []
     for i in range(common.BINS):
         had_weight = (bins == i) & (first > 0)
         shares.append((is_cut & had_weight).sum().item() / max(1, int(had_weight.sum())))
-    result["later"]["cut"] = shares
-    result["later"]["cut_tokens"] = int(is_cut.sum())
-    result["later"]["kept"] = later.mean().item() / max(first.mean().item(), 1e-300)
-    ratio = found["ratio"][mask]
-    result["later"]["ratio_std"] = ratio.std(correction=0).item()
+    later_numbers = result["later"]
+    later_numbers["cut"] = shares
+    later_numbers["cut_tokens"] = int(is_cut.sum())
+    later_numbers["kept"] = means["later"] / max(means["first"], 1e-300)
+    place = int(later.argmax())
+    later_numbers["largest"] = {
+        "weight": found["later"][mask][place].item() * num_tokens,
+        "probability": batch["old_logp"][mask][place].exp().item(),
+        "ratio": found["ratio"][mask][place].item(),
+        "advantage": found["advantages"][mask][place].item(),
+    }
     return result
 
 
@@ -224,6 +249,23 @@ def verdicts_of(summary):
             ),
         )
     )
+    largest = of_grpo["largest"]
+    verdicts.append(
+        (
+            "after some updates a single token can outweigh hundreds in grpo",
+            common.verdict(abs(largest["weight"]) > 100 * of_grpo["mean_weight"]),
+            "the largest weight is {:+.3g} (the mean size of the others is {:.2g}): a token with A "
+            "{:+.2f} and ρ {:.2g}; the top 1 % of the tokens have {:.0%} of grpo's |weight|, and "
+            "{:.0%} of dppo's".format(
+                largest["weight"],
+                of_grpo["mean_weight"],
+                largest["advantage"],
+                largest["ratio"],
+                of_grpo["top_share"],
+                of_dppo["top_share"],
+            ),
+        )
+    )
     return verdicts
 
 
@@ -234,8 +276,9 @@ def draw(summary, args):
     """lens.png: each script's mean weight by bin of probability, over its mean for all tokens."""
     from matplotlib.colors import LogNorm
 
-    figure = common.new_figure(14.5, 10.5, "mean |weight| of a token, over the script's own mean")
-    panels = figure.subplots(1, 3, sharey=True, width_ratios=(4, 4, 1.3))
+    title = "mean |weight| of a token over the script's own mean, without the top 1 % of each bin"
+    figure = common.new_figure(16, 10.5, title)
+    panels = figure.subplots(1, 3, sharey=True, width_ratios=(4, 4, 2.4))
     scripts = list(summary)
     titles = ("first update of a step", f"after {args.updates} updates")
     for axes, when, title in zip(panels, ("first", "later"), titles):
@@ -251,12 +294,13 @@ def draw(summary, args):
         axes.set_title(title)
         axes.set_xlabel("probability of the token when it was sampled")
     panels[0].set_yticks(range(len(scripts)), scripts)
-    kept = [summary[script]["later"]["kept"] for script in scripts]
-    panels[2].imshow([[0.0]] * len(scripts), aspect="auto", cmap="Greys", vmin=0, vmax=1)
-    for y, value in enumerate(kept):
-        panels[2].text(0, y, f"{value:.2f}", ha="center", va="center")
-    panels[2].set_xticks([0], ["all tokens"])
-    panels[2].set_title("over the\nfirst update's")
+    panels[2].imshow([[0.0, 0.0]] * len(scripts), aspect="auto", cmap="Greys", vmin=0, vmax=1)
+    for y, script in enumerate(scripts):
+        later = summary[script]["later"]
+        panels[2].text(0, y, f"{later['kept']:.2f}", ha="center", va="center")
+        panels[2].text(1, y, f"{later['top_share']:.0%}", ha="center", va="center")
+    panels[2].set_xticks([0, 1], ["mean, over the\nfirst update's", "the top 1 %'s\nshare of all"])
+    panels[2].set_title(titles[1])
     for axes in panels:
         axes.tick_params(length=0)
     common.save_figure(figure, args, "lens")

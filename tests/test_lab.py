@@ -71,7 +71,8 @@ def weights_of(script, rows, is_first=False, entropy=None, **changes):
     args = script_args(script, rows=len(rows), **changes)
     entropy_now = batch["entropy"]
     if entropy is not None:
-        entropy_now = torch.zeros_like(logp).masked_scatter(batch["mask"], torch.tensor(entropy))
+        entropy_now = torch.zeros_like(logp)
+        entropy_now[batch["mask"]] = torch.tensor(entropy, dtype=torch.float64)
     weight, stage = lens.token_weights(script, batch, logp, entropy_now, args, is_first)
     lengths = [len(row) for row in rows]
     assert weight[~batch["mask"]].abs().sum() == 0
@@ -241,10 +242,10 @@ def test_ar_scales_the_advantages_by_alpha_pi_plus_1_minus_alpha():
 
 
 @pytest.fixture(scope="module")
-def drawn(tiny_model):
-    """A batch of the tiny model, with ratios on both sides of every clip; and the policy."""
-    policy = grpo.load_policy(script_args("grpo", tiny_model), trained=True)
-    return make_batch(tiny_model), policy
+def drawn():
+    """A batch of kk_tiny's tokens, with ratios on both sides of every clip; and the policy."""
+    policy = grpo.load_policy(script_args("grpo"), trained=True)
+    return make_batch(KK_TINY), policy
 
 
 @pytest.mark.parametrize("script", common.ALGORITHMS)
@@ -286,8 +287,8 @@ def found_of(rows, first, later):
             batch["mask"], torch.tensor(values, dtype=torch.float64)
         )
 
-    found = {"first": placed(first), "later": placed(later), "ratio": placed([1.0] * len(first))}
-    return found, batch
+    found = {"first": placed(first), "later": placed(later), "ratio": placed([1.5] * len(first))}
+    return found | {"advantages": batch["advantages"]}, batch
 
 
 def test_the_summary_by_hand():
@@ -301,6 +302,21 @@ def test_the_summary_by_hand():
     assert summary["later"]["cut"] == [0, 1, 0, 0]
     assert summary["later"]["cut_tokens"] == 1
     assert summary["later"]["kept"] == pytest.approx(0.7 / 1.2)
+    assert summary["later"]["top_share"] == 0
+    largest = {"weight": 2.0, "probability": 0.9, "ratio": 1.5, "advantage": 2.0}
+    assert summary["later"]["largest"] == pytest.approx(largest)
+
+
+def test_means_leave_out_the_top_1_percent_of_each_bin():
+    """100 tokens of p 0.1 with weight 1, of which one has −901; 5 of p 0.9 with weight 4."""
+    rows = [[{"p": 0.1}] * 100 + [{"p": 0.9}] * 5]
+    first = [1.0] * 100 + [4.0] * 5
+    found, batch = found_of(rows, first, [-901.0, *first[1:]])
+    later = lens.summary_of(found, batch)["later"]
+    mean = (99 + 20) / 104
+    assert later["relative"] == pytest.approx([1 / mean, 0, 0, 4 / mean])
+    assert later["top_share"] == pytest.approx(901 / (901 + 119))
+    assert later["largest"]["weight"] == pytest.approx(-901 * 105)
 
 
 def test_an_edge_belongs_to_the_bin_below():
@@ -311,15 +327,18 @@ def test_an_edge_belongs_to_the_bin_below():
 def test_verdicts_can_say_no_and_that_they_cannot_tell():
     def summary(low, cut, cut_tokens):
         later = {"relative": [low, 1, 1, 1], "cut": [cut, 0, 0, 0], "cut_tokens": cut_tokens}
+        later |= {"mean_weight": 1.0, "top_share": 0.5}
+        later["largest"] = {"weight": -4.0 * cut_tokens, "ratio": 1.0, "advantage": 1.0}
         return {"first": {"relative": [low, 1, 1, 1]}, "later": later}
 
     yes = {"grpo": summary(1, 0.5, 50), "dppo": summary(1, 0.1, 50)}
     yes |= {"grpo_ar_lopti": summary(0.7, 0, 0), "entropy_top": summary(3, 0, 0)}
-    assert [word for _, word, _ in lens.verdicts_of(yes)] == ["shows"] * 3
+    assert [word for _, word, _ in lens.verdicts_of(yes)] == ["shows"] * 4
     no = {"grpo": summary(1, 0.1, 5), "dppo": summary(1, 0.2, 5)}
     no |= {"grpo_ar_lopti": summary(1, 0, 0), "entropy_top": summary(1, 0, 0)}
     words = [word for _, word, _ in lens.verdicts_of(no)]
-    assert words == ["does not show", "does not show", "cannot tell at this scale"]
+    cannot = "cannot tell at this scale"
+    assert words == ["does not show", "does not show", cannot, "does not show"]
 
 
 def test_the_page_holds_all_it_needs_and_no_response_can_break_it(tmp_path):
@@ -610,14 +629,14 @@ def test_the_gradient_is_the_product_of_the_jacobians(drawn):
     t = int(batch["mask"][0].nonzero()[3, 0])
     ids, mask = batch["ids"][:1, : t + 1], batch["mask"][:1, : t + 1]
     logp, activations = proposition.activations_of(policy, ids, mask, 0.7)
-    assert len(activations) == 3 and logp[0, t] < 0
+    assert len(activations) == 5 and logp[0, t] < 0
     position = t - 1
     measured = torch.autograd.grad(logp[0, t], activations, retain_graph=True)
     last = activations[-1][0, position].detach()
     head = proposition.last_jacobian(policy, last, 0.7)  # [vocabulary, D]
     logits = policy.lm.lm_head(policy.lm.model.norm(last))
     gradient = head.T @ proposition.gradient_at_logits(logits.detach(), ids[0, t], 0.7)
-    for i in (2, 1, 0):
+    for i in (4, 3, 2, 1, 0):
         assert torch.allclose(gradient, measured[i][0, position], atol=1e-5)
         if i > 0:
             output = activations[i][0, position]
