@@ -42,6 +42,7 @@ from runtime.settings import PositiveInt
 
 MOST_GROUPS = 5  # of the embedding and the layers, besides the logits
 PROPORTIONAL = 0.8  # the correlation from which the verdict calls the norm proportional to 1 − π
+UNSURE = 0.25  # the least 1 − π of a token that is not nearly certain
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -193,15 +194,17 @@ def groups_of(num_layers):
 
 
 def correlation(a, b):
-    """Pearson's, of two vectors."""
-    return torch.corrcoef(torch.stack([a, b]))[0, 1].item()
+    """Pearson's, of two vectors; 0 if there are fewer than three numbers, or all are equal."""
+    found = torch.corrcoef(torch.stack([a, b]))[0, 1].item() if len(a) > 2 else 0.0
+    return 0.0 if math.isnan(found) else found
 
 
 def summary_of(rests, norms, lower, upper, groups):
     """For each group the correlation with 1 − π, the bounds and how many tokens obey them.
 
     In a group of several layers the norm is the mean over them, and so is each bound. inside:
-    between both bounds, with a millionth for rounding. Tokens whose 1 − π rounds to 0 are left out.
+    between both bounds, up to rounding. correlation_if_unsure: of the tokens with 1 − π of at least
+    UNSURE. Tokens whose 1 − π rounds to 0 are left out.
     """
     kept = rests > 1e-6  # below, float32 log-probabilities have no digits left
     rests = rests[kept]
@@ -217,6 +220,7 @@ def summary_of(rests, norms, lower, upper, groups):
         below = norm < low * rests * (1 - slack)
         result[name] = {
             "correlation": correlation(norm, rests),
+            "correlation_if_unsure": correlation(norm[rests >= UNSURE], rests[rests >= UNSURE]),
             "correlation_of_logs": correlation(norm.clamp(min=1e-30).log(), rests.log()),
             "lower": low,
             "upper": high,
@@ -229,19 +233,29 @@ def summary_of(rests, norms, lower, upper, groups):
 
 
 def verdicts_of(summary):
-    least = min(summary.values(), key=lambda group: group["correlation"])["correlation"]
+    verdicts = []
+    claims = {
+        "correlation_of_logs": "over orders of magnitude the norm of a token's gradient follows "
+        "1 − π (correlation of the logarithms)",
+        "correlation": "the norm is roughly proportional to 1 − π at every layer",
+        "correlation_if_unsure": f"so it is among the tokens with 1 − π ≥ {UNSURE}",
+    }
+    for key, claim in claims.items():
+        least = min(group[key] for group in summary.values())
+        numbers = [f"{name} {group[key]:.2f}" for name, group in summary.items()]
+        verdicts.append(
+            (
+                claim,
+                common.verdict(least >= PROPORTIONAL),
+                "correlation with 1 − π: " + ", ".join(numbers),
+            )
+        )
     inner = [group for name, group in summary.items() if name != "logits"]
     worst = min(group["inside"] for group in inner)
     loosest = max(group["upper"] / group["median_slope"] for group in inner)
     tightest = min(group["upper"] / group["median_slope"] for group in inner)
     lowest = max(group["lower"] / group["median_slope"] for group in inner)
-    return [
-        (
-            "the norm of a token's gradient is roughly proportional to 1 − π at every layer",
-            common.verdict(least >= PROPORTIONAL),
-            "correlation with 1 − π: "
-            + ", ".join(f"{name} {group['correlation']:.2f}" for name, group in summary.items()),
-        ),
+    verdicts += [
         (
             "every token is within the bounds of the proposition",
             common.verdict(worst == 1 and summary["logits"]["inside"] == 1),
@@ -255,6 +269,7 @@ def verdicts_of(summary):
             f"most {lowest:.1g} of it",
         ),
     ]
+    return verdicts
 
 
 # ------------------------------------------------------------------------------------------ picture
