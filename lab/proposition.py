@@ -238,7 +238,7 @@ def verdicts_of(summary):
         "correlation_of_logs": "over orders of magnitude the norm of a token's gradient follows "
         "1 − π (correlation of the logarithms)",
         "correlation": "the norm is roughly proportional to 1 − π at every layer",
-        "correlation_if_unsure": f"so it is among the tokens with 1 − π ≥ {UNSURE}",
+        "correlation_if_unsure": f"and so it is among the tokens with 1 − π ≥ {UNSURE} alone",
     }
     for key, claim in claims.items():
         least = min(group[key] for group in summary.values())
