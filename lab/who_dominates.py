@@ -49,7 +49,7 @@ class Args(common.Args):
     adamw_lr: PositiveShare = 1e-4  # of the AdamW update that it is found with
 
 
-QUICK = {"batches": 2}
+QUICK = {"batches": 1}
 
 # ------------------------------------------------------------------------------------------ measure
 
