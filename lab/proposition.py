@@ -42,6 +42,7 @@ from runtime.settings import PositiveInt
 
 MOST_GROUPS = 5  # of the embedding and the layers, besides the logits
 PROPORTIONAL = 0.8  # the correlation from which the verdict calls the norm proportional to 1 − π
+ENOUGH = 100  # tokens from which on a verdict about a correlation is given
 UNSURE = 0.25  # the least 1 − π of a token that is not nearly certain
 
 # ----------------------------------------------------------------------------------------- settings
@@ -232,7 +233,8 @@ def summary_of(rests, norms, lower, upper, groups):
     return result
 
 
-def verdicts_of(summary):
+def verdicts_of(summary, enough):
+    """What the groups' numbers say. enough: whether there are tokens enough for a correlation."""
     verdicts = []
     claims = {
         "correlation_of_logs": "over orders of magnitude the norm of a token's gradient follows "
@@ -246,7 +248,7 @@ def verdicts_of(summary):
         verdicts.append(
             (
                 claim,
-                common.verdict(least >= PROPORTIONAL),
+                common.verdict(least >= PROPORTIONAL, enough),
                 "correlation with 1 − π: " + ", ".join(numbers),
             )
         )
@@ -322,7 +324,7 @@ def main():
     lower, upper = bounds_of(singular, policy.lm.config.vocab_size)
     groups = groups_of(len(policy.lm.model.layers))
     summary = summary_of(rests, norms, lower, upper, groups)
-    verdicts = verdicts_of(summary)
+    verdicts = verdicts_of(summary, len(rests) >= ENOUGH)
     draw(rests, norms, summary, groups, args)
     functions = [
         {"least": min(v[0] for v in of), "greatest": max(v[1] for v in of)} for of in zip(*singular)

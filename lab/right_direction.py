@@ -126,6 +126,9 @@ def measure(policy, before, sampled, lr, args):
             length_of_grpo = length_of_grpo or length  # GRPO comes first
             for kind in STEPS:
                 scale = 1.0 if kind == "equal lr" else length_of_grpo / max(length, 1e-300)
+                if method == "GRPO" and kind != "equal lr":
+                    found[kind][method] = found["equal lr"][method]
+                    continue
                 # θ − lr · gradient with lr −1 is θ + step.
                 scaled = [scale * part for part in step]
                 change = who_dominates.changes(policy, before, scaled, -1.0, batch, of_script)
@@ -213,12 +216,13 @@ def draw(rows, lr, args):
                 )
             axes.axhline(0.5, color="0.5", linewidth=1, zorder=0)
             axes.set_xticks(range(common.BINS), ["≤ .25", "– .5", "– .75", "> .75"])
+            if y == 1:
+                axes.set_xlabel("probability when sampled")
             if y == 0:
                 axes.set_title(f"{updates} update{'s' if updates > 1 else ''}, {kind}")
             if x == 0:
                 rises = "rises" if sign == "positive" else "falls"
                 axes.set_ylabel(f"{sign} tokens: share\nwhose probability {rises}")
-    figure.supxlabel("probability of the token when it was sampled")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     common.save_figure(figure, args, "right_direction")

@@ -84,13 +84,15 @@ def changes(policy, before, gradient, lr, batch, args):
 
 
 def adamw_change(policy, before, batch, args, lr):
-    """The mean |change of probability| of a token by the first AdamW update of a run."""
+    """The mean |change of probability| of a token by the first AdamW update of a run.
+
+    The policy has its weights `before` again afterwards.
+    """
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=args.weight_decay)
     grpo.update(policy, optimizer, batch, 1, args)
-    moved = common.copy_weights(policy)
-    common.set_weights(policy, before)
-    nothing = [torch.zeros_like(weight) for weight in moved]
-    return changes(policy, moved, nothing, 0.0, batch, args).abs().mean().item()
+    step = [new - old for new, old in zip(common.copy_weights(policy), before)]
+    # θ − lr · gradient with lr −1 is θ + step.
+    return changes(policy, before, step, -1.0, batch, args).abs().mean().item()
 
 
 def angle(some, others):

@@ -573,6 +573,17 @@ def test_lopti_sees_what_the_first_stage_did():
     assert step[0][0].tolist() == pytest.approx(expected, rel=1e-6)
 
 
+def test_to_find_a_learning_rate_leaves_the_policy_as_it_was():
+    """AdamW's first update moves every weight by its lr: so does the SGD step that it is found by."""
+    policy, sampled = two_tokens(overlap=0.6)
+    before = common.copy_weights(policy)
+    args = of_lab(right_direction)
+    small = right_direction.learning_rate(policy, before, sampled, args)
+    assert torch.equal(policy.weight, before[0])
+    args.adamw_lr = 2e-4
+    assert right_direction.learning_rate(policy, before, sampled, args) == pytest.approx(2 * small, rel=0.05)
+
+
 def test_equal_steps_have_grpos_length():
     policy, sampled = two_tokens(overlap=0.6)
     before = common.copy_weights(policy)
@@ -581,6 +592,7 @@ def test_equal_steps_have_grpos_length():
     lengths = {kind: [of["step"] for of in found[kind].values()] for kind in right_direction.STEPS}
     assert lengths["equal ‖Δθ‖"] == pytest.approx([lengths["equal lr"][0]] * 6)
     assert lengths["equal lr"][1] < 0.8 * lengths["equal lr"][0]  # AR's is shorter
+    assert found["equal lr"]["DPPO"] == found["equal lr"]["GRPO"]  # nothing has moved
 
 
 # ------------------------------------------------------------------------------- proposition 4.2
