@@ -14,7 +14,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install doctor model demo test bench table lint format
+.PHONY: install doctor model demo test bench lab table lint format
 
 install: $(VENV)/installed
 
@@ -52,6 +52,12 @@ bench: install model
 	$(PY) benchmarks/against_trl.py
 	$(PY) benchmarks/growth.py
 	$(PY) benchmarks/report.py
+
+lab: install
+	$(PY) -m lab.lens
+	$(PY) -m lab.who_dominates
+	$(PY) -m lab.right_direction
+	$(PY) -m lab.proposition
 
 table: install
 	$(PY) tools/table.py

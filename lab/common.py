@@ -1,0 +1,338 @@
+"""What the commands of the lab share: settings, trainers, batches, a step, results.
+
+Nothing here computes an advantage, a loss or an update: the trainers' own functions do. A batch is
+what a trainer's main hands to its update, made in the same order: prompts, responses by vLLM,
+rewards, log-probabilities, advantages.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import math
+import os
+import shlex
+import sys
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Annotated
+
+import torch
+import tyro
+
+import grpo
+from rewards import load_task, next_prompts
+from runtime import checks, files, memory, records, settings
+from runtime.processes import DEVICE
+from runtime.settings import GroupSize, NonNegativeInt, PositiveInt, Temperature
+from tools import plot
+
+ROOT = Path(__file__).parents[1]
+
+ALGORITHMS = [  # all scripts with an update(), in the order of the README
+    "reinforce", "rloo", "grpo", "dr_grpo", "ppo", "reinforce_pp", "dapo", "grpo_ar_lopti",
+    "reinforce_pp_ar_lopti", "dapo_ar_lopti", "acpo", "cispo", "gspo", "sapo", "dppo",
+    "entropy_top", "archer", "grpo_tis",
+]  # fmt: skip
+
+BINS = 4  # quarters of probability, as in AR-Lopti's figure 1
+BIN_NAMES = ["p ≤ 0.25", "0.25 – 0.5", "0.5 – 0.75", "p > 0.75"]
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args:
+    """Which model, which batches, and where the results go. A command adds its own settings."""
+
+    model: str = "models/kk_tiny"  # a model, a run's checkpoint or a hub id
+    out: str = "lab/results"  # where the JSON, the picture and the page are written
+    seed: NonNegativeInt = 0  # of the order of prompts and of sampling
+    prompts: PositiveInt = 12  # prompts of a batch
+    responses: GroupSize = 8  # G, responses to each prompt
+    max_tokens: PositiveInt = 640  # longer responses are cut off
+    temperature: Temperature = 1.0  # of sampling, and of every probability
+    people: str = "2-3"  # numbers of people in the puzzles, within 2-8
+    cache: str = "runs/lab_batches"  # where sampled batches are kept, to be used again
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # tiny sizes, to see that it works
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # check everything and end
+
+
+QUICK = {"prompts": 2, "responses": 3, "max_tokens": 96}  # what --quick changes in every command
+
+
+def parse(args_class, description, quick):
+    """The command line as an args_class. quick: the sizes of --quick besides QUICK.
+
+    Ends the program with exit code 2 and one line if a setting can't be right.
+    """
+    args = tyro.cli(args_class, description=description.split("\n\n")[0], use_underscores=True)
+    if args.quick:
+        for name, value in (QUICK | quick).items():
+            setattr(args, name, value)
+    with settings.errors_in_one_line():
+        check(args)
+    return args
+
+
+def check(args):
+    """ValueError, saying what would be right, if a setting or a folder does not fit."""
+    settings.check_ranges(args)
+    checks.check_model_folder(args.model)
+    for name in ("out", "cache"):
+        folder = Path(getattr(args, name))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            files.check_writable(folder)
+        except OSError as error:
+            raise ValueError(f"--{name} {folder} can't be written to: {error}") from error
+
+
+def trainer_args(script, args, **changes):
+    """A script's own settings for the lab's model and sizes.
+
+    What is not given is the script's default for the model. Compute is float32, since the lab
+    compares small differences. Gradients are never scaled down: a command sets its own steps.
+    """
+    trainer = importlib.import_module(script)
+    defaults, _ = trainer.default_settings([f"--model={args.model}"])
+    sizes = {
+        "model": args.model,
+        "seed": args.seed,
+        "people": args.people,
+        "prompts_per_step": args.prompts,
+        "responses_per_prompt": args.responses,
+        "max_response_tokens": args.max_tokens,
+        "temperature": args.temperature,
+        "updates_per_step": 1,
+        "max_grad_norm": 1e9,
+        "dtype": "float32",
+        "gradient_checkpointing": False,
+        "compile": False,
+    }
+    return trainer.Args(**defaults | sizes | changes)
+
+
+# ------------------------------------------------------------------------------------------ batches
+
+
+@dataclasses.dataclass
+class Sampled:
+    """Responses with all that does not depend on the algorithm. N responses of at most T tokens."""
+
+    batch: dict  # ids, mask, sampler_logp, old_logp, ref_logp, entropy: [N, T]; truncated: [N]
+    rewards: torch.Tensor  # [N], of the task's rule
+    texts: list  # of the responses
+    prompts: list  # a text for each group
+    correct: list  # a bool for each response
+
+
+def load_policy(args):
+    """(the policy in float32, its tokenizer), loaded by grpo.py. ValueError if it can't be."""
+    of_trainer = trainer_args("grpo", args)
+    checks.check_gpus(of_trainer)
+    tokenizer, _ = checks.check_model(of_trainer, grpo.HEAD_CHUNK)
+    policy = grpo.load_policy(of_trainer, trained=True)
+    return policy, tokenizer
+
+
+def fingerprint(policy):
+    """Sixteen hexadecimal digits that change with any weight."""
+    digest = hashlib.sha256()
+    for name, weight in policy.named_parameters():
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def load_batches(policy, args, count):
+    """`count` batches of the policy's own responses, each a Sampled; from the cache if it can be.
+
+    A batch depends on the weights, the seed and the sizes; any command with the same ones finds it
+    again. Batch i has the i-th prompts of the training set's order and its own sampling seed.
+    """
+    sizes = [args.seed, args.prompts, args.responses, args.max_tokens, args.temperature]
+    named = "_".join(map(str, [fingerprint(policy), *sizes, args.people]))
+    paths = [Path(args.cache, f"{named}_{i}.pt") for i in range(count)]
+    missing = [i for i, path in enumerate(paths) if not path.exists()]
+    if missing:
+        for i, sampled in zip(missing, sample(policy, args, missing)):
+            torch.save(dataclasses.asdict(sampled), paths[i])
+    return [Sampled(**torch.load(path)) for path in paths]
+
+
+def sample(policy, args, numbers):
+    """Samples the batches with these numbers, one after the other, with one engine."""
+    of_trainer = trainer_args("grpo", args)
+    tokenizer, _ = checks.check_model(of_trainer, grpo.HEAD_CHUNK)
+    task, train, _ = load_task(of_trainer, tokenizer)
+    if len(train) < args.prompts:
+        raise ValueError(f"--prompts is {args.prompts}, but there are {len(train)} problems")
+    memory.keep_freed_memory()
+    llm = grpo.load_sampler(of_trainer)
+    stop_ids = grpo.end_token_ids(policy)
+    grpo.sync_weights(policy, llm, of_trainer)
+    made = []
+    for number in numbers:
+        first = number * args.prompts
+        indices, _ = next_prompts(len(train), first, args.prompts, args.seed)
+        problems = [train[i] for i in indices]
+        batch, texts = grpo.sample(llm, problems, stop_ids, number, of_trainer)
+        answers = [problem["answer"] for problem in problems for _ in range(args.responses)]
+        scores = task.score_all(texts, answers)
+        batch["old_logp"], batch["entropy"] = grpo.log_probs(policy, batch, of_trainer)  # [N, T]
+        # As at the first step of a run: the reference is the model itself.
+        batch["ref_logp"] = batch["old_logp"]
+        made.append(
+            Sampled(
+                batch=batch,
+                rewards=torch.tensor([score["reward"] for score in scores]),
+                texts=texts,
+                prompts=[problem["messages"][-1]["content"] for problem in problems],
+                correct=[bool(score["correct"]) for score in scores],
+            )
+        )
+    return made
+
+
+def with_advantages(script, sampled, args):
+    """The batch as the script's main hands it to its update. args: the script's own settings.
+
+    Two scripts need more than a batch of GRPO's. dapo.py shapes the rewards; its dynamic sampling
+    is not shown, so all groups stay. ppo.py has values, which are 0 before the critic has learned.
+    """
+    trainer = importlib.import_module(script)
+    batch = dict(sampled.batch)
+    rewards = sampled.rewards
+    if hasattr(trainer, "overlong_penalty"):
+        lengths = batch["mask"].sum(1).tolist()
+        penalties = [trainer.overlong_penalty(length, args) for length in lengths]
+        rewards = rewards + torch.tensor(penalties)
+    if hasattr(trainer, "ValueModel"):
+        batch["values"] = torch.zeros(batch["mask"].shape)
+    batch["advantages"] = trainer.compute_advantages(rewards, batch, args)  # [N, T]
+    if hasattr(trainer, "ar_weight"):
+        weight = trainer.ar_weight(batch["old_logp"], args.alpha)
+        batch["advantages"] = batch["advantages"] * weight
+    return batch
+
+
+def bins_of(logp):
+    """Each token's bin, 0 for the least probable to 3; an edge belongs to the bin below it.
+
+    logp: any shape, in nats.
+    """
+    edges = torch.arange(1, BINS, dtype=torch.float64) / BINS
+    return torch.bucketize(logp, edges.log().to(logp))
+
+
+# ------------------------------------------------------------------------------------------- a step
+
+
+class Recorder(torch.optim.SGD):
+    """An optimizer for update() that keeps every gradient and leaves the weights alone."""
+
+    def __init__(self, policy):
+        super().__init__(policy.parameters(), lr=0.0)
+        self.gradients = []  # one list of tensors for each optimizer step
+
+    def step(self):
+        self.gradients.append([p.grad.clone() for p in self.param_groups[0]["params"]])
+
+
+def gradient_of(policy, batch, args):
+    """The gradient of GRPO's loss at the policy's weights, a list of tensors, by its own update().
+
+    args: grpo.py's settings. The divisor counts all tokens of the mask; with kl_coef 0 a token
+    whose advantage is 0 adds nothing, so the advantages choose the tokens whose gradient this is.
+    """
+    recorder = Recorder(policy)
+    grpo.update(policy, recorder, batch, 1, args)
+    return add(recorder.gradients)
+
+
+def add(gradients):
+    """The sum of several gradients, each a list of tensors."""
+    total = [torch.zeros_like(tensor) for tensor in gradients[0]]
+    for gradient in gradients:
+        for part, tensor in zip(total, gradient):
+            part += tensor
+    return total
+
+
+def copy_weights(policy):
+    """A copy of the weights, a list of tensors."""
+    return [weight.detach().clone() for weight in policy.parameters()]
+
+
+@torch.no_grad()
+def set_weights(policy, values):
+    """Gives the policy these weights, a list as copy_weights gives it."""
+    for weight, value in zip(policy.parameters(), values):
+        weight.copy_(value)
+
+
+def dot(some, others):
+    """The inner product of two lists of tensors, as if each were one long vector."""
+    return sum((a.double() * b.double()).sum().item() for a, b in zip(some, others))
+
+
+def norm(tensors):
+    """The Euclidean norm of all numbers in a list of tensors."""
+    return math.sqrt(dot(tensors, tensors))
+
+
+def mean_and_error(values):
+    """(mean, standard error of the mean, or 0 if there is one value) over batches."""
+    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return fmean(values), error
+
+
+# ------------------------------------------------------------------------------------------ results
+
+
+def write(args, name, result):
+    """Writes OUT/NAME.json: the result, and what one must know to make it again."""
+    command = ["python", "-m", f"lab.{name}", *sys.argv[1:]]
+    about = records.provenance() | {
+        "script": f"lab.{name}",
+        "command": shlex.join(command),
+        "cores": len(os.sched_getaffinity(0)),
+        "device": str(DEVICE),
+        "settings": dataclasses.asdict(args),
+    }
+    text = json.dumps(rounded(about | result), indent=1, ensure_ascii=False)
+    files.write(Path(args.out, f"{name}.json"), text + "\n")
+
+
+def rounded(value):
+    """A value for JSON with five significant digits in its floats."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    return value
+
+
+def new_figure(width, height, title):
+    """A figure in the look of the project's other pictures; sizes in inches."""
+    return plot.new_figure(width, height, title)
+
+
+def save_figure(figure, args, name):
+    plot.save(figure, [Path(args.out, f"{name}.png")])
+
+
+def verdict(holds, enough=True):
+    """In words, whether the measurement shows a claim. enough: whether it can tell at all."""
+    if not enough:
+        return "cannot tell at this scale"
+    return "shows" if holds else "does not show"
+
+
+def show_verdicts(verdicts):
+    """Prints a command's verdicts: [(claim, what verdict() says, the numbers in words)]."""
+    for claim, words, numbers in verdicts:
+        print(f"{words.upper()}: {claim}\n    {numbers}")

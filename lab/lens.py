@@ -1,0 +1,400 @@
+"""The lens: what weight every algorithm puts on every token of one batch.
+
+A policy gradient is a sum over tokens, Σ weight · ∇log π. The algorithms differ in the weights.
+Here they are read off the scripts themselves: the model is replaced by a table with one
+log-probability for each token, each script's own update() runs on it, and the gradient of an entry
+of the table is minus the weight of that token. Whatever the update does is included: stages, masks,
+clips, divisors and the KL term.
+
+The weights are measured twice:
+- at the first update of a step, where π is still π_old;
+- at a later one: the script first updates the model with this batch, --updates times with AdamW,
+  and the table then holds the log-probabilities of the model that has moved. The reference stays.
+
+Each script has its own settings, as in the papers. What is not shown: dapo.py's choice of groups
+(all are kept), ppo.py's critic (its values are 0, as at its first step, so that its advantages are
+whitened returns), and the scaling of gradients to --max_grad_norm.
+
+Results: lens.html, a page that shows the responses and colours their tokens; lens.png, the mean
+weight by probability; lens.json.
+
+    python -m lab.lens
+    python -m lab.lens --model runs/…/checkpoints/step_000010
+"""
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+import grpo
+from lab import common
+from runtime import files, settings
+from runtime.processes import DEVICE
+from runtime.settings import PositiveInt, PositiveShare
+
+PAGE = Path(__file__).parent / "page.html"
+CUT = 0.01  # a token is cut off if it has less than this share of its weight at the first update
+TOP = 0.01  # of the tokens of a bin, by |weight|, is left out of means, as in AR-Lopti's figure 1
+FEW = 20  # from fewer tokens that are cut off no share is worth comparing
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(common.Args):
+    """What weight every algorithm puts on every token of one batch."""
+
+    updates: PositiveInt = 12  # optimizer updates before the second measurement; divides --prompts
+    lr: PositiveShare = 1e-4  # AdamW's learning rate in these updates
+    show: PositiveInt = 4  # groups of responses on the page
+
+
+QUICK = {"updates": 2, "show": 1}
+
+
+def check(args):
+    """ValueError if the batch can't be divided into so many updates."""
+    if args.prompts % args.updates:
+        raise ValueError(
+            f"--updates is {args.updates}; it must divide --prompts, which is {args.prompts}"
+        )
+
+
+# ------------------------------------------------------------------------------------------ measure
+
+
+class TablePolicy(nn.Module):
+    """A policy whose log-probabilities stand in a table, so that each has a gradient of its own.
+
+    logp, entropy: [number of tokens], in nats. What takes the place of ids in a batch is the
+    token's place in the table.
+    """
+
+    def __init__(self, logp, entropy):
+        super().__init__()
+        self.logp = nn.Parameter(logp.double())
+        self.entropy = entropy.double()
+
+    def forward(self, ids, mask, temperature, with_entropy=False):
+        """As in the trainers: log-probability and entropy of each response token, [N, T]."""
+        return self.logp[ids] * mask, self.entropy[ids] * mask
+
+
+def token_weights(script, batch, logp, entropy, args, is_first):
+    """The weight that a script's update puts on ∇log π of each token, and the stage that does it.
+
+    batch: as main hands it to update; logp, entropy [N, T]: those of the policy at the update, in
+    nats; args: the script's settings. is_first: whether it is the first update of a step. If it is
+    not, a copy of the batch takes the first update's place, because a script may do more at a later
+    one: acpo.py and entropy_top.py look at the policy again.
+
+    Returns weight [N, T] in float64, zero outside the mask, and stage [N, T]: 1 for tokens whose
+    weight came with the first optimizer step that gave any, 2 for the next, 0 for those without.
+    """
+    trainer = importlib.import_module(script)
+    num_rows, length = batch["mask"].shape
+    copies = 1 if is_first else 2
+    several = {name: torch.cat([value] * copies) for name, value in batch.items()}
+    num_places = copies * num_rows * length
+    several["ids"] = torch.arange(num_places).view(copies * num_rows, length)
+    policy = TablePolicy(
+        torch.cat([logp] * copies).flatten(),
+        torch.cat([entropy] * copies).flatten(),
+    ).to(DEVICE)
+    policy.entropy = policy.entropy.to(DEVICE)
+    recorder = common.Recorder(policy)
+    args = dataclasses.replace(args, updates_per_step=copies)
+    trainer.update(policy, recorder, several, 1, args)
+
+    weight = torch.zeros(num_rows, length, dtype=torch.float64)
+    stage = torch.zeros(num_rows, length, dtype=torch.long)
+    num_stages = 0
+    for [gradient] in recorder.gradients:  # [num_places], one for each optimizer step
+        of_last_copy = -gradient.cpu().view(copies, num_rows, length)[-1]  # [N, T]
+        if (of_last_copy != 0).any():
+            num_stages += 1
+            weight += of_last_copy
+            stage[of_last_copy != 0] = num_stages
+    return weight, stage
+
+
+def moved_log_probs(script, policy, batch, args, updates, lr):
+    """Log-probabilities and entropies, [N, T], after so many updates by the script's update().
+
+    The policy has its weights back afterwards. args: the script's settings.
+    """
+    trainer = importlib.import_module(script)
+    before = common.copy_weights(policy)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=args.weight_decay)
+    own_norm = trainer.Args().max_grad_norm  # here the gradient is scaled down, as in training
+    args = dataclasses.replace(args, updates_per_step=updates, max_grad_norm=own_norm)
+    trainer.update(policy, optimizer, batch, 1, args)
+    logp, entropy = grpo.log_probs(policy, batch, args)
+    common.set_weights(policy, before)
+    return logp, entropy
+
+
+def measure(script, policy, sampled, args):
+    """All that the page and the summary need of one script, a dictionary of tensors [N, T]."""
+    settings_of_script = common.trainer_args(script, args)
+    batch = common.with_advantages(script, sampled, settings_of_script)
+    first, stage = token_weights(
+        script, batch, batch["old_logp"], batch["entropy"], settings_of_script, is_first=True
+    )
+    logp, entropy = moved_log_probs(
+        script, policy, batch, settings_of_script, args.updates, args.lr
+    )
+    later, _ = token_weights(script, batch, logp, entropy, settings_of_script, is_first=False)
+    return {
+        "first": first,
+        "later": later,
+        "stage": stage,
+        "ratio": (logp - batch["old_logp"]).double().exp(),
+        "advantages": batch["advantages"],
+    }
+
+
+def without_top(values, bins):
+    """Which of the values [n] are kept if the top TOP of each bin, by size, are left out."""
+    kept = torch.ones(len(values), dtype=torch.bool)
+    for i in range(common.BINS):
+        places = (bins == i).nonzero()[:, 0]
+        count = int(TOP * len(places))
+        largest = values[places].abs().topk(count).indices
+        kept[places[largest]] = False
+    return kept
+
+
+def summary_of(found, batch):
+    """A script's numbers by bin of probability at sampling, least probable tokens first.
+
+    weight: mean |weight| times the batch's tokens, so that GRPO's is the mean |A|; relative: the
+    same over the script's mean for all tokens. Both are without the TOP of each bin, since a single
+    token can outweigh all others; top_share is the share of Σ |weight| that these tokens have.
+    zero: share of the tokens without weight; cut: share of the tokens that had weight at the first
+    update and have lost all but CUT of it; cut_tokens: their number; kept: the mean |weight| over
+    that at the first update; largest: the token of the largest |weight|.
+    """
+    mask = batch["mask"]
+    bins = common.bins_of(batch["old_logp"])[mask]  # [n]
+    num_tokens = len(bins)
+    first = found["first"][mask].abs()  # [n]
+    later = found["later"][mask].abs()
+    is_cut = (first > 0) & (later < CUT * first)
+    result = {}
+    means = {}
+    for when, weight in (("first", first), ("later", later)):
+        kept = without_top(weight, bins)
+        means[when] = weight[kept].mean().item()
+        rows = {"weight": [], "relative": [], "zero": []}
+        for i in range(common.BINS):
+            inside = weight[kept & (bins == i)]
+            mean = inside.mean().item() if len(inside) else 0.0
+            rows["weight"].append(mean * num_tokens)
+            rows["relative"].append(mean / max(means[when], 1e-300))
+            rows["zero"].append((inside == 0).double().mean().item() if len(inside) else 0.0)
+        rows["mean_weight"] = means[when] * num_tokens
+        rows["top_share"] = (weight[~kept].sum() / weight.sum().clamp(min=1e-300)).item()
+        result[when] = rows
+    shares = []
+    for i in range(common.BINS):
+        had_weight = (bins == i) & (first > 0)
+        shares.append((is_cut & had_weight).sum().item() / max(1, int(had_weight.sum())))
+    later_numbers = result["later"]
+    later_numbers["cut"] = shares
+    later_numbers["cut_tokens"] = int(is_cut.sum())
+    later_numbers["kept"] = means["later"] / max(means["first"], 1e-300)
+    place = int(later.argmax())
+    later_numbers["largest"] = {
+        "weight": found["later"][mask][place].item() * num_tokens,
+        "probability": batch["old_logp"][mask][place].exp().item(),
+        "ratio": found["ratio"][mask][place].item(),
+        "advantage": found["advantages"][mask][place].item(),
+    }
+    return result
+
+
+def verdicts_of(summary):
+    """What the summary, {script: summary_of}, says about the papers' claims."""
+
+    def lowest(script, when):  # how much the improbable count, beside GRPO
+        of_grpo = summary["grpo"][when]["relative"][0]
+        return summary[script][when]["relative"][0] / max(of_grpo, 1e-300)
+
+    verdicts = []
+    for script, less in (("grpo_ar_lopti", True), ("entropy_top", False)):
+        value = lowest(script, "first")
+        verdicts.append(
+            (
+                f"{script} gives tokens of p ≤ 0.25 {'less' if less else 'more'} weight than grpo",
+                common.verdict(value < 0.99 if less else value > 1.01),
+                f"their weight over the script's mean weight is {value:.2f} times that of grpo",
+            )
+        )
+    of_grpo = summary["grpo"]["later"]
+    of_dppo = summary["dppo"]["later"]
+    shares = (of_grpo["cut"][0], of_dppo["cut"][0], of_grpo["cut"][-1], of_dppo["cut"][-1])
+    verdicts.append(
+        (
+            "after some updates grpo's clip cuts off more of the improbable tokens than dppo's",
+            common.verdict(shares[0] > shares[1], max(of_grpo["cut_tokens"], 0) >= FEW),
+            "cut off at p ≤ 0.25: grpo {:.1%}, dppo {:.1%}; at p > 0.75: grpo {:.1%}, dppo {:.1%} "
+            "({} and {} tokens in all)".format(
+                *shares, of_grpo["cut_tokens"], of_dppo["cut_tokens"]
+            ),
+        )
+    )
+    largest = of_grpo["largest"]
+    verdicts.append(
+        (
+            "after some updates a single token can outweigh hundreds in grpo",
+            common.verdict(abs(largest["weight"]) > 100 * of_grpo["mean_weight"]),
+            "the largest weight is {:+.3g} (the mean size of the others is {:.2g}): a token with A "
+            "{:+.2f} and ρ {:.2g}; the top 1 % of the tokens have {:.0%} of grpo's |weight|, and "
+            "{:.0%} of dppo's".format(
+                largest["weight"],
+                of_grpo["mean_weight"],
+                largest["advantage"],
+                largest["ratio"],
+                of_grpo["top_share"],
+                of_dppo["top_share"],
+            ),
+        )
+    )
+    return verdicts
+
+
+# --------------------------------------------------------------------------------- picture and page
+
+
+def draw(summary, args):
+    """lens.png: each script's mean weight by bin of probability, over its mean for all tokens."""
+    from matplotlib.colors import LogNorm
+
+    title = "mean |weight| of a token over the script's own mean, without the top 1 % of each bin"
+    figure = common.new_figure(16, 10.5, title)
+    panels = figure.subplots(1, 3, sharey=True, width_ratios=(4, 4, 2.4))
+    scripts = list(summary)
+    titles = ("first update of a step", f"after {args.updates} updates")
+    for axes, when, title in zip(panels, ("first", "later"), titles):
+        values = [summary[script][when]["relative"] for script in scripts]
+        floored = [[max(value, 0.01) for value in row] for row in values]
+        axes.imshow(floored, aspect="auto", cmap="PuOr_r", norm=LogNorm(0.2, 5))
+        for y, row in enumerate(values):
+            for x, value in enumerate(row):
+                is_dark = value > 2.5 or value < 0.4
+                colour = "white" if is_dark else "black"
+                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=colour)
+        axes.set_xticks(range(common.BINS), common.BIN_NAMES)
+        axes.set_title(title)
+        axes.set_xlabel("probability of the token when it was sampled")
+    panels[0].set_yticks(range(len(scripts)), scripts)
+    panels[2].imshow([[0.0, 0.0]] * len(scripts), aspect="auto", cmap="Greys", vmin=0, vmax=1)
+    for y, script in enumerate(scripts):
+        later = summary[script]["later"]
+        panels[2].text(0, y, f"{later['kept']:.2f}", ha="center", va="center")
+        panels[2].text(1, y, f"{later['top_share']:.0%}", ha="center", va="center")
+    panels[2].set_xticks([0, 1], ["mean, over the\nfirst update's", "the top 1 %'s\nshare of all"])
+    panels[2].set_title(titles[1])
+    for axes in panels:
+        axes.tick_params(length=0)
+    common.save_figure(figure, args, "lens")
+
+
+def pieces_of(tokenizer, ids):
+    """The text that each token adds, a list of strings; together they are the whole text."""
+    pieces = []
+    before = ""
+    for i in range(len(ids)):
+        text = tokenizer.decode(ids[: i + 1], clean_up_tokenization_spaces=False)
+        pieces.append(text[len(before) :])
+        before = text
+    return pieces
+
+
+def page_data(sampled, found, summary, tokenizer, args):
+    """What the page shows, for JSON. Numbers of tokens are integers: thousandths."""
+    batch = sampled.batch
+    num_tokens = int(batch["mask"].sum())
+    groups = sampled.rewards.view(-1, args.responses)
+    is_mixed = (groups != groups[:, :1]).any(1)  # others have no advantage, and most no weight
+    shown = is_mixed.nonzero()[:, 0].tolist()[: args.show] or [0]
+
+    def thousandths(values, row):  # [N, T] → the row's response tokens
+        return (values[row][batch["mask"][row]].double() * 1000).round().long().tolist()
+
+    responses = []
+    for group in shown:
+        for row in range(group * args.responses, (group + 1) * args.responses):
+            ids = batch["ids"][row][batch["mask"][row]].tolist()
+            weights = {}
+            for script, of_script in found.items():
+                weights[script] = {
+                    "first": thousandths(of_script["first"] * num_tokens, row),
+                    "later": thousandths(of_script["later"] * num_tokens, row),
+                    "ratio": thousandths(of_script["ratio"], row),
+                    "stage": of_script["stage"][row][batch["mask"][row]].tolist(),
+                }
+            responses.append(
+                {
+                    "prompt": sampled.prompts[group],
+                    "reward": sampled.rewards[row].item(),
+                    "correct": sampled.correct[row],
+                    "tokens": pieces_of(tokenizer, ids),
+                    "probability": thousandths(batch["old_logp"].double().exp(), row),
+                    "entropy": thousandths(batch["entropy"], row),
+                    "advantage": thousandths(found["grpo"]["advantages"], row),
+                    "weights": weights,
+                }
+            )
+    return {
+        "model": args.model,
+        "updates": args.updates,
+        "num_tokens": num_tokens,
+        "scripts": list(found),
+        "bins": common.BIN_NAMES,
+        "summary": common.rounded(summary),
+        "responses": responses,
+    }
+
+
+def write_page(data, path):
+    """The page with the data in it: one file, which needs no other and no network."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = text.replace("<", "\\u003c")  # so that a response can't end the script
+    files.write(path, PAGE.read_text().replace("DATA_OF_THE_LENS", text))
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def main():
+    args = common.parse(Args, __doc__, QUICK)
+    with settings.errors_in_one_line():
+        check(args)
+        policy, tokenizer = common.load_policy(args)
+        if args.dry_run:
+            print("the settings are right; --dry_run ends here")
+            return
+        [sampled] = common.load_batches(policy, args, 1)
+    found = {}
+    for script in tqdm(common.ALGORITHMS, desc="algorithms"):
+        found[script] = measure(script, policy, sampled, args)
+    summary = {script: summary_of(of_script, sampled.batch) for script, of_script in found.items()}
+    verdicts = verdicts_of(summary)
+    draw(summary, args)
+    write_page(page_data(sampled, found, summary, tokenizer, args), Path(args.out, "lens.html"))
+    bins = common.bins_of(sampled.batch["old_logp"])[sampled.batch["mask"]]
+    shares = [(bins == i).double().mean().item() for i in range(common.BINS)]
+    result = {"bins": common.BIN_NAMES, "share_of_tokens": shares, "scripts": summary}
+    common.write(args, "lens", result | {"verdicts": verdicts})
+    common.show_verdicts(verdicts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,338 @@
+"""Proposition 4.2: the gradient at a token's activations grows with 1 − π.
+
+AR-Lopti (arXiv 2505.12929), Proposition 4.2: let w be a token's weight in the objective, a_ℓ the
+output of layer ℓ at the position that predicts the token, δ_ℓ the gradient with respect to a_ℓ, and
+N the size of the vocabulary. If the singular values of the Jacobian of every layer j lie between
+c_j and d_j, then
+
+    Π c_j · |w| · √(N/(N−1)) · (1 − π)  ≤  ‖δ_ℓ‖  ≤  Π d_j · |w| · √2 · (1 − π)        over j > ℓ
+
+Measured is ‖δ_ℓ‖ / |w|, the norm of the gradient of log π, for --tokens tokens of one batch. Later
+positions cannot influence the prediction, so δ_ℓ at the token's own position is the product of the
+layers' Jacobians there, as in the proof. c_j and d_j are the least and the greatest singular value
+of these Jacobians, found for --jacobians of the tokens. The last function is the final norm with
+the head; its output are the logits over the temperature.
+
+The lower bound needs a condition that no language model meets. J_jᵀ must not shrink any vector by
+more than c_j. The head's takes N numbers to fewer, and so makes some vectors zero; the final norm
+makes more of them zero, since it does not feel its input's scale. The bound drawn here takes the
+least singular value all the same.
+
+Groups: the embedding and the layers' outputs are put into at most five groups of neighbours, each
+shown by the mean norm over the group; the logits are the last group.
+
+Results: proposition.json and proposition.png.
+
+    python -m lab.proposition
+"""
+
+import dataclasses
+import math
+from itertools import pairwise
+from types import SimpleNamespace
+
+import torch
+from tqdm import tqdm
+
+import grpo
+from lab import common
+from runtime import settings
+from runtime.processes import DEVICE
+from runtime.settings import PositiveInt
+
+MOST_GROUPS = 5  # of the embedding and the layers, besides the logits
+PROPORTIONAL = 0.8  # the correlation from which the verdict calls the norm proportional to 1 − π
+ENOUGH = 100  # tokens from which on a verdict about a correlation is given
+UNSURE = 0.25  # the least 1 − π of a token that is not nearly certain
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(common.Args):
+    """The gradient at a token's activations against 1 − π."""
+
+    tokens: PositiveInt = 600  # tokens of the batch whose gradients are measured
+    rows: PositiveInt = 24  # responses that they are of
+    jacobians: PositiveInt = 12  # of these tokens, how many have their layers' Jacobians measured
+
+
+QUICK = {"tokens": 12, "rows": 3, "jacobians": 1}
+
+# ------------------------------------------------------------------------------------------ measure
+
+
+def activations_of(policy, ids, mask, temperature):
+    """(log-probabilities [1, T], [a_0, …, a_L−1]) of one response, all in one graph.
+
+    ids, mask: [1, T]. a_0 is the embedding, a_ℓ the output of layer ℓ: [1, T, D].
+    """
+    caught = []
+
+    def catch_input(module, arguments, keywords):
+        hidden = arguments[0] if arguments else keywords["hidden_states"]
+        caught.append(hidden)
+
+    def catch_output(module, arguments, output):
+        caught.append(output[0] if isinstance(output, tuple) else output)
+
+    layers = policy.lm.model.layers
+    handles = [layers[0].register_forward_pre_hook(catch_input, with_kwargs=True)]
+    handles += [layer.register_forward_hook(catch_output) for layer in layers]
+    logp, _ = policy(ids, mask, temperature)
+    for handle in handles:
+        handle.remove()
+    return logp, caught
+
+
+def gradient_at_logits(logits, target, temperature):
+    """∇ log π(target) with respect to the logits over the temperature, [vocabulary].
+
+    logits: [vocabulary], not yet divided. By the head of grpo.py, with the logits as its states.
+    """
+    scaled = (logits / temperature).detach()[None].requires_grad_()
+    head = SimpleNamespace(lm=SimpleNamespace(lm_head=torch.clone))
+    logp, _ = grpo.Policy.head(head, scaled, target[None], 1.0, False)
+    return torch.autograd.grad(logp[0], scaled)[0][0]
+
+
+def jacobian(output, of, position):
+    """d output / d of[0, position], [outputs, D]. output: a vector that depends on `of`."""
+    rows = []
+    for value in output:
+        [gradient] = torch.autograd.grad(value, of, retain_graph=True)
+        rows.append(gradient[0, position])
+    return torch.stack(rows)
+
+
+def last_jacobian(policy, state, temperature):
+    """d (logits / temperature) / d state, a matrix [vocabulary, D]. state: a_L−1, [D]."""
+
+    def logits_of(state):
+        return policy.lm.lm_head(policy.lm.model.norm(state[None, None]))[0, 0] / temperature
+
+    return torch.autograd.functional.jacobian(logits_of, state.detach(), strategy="reverse-mode")
+
+
+def singular_values(policy, activations, position, temperature):
+    """(least, greatest) singular value of each function after a_0 at this position, in order."""
+    found = []
+    for before, after in pairwise(activations):
+        found.append(extremes(jacobian(after[0, position], before, position)))
+    found.append(extremes(last_jacobian(policy, activations[-1][0, position], temperature)))
+    return found
+
+
+def extremes(matrix):
+    """(least, greatest) singular value of a matrix."""
+    values = torch.linalg.svdvals(matrix.detach().double())
+    return values[-1].item(), values[0].item()
+
+
+def measure(policy, sampled, args):
+    """(1 − π of each token [n], norms of its gradients [n, L + 1], singular values of some tokens).
+
+    The norms are those at a_0, …, a_L−1 and at the logits.
+    """
+    batch = sampled.batch
+    generator = torch.Generator().manual_seed(args.seed)
+    rows = torch.randperm(len(batch["ids"]), generator=generator)[: args.rows].tolist()
+    per_row = -(-args.tokens // len(rows))
+    per_row_jacobians = -(-args.jacobians // len(rows))
+    rests, norms, singular = [], [], []
+    for row in tqdm(rows, desc="responses"):
+        positions = batch["mask"][row].nonzero()[:, 0]  # of the response's tokens
+        end = int(positions[-1]) + 1
+        ids = batch["ids"][row : row + 1, :end].to(DEVICE)
+        mask = batch["mask"][row : row + 1, :end].to(DEVICE)
+        logp, activations = activations_of(policy, ids, mask, args.temperature)
+        order = torch.randperm(len(positions), generator=generator)
+        for number, t in enumerate(positions[order[:per_row]].tolist()):
+            position = t - 1  # the token is predicted from the state before it
+            gradients = torch.autograd.grad(logp[0, t], activations, retain_graph=True)
+            of_token = [gradient[0, position].norm().item() for gradient in gradients]
+            with torch.no_grad():
+                state = policy.lm.model.norm(activations[-1][0, position])
+                logits = policy.lm.lm_head(state)
+            of_token.append(gradient_at_logits(logits, ids[0, t], args.temperature).norm().item())
+            norms.append(of_token)
+            rests.append(-math.expm1(min(0.0, logp[0, t].item())))  # 1 − π, also if π is near 1
+            if number < per_row_jacobians and len(singular) < args.jacobians:
+                found = singular_values(policy, activations, position, args.temperature)
+                singular.append(found)
+    return torch.tensor(rests).double(), torch.tensor(norms).double(), singular
+
+
+def bounds_of(singular, vocabulary):
+    """The factors of 1 − π in the two bounds for each of a_0, …, a_L−1 and the logits.
+
+    singular: [(least, greatest) of each function] of some tokens. c_j and d_j are the least and the
+    greatest over these tokens.
+    """
+    lower, upper = [math.sqrt(vocabulary / (vocabulary - 1))], [math.sqrt(2)]
+    for of_function in reversed(list(zip(*singular))):  # from the last function back
+        lower.insert(0, lower[0] * min(least for least, _ in of_function))
+        upper.insert(0, upper[0] * max(greatest for _, greatest in of_function))
+    return lower, upper
+
+
+def groups_of(num_layers):
+    """[(name, [places among the activations])]: the embedding and layers, then the logits."""
+    places = list(range(num_layers + 1))
+    count = min(MOST_GROUPS, len(places))
+    groups = []
+    for part in torch.tensor(places).tensor_split(count):
+        part = part.tolist()
+        if part == [0]:
+            name = "embedding"
+        elif len(part) == 1:
+            name = f"layer {part[0]}"
+        else:
+            name = f"layers {part[0]} to {part[-1]}"  # 0: the embedding
+        groups.append((name, part))
+    groups.append(("logits", [num_layers + 1]))
+    return groups
+
+
+def correlation(a, b):
+    """Pearson's, of two vectors; 0 if there are fewer than three numbers, or all are equal."""
+    found = torch.corrcoef(torch.stack([a, b]))[0, 1].item() if len(a) > 2 else 0.0
+    return 0.0 if math.isnan(found) else found
+
+
+def summary_of(rests, norms, lower, upper, groups):
+    """For each group the correlation with 1 − π, the bounds and how many tokens obey them.
+
+    In a group of several layers the norm is the mean over them, and so is each bound. inside:
+    between both bounds, up to rounding. correlation_if_unsure: of the tokens with 1 − π of at least
+    UNSURE. Tokens whose 1 − π rounds to 0 are left out.
+    """
+    kept = rests > 1e-6  # below, float32 log-probabilities have no digits left
+    rests = rests[kept]
+    result = {}
+    for name, places in groups:
+        norm = norms[kept][:, places].mean(1)
+        low = sum(lower[i] for i in places) / len(places)
+        high = sum(upper[i] for i in places) / len(places)
+        # The logits' bounds are exact, so what counts against them is rounding: 1 − π is as good
+        # as a float32 log-probability, 1e-7.
+        slack = 1e-6 + 3e-7 / rests
+        above = norm > high * rests * (1 + slack)
+        below = norm < low * rests * (1 - slack)
+        result[name] = {
+            "correlation": correlation(norm, rests),
+            "correlation_if_unsure": correlation(norm[rests >= UNSURE], rests[rests >= UNSURE]),
+            "correlation_of_logs": correlation(norm.clamp(min=1e-30).log(), rests.log()),
+            "lower": low,
+            "upper": high,
+            "median_slope": (norm / rests).median().item(),
+            "above": above.double().mean().item(),
+            "below": below.double().mean().item(),
+            "inside": (~above & ~below).double().mean().item(),
+        }
+    return result
+
+
+def verdicts_of(summary, enough):
+    """What the groups' numbers say. enough: whether there are tokens enough for a correlation."""
+    verdicts = []
+    claims = {
+        "correlation_of_logs": "over orders of magnitude the norm of a token's gradient follows "
+        "1 − π (correlation of the logarithms)",
+        "correlation": "the norm is roughly proportional to 1 − π at every layer",
+        "correlation_if_unsure": f"and so it is among the tokens with 1 − π ≥ {UNSURE} alone",
+    }
+    for key, claim in claims.items():
+        least = min(group[key] for group in summary.values())
+        numbers = [f"{name} {group[key]:.2f}" for name, group in summary.items()]
+        verdicts.append(
+            (
+                claim,
+                common.verdict(least >= PROPORTIONAL, enough),
+                "correlation with 1 − π: " + ", ".join(numbers),
+            )
+        )
+    inner = [group for name, group in summary.items() if name != "logits"]
+    worst = min(group["inside"] for group in inner)
+    loosest = max(group["upper"] / group["median_slope"] for group in inner)
+    tightest = min(group["upper"] / group["median_slope"] for group in inner)
+    lowest = max(group["lower"] / group["median_slope"] for group in inner)
+    verdicts += [
+        (
+            "every token is within the bounds of the proposition",
+            common.verdict(worst == 1 and summary["logits"]["inside"] == 1),
+            f"least share inside: {worst:.1%} at the layers, "
+            f"{summary['logits']['inside']:.1%} at the logits",
+        ),
+        (
+            "the bounds at the layers say how large a gradient is, within a factor of 10",
+            common.verdict(loosest <= 10 and lowest >= 0.1),
+            f"upper bound over the median token: {tightest:.2g} to {loosest:.2g}; lower bound: at "
+            f"most {lowest:.1g} of it",
+        ),
+    ]
+    return verdicts
+
+
+# ------------------------------------------------------------------------------------------ picture
+
+
+def draw(rests, norms, summary, groups, args):
+    columns = min(3, len(groups))
+    rows = -(-len(groups) // columns)
+    name = args.model.rstrip("/").split("/")[-1]
+    title = f"gradient of log π at the activations of {len(rests)} tokens of {name}"
+    figure = common.new_figure(5.2 * columns, 4.6 * rows, title)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    kept = rests > 1e-6
+    ends = torch.tensor([rests[kept].min().item(), 1.0])
+    for number, (group, places) in enumerate(groups):
+        axes = panels[number // columns, number % columns]
+        norm = norms[kept][:, places].mean(1)
+        found = summary[group]
+        axes.loglog(rests[kept], norm, ".", markersize=5, alpha=0.5, color="#0072B2")
+        axes.loglog(ends, found["upper"] * ends, "-", color="#D55E00")
+        axes.loglog(ends, found["lower"] * ends, "--", color="#D55E00")
+        # The lower bound may be so low that the tokens would not be told apart above it.
+        bottom = 1e-3 * norm[norm > 0].min().item()
+        axes.set_ylim(bottom=max(bottom, 0.3 * found["lower"] * ends[0].item()))
+        axes.set_title(f"{group}: correlation {found['correlation']:.2f}")
+        if number % columns == 0:
+            axes.set_ylabel("‖δ‖ / |w|")
+        if number // columns == rows - 1:
+            axes.set_xlabel("1 − π")
+    lines = panels[0, 0].get_lines()
+    names = ["a token", "upper bound", "lower bound (may lie below the panel)"]
+    figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False)
+    for spare in range(len(groups), rows * columns):
+        panels[spare // columns, spare % columns].axis("off")
+    common.save_figure(figure, args, "proposition")
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def main():
+    args = common.parse(Args, __doc__, QUICK)
+    with settings.errors_in_one_line():
+        policy, _ = common.load_policy(args)
+        if args.dry_run:
+            print("the settings are right; --dry_run ends here")
+            return
+        [sampled] = common.load_batches(policy, args, 1)
+    rests, norms, singular = measure(policy, sampled, args)
+    lower, upper = bounds_of(singular, policy.lm.config.vocab_size)
+    groups = groups_of(len(policy.lm.model.layers))
+    summary = summary_of(rests, norms, lower, upper, groups)
+    verdicts = verdicts_of(summary, len(rests) >= ENOUGH)
+    draw(rests, norms, summary, groups, args)
+    functions = [
+        {"least": min(v[0] for v in of), "greatest": max(v[1] for v in of)} for of in zip(*singular)
+    ]
+    result = {"tokens": len(rests), "groups": summary, "singular_values": functions}
+    common.write(args, "proposition", result | {"verdicts": verdicts})
+    common.show_verdicts(verdicts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""Who dominates: how much of a GRPO update comes from improbable tokens, and whom it moves.
+
+AR-Lopti (arXiv 2505.12929), figure 1: tokens are put into four bins by their probability when they
+were sampled. For each bin: its share of the tokens, the advantages, and the norm of the gradient of
+its part of the loss (the divisor stays that of all tokens, so the parts add up to the loss). Then
+one SGD step is made with all tokens, with only the lowest bin, and with only the highest, and every
+token's change of probability is looked at. Two learning rates: the paper's 1e-3, and --large_lr.
+Left open, that one is found on the first batch: there the step with all tokens changes
+probabilities by as much on average as the first AdamW update of a kk_tiny run (--adamw_lr).
+
+ACPO (arXiv 2606.22570), appendix D.1: for tokens with p < 0.2 and p > 0.8 the norm of the gradient
+of the mean loss over these tokens alone, as a share of that over all tokens, and the angle between
+the two.
+
+Results: who_dominates.json and who_dominates.png. Boxes hold the middle half of the tokens of all
+batches, whiskers nine tenths; the top 1 % by size is left out, as in the paper. Error bars:
+standard deviation over batches.
+
+    python -m lab.who_dominates
+"""
+
+import dataclasses
+import math
+from statistics import fmean, stdev
+
+import torch
+from tqdm import tqdm
+
+import grpo
+from lab import common
+from runtime import settings
+from runtime.settings import PositiveFloat, PositiveInt, PositiveShare
+
+EDGES = [0.2, 0.25, 0.5, 0.75, 0.8]  # of both papers: six cells, of which both take unions
+FIGURE_1 = [[0, 1], [2], [3], [4, 5]]  # its four bins, as cells
+TAILS = {"p < 0.2": 0, "p > 0.8": 5}  # ACPO's two groups, as cells
+UPDATED = ["all tokens", "only p ≤ 0.25", "only p > 0.75"]
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(common.Args):
+    """How much of a GRPO update comes from improbable tokens, and whom it moves."""
+
+    batches: PositiveInt = 10  # batches to average over
+    lr: PositiveFloat = 1e-3  # of the SGD step, the paper's
+    large_lr: PositiveFloat | None = None  # of a larger one; None: found on the first batch
+    adamw_lr: PositiveShare = 1e-4  # of the AdamW update that it is found with
+
+
+QUICK = {"batches": 1}
+
+# ------------------------------------------------------------------------------------------ measure
+
+
+def cells_of(logp):
+    """Each token's cell, 0 to 5, of those between EDGES. logp: any shape, in nats."""
+    edges = torch.tensor(EDGES, dtype=torch.float64).log()
+    return torch.bucketize(logp, edges.to(logp))
+
+
+def gradients_by_cell(policy, batch, args):
+    """The gradient of each cell's part of GRPO's loss, a list of tensors for each of six cells."""
+    cells = cells_of(batch["old_logp"])  # [N, T]
+    gradients = []
+    for i in range(len(EDGES) + 1):
+        advantages = batch["advantages"] * (cells == i)
+        gradients.append(common.gradient_of(policy, batch | {"advantages": advantages}, args))
+    return gradients
+
+
+def changes(policy, before, gradient, lr, batch, args):
+    """Each response token's change of probability, [n], after θ ← before − lr · gradient.
+
+    The policy has its weights `before` again afterwards.
+    """
+    moved = [weight - lr * part for weight, part in zip(before, gradient)]
+    common.set_weights(policy, moved)
+    logp, _ = grpo.log_probs(policy, batch, args, with_entropy=False)
+    common.set_weights(policy, before)
+    difference = logp.double().exp() - batch["old_logp"].double().exp()
+    return difference[batch["mask"]]
+
+
+def adamw_change(policy, before, batch, args, lr):
+    """The mean |change of probability| of a token by the first AdamW update of a run.
+
+    The policy has its weights `before` again afterwards.
+    """
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=args.weight_decay)
+    grpo.update(policy, optimizer, batch, 1, args)
+    step = [new - old for new, old in zip(common.copy_weights(policy), before)]
+    # θ − lr · gradient with lr −1 is θ + step.
+    return changes(policy, before, step, -1.0, batch, args).abs().mean().item()
+
+
+def angle(some, others):
+    """Between two gradients, in degrees; 90 if one is zero."""
+    size = common.norm(some) * common.norm(others)
+    cosine = common.dot(some, others) / size if size else 0.0
+    return math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
+
+
+def of_gradients(gradients, num_tokens):
+    """The numbers of one batch about its gradients.
+
+    gradients: one for each cell; num_tokens: the cells' numbers of tokens.
+    """
+    whole = common.add(gradients)
+    size = common.norm(whole)
+    norms = [common.norm(common.add([gradients[c] for c in cells])) for cells in FIGURE_1]
+    total = sum(num_tokens)
+    tails = {}
+    for name, cell in TAILS.items():
+        # Of the mean over these tokens alone, so the divisor is their own number.
+        own_norm = common.norm(gradients[cell]) * total / max(1, num_tokens[cell])
+        tails[name] = {"norm": own_norm / size, "angle": angle(gradients[cell], whole)}
+    return {
+        "norm": norms,
+        "norm_share": [norm / sum(norms) for norm in norms],
+        "norm_of_all": size,
+        "tails": tails,
+    }
+
+
+def correlation(a, b):
+    """Pearson's, of two vectors; 0 if one of them is constant."""
+    a = a - a.mean()
+    b = b - b.mean()
+    size = (a.norm() * b.norm()).item()
+    return (a @ b).item() / size if size else 0.0
+
+
+def measure(policy, before, sampled, args, large_lr):
+    """One batch: its numbers for JSON, and for the boxes {name: tokens' values}, [n] each."""
+    of_script = common.trainer_args("grpo", args, kl_coef=0.0)
+    batch = common.with_advantages("grpo", sampled, of_script)
+    mask = batch["mask"]
+    cells = cells_of(batch["old_logp"])[mask]
+    counts = [int((cells == i).sum()) for i in range(len(EDGES) + 1)]
+    gradients = gradients_by_cell(policy, batch, of_script)
+    numbers = of_gradients(gradients, counts)
+    numbers["share"] = [sum(counts[c] for c in group) / len(cells) for group in FIGURE_1]
+
+    whole = common.add(gradients)
+    updates = {
+        "all tokens": whole,
+        "only p ≤ 0.25": common.add([gradients[c] for c in FIGURE_1[0]]),
+        "only p > 0.75": common.add([gradients[c] for c in FIGURE_1[-1]]),
+    }
+    if large_lr is None:
+        small = changes(policy, before, whole, args.lr, batch, of_script).abs().mean().item()
+        wanted = adamw_change(policy, before, batch, of_script, args.adamw_lr)
+        large_lr = float(f"{args.lr * wanted / max(small, 1e-12):.2g}")
+    bins = common.bins_of(batch["old_logp"])[mask]
+    values = {"bins": bins, "advantages": batch["advantages"][mask].double()}
+    numbers["steps"] = {}
+    for name, lr in (("lr", args.lr), ("large_lr", large_lr)):
+        moved = {}
+        for updated, gradient in updates.items():
+            moved[updated] = changes(policy, before, gradient, lr, batch, of_script)
+            values[f"{name}/{updated}"] = moved[updated]
+        in_top = bins == common.BINS - 1
+        numbers["steps"][name] = {
+            "mean_change": {key: change.abs().mean().item() for key, change in moved.items()},
+            # A trainer's bfloat16 is not involved: both passes are float32.
+            "mean_change_of_top_bin": {
+                key: change[in_top].abs().mean().item() for key, change in moved.items()
+            },
+            "correlation_with_all": {
+                key: correlation(moved["all tokens"], change) for key, change in moved.items()
+            },
+        }
+    return numbers, values, large_lr
+
+
+def boxes_of(values, bins):
+    """Quantiles 0.05, 0.25, 0.5, 0.75, 0.95 of each bin's values, without the top 1 % by size."""
+    boxes = []
+    for i in range(common.BINS):
+        inside = values[bins == i]
+        if len(inside) == 0:
+            boxes.append([0.0] * 5)
+            continue
+        largest = inside.abs().quantile(0.99)
+        kept = inside[inside.abs() <= largest]
+        levels = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=kept.dtype)
+        boxes.append(kept.quantile(levels).tolist())
+    return boxes
+
+
+def over_batches(rows):
+    """[{name: …} of each batch] → the same tree with [mean, standard deviation] over batches."""
+    first = rows[0]
+    if isinstance(first, dict):
+        return {name: over_batches([row[name] for row in rows]) for name in first}
+    if isinstance(first, list):
+        return [over_batches(list(values)) for values in zip(*rows)]
+    return [fmean(rows), stdev(rows) if len(rows) > 1 else 0.0]
+
+
+def verdicts_of(rows):
+    """What the batches' numbers say about the papers' claims; differences count in errors."""
+
+    def difference(of):  # (mean over batches, whether it is more than two standard errors over 0)
+        mean, error = common.mean_and_error([of(row) for row in rows])
+        return mean, mean > 2 * error and mean > 0
+
+    enough = len(rows) >= 3
+    verdicts = []
+    average = over_batches(rows)
+    share, norm_share = average["share"], average["norm_share"]
+    _, holds = difference(lambda row: row["norm_share"][0] - max(row["norm_share"][1:]))
+    _, beyond = difference(lambda row: row["norm_share"][0] - row["share"][0])
+    verdicts.append(
+        (
+            "improbable tokens (p ≤ 0.25) have the largest part of the gradient, beyond their "
+            "number",
+            common.verdict(holds and beyond, enough),
+            f"{share[0][0]:.1%} of the tokens, {norm_share[0][0]:.1%} of the bins' summed norms; "
+            f"p > 0.75: {share[-1][0]:.1%} and {norm_share[-1][0]:.1%}",
+        )
+    )
+    for lr in ("lr", "large_lr"):
+        low, high = UPDATED[1:]
+
+        def gap(row, lr=lr, low=low, high=high):
+            found = row["steps"][lr]["correlation_with_all"]
+            return found[low] - found[high]
+
+        found = average["steps"][lr]["correlation_with_all"]
+        verdicts.append(
+            (
+                f"updating only improbable tokens moves all tokens as the whole update does ({lr})",
+                common.verdict(difference(gap)[1], enough),
+                f"correlation of the changes with those of the whole update: {low} "
+                f"{found[low][0]:.2f}, {high} {found[high][0]:.2f}",
+            )
+        )
+
+        def excess(row, lr=lr, low=low, high=high):
+            found = row["steps"][lr]["mean_change_of_top_bin"]
+            return found[low] - found[high]
+
+        found = average["steps"][lr]["mean_change_of_top_bin"]
+        verdicts.append(
+            (
+                f"probable tokens move more if only improbable ones are updated than if only they "
+                f"are ({lr})",
+                common.verdict(difference(excess)[1], enough),
+                f"mean |change of p| of tokens with p > 0.75: {low} {found[low][0]:.2g}, {high} "
+                f"{found[high][0]:.2g}",
+            )
+        )
+    tails = average["tails"]
+    low, high = tails["p < 0.2"], tails["p > 0.8"]
+    _, larger = difference(lambda r: r["tails"]["p < 0.2"]["norm"] - r["tails"]["p > 0.8"]["norm"])
+    _, closer = difference(
+        lambda r: r["tails"]["p > 0.8"]["angle"] - r["tails"]["p < 0.2"]["angle"]
+    )
+    verdicts.append(
+        (
+            "the gradient of p < 0.2 is larger and closer to the whole than that of p > 0.8",
+            common.verdict(larger and closer, enough),
+            f"{low['norm'][0]:.0%} of the whole at {low['angle'][0]:.0f}°, and "
+            f"{high['norm'][0]:.0%} at {high['angle'][0]:.0f}° (ACPO: 409 % at 28°, 50 % at 43°)",
+        )
+    )
+    return verdicts
+
+
+# ------------------------------------------------------------------------------------------ picture
+
+
+def draw_bars(axes, values, title):
+    """values: [mean, standard deviation] for each bin, shares."""
+    heights = [100 * value[0] for value in values]
+    errors = [100 * value[1] for value in values]
+    axes.bar(range(common.BINS), heights, yerr=errors, color="#0072B2", ecolor="black", capsize=4)
+    axes.set_xticks(range(common.BINS), common.BIN_NAMES)
+    axes.set_title(title)
+    axes.set_ylim(0, 1.25 * max(heights))
+    for x, height in enumerate(heights):
+        above = height + errors[x] + 0.02 * max(heights)
+        axes.text(x, above, f"{height:.1f}", ha="center", va="bottom")
+
+
+def draw_boxes(axes, boxes, title):
+    """boxes: five quantiles for each bin."""
+    names = ("whislo", "q1", "med", "q3", "whishi")
+    stats = [dict(zip(names, box)) for box in boxes]
+    look = {"patch_artist": True, "boxprops": {"facecolor": "#9ecae1"}, "widths": 0.55}
+    look["medianprops"] = {"color": "#D55E00", "linewidth": 2.5}
+    axes.bxp(stats, positions=range(common.BINS), showfliers=False, **look)
+    axes.axhline(0, color="0.5", linewidth=1, zorder=0)
+    axes.set_xticks(range(common.BINS), common.BIN_NAMES)
+    axes.set_title(title)
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
+
+
+def draw(result, args):
+    title = "one GRPO update of {} by the tokens' probability, {} batches".format(
+        args.model.rstrip("/").split("/")[-1], args.batches
+    )
+    figure = common.new_figure(16, 12.5, title)
+    panels = figure.subplots(3, 3)
+    average = result["average"]
+    draw_bars(panels[0, 0], average["share"], "share of tokens [%]")
+    draw_boxes(panels[0, 1], result["boxes"]["advantages"], "advantage")
+    draw_bars(panels[0, 2], average["norm_share"], "share of the gradient norms [%]")
+    for row, name in ((1, "lr"), (2, "large_lr")):
+        shown = [result["boxes"][f"{name}/{updated}"] for updated in UPDATED]
+        limit = 1.08 * max(abs(value) for boxes in shown for box in boxes for value in box)
+        for axes, updated, boxes in zip(panels[row], UPDATED, shown):
+            draw_boxes(axes, boxes, f"change of p, {updated} updated\nSGD, lr {result[name]:g}")
+            axes.set_ylim(-limit or -1, limit or 1)
+    common.save_figure(figure, args, "who_dominates")
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def main():
+    args = common.parse(Args, __doc__, QUICK)
+    with settings.errors_in_one_line():
+        policy, _ = common.load_policy(args)
+        if args.dry_run:
+            print("the settings are right; --dry_run ends here")
+            return
+        batches = common.load_batches(policy, args, args.batches)
+    before = common.copy_weights(policy)
+    large_lr = args.large_lr
+    rows = []
+    of_tokens = []
+    for sampled in tqdm(batches, desc="batches"):
+        numbers, values, large_lr = measure(policy, before, sampled, args, large_lr)
+        rows.append(numbers)
+        of_tokens.append(values)
+    pooled = {name: torch.cat([values[name] for values in of_tokens]) for name in of_tokens[0]}
+    bins = pooled.pop("bins")
+    result = {
+        "bins": common.BIN_NAMES,
+        "lr": args.lr,
+        "large_lr": large_lr,
+        "tokens": len(bins),
+        "average": over_batches(rows),  # [mean, standard deviation over batches]
+        "boxes": {name: boxes_of(values, bins) for name, values in pooled.items()},
+        "verdicts": verdicts_of(rows),
+    }
+    draw(result, args)
+    common.write(args, "who_dominates", result)
+    common.show_verdicts(result["verdicts"])
+
+
+if __name__ == "__main__":
+    main()

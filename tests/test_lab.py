@@ -1,0 +1,693 @@
+"""The lab's measurements, on cases worked by hand and against gradients of a real model.
+
+What is worked out by hand is Python's float arithmetic on the numbers written out, never the
+trainers' own formula.
+"""
+
+import importlib
+import json
+import math
+import sys
+
+import pytest
+import torch
+from conftest import KK_TINY, ROOT, run
+from test_algorithms import flat, make_batch
+from torch import nn
+
+import grpo
+from lab import common, lens, proposition, right_direction, who_dominates
+
+MODELS = [importlib.import_module(script) for script in common.ALGORITHMS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_cpu():
+    """Also if there is a GPU: what is compared to the last digits is compared on one machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (*MODELS, lens, proposition):
+            patch.setattr(module, "DEVICE", torch.device("cpu"))
+            if hasattr(module, "ON_GPU"):
+                patch.setattr(module, "ON_GPU", False)
+        yield
+
+
+def script_args(script, model=KK_TINY, rows=2, **changes):
+    """A script's settings for `rows` responses to as many prompts; no KL term unless asked for."""
+    of_lab = common.Args(model=str(model), prompts=rows, responses=1, max_tokens=100)
+    if script != "reinforce":
+        changes = {"kl_coef": 0.0} | changes
+    return common.trainer_args(script, of_lab, **changes)
+
+
+def batch_of(rows):
+    """(batch, log-probabilities now) of responses, each a list of tokens.
+
+    A token: {p: π_old, ratio: ρ, A, entropy, sampled: what the sampler said}, all but p with
+    defaults. Each row begins with a token of the prompt, and the shorter ones end with padding.
+    """
+    longest = max(len(row) for row in rows) + 1
+    shape = (len(rows), longest)
+    batch = {"ids": torch.zeros(shape, dtype=torch.long)}
+    batch["mask"] = torch.zeros(shape, dtype=torch.bool)
+    for name in ("old_logp", "advantages", "entropy", "sampler_logp"):
+        batch[name] = torch.zeros(shape, dtype=torch.float64)
+    logp = torch.zeros(shape, dtype=torch.float64)
+    for i, row in enumerate(rows):
+        for t, token in enumerate(row, 1):
+            batch["mask"][i, t] = True
+            batch["old_logp"][i, t] = math.log(token["p"])
+            batch["sampler_logp"][i, t] = math.log(token.get("sampled", token["p"]))
+            batch["advantages"][i, t] = token.get("A", 1.0)
+            batch["entropy"][i, t] = token.get("entropy", 0.5)
+            logp[i, t] = math.log(token["p"]) + math.log(token.get("ratio", 1.0))
+    batch["ref_logp"] = batch["old_logp"]
+    return batch, logp
+
+
+def weights_of(script, rows, is_first=False, entropy=None, **changes):
+    """The weights of the tokens, a list for each response; and their stages."""
+    batch, logp = batch_of(rows)
+    args = script_args(script, rows=len(rows), **changes)
+    entropy_now = batch["entropy"]
+    if entropy is not None:
+        entropy_now = torch.zeros_like(logp)
+        entropy_now[batch["mask"]] = torch.tensor(entropy, dtype=torch.float64)
+    weight, stage = lens.token_weights(script, batch, logp, entropy_now, args, is_first)
+    lengths = [len(row) for row in rows]
+    assert weight[~batch["mask"]].abs().sum() == 0
+    weights = [weight[i, 1 : n + 1].tolist() for i, n in enumerate(lengths)]
+    return weights, [stage[i, 1 : n + 1].tolist() for i, n in enumerate(lengths)]
+
+
+def exactly(rows):
+    return [pytest.approx(row, rel=1e-6, abs=1e-12) for row in rows]
+
+
+# ----------------------------------------------------------------- the lens: first update of a step
+
+# Five tokens in two responses; nothing has moved.
+STILL = [
+    [{"p": 0.1, "A": 2.0, "entropy": 2.0}, {"p": 0.9, "A": 2.0, "entropy": 0.1}],
+    [{"p": 0.5, "A": -1.0}, {"p": 0.6, "A": -1.0}, {"p": 0.2, "A": -1.0}],
+]
+BY_TOKENS = [[2 / 5, 2 / 5], [-1 / 5, -1 / 5, -1 / 5]]  # A / Σ|o|
+BY_RESPONSES = [[2 / 2 / 2, 2 / 2 / 2], [-1 / 3 / 2, -1 / 3 / 2, -1 / 3 / 2]]  # A / |o_i| / 2
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    "script",
+    "reinforce rloo grpo ppo reinforce_pp dapo grpo_ar_lopti cispo dppo archer grpo_tis".split(),
+)
+def test_where_nothing_has_moved_a_tokens_weight_is_its_advantage_over_all_tokens(script, is_first):
+    assert weights_of(script, STILL, is_first)[0] == exactly(BY_TOKENS)
+
+
+@pytest.mark.parametrize("script", ["acpo", "gspo", "sapo"])
+def test_or_over_the_tokens_of_its_response_and_the_responses(script):
+    assert weights_of(script, STILL, is_first=True)[0] == exactly(BY_RESPONSES)
+
+
+def test_dr_grpo_divides_by_a_constant():
+    expected = [[2 / 200, 2 / 200], [-1 / 200, -1 / 200, -1 / 200]]  # 2 responses of up to 100
+    assert weights_of("dr_grpo", STILL, is_first=True)[0] == exactly(expected)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("script", [s for s in common.ALGORITHMS if s.endswith("ar_lopti")])
+def test_lopti_gives_each_token_its_weight_in_one_stage(script, is_first):
+    weights, stages = weights_of(script, STILL, is_first, eta=0.5)
+    assert weights == exactly(BY_TOKENS)
+    assert stages == [[1, 2], [1, 2, 1]]
+    only_low, _ = weights_of(script, STILL, is_first, eta=0.5, lopti_stages="low")
+    assert only_low == exactly([[2 / 5, 0], [-1 / 5, 0, -1 / 5]])
+
+
+def test_other_scripts_have_one_stage():
+    assert weights_of("grpo", STILL, is_first=True)[1] == [[1, 1], [1, 1, 1]]
+
+
+def test_entropy_top_keeps_the_tokens_of_highest_entropy():
+    """0.2 of 5 tokens is one: the first. At a later update the entropies are those of now."""
+    assert weights_of("entropy_top", STILL, is_first=True)[0] == exactly([[2 / 5, 0], [0, 0, 0]])
+    now = [0.0, 0.0, 0.0, 3.0, 0.0]
+    weights, _ = weights_of("entropy_top", STILL, is_first=False, entropy=now)
+    assert weights == exactly([[0, 0], [0, -1 / 5, 0]])
+
+
+# ----------------------------------------------------------------------- the lens: a later update
+
+MOVED = [
+    [
+        {"p": 0.1, "ratio": 2.0},
+        {"p": 0.5, "ratio": 1.4},
+        {"p": 0.5, "ratio": 1.1},
+        {"p": 0.9, "ratio": 0.5},
+    ],
+    [{"p": 0.9, "ratio": 0.7, "A": -2.0}, {"p": 0.5, "ratio": 1.5, "A": -2.0}],
+]
+
+
+@pytest.mark.parametrize("script", "rloo grpo ppo reinforce_pp dapo grpo_ar_lopti".split())
+def test_tokens_beyond_the_clip_have_no_weight(script):
+    expected = [[0, 0, 1.1 / 6, 0.5 / 6], [0, -2 * 1.5 / 6]]
+    assert weights_of(script, MOVED)[0] == exactly(expected)
+
+
+def test_the_kl_term_pulls_back():
+    """Its part is β(π_ref/π − 1), also for tokens that are clipped."""
+    expected = [
+        [0.1 * (1 / 2 - 1) / 6, 0.1 * (1 / 1.4 - 1) / 6, (1.1 + 0.1 * (1 / 1.1 - 1)) / 6,
+         (0.5 + 0.1 * (1 / 0.5 - 1)) / 6],
+        [0.1 * (1 / 0.7 - 1) / 6, (-2 * 1.5 + 0.1 * (1 / 1.5 - 1)) / 6],
+    ]  # fmt: skip
+    assert weights_of("grpo", MOVED, kl_coef=0.1)[0] == exactly(expected)
+
+
+def test_reinforce_has_no_ratio():
+    assert weights_of("reinforce", MOVED)[0] == exactly([[1 / 6] * 4, [-2 / 6] * 2])
+
+
+def test_cispo_bounds_the_weight_and_cuts_nothing():
+    expected = [[1.45 / 6, 1.4 / 6, 1.1 / 6, 0.5 / 6], [-2 * 0.7 / 6, -2 * 1.45 / 6]]
+    assert weights_of("cispo", MOVED)[0] == exactly(expected)
+
+
+def test_dppo_cuts_by_the_difference_of_probabilities():
+    """0.1 → 0.2 is kept, 0.5 → 0.7 and, down, 0.9 → 0.63 are not: δ is 0.15."""
+    expected = [[2 / 6, 0, 1.1 / 6, 0.5 / 6], [0, -2 * 1.5 / 6]]
+    assert weights_of("dppo", MOVED)[0] == exactly(expected)
+
+
+def test_sapo_has_a_soft_gate():
+    def gate(ratio, tau):
+        p = 1 / (1 + math.exp(-tau * (ratio - 1)))
+        return 4 * p * (1 - p) * ratio
+
+    expected = [
+        [gate(2.0, 1.0) / 4 / 2, gate(1.4, 1.0) / 4 / 2, gate(1.1, 1.0) / 4 / 2,
+         gate(0.5, 1.0) / 4 / 2],
+        [-2 * gate(0.7, 1.05) / 2 / 2, -2 * gate(1.5, 1.05) / 2 / 2],
+    ]  # fmt: skip
+    assert weights_of("sapo", MOVED)[0] == exactly(expected)
+
+
+def test_gspo_cuts_whole_responses():
+    """s is the geometric mean of ρ: above 1.0004 in the first response, whose A is positive."""
+    s = math.sqrt(0.7 * 1.5)
+    assert s > 1 and 2.0 * 1.4 * 1.1 * 0.5 > 1
+    assert weights_of("gspo", MOVED)[0] == exactly([[0] * 4, [-2 * s / 2 / 2] * 2])
+
+
+def test_acpos_range_is_wider_in_a_bin_whose_ratios_spread():
+    """ρ 1 and 1.3 in one bin: σ 0.15, ε 0.2 + 3·0.15. At the first update it would be 0.2."""
+    rows = [[{"p": 0.1}, {"p": 0.1, "ratio": 1.3}, {"p": 0.5, "ratio": 1.3}], [{"p": 0.9}]]
+    expected = [[1 / 3 / 2, 1.3 / 3 / 2, 0], [1 / 1 / 2]]
+    assert weights_of("acpo", rows)[0] == exactly(expected)
+
+
+def test_archers_reasoning_tokens_have_a_wider_clip():
+    """The 0.8 quantile of the entropies 0, 1, 2 is 1.6."""
+    rows = [
+        [{"p": 0.5, "ratio": 1.4, "entropy": 0.0}, {"p": 0.5, "ratio": 1.1, "entropy": 1.0},
+         {"p": 0.5, "ratio": 1.4, "entropy": 2.0}],
+        [{"p": 0.5}],
+    ]  # fmt: skip
+    assert weights_of("archer", rows)[0] == exactly([[0, 1.1 / 4, 1.4 / 4], [1 / 4]])
+
+
+def test_grpo_tis_weighs_by_what_the_sampler_said():
+    rows = [[{"p": 0.6, "sampled": 0.4}, {"p": 0.6, "sampled": 0.1}], [{"p": 0.5}]]
+    assert weights_of("grpo_tis", rows)[0] == exactly([[1.5 / 3, 2 / 3], [1 / 3]])
+
+
+# ------------------------------------------------------------------------- the lens: a real model
+
+
+def test_ar_scales_the_advantages_by_alpha_pi_plus_1_minus_alpha():
+    batch, _ = batch_of(STILL)
+    sampled = common.Sampled(batch, torch.tensor([3.0, -1.0]), ["", ""], ["", ""], [True, False])
+    of_lab = common.Args(model=str(KK_TINY), prompts=1, responses=2)
+    plain = common.with_advantages("grpo", sampled, common.trainer_args("grpo", of_lab))
+    args = common.trainer_args("grpo_ar_lopti", of_lab, alpha=0.3)
+    scaled = common.with_advantages("grpo_ar_lopti", sampled, args)
+    expected = [[0.73, 0.97], [0.85, 0.88, 0.76]]  # 0.3·π + 0.7
+    for i, row in enumerate(expected):
+        n = len(row)
+        share = scaled["advantages"][i, 1 : n + 1] / plain["advantages"][i, 1 : n + 1]
+        assert share.tolist() == pytest.approx(row)
+    root = 4 / math.sqrt(2) / 2  # the rewards 3 and −1 have mean 1 and deviation √8
+    assert plain["advantages"][:, 1].tolist() == pytest.approx([2 / (2 * root), -2 / (2 * root)])
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """A batch of kk_tiny's tokens, with ratios on both sides of every clip; and the policy."""
+    policy = grpo.load_policy(script_args("grpo"), trained=True)
+    return make_batch(KK_TINY), policy
+
+
+@pytest.mark.parametrize("script", common.ALGORITHMS)
+def test_weights_times_gradients_of_log_pi_are_the_update_of_a_real_model(script, drawn):
+    batch, policy = drawn
+    batch = {name: value for name, value in batch.items() if name not in ("length", "token")}
+    kl = {} if script == "reinforce" else {"kl_coef": 0.1}
+    args = script_args(script, rows=len(batch["ids"]), **kl)
+    logp, entropy = grpo.log_probs(policy, batch, args)
+    weight, _ = lens.token_weights(script, batch, logp, entropy, args, is_first=True)
+    recorder = common.Recorder(policy)
+    importlib.import_module(script).update(policy, recorder, batch, 1, args)
+    expected = sum(flat(gradient).double() for gradient in recorder.gradients)
+    policy.zero_grad()
+    now, _ = policy(batch["ids"], batch["mask"], args.temperature)
+    (-weight * now).sum().backward()
+    found = flat(p.grad for p in policy.parameters()).double()
+    policy.zero_grad()
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
+def test_a_moved_policy_gets_its_weights_back(drawn):
+    batch, policy = drawn
+    args = script_args("grpo", rows=len(batch["ids"]))
+    before = flat(policy.parameters())
+    logp, _ = lens.moved_log_probs("grpo", policy, batch, args, updates=2, lr=1e-3)
+    assert torch.equal(flat(policy.parameters()), before)
+    assert (logp - grpo.log_probs(policy, batch, args)[0]).abs().max() > 1e-3
+
+
+# ------------------------------------------------------------------------- the lens: what it writes
+
+
+def found_of(rows, first, later):
+    batch, _ = batch_of(rows)
+
+    def placed(values):
+        return torch.zeros(batch["mask"].shape, dtype=torch.float64).masked_scatter(
+            batch["mask"], torch.tensor(values, dtype=torch.float64)
+        )
+
+    found = {"first": placed(first), "later": placed(later), "ratio": placed([1.5] * len(first))}
+    return found | {"advantages": batch["advantages"]}, batch
+
+
+def test_the_summary_by_hand():
+    """Bins: 0.1 and 0.2 | 0.5 | 0.6 | 0.9. Of the four tokens that had weight one is cut off."""
+    found, batch = found_of(STILL, [0.4, 0.4, -0.2, 0.0, -0.2], [0.1, 0.4, 0.0, 0.0, -0.2])
+    summary = lens.summary_of(found, batch)
+    assert summary["first"]["weight"] == pytest.approx([1.5, 1.0, 0.0, 2.0])  # mean · 5 tokens
+    assert summary["first"]["relative"] == pytest.approx([0.3 / 0.24, 0.2 / 0.24, 0, 0.4 / 0.24])
+    assert summary["first"]["zero"] == [0, 0, 1, 0]
+    assert summary["later"]["weight"] == pytest.approx([0.75, 0.0, 0.0, 2.0])
+    assert summary["later"]["cut"] == [0, 1, 0, 0]
+    assert summary["later"]["cut_tokens"] == 1
+    assert summary["later"]["kept"] == pytest.approx(0.7 / 1.2)
+    assert summary["later"]["top_share"] == 0
+    largest = {"weight": 2.0, "probability": 0.9, "ratio": 1.5, "advantage": 2.0}
+    assert summary["later"]["largest"] == pytest.approx(largest)
+
+
+def test_means_leave_out_the_top_1_percent_of_each_bin():
+    """100 tokens of p 0.1 with weight 1, of which one has −901; 5 of p 0.9 with weight 4."""
+    rows = [[{"p": 0.1}] * 100 + [{"p": 0.9}] * 5]
+    first = [1.0] * 100 + [4.0] * 5
+    found, batch = found_of(rows, first, [-901.0, *first[1:]])
+    later = lens.summary_of(found, batch)["later"]
+    mean = (99 + 20) / 104
+    assert later["relative"] == pytest.approx([1 / mean, 0, 0, 4 / mean])
+    assert later["top_share"] == pytest.approx(901 / (901 + 119))
+    assert later["largest"]["weight"] == pytest.approx(-901 * 105)
+
+
+def test_an_edge_belongs_to_the_bin_below():
+    logp = torch.tensor([0.25, 0.2500001, 0.5, 0.75, 0.76, 1e-30], dtype=torch.float64).log()
+    assert common.bins_of(logp).tolist() == [0, 1, 1, 2, 3, 0]
+
+
+def test_verdicts_can_say_no_and_that_they_cannot_tell():
+    def summary(low, cut, cut_tokens):
+        later = {"relative": [low, 1, 1, 1], "cut": [cut, 0, 0, 0], "cut_tokens": cut_tokens}
+        later |= {"mean_weight": 1.0, "top_share": 0.5}
+        later["largest"] = {"weight": -4.0 * cut_tokens, "ratio": 1.0, "advantage": 1.0}
+        return {"first": {"relative": [low, 1, 1, 1]}, "later": later}
+
+    yes = {"grpo": summary(1, 0.5, 50), "dppo": summary(1, 0.1, 50)}
+    yes |= {"grpo_ar_lopti": summary(0.7, 0, 0), "entropy_top": summary(3, 0, 0)}
+    assert [word for _, word, _ in lens.verdicts_of(yes)] == ["shows"] * 4
+    no = {"grpo": summary(1, 0.1, 5), "dppo": summary(1, 0.2, 5)}
+    no |= {"grpo_ar_lopti": summary(1, 0, 0), "entropy_top": summary(1, 0, 0)}
+    words = [word for _, word, _ in lens.verdicts_of(no)]
+    cannot = "cannot tell at this scale"
+    assert words == ["does not show", "does not show", cannot, "does not show"]
+
+
+def test_the_page_holds_all_it_needs_and_no_response_can_break_it(tmp_path):
+    text = "a </script><script>alert(1)</script>"
+    data = {"responses": [{"tokens": [text]}], "scripts": ["grpo"]}
+    lens.write_page(data, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "http" not in page and "DATA_OF_THE_LENS" not in page
+    assert page.count("</script>") == 2
+    begin = page.index('id="data">') + len('id="data">')
+    assert json.loads(page[begin : page.index("</script>")]) == data
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """A folder with the results of a quick run of the lens, which samples with vLLM."""
+    out = tmp_path_factory.mktemp("lab")
+    done = run("lab/lens.py", "--quick", "--out", out, "--cache", out / "cache")
+    return out, done
+
+
+def test_a_quick_run_writes_page_picture_and_json(quick):
+    out, done = quick
+    result = json.loads((out / "lens.json").read_text())
+    assert list(result["scripts"]) == common.ALGORITHMS
+    assert {"command", "commit", "machine", "versions", "date", "settings"} <= set(result)
+    assert sum(result["share_of_tokens"]) == pytest.approx(1, abs=1e-4)
+    assert (out / "lens.png").stat().st_size > 20_000
+    assert (out / "lens.html").stat().st_size > 20_000
+    for claim, word, numbers in result["verdicts"]:
+        assert f"{word.upper()}: {claim}\n    {numbers}" in done.stdout
+
+
+def test_batches_are_found_again(quick, monkeypatch):
+    out, _ = quick
+    args = lens.Args(model=str(KK_TINY), cache=str(out / "cache"))
+    for name, value in common.QUICK.items():
+        setattr(args, name, value)
+    policy, _ = common.load_policy(args)
+    monkeypatch.setattr(common, "sample", None)  # it would be called otherwise
+    [sampled] = common.load_batches(policy, args, 1)
+    assert sampled.batch["mask"].shape[0] == 6 == len(sampled.rewards) == len(sampled.texts)
+    again, _ = grpo.log_probs(policy, sampled.batch, common.trainer_args("grpo", args))
+    assert torch.allclose(again, sampled.batch["old_logp"], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--updates", "5"], "--updates is 5; it must divide --prompts, which is 12"),
+        (["--prompts", "0"], "--prompts is 0; it must be greater than 0"),
+        (["--model", "models/nowhere"], "--model models/nowhere is not a model folder"),
+        (["--out", "README.md/x"], "--out README.md/x can't be written to"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(flags, words, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["lens", *flags])
+    with pytest.raises(SystemExit) as stop:
+        lens.main()
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert words in error and error.count("\n") == 1
+
+
+def test_a_dry_run_measures_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["lens", "--dry_run", "--out", str(tmp_path)])
+    lens.main()
+    assert "--dry_run ends here" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------- two tokens and one layer
+
+
+class OneLayer(nn.Module):
+    """A policy of one linear layer and two words: log-probabilities of [2, D] @ state.
+
+    In place of ids: a number for each token, which has the state `states[number]`. Each token is
+    the first word.
+    """
+
+    def __init__(self, states, weight):
+        super().__init__()
+        self.states = torch.tensor(states, dtype=torch.float64)  # [tokens, D]
+        self.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float64))  # [2, D]
+
+    def forward(self, ids, mask, temperature, with_entropy=False):
+        logp = (self.states[ids] @ self.weight.T / temperature).log_softmax(-1)[..., 0]
+        return logp * mask, torch.zeros_like(logp)
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+A = 2 / (math.sqrt(8) + 1e-6)  # rewards 3 and −1: mean 1, deviation √8
+
+
+def two_tokens(overlap=0.0):
+    """A policy and a batch: a right response of a token with π 0.1, a wrong one with π 0.9.
+
+    Their states are of length 1 and have this inner product.
+    """
+    ones = [math.log(0.1 / 0.9) / 2, math.log(0.9 / 0.1) / 2]  # logits of the first word
+    height = math.sqrt(1 - overlap**2)
+    first = [ones[0], (ones[1] - overlap * ones[0]) / height]
+    states = [[1.0, 0.0], [overlap, height]]
+    policy = OneLayer(states, [first, [-x for x in first]])
+    batch, _ = batch_of([[{"p": 0.1}], [{"p": 0.9}]])
+    batch["ids"] = torch.tensor([[0, 0], [0, 1]])
+    return policy, common.Sampled(batch, torch.tensor([3.0, -1.0]), [], ["?"], [True, False])
+
+
+def of_lab(module, **changes):
+    sizes = {"model": str(KK_TINY), "prompts": 1, "responses": 2} | changes
+    return module.Args(**sizes)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.6])
+def test_who_dominates_by_hand(overlap):
+    """∇ log π with respect to the layer is (1 − π) · (1, −1) ⊗ state, of length √2 · (1 − π)."""
+    policy, sampled = two_tokens(overlap)
+    before = common.copy_weights(policy)
+    args = of_lab(who_dominates, lr=0.5)
+    found, values, _ = who_dominates.measure(policy, before, sampled, args, large_lr=2.0)
+    assert torch.equal(policy.weight, before[0])
+    low, high = A * math.sqrt(2) * 0.9 / 2, A * math.sqrt(2) * 0.1 / 2
+    assert found["share"] == [0.5, 0, 0, 0.5]
+    assert found["norm"] == pytest.approx([low, 0, 0, high], abs=1e-9)
+    assert found["norm_share"] == pytest.approx([0.9, 0, 0, 0.1])
+    whole = math.sqrt(low**2 + high**2 - 2 * low * high * overlap)  # the advantages differ in sign
+    assert found["norm_of_all"] == pytest.approx(whole)
+    tail = found["tails"]["p < 0.2"]
+    assert tail["norm"] == pytest.approx(2 * low / whole)  # of its own mean: it is one of two
+    cosine = (low - high * overlap) / whole
+    assert tail["angle"] == pytest.approx(math.degrees(math.acos(cosine)))
+
+    # A step changes the difference of the two logits by 2 · lr · weight · (1 − π) · inner product.
+    for name, lr in (("lr", 0.5), ("large_lr", 2.0)):
+        push, pull = 2 * lr * A / 2 * 0.9, -2 * lr * A / 2 * 0.1
+        odds = [math.log(0.1 / 0.9), math.log(0.9 / 0.1)]
+        moved = {
+            "all tokens": [push + overlap * pull, pull + overlap * push],
+            "only p ≤ 0.25": [push, overlap * push],
+            "only p > 0.75": [overlap * pull, pull],
+        }
+        for updated, shifts in moved.items():
+            expected = [sigmoid(z + shift) - p for z, shift, p in zip(odds, shifts, (0.1, 0.9))]
+            assert values[f"{name}/{updated}"].tolist() == pytest.approx(expected, abs=1e-7)
+            in_top = found["steps"][name]["mean_change_of_top_bin"][updated]
+            assert in_top == pytest.approx(abs(expected[1]), abs=1e-7)
+
+
+def test_the_gradients_of_the_cells_add_up_and_agree_with_finite_differences(drawn):
+    batch, policy = drawn
+    args = script_args("grpo", rows=len(batch["ids"]))
+    logp, _ = grpo.log_probs(policy, batch, args)
+    batch = batch | {"old_logp": logp, "ref_logp": logp}
+    cells = who_dominates.gradients_by_cell(policy, batch, args)
+    whole = common.gradient_of(policy, batch, args)
+    difference = [a - b for a, b in zip(common.add(cells), whole)]
+    assert common.norm(difference) < 1e-5 * common.norm(whole)
+    # Along the gradient the loss −1/n Σ A·log π falls by lr · ‖g‖² in first order.
+    before = common.copy_weights(policy)
+    lr = 1e-3 / common.norm(whole)
+    moved = []
+    for sign in (1, -1):
+        common.set_weights(policy, [w - sign * lr * g for w, g in zip(before, whole)])
+        now, _ = grpo.log_probs(policy, batch, args)
+        moved.append((now.double() * batch["advantages"])[batch["mask"]].mean().item())
+    common.set_weights(policy, before)
+    slope = (moved[0] - moved[1]) / 2
+    assert slope == pytest.approx(lr * common.norm(whole) ** 2, rel=2e-2)
+
+
+def test_boxes_leave_out_the_top_1_percent():
+    values = torch.cat([torch.arange(-100.0, 100.0), torch.tensor([1e6, -1e6])]).double()
+    boxes = who_dominates.boxes_of(values, torch.zeros(202, dtype=torch.long))
+    assert boxes[0][2] == pytest.approx(0, abs=1) and boxes[0][4] < 100
+    assert boxes[1:] == [[0.0] * 5] * 3
+
+
+def test_averages_over_batches():
+    rows = [{"a": [1.0, 2.0], "b": {"c": 3.0}}, {"a": [3.0, 2.0], "b": {"c": 3.0}}]
+    root = math.sqrt(2)
+    assert who_dominates.over_batches(rows) == {"a": [[2, root], [2, 0]], "b": {"c": [3, 0]}}
+    assert common.mean_and_error([1.0, 3.0]) == (2, pytest.approx(1))
+
+
+def test_shares_that_move_in_the_right_direction_by_hand():
+    change = torch.tensor([0.1, -0.1, 0.0, -0.2, 0.3, 0.1])
+    advantages = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, 0.0])
+    bins = torch.tensor([0, 0, 0, 3, 3, 1])
+    assert right_direction.shares_right(change, advantages, bins) == {
+        "positive": [pytest.approx(1 / 3), None, None, None],
+        "negative": [None, None, None, 0.5],
+    }
+
+
+def test_steps_of_the_methods_by_hand():
+    """With states at right angles the tokens do not interfere: AR scales, Lopti changes nothing."""
+    policy, sampled = two_tokens()
+    before = common.copy_weights(policy)
+    args = of_lab(right_direction)
+
+    def step(method):
+        found = right_direction.step_of(method, policy, before, sampled, 0.5, 1, args)
+        assert torch.equal(policy.weight, before[0])
+        return found[0][0].tolist()  # of the first word's weights; the second's are their negative
+
+    push, pull = 0.5 * A / 2 * 0.9, -0.5 * A / 2 * 0.1
+    assert step("GRPO") == pytest.approx([push, pull], rel=1e-6)
+    assert step("DPPO") == pytest.approx([push, pull], rel=1e-6)
+    assert step("ACPO") == pytest.approx([push, pull], rel=1e-6)  # both responses have one token
+    assert step("AR") == pytest.approx([0.73 * push, 0.97 * pull], rel=1e-6)
+    assert step("Lopti") == pytest.approx([push, pull], rel=1e-6)
+    assert step("AR + Lopti") == pytest.approx([0.73 * push, 0.97 * pull], rel=1e-6)
+
+
+def test_lopti_sees_what_the_first_stage_did():
+    """The improbable token's stage raises the other's π; its own gradient then is smaller."""
+    policy, sampled = two_tokens(overlap=0.6)
+    before = common.copy_weights(policy)
+    args = of_lab(right_direction)
+    step = right_direction.step_of("Lopti", policy, before, sampled, 0.5, 1, args)
+    first = 0.5 * A / 2 * 0.9  # along the improbable token's state, (1, 0)
+    p = sigmoid(math.log(9) + 2 * 0.6 * first)  # of the other after the first stage
+    second = -0.5 * A / 2 * (p / 0.9) * (1 - p)  # ρ · A, along (0.6, 0.8)
+    expected = [first + 0.6 * second, 0.8 * second]
+    assert step[0][0].tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_to_find_a_learning_rate_leaves_the_policy_as_it_was():
+    """AdamW's first update moves every weight by its lr: so does the SGD step that it is found by."""
+    policy, sampled = two_tokens(overlap=0.6)
+    before = common.copy_weights(policy)
+    args = of_lab(right_direction)
+    small = right_direction.learning_rate(policy, before, sampled, args)
+    assert torch.equal(policy.weight, before[0])
+    args.adamw_lr = 2e-4
+    assert right_direction.learning_rate(policy, before, sampled, args) == pytest.approx(2 * small, rel=0.05)
+
+
+def test_equal_steps_have_grpos_length():
+    policy, sampled = two_tokens(overlap=0.6)
+    before = common.copy_weights(policy)
+    args = of_lab(right_direction, prompts=1, updates=1)
+    found = right_direction.measure(policy, before, sampled, 0.5, args)[1]
+    lengths = {kind: [of["step"] for of in found[kind].values()] for kind in right_direction.STEPS}
+    assert lengths["equal ‖Δθ‖"] == pytest.approx([lengths["equal lr"][0]] * 6)
+    assert lengths["equal lr"][1] < 0.8 * lengths["equal lr"][0]  # AR's is shorter
+    assert found["equal lr"]["DPPO"] == found["equal lr"]["GRPO"]  # nothing has moved
+
+
+# ------------------------------------------------------------------------------- proposition 4.2
+
+
+def test_the_gradient_at_the_logits_is_one_hot_minus_p():
+    p = torch.tensor([0.5, 0.3, 0.2])
+    found = proposition.gradient_at_logits(2 * p.log(), torch.tensor(1), 2.0)
+    assert found.tolist() == pytest.approx([-0.5, 0.7, -0.2])
+    # Its norm is √0.78 = 0.883, between √(3/2)·0.7 = 0.857 and √2·0.7 = 0.990.
+    lower, upper = proposition.bounds_of([], 3)
+    assert [lower[0] * 0.7, upper[0] * 0.7] == pytest.approx([0.8573, 0.9899], abs=1e-4)
+
+
+def test_bounds_multiply_the_extremes_over_the_tokens():
+    singular = [[(0.5, 2.0), (0.1, 3.0)], [(0.4, 1.0), (0.2, 5.0)]]  # two tokens, two functions
+    lower, upper = proposition.bounds_of(singular, 2)
+    root = math.sqrt(2)
+    assert lower == pytest.approx([0.4 * 0.1 * root, 0.1 * root, root])
+    assert upper == pytest.approx([2.0 * 5.0 * root, 5.0 * root, root])
+
+
+def test_groups_have_every_layer_once():
+    assert proposition.groups_of(2) == [
+        ("embedding", [0]), ("layer 1", [1]), ("layer 2", [2]), ("logits", [3]),
+    ]  # fmt: skip
+    groups = proposition.groups_of(30)
+    assert len(groups) == 6 and groups[0][0] == "layers 0 to 6"
+    assert [place for _, places in groups for place in places] == list(range(32))
+
+
+def test_the_summary_of_the_proposition_by_hand():
+    """Two tokens at 1 − π 0.5 and 0.25 with norms 1 and 0.5: a slope of 2, in bounds of 1 and 3."""
+    rests = torch.tensor([0.5, 0.25, 0.1]).double()
+    norms = torch.tensor([[1.0], [0.5], [0.4]]).double()
+    found = proposition.summary_of(rests, norms, [1.0], [3.0], [("logits", [0])])["logits"]
+    assert found["inside"] == pytest.approx(2 / 3) and found["above"] == pytest.approx(1 / 3)
+    assert found["median_slope"] == pytest.approx(2)
+    exact = proposition.summary_of(rests, 2 * rests[:, None], [1.0], [3.0], [("a", [0])])["a"]
+    assert exact["correlation"] == pytest.approx(1) and exact["inside"] == 1
+
+
+def test_the_gradient_is_the_product_of_the_jacobians(drawn):
+    """And the Jacobians are those of finite differences."""
+    batch, policy = drawn
+    t = int(batch["mask"][0].nonzero()[3, 0])
+    ids, mask = batch["ids"][:1, : t + 1], batch["mask"][:1, : t + 1]
+    logp, activations = proposition.activations_of(policy, ids, mask, 0.7)
+    assert len(activations) == 5 and logp[0, t] < 0
+    position = t - 1
+    measured = torch.autograd.grad(logp[0, t], activations, retain_graph=True)
+    last = activations[-1][0, position].detach()
+    head = proposition.last_jacobian(policy, last, 0.7)  # [vocabulary, D]
+    logits = policy.lm.lm_head(policy.lm.model.norm(last))
+    gradient = head.T @ proposition.gradient_at_logits(logits.detach(), ids[0, t], 0.7)
+    for i in (4, 3, 2, 1, 0):
+        assert torch.allclose(gradient, measured[i][0, position], atol=1e-5)
+        if i > 0:
+            output = activations[i][0, position]
+            matrix = proposition.jacobian(output, activations[i - 1], position)
+            gradient = matrix.T @ gradient
+    direction = torch.randn(last.shape, generator=torch.Generator().manual_seed(0))
+
+    def logits_at(step):
+        return policy.lm.lm_head(policy.lm.model.norm(last + step * direction)) / 0.7
+
+    slope = (logits_at(1e-2) - logits_at(-1e-2)) / 2e-2
+    assert torch.allclose(head @ direction, slope, atol=2e-2, rtol=2e-2)
+
+
+# ----------------------------------------------------------------------------- the other commands
+
+
+@pytest.mark.parametrize("command", ["who_dominates", "right_direction", "proposition"])
+def test_a_quick_run_of_each_command(command, quick, monkeypatch, capsys):
+    """With the batch that the lens has sampled."""
+    out, _ = quick
+    module = importlib.import_module(f"lab.{command}")
+    monkeypatch.setattr(common, "sample", None)  # it would be called otherwise
+    monkeypatch.chdir(ROOT)
+    flags = ["--quick", "--out", str(out), "--cache", str(out / "cache")]
+    monkeypatch.setattr(sys, "argv", [command, *flags])
+    module.main()
+    shown = capsys.readouterr().out
+    result = json.loads((out / f"{command}.json").read_text())
+    assert (out / f"{command}.png").stat().st_size > 20_000
+    assert result["command"].startswith(f"python -m lab.{command} --quick")
+    for claim, word, numbers in result["verdicts"]:
+        assert f"{word.upper()}: {claim}\n    {numbers}" in shown
+
+
+def test_updates_that_do_not_fit_are_refused(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["right_direction", "--updates", "5"])
+    with pytest.raises(SystemExit) as stop:
+        right_direction.main()
+    assert stop.value.code == 2
+    assert "--updates is 5; it must be more than 1 and divide" in capsys.readouterr().err
