@@ -1,4 +1,4 @@
-"""Writes the results of the benchmarks (results/*.json) into README.md, between its two marks.
+"""Writes the results of the benchmarks (results/*.json) into docs/speed.md, between its two marks.
 
 python benchmarks/report.py
 """
@@ -109,7 +109,7 @@ def growth(result):
         slopes = [math.log(last[key] / first[key]) / math.log(last["value"] / first["value"]) for key in keys]
         values = ", ".join(str(row["value"]) for row in rows)
         lines.append(f"| {name} | {values} | " + " | ".join(f"{slope:.2f}" for slope in slopes) + " |")
-    return [*lines, "", f"{where(result)}.", "", "![growth](benchmarks/results/growth.png)"]
+    return [*lines, "", f"{where(result)}.", "", "![growth](../benchmarks/results/growth.png)"]
 
 
 def main():
@@ -117,10 +117,10 @@ def main():
     for name, write in (("trl", against_trl), ("limit", limit), ("operations", operations), ("growth", growth)):
         if result := read(name):
             lines += [*write(result), ""]
-    readme = common.ROOT / "README.md"
-    before, rest = readme.read_text().split(BEGIN)
+    page = common.ROOT / "docs" / "speed.md"
+    before, rest = page.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    readme.write_text("\n".join([before + BEGIN, "", *lines, END + after]))
+    page.write_text("\n".join([before + BEGIN, "", *lines, END + after]))
 
 
 if __name__ == "__main__":

@@ -9,23 +9,32 @@ LONGEST = 1200  # characters of a prompt or response that are shown
 def view(rows):
     """(what was chosen and why, rich's table) from the rows of test_samples.jsonl; None if too few.
 
-    Compares step 0 with the last evaluation. Shown is the first problem that was wrong before and
-    is right after, or the first one if there is none.
+    Shown is the first problem that was wrong before and is right after, or the first one if there
+    is none.
+    """
+    before, after, learned = pairs(rows)
+    if not before:
+        return None
+    chosen = learned[0] if learned else next(iter(before))
+    text = f"wrong before, right after: {len(learned)} of {len(before)} kept test problems"
+    text += f"; the first of {'them' if learned else 'all'}, problem {chosen}:"
+    return text, side_by_side(before[chosen], after[chosen])
+
+
+def pairs(rows):
+    """(rows before by problem, rows after by problem, the problems that were learned).
+
+    Compares step 0 with the last evaluation, over the problems that both have; all three are empty
+    if there is only one evaluation. Learned: wrong before and right after.
     """
     last = max((row["step"] for row in rows), default=0)
+    if last == 0:
+        return {}, {}, []
     before = {row["id"]: row for row in rows if row["step"] == 0}
-    after = {row["id"]: row for row in rows if row["step"] == last}
-    ids = [number for number in before if number in after]
-    if last == 0 or not ids:
-        return None
-    learned = [i for i in ids if after[i]["correct"] and not before[i]["correct"]]
-    chosen = learned[0] if learned else ids[0]
-    text = f"wrong before, right after: {len(learned)} of {len(ids)} kept test problems"
-    if learned:
-        text += f"; the first of them, problem {chosen}:"
-    else:
-        text += f"; the first of all, problem {chosen}:"
-    return text, side_by_side(before[chosen], after[chosen])
+    after = {row["id"]: row for row in rows if row["step"] == last and row["id"] in before}
+    before = {number: row for number, row in before.items() if number in after}
+    learned = [i for i in before if after[i]["correct"] and not before[i]["correct"]]
+    return before, after, learned
 
 
 def side_by_side(before, after):

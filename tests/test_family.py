@@ -125,9 +125,10 @@ def test_what_makes_ar_lopti_of_grpo_makes_it_of_the_others(parent, tmp_path):
     assert (tmp_path / parent).read_text() == merged.stdout
 
 
-def test_the_readmes_table_is_up_to_date():
-    readme = (ROOT / "README.md").read_text()
-    assert table.with_table(readme, table.table()) == readme
+def test_the_tables_are_up_to_date():
+    readme, objectives = ((ROOT / name).read_text() for name in ("README.md", "docs/objectives.md"))
+    assert table.with_table(readme, table.short_table()) == readme
+    assert table.with_table(objectives, table.table()) == objectives
 
 
 # --------------------------------------------------------------------------------------------------------- family.py
@@ -856,26 +857,45 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
         "",
         "Changed, median: 2 lines.",  # of 1, 2, 2, 3
     ]
+    monkeypatch.delitem(table.SHORT, "dapo_ar_lopti")
+    with pytest.raises(ValueError, match=r"dapo_ar_lopti\.py has no words for the table: add them to SHORT"):
+        table.short_table(tmp_path)
+    for stem in scripts:
+        monkeypatch.setitem(table.SHORT, stem, f"is {stem}")
+    page = "docs/algorithms/{0}.md"
+    assert table.short_table(tmp_path).splitlines()[2:5] == [
+        f"| [`grpo.py`]({page}) | is grpo | 2 | |".format("grpo"),
+        f"| [`dapo.py`]({page}) | is dapo | 2 | [2]({page}#the-difference) |".format("dapo"),
+        f"| └ [`dapo_ar_lopti.py`]({page}) | is dapo_ar_lopti | 5 | [3]({page}#the-difference) |".format(
+            "dapo_ar_lopti"
+        ),
+    ]
 
 
 def test_no_cell_has_a_bar_in_it():
-    assert all("|" not in words and "\n" not in words for row in table.TEXTS.values() for words in row)
+    cells = [words for row in table.TEXTS.values() for words in row] + list(table.SHORT.values())
+    assert all("|" not in words and "\n" not in words for words in cells)
 
 
-def test_the_table_is_written_between_its_marks_and_checked(tmp_path, capsys):
-    readme = tmp_path / "README.md"
+def test_the_tables_are_written_between_their_marks_and_checked(tmp_path, capsys):
+    places = {"readme": tmp_path / "README.md", "objectives": tmp_path / "objectives.md"}
     old = f"before\n\n{table.BEGIN}\nold\n{table.END}\n\nafter\n"
-    readme.write_text(old)
-    done = call("tools/table.py", "--readme", readme, "--check")
-    assert done.returncode == 1 and "out of date" in done.stdout and readme.read_text() == old
-    table.main(table.Args(readme=readme))
-    text = readme.read_text()
-    assert text == f"before\n\n{table.BEGIN}\n\n{table.table()}\n{table.END}\n\nafter\n"
-    for words, code, message in [(text, 0, "up to date"), ("no marks", 2, "must have the marks")]:
-        readme.write_text(words)
+    for path in places.values():
+        path.write_text(old)
+    done = call("tools/table.py", "--readme", places["readme"], "--objectives", places["objectives"], "--check")
+    assert done.returncode == 1 and done.stdout.count("out of date") == 2 and places["readme"].read_text() == old
+    table.main(table.Args(**places))
+    for name, made in (("readme", table.short_table()), ("objectives", table.table())):
+        text = places[name].read_text()
+        assert text == f"before\n\n{table.BEGIN}\n\n{made}\n{table.END}\n\nafter\n"
+    table.main(table.Args(**places, check=True))
+    assert capsys.readouterr().out.count("up to date") == 2
+    for words, code, message in [(old, 1, "out of date"), ("no marks", 2, "must have the marks")]:
+        places["objectives"].write_text(words)
         with pytest.raises(SystemExit) as ended:
-            table.main(table.Args(readme=readme, check=True))
-        assert ended.value.code == code and message in "".join(capsys.readouterr()) and readme.read_text() == words
+            table.main(table.Args(**places, check=True))
+        assert ended.value.code == code and message in "".join(capsys.readouterr())
+        assert places["objectives"].read_text() == words
 
 
 @pytest.mark.parametrize("text", ["{0}", "{1}", "{1} {0}", "{0} {1} {0}", "{0} {1} {1}"])

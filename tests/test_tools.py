@@ -443,7 +443,7 @@ def test_compare_runs_and_keeps_what_is_missing(tmp_path):
     assert not (tmp_path / "a_seed_7.json").exists()
 
 
-def test_the_comparison_in_the_readme_is_what_its_kept_runs_give():
+def test_the_comparison_in_the_docs_is_what_its_kept_runs_give():
     """Every entry as it stands in tools/compare.py, at least three seeds, no run that these flags don't give."""
     folder, commands, runs = ROOT / "benchmarks" / "kk_tiny", compare.read_entries(compare.ENTRIES), {}
     for name, words in commands.items():
@@ -455,18 +455,18 @@ def test_the_comparison_in_the_readme_is_what_its_kept_runs_give():
         assert all(run["rows"][-1]["step"] == 12 and not run["commit"].endswith("+") for run in runs[name].values())
     table = compare.table(runs, commands, compare.COMMON)
     assert table == (folder / "comparison.md").read_text()
-    readme = (ROOT / "README.md").read_text()
-    assert table in readme and "benchmarks/kk_tiny/comparison.png" in readme
+    page = (ROOT / "docs" / "comparison.md").read_text()
+    assert table in page and "benchmarks/kk_tiny/comparison.png" in page
     assert (folder / "comparison.png").exists() and (folder / "comparison.svg").exists()
 
 
-def test_what_the_readme_says_of_acpos_clip_range_is_what_its_kept_runs_give():
+def test_what_the_docs_say_of_acpos_clip_range_is_what_its_kept_runs_give():
     """They log the mean over a step's two updates; the first update's range is always 0.2."""
     folder = ROOT / "benchmarks" / "kk_tiny"
     rows = [row for path in sorted(folder.glob("acpo_seed_*.json")) for row in json.loads(path.read_text())["rows"]]
     means = [row[f"clip_range_{i}"] for row in rows if "clip_range_1" in row for i in range(1, 6)]
     assert len(means) == 12 * 5  # of seed 0 alone; the other seeds' runs have none
-    assert f"{2 * max(means) - 0.2:.3f}" in (ROOT / "README.md").read_text()
+    assert f"{2 * max(means) - 0.2:.3f}" in (ROOT / "docs" / "comparison.md").read_text()
 
 
 # --------------------------------------------------------------------------------------------------------------------

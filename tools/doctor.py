@@ -444,7 +444,7 @@ def real_run(console, n_gpus, folder):
     try:
         run_grpo(console, "three steps of grpo.py on kk_tiny", whole, **sizes)
     except RuntimeError as error:
-        advice = "the message's cause in the README's troubleshooting; otherwise report the table"
+        advice = "see docs/troubleshooting.md; otherwise report this table"
         return [failed("run", str(error), advice), *(skipped(name, "the run failed") for name in names)]
     rows = [row for row in rows_of(whole) if row["step"] > 0]
     dtype = json.loads((whole / "args.json").read_text())["dtype"]

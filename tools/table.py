@@ -1,9 +1,9 @@
-"""Writes the README's table of the scripts: each one's objective, length and difference from its parent.
+"""Writes the tables of the scripts: in the README what each one is, in docs/objectives.md what it maximises.
 
-    python tools/table.py            puts the table into README.md, between its two marks
-    python tools/table.py --check    changes nothing; exit code 1 if the table in README.md is out of date
+    python tools/table.py            puts the tables into the two files, between their marks
+    python tools/table.py --check    changes nothing; exit code 1 if a table is out of date
 
-The lengths and differences come from the scripts, the descriptions from TEXTS below.
+The lengths and differences come from the scripts, the descriptions from SHORT and TEXTS below.
 """
 
 import sys
@@ -17,6 +17,26 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools import family
 
 BEGIN, END = "<!-- variants: begin -->", "<!-- variants: end -->"
+SHORT = {  # script: what it is, for the README
+    "grpo": "the reward normalised in its group of responses, PPO's clip, a KL term: the root of the tree",
+    "reinforce": "reward minus the step's mean, times log π; no ratio, no clip, no groups: read it first",
+    "rloo": "reward minus the mean of the group's other rewards",
+    "dr_grpo": "divides neither by the standard deviation nor by lengths",
+    "ppo": "a value model, trained beside the policy, gives the advantages (GAE)",
+    "grpo_ar_lopti": "improbable tokens weigh less (AR) and are updated first, on their own (Lopti)",
+    "reinforce_pp": "normalised over the whole step; the KL term is in the reward",
+    "reinforce_pp_ar_lopti": "reinforce_pp.py with AR and Lopti",
+    "dapo": "drops groups without a difference, samples others; penalises overlong responses",
+    "dapo_ar_lopti": "dapo.py with AR and Lopti",
+    "acpo": "a clip range for each bin of probability, wider where ρ spreads more",
+    "gspo": "one ratio for a whole response",
+    "cispo": "the clip bounds a token's weight and never drops the token",
+    "dppo": "bounds the change of the probability, not its ratio",
+    "sapo": "a gate that closes softly in place of the clip",
+    "grpo_tis": "corrects for the difference between sampler and trainer (TIS, IcePop)",
+    "entropy_top": "learns from the 20 % of tokens with the highest entropy",
+    "archer": "a wider clip and no KL term for tokens of high entropy",
+}
 TEXTS = {  # script: (its objective, the source); formulas have ∣ as the bar, because | would end the table's cell
     "grpo": (
         "`1/Σ∣o_i∣ Σ_i Σ_t min[ρA, clip(ρ, 1−ε_low, 1+ε_high)A] − β·k3`, with A the reward normalised in its group",
@@ -108,55 +128,100 @@ TEXTS = {  # script: (its objective, the source); formulas have ∣ as the bar, 
 
 @dataclass
 class Args:
-    """The table's place."""
+    """The tables' places."""
 
-    check: bool = False  # only check if it is up to date
-    readme: Path = family.ROOT / "README.md"  # the file with the marks
+    check: bool = False  # only check if they are up to date
+    readme: Path = family.ROOT / "README.md"  # the file with the short table's marks
+    objectives: Path = family.ROOT / "docs" / "objectives.md"  # the file with the long table's marks
     folder: Path = family.ROOT  # the scripts' folder
 
 
+def short_table(folder=family.ROOT):
+    """What each script is, as Markdown, with links to its page; below it the median of "changed".
+
+    ValueError if a script is not in SHORT.
+    """
+    lines = ["| script | what it is | code lines | changed |", "|---|---|---|---|"]
+    for row in rows(folder):
+        if row.stem not in SHORT:
+            raise ValueError(f"{row.stem}.py has no words for the table: add them to SHORT in tools/table.py")
+        page = f"docs/algorithms/{row.stem}.md"
+        changed = f"[{row.changed}]({page}#the-difference)" if row.changed else ""
+        cells = [f"{row.indent}[`{row.stem}.py`]({page})", SHORT[row.stem], str(row.length), changed]
+        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
+    return "\n".join([*lines, *median(folder)]) + "\n"
+
+
 def table(folder=family.ROOT):
-    """The table as Markdown, and below it the median of "changed" (of an even number, the larger of the middle two).
+    """What each script maximises, and the source, as Markdown; below it the median of "changed".
 
     ValueError if a script is not in TEXTS.
     """
     lines = ["| script | what it maximises | from | code lines | changed |", "|---|---|---|---|---|"]
-    differences = []
-    for stem in family.family(folder):
-        if stem not in TEXTS:
-            raise ValueError(f"{stem}.py has no words for the table: add them to TEXTS in tools/table.py")
-        text, changed = family.source(stem, folder), ""
-        if parent := family.PARENT.get(stem):
-            differences.append(family.changed(family.source(parent, folder), text))
-            changed = str(differences[-1]) + (f" (`{parent}.py`)" if parent != "grpo" else "")
-        below = family.depth(stem) - 1  # children of grpo.py are not indented
-        name = "&emsp;" * (below - 1) + "└ " * (below > 0) + f"`{stem}.py`"
-        cells = [name, *TEXTS[stem], str(len(family.code_lines(text))), changed]
+    for row in rows(folder):
+        if row.stem not in TEXTS:
+            raise ValueError(f"{row.stem}.py has no words for the table: add them to TEXTS in tools/table.py")
+        changed = str(row.changed) if row.changed else ""
+        if row.parent not in (None, "grpo"):
+            changed += f" (`{row.parent}.py`)"
+        cells = [f"{row.indent}`{row.stem}.py`", *TEXTS[row.stem], str(row.length), changed]
         lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
-    if differences:
-        lines += ["", f"Changed, median: {median_high(differences)} lines."]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *median(folder)]) + "\n"
+
+
+@dataclass
+class Row:
+    """The facts of one script."""
+
+    stem: str
+    parent: str | None
+    indent: str  # what stands before the name of a script that did not grow from grpo.py
+    length: int  # lines of code
+    changed: int | None  # lines of code added and removed, against the parent
+
+
+def rows(folder):
+    """The Rows of all scripts in a folder, in tree order."""
+    made = []
+    for stem in family.family(folder):
+        parent, text = family.PARENT.get(stem), family.source(stem, folder)
+        changed = family.changed(family.source(parent, folder), text) if parent else None
+        below = family.depth(stem) - 1  # children of grpo.py are not indented
+        indent = "&emsp;" * (below - 1) + "└ " * (below > 0)
+        made.append(Row(stem, parent, indent, len(family.code_lines(text)), changed))
+    return made
+
+
+def median(folder):
+    """The lines below a table: the median of "changed" (of an even number, the larger of the middle two)."""
+    differences = [row.changed for row in rows(folder) if row.parent]
+    return ["", f"Changed, median: {median_high(differences)} lines."] if differences else []
 
 
 def with_table(text, new):
-    """The README's text with this table between its marks. ValueError unless each mark occurs once, in order."""
+    """A file's text with this table between its marks. ValueError unless each mark occurs once, in order."""
     if [text.count(mark) for mark in (BEGIN, END)] != [1, 1] or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"the README must have the marks {BEGIN} and {END}, each once and in this order")
+        raise ValueError(f"the file must have the marks {BEGIN} and {END}, each once and in this order")
     return f"{text[: text.index(BEGIN)]}{BEGIN}\n\n{new}\n{text[text.index(END) :]}"
 
 
 def main(args):
     try:
-        text = args.readme.read_text(encoding="utf-8")
-        new = with_table(text, table(args.folder))
+        tables = {args.readme: short_table(args.folder), args.objectives: table(args.folder)}
+        old = {path: path.read_text(encoding="utf-8") for path in tables}
+        new = {path: with_table(old[path], made) for path, made in tables.items()}
     except (ValueError, OSError, SyntaxError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    if args.check:
-        print(f"the table in {args.readme} is {'up to date' if new == text else 'out of date: python tools/table.py'}")
-        sys.exit(int(new != text))
-    args.readme.write_text(new, encoding="utf-8")
-    print(f"{'left' if new == text else 'wrote'} {args.readme}")
+    for path in tables:
+        same = new[path] == old[path]
+        if args.check:
+            print(f"the table in {path} is {'up to date' if same else 'out of date: python tools/table.py'}")
+        else:
+            path.write_text(new[path], encoding="utf-8")
+            print(f"{'left' if same else 'wrote'} {path}")
+    if args.check and new != old:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
