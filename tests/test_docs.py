@@ -1,0 +1,144 @@
+"""The pages: README, docs, course, lab. Their links lead somewhere, and their numbers are the kept ones."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime import before_after
+from tools import demo_picture
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "course/*.md", "lab/*.md", "models/kk_tiny/*.md")
+    for path in ROOT.glob(pattern)
+)
+
+
+def without_code(text):
+    """A page without its blocks and pieces of code, in which brackets are no links."""
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+
+
+def anchors(text):
+    """The names of a page's headings, as links on GitHub give them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+        if re.match(r"https?://|mailto:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{page}: {link}"
+        line = re.fullmatch(r"L(\d+)(?:-L(\d+))?", anchor)
+        if line:
+            assert int(line[2] or line[1]) <= len(target.read_text().splitlines()), f"{page}: {link}"
+        elif anchor:
+            assert anchor in anchors(target.read_text()), f"{page}: {link}"
+
+
+def test_every_page_of_the_docs_is_linked_from_another():
+    linked = {
+        (page.parent / link).resolve()
+        for page in PAGES
+        for link in re.findall(r"\]\(([^)#\s]+)[)#]", page.read_text())
+        if not link.startswith("http")
+    }
+    lonely = [page for page in PAGES if page.name != "README.md" and "source" not in page.parts and page not in linked]
+    assert not lonely
+
+
+def test_the_readme_is_short():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150 and len(text.split()) <= 1500
+
+
+def test_commands_in_the_readme_exist():
+    text = (ROOT / "README.md").read_text()
+    for name in re.findall(r"python (\w+\.py|tools/\w+\.py)", text):
+        assert (ROOT / name).exists(), name
+    for module in re.findall(r"python -m (\w+\.\w+)", text):
+        assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"\bmake (demo|test|site|docs|lab|bench|doctor)\b", text)) <= targets
+
+
+# ------------------------------------------------------------------------------------------------ the demo's picture
+
+
+def kept_demo():
+    return json.loads((ROOT / "docs" / "demo.json").read_text())
+
+
+def test_the_readmes_accuracies_are_those_of_the_picture():
+    accuracies = [row["eval/accuracy"] for row in kept_demo()["rows"] if "eval/accuracy" in row]
+    assert f"goes from {accuracies[0]:g} to {accuracies[-1]:g}" in (ROOT / "README.md").read_text().replace("\n", " ")
+    assert kept_demo()["before"]["correct"] is False and kept_demo()["after"]["correct"] is True
+
+
+def test_the_picture_is_that_of_the_kept_figures(tmp_path):
+    path = tmp_path / "demo.json"
+    path.write_text((ROOT / "docs" / "demo.json").read_text())
+    words = [sys.executable, "-m", "tools.demo_picture", "--out", path]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "demo.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    figure = demo_picture.draw(kept_demo(), tmp_path / "again.png")
+    accuracy, words = figure.axes
+    drawn = dict(zip(accuracy.lines[0].get_xdata(), accuracy.lines[0].get_ydata()))
+    assert drawn == {row["step"]: row["eval/accuracy"] for row in kept_demo()["rows"] if "eval/accuracy" in row}
+    texts = [text.get_text() for text in words.texts]
+    assert any("before training: wrong" in text for text in texts) and any("step 10: right" in text for text in texts)
+
+
+def sample(step, number, correct, response):
+    return {"step": step, "id": number, "prompt": "p", "response": response, "reward": 0.0, "correct": correct}
+
+
+def test_the_picture_of_a_run_shows_the_shortest_problem_that_was_learned(tmp_path):
+    rows = [sample(0, i, False, "a guess") for i in range(3)]
+    rows += [sample(2, 0, True, "long " * 9), sample(2, 1, True, "short"), sample(2, 2, False, "x")]
+    kept = kept_demo()
+    about = {key: kept[key] for key in ("script", "commit", "machine", "versions", "date")}
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    (tmp_path / "args.json").write_text(json.dumps(kept["settings"]))
+    metrics = [{"step": 0, "eval/accuracy": 0.0}, {"step": 2, "eval/accuracy": 0.5, "reward": 1.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    (tmp_path / "test_samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = demo_picture.read(tmp_path)
+    assert read["after"]["response"] == "short" and read["learned"] == 2 and read["kept_problems"] == 3
+    assert read["rows"] == [{"step": 0, "eval/accuracy": 0.0}, {"step": 2, "eval/accuracy": 0.5}]
+    (tmp_path / "test_samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    with pytest.raises(ValueError, match="has no test problem that was wrong before"):
+        demo_picture.read(tmp_path)
+    with pytest.raises(ValueError, match="is not the folder of a run"):
+        demo_picture.read(tmp_path / "nothing")
+
+
+def test_pairs_of_one_evaluation_are_none():
+    assert before_after.pairs([sample(0, 1, False, "x")]) == ({}, {}, [])
+    assert before_after.view([sample(0, 1, False, "x")]) is None
+
+
+# --------------------------------------------------------------------------------------------------- add_a_variant.md
+
+
+def test_the_toy_variant_is_one_line_of_grpo():
+    page, script = (ROOT / "docs" / "add_a_variant.md").read_text(), (ROOT / "grpo.py").read_text()
+    old, new = (re.search(rf"^\{sign}(    .*)$", page, re.M)[1] for sign in "-+")
+    assert script.count(old + "\n") == 1
+    groups = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
+    values = {"groups": groups, "mean": groups.mean(1, keepdim=True), "std": groups.std(1, keepdim=True)}
+    assert f"{values['std'].item():.3f}" in page
+    for line, expected in ((old, [0.866, -0.866, -0.866, 0.866]), (new, [0.866, 0, 0, 0.866])):
+        exec(line.strip(), {}, values)
+        assert torch.allclose(values["advantages"], torch.tensor([expected]), atol=1e-3)
