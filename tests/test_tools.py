@@ -443,6 +443,24 @@ def test_compare_runs_and_keeps_what_is_missing(tmp_path):
     assert not (tmp_path / "a_seed_7.json").exists()
 
 
+def test_accuracy_over_what_was_spent_by_hand():
+    """Two seeds: steps 0, 1, 2 with 2 optimizer steps each, and 3 and 5 seconds a step."""
+
+    def rows(seconds, *accuracies):
+        later = [{"step": s, "optimizer_steps": 2.0, "time/step": seconds} for s in (1, 2)]
+        return [
+            {**row, **({} if value is None else {"eval/accuracy": value})}
+            for row, value in zip([{"step": 0}, *later], accuracies)
+        ]
+
+    figure = plot.draw_budgets({"a": [rows(3.0, 0.2, None, 0.6), rows(5.0, 0.4, None, 0.8)]}, [])
+    drawn = [list(zip(axis.lines[0].get_xdata(), axis.lines[0].get_ydata())) for axis in figure.axes]
+    ends = {"training steps": 2, "optimizer steps": 4, "seconds of training": 8}  # the mean of 6 and 10 seconds
+    assert [axis.get_xlabel() for axis in figure.axes] == list(ends)
+    for points, end in zip(drawn, ends.values()):
+        assert points == [(0, pytest.approx(0.3)), (end, pytest.approx(0.7))]
+
+
 def test_the_comparison_in_the_docs_is_what_its_kept_runs_give():
     """Every entry as it stands in tools/compare.py, at least three seeds, no run that these flags don't give."""
     folder, commands, runs = ROOT / "benchmarks" / "kk_tiny", compare.read_entries(compare.ENTRIES), {}

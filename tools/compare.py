@@ -10,7 +10,7 @@ An entry is a name, a script and the script's flags. Every finished run is kept 
 benchmarks/kk_tiny/ (flags, metrics of every step, commit, versions, machine), so that a comparison can be spread over
 days and machines. NAME.md, NAME.png and NAME.svg are made of those files alone, anywhere; NAME is the suite unless
 another is given. With more than five entries NAME.png shows each beside the one it grew from, and NAME_metrics.png
-the other metrics.
+the other metrics. NAME_budget.png shows the accuracy by training steps, by optimizer steps and by seconds.
 """
 
 import json
@@ -53,6 +53,7 @@ ENTRIES = [  # in the order of the tree: what grew from another script than grpo
 COMMON = "--steps 12 --eval_every 4 --eval_size 300"
 # 16 prompts, because 16 updates a step divide them; float32, so that processors with and without bfloat16 do the same.
 SHORT = "--steps 8 --eval_every 4 --eval_size 300 --prompts_per_step 16 --dtype float32"
+LONG = "--steps 40 --eval_every 8 --eval_size 500 --dtype float32"  # kk_tiny, until nothing more is learned
 
 
 def sweep(flag, values, others):
@@ -100,6 +101,28 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "dapo, clip-high at acpo's largest, 16 updates: acpo.py --clip_alpha 0 --clip_base_high 2.393"
             " --updates_per_step 16",
             "grpo, clip at acpo's average, 16 updates: acpo.py --clip_alpha 0 --clip_base 0.257 --updates_per_step 16",
+        ],
+    ),
+    # Does the order of the short comparison last? 40 steps; then the two that were closest, at other learning rates.
+    "long": (
+        LONG,
+        [
+            "grpo, 40 steps: grpo.py",
+            "grpo 4 updates, 40 steps: grpo.py --updates_per_step 4",
+            "lopti, 40 steps: grpo_ar_lopti.py --alpha 0 --eta 0.5",
+            "ar+lopti, 40 steps: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
+            "acpo, 40 steps: acpo.py",
+        ],
+    ),
+    "learning_rate": (
+        LONG,
+        [
+            f"lr {lr}{also}: {script} --lr {lr}"
+            for lr in ("3e-5", "3e-4")
+            for also, script in (
+                ("", "grpo.py --updates_per_step 4"),
+                (", lopti", "grpo_ar_lopti.py --alpha 0 --eta 0.5"),
+            )
         ],
     ),
     "updates": (  # fig. 19: the 80/20 rule near and far off policy
@@ -268,8 +291,10 @@ def draw(runs, commands, folder, name):
     groups = {entry: [run["rows"] for run in by_seed.values()] for entry, by_seed in runs.items()}
     paths = [folder / f"{name}{suffix}" for suffix in (".png", ".svg")]
     if len(groups) <= plot.MOST_LINES:
+        budget = folder / f"{name}_budget.png"
         plot.draw(groups, paths)
-        return paths
+        plot.draw_budgets(groups, [budget])
+        return [*paths, budget]
     more = [folder / f"{name}_metrics{suffix}" for suffix in (".png", ".svg")]
     plot.draw_beside(groups, parents_of({entry: commands[entry] for entry in groups}), paths)
     plot.draw(groups, more, [key for key in plot.PANELS if key not in ("accuracy", "eval/accuracy")])

@@ -220,6 +220,39 @@ def draw_beside(groups, parents, paths, key="eval/accuracy", smoothing=0.0):
     return save(figure, paths)
 
 
+BUDGETS = {  # what a run has spent: the axis, and the metric of a step that is added up (None: the steps themselves)
+    "training steps": None,
+    "optimizer steps": "optimizer_steps",
+    "seconds of training": "time/step",
+}
+
+
+def draw_budgets(groups, paths, key="eval/accuracy"):
+    """A panel for each kind of budget: the metric over what was spent until then. Gives the figure.
+
+    groups: {label: [rows of a run, ...]}. A group's line is the mean of its runs, over the mean of what they spent.
+    """
+    figure = new_figure(15, 4.6, f"{TITLES.get(key, key)}, by what was spent; mean over the seeds")
+    for axis, (budget, counted) in zip(figure.subplots(1, 3, sharey=True), BUDGETS.items()):
+        for i, (label, runs) in enumerate(groups.items()):
+            spent = [[{**row, "spent": total} for row, total in zip(rows, totals(rows, counted))] for rows in runs]
+            _, xs, _, _ = mean_and_range([[r for r in rows if r.get(key) is not None] for rows in spent], "spent")
+            _, ys, _, _ = mean_and_range(runs, key)
+            axis.plot(xs, ys, marker="o", ms=4, color=COLOURS[i], ls=STYLES[i], label=label)
+        axis.set_xlabel(budget)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return save(figure, paths)
+
+
+def totals(rows, counted):
+    """What was spent until the end of each row: the sum of a metric, or the number of steps if it is None."""
+    sums, total = [], 0.0
+    for row in rows:
+        total += row.get(counted, 0.0) if counted else 0.0
+        sums.append(total if counted else float(row["step"]))
+    return sums
+
+
 def draw_line(axis, runs, key, smoothing=0.0, **look):
     """The mean over the runs, with a band from the lowest run to the highest; if smoothed, over the pale raw mean.
 
