@@ -14,7 +14,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install doctor model demo test bench lab table lint format
+.PHONY: install doctor model demo test bench lab table docs lint format
 
 install: $(VENV)/installed
 
@@ -58,10 +58,17 @@ lab: install
 	$(PY) -m lab.who_dominates
 	$(PY) -m lab.right_direction
 	$(PY) -m lab.proposition
+	$(PY) -m lab.off_policy
+	$(PY) -m lab.key_factors
+	$(PY) -m lab.forking_tokens
 
 table: install
 	$(PY) tools/table.py
 	$(PY) -m tools.fits
+
+docs: table
+	$(PY) -m tools.pages
+	$(PY) -m tools.claims
 
 lint: install
 	$(PY) -m ruff check .
