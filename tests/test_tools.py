@@ -478,6 +478,19 @@ def test_the_comparison_in_the_docs_is_what_its_kept_runs_give():
     assert (folder / "comparison.png").exists() and (folder / "comparison.svg").exists()
 
 
+def test_the_scripts_of_the_course_stand_in_the_docs_as_their_kept_runs_give_them():
+    folder, (common, entries) = ROOT / "benchmarks" / "kk_tiny", compare.SUITES["family"]
+    page, runs = (ROOT / "docs" / "comparison.md").read_text(), {}
+    for name, words in compare.read_entries(entries).items():
+        command = shlex.join([*words, *shlex.split(common)])
+        paths = {seed: compare.kept_file(folder, name, seed) for seed in range(3)}
+        runs[name] = {s: compare.read_kept(path, f"{command} --seed {s}") for s, path in paths.items()}
+        accuracy = compare.shown([compare.final(run, "eval/accuracy") for run in runs[name].values()])
+        start = f"| {words[0].removesuffix('.py')} | {accuracy} |"
+        assert start in page, name
+    assert compare.table(runs, compare.read_entries(entries), common) == (folder / "family.md").read_text()
+
+
 def test_what_the_docs_say_of_acpos_clip_range_is_what_its_kept_runs_give():
     """They log the mean over a step's two updates; the first update's range is always 0.2."""
     folder = ROOT / "benchmarks" / "kk_tiny"
