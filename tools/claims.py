@@ -280,7 +280,7 @@ def judged(claim, folders):
 
 # -------------------------------------------------------------------------------------------------------------- claims
 
-BIG = "it takes a model of 3 to 8 billion parameters and a GPU, and none was run"
+BIG = "it needs a GPU and a model of 3 to 8 billion parameters"
 SHOWN_FOR_GRPO = "the same claim as Figure 4, for a model that was not run here"
 
 
@@ -291,7 +291,7 @@ def ahead(*names, **options):
 AR_LOPTI = (
     Claim(
         "Figure 1(a), (d)",
-        "improbable tokens are few and have most of the gradient",
+        "improbable tokens have the largest part of the gradient norms, beyond their number",
         (Lab("who_dominates", ("improbable tokens (p ≤ 0.25) have the largest part",)),),
         "the bins' norms are summed, as in the figure; the bin above, 0.25 to 0.5, is not part of the claim",
     ),
@@ -596,7 +596,7 @@ AR_LOPTI = (
                 " --eta 0"
             ),
         ),
-        "it takes a GPU, and none was at hand",
+        "it needs a GPU",
     ),
     Claim("Figure 18", "Table 10's runs over time", (Unmeasured(),), "see Table 10"),
     Claim(
@@ -609,7 +609,7 @@ AR_LOPTI = (
         "Figure 19, 16 updates",
         "the 80/20 rule helps at 16 updates a step",
         (Ahead("updates", "16 updates, 80/20", "16 updates"),),
-        "the same",
+        "on GRPO, as above",
     ),
 )
 
@@ -823,7 +823,7 @@ NOTES = (
     ),
     Claim(
         "low_prob_overdominate.png",
-        "a fifth of the tokens is improbable and has most of the gradient",
+        "improbable tokens, 19.22 % of all, have the largest part of the gradient norms",
         (Lab("who_dominates", ("improbable tokens (p ≤ 0.25) have the largest part",)),),
         "AR-Lopti's Figure 1",
     ),
@@ -907,7 +907,6 @@ def page(folders=Folders()):
     """docs/claims.md: what the words mean, a table for each paper, what else the lab found, and where it was read."""
     found = {paper: [(claim, judged(claim, folders)) for claim in claims] for paper, (_, claims) in PAPERS.items()}
     words = [finding.word for rows in found.values() for _, finding in rows]
-    counts = "; ".join(f"{words.count(word)} × {word}" for word in MEANING)
     intro = [
         "# Claims",
         "Every figure, table, equation and numbered statement of the two papers, and the figures and statements of the "
@@ -915,14 +914,13 @@ def page(folders=Folders()):
         "page from the kept results; no verdict is written by hand.",
         "**What was measured is small**: models/kk_tiny, a Llama of a million parameters, learning Knights & Knaves "
         "puzzles of 2 and 3 people for 8 or 12 steps on two cores. That a claim does not show here says little about "
-        "models of 3 billion parameters that learn for 360 steps; and that one shows says no more.",
-        f"In {len(words)} rows: {counts}.",
+        "models of 3 billion parameters that learn for 360 steps. A claim that shows here is no proof for them either.",
     ]
     lines = []
     for paragraph in intro:
         lines += [*textwrap.wrap(paragraph, 120, break_on_hyphens=False), ""]
-    lines += ["| verdict | what it means |", "|---|---|"]
-    lines += [f"| {word} | {meaning} |" for word, meaning in MEANING.items()]
+    lines += ["| verdict | rows | what it means |", "|---|---|---|"]
+    lines += [f"| {word} | {words.count(word)} | {meaning} |" for word, meaning in MEANING.items()]
     rules = (
         f"A difference counts from {ERRORS} standard errors on: of the lab over batches, of runs over {SEEDS} seeds. "
         "Runs are compared by two test accuracies, the mean of a run's last three evaluations (or of all, if there are "
@@ -931,6 +929,11 @@ def page(folders=Folders()):
         f"error. Fewer than {SEEDS} seeds can't tell."
     )
     lines += ["", *textwrap.wrap(rules, 120, break_on_hyphens=False)]
+    lines += ["", "## In short", ""]
+    for word in (SHOWS, DOES_NOT_SHOW, CANNOT_TELL):
+        items = {paper: [claim.item for claim, of in rows if of.word == word] for paper, rows in found.items()}
+        text = ". ".join(f"{paper}: {'; '.join(names)}" for paper, names in items.items() if names)
+        lines += textwrap.wrap(f"- **{word}**: {text}.", 120, break_on_hyphens=False, subsequent_indent="  ")
     for paper, (title, _) in PAPERS.items():
         lines += ["", f"## {paper}", "", *textwrap.wrap(f"{title}.", 120), ""]
         lines += [
