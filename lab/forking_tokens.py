@@ -1,0 +1,543 @@
+"""Forking tokens: words of the highest entropy, the lowest probability, the largest gradient.
+
+*Beyond the 80/20 Rule* (Wang et al. 2025, arXiv 2506.01939) and Archer (arXiv 2507.15778): most
+tokens have an entropy near 0, and the few with a high one are the words at which a solution forks.
+AR-Lopti (arXiv 2505.12929) looks at the improbable tokens instead, whose gradients are large. ACPO
+(arXiv 2606.22570), figure 2c and appendix C: the two are related, but not the same.
+
+Measured for every response token of --batches batches:
+- entropy and log-probability, by the trainers' log_probs;
+- gradient: the norm of ∇ log π at the last layer's output. Later positions can't influence a
+  prediction, and what follows that layer works on each position alone, so one backward pass of the
+  sum of all log-probabilities gives the gradient of each token. For --checked of the tokens the
+  norm of the gradient with respect to all weights is measured too, to see if it says the same.
+
+The set of highest entropy is the one that entropy_top.py trains on (--share 0.2); the two others,
+lowest probability and largest gradient, have as many tokens. Two sets chosen at random would share
+a fifth of their tokens.
+
+A word is the text of a token without the spaces around it; only words that occur --least times are
+listed. A connecting word is one that stands alone in AR-Lopti's Table 5 (tools/words.py: "so",
+"since", "assume", …). A token begins a step if it is the first, or follows a line break or the end
+of a sentence.
+
+Results: forking_tokens.json and forking_tokens.png.
+
+    python -m lab.forking_tokens
+"""
+
+import dataclasses
+import math
+from statistics import fmean
+
+import torch
+from tqdm import tqdm
+
+import entropy_top
+from lab import common, proposition
+from runtime import settings
+from runtime.processes import DEVICE
+from runtime.settings import NonNegativeInt, PositiveInt, PositiveShare
+from tools import words
+
+NEARLY_CERTAIN = 0.01  # nats, the entropy below which a token counts as having none
+MOST = 0.8  # of the entropy: the 80 in 80/20
+MEASURES = ("entropy", "probability", "gradient")
+SETS = {
+    "entropy": "highest entropy",
+    "probability": "lowest probability",
+    "gradient": "largest gradient",
+}
+PAIRS = [("entropy", "probability"), ("entropy", "gradient"), ("probability", "gradient")]
+SENTENCE_ENDS = ".?!:"
+SHOWN = 14  # words in each panel of the picture
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(common.Args):
+    """Which words have the highest entropy, the lowest probability, the largest gradient."""
+
+    batches: PositiveInt = 4  # batches to look at
+    share: PositiveShare = 0.2  # of the tokens, in each of the three sets
+    least: PositiveInt = 20  # a word that occurs less often is not listed
+    listed: PositiveInt = 30  # words in each list of the JSON
+    checked: NonNegativeInt = 300  # tokens whose gradient at all weights is measured
+
+
+QUICK = {"batches": 1, "least": 3, "checked": 6}
+
+# ------------------------------------------------------------------------------------------ measure
+
+
+def gradient_norms(policy, batch, args):
+    """‖∇ log π‖ of each response token at the last layer's output, [N, T]; zero elsewhere."""
+    norms = torch.zeros(batch["mask"].shape)
+    for row in tqdm(range(len(norms)), desc="gradients", leave=False):
+        end = int(batch["mask"][row].nonzero()[-1]) + 1
+        ids = batch["ids"][row : row + 1, :end].to(DEVICE)
+        mask = batch["mask"][row : row + 1, :end].to(DEVICE)
+        logp, activations = proposition.activations_of(policy, ids, mask, args.temperature)
+        [gradient] = torch.autograd.grad(logp.sum(), activations[-1])  # [1, end, D]
+        of_state = gradient[0].norm(dim=-1).cpu()  # [end]
+        # A token is predicted from the state before it.
+        norms[row, 1:end] = of_state[:-1] * batch["mask"][row, 1:end]
+    return norms
+
+
+def norms_at_all_weights(policy, batch, args):
+    """(rows, positions, ‖∇ log π‖ over all weights) of --checked random tokens of a batch, [n]."""
+    places = batch["mask"].nonzero()  # [tokens, 2]
+    generator = torch.Generator().manual_seed(args.seed)
+    chosen = places[torch.randperm(len(places), generator=generator)[: args.checked]]
+    chosen = chosen[chosen[:, 0].argsort()]
+    weights = list(policy.parameters())
+    norms = []
+    for row, t in tqdm(chosen.tolist(), desc="all weights", leave=False):
+        ids = batch["ids"][row : row + 1, : t + 1].to(DEVICE)
+        mask = batch["mask"][row : row + 1, : t + 1].to(DEVICE)
+        logp, _ = policy(ids, mask, args.temperature)
+        norms.append(common.norm(torch.autograd.grad(logp[0, t], weights)))
+    return chosen[:, 0], chosen[:, 1], torch.tensor(norms, dtype=torch.float64)
+
+
+def word_of(text):
+    """A token's text without the spaces around it; a token of spaces alone as Python writes it."""
+    return text.strip() or repr(text)[1:-1]
+
+
+def is_connecting(word):
+    """Whether the word stands alone in AR-Lopti's Table 5."""
+    patterns = (pattern for family in words.PATTERNS.values() for pattern in family)
+    return any(pattern.fullmatch(word) for pattern in patterns)
+
+
+def step_beginnings(texts):
+    """Which tokens of a response begin a step, a list of bools. texts: those of its tokens."""
+    begins = []
+    before = "\n"
+    for text in texts:
+        last = before.rstrip(" \"'”’)")
+        begins.append("\n" in before or last.endswith(tuple(SENTENCE_ENDS)))
+        before = text
+    return begins
+
+
+def texts_of(tokenizer, batch):
+    """The text of every response token by itself, a list for each response."""
+    text_of = {}
+    for i in batch["ids"][batch["mask"]].unique().tolist():
+        text_of[i] = tokenizer.decode([i], clean_up_tokenization_spaces=False)
+    rows = zip(batch["ids"], batch["mask"])
+    return [[text_of[i] for i in ids[mask].tolist()] for ids, mask in rows]
+
+
+def top_tokens(values, count):
+    """Which of the values [n] are the `count` largest, as bools; of equal ones the first."""
+    chosen = torch.zeros(len(values), dtype=torch.bool)
+    chosen[values.sort(descending=True, stable=True).indices[:count]] = True
+    return chosen
+
+
+def sets_of(batch, found, args):
+    """{measure: bools [n]}, the three sets of a batch's tokens. found: {measure: values [n]}."""
+    of_script = common.trainer_args("entropy_top", args, entropy_top=args.share)
+    threshold = entropy_top.entropy_threshold(batch, of_script)
+    high_entropy = found["entropy"] >= threshold
+    count = int(high_entropy.sum())
+    return {
+        "entropy": high_entropy,
+        "probability": top_tokens(-found["probability"], count),
+        "gradient": top_tokens(found["gradient"], count),
+    }
+
+
+def measure(policy, tokenizer, sampled, args):
+    """One batch: {name: values of its n tokens}. The words are a list, the others tensors [n]."""
+    batch = sampled.batch
+    mask = batch["mask"]
+    texts = texts_of(tokenizer, batch)
+    found = {
+        "entropy": batch["entropy"][mask].double(),
+        "probability": batch["old_logp"][mask].double().exp(),
+        "gradient": gradient_norms(policy, batch, args)[mask].double(),
+    }
+    sets = sets_of(batch, found, args)
+    found |= {f"in {name}": inside for name, inside in sets.items()}
+    found["words"] = [word_of(text) for row in texts for text in row]
+    begins = [begin for row in texts for begin in step_beginnings(row)]
+    found["begins"] = torch.tensor(begins)
+    found["connects"] = torch.tensor([is_connecting(word) for word in found["words"]])
+    return found
+
+
+# ------------------------------------------------------------------------------------------ numbers
+
+
+def share_carrying(values, part):
+    """The least share of the values [n] whose sum is `part` of all, the largest values first."""
+    largest_first = values.sort(descending=True).values
+    sums = largest_first.cumsum(0)
+    needed = part * sums[-1]
+    count = int((sums < needed * (1 - 1e-12)).sum()) + 1
+    return min(count, len(values)) / len(values)
+
+
+def carried_by(values, share):
+    """The part of the values' sum that the largest ⌈share · n⌉ of the n values have."""
+    count = math.ceil(share * len(values))
+    return (values.sort(descending=True).values[:count].sum() / values.sum()).item()
+
+
+def overlap(some, others):
+    """The share of the tokens of one set that the other has too. Both are bools [n]."""
+    return (some & others).sum().item() / max(1, int(some.sum()))
+
+
+def ranks(values):
+    """The ranks of the values [n], from 1 for the least; equal values share the mean of theirs."""
+    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0)
+    return (last - (counts - 1) / 2)[inverse].double()
+
+
+def rank_correlation(some, others):
+    """Spearman's, of two vectors; 0 if one is constant or there are fewer than three values."""
+    return proposition.correlation(ranks(some), ranks(others))
+
+
+def mean_of(values, chosen):
+    """The mean of the chosen values; None if none is chosen."""
+    return values[chosen].mean().item() if chosen.any() else None
+
+
+def entropy_bounds(probability, vocabulary):
+    """(least, greatest) entropy in nats that a distribution can have if a token has this p, [n].
+
+    vocabulary: its size. The rest, 1 − p, is on one other token, or evenly on all others (ACPO,
+    appendix C).
+    """
+    rest = 1 - probability
+    own = -torch.xlogy(probability, probability)
+    least = own - torch.xlogy(rest, rest)
+    return least, least + rest * math.log(vocabulary - 1)
+
+
+def numbers_of(found, vocabulary):
+    """The numbers of one batch, for JSON. found: as measure() gives it."""
+    entropy, probability = found["entropy"], found["probability"]
+    low, high = entropy_bounds(probability, vocabulary)
+    slack = 1e-4  # nats: both come from float32 log-probabilities
+    is_within = (entropy > low - slack) & (entropy < high + slack)
+    size = found["in entropy"].double().mean().item()  # of the sets, as a share of the tokens
+    numbers = {
+        "tokens": len(entropy),
+        "nearly_certain": (entropy < NEARLY_CERTAIN).double().mean().item(),
+        "mean_entropy": entropy.mean().item(),
+        "tokens_with_most_of_the_entropy": share_carrying(entropy, MOST),
+        "entropy_of_top": entropy[found["in entropy"]].sum().item() / entropy.sum().item(),
+        "gradient_of_top": carried_by(found["gradient"], size),
+        "rank_correlation": {},
+        "overlap": {},
+        "within_bounds": is_within.double().mean().item(),
+    }
+    for some, others in PAIRS:
+        pair = f"{some}, {others}"
+        numbers["overlap"][pair] = overlap(found[f"in {some}"], found[f"in {others}"])
+        numbers["rank_correlation"][pair] = rank_correlation(found[some], found[others])
+    for name in ("connects", "begins"):
+        inside = found[name]
+        numbers[name] = {
+            "share": inside.double().mean().item(),
+            "share_of_top": inside[found["in entropy"]].double().mean().item(),
+            "entropy": mean_of(entropy, inside),
+            "entropy_of_others": mean_of(entropy, ~inside),
+        }
+    return numbers
+
+
+def word_table(batches, least):
+    """[{word, count, means of its tokens}] of all words that occur `least` times in the batches."""
+    places = {}  # word: its places among all tokens
+    all_words = [word for found in batches for word in found["words"]]
+    for place, word in enumerate(all_words):
+        places.setdefault(word, []).append(place)
+    values = {name: torch.cat([found[name] for found in batches]) for name in MEASURES}
+    in_top = torch.cat([found["in entropy"] for found in batches]).double()
+    rows = []
+    for word, where in places.items():
+        if len(where) >= least:
+            means = {name: of_all[where].mean().item() for name, of_all in values.items()}
+            share = in_top[where].mean().item()
+            rows.append({"word": word, "count": len(where)} | means | {"in_top": share})
+    return rows
+
+
+def lists_of(rows, listed):
+    """{list: its words' rows}, the four lists: at most so many words, the most extreme first."""
+    orders = {
+        "highest entropy": ("entropy", True),
+        "lowest probability": ("probability", False),
+        "largest gradient": ("gradient", True),
+        "lowest entropy": ("entropy", False),
+    }
+    lists = {}
+    for name, (key, descending) in orders.items():
+        ordered = sorted(rows, key=lambda row, key=key: (row[key], row["word"]), reverse=descending)
+        lists[name] = ordered[:listed]
+    return lists
+
+
+# ----------------------------------------------------------------------------------------- verdicts
+
+
+def difference(rows, of):
+    """(mean, standard error) of a number over the batches; of: takes a batch's numbers."""
+    return common.mean_and_error([of(row) for row in rows])
+
+
+def mean(rows, of):
+    return fmean(of(row) for row in rows)
+
+
+def verdicts_of(rows, checked, args):
+    """What the batches' numbers say.
+
+    rows: of numbers_of. checked: {"correlation": of the norm at all weights with 1 − π, "ranks":
+    with the norm at the last layer, "tokens"}. A difference counts from two standard errors on.
+    """
+    enough = len(rows) >= 3
+    certain = mean(rows, lambda row: row["nearly_certain"])
+    carried = mean(rows, lambda row: row["entropy_of_top"])
+    needed = mean(rows, lambda row: row["tokens_with_most_of_the_entropy"])
+    verdicts = [
+        (
+            f"most tokens have an entropy near 0 (below {NEARLY_CERTAIN} nats)",
+            common.verdict(certain > 0.5, enough),
+            f"{certain:.1%} of the tokens; the mean is "
+            f"{mean(rows, lambda row: row['mean_entropy']):.2f} nats",
+        ),
+        (
+            f"{args.share:.0%} of the tokens have at least {MOST:.0%} of the entropy",
+            common.verdict(carried >= MOST, enough),
+            f"they have {carried:.1%} of it; {needed:.1%} of the tokens have {MOST:.0%}",
+        ),
+    ]
+    claims = [
+        "the tokens of highest entropy are mostly those of lowest probability",
+        "the tokens of highest entropy are mostly those of largest gradient",
+        "the tokens of lowest probability are mostly those of largest gradient",
+    ]
+    for claim, (some, others) in zip(claims, PAIRS):
+        pair = f"{some}, {others}"
+        shared, error = difference(rows, lambda row, pair=pair: row["overlap"][pair])
+        relation = mean(rows, lambda row, pair=pair: row["rank_correlation"][pair])
+        verdicts.append(
+            (
+                claim,
+                common.verdict(shared - 2 * error > 0.5, enough),
+                f"the sets share {shared:.1%} ± {error:.1%} of their tokens ({args.share:.0%} by "
+                f"chance); rank correlation of all tokens {relation:+.2f}",
+            )
+        )
+    by_probability, by_entropy = "probability, gradient", "entropy, gradient"
+    gap, error = difference(
+        rows, lambda row: row["overlap"][by_probability] - row["overlap"][by_entropy]
+    )
+    verdicts.append(
+        (
+            "low probability finds the tokens of largest gradient better than high entropy does",
+            common.verdict(gap > 2 * error, enough),
+            f"its set shares {gap:+.1%} ± {error:.1%} more of them",
+        )
+    )
+    claims = {
+        "connects": "words that connect steps of reasoning have more entropy than the others",
+        "begins": "tokens that begin a step have more entropy than the others",
+    }
+    for name, claim in claims.items():
+        verdicts.append(verdict_of_kind(rows, name, claim, enough))
+    within = min(row["within_bounds"] for row in rows)
+    verdicts.append(
+        (
+            "every token's entropy is within the bounds that its probability sets",
+            common.verdict(within == 1),
+            f"least share of a batch's tokens: {within:.2%}",
+        )
+    )
+    verdicts.append(
+        (
+            "the norm of a token's gradient at all weights is roughly proportional to 1 − π",
+            common.verdict(
+                checked["correlation"] >= proposition.PROPORTIONAL,
+                checked["tokens"] >= proposition.ENOUGH,
+            ),
+            f"correlation {checked['correlation']:.2f} over {checked['tokens']} tokens (of the "
+            f"ranks of both norms, at all weights and at the last layer: {checked['ranks']:.2f})",
+        )
+    )
+    return verdicts
+
+
+def verdict_of_kind(rows, name, claim, enough):
+    """The verdict on a kind of tokens, "connects" or "begins"; of batches that have both kinds."""
+    rows = [row[name] for row in rows if None not in row[name].values()]
+    if not rows:
+        return claim, common.verdict(False, enough=False), "no such token"
+    gap, error = difference(rows, lambda row: row["entropy"] - row["entropy_of_others"])
+    numbers = (
+        f"mean entropy {mean(rows, lambda row: row['entropy']):.2f} and "
+        f"{mean(rows, lambda row: row['entropy_of_others']):.2f} nats; they are "
+        f"{mean(rows, lambda row: row['share']):.1%} of all tokens and "
+        f"{mean(rows, lambda row: row['share_of_top']):.1%} of those of highest entropy"
+    )
+    return claim, common.verdict(gap > 2 * error, enough), numbers
+
+
+# ------------------------------------------------------------------------------------------ picture
+
+
+def draw(batches, rows, lists, args):
+    pooled = {name: torch.cat([found[name] for found in batches]) for name in MEASURES}
+    num_tokens = len(pooled["entropy"])
+    name = args.model.rstrip("/").split("/")[-1]
+    title = f"{num_tokens} response tokens of {name}, temperature {args.temperature:g}"
+    figure = common.new_figure(21, 13.5, title)
+    panels = figure.subplots(2, 4, height_ratios=(1, 1.25))
+    draw_shares(panels[0, 0], pooled)
+    axes = panels[0, 1]
+    axes.hist(pooled["entropy"], bins=60, color="#0072B2")
+    axes.set_yscale("log")
+    axes.set_xlabel("entropy [nats]")
+    axes.set_ylabel("tokens")
+    axes.set_title("how many tokens have which entropy")
+    draw_scatter(panels[0, 2], pooled, args)
+    draw_overlaps(panels[0, 3], rows)
+    draw_words(panels[1], lists)
+    common.save_figure(figure, args, "forking_tokens")
+
+
+def draw_shares(axes, pooled):
+    """The part of the entropy and of the gradients that a share of the tokens has."""
+    for key, colour in (("entropy", "#0072B2"), ("gradient", "#D55E00")):
+        sums = pooled[key].sort(descending=True).values.cumsum(0)
+        shares = torch.arange(1, len(sums) + 1) / len(sums)
+        every = max(1, len(sums) // 1000)
+        axes.plot(100 * shares[::every], 100 * (sums / sums[-1])[::every], color=colour, label=key)
+    needed = 100 * share_carrying(pooled["entropy"], MOST)
+    axes.plot([0, needed, needed], [100 * MOST, 100 * MOST, 0], ":", color="0.4", linewidth=1.5)
+    axes.text(needed + 2, 100 * MOST - 8, f"{needed:.0f} % have {MOST:.0%} of the entropy")
+    axes.set_xlabel("tokens, largest first [%]")
+    axes.set_ylabel("part of the sum [%]")
+    axes.set_title("how few tokens have how much")
+    axes.legend(frameon=False, loc="lower right")
+
+
+def draw_scatter(axes, pooled, args):
+    """Entropy over probability, with the bounds; some tokens, so that points can be told apart."""
+    generator = torch.Generator().manual_seed(args.seed)
+    some = torch.randperm(len(pooled["entropy"]), generator=generator)[:4000]
+    look = {"markersize": 3, "alpha": 0.35, "color": "#0072B2", "rasterized": True}
+    axes.plot(pooled["probability"][some], pooled["entropy"][some], ".", **look)
+    p = torch.linspace(0, 1, 201, dtype=torch.float64)
+    low, _ = entropy_bounds(p, 2)
+    axes.plot(p, low, color="#D55E00", label="least possible")
+    axes.set_xlabel("probability of the token")
+    axes.set_ylabel("entropy [nats]")
+    axes.set_title("entropy and probability")
+    axes.legend(frameon=False, loc="upper right")
+
+
+def draw_overlaps(axes, rows):
+    """The shares that the sets have in common, means over the batches."""
+    shared = torch.eye(len(MEASURES))
+    for some, others in PAIRS:
+        value = mean(rows, lambda row, pair=f"{some}, {others}": row["overlap"][pair])
+        shared[MEASURES.index(some), MEASURES.index(others)] = value
+        shared[MEASURES.index(others), MEASURES.index(some)] = value
+    axes.imshow(shared, cmap="Blues", vmin=0, vmax=1)
+    for y in range(len(MEASURES)):
+        for x in range(len(MEASURES)):
+            colour = "white" if shared[y, x] > 0.6 else "black"
+            axes.text(x, y, f"{shared[y, x]:.0%}", ha="center", va="center", color=colour)
+    names = [SETS[key].replace(" ", "\n") for key in MEASURES]
+    axes.set_xticks(range(len(MEASURES)), names)
+    axes.set_yticks(range(len(MEASURES)), names)
+    axes.tick_params(length=0)
+    axes.set_title("tokens in both sets")
+
+
+def draw_words(panels, lists):
+    """A panel for each list: its words, with their means as bars."""
+    units = {"entropy": "mean entropy [nats]", "probability": "mean probability"}
+    units["gradient"] = "mean ‖∇ log π‖"
+    for axes, (name, rows) in zip(panels, lists.items()):
+        key = name.split()[1]
+        rows = rows[:SHOWN]
+        heights = [row[key] for row in rows]
+        colour = "#009E73" if name == "lowest entropy" else "#0072B2"
+        axes.barh(range(len(rows)), heights, color=colour)
+        labels = [f"{row['word']}  ({row['count']})".replace("$", r"\$") for row in rows]
+        axes.set_yticks(range(len(rows)), labels)
+        axes.invert_yaxis()
+        axes.set_xlabel(units[key])
+        axes.set_title(f"words of {name}")
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def check_gradients(policy, sampled, found, args):
+    """What the norms at all weights say of --checked tokens: correlations, see verdicts_of."""
+    rows, positions, at_all = norms_at_all_weights(policy, sampled.batch, args)
+    number = torch.full(sampled.batch["mask"].shape, -1)
+    number[sampled.batch["mask"]] = torch.arange(len(found["gradient"]))
+    chosen = number[rows, positions]  # their places among the batch's tokens
+    return {
+        "tokens": len(at_all),
+        "correlation": proposition.correlation(at_all, 1 - found["probability"][chosen]),
+        "ranks": rank_correlation(at_all, found["gradient"][chosen]),
+    }
+
+
+def print_lists(lists, shown=10):
+    """The lists as a table: a word with its mean, so many of each."""
+    for name, rows in lists.items():
+        key = name.split()[1]
+        print(f"{name}: " + ", ".join(f"{row['word']} {row[key]:.3g}" for row in rows[:shown]))
+
+
+def main():
+    args = common.parse(Args, __doc__, QUICK)
+    with settings.errors_in_one_line():
+        policy, tokenizer = common.load_policy(args)
+        if args.dry_run:
+            print("the settings are right; --dry_run ends here")
+            return
+        batches = common.load_batches(policy, args, args.batches)
+    found = []
+    for sampled in tqdm(batches, desc="batches"):
+        found.append(measure(policy, tokenizer, sampled, args))
+    vocabulary = policy.lm.config.vocab_size
+    rows = [numbers_of(of_batch, vocabulary) for of_batch in found]
+    checked = check_gradients(policy, batches[0], found[0], args)
+    table = word_table(found, args.least)
+    lists = lists_of(table, args.listed)
+    verdicts = verdicts_of(rows, checked, args)
+    draw(found, rows, lists, args)
+    result = {
+        "tokens": sum(row["tokens"] for row in rows),
+        "batches": rows,
+        "gradient_at_all_weights": checked,
+        "words": len(table),
+        "lists": lists,
+        "verdicts": verdicts,
+    }
+    common.write(args, "forking_tokens", result)
+    print_lists(lists)
+    common.show_verdicts(verdicts)
+
+
+if __name__ == "__main__":
+    main()
