@@ -19,7 +19,6 @@ import shlex
 import sys
 import textwrap
 from dataclasses import dataclass
-from pathlib import Path
 
 import tyro
 
@@ -199,7 +198,7 @@ def worked_example(script):
     lines += ["", *wrapped(totals(found))]
     if found.bins:
         lines += ["", *bins_of(found)]
-    return [*lines, "", *filled(script, found).splitlines()]
+    return [*lines, "", *filled(script, found)]
 
 
 def introduction(script, found):
@@ -221,10 +220,15 @@ def introduction(script, found):
     if script == "dr_grpo":
         own.append(f"$L$ = {found.args.max_response_tokens}")
     if found.penalties:
-        own.append(f"$L$ = {found.args.max_response_tokens} and $B$ = {found.args.overlong_buffer}")
+        own.append(f"$L$ = {found.args.max_response_tokens}, $B$ = {found.args.overlong_buffer}")
+    if found.value_loss is not None:
+        what += (
+            r"$V_{\text{old}}$ is what the critic expected when the token was sampled, $V$ what it expects after its "
+            "first update of the step. "
+        )
     return (
-        f"{what}The settings are the script's own, except for {' and '.join(own)}. All numbers below the first table "
-        f"are computed by the functions of `{script}.py`."
+        f"{what}The settings are the script's own, except for these: {', '.join(own)}. All numbers below the first "
+        f"table are computed by the functions of `{script}.py`."
     )
 
 
@@ -297,7 +301,7 @@ def bins_of(found):
 
 
 def filled(script, found):
-    """The remarks, with numbers in place of {{name: token}} and {{name}}. ValueError if there is no such number."""
+    """The list of remarks, with numbers in place of {{name: token}} and {{name}}. ValueError without such a number."""
 
     def number(match):
         name, _, token = (part.strip() for part in match[1].partition(":"))
@@ -309,7 +313,9 @@ def filled(script, found):
         mask = example.rows_of("old") > 0
         return example.cell(found.columns[name][mask][places[0]].item())
 
-    return re.sub(r"\{\{(.+?)\}\}", number, source(script).parts["Remarks"])
+    text = re.sub(r"\{\{(.+?)\}\}", number, source(script).parts["Remarks"])
+    _, *remarks = re.split(r"^- ", text, flags=re.MULTILINE)
+    return [line for remark in remarks for line in wrapped(f"- {' '.join(remark.split())}", indent="  ")]
 
 
 # ------------------------------------------------------------------------------------------------------- the difference
@@ -319,7 +325,8 @@ def difference(script):
     """The part of a page with the code that differs from the parent's, without comments and docstrings."""
     parent = family.PARENT.get(script)
     if parent is None:
-        return [f"`{script}.py` is where the others grew from: it has no parent."]
+        children = [f"[{child}]({child}.md)" for child, grew_from in family.PARENT.items() if grew_from == script]
+        return wrapped(f"`{script}.py` has no parent: it is what {', '.join(children)} grew from.")
     before, after = family.source(parent), family.source(script)
     lines = code_difference(family.code_lines(before), family.code_lines(after))
     count = family.changed(before, after)
@@ -343,23 +350,24 @@ def difference(script):
 def code_difference(before, after):
     """Two lists of lines of code as the lines of a diff. Above each piece stands the function that it is in."""
     lines = [line for line in difflib.ndiff(before, after) if line[0] != "?"]
-    near = set()
-    for k, line in enumerate(lines):
-        if line[0] != " ":
-            near |= set(range(k - CONTEXT, k + CONTEXT + 1))
-    found = []
-    place = "imports and settings"
-    for k, line in enumerate(lines):
+    differs = [k for k, line in enumerate(lines) if line[0] != " "]
+    near = {j for k in differs for j in range(max(0, k - CONTEXT), k + CONTEXT + 1)}
+    places = []  # what each line belongs to: a function, a class or another name
+    for line in lines:
         code = line[2:]
-        begins = re.match(r"(?:def|class) (\w+)", code)
+        if begins := re.match(r"(?:def|class) (\w+)|(\w+) = ", code):
+            places.append(begins[1] or begins[2])
+        else:
+            inside = code.startswith((" ", ")", "]", "}", "@"))
+            places.append(places[-1] if inside and places else "imports")
+    found = []
+    for k, line in enumerate(lines):
         if k in near and k - 1 not in near:
-            found.append(f"@@ {begins[1] if begins else place} @@")
-        if begins:
-            place = begins[1]
-        elif not code.startswith((" ", ")", "]", "}", "@")):
-            place = code.split("=")[0].strip() if "=" in code else "imports"
+            found.append(f"@@ {places[next(j for j in differs if j >= k)]} @@")
+        elif k in near and line[2:].startswith(("def ", "class ", "@")) and not lines[k - 1][2:].startswith("@"):
+            found.append("")
         if k in near:
-            found.append(line[0] + code)
+            found.append(line[0] + line[2:])
     return found
 
 
@@ -394,8 +402,8 @@ def lens_of(script):
     times = {"first": "first update", "later": f"after {updates} updates"}
     compared = [("this script", mine)] + ([("grpo", grpo)] if script != "grpo" else [])
     titles = ["probability at sampling", "share of the tokens"]
-    titles += [f"{when}: {whose}" for when in times.values() for whose, _ in compared]
-    titles += [f"cut off: {whose}" for whose, _ in compared]
+    whose = [f": {name}" if len(compared) > 1 else "" for name, _ in compared]
+    titles += [f"{what}{of_whom}" for what in (*times.values(), "cut off") for of_whom in whose]
     rows = []
     for i, name in enumerate(result["bins"]):
         row = [name, f"{result['share_of_tokens'][i]:.1%}"]
@@ -405,10 +413,10 @@ def lens_of(script):
     means = [f"{numbers[when]['mean_weight']:.3f}" for when in times for _, numbers in compared]
     rows.append(["all", "100.0%", *means, *[""] * len(compared)])
     text = (
-        "Mean size of the weight on a token, times the number of tokens, without the top 1 % of each bin. Cut off: share "
-        f"of the tokens that had weight at the first update and have lost nearly all of it after {updates} updates. "
-        f"One batch of kk_tiny's own responses; "
-        f"[numbers of all scripts](../../lab/results/lens.json), [what they mean](../../lab/README.md). Command: "
+        "Mean size of the weight on a token, times the number of tokens, without the top 1 % of each bin. Cut off: the "
+        "share of the tokens that had weight at the first update and have lost nearly all of it after "
+        f"{updates} updates. One batch of kk_tiny's own responses; [numbers of all "
+        "scripts](../../lab/results/lens.json), [what they mean](../../lab/README.md). Command: "
         f"`{result['command']}`; commit {result['commit']}; {result['machine']}; {result['date']}."
     )
     return [*example.table(titles, rows), "", *wrapped(text)]
@@ -433,13 +441,10 @@ def suite_of(suite, flags, commands, mine):
     """The table of a script's entries in a suite, each below the one that it is compared with; what is missing."""
     seeds = compare.Args().seeds
     runs = {name: kept_runs(name, words, flags, seeds) for name, words in commands.items()}
-    missing = []
-    for name in mine:
-        if left := [str(seed) for seed in seeds if seed not in runs[name]]:
-            missing.append(f"`{name}` (seed{'s' * (len(left) > 1)} {', '.join(left)})")
+    missing = missing_runs({name: runs[name] for name in mine}, seeds)
     again = f"`python tools/compare.py --suite {suite}`"
     if not any(runs[name] for name in mine):
-        return wrapped(f"No run of the suite `{suite}` is kept. Missing: {', '.join(missing)}. Command: {again}.")
+        return wrapped(f"No run of the suite `{suite}` is kept. Missing: {missing}. Command: {again}.")
     names = list(dict.fromkeys(name for one in mine if runs[one] for name in (compare.base_of(one, commands), one)))
     rows, everything = [], []
     for name in names:
@@ -460,12 +465,22 @@ def suite_of(suite, flags, commands, mine):
     titles = ["entry", "script and flags", "seeds", f"accuracy, mean of {several}", f"accuracy at {last}", minus]
     text = f"Suite `{suite}`: {again}; all entries with `{flags}`. "
     if missing:
-        text += f"Not measured yet: {', '.join(missing)}. "
+        text += f"Not measured yet: {missing}. "
     text += f"{about(everything)}."
     whole = KEPT / f"{suite}.md"
     if whole.exists():
         text += f" [The whole table](../../benchmarks/kk_tiny/{suite}.md)."
     return [*example.table(titles, rows), "", *wrapped(text)]
+
+
+def missing_runs(runs, seeds):
+    """Which runs are missing, in words; "" if none is. runs: {name: {seed: kept run}}."""
+    names = {}  # missing seeds: the entries that lack them
+    for name, by_seed in runs.items():
+        left = [str(seed) for seed in seeds if seed not in by_seed]
+        if left:
+            names.setdefault(f"seed{'s' * (len(left) > 1)} {', '.join(left)}", []).append(f"`{name}`")
+    return "; ".join(f"{', '.join(entries)} ({left})" for left, entries in names.items())
 
 
 def kept_runs(name, words, flags, seeds):
@@ -489,7 +504,10 @@ def last_accuracy(run):
 def about(runs):
     """Commits, machines and dates of some runs, and what a ± is."""
     texts = [", ".join(sorted({str(run[key]) for run in runs})) for key in ("commit", "machine", "date")]
-    return f"± is the standard error over the seeds; differences are between runs of the same seed. {'; '.join(texts)}"
+    return (
+        "± is the standard error over the seeds; differences are between runs of the same seed. "
+        f"Commit {'; '.join(texts)}"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- the docstring
@@ -522,8 +540,9 @@ def command(script):
 def marked(text):
     """A text of a docstring as Markdown: flags and names of files as code."""
     pieces = " ".join(text.split()).split("`")
+    flag = r"--\w+(?: (?:\d+(?:\.\d+)?|float32)\b)?"
     for k in range(0, len(pieces), 2):  # the others are code already
-        pieces[k] = re.sub(r"(?<![\w/-])(--\w+|\w+\.py|\w+_\w+(?:\.\w+)?(?= ?[=(]))", r"`\1`", pieces[k])
+        pieces[k] = re.sub(rf"(?<![\w/-])({flag}(?: {flag})*|\w+\.py)", r"`\1`", pieces[k])
         pieces[k] = pieces[k].replace("<", "&lt;")
     return "`".join(pieces)
 
@@ -534,7 +553,7 @@ def wrapped(text, indent=""):
     text = whole.sub(lambda match: match[0].replace(" ", "\0"), text)
     lines = textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     for k, line in enumerate(lines[1:], 1):
-        lines[k] = re.sub(r"^(\s*)([-+*#>]|\d+[.)])(?=\s)", r"\1\\\2", line)
+        lines[k] = re.sub(r"^(\s*\d*)([-+*#>.)])(?=\s|$)", r"\1\\\2", line)
     return [line.replace("\0", " ") for line in lines]
 
 
@@ -620,8 +639,8 @@ def order_table():
         text = family.source(script)
         parent = family.PARENT.get(script)
         changed = f"{family.changed(family.source(parent), text)} of [{parent}]({parent}.md)" if parent else ""
-        about = diff.paragraphs(text)[0].partition(":")[2].strip() or diff.paragraphs(text)[0]
-        rows.append([str(i), f"[{source(script).title}]({script}.md)", " ".join(about.split()), changed])
+        about = " ".join(diff.paragraphs(text)[0].split())
+        rows.append([str(i), f"[{source(script).title}]({script}.md)", about, changed])
     return example.table(["", "page", "in one line", "lines changed"], rows)
 
 
