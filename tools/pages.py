@@ -542,7 +542,7 @@ def marked(text):
     pieces = " ".join(text.split()).split("`")
     flag = r"--\w+(?: (?:\d+(?:\.\d+)?|float32)\b)?"
     for k in range(0, len(pieces), 2):  # the others are code already
-        pieces[k] = re.sub(rf"(?<![\w/-])({flag}(?: {flag})*|\w+\.py)", r"`\1`", pieces[k])
+        pieces[k] = re.sub(rf"(?<![\w/-])({flag}|\w+\.py)", r"`\1`", pieces[k])
         pieces[k] = pieces[k].replace("<", "&lt;")
     return "`".join(pieces)
 
