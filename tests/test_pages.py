@@ -118,6 +118,15 @@ def test_the_difference_has_as_many_lines_as_it_says(script, texts):
     assert ("<details>" in part) == (len(block) > pages.LONG)
 
 
+def test_a_difference_names_the_function_and_sets_functions_apart():
+    same = ["def f():", "    a = 1", "    b = 2", "    c = 3", "    d = 4"]
+    lines = pages.code_difference([*same, "def g(x):", "    return x"], [*same, "def g(y):", "    return y"])
+    assert lines == [
+        "@@ g @@", "     b = 2", "     c = 3", "     d = 4", "",
+        "-def g(x):", "+def g(y):", "-    return x", "+    return y",
+    ]  # fmt: skip
+
+
 def test_what_a_docstring_says_is_on_the_page(texts):
     assert "- Dual clip. The release limits −ρ·A to 10·|A| if A &lt; 0." in texts["grpo"]
     assert (
@@ -293,6 +302,13 @@ def test_the_comparisons_numbers_are_those_of_its_table(texts):
     cells = [cell.strip() for cell in next(line for line in whole if "| ar+lopti |" in line).split("|")]
     mean, minus, last = cells[4], cells[5], cells[6]
     assert f"| {mean} | {last} | {minus} |" in texts["grpo_ar_lopti"]
+
+
+def test_a_difference_is_only_given_to_the_row_above(texts):
+    """In the suite `updates` each number of updates has a base of its own."""
+    rows = [line for line in texts["entropy_top"].splitlines() if line.startswith(("| 4 updates", "| 16 updates"))]
+    assert [row.split("|")[-2].strip() != "" for row in rows] == [False, True, False, True]
+    assert "| mean minus the row above |" in texts["entropy_top"]
 
 
 def test_the_lens_numbers_are_kept_results(texts, monkeypatch):

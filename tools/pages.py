@@ -34,6 +34,7 @@ KEPT = ROOT / "benchmarks" / "kk_tiny"
 PARTS = ["The idea", "The objective", "Symbols", "Remarks", "Papers"]  # of a source
 CONTEXT = 3  # equal lines around what differs
 LONG = 60  # lines, from which a difference is folded
+BEGINS = ("def ", "class ", "@")  # what begins a function or a class
 WIDTH = 120
 
 # ------------------------------------------------------------------------------------------------- what is hand-written
@@ -251,7 +252,8 @@ def advantages_of(script, found):
         words = " ".join(f"`{token.text}`" for token in example.RESPONSES[i - 1][1])
         rows.append([str(i), words, *map(example.cell, values)])
     mean, std = example.mean_and_std(rewards)
-    about = f"Mean of the rewards: {example.cell(mean)}; standard deviation (ddof 1): {example.cell(std)}."
+    which = "rewards, penalties included" if found.penalties else "rewards"
+    about = f"Mean of the {which}: {example.cell(mean)}; standard deviation (ddof 1): {example.cell(std)}."
     if found.groups_kept is not None:
         about += (
             f" Beside this group there was a second one, whose four rewards are all {rewards[0]:.0f}: dynamic sampling "
@@ -364,7 +366,7 @@ def code_difference(before, after):
     for k, line in enumerate(lines):
         if k in near and k - 1 not in near:
             found.append(f"@@ {places[next(j for j in differs if j >= k)]} @@")
-        elif k in near and line[2:].startswith(("def ", "class ", "@")) and not lines[k - 1][2:].startswith("@"):
+        elif k in near and line[2:].startswith(BEGINS) and not lines[k - 1][2:].startswith(BEGINS):
             found.append("")
         if k in near:
             found.append(line[0] + line[2:])
@@ -446,6 +448,7 @@ def suite_of(suite, flags, commands, mine):
     if not any(runs[name] for name in mine):
         return wrapped(f"No run of the suite `{suite}` is kept. Missing: {missing}. Command: {again}.")
     names = list(dict.fromkeys(name for one in mine if runs[one] for name in (compare.base_of(one, commands), one)))
+    same = len({compare.base_of(name, commands) for name in mine}) == 1
     rows, everything = [], []
     for name in names:
         by_seed, base = runs[name], runs[compare.base_of(name, commands)]
@@ -455,13 +458,11 @@ def suite_of(suite, flags, commands, mine):
         row = [name, f"`{shlex.join(commands[name])}`", ", ".join(map(str, by_seed))]
         row += [compare.shown([measure(run) for run in by_seed.values()]) for measure in (mean_accuracy, last_accuracy)]
         pairs = [(mean_accuracy(by_seed[seed]), mean_accuracy(base[seed])) for seed in by_seed if seed in base]
-        compared = base is not by_seed and pairs
+        compared = base is not by_seed and pairs and (same or name in mine)
         row.append(compare.shown_difference([ours - theirs for ours, theirs in pairs]) if compared else "")
         rows.append(row)
     several, last = compare.names_of_evaluations(everything)
-    base = compare.base_of(mine[0], commands)
-    same = len({compare.base_of(name, commands) for name in mine}) == 1
-    minus = f"mean minus {base}" if same else "mean minus the row above"
+    minus = f"mean minus {compare.base_of(mine[0], commands)}" if same else "mean minus the row above"
     titles = ["entry", "script and flags", "seeds", f"accuracy, mean of {several}", f"accuracy at {last}", minus]
     text = f"Suite `{suite}`: {again}; all entries with `{flags}`. "
     if missing:
@@ -596,7 +597,7 @@ def page(script):
         "",
         *worked_example(script),
         "",
-        f"## What differs from {family.PARENT.get(script, 'its parent')}",
+        f"## What differs from {f'{parent}.py' if parent else 'its parent'}",
         "",
         *difference(script),
         "",
