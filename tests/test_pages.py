@@ -64,6 +64,12 @@ def test_relative_links_resolve(name, texts):
         assert (pages.FOLDER / target).exists(), target
 
 
+@pytest.mark.parametrize("path", sorted(pages.SOURCE.glob("*.md")), ids=lambda path: path.stem)
+def test_links_of_a_source_resolve_from_its_own_folder(path):
+    for target in re.findall(r"\]\(([^)\s#]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
 @pytest.mark.parametrize("script", common.ALGORITHMS)
 def test_the_idea_has_five_sentences(script):
     assert len(re.findall(r"[.?!](?=\s|$)", pages.source(script).parts["The idea"])) == 5
@@ -108,8 +114,8 @@ def test_a_wrapped_line_begins_no_list_and_breaks_no_formula():
 
 @pytest.mark.parametrize("script", list(family.PARENT))
 def test_the_difference_has_as_many_lines_as_it_says(script, texts):
-    part = texts[script].split("## What differs from")[1].split("\n## ")[0]
-    count = int(re.search(r"(\d+) lines of code are added or removed", part)[1])
+    part = texts[script].split("## The difference")[1].split("\n## ")[0]
+    count = int(re.search(r"(\d+) lines of code are added to", part)[1])
     block = part.split("```diff\n")[1].split("\n```")[0].splitlines()
     assert sum(line[:1] in ("+", "-") for line in block) == count
     before, after = (family.code_lines(family.source(name)) for name in (family.PARENT[script], script))

@@ -52,7 +52,7 @@ class Source:
 def source(script):
     """A script's Source. ValueError if its file has other parts than PARTS, in order."""
     path = SOURCE / f"{script}.md"
-    text = re.sub("<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL).strip()
+    text = re.sub("<!--.*?-->", "", one_folder_up(path.read_text(encoding="utf-8")), flags=re.DOTALL).strip()
     first, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
     found = {}
     for part in parts:
@@ -61,6 +61,11 @@ def source(script):
     if list(found) != PARTS or not first.startswith("# "):
         raise ValueError(f"{path} must have a title and the parts {', '.join(PARTS)}; it has {', '.join(found)}")
     return Source(first[2:].strip(), found)
+
+
+def one_folder_up(text):
+    """A source's text with its links as a page has them, which is one folder above."""
+    return re.sub(r"\]\(\.\./", "](", text)
 
 
 def line_of(snippet, script):
@@ -333,8 +338,8 @@ def difference(script):
     lines = code_difference(family.code_lines(before), family.code_lines(after))
     count = family.changed(before, after)
     text = (
-        f"{count} lines of code are added or removed, without comments and docstrings. `python tools/diff.py {script}` "
-        "shows both files side by side."
+        f"{count} lines of code are added to `{parent}.py` or removed from it, without comments and docstrings. "
+        f"`python tools/diff.py {script}` shows both files side by side."
     )
     block = ["```diff", *lines, "```"]
     if len(lines) > LONG:
@@ -597,7 +602,7 @@ def page(script):
         "",
         *worked_example(script),
         "",
-        f"## What differs from {f'{parent}.py' if parent else 'its parent'}",
+        "## The difference",
         "",
         *difference(script),
         "",
@@ -624,7 +629,7 @@ def page(script):
 
 def index():
     """docs/algorithms/README.md: its source, with the tables in place of their marks. ValueError without a mark."""
-    text = (SOURCE / "README.md").read_text(encoding="utf-8")
+    text = one_folder_up((SOURCE / "README.md").read_text(encoding="utf-8"))
     for mark, lines in (("<!-- order -->", order_table()), ("<!-- weights -->", weights_table())):
         if text.count(mark) != 1:
             raise ValueError(f"{SOURCE / 'README.md'} must have the mark {mark} once")
