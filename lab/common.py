@@ -199,7 +199,8 @@ def with_advantages(script, sampled, args):
     """The batch as the script's main hands it to its update. args: the script's own settings.
 
     Two scripts need more than a batch of GRPO's. dapo.py shapes the rewards; its dynamic sampling
-    is not shown, so all groups stay. ppo.py has values, which are 0 before the critic has learned.
+    is not shown, so all groups stay. ppo.py has values, which are 0 before the critic has learned,
+    unless the batch has some.
     """
     trainer = importlib.import_module(script)
     batch = dict(sampled.batch)
@@ -209,7 +210,7 @@ def with_advantages(script, sampled, args):
         penalties = [trainer.overlong_penalty(length, args) for length in lengths]
         rewards = rewards + torch.tensor(penalties)
     if hasattr(trainer, "ValueModel"):
-        batch["values"] = torch.zeros(batch["mask"].shape)
+        batch.setdefault("values", torch.zeros(batch["mask"].shape))
     batch["advantages"] = trainer.compute_advantages(rewards, batch, args)  # [N, T]
     if hasattr(trainer, "ar_weight"):
         weight = trainer.ar_weight(batch["old_logp"], args.alpha)
