@@ -1,0 +1,183 @@
+"""Three stages of kk_tiny's training, by the lab's other commands, in one table and one picture.
+
+    python -m lab.stages                                     kk_tiny after 0, 5 and 10 steps of GRPO
+    python -m lab.stages --smollm2                           and SmolLM2-135M, a few short responses
+    python -m lab.stages --steps 0 20 40 --run runs/long     other stages of another run
+
+What the papers say about tokens may hold for a model before training and not after, or the other
+way round. This trains a run of grpo.py that saves its stages (minutes; a run that is there is used
+again), calls three commands for each stage, and puts what they found side by side.
+"""
+
+import dataclasses
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from lab import common
+from runtime import settings
+from runtime.settings import NonNegativeInt, PositiveInt
+
+START = "models/kk_tiny"
+SMOLLM2 = "models/SmolLM2-135M-Instruct"
+COMMANDS = ["who_dominates", "proposition", "forking_tokens"]
+SHORT = ["--prompts", "4", "--responses", "4", "--max_tokens", "48"]  # SmolLM2, on two cores
+
+
+@dataclasses.dataclass
+class Args:
+    """Which stages of which run, and where the results go."""
+
+    steps: Annotated[list[NonNegativeInt], tyro.conf.arg(metavar="STEP")] = dataclasses.field(
+        default_factory=lambda: [0, 5, 10]
+    )  # the stages, as training steps
+    run: str = "runs/lab_stages"  # the run's folder; trained if it is not there
+    batches: PositiveInt = 2  # for each stage and command
+    smollm2: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # SmolLM2-135M as well
+    out: str = "lab/results"  # where stages.json, stages.png and the stages' own files are written
+    seed: NonNegativeInt = 0  # of the run and of the batches
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # tiny sizes, to see that it works
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # show the commands and end
+
+
+def training(args):
+    """The command that trains the run whose checkpoints are the stages."""
+    last = max(args.steps)
+    every = min([b - a for a, b in zip(args.steps, args.steps[1:])] or [last])
+    words = ["grpo.py", "--model", START, "--task", "kk", "--steps", str(last)]
+    words += ["--save_every", str(every), "--eval_every", str(last), "--seed", str(args.seed)]
+    return [sys.executable, *words, "--run_dir", args.run]
+
+
+def model_of(step, args):
+    """The folder of a stage: the model before training, or the run's checkpoint."""
+    return START if step == 0 else f"{args.run}/checkpoints/step_{step:06d}"
+
+
+def measurements(args):
+    """{stage: [a command for each of COMMANDS]}: what is measured, as words for subprocess."""
+    models = {f"step {step}": (model_of(step, args), []) for step in args.steps}
+    if args.smollm2:
+        models["SmolLM2-135M"] = (SMOLLM2, SHORT)
+    made = {}
+    for stage, (model, sizes) in models.items():
+        made[stage] = []
+        for name in COMMANDS:
+            words = [
+                sys.executable,
+                "-m",
+                f"lab.{name}",
+                "--model",
+                model,
+                "--out",
+                folder(stage, args),
+            ]
+            words += ["--seed", str(args.seed), *sizes]
+            if name != "proposition":
+                words += ["--batches", str(args.batches)]
+            made[stage].append(words + ["--quick"] * args.quick)
+    return made
+
+
+def folder(stage, args):
+    """Where the commands write a stage's own results."""
+    return str(Path(args.out, "stages", stage.lower().replace(" ", "_")))
+
+
+def check(args):
+    """ValueError if the settings can't be right."""
+    settings.check_ranges(args)
+    if not args.steps or sorted(set(args.steps)) != args.steps:
+        raise ValueError(f"--steps {args.steps}: give growing numbers, such as 0 5 10")
+    if args.smollm2 and not Path(SMOLLM2).exists():
+        raise ValueError(f"--smollm2: {SMOLLM2} is missing; `make model` makes it")
+
+
+def call(words):
+    """Runs a command; ends the program with its exit code if it fails."""
+    print(f"$ {shlex.join(['python', *words[1:]])}", flush=True)
+    code = subprocess.run(words, cwd=common.ROOT).returncode
+    if code:
+        sys.exit(code)
+
+
+def read(stages, args):
+    """{stage: {command: its result}} of the files that the commands have written."""
+    return {
+        stage: {
+            name: json.loads(Path(folder(stage, args), f"{name}.json").read_text())
+            for name in COMMANDS
+        }
+        for stage in stages
+    }
+
+
+def verdicts_by_stage(found):
+    """[(claim, {stage: (verdict, numbers)})], in the order of the commands."""
+    rows = {}
+    for stage, results in found.items():
+        for result in results.values():
+            for claim, words, numbers in result["verdicts"]:
+                rows.setdefault(claim, {})[stage] = (words, numbers)
+    return list(rows.items())
+
+
+def draw(found, args):
+    """For each stage its shares of tokens and of gradient norms by bin, and the entropies."""
+    figure = common.new_figure(4.6 * len(found), 8, "tokens and gradients over training")
+    panels = figure.subplots(2, len(found), squeeze=False, sharey="row")
+    for column, (stage, results) in enumerate(found.items()):
+        average = results["who_dominates"]["average"]
+        tokens = results["who_dominates"]["tokens"]
+        titles = (f"{stage}\nshare of {tokens} tokens [%]", "share of the gradient norms [%]")
+        for row, (key, title) in enumerate(zip(("share", "norm_share"), titles)):
+            axes = panels[row, column]
+            heights = [100 * mean for mean, _ in average[key]]
+            axes.bar(range(common.BINS), heights, color=("#0072B2", "#D55E00")[row])
+            for x, height in enumerate(heights):
+                axes.text(x, height + 1, f"{height:.0f}", ha="center", va="bottom")
+            axes.set_xticks(range(common.BINS), common.BIN_NAMES, fontsize="small")
+            axes.set(title=title, ylim=(0, 100))
+    common.save_figure(figure, args, "stages")
+
+
+def main():
+    args = tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True)
+    with settings.errors_in_one_line():
+        check(args)
+    commands = measurements(args)
+    todo = [words for several in commands.values() for words in several]
+    train = max(args.steps) > 0 and not Path(model_of(max(args.steps), args)).exists()
+    if args.dry_run:
+        for words in [training(args)] * train + todo:
+            print(shlex.join(["python", *words[1:]]))
+        return
+    if train:
+        call(training(args))
+    for words in todo:
+        call(words)
+    found = read(commands, args)
+    rows = verdicts_by_stage(found)
+    verdicts = [
+        (f"{claim} ({stage})", words, numbers)
+        for claim, by_stage in rows
+        for stage, (words, numbers) in by_stage.items()
+    ]
+    draw(found, args)
+    models = {
+        stage: results["who_dominates"]["settings"]["model"] for stage, results in found.items()
+    }
+    common.write(args, "stages", {"models": models, "verdicts": verdicts})
+    for claim, by_stage in rows:
+        print(claim)
+        for stage, (words, numbers) in by_stage.items():
+            print(f"    {stage}: {words.upper()}: {numbers}")
+
+
+if __name__ == "__main__":
+    main()
