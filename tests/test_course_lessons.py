@@ -1,4 +1,4 @@
-"""The course's texts: links, line numbers, commands and quoted accuracies are right.
+"""The course's texts: links, line numbers, commands, quoted accuracies and outputs are right.
 
 `python tests/test_course_lessons.py` sets the line numbers anew, after a script has changed.
 """
@@ -17,6 +17,7 @@ PAGES = sorted(COURSE.glob("*.md"))
 LINK = re.compile(r"\[([^\[\]]+)\]\(([^()\s]+)\)")
 COMMAND = re.compile(r"^(?:nice )?python ((?:-m )?[\w./]+)(.*)$", re.MULTILINE)
 # "<!-- test accuracy: A, B -->", then a table: a column of steps and one column for each kept run.
+SNIPPET = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 KEPT = re.compile(r"<!-- test accuracy: (.+?) -->\n\n\|.*\n\|[-| ]+\n((?:\|.*\n)+)")
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
@@ -135,6 +136,7 @@ def test_each_lesson_links_to_lines_and_has_a_section_for_the_lecturer():
 def test_commands_have_only_settings_that_exist(page):
     text = page.read_text().replace("\\\n", " ")
     for program, rest in COMMAND.findall(text):
+        rest = rest.split(" #")[0].rstrip()
         module = program.removeprefix("-m ")
         if module == "course.check":
             assert re.fullmatch(r" ([0-8](\.\d)?( --solutions)?|--all( --solutions)?)", rest), rest
@@ -142,7 +144,7 @@ def test_commands_have_only_settings_that_exist(page):
         path = ROOT / (module.replace(".", "/") + ".py" if program != module else module)
         assert path.exists(), program
         own = re.sub(r'"[^"]*"', "", rest)  # what is in quotes belongs to other programs
-        flags = set(re.findall(r"--(\w+)", own))
+        flags = {flag.removeprefix("no_") for flag in re.findall(r"--(\w+)", own)}
         if flags:
             assert flags <= settings_of(path), (program, flags - settings_of(path))
 
@@ -161,6 +163,17 @@ def test_quoted_accuracies_are_those_of_the_kept_runs():
                 right = [f"{of_run[int(step)]['eval/accuracy']:.3f}" for of_run in kept]
                 assert values == right, (page.name, row)
     assert num_tables >= 5
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_live_snippets_print_what_is_said(number, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT))
+    text = (COURSE / "lecturer.md").read_text()
+    section = re.split(r"^## Lesson \d: ", text, flags=re.MULTILINE)[number + 1]
+    [(code, expected)] = SNIPPET.findall(section)
+    exec(code, {})
+    assert capsys.readouterr().out == expected
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
