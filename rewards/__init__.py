@@ -11,6 +11,8 @@
 import importlib
 import random
 
+from rewards import countdown, kk
+
 
 def load_task(args, tokenizer):
     """Returns (the task's module, training problems, test problems).
@@ -20,6 +22,8 @@ def load_task(args, tokenizer):
     Errors: ValueError if the data are invalid; it names the file or value.
     """
     task = importlib.import_module(f"rewards.{args.task}")
+    kk.parse_people(args.people)  # a setting that this task does not use must be right too
+    countdown.parse_numbers(args.numbers)
     own_options = {"kk": {"people": args.people}, "math": {}, "countdown": {"numbers": args.numbers}, "hitab": {}}
     options = own_options[args.task]
     splits = []
