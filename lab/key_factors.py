@@ -461,8 +461,8 @@ def draw(average, by_chance, args):
     figure = common.new_figure(
         18,
         11,
-        f"gradients of one batch: {args.model.rstrip('/').split('/')[-1]}, {args.batches} batches, "
-        f"subspaces of {args.k} directions, after {args.updates - 1} of {args.updates} updates",
+        f"gradients of one batch: {args.model.rstrip('/').split('/')[-1]}, {args.batches} "
+        f"batch{'es' if args.batches > 1 else ''}, subspaces of {args.k} directions, after {args.updates - 1} of {args.updates} updates",
     )
     panels = figure.subplots(2, 2, width_ratios=[5, 8])
     subsets = average["subsets"]
@@ -483,8 +483,8 @@ def draw(average, by_chance, args):
         draw_paper(axes, beside, [norm for norm, _ in of_paper], 0)
         axes.axhline(100, color=plot.GREY, linewidth=1, zorder=0)
         axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, 2 * high)
+        lowest = min(norm[0] for norm in norms)
+        axes.set_ylim(min(30, lowest / 2), 2 * axes.get_ylim()[1])
 
         axes = panels[1, x]
         angles = [row["angle"] for row in found]
