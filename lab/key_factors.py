@@ -238,7 +238,7 @@ def move(policy, sampled, args):
 
 
 def off_policy_gradient(method, policy, sampled, args):
-    """(the gradient of a method's loss on the whole batch, a list of tensors; its share clipped).
+    """(the gradient of a method's loss on the whole batch, a list of tensors; update()'s metrics).
 
     At the policy's present weights. A copy of the batch takes the place of the first update of the
     step, since acpo.py looks at how far the policy has moved from the second one on.
@@ -250,7 +250,7 @@ def off_policy_gradient(method, policy, sampled, args):
     recorder = common.Recorder(policy)
     of_script = dataclasses.replace(of_script, updates_per_step=2)
     metrics = importlib.import_module(script).update(policy, recorder, twice, 1, of_script)
-    return recorder.gradients[-1], metrics["clip_rate"]
+    return recorder.gradients[-1], metrics
 
 
 def measure(policy, before, sampled, other, k, args):
@@ -270,10 +270,11 @@ def measure(policy, before, sampled, other, k, args):
     now, _ = grpo.log_probs(policy, batch, of_script, with_entropy=False)
     at_one = common.gradient_of(policy, batch | {"old_logp": now}, of_script)
     found["on-policy, moved"] = Gradient(at_one)
-    clip_rates = {}
     for method in METHODS:
-        gradient, clip_rates[method] = off_policy_gradient(method, policy, sampled, args)
+        gradient, metrics = off_policy_gradient(method, policy, sampled, args)
         found[method] = Gradient(gradient)
+        if method == "GRPO":  # both copies of the batch are clipped alike
+            result["clip_rate"] = metrics["clip_rate"]
     common.set_weights(policy, before)
 
     result["off_policy"] = {}
@@ -282,7 +283,6 @@ def measure(policy, before, sampled, other, k, args):
             name: gradient.compare(found[reference], k) for name, gradient in found.items()
         }
     ratio = (now - batch["old_logp"])[batch["mask"]].double().exp()
-    result["clip_rate"] = clip_rates
     result["ratio"] = {
         "mean_distance_from_1": (ratio - 1).abs().mean().item(),
         "largest": ratio.max().item(),
@@ -458,12 +458,12 @@ def draw_paper(axes, places, values, decimals):
 
 
 def draw(average, by_chance, args):
-    figure = common.new_figure(
-        18,
-        11,
-        f"gradients of one batch: {args.model.rstrip('/').split('/')[-1]}, {args.batches} "
-        f"batch{'es' if args.batches > 1 else ''}, subspaces of {args.k} directions, after {args.updates - 1} of {args.updates} updates",
+    model = args.model.rstrip("/").split("/")[-1]
+    title = (
+        f"gradients of {model}: {args.batches} batch{'es' if args.batches > 1 else ''}, subspaces "
+        f"of {args.k} directions, after {args.updates - 1} of {args.updates} updates"
     )
+    figure = common.new_figure(18, 11, title)
     panels = figure.subplots(2, 2, width_ratios=[5, 8])
     subsets = average["subsets"]
     to_grpo = average["off_policy"]["GRPO"]
