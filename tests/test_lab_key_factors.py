@@ -275,7 +275,7 @@ def test_the_policy_is_moved_by_all_updates_but_the_last():
     assert (policy.weight - before[0]).abs().max() < 2e-4  # weight decay alone: 1e-2 · 0.01 · 1.1
     sampled.rewards = torch.tensor([3.0, -1.0, 3.0, 3.0])
     key_factors.move(policy, sampled, args)
-    assert (policy.weight - before[0]).abs().max() == pytest.approx(1e-2, rel=0.05)
+    assert (policy.weight - before[0]).abs().max().item() == pytest.approx(1e-2, rel=0.05)
 
 
 def test_one_batch_leaves_the_policy_as_it_was(drawn):
