@@ -252,6 +252,16 @@ def gradient_of(policy, batch, args):
     return add(recorder.gradients)
 
 
+def gradient_of_tokens(policy, batch, chosen, args):
+    """The part of GRPO's gradient that comes from the chosen tokens, a list of tensors.
+
+    chosen: bool [N, T]; args: grpo.py's settings, with kl_coef 0. The divisor stays the number of
+    all tokens, so that the gradients of the parts of a batch add up to that of the whole.
+    """
+    advantages = batch["advantages"] * chosen
+    return gradient_of(policy, batch | {"advantages": advantages}, args)
+
+
 def add(gradients):
     """The sum of several gradients, each a list of tensors."""
     total = [torch.zeros_like(tensor) for tensor in gradients[0]]
@@ -281,6 +291,21 @@ def dot(some, others):
 def norm(tensors):
     """The Euclidean norm of all numbers in a list of tensors."""
     return math.sqrt(dot(tensors, tensors))
+
+
+def angle(some, others):
+    """Between two lists of tensors, in degrees; 90 if one is zero."""
+    size = norm(some) * norm(others)
+    cosine = dot(some, others) / size if size else 0.0
+    return math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
+
+
+def norm_of_own_mean(gradient, share):
+    """The norm of the gradient of the mean loss over the chosen tokens alone, a float.
+
+    gradient: as gradient_of_tokens gives it; share: of all tokens, how many were chosen.
+    """
+    return norm(gradient) / share if share else 0.0
 
 
 def mean_and_error(values):

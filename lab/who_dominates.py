@@ -20,7 +20,6 @@ standard deviation over batches.
 """
 
 import dataclasses
-import math
 from statistics import fmean, stdev
 
 import torch
@@ -65,8 +64,7 @@ def gradients_by_cell(policy, batch, args):
     cells = cells_of(batch["old_logp"])  # [N, T]
     gradients = []
     for i in range(len(EDGES) + 1):
-        advantages = batch["advantages"] * (cells == i)
-        gradients.append(common.gradient_of(policy, batch | {"advantages": advantages}, args))
+        gradients.append(common.gradient_of_tokens(policy, batch, cells == i, args))
     return gradients
 
 
@@ -95,13 +93,6 @@ def adamw_change(policy, before, batch, args, lr):
     return changes(policy, before, step, -1.0, batch, args).abs().mean().item()
 
 
-def angle(some, others):
-    """Between two gradients, in degrees; 90 if one is zero."""
-    size = common.norm(some) * common.norm(others)
-    cosine = common.dot(some, others) / size if size else 0.0
-    return math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
-
-
 def of_gradients(gradients, num_tokens):
     """The numbers of one batch about its gradients.
 
@@ -113,9 +104,8 @@ def of_gradients(gradients, num_tokens):
     total = sum(num_tokens)
     tails = {}
     for name, cell in TAILS.items():
-        # Of the mean over these tokens alone, so the divisor is their own number.
-        own_norm = common.norm(gradients[cell]) * total / max(1, num_tokens[cell])
-        tails[name] = {"norm": own_norm / size, "angle": angle(gradients[cell], whole)}
+        own_norm = common.norm_of_own_mean(gradients[cell], num_tokens[cell] / total)
+        tails[name] = {"norm": own_norm / size, "angle": common.angle(gradients[cell], whole)}
     return {
         "norm": norms,
         "norm_share": [norm / sum(norms) for norm in norms],

@@ -1,0 +1,557 @@
+"""Key factors: size and direction of the gradients of some tokens, and of off-policy losses.
+
+ACPO (arXiv 2606.22570), figure 4 and appendix D. Two gradients are compared by the ratio of their
+norms and by principal angles. For each weight matrix take the k first right singular vectors of
+both gradients, V and W. The arccosines of the singular values of VᵀW are the angles between the two
+subspaces. The number shown is their mean over the k angles and over all weight matrices. 0° means
+the same subspace. Two subspaces that have nothing to do with each other are not at 90°, but at an
+angle that depends on k and the width: `chance` is that of matrices of random numbers.
+
+The paper takes k = 128. kk_tiny has only 128 directions in most matrices, and all of space is at 0°
+to itself. So k is a sixteenth of the model's width, which is 128 for a width of 2048. The angle
+with 128, or the rank if that is less, is in the JSON file too. The angle between the gradients
+themselves, as long vectors, stands beside both.
+
+Some tokens (D.1, D.2): those with p < 0.2, p > 0.8, the highest entropies (entropy_top.py's choice
+and update), A > 0, A < 0; at the weights that sampled the batch, against the gradient of all
+tokens. Norms are those of the mean over these tokens alone: the paper's exceed the whole's as no
+mere part could. The JSON file has the norm of the part as well.
+
+Importance sampling (D.3): GRPO makes all but the last of --updates updates on a batch. At these
+weights every method's own update() gives its gradient on the whole batch. The reference is GRPO's,
+as in the paper: its norm is the 100 %, and the paper's angles are angles to it. On-policy means:
+- on-policy: the gradient of the whole batch in one update, at the weights that sampled it. The
+  paper says no more than "by aggregating all samples in one step".
+- on-policy, moved: the same batch at the moved weights with every ρ at 1. It differs from the
+  gradient without clip in nothing but ρ. No responses are sampled with the moved weights.
+
+GRPO is grpo.py with a symmetric clip, ε 0.2. DAPO is that with ε_high 0.28, its higher clip alone,
+as in the ACPO paper: rewards and groups stay. "No clip" is grpo.py with a range that no ρ leaves.
+ACPO also differs from GRPO in its mean over responses; "ACPO, α 0" has that mean and a fixed clip.
+There is no KL term. "Other batch" is the on-policy gradient of other prompts: what lies within its
+angle is no more than the noise of sampling.
+
+Results: key_factors.json and key_factors.png; bars are means, error bars standard errors over
+batches.
+
+    python -m lab.key_factors
+"""
+
+import dataclasses
+import importlib
+
+import torch
+from tqdm import tqdm
+
+import grpo
+from lab import common, who_dominates
+from runtime import settings
+from runtime.settings import PositiveInt, PositiveShare
+from tools import plot
+
+PAPERS_K = 128
+SUBSETS = {  # name: norm in per cent of the whole's and angle in degrees in the paper
+    "p < 0.2": (409, 27.8),
+    "p > 0.8": (50, 42.8),
+    "top entropy": (340, 44.2),
+    "A > 0": (122, 40.5),
+    "A < 0": (92, 28.0),
+}
+TOP_ENTROPY = 0.2  # the share of tokens of highest entropy
+METHODS = {  # name: script and what it sets besides its defaults
+    "GRPO": ("grpo", {"clip_low": 0.2, "clip_high": 0.2}),
+    "no clip": ("grpo", {"clip_low": 1.0, "clip_high": 1e9}),  # ρ is at most exp(20), 4.9e8
+    "DAPO": ("dapo", {"clip_low": 0.2, "clip_high": 0.28, "overlong_buffer": 0}),
+    "CISPO": ("cispo", {}),
+    "ACPO": ("acpo", {}),
+    "ACPO, α 0": ("acpo", {"clip_alpha": 0.0}),
+    "DPPO": ("dppo", {}),
+}
+REFERENCES = ["GRPO", "on-policy", "on-policy, moved"]
+PAPER = {  # norm in per cent of GRPO's, angle to GRPO's in degrees; None: the text has none
+    "on-policy": (98, 47.4),
+    "no clip": (20177, 50.7),
+    "DAPO": (None, 1.3),
+    "CISPO": (3268, 49.7),
+}
+EXPLODED = 2.0  # times GRPO's norm, from which on a gradient is called much larger
+TURNED = 20.0  # degrees, from which on a direction is called another
+SAME = 5.0  # degrees, up to which it is called the same
+COMPARABLE = 1.5  # times each other, up to which two norms are called comparable
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(common.Args):
+    """Size and direction of the gradients of some tokens, and of off-policy losses."""
+
+    prompts: PositiveInt = 16  # prompts of a batch; a multiple of --updates
+    batches: PositiveInt = 4  # batches to average over
+    k: PositiveInt | None = None  # directions of a subspace; None: width/16, at most 128
+    updates: PositiveInt = 16  # of a step; all but the last are made before the gradients are taken
+    lr: PositiveShare = 1e-4  # AdamW's learning rate in these updates
+
+
+QUICK = {"batches": 1, "updates": 2}
+
+
+def check(args):
+    """ValueError if the batch can't be divided into so many updates."""
+    if args.updates == 1 or args.prompts % args.updates:
+        raise ValueError(
+            f"--updates is {args.updates}; it must be more than 1 and divide --prompts, which is "
+            f"{args.prompts}"
+        )
+
+
+# ----------------------------------------------------------------------------------- the comparison
+
+
+def right_vectors(matrix):
+    """Its right singular vectors, [columns, rank] in float64, those of large values first.
+
+    matrix: [rows, columns]. A singular value that is no more than float32's rounding does not count
+    in the rank.
+    """
+    _, sizes, vectors = torch.linalg.svd(matrix.double(), full_matrices=False)
+    rounding = max(matrix.shape) * torch.finfo(torch.float32).eps
+    rank = int((sizes > rounding * sizes[:1]).sum())
+    return vectors[:rank].T
+
+
+def principal_angles(some, others, k):
+    """The angles between the spans of the first k vectors of each, in degrees, smallest first.
+
+    some, others: orthonormal vectors, [columns, any number]. If one has fewer than k, both are cut
+    to that number.
+    """
+    k = min(k, some.shape[1], others.shape[1])
+    if k == 0:
+        return torch.full((1,), 90.0, dtype=torch.float64)
+    cosines = torch.linalg.svdvals(some[:, :k].T @ others[:, :k])  # [k]
+    return cosines.clamp(0, 1).arccos().rad2deg()
+
+
+class Gradient:
+    """A gradient, a list of tensors, with the right singular vectors of its matrices."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+        self.vectors = [right_vectors(tensor) for tensor in tensors if tensor.dim() == 2]
+
+    def angle_to(self, other, k):
+        """The mean principal angle over k and over the matrices, in degrees."""
+        angles = []
+        for mine, its in zip(self.vectors, other.vectors):
+            angles.append(principal_angles(mine, its, k).mean())
+        return torch.stack(angles).mean().item()
+
+    def compare(self, reference, k):
+        """Norm as a share of the reference's, and the three angles to it."""
+        return {
+            "norm": common.norm(self.tensors) / max(common.norm(reference.tensors), 1e-300),
+            "angle": self.angle_to(reference, k),
+            f"angle_with_k_{PAPERS_K}": self.angle_to(reference, PAPERS_K),
+            "angle_of_vectors": common.angle(self.tensors, reference.tensors),
+        }
+
+
+def chance(policy, k):
+    """The mean principal angle between random matrices in place of the gradients, in degrees."""
+    rng = torch.Generator().manual_seed(0)
+    pair = []
+    for _ in range(2):
+        noise = [torch.randn(weight.shape, generator=rng) for weight in policy.parameters()]
+        pair.append(Gradient(noise))
+    return pair[0].angle_to(pair[1], k)
+
+
+# ------------------------------------------------------------------------------------------ measure
+
+
+def settings_of(method, args):
+    script, changes = METHODS[method]
+    return common.trainer_args(script, args, kl_coef=0.0, **changes)
+
+
+def top_entropy(policy, sampled, args):
+    """(the part of the gradient that entropy_top.py keeps; its share of the tokens)."""
+    trainer = importlib.import_module("entropy_top")
+    of_script = common.trainer_args("entropy_top", args, kl_coef=0.0, entropy_top=TOP_ENTROPY)
+    batch = common.with_advantages("entropy_top", sampled, of_script)
+    recorder = common.Recorder(policy)
+    metrics = trainer.update(policy, recorder, batch, 1, of_script)
+    return common.add(recorder.gradients), metrics["top_rate"]
+
+
+def subsets_of(policy, sampled, args):
+    """(the whole gradient, {subset: its part of the gradient, its share of tokens}).
+
+    At the weights that sampled the batch, where every ρ is 1.
+    """
+    of_script = settings_of("GRPO", args)
+    batch = common.with_advantages("grpo", sampled, of_script)
+    mask = batch["mask"]
+    cells = who_dominates.cells_of(batch["old_logp"])
+    chosen = {name: cells == cell for name, cell in who_dominates.TAILS.items()}
+    chosen["A > 0"] = batch["advantages"] > 0
+    chosen["A < 0"] = batch["advantages"] < 0
+    parts = {"top entropy": top_entropy(policy, sampled, args)}
+    for name, tokens in chosen.items():
+        part = common.gradient_of_tokens(policy, batch, tokens, of_script)
+        share = tokens[mask].double().mean().item()
+        parts[name] = (part, share)
+    return common.gradient_of(policy, batch, of_script), {name: parts[name] for name in SUBSETS}
+
+
+def compare_subsets(whole, parts, k):
+    """{subset: its comparison with the whole and its share of tokens}.
+
+    whole: a Gradient; parts: as subsets_of gives them. norm is that of the mean over the subset's
+    tokens alone, norm_of_part that of its part of the whole.
+    """
+    result = {}
+    for name, (part, share) in parts.items():
+        found = Gradient(part).compare(whole, k)
+        found["norm_of_part"] = found["norm"]
+        own_norm = common.norm_of_own_mean(part, share)
+        found["norm"] = own_norm / max(common.norm(whole.tensors), 1e-300)
+        result[name] = found | {"share": share}
+    return result
+
+
+def move(policy, sampled, args):
+    """Gives the policy the weights after all but the last of GRPO's updates on this batch."""
+    of_script = settings_of("GRPO", args)
+    batch = common.with_advantages("grpo", sampled, of_script)
+    num_rows = len(batch["ids"])
+    seen = {name: value[: num_rows - num_rows // args.updates] for name, value in batch.items()}
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=args.lr, weight_decay=of_script.weight_decay
+    )
+    own_norm = grpo.Args().max_grad_norm  # here the gradient is scaled down, as in training
+    of_script = dataclasses.replace(
+        of_script, updates_per_step=args.updates - 1, max_grad_norm=own_norm
+    )
+    grpo.update(policy, optimizer, seen, 1, of_script)
+
+
+def off_policy_gradient(method, policy, sampled, args):
+    """(the gradient of a method's loss on the whole batch, a list of tensors; update()'s metrics).
+
+    At the policy's present weights. A copy of the batch takes the place of the first update of the
+    step, since acpo.py looks at how far the policy has moved from the second one on.
+    """
+    script, _ = METHODS[method]
+    of_script = settings_of(method, args)
+    batch = common.with_advantages(script, sampled, of_script)
+    twice = {name: torch.cat([value, value]) for name, value in batch.items()}
+    recorder = common.Recorder(policy)
+    of_script = dataclasses.replace(of_script, updates_per_step=2)
+    metrics = importlib.import_module(script).update(policy, recorder, twice, 1, of_script)
+    return recorder.gradients[-1], metrics
+
+
+def measure(policy, before, sampled, other, k, args):
+    """One batch: its numbers for JSON. other: another batch, or None. The policy stays as it is."""
+    whole, parts = subsets_of(policy, sampled, args)
+    whole = Gradient(whole)
+    result = {"subsets": compare_subsets(whole, parts, k)}
+    found = {"on-policy": whole}
+    if other is not None:
+        of_script = settings_of("GRPO", args)
+        batch = common.with_advantages("grpo", other, of_script)
+        found["other batch"] = Gradient(common.gradient_of(policy, batch, of_script))
+
+    move(policy, sampled, args)
+    of_script = settings_of("GRPO", args)
+    batch = common.with_advantages("grpo", sampled, of_script)
+    now, _ = grpo.log_probs(policy, batch, of_script, with_entropy=False)
+    at_one = common.gradient_of(policy, batch | {"old_logp": now}, of_script)
+    found["on-policy, moved"] = Gradient(at_one)
+    for method in METHODS:
+        gradient, metrics = off_policy_gradient(method, policy, sampled, args)
+        found[method] = Gradient(gradient)
+        if method == "GRPO":  # both copies of the batch are clipped alike
+            result["clip_rate"] = metrics["clip_rate"]
+    common.set_weights(policy, before)
+
+    result["off_policy"] = {}
+    for reference in REFERENCES:
+        result["off_policy"][reference] = {
+            name: gradient.compare(found[reference], k) for name, gradient in found.items()
+        }
+    ratio = (now - batch["old_logp"])[batch["mask"]].double().exp()
+    result["ratio"] = {
+        "mean_distance_from_1": (ratio - 1).abs().mean().item(),
+        "largest": ratio.max().item(),
+        "standard_deviation": ratio.std().item(),
+    }
+    result["share_without_advantage"] = (
+        (batch["advantages"][batch["mask"]] == 0).double().mean().item()
+    )
+    return result
+
+
+def average_of(rows):
+    """[a batch's tree of numbers, …] → the same tree with [mean, standard error] over batches."""
+    if isinstance(rows[0], dict):
+        return {name: average_of([row[name] for row in rows]) for name in rows[0]}
+    return list(common.mean_and_error(rows))
+
+
+def verdicts_of(rows):
+    """What the batches' numbers say about the paper's claims; an inequality must hold by two
+    standard errors of its difference."""
+    enough = len(rows) >= 3
+    average = average_of(rows)
+    subsets = average["subsets"]
+    to_grpo = average["off_policy"]["GRPO"]
+
+    def above(of, bound=0.0):
+        mean, error = common.mean_and_error([of(row) for row in rows])
+        return mean - 2 * error > bound
+
+    def below(of, bound=0.0):
+        mean, error = common.mean_and_error([of(row) for row in rows])
+        return mean + 2 * error < bound
+
+    def words(found, paper):
+        """Norm and angle, ours and the paper's."""
+        norm, angle = paper
+        of_paper = f"{angle}°" if norm is None else f"{norm:,} % at {angle}°"
+        return f"{found['norm'][0]:.0%} at {found['angle'][0]:.1f}° (paper: {of_paper})"
+
+    def subset(row, name, number):
+        return row["subsets"][name][number]
+
+    def method(row, name, number):
+        return row["off_policy"]["GRPO"][name][number]
+
+    verdicts = []
+    larger = above(lambda row: subset(row, "p < 0.2", "norm") - 1)
+    smaller = below(lambda row: subset(row, "p > 0.8", "norm") - 1)
+    closer = above(lambda row: subset(row, "p > 0.8", "angle") - subset(row, "p < 0.2", "angle"))
+    verdicts.append(
+        (
+            "the gradient of p < 0.2 is larger than the whole and closer to it than that of "
+            "p > 0.8, which is smaller",
+            common.verdict(larger and smaller and closer, enough),
+            "; ".join(
+                f"{name}: {words(subsets[name], SUBSETS[name])}" for name in ("p < 0.2", "p > 0.8")
+            ),
+        )
+    )
+    larger = above(lambda row: subset(row, "top entropy", "norm") - 1)
+    farther = above(
+        lambda row: subset(row, "top entropy", "angle") - subset(row, "p < 0.2", "angle")
+    )
+    verdicts.append(
+        (
+            "the gradient of the highest entropies is larger than the whole, but less aligned than "
+            "that of p < 0.2",
+            common.verdict(larger and farther, enough),
+            words(subsets["top entropy"], SUBSETS["top entropy"]),
+        )
+    )
+    signs = "; ".join(
+        f"{name}: {words(subsets[name], SUBSETS[name])}" for name in ("A > 0", "A < 0")
+    )
+    closer = above(lambda row: subset(row, "A > 0", "angle") - subset(row, "A < 0", "angle"))
+    verdicts.append(
+        (
+            "the gradient of A < 0 is closer to the whole than that of A > 0",
+            common.verdict(closer, enough),
+            signs,
+        )
+    )
+    ratio = subsets["A > 0"]["norm"][0] / max(subsets["A < 0"]["norm"][0], 1e-300)
+    verdicts.append(
+        (
+            "the gradients of A > 0 and A < 0 have comparable norms",
+            common.verdict(1 / COMPARABLE < ratio < COMPARABLE, enough),
+            f"the first is {ratio:.2f} times the second (paper: 1.33)",
+        )
+    )
+    exploded = above(lambda row: method(row, "no clip", "norm"), EXPLODED)
+    verdicts.append(
+        (
+            "without clip the norm explodes beside GRPO's",
+            common.verdict(exploded, enough),
+            words(to_grpo["no clip"], PAPER["no clip"]),
+        )
+    )
+    same_norm = abs(to_grpo["on-policy"]["norm"][0] - 1) < 0.1
+    turned = above(lambda row: method(row, "on-policy", "angle"), TURNED)
+    verdicts.append(
+        (
+            "the on-policy gradient has GRPO's off-policy norm, but another direction",
+            common.verdict(same_norm and turned, enough),
+            words(to_grpo["on-policy"], PAPER["on-policy"])
+            + f"; at the moved weights {to_grpo['on-policy, moved']['norm'][0]:.0%} at "
+            f"{to_grpo['on-policy, moved']['angle'][0]:.1f}°",
+        )
+    )
+    exploded = above(lambda row: method(row, "CISPO", "norm"), EXPLODED)
+    turned = above(lambda row: method(row, "CISPO", "angle"), TURNED)
+    verdicts.append(
+        (
+            "CISPO's gradient is much larger than GRPO's and has another direction",
+            common.verdict(exploded and turned, enough),
+            words(to_grpo["CISPO"], PAPER["CISPO"]),
+        )
+    )
+    same = below(lambda row: method(row, "DAPO", "angle"), SAME)
+    verdicts.append(
+        (
+            "a higher ε_high (DAPO) hardly turns GRPO's gradient",
+            common.verdict(same, enough),
+            words(to_grpo["DAPO"], PAPER["DAPO"]),
+        )
+    )
+    for name in ("ACPO", "DPPO"):
+        for reference in REFERENCES[1:]:
+
+            def gain(row, name=name, reference=reference):
+                found = row["off_policy"][reference]
+                return found["GRPO"]["angle"] - found[name]["angle"]
+
+            found = average["off_policy"][reference]
+            verdicts.append(
+                (
+                    f"{name}'s gradient is closer to the one {reference} than GRPO's",
+                    common.verdict(above(gain), enough),
+                    f"{found[name]['angle'][0]:.1f}° and {found['GRPO']['angle'][0]:.1f}° "
+                    "(the paper has no number)",
+                )
+            )
+    return verdicts
+
+
+# ------------------------------------------------------------------------------------------ picture
+
+OURS, OTHER, PAPERS = plot.COLOURS[0], plot.COLOURS[6], plot.COLOURS[1]
+
+
+def draw_values(axes, places, values, colour, width, label, decimals):
+    """values: [mean, standard error] for each bar, in the axis' unit."""
+    heights = [value[0] for value in values]
+    errors = [value[1] for value in values]
+    look = {"color": colour, "ecolor": "black", "capsize": 3, "label": label}
+    axes.bar(places, heights, width, yerr=errors, **look)
+    for place, height, error in zip(places, heights, errors):
+        text = f"{height:,.{decimals}f}"
+        offset = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "small"}
+        axes.annotate(text, (place, height + error), ha="center", va="bottom", **offset)
+
+
+def draw_paper(axes, places, values, decimals):
+    """A diamond and its number for each value that the paper has."""
+    shown = [(place, value) for place, value in zip(places, values) if value is not None]
+    look = {"color": PAPERS, "s": 90, "marker": "D", "zorder": 3, "edgecolor": "white"}
+    axes.scatter(*zip(*shown), label="the paper", **look)
+    for place, value in shown:
+        offset = {"xytext": (8, 0), "textcoords": "offset points", "fontsize": "small"}
+        text = f"{value:,.{decimals}f}"
+        axes.annotate(text, (place, value), va="center", color=PAPERS, **offset)
+
+
+def draw(average, by_chance, args):
+    model = args.model.rstrip("/").split("/")[-1]
+    title = (
+        f"gradients of {model}: {args.batches} batch{'es' if args.batches > 1 else ''}, subspaces "
+        f"of {args.k} directions, after {args.updates - 1} of {args.updates} updates"
+    )
+    figure = common.new_figure(18, 11, title)
+    panels = figure.subplots(2, 2, width_ratios=[5, 8])
+    subsets = average["subsets"]
+    to_grpo = average["off_policy"]["GRPO"]
+    to_on_policy = average["off_policy"]["on-policy"]
+    methods = ["on-policy", "on-policy, moved", *[name for name in METHODS if name != "GRPO"]]
+    columns = (
+        (list(SUBSETS), [subsets[name] for name in SUBSETS], SUBSETS),
+        (methods, [to_grpo[name] for name in methods], PAPER),
+    )
+    for x, (names, found, paper) in enumerate(columns):
+        of_paper = [paper.get(name, (None, None)) for name in names]
+        places = list(range(len(names)))
+        axes = panels[0, x]
+        norms = [[100 * value for value in row["norm"]] for row in found]
+        draw_values(axes, [place - 0.15 for place in places], norms, OURS, 0.5, "ours", 0)
+        beside = [place + 0.22 for place in places]
+        draw_paper(axes, beside, [norm for norm, _ in of_paper], 0)
+        axes.axhline(100, color=plot.GREY, linewidth=1, zorder=0)
+        axes.set_yscale("log")
+        lowest = min(norm[0] for norm in norms)
+        axes.set_ylim(min(30, lowest / 2), 2 * axes.get_ylim()[1])
+
+        axes = panels[1, x]
+        angles = [row["angle"] for row in found]
+        if x == 0:
+            draw_values(axes, [place - 0.15 for place in places], angles, OURS, 0.5, None, 1)
+        else:
+            left = [place - 0.28 for place in places]
+            draw_values(axes, left, angles, OURS, 0.3, "angle to GRPO's", 1)
+            others = [to_on_policy[name]["angle"] for name in names]
+            middle = [place + 0.04 for place in places]
+            label = "angle to the one on-policy"
+            draw_values(axes, middle[1:], others[1:], OTHER, 0.3, label, 1)
+        draw_paper(axes, beside, [angle for _, angle in of_paper], 1)
+        axes.axhline(by_chance, color=plot.GREY, linestyle="--", label="random matrices")
+        if "other batch" in to_on_policy:
+            noise = to_on_policy["other batch"]["angle"][0]
+            axes.axhline(noise, color=plot.GREY, linestyle=":", label="another batch's gradient")
+        axes.set_ylim(0, 95)
+        axes.set_yticks(range(0, 91, 15))
+        for row in (0, 1):
+            panels[row, x].set_xticks(places, [name.replace(", ", ",\n") for name in names])
+            panels[row, x].set_xlim(-0.6, len(names) - 0.3)
+    panels[0, 0].set_title("some tokens, each set's own mean")
+    panels[0, 0].set_ylabel("norm [% of all tokens' gradient]")
+    panels[1, 0].set_ylabel("mean principal angle\nto all tokens' gradient [°]")
+    panels[0, 1].set_title("off-policy gradients, and those on-policy")
+    panels[0, 1].set_ylabel("norm [% of GRPO's off-policy]")
+    panels[1, 1].set_ylabel("mean principal angle [°]")
+    handles, labels = panels[1, 1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    common.save_figure(figure, args, "key_factors")
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def main():
+    args = common.parse(Args, __doc__, QUICK)
+    with settings.errors_in_one_line():
+        check(args)
+        policy, _ = common.load_policy(args)
+        if args.dry_run:
+            print("the settings are right; --dry_run ends here")
+            return
+        batches = common.load_batches(policy, args, args.batches)
+    args.k = args.k or max(1, min(PAPERS_K, policy.lm.config.hidden_size // 16))
+    before = common.copy_weights(policy)
+    rows = []
+    for i, sampled in enumerate(tqdm(batches, desc="batches")):
+        other = batches[(i + 1) % len(batches)] if len(batches) > 1 else None
+        rows.append(measure(policy, before, sampled, other, args.k, args))
+    average = average_of(rows)
+    by_chance = {
+        "angle": chance(policy, args.k),
+        f"angle_with_k_{PAPERS_K}": chance(policy, PAPERS_K),
+    }
+    verdicts = verdicts_of(rows)
+    draw(average, by_chance["angle"], args)
+    result = {
+        "paper": {"subsets": SUBSETS, "off_policy": PAPER},  # [norm in %, angle in degrees]
+        "random_matrices": by_chance,
+        "average": average,  # [mean, standard error]; off_policy: by reference
+        "verdicts": verdicts,
+    }
+    common.write(args, "key_factors", result)
+    common.show_verdicts(verdicts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""Principal angles and gradients of lab/key_factors.py, on cases worked by hand.
+
+What is worked out by hand is Python's float arithmetic, never the trainers' own formula.
+"""
+
+import importlib
+import math
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from test_lab import A, batch_of, drawn, of_lab, on_the_cpu, script_args, two_tokens
+
+import grpo
+from lab import common, key_factors
+
+SHARED = (drawn, on_the_cpu)  # fixtures of test_lab.py, which pytest finds by their names here
+
+
+def matrix(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def angles_of(some, others, k):
+    return key_factors.principal_angles(key_factors.right_vectors(some), key_factors.right_vectors(others), k).tolist()
+
+
+def line(degrees):
+    return matrix([math.cos(math.radians(degrees)), math.sin(math.radians(degrees))])
+
+
+# --------------------------------------------------------------------------------------- principal angles
+
+
+@pytest.mark.parametrize(("degrees", "angle"), [(0, 0), (30, 30), (90, 90), (150, 30), (180, 0)])
+def test_two_lines(degrees, angle):
+    assert angles_of(line(0), 5 * line(degrees), 1) == pytest.approx([angle], abs=1e-5)
+
+
+def test_two_planes_share_a_line():
+    """The planes of x, y and of x, (y + z): 0° and 45°."""
+    first = matrix([3.0, 0, 0], [0, 2, 0])
+    second = matrix([1.0, 0, 0], [0, 1, 1])
+    assert angles_of(first, second, 2) == pytest.approx([0, 45], abs=1e-5)
+    assert angles_of(first, second, 128) == pytest.approx([0, 45], abs=1e-5)  # the rank is 2
+
+
+def test_the_largest_singular_values_come_first():
+    """One direction of each: that of y in the first matrix, that of x in the second."""
+    first = matrix([1.0, 0, 0], [0, 2, 0])
+    second = matrix([3.0, 0, 0], [0, 2, 0])
+    assert angles_of(first, second, 1) == pytest.approx([90], abs=1e-5)
+    assert angles_of(first, second, 2) == pytest.approx([0, 0], abs=1e-5)
+
+
+def test_right_vectors_belong_to_columns_not_to_rows():
+    """The rows are mixed by another matrix, which changes left vectors and singular values only."""
+    rows = matrix([1.0, 0, 0, 0], [0, 1, 0, 0])
+    mixed = matrix([2.0, 1], [0, 1], [5, 3]) @ rows
+    assert key_factors.right_vectors(mixed).shape == (4, 2)
+    assert angles_of(rows, mixed, 2) == pytest.approx([0, 0], abs=1e-5)
+
+
+def test_all_of_space_is_at_0_to_itself():
+    """Why k must be less than the width."""
+    rng = torch.Generator().manual_seed(0)
+    some, others = torch.randn(2, 6, 4, generator=rng)
+    assert angles_of(some, others, 128) == pytest.approx([0] * 4, abs=1e-5)
+    assert min(angles_of(some, others, 1)) > 5
+
+
+def test_rounding_does_not_count_in_the_rank():
+    exact = matrix([1.0, 2, 3]).T @ matrix([1.0, 1, 0])
+    rounded = exact + 1e-9 * torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    assert key_factors.right_vectors(rounded).shape == (3, 1)
+    nothing = key_factors.right_vectors(torch.zeros(3, 3))
+    assert nothing.shape == (3, 0)
+    assert key_factors.principal_angles(nothing, nothing, 2).tolist() == [90]
+
+
+def test_a_comparison_by_hand():
+    """Matrices at 30° and 90°, of norms 2 and 0 beside 1 and 1; vectors have no subspace."""
+    some = key_factors.Gradient([2 * line(30), torch.zeros(1, 2), torch.tensor([2.0, 0])])
+    others = key_factors.Gradient([line(0), line(0), torch.tensor([0.0, 1])])
+    found = some.compare(others, 1)
+    assert found["norm"] == pytest.approx(math.sqrt(8 / 3))
+    assert found["angle"] == pytest.approx((30 + 90) / 2)
+    assert found["angle_with_k_128"] == pytest.approx((30 + 90) / 2)
+    cosine = 2 * math.cos(math.radians(30)) / math.sqrt(8 * 3)
+    assert found["angle_of_vectors"] == pytest.approx(math.degrees(math.acos(cosine)))
+
+
+def test_chance_falls_with_k():
+    """Two lines at random are at 57.3° on average if they are in a space of three dimensions."""
+    policy = torch.nn.ParameterList([torch.zeros(2, 3) for _ in range(400)])
+    assert key_factors.chance(policy, 1) == pytest.approx(math.degrees(1), abs=4)
+    assert key_factors.chance(torch.nn.Linear(40, 40, bias=False), 40) < 0.01
+
+
+# ------------------------------------------------------------------------------- gradients of some tokens
+
+
+def quick_args(**changes):
+    return of_lab(key_factors, updates=2, **changes)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.6])
+def test_subsets_of_two_tokens(overlap):
+    """A token with π 0.1 and A > 0, one with π 0.9 and A < 0; each is half of the tokens."""
+    policy, sampled = two_tokens(overlap)
+    sampled.batch["entropy"][0, 1] = 2.0  # of the improbable one
+    whole, parts = key_factors.subsets_of(policy, sampled, quick_args())
+    assert list(parts) == list(key_factors.SUBSETS)
+    found = key_factors.compare_subsets(key_factors.Gradient(whole), parts, 1)
+    low, high = A * math.sqrt(2) * 0.9 / 2, A * math.sqrt(2) * 0.1 / 2
+    size = math.sqrt(low**2 + high**2 - 2 * low * high * overlap)
+    # The gradient is (1, −1) ⊗ (a sum of states): its right singular vector is that sum.
+    to_low = math.degrees(math.acos((low - high * overlap) / size))
+    to_high = math.degrees(math.acos((high - low * overlap) / size))
+    to_high = min(to_high, 180 - to_high)  # a subspace has no sign
+    for name in ("p < 0.2", "A > 0", "top entropy"):
+        assert found[name]["norm_of_part"] == pytest.approx(low / size)
+        assert found[name]["norm"] == pytest.approx(2 * low / size)
+        assert found[name]["angle"] == pytest.approx(to_low, abs=1e-4)
+        assert found[name]["share"] == 0.5
+    for name in ("p > 0.8", "A < 0"):
+        assert found[name]["norm"] == pytest.approx(2 * high / size)
+        assert found[name]["angle"] == pytest.approx(to_high, abs=1e-4)
+
+
+def of_model(drawn):
+    """(the policy, a batch of its own responses as a Sampled, the lab's settings)."""
+    batch, policy = drawn
+    batch = {name: value for name, value in batch.items() if name not in ("length", "token")}
+    rows = len(batch["ids"])
+    args = quick_args(prompts=rows // 3, responses=3)
+    logp, batch["entropy"] = grpo.log_probs(policy, batch, script_args("grpo", rows=rows))
+    batch |= {"old_logp": logp, "ref_logp": logp}
+    rewards = torch.tensor([1.0, -1.0, 0.5] * (rows // 3))
+    return policy, common.Sampled(batch, rewards, [], [], []), args
+
+
+def test_the_gradients_of_both_signs_add_up_to_the_whole(drawn):
+    policy, sampled, args = of_model(drawn)
+    whole, parts = key_factors.subsets_of(policy, sampled, args)
+    both = common.add([parts["A > 0"][0], parts["A < 0"][0]])
+    difference = [a - b for a, b in zip(both, whole)]
+    assert common.norm(difference) < 1e-5 * common.norm(whole)
+    assert parts["A > 0"][1] + parts["A < 0"][1] == pytest.approx(1)
+    assert 0.2 <= parts["top entropy"][1] < 0.25
+    assert common.norm(parts["top entropy"][0]) > 0
+
+
+def test_the_parts_of_a_batch_add_up_to_the_whole(drawn):
+    batch, policy = drawn
+    args = script_args("grpo", rows=len(batch["ids"]))
+    whole = common.gradient_of(policy, batch, args)
+    is_even = (batch["ids"] % 2 == 0) & batch["mask"]
+    parts = [common.gradient_of_tokens(policy, batch, tokens, args) for tokens in (is_even, ~is_even)]
+    difference = [a - b for a, b in zip(common.add(parts), whole)]
+    assert common.norm(parts[0]) > 0
+    assert common.norm(difference) < 1e-5 * common.norm(whole)
+
+
+# -------------------------------------------------------------------------------- off-policy gradients
+
+
+def moved_tokens(ratios):
+    """two_tokens at right angles, whose π are ratio · π_old: π stays 0.1 and 0.9."""
+    policy, sampled = two_tokens()
+    logp = sampled.batch["old_logp"]
+    for i, ratio in enumerate(ratios):
+        logp[i, 1] -= math.log(ratio)
+    return policy, sampled
+
+
+def weights_of(method, ratios):
+    """What a method makes of A · ∇log π of both tokens, their share in the batch left out."""
+    policy, sampled = moved_tokens(ratios)
+    gradient, _ = key_factors.off_policy_gradient(method, policy, sampled, quick_args())
+    low, high = gradient[0][0].tolist()  # of the first word's weights, along each state
+    return [-low / (A / 2 * 0.9), high / (A / 2 * 0.1)]
+
+
+# The first token has A > 0 and π 0.1, the second A < 0 and π 0.9.
+@pytest.mark.parametrize(
+    ("method", "ratios", "expected"),
+    [
+        ("GRPO", (1.1, 1.5), (1.1, 1.5)),
+        ("GRPO", (1.21, 0.79), (0, 0)),
+        ("GRPO", (1e5, 0.99), (0, 0.99)),
+        ("no clip", (1e5, 1e-3), (1e5, 1e-3)),
+        ("no clip", (0.5, 1.5), (0.5, 1.5)),
+        ("DAPO", (1.25, 0.81), (1.25, 0.81)),
+        ("DAPO", (1.29, 0.79), (0, 0)),
+        ("CISPO", (2.0, 0.5), (1.45, 0.5)),
+        ("ACPO, α 0", (1.19, 0.81), (1.19, 0.81)),
+        ("ACPO, α 0", (1.21, 0.79), (0, 0)),
+        ("DPPO", (2.0, 0.9), (2.0, 0.9)),  # 0.05 → 0.1; 1 → 0.9
+    ],
+)
+def test_weights_of_two_tokens(method, ratios, expected):
+    assert weights_of(method, ratios) == pytest.approx(expected, rel=1e-5, abs=1e-9)
+
+
+def test_acpos_range_has_seen_that_the_policy_has_moved():
+    """Three tokens in a bin have ρ 1, 1, 1.3: σ is 0.1414, so the range is 0.2 + 3 · 0.1414 = 0.62.
+
+    At the first update of a step the range would be 0.2, and the third token's weight 0.
+    """
+    batch, _ = batch_of([[{"p": 0.1}, {"p": 0.1}, {"p": 0.1 / 1.3}], [{"p": 0.9}]])
+    policy, sampled = two_tokens()
+    batch["ids"] = torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0]])
+    sampled = common.Sampled(batch, sampled.rewards, [], [], [])
+    before = common.copy_weights(policy)
+    gradient, _ = key_factors.off_policy_gradient("ACPO", policy, sampled, quick_args())
+    pushes = A * 0.9 * (1 + 1 + 1.3) / 3 / 2
+    assert -gradient[0][0, 0].item() == pytest.approx(pushes, rel=1e-5)
+    assert torch.equal(policy.weight, before[0])
+
+
+def test_without_clip_a_gradient_agrees_with_finite_differences():
+    """Of −1/n Σ A · exp(log π − log π_old), for one weight. n is 2."""
+    policy, sampled = moved_tokens((3.0, 0.2))
+    gradient, _ = key_factors.off_policy_gradient("no clip", policy, sampled, quick_args())
+
+    def loss(step):
+        with torch.no_grad():
+            policy.weight[0, 1] += step
+            logp, _ = policy(sampled.batch["ids"], sampled.batch["mask"], 1.0)
+            policy.weight[0, 1] -= step
+        ratio = (logp - sampled.batch["old_logp"]).exp()[:, 1].tolist()
+        return -(A * ratio[0] - A * ratio[1]) / 2
+
+    slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
+    assert abs(slope) > 1e-3
+    assert gradient[0][0, 1].item() == pytest.approx(slope, rel=1e-5)
+
+
+def test_a_real_models_gradient_agrees_with_finite_differences(drawn):
+    """For the largest entry of the gradient without clip, at weights that have moved."""
+    policy, sampled, args = of_model(drawn)
+    before = common.copy_weights(policy)
+    key_factors.move(policy, sampled, args)
+    gradient, _ = key_factors.off_policy_gradient("no clip", policy, sampled, args)
+    of_script = key_factors.settings_of("no clip", args)
+    batch = common.with_advantages("grpo", sampled, of_script)
+    number = max(range(len(gradient)), key=lambda i: gradient[i].abs().max().item())
+    place = int(gradient[number].abs().argmax())
+    weight = list(policy.parameters())[number].detach().view(-1)
+
+    def loss(step):
+        weight[place] += step
+        logp, _ = grpo.log_probs(policy, batch, of_script)
+        weight[place] -= step
+        ratio = (logp.double() - batch["old_logp"].double()).exp()
+        return -(ratio * batch["advantages"])[batch["mask"]].mean().item()
+
+    slope = (loss(2e-3) - loss(-2e-3)) / 4e-3
+    expected = gradient[number].view(-1)[place].item()
+    common.set_weights(policy, before)
+    assert slope == pytest.approx(expected, rel=2e-2)
+
+
+def test_the_policy_is_moved_by_all_updates_but_the_last():
+    """The second of two rows, which is the second update's, is not seen. AdamW moves by its lr."""
+    policy, sampled = two_tokens()
+    batch = {name: torch.cat([value, value]) for name, value in sampled.batch.items()}
+    batch["ids"][2:] = torch.tensor([[0, 1], [0, 1]])
+    sampled = common.Sampled(batch, torch.tensor([3.0, 3.0, 3.0, -1.0]), [], [], [])
+    before = common.copy_weights(policy)
+    args = quick_args(prompts=2, lr=1e-2)
+    key_factors.move(policy, sampled, args)
+    assert (policy.weight - before[0]).abs().max() < 2e-4  # weight decay alone: 1e-2 · 0.01 · 1.1
+    sampled.rewards = torch.tensor([3.0, -1.0, 3.0, 3.0])
+    key_factors.move(policy, sampled, args)
+    assert (policy.weight - before[0]).abs().max().item() == pytest.approx(1e-2, rel=0.05)
+
+
+def test_one_batch_leaves_the_policy_as_it_was(drawn):
+    policy, sampled, args = of_model(drawn)
+    before = common.copy_weights(policy)
+    args.prompts, args.updates = 8, 4
+    found = key_factors.measure(policy, before, sampled, sampled, 8, args)
+    assert all(torch.equal(a, b) for a, b in zip(before, common.copy_weights(policy)))
+    of_all = found["off_policy"]
+    assert set(of_all) == set(key_factors.REFERENCES)
+    for reference in key_factors.REFERENCES:
+        same = of_all[reference][reference]
+        assert same["norm"] == 1 and same["angle"] < 0.01 and same["angle_of_vectors"] < 0.01
+    assert of_all["on-policy"]["other batch"]["angle"] < 0.01  # here it is the same batch
+    assert of_all["GRPO"]["on-policy"]["angle"] == pytest.approx(of_all["on-policy"]["GRPO"]["angle"], abs=1e-3)
+    assert of_all["GRPO"]["on-policy"]["angle"] > 0.1
+    assert found["ratio"]["mean_distance_from_1"] > 0
+
+
+# ------------------------------------------------------------------------------------ verdicts, settings
+
+
+def row_of(subsets, methods):
+    """A batch's numbers from {name: (norm, angle)}, the same for all references."""
+    tree = {name: {"norm": norm, "angle": angle} for name, (norm, angle) in methods.items()}
+    return {
+        "subsets": {name: {"norm": n, "angle": a} for name, (n, a) in subsets.items()},
+        "off_policy": {reference: tree for reference in key_factors.REFERENCES},
+    }
+
+
+AS_IN_THE_PAPER = (
+    {"p < 0.2": (4.09, 27.8), "p > 0.8": (0.5, 42.8), "top entropy": (3.4, 44.2), "A > 0": (1.22, 40.5),
+     "A < 0": (0.92, 28.0)},
+    {"GRPO": (1.0, 47.4), "on-policy": (0.98, 47.4), "on-policy, moved": (0.98, 47.4), "no clip": (201.77, 50.7),
+     "DAPO": (1.0, 1.3), "CISPO": (32.68, 49.7), "ACPO": (1.0, 30.0), "DPPO": (1.0, 30.0)},
+)  # fmt: skip
+
+
+def test_verdicts_agree_with_the_papers_own_numbers():
+    verdicts = key_factors.verdicts_of([row_of(*AS_IN_THE_PAPER)] * 3)
+    assert [words for _, words, _ in verdicts] == ["shows"] * len(verdicts)
+    assert any("20177% at 50.7° (paper: 20,177 % at 50.7°)" in numbers for _, _, numbers in verdicts)
+
+
+def test_verdicts_can_say_no_and_that_they_cannot_tell():
+    subsets, methods = AS_IN_THE_PAPER
+    opposite = {"p < 0.2": (0.5, 44), "p > 0.8": (2, 30), "top entropy": (0.9, 40), "A > 0": (3, 10), "A < 0": (1, 20)}
+    alike = {name: (2.0 if name == "on-policy" else 1.0, 10.0) for name in methods}
+    verdicts = key_factors.verdicts_of([row_of(opposite, alike)] * 3)
+    assert [words for _, words, _ in verdicts] == ["does not show"] * len(verdicts)
+    verdicts = key_factors.verdicts_of([row_of(subsets, methods)] * 2)
+    assert {words for _, words, _ in verdicts} == {"cannot tell at this scale"}
+
+
+def test_a_difference_within_two_errors_is_not_shown():
+    rows = []
+    for shift in (-20, 0, 20):
+        subsets = dict(AS_IN_THE_PAPER[0])
+        subsets["A < 0"] = (0.92, 28.0 + shift)
+        rows.append(row_of(subsets, AS_IN_THE_PAPER[1]))
+    words = {claim: words for claim, words, _ in key_factors.verdicts_of(rows)}
+    assert words["the gradient of A < 0 is closer to the whole than that of A > 0"] == "does not show"
+
+
+@pytest.mark.parametrize("updates", ["1", "5"])
+def test_updates_that_do_not_fit_are_refused(updates, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["key_factors", "--updates", updates])
+    with pytest.raises(SystemExit) as stop:
+        key_factors.main()
+    assert stop.value.code == 2
+    assert f"--updates is {updates}; it must be more than 1 and divide" in capsys.readouterr().err
+
+
+def test_methods_are_scripts_with_these_settings():
+    for method, (script, changes) in key_factors.METHODS.items():
+        args = key_factors.settings_of(method, quick_args())
+        assert isinstance(args, importlib.import_module(script).Args)
+        assert args.kl_coef == 0
+        assert all(getattr(args, name) == value for name, value in changes.items())
