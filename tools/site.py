@@ -18,7 +18,9 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import tyro
 
@@ -37,7 +39,17 @@ CHAPTERS = {  # of the navigation: the Markdown files in each, in order
 }
 LENS = "lab/results/lens.html"
 SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py"]
-AS_THEY_ARE = {".png", ".svg", ".jpg", ".gif", ".html", ".json", ".csv", ".pdf"}  # linked files that are copied
+AS_THEY_ARE = {
+    ".png",
+    ".svg",
+    ".jpg",
+    ".gif",
+    ".html",
+    ".json",
+    ".csv",
+    ".pdf",
+    ".ipynb",
+}  # linked files that are copied
 LARGEST = 200_000  # characters of a file that is shown as a source
 TEMPLATES = "docs/algorithms/source/"  # parts of generated pages
 NEVER = {".git", ".venv", ".site", "site", ".venv-site", "runs", "__pycache__"}
@@ -92,7 +104,7 @@ class Files:
     sources: list  # files that are shown with numbered lines
     folders: list  # linked folders that have no README.md
     copies: list  # files that are copied
-    broken: list  # (text, link) that leads nowhere
+    broken: list  # (text, link) that leads nowhere in the repository
 
     def pages(self):
         """{path: path of its page} of the sources and folders."""
@@ -318,7 +330,9 @@ def prepare(folder):
     write(pages / "diff.md", viewer_page())
     write(pages / "site_files/scripts.js", viewer_data(family.family()))
     settings = (OWN / "zensical.toml").read_text(encoding="utf-8")
-    settings = settings.replace("[project]\n", f"[project]\nnav = {toml(navigation(whole, files.texts))}\n", 1)
+    title = title_of((ROOT / "README.md").read_text(encoding="utf-8"), "README.md")
+    ours = f"site_name = {toml(title)}\nnav = {toml(navigation(whole, files.texts))}"
+    settings = settings.replace("[project]\n", f"[project]\n{ours}\n", 1)
     settings += f'\n[project.markdown_extensions."tools.site_markdown"]\nfiles = {toml(files.pages())}\n'
     write(folder / "zensical.toml", settings)
     return files
@@ -335,10 +349,63 @@ def publish(built, out):
     shutil.move(built, out)
 
 
+# -------------------------------------------------------------------------------------------------------------- check
+
+
+class Addresses(HTMLParser):
+    """What a page has: its anchors, what it links to, and what a browser loads for it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.anchors, self.links, self.loads = set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        has = dict(attributes)
+        self.anchors |= {has[name] for name in ("id", "name") if has.get(name)}
+        if "href" in has:
+            (self.links if tag == "a" else self.loads).append(has["href"])
+        if "src" in has:
+            self.loads.append(has["src"])
+
+
+def faults(folder):
+    """What is wrong with a built site, a line for each fault: links that lead nowhere, files of other hosts."""
+    pages = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.html"))}
+    read = {name: Addresses(path.read_text(encoding="utf-8")) for name, path in pages.items()}
+    found = []
+    for name, page in read.items():
+        for address in dict.fromkeys(page.links + page.loads):
+            if problem := fault(address, name, folder, read, loaded=address in page.loads):
+                found.append(f"{name}: {address} {problem}")
+        if site_markdown.UNREADABLE in pages[name].read_text(encoding="utf-8"):
+            found.append(f"{name}: a formula could not be converted")
+    for style in folder.rglob("*.css"):
+        for address in re.findall(r"url\(\s*[\"']?((?:https?:)?//[^)]*)", style.read_text(encoding="utf-8")):
+            found.append(f"{style.relative_to(folder)}: {address} is of another host")
+    return found
+
+
+def fault(address, name, folder, pages, loaded):
+    """What is wrong with an address on a page; "" if nothing is. pages: {path: Addresses}."""
+    if address.startswith(("data:", "mailto:", "javascript:")):
+        return ""
+    if site_markdown.SCHEME.match(address):
+        return "is of another host" if loaded else ""
+    if address.startswith("/"):
+        return "begins at the root of a server"
+    path, anchor = site_markdown.resolved(address.partition("?")[0] or name, name)
+    if path.startswith("..") or not (folder / path).is_file():
+        return "leads nowhere"
+    if path == "diff.html" and anchor.startswith("left="):
+        stems = [part.partition("=")[2] for part in anchor.split("&")[:2]]
+        return "" if set(stems) <= set(family.family()) else "names no script"
+    known = path not in pages or not anchor or anchor in pages[path].anchors or unquote(anchor) in pages[path].anchors
+    return "" if known else "leads to no anchor of its page"
+
+
 def main(args):
-    files = prepare(BUILD)
-    for text, link in files.broken:
-        print(f"{text}: {link} leads nowhere", file=sys.stderr)
+    prepare(BUILD)
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--config-file", str(BUILD / "zensical.toml")]
     made = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     if made.returncode:
@@ -349,7 +416,9 @@ def main(args):
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    print(f"wrote {args.out / 'index.html'}")
+    found = faults(args.out)
+    print(*found, f"wrote {args.out / 'index.html'}; {len(found) or 'no'} faults", sep="\n")
+    sys.exit(bool(found))
 
 
 if __name__ == "__main__":

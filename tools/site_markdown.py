@@ -1,7 +1,7 @@
 """Reads the site's Markdown as GitHub reads it, and turns its formulas into MathML.
 
 Zensical reads Markdown with Python-Markdown, in which lists, <details> and formulas differ from what GitHub shows. This
-extension of Python-Markdown hands the text of a page to markdown-it-py, which follows CommonMark and GitHub's additions.
+extension of Python-Markdown hands a page to markdown-it-py, which follows CommonMark and GitHub's additions to it.
 tools/site.py names it in the configuration of the site.
 
 Links are those that work on GitHub. A link to a Markdown file leads to its page here, and a link to a source file to
@@ -29,6 +29,7 @@ from pygments.util import ClassNotFound
 # What this converter lacks or reads differently from KaTeX and MathJax.
 SAME_AS = {r"{aligned}": r"{align*}", r"{gathered}": r"{align*}", r"\sim": r"\mathrel{∼}", r"\lbrace": r"\{"}
 UNKNOWN = re.compile(r">\s*(\\[A-Za-z]+|&)\s*<")  # what the converter leaves as it was
+UNREADABLE = '<code class="unreadable-formula">'  # begins a formula that could not be converted
 NUMBERED = "numbered"  # second word of a fence whose lines get numbers and anchors, as on the pages of source files
 ATTRIBUTE = re.compile(r"""(?<=\s)(href|src)=(["'])(.*?)\2""")  # of a tag that is written as HTML
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|//")  # begins the address of another place
@@ -95,7 +96,7 @@ def shown_formula(latex, display, page):
         found = formula(latex, display)
     except ValueError as error:
         print(f"{page}: {error}", file=sys.stderr)
-        return f'<code class="unreadable-formula">{html.escape(latex)}</code>'
+        return f"{UNREADABLE}{html.escape(latex)}</code>"
     return f'<div class="formula" tabindex="0">{found}</div>' if display else found
 
 
@@ -241,6 +242,7 @@ class Whole(Preprocessor):
         page = next(part.page.path for part in self.md.preprocessors if hasattr(part, "page"))  # Zensical's own
         found, headings = rendered("\n".join(lines), page, self.files)
         self.md.toc_tokens = contents(headings)
+        self.md.treeprocessors.deregister("toc", strict=False)  # Zensical adds it, and it would find no headings
         return [self.md.htmlStash.store(f"<div>\n{found}</div>")]
 
 
@@ -252,8 +254,10 @@ class GitHubMarkdown(Extension):
         super().__init__(**settings)
 
     def extendMarkdown(self, md):
-        # above all others: they would read what this one replaces
         md.preprocessors.register(Whole(md, self.getConfig("files")), "github_markdown", 1000)
+        # These would read Markdown, and there is only a mark for the whole page left, which the first one removes.
+        md.preprocessors.deregister("normalize_whitespace")
+        md.preprocessors.deregister("html_block")
 
 
 def makeExtension(**settings):
