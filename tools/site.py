@@ -190,7 +190,7 @@ def source_page(path, texts):
     # no search: 18 scripts that share most lines would answer every question
     return (
         front(path, search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
-        f"{FENCE}{language} {site_markdown.NUMBERED}\n{text}\n{FENCE}\n"
+        f"{FENCE}{language} {site_markdown.NUMBERED}\n{text.rstrip()}\n{FENCE}\n"
     )
 
 
@@ -381,7 +381,7 @@ def faults(folder):
         if site_markdown.UNREADABLE in pages[name].read_text(encoding="utf-8"):
             found.append(f"{name}: a formula could not be converted")
     for style in folder.rglob("*.css"):
-        for address in re.findall(r"url\(\s*[\"']?((?:https?:)?//[^)]*)", style.read_text(encoding="utf-8")):
+        for address in re.findall(r"url\(\s*[\"']?((?:https?:)?//[^)\"']*)", style.read_text(encoding="utf-8")):
             found.append(f"{style.relative_to(folder)}: {address} is of another host")
     return found
 

@@ -26,8 +26,11 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, get_lexer_by_name
 from pygments.util import ClassNotFound
 
-# What this converter lacks or reads differently from KaTeX and MathJax.
-SAME_AS = {r"{aligned}": r"{align*}", r"{gathered}": r"{align*}", r"\sim": r"\mathrel{∼}", r"\lbrace": r"\{"}
+SAME_AS = [  # what the converter lacks, and the same in its words
+    (r"\{(aligned|gathered)\}", r"{align*}"),
+    (r"\\lbrace\b", r"\{"),
+    (r"\\rbrace\b", r"\}"),
+]
 UNKNOWN = re.compile(r">\s*(\\[A-Za-z]+|&)\s*<")  # what the converter leaves as it was
 UNREADABLE = '<code class="unreadable-formula">'  # begins a formula that could not be converted
 NUMBERED = "numbered"  # second word of a fence whose lines get numbers and anchors, as on the pages of source files
@@ -79,15 +82,15 @@ def site_link(target, page, files):
 def formula(latex, display):
     """A formula as MathML. ValueError if the converter does not know a command in it."""
     latex = latex.strip()
-    for theirs, ours in SAME_AS.items():
-        latex = re.sub(re.escape(theirs) + r"(?![A-Za-z])", lambda _, ours=ours: ours, latex)
+    for theirs, ours in SAME_AS:
+        latex = re.sub(theirs, lambda _, ours=ours: ours, latex)
     try:
         found = convert(latex, display="block" if display else "inline")
     except Exception as error:  # the converter has a dozen kinds and no common one
         raise ValueError(f"{latex!r} is no formula: {type(error).__name__}") from error
     if unknown := UNKNOWN.search(found):
         raise ValueError(f"unknown in the formula {latex!r}: {unknown[1]}")
-    return found
+    return found.replace("<mi>&#x0007E;</mi>", "<mo>∼</mo>")  # \sim, which the converter takes for a variable
 
 
 def shown_formula(latex, display, page):
