@@ -317,6 +317,7 @@ def test_search_works_from_a_folder(page, site):
     for letter in "lopti":
         page.press(letter)
     page.wait(f"{dialog}.querySelector('mark')")
+    assert page.run(f"{dialog}.querySelector('input').value") == "lopti"
     texts = page.run(f"[...{dialog}.querySelectorAll('a')].map((link) => link.textContent)")
     links = page.run(f"[...{dialog}.querySelectorAll('a')].map((link) => link.href.split('?')[0])")
     assert texts and all("lopti" in text.lower() for text in texts)

@@ -7,7 +7,16 @@ if (location.protocol === "file:") {
       this.frame.hidden = true;
       document.body.append(this.frame);
       const inside = this.frame.contentWindow;
-      inside.postMessage = (data) => setTimeout(() => this.onmessage?.({ data }));
+      // cloned, as between a page and a Worker: the search changes the questions that it gets
+      const cloned = (data) => ({ data: structuredClone(data) });
+      inside.postMessage = (data) => {
+        const message = cloned(data);
+        setTimeout(() => this.onmessage?.(message));
+      };
+      this.send = (data) => {
+        const message = cloned(data);
+        this.started.then(() => inside.onmessage(message));
+      };
       const script = inside.document.createElement("script");
       script.src = new URL(address, document.baseURI).href;
       this.started = new Promise((done, failed) => {
@@ -19,7 +28,7 @@ if (location.protocol === "file:") {
     }
 
     postMessage(data) {
-      this.started.then(() => this.frame.contentWindow.onmessage({ data }));
+      this.send(data);
     }
 
     terminate() {
