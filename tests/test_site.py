@@ -316,11 +316,11 @@ def test_search_works_from_a_folder(page, site):
     page.wait(f"{dialog}.activeElement?.matches('input')")
     for letter in "lopti":
         page.press(letter)
-    page.wait(f"{dialog}.querySelector('mark')")
+    page.wait(f"{dialog}.querySelector('mark')?.textContent.toLowerCase() === 'lopti'")
     assert page.run(f"{dialog}.querySelector('input').value") == "lopti"
     texts = page.run(f"[...{dialog}.querySelectorAll('a')].map((link) => link.textContent)")
     links = page.run(f"[...{dialog}.querySelectorAll('a')].map((link) => link.href.split('?')[0])")
-    assert texts and all("lopti" in text.lower() for text in texts)
+    assert texts and "lopti" in texts[0].lower()
     assert all((site / link.removeprefix(f"{site.as_uri()}/")).is_file() for link in links)
 
 

@@ -247,8 +247,8 @@ def viewer_page():
         + choice("right")
         + '<button type="button" id="swap">Swap</button>\n'
         + '<label><input type="checkbox" id="code"> Code only, without docstrings and comments</label>\n</form>\n\n'
-        + '<noscript><p>This page needs JavaScript. <a href="diffs/index.html">The pages of parents and children</a> '
-        + "need none.</p></noscript>\n\n"
+        + '<p><a href="diffs/index.html">What grew from what</a>, with a page for each parent and child.</p>\n'
+        + "<noscript><p>The two lists above need JavaScript; these pages need none.</p></noscript>\n\n"
         + '<div id="viewer"></div>\n'
         + '<script src="site_files/scripts.js"></script>\n<script src="site_files/viewer.js"></script>\n'
     )
