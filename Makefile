@@ -77,3 +77,15 @@ lint: install
 format: install
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+# A venv of its own: who builds the site, as .github/workflows/site.yml does, needs neither torch nor vLLM.
+SITE_VENV ?= .venv-site
+
+.PHONY: site
+site: $(SITE_VENV)/installed
+	$(SITE_VENV)/bin/python -m tools.site
+
+$(SITE_VENV)/installed: requirements-site.txt
+	test -x $(SITE_VENV)/bin/python || $(PYTHON) -m venv $(SITE_VENV)
+	$(SITE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-site.txt
+	touch $@

@@ -64,6 +64,11 @@ def code_lines(text):
 
     Any expression statement that is only a string counts as a docstring. SyntaxError if the text is not Python.
     """
+    return list(numbered_code_lines(text).values())
+
+
+def numbered_code_lines(text):
+    """{number of a line, counted from 0: its code} of the code_lines()."""
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
@@ -76,7 +81,7 @@ def code_lines(text):
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 rows = slice(statement.lineno - 1, statement.end_lineno)
                 lines[rows] = [""] * len(lines[rows])
-    return [line.rstrip() for line in lines if line.strip()]
+    return {number: line.rstrip() for number, line in enumerate(lines) if line.strip()}
 
 
 def changed(before, after):

@@ -1,0 +1,425 @@
+"""Builds the site: the texts, the course, the lab and the differences between any two scripts, as pages for a folder.
+
+    make site                             installs what it needs, and writes site/index.html
+    python -m tools.site --out FOLDER     the same into another folder (with what requirements-site.txt names)
+
+The pages need no network and no server: open index.html in a browser. Zensical makes them from Markdown that is
+collected in .site/pages. Which texts there are is found out at each build: those that TEXTS names, and what they link
+to. A linked source file becomes a page with numbered lines. tools/site_markdown.py reads the Markdown.
+"""
+
+import ast
+import itertools
+import json
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import tyro
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tools import diff, family, site_markdown
+
+ROOT = family.ROOT
+BUILD = ROOT / ".site"
+OWN = ROOT / "tools/site_files"  # the configuration, styles and programs of the pages
+CHAPTERS = {  # of the navigation: the Markdown files in each, in order
+    "Course": ["course/README.md", "course/lesson_*.md", "course/lecturer.md", "course/*.md"],
+    "Algorithms": ["docs/algorithms/README.md", "docs/algorithms/*.md"],
+    "Guides": ["docs/README.md", "docs/*.md", "docs/**/*.md"],
+    "Lab": ["lab/README.md", "lab/**/*.md"],
+    "Measurements": ["models/kk_tiny/README.md", "benchmarks/README.md", "benchmarks/kk_tiny/*.md"],
+}
+LENS = "lab/results/lens.html"
+SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py"]
+AS_THEY_ARE = {
+    ".png",
+    ".svg",
+    ".jpg",
+    ".gif",
+    ".html",
+    ".json",
+    ".csv",
+    ".pdf",
+    ".ipynb",
+}  # linked files that are copied
+LARGEST = 200_000  # characters of a file that is shown as a source
+TEMPLATES = "docs/algorithms/source/"  # parts of generated pages
+NEVER = {".git", ".venv", ".site", "site", ".venv-site", "runs", "__pycache__"}
+START = ("grpo", "grpo_ar_lopti")  # what the viewer shows first
+FENCE = "~" * 20  # no source file has it
+
+
+@dataclass
+class Args:
+    """Where to."""
+
+    out: Path = ROOT / "site"  # the folder to write; what an earlier build left there is removed
+
+
+# ------------------------------------------------------------------------------------------------------- which files
+
+
+def natural(path):
+    """A key that sorts lesson_10 behind lesson_9."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
+
+
+def found(pattern):
+    """The paths of a pattern, from the root of the repository, in order."""
+    paths = (path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern) if path.is_file())
+    return sorted((path for path in paths if shown(path)), key=natural)
+
+
+def shown(path):
+    """Whether a path may be a part of the site."""
+    return not NEVER & set(path.split("/")) and not path.startswith(TEMPLATES)
+
+
+def chapters():
+    """{chapter: the paths of its Markdown files}, without chapters that have none. The algorithms are in tree order."""
+    taken, whole = {"README.md"}, {}
+    tree = {f"docs/algorithms/{stem}.md": number for number, stem in enumerate(family.family())}
+    for name, patterns in CHAPTERS.items():
+        paths = [path for pattern in patterns for path in sorted(found(pattern), key=lambda path: tree.get(path, 0))]
+        paths = [path for path in dict.fromkeys(paths) if path not in taken]
+        taken.update(paths)
+        if paths:
+            whole[name] = paths
+    return whole
+
+
+@dataclass
+class Files:
+    """What the site is made of; paths from the root of the repository."""
+
+    texts: list  # Markdown files
+    sources: list  # files that are shown with numbered lines
+    folders: list  # linked folders that have no README.md
+    copies: list  # files that are copied
+    broken: list  # (text, link) that leads nowhere in the repository
+
+    def pages(self):
+        """{path: path of its page} of the sources and folders."""
+        pages = {path: f"{path}.html" for path in self.sources}
+        pages |= {path: posixpath.join(path, "index.html") for path in self.folders}
+        return pages | {path: site_markdown.page_url(f"{path}/README.md") for path in folders_of(self.texts)}
+
+
+def folders_of(texts):
+    """The folders that have a README.md of their own."""
+    return [posixpath.dirname(path) for path in texts if path.endswith("/README.md")]
+
+
+def collect(texts):
+    """The Files that these texts need, with what they link to."""
+    files = Files([], [path for pattern in SOURCES for path in found(pattern)], [], [], [])
+    waiting = list(texts)
+    while waiting:
+        text = waiting.pop(0)
+        files.texts.append(text)
+        for link in site_markdown.links((ROOT / text).read_text(encoding="utf-8")):
+            path, _ = site_markdown.resolved(link, text)
+            if path is None or path in {*files.texts, *waiting, *files.sources, *files.folders, *files.copies}:
+                continue
+            there = ROOT / path
+            if path.startswith("..") or not there.exists() or not shown(path):
+                files.broken.append((text, link))
+            elif there.is_dir():
+                readme = posixpath.normpath(posixpath.join(path, "README.md"))
+                if not (ROOT / readme).is_file():
+                    files.folders.append(path)
+                elif readme not in {*files.texts, *waiting}:
+                    waiting.append(readme)
+            elif there.suffix == ".md":
+                waiting.append(path)
+            elif there.suffix in AS_THEY_ARE or not is_text(there):
+                files.copies.append(path)
+            else:
+                files.sources.append(path)
+    if (ROOT / LENS).is_file() and LENS not in files.copies:
+        files.copies.append(LENS)
+    return files
+
+
+def is_text(path):
+    try:
+        return len(path.read_text(encoding="utf-8")) <= LARGEST
+    except UnicodeDecodeError:
+        return False
+
+
+# ------------------------------------------------------------------------------------------------------------ pages
+
+
+def front(title, **settings):
+    """The front matter of a page. settings: JSON values."""
+    lines = [f"{name}: {json.dumps(value)}" for name, value in {"title": title, **settings}.items()]
+    return "\n".join(["---", *lines, "---", "", ""])
+
+
+def title_of(text, path):
+    """The first heading of a Markdown text, without its marks, or else the file's name."""
+    heading = re.search(r"^# +(.+?) *#*$", text, flags=re.MULTILINE)
+    if not heading:
+        return Path(path).stem.replace("_", " ")
+    return re.sub(r"[`*$\\]|\]\([^)]*\)|\[", "", heading[1])
+
+
+def source_page(path, texts):
+    """The Markdown of the page of a source file."""
+    name, text = posixpath.basename(path), (ROOT / path).read_text(encoding="utf-8")
+    stem = path.removesuffix(".py")
+    above = "../" * path.count("/")
+    about = []
+    if stem in family.PARENT:
+        parent = family.PARENT[stem]
+        about.append(f"[what differs from {parent}.py]({above}diff.html#{state(parent, stem)})")
+    if f"docs/algorithms/{stem}.md" in texts:
+        about.append(f"[the algorithm](docs/algorithms/{stem}.md)")
+    about.append(f"[all source files]({above}source.md)")
+    language = {".py": "python", ".toml": "toml", ".js": "javascript", ".sh": "bash"}.get(Path(path).suffix, "text")
+    language = "make" if name == "Makefile" else language
+    # no search: 18 scripts that share most lines would answer every question
+    return (
+        front(path, search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
+        f"{FENCE}{language} {site_markdown.NUMBERED}\n{text.rstrip()}\n{FENCE}\n"
+    )
+
+
+def folder_page(path):
+    """The Markdown of the page of a folder: what is in it."""
+    names = sorted(child.name for child in (ROOT / path).iterdir() if child.name not in NEVER)
+    lines = [f"- `{name}`" for name in names]
+    return front(f"{path}/", search={"exclude": True}) + f"# {path}/\n\n" + "\n".join(lines) + "\n"
+
+
+def sources_page(sources):
+    """The Markdown of the list of all source files: their names and what they say of themselves."""
+    lines = ["# Source files", ""]
+    by_folder = sorted(sources, key=lambda path: (posixpath.dirname(path), path))
+    for folder, paths in itertools.groupby(by_folder, posixpath.dirname):
+        lines += [f"## {folder or 'The scripts'}", ""]
+        for path in paths:
+            about = first_paragraph(ROOT / path)
+            lines.append(f"- [`{path}`]({path})" + (f": {about}" if about else ""))
+        lines.append("")
+    return front("Source files") + "\n".join(lines)
+
+
+def first_paragraph(path):
+    """The first paragraph of a module's docstring as Markdown; "" if it has none."""
+    if path.suffix != ".py":
+        return ""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return re.sub(r"([\\`*_\[\]<>|$])", r"\\\1", " ".join(docstring.split("\n\n")[0].split()))
+
+
+# --------------------------------------------------------------------------------------------------------- the viewer
+
+
+def state(left, right):
+    """The state of the viewer in its address."""
+    return f"left={left}&right={right}"
+
+
+def viewer_page():
+    """The Markdown of the page that shows two scripts side by side."""
+    names = family.family()
+
+    def choice(side):
+        options = "".join(f"<option>{name}</option>" for name in names)
+        return f'<label>{side.capitalize()} <select id="{side}">{options}</select></label>'
+
+    return (
+        front("Differences", hide=["navigation", "toc"], search={"exclude": True})
+        + "# What differs between two scripts\n\n"
+        + '<link rel="stylesheet" href="site_files/viewer.css">\n'
+        + '<form id="choices" aria-label="What to compare">\n'
+        + choice("left")
+        + choice("right")
+        + '<button type="button" id="swap">Swap</button>\n'
+        + '<label><input type="checkbox" id="code"> Code only, without docstrings and comments</label>\n</form>\n\n'
+        + '<p><a href="diffs/index.html">What grew from what</a>, with a page for each parent and child.</p>\n'
+        + "<noscript><p>The two lists above need JavaScript; these pages need none.</p></noscript>\n\n"
+        + '<div id="viewer"></div>\n'
+        + '<script src="site_files/scripts.js"></script>\n<script src="site_files/viewer.js"></script>\n'
+    )
+
+
+def viewer_data(stems):
+    """The scripts for the viewer, as JavaScript. A line that several scripts have in the same colours is there once."""
+    lines, scripts = {}, {}
+    for stem in stems:
+        script = diff.read(diff.find(stem))
+        code = family.numbered_code_lines(script.text)
+        scripts[stem] = {
+            "parent": family.PARENT.get(stem),
+            "about": script.about,
+            "objective": script.objective,
+            "lines": [lines.setdefault(json.dumps(line), len(lines)) for line in script.coloured],
+            "code": [len(code.get(number, "")) for number in range(len(script.lines))],  # characters; 0: no code
+            "docstring": [script.docstring_lines.start, script.docstring_lines.stop],
+            "sections": [(name, len(list(lines))) for name, lines in itertools.groupby(script.sections)],
+            "pieces": [
+                ([piece.name, piece.section], piece.last - piece.first + 1) for piece in family.pieces(script.text)
+            ],
+        }
+    data = {"lines": [json.loads(line) for line in lines], "scripts": scripts, "start": START}
+    return f"const DATA = {json.dumps(data, ensure_ascii=False, separators=(',', ':'))};\n"
+
+
+# -------------------------------------------------------------------------------------------------------------- build
+
+
+def navigation(whole, texts):
+    """Zensical's navigation. whole: chapters()."""
+    entries = [{"Home": "README.md"}]
+    for name, paths in whole.items():
+        pages = [{title_of((ROOT / path).read_text(encoding="utf-8"), path): path} for path in paths]
+        if name == "Lab" and (ROOT / LENS).is_file():
+            pages.append({"The lens": LENS})
+        entries.append({name: pages})
+    rest = set(texts) - {"README.md"} - {path for paths in whole.values() for path in paths}
+    if rest:
+        paths = sorted(rest, key=natural)
+        entries.append({"More": [{title_of((ROOT / path).read_text(encoding="utf-8"), path): path} for path in paths]})
+    return [*entries, {"Differences": "diff.md"}, {"Source": "source.md"}]
+
+
+def toml(value):
+    """A value of lists, dicts and strings in TOML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)} = {toml(v)}" for name, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def prepare(folder):
+    """Writes what Zensical needs into a folder; returns the Files."""
+    pages = folder / "pages"
+    shutil.rmtree(folder, ignore_errors=True)
+    whole = chapters()
+    files = collect(["README.md", *(path for paths in whole.values() for path in paths)])
+    for path in files.texts:
+        write(pages / path, (ROOT / path).read_text(encoding="utf-8"))
+    for path in files.sources:
+        write(pages / f"{path}.md", source_page(path, files.texts))
+    for path in files.folders:
+        write(pages / path / "README.md", folder_page(path))
+    for path in files.copies:
+        (pages / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, pages / path)
+    for path in OWN.glob("*.*s"):
+        (pages / "site_files").mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, pages / "site_files" / path.name)
+    write(pages / "source.md", sources_page(files.sources))
+    write(pages / "diff.md", viewer_page())
+    write(pages / "site_files/scripts.js", viewer_data(family.family()))
+    settings = (OWN / "zensical.toml").read_text(encoding="utf-8")
+    title = title_of((ROOT / "README.md").read_text(encoding="utf-8"), "README.md")
+    ours = f"site_name = {toml(title)}\nnav = {toml(navigation(whole, files.texts))}"
+    settings = settings.replace("[project]\n", f"[project]\n{ours}\n", 1)
+    settings += f'\n[project.markdown_extensions."tools.site_markdown"]\nfiles = {toml(files.pages())}\n'
+    write(folder / "zensical.toml", settings)
+    return files
+
+
+def publish(built, out):
+    """Puts what was built in the place of an earlier build. ValueError if the folder has anything else."""
+    if out.exists() and any(out.iterdir()) and not (out / "site_files/scripts.js").is_file():
+        raise ValueError(f"{out} exists, and no earlier build wrote it")
+    for name in ("404.html", "sitemap.xml"):  # their links need the address of a server
+        (built / name).unlink(missing_ok=True)
+    shutil.rmtree(out, ignore_errors=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(built, out)
+
+
+# -------------------------------------------------------------------------------------------------------------- check
+
+
+class Addresses(HTMLParser):
+    """What a page has: its anchors, what it links to, and what a browser loads for it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.anchors, self.links, self.loads = set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        has = dict(attributes)
+        self.anchors |= {has[name] for name in ("id", "name") if has.get(name)}
+        if "href" in has:
+            (self.links if tag == "a" else self.loads).append(has["href"])
+        if "src" in has:
+            self.loads.append(has["src"])
+
+
+def faults(folder):
+    """What is wrong with a built site, a line for each fault: links that lead nowhere, files of other hosts."""
+    pages = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.html"))}
+    read = {name: Addresses(path.read_text(encoding="utf-8")) for name, path in pages.items()}
+    found = []
+    for name, page in read.items():
+        for address in dict.fromkeys(page.links + page.loads):
+            if problem := fault(address, name, folder, read, loaded=address in page.loads):
+                found.append(f"{name}: {address} {problem}")
+        if site_markdown.UNREADABLE in pages[name].read_text(encoding="utf-8"):
+            found.append(f"{name}: a formula could not be converted")
+    for style in folder.rglob("*.css"):
+        for address in re.findall(r"url\(\s*[\"']?((?:https?:)?//[^)\"']*)", style.read_text(encoding="utf-8")):
+            found.append(f"{style.relative_to(folder)}: {address} is of another host")
+    return found
+
+
+def fault(address, name, folder, pages, loaded):
+    """What is wrong with an address on a page; "" if nothing is. pages: {path: Addresses}."""
+    if address.startswith(("data:", "mailto:", "javascript:")):
+        return ""
+    if site_markdown.SCHEME.match(address):
+        return "is of another host" if loaded else ""
+    if address.startswith("/"):
+        return "begins at the root of a server"
+    path, anchor = site_markdown.resolved(address.partition("?")[0] or name, name)
+    if path.startswith("..") or not (folder / path).is_file():
+        return "leads nowhere"
+    if path == "diff.html" and anchor.startswith("left="):
+        stems = [part.partition("=")[2] for part in anchor.split("&")[:2]]
+        return "" if set(stems) <= set(family.family()) else "names no script"
+    known = path not in pages or not anchor or anchor in pages[path].anchors or unquote(anchor) in pages[path].anchors
+    return "" if known else "leads to no anchor of its page"
+
+
+def main(args):
+    prepare(BUILD)
+    command = [sys.executable, "-m", "zensical", "build", "--clean", "--config-file", str(BUILD / "zensical.toml")]
+    made = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    if made.returncode:
+        sys.exit(made.returncode)
+    diff.write_all(BUILD / "site/diffs", diff.Args())
+    try:
+        publish(BUILD / "site", args.out)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    found = faults(args.out)
+    print(*found, f"wrote {args.out / 'index.html'}; {len(found) or 'no'} faults", sep="\n")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
