@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+SITE_VENV ?= .venv-site
 PY = $(VENV)/bin/python
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check
 SMOLLM = models/SmolLM2-135M-Instruct
@@ -14,7 +15,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install doctor model demo test bench lab table docs lint format
+.PHONY: install doctor model demo test bench lab table docs site lint format
 
 install: $(VENV)/installed
 
@@ -43,7 +44,7 @@ $(SMOLLM)/model.safetensors: | $(VENV)/installed
 demo: install
 	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5
 
-test: install model lint
+test: install model lint $(SITE_VENV)/installed
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: install model
@@ -78,13 +79,10 @@ format: install
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-# A venv of its own: who builds the site, as .github/workflows/site.yml does, needs neither torch nor vLLM.
-SITE_VENV ?= .venv-site
-
-.PHONY: site
 site: $(SITE_VENV)/installed
 	$(SITE_VENV)/bin/python -m tools.site
 
+# A venv of its own: who builds the site, as .github/workflows/site.yml does, needs neither torch nor vLLM.
 $(SITE_VENV)/installed: requirements-site.txt
 	test -x $(SITE_VENV)/bin/python || $(PYTHON) -m venv $(SITE_VENV)
 	$(SITE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-site.txt
