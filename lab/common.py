@@ -22,7 +22,7 @@ import tyro
 
 import grpo
 from rewards import load_task, next_prompts
-from runtime import checks, files, memory, records, settings
+from runtime import checks, files, hub, memory, records, settings
 from runtime.processes import DEVICE
 from runtime.settings import GroupSize, NonNegativeInt, PositiveInt, Temperature
 from tools import plot
@@ -79,6 +79,7 @@ def check(args):
     """ValueError, saying what would be right, if a setting or a folder does not fit."""
     settings.check_ranges(args)
     checks.check_model_folder(args.model)
+    hub.ask(args.model)
     for name in ("out", "cache"):
         folder = Path(getattr(args, name))
         try:
@@ -125,6 +126,26 @@ class Sampled:
     texts: list  # of the responses
     prompts: list  # a text for each group
     correct: list  # a bool for each response
+
+
+def ends_dry_run(args):
+    """Whether this is a dry run; then the model's files, without its weights, are checked here.
+
+    Says how much memory grpo.py would need at these sizes, which is more than the lab does: it has
+    no optimizer state. ValueError if the model's configuration or tokenizer can't be read.
+    """
+    if not args.dry_run:
+        return False
+    of_trainer = trainer_args("grpo", args)
+    checks.check_gpus(of_trainer)
+    config, _ = checks.read_config(args.model)
+    n_params, needed, available = memory.estimate(config, of_trainer, grpo.HEAD_CHUNK)
+    print(
+        f"{args.model}: {n_params / 1e9:.3g} billion parameters; at most {needed:.1f} GiB "
+        f"of memory in float32, and this machine has {available:.1f}"
+    )
+    print("the settings are right; --dry_run ends here")
+    return True
 
 
 def load_policy(args):

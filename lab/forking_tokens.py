@@ -511,10 +511,9 @@ def print_lists(lists, shown=10):
 def main():
     args = common.parse(Args, __doc__, QUICK)
     with settings.errors_in_one_line():
-        policy, tokenizer = common.load_policy(args)
-        if args.dry_run:
-            print("the settings are right; --dry_run ends here")
+        if common.ends_dry_run(args):
             return
+        policy, tokenizer = common.load_policy(args)
         batches = common.load_batches(policy, args, args.batches)
     found = []
     for sampled in tqdm(batches, desc="batches"):

@@ -525,10 +525,9 @@ def main():
     args = common.parse(Args, __doc__, QUICK)
     with settings.errors_in_one_line():
         check(args)
-        policy, _ = common.load_policy(args)
-        if args.dry_run:
-            print("the settings are right; --dry_run ends here")
+        if common.ends_dry_run(args):
             return
+        policy, _ = common.load_policy(args)
         batches = common.load_batches(policy, args, args.batches)
     args.k = args.k or max(1, min(PAPERS_K, policy.lm.config.hidden_size // 16))
     before = common.copy_weights(policy)

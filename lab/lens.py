@@ -377,10 +377,9 @@ def main():
     args = common.parse(Args, __doc__, QUICK)
     with settings.errors_in_one_line():
         check(args)
-        policy, tokenizer = common.load_policy(args)
-        if args.dry_run:
-            print("the settings are right; --dry_run ends here")
+        if common.ends_dry_run(args):
             return
+        policy, tokenizer = common.load_policy(args)
         [sampled] = common.load_batches(policy, args, 1)
     found = {}
     for script in tqdm(common.ALGORITHMS, desc="algorithms"):

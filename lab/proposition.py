@@ -315,10 +315,9 @@ def draw(rests, norms, summary, groups, args):
 def main():
     args = common.parse(Args, __doc__, QUICK)
     with settings.errors_in_one_line():
-        policy, _ = common.load_policy(args)
-        if args.dry_run:
-            print("the settings are right; --dry_run ends here")
+        if common.ends_dry_run(args):
             return
+        policy, _ = common.load_policy(args)
         [sampled] = common.load_batches(policy, args, 1)
     rests, norms, singular = measure(policy, sampled, args)
     lower, upper = bounds_of(singular, policy.lm.config.vocab_size)

@@ -235,10 +235,9 @@ def main():
     args = common.parse(Args, __doc__, QUICK)
     with settings.errors_in_one_line():
         check(args)
-        policy, _ = common.load_policy(args)
-        if args.dry_run:
-            print("the settings are right; --dry_run ends here")
+        if common.ends_dry_run(args):
             return
+        policy, _ = common.load_policy(args)
         batches = common.load_batches(policy, args, args.batches)
     before = common.copy_weights(policy)
     lr = args.lr or learning_rate(policy, before, batches[0], args)

@@ -314,10 +314,9 @@ def draw(result, args):
 def main():
     args = common.parse(Args, __doc__, QUICK)
     with settings.errors_in_one_line():
-        policy, _ = common.load_policy(args)
-        if args.dry_run:
-            print("the settings are right; --dry_run ends here")
+        if common.ends_dry_run(args):
             return
+        policy, _ = common.load_policy(args)
         batches = common.load_batches(policy, args, args.batches)
     before = common.copy_weights(policy)
     large_lr = args.large_lr

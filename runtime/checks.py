@@ -73,12 +73,7 @@ def check_model(args, head_chunk):
     whose logits exist at one time. ValueError if the model can't be loaded, or does not fit the
     sizes chosen or this machine's memory.
     """
-    check_model_folder(args.model)
-    try:
-        config = AutoConfig.from_pretrained(args.model, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--model {args.model} can't be loaded: {error}") from error
+    config, tokenizer = read_config(args.model)
     n_params, needed, available = memory.estimate(config, args, head_chunk)
     if needed > available:
         raise ValueError(
@@ -92,6 +87,17 @@ def check_model(args, head_chunk):
         "memory_gb": available,
     }
     return tokenizer, sizes
+
+
+def read_config(model):
+    """(configuration, tokenizer) of a folder or hub id. ValueError if they can't be loaded."""
+    check_model_folder(model)
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--model {model} can't be loaded: {error}") from error
+    return config, tokenizer
 
 
 def check_model_folder(model):

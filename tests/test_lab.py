@@ -7,6 +7,7 @@ trainers' own formula.
 import importlib
 import json
 import math
+import re
 import sys
 
 import pytest
@@ -14,11 +15,16 @@ import torch
 from conftest import KK_TINY, ROOT, run
 from test_algorithms import flat, make_batch
 from torch import nn
+from transformers import Qwen2Config
 
 import grpo
 from lab import common, lens, proposition, right_direction, who_dominates
 
 MODELS = [importlib.import_module(script) for script in common.ALGORITHMS]
+COMMANDS = [
+    "lens", "who_dominates", "right_direction", "proposition", "off_policy", "key_factors",
+    "forking_tokens",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -402,6 +408,35 @@ def test_what_cannot_be_is_refused_in_one_line(flags, words, monkeypatch, capsys
     error = capsys.readouterr().err
     assert stop.value.code == 2
     assert words in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_for_3_billion_parameters_passes_a_dry_run(name, tmp_path, monkeypatch, capsys):
+    """With the configuration of Qwen2.5-3B and no weights: the dry run reads none."""
+    model = tmp_path / "qwen"
+    qwen = Qwen2Config(
+        hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
+        num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True,
+        max_position_embeddings=32768,
+    )  # fmt: skip
+    qwen.save_pretrained(model)
+    for part in KK_TINY.glob("*token*"):
+        (model / part.name).write_bytes(part.read_bytes())
+    flags = lines_for_3b()[name].replace("Qwen/Qwen2.5-3B-Instruct", str(model)).split()
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", [name, *flags, "--out", str(tmp_path / "out"), "--dry_run"])
+    importlib.import_module(f"lab.{name}").main()
+    assert "3.09 billion parameters" in capsys.readouterr().out
+
+
+def lines_for_3b():
+    """{command: its flags} of lab/README.md's commands for a model of 3 billion parameters."""
+    text = (ROOT / "lab" / "README.md").read_text().split("## A larger model")[1]
+    return dict(re.findall(r"^python -m lab\.(\w+) (.*Qwen2\.5-3B.*)$", text, re.M))
+
+
+def test_the_lab_has_a_command_for_3_billion_parameters_for_each_measurement():
+    assert set(lines_for_3b()) == set(COMMANDS)
 
 
 def test_a_dry_run_measures_nothing(tmp_path, monkeypatch, capsys):
