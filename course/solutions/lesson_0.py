@@ -51,7 +51,9 @@ def squared_norm_of_noise(probabilities):
 
 def push_towards_short(num_responses):
     """The mean gradient under reward 1 if the sum is divided by the tokens. 1 or 2 tokens each."""
-    num_short = torch.arange(num_responses + 1, dtype=torch.float64)  # of 1 token: each possible case
+    num_short = torch.arange(
+        num_responses + 1, dtype=torch.float64
+    )  # of 1 token: each possible case
     total = torch.tensor(float(num_responses), dtype=torch.float64)
     log_ways = total.add(1).lgamma() - (num_short + 1).lgamma() - (total - num_short + 1).lgamma()
     probability = (log_ways - total * torch.tensor(2.0).double().log()).exp()

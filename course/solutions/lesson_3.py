@@ -20,16 +20,15 @@ def truncated_weights(trainer_logp, sampler_logp, cap):
 # is done without vLLM: 16 responses of kk_tiny to 4 puzzles, sampled at temperature 1. What stands
 # for the sampler computes in bfloat16, the trainer in float32.
 #
-#     same weights, same temperature: gap GAP0
-#     the trainer made one update of lr 1e-4, not synced: gap GAP1
-#     the trainer made ten such updates, not synced: gap GAP10
-#     same weights, the trainer divides by temperature 0.7: gap GAPT
+#     same weights, same temperature: gap 0.0041
+#     the trainer made one update of lr 1e-4, not synced: gap 0.0226
+#     the trainer made ten such updates, not synced: gap 0.1932
+#     same weights, the trainer divides by temperature 0.7: gap 0.0547
 #
 # (The last digits depend on the machine.) The first number is rounding. It is the level to compare
-# with: if a run's gap stays there, the sampler has the trainer's weights. After the first update
-# that is not synced the gap hardly differs from rounding. It grows with each update, so look at
-# several steps, not one. A wrong temperature shows at the first step and does not grow: it is
-# there before any weight has moved. The gap does not say which of the two is wrong.
+# with: if a run's gap stays there, the sampler has the trainer's weights. Without sync the gap
+# grows with each update, so look at several steps, not one. A wrong temperature shows at the first
+# step, before any weight has moved. The gap does not say which of the two sides is wrong.
 
 
 def open_question():

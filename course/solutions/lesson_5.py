@@ -29,12 +29,12 @@ def lopti_stages(logp, mask, eta):
 #     high, then low: 0.624, minus grpo +0.043 ± 0.003
 #     low alone: 0.590, minus grpo +0.009 ± 0.010
 #     high alone: 0.329, minus grpo -0.252 ± 0.032
-#     high, then low minus lopti: -0.025 ± 0.017
+#     high, then low minus lopti: -0.025 ± 0.019
 #
 # High first is not worse than GRPO here: it is better in all three seeds. It makes 4 optimizer
 # steps where GRPO makes 2, and that helps kk_tiny by itself (GRPO with 4 updates a step: +0.082 ±
-# 0.005, benchmarks/kk_tiny/comparison.md). Low first is ahead of high first by one and a half
-# standard errors of three seeds, which is no evidence. Twelve steps are also far less than four
+# 0.005, benchmarks/kk_tiny/comparison.md). Low first is ahead of high first by little more
+# than one standard error of three seeds, which is no evidence. Twelve steps are also far less than four
 # epochs, so this says nothing about the collapse. What it does show: the probable tokens alone
 # teach kk_tiny nothing.
 

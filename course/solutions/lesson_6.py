@@ -1,7 +1,5 @@
 """Solutions of lesson 6: off policy. Run as a script, it prints the kept numbers of 6.3."""
 
-import torch
-
 
 def sequence_ratio(logp, old_logp, mask):
     length = mask.sum(1)  # [N], |o_i|
@@ -39,8 +37,8 @@ def token_weights(ratio, advantages, clip_low, clip_high, method):
 # - ACPO gives a bin of probabilities a wider range if its ratios spread more. So few are cut off.
 # - DPPO bounds the difference π − π_old. That is easiest to exceed in the middle: a token of
 #   probability 0.6 can move by 0.15, one of 0.05 hardly, and one of 0.95 only downwards.
-# - CISPO and SAPO cut off no token: CISPO bounds the weight, SAPO lets it fall smoothly. What little
-#   the table has are tokens whose weight went to (nearly) zero for other reasons.
+# - CISPO cuts off no token by design: it bounds the weight. SAPO lets the weight fall smoothly. The
+#   table has 1 and 2 such tokens; the weight of a ratio near 0 is near 0 in both.
 # - GSPO cuts off whole responses, whatever their tokens' probabilities. Its range is 600 times
 #   narrower than GRPO's; 12 updates on the same responses are far more than it is made for.
 

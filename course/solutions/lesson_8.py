@@ -22,8 +22,8 @@ def bootstrap_interval(correct, repeats, generator):
 # The kept runs of `tools/compare.py --suite clip` (benchmarks/kk_tiny: 8 steps, seeds 0, 1, 2, 300
 # test puzzles). Accuracy at step 8 minus that of "grpo's clip, 16 updates", seed by seed:
 #
-#     acpo, 16 updates: +0.020 ± 0.021; 95 % interval -0.070 to +0.110
-#     dapo's clip, 16 updates: +0.021 ± 0.013; 95 % interval -0.035 to +0.078
+#     acpo, 16 updates: +0.020 ± 0.021; 95 % interval -0.071 to +0.111
+#     dapo's clip, 16 updates: +0.021 ± 0.013; 95 % interval -0.034 to +0.076
 #
 # - One standard error is not an interval. With three seeds the interval of 95 % is the mean ± 4.30
 #   standard errors (Student's t with 2 degrees of freedom), not ± 1.96, because the standard error
@@ -41,8 +41,8 @@ def bootstrap_interval(correct, repeats, generator):
 # How many seeds does a difference need? With a standard deviation over seeds as above for ACPO, the
 # half-width of the interval is
 #
-#     3 seeds: 0.090
-#     5 seeds: 0.045
+#     3 seeds: 0.091
+#     5 seeds: 0.046
 #     10 seeds: 0.026
 #     20 seeds: 0.017
 #
