@@ -27,6 +27,7 @@ COURSE = Path(__file__).parent
 LESSONS = range(9)
 PASS, NOT_YET, WRONG = "PASS", "NOT YET", "WRONG"
 COLOURS = {PASS: "green", NOT_YET: "yellow", WRONG: "bold red"}
+IGNORES_GENERATOR = "does not draw from the generator: give it to torch.randint, so that a seed repeats the result"
 MOST_SHOWN = 24  # numbers of an input that is printed
 
 # ------------------------------------------------------------------------------------------------ calling a function
@@ -81,7 +82,7 @@ def detached(part):
     return part.detach() if isinstance(part, torch.Tensor) else part
 
 
-def changed_argument(function, case, gradient_of=""):
+def changed_argument(function, case):
     """The name of an argument that the function changes, or None."""
     arguments = fresh(case)
     function(*arguments.values())
@@ -89,6 +90,15 @@ def changed_argument(function, case, gradient_of=""):
         if isinstance(value, torch.Tensor) and not same_tensor(arguments[name], value, 0):
             return name
     return None
+
+
+def ignores_generator(function, case):
+    """Whether the case has a generator that the function draws nothing from."""
+    arguments = fresh(case)
+    generators = [value for value in arguments.values() if isinstance(value, torch.Generator)]
+    before = [generator.get_state() for generator in generators]
+    function(*arguments.values())
+    return any(torch.equal(generator.get_state(), state) for generator, state in zip(generators, before))
 
 
 # -------------------------------------------------------------------------------------------------------- comparing
@@ -143,8 +153,6 @@ def judge(function, exercise, solution, file):
     for case in cases:
         try:
             found.append(call(function, case, exercise.gradient))
-            if uses_generator(case) and not same_values(found[-1], call(function, case), 0):
-                return WRONG, "does not use the generator: two calls with equally seeded generators differ"
             changed = changed_argument(function, case)
         except NotImplementedError:
             return NOT_YET, "not written yet"
@@ -153,6 +161,8 @@ def judge(function, exercise, solution, file):
         if changed:
             return WRONG, f"changes its argument {changed}: make a new tensor (no in-place operation)"
     failing = [i for i in range(len(cases)) if not same(found[i], expected[i], exercise)]
+    if not failing and any(ignores_generator(function, case) for case in cases):
+        return WRONG, IGNORES_GENERATOR
     if not failing:
         return PASS, ""
     if found[failing[0]].value is None:
@@ -162,10 +172,6 @@ def judge(function, exercise, solution, file):
         return WRONG, mistake
     first = failing[0]
     return WRONG, difference(found[first], expected[first], cases[first], exercise)
-
-
-def uses_generator(case):
-    return any(isinstance(value, torch.Generator) for value in case.arguments.values())
 
 
 def known_mistake(found, exercise, failing):

@@ -200,7 +200,8 @@ def forward_gae(rewards, values, mask, gamma, lam):
 def whitened(rewards, values, mask, gamma, lam):
     advantages = gae(rewards, values, mask, gamma, lam)
     of_tokens = advantages[mask]
-    return (advantages - of_tokens.mean()) / (of_tokens.var() + 1e-8).sqrt() * mask
+    variance = (of_tokens - of_tokens.mean()).square().sum() / max(1, len(of_tokens) - 1)
+    return (advantages - of_tokens.mean()) / (variance + 1e-8).sqrt() * mask
 
 
 GENERALIZED_ADVANTAGES = Exercise(

@@ -94,11 +94,11 @@ TRUNCATED_WEIGHTS = Exercise(
     "truncated_weights",
     gradient="trainer_logp",
     cases=[
-        # 0.6/0.2 = 3, more than 2. 0.2/0.4 = 0.5. 0.3/0.2 = 1.5.
+        # 0.8/0.08 = 10, more than 2. 0.2/0.4 = 0.5. 0.3/0.2 = 1.5.
         Case(
             {
-                "trainer_logp": floats([[math.log(0.6), math.log(0.2), math.log(0.3)]]),
-                "sampler_logp": floats([[math.log(0.2), math.log(0.4), math.log(0.2)]]),
+                "trainer_logp": floats([[math.log(0.8), math.log(0.2), math.log(0.3)]]),
+                "sampler_logp": floats([[math.log(0.08), math.log(0.4), math.log(0.2)]]),
                 "cap": 2.0,
             },
             floats([[2, 0.5, 1.5]]),
@@ -114,7 +114,9 @@ TRUNCATED_WEIGHTS = Exercise(
         "the ratio is upside down: it is π_old/π_sampler, the trainer's probability over the sampler's": (
             lambda trainer, sampler, cap: (sampler - trainer).exp().clamp(max=cap).detach()
         ),
-        "is not truncated: the weights are at most cap": lambda trainer, sampler, cap: (trainer - sampler).exp().detach(),
+        "is not truncated: the weights are at most cap": (
+            lambda trainer, sampler, cap: (trainer - sampler).exp().detach()
+        ),
         "bounds the weights from below: cap is the largest weight": (
             lambda trainer, sampler, cap: (trainer - sampler).exp().clamp(min=cap).detach()
         ),

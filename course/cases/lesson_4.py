@@ -106,14 +106,11 @@ OVERLONG_PENALTY = Exercise(
         "wrong denominator: divides by max_tokens; the penalty falls to −1 over the buffer": (
             lambda length, max_tokens, buffer: min(0, max_tokens - buffer - length) / max_tokens
         ),
-        "is −1 in the whole buffer: the penalty falls evenly from 0 to −1": (
+        "is −1 in the whole buffer: the penalty falls evenly from 0 to −1 (divide with /, not with //)": (
             lambda length, max_tokens, buffer: -1.0 if length > max_tokens - buffer else 0.0
         ),
         "is −1 only at max_tokens: the penalty falls evenly within the buffer": (
             lambda length, max_tokens, buffer: -1.0 if length >= max_tokens and buffer else 0.0
-        ),
-        "rounds down to whole numbers: divide with /, not with //": (
-            lambda length, max_tokens, buffer: min(0, max_tokens - buffer - length) // max(1, buffer)
         ),
         "begins too late: the penalty begins at max_tokens − buffer, not at max_tokens": (
             lambda length, max_tokens, buffer: min(0, max_tokens - length) / max(1, buffer)

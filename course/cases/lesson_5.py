@@ -66,7 +66,9 @@ AR_WEIGHT = Exercise(
         "α and 1 − α are swapped: with α 0 all weights must be 1": (
             lambda old_logp, alpha: (1 - alpha) * old_logp.exp() + alpha
         ),
-        "adds 1 without taking α away: at probability 1 the weight is 1": lambda old_logp, alpha: alpha * old_logp.exp() + 1,
+        "adds 1 without taking α away: at probability 1 the weight is 1": (
+            lambda old_logp, alpha: alpha * old_logp.exp() + 1
+        ),
         "is π to the power of α: eq. 4 is linear, α·π + 1 − α": lambda old_logp, alpha: old_logp.exp() ** alpha,
         "is scaled to mean 1: eq. 4 does not renormalise": (
             lambda old_logp, alpha: (alpha * old_logp.exp() + 1 - alpha) / (alpha * old_logp.exp() + 1 - alpha).mean()

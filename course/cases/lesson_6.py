@@ -64,7 +64,9 @@ SEQUENCE_RATIO = Exercise(
             lambda logp, old_logp, mask: ((logp - old_logp).sum(1) / mask.sum(1)).exp()
         ),
         "ignores mask: takes the mean over all positions": lambda logp, old_logp, mask: (logp - old_logp).mean(1).exp(),
-        "the ratio is upside down: it is π/π_old": lambda logp, old_logp, mask: mean_log_ratio(old_logp, logp, mask).exp(),
+        "the ratio is upside down: it is π/π_old": (
+            lambda logp, old_logp, mask: mean_log_ratio(old_logp, logp, mask).exp()
+        ),
         "lacks exp: this is the ratio's logarithm": mean_log_ratio,
         "mixes the responses: each has a ratio of its own": (
             lambda logp, old_logp, mask: ((logp - old_logp)[mask].mean().exp()).expand(len(mask))

@@ -33,8 +33,8 @@ def lopti_stages(logp, mask, eta):
 #
 # High first is not worse than GRPO here: it is better in all three seeds. It makes 4 optimizer
 # steps where GRPO makes 2, and that helps kk_tiny by itself (GRPO with 4 updates a step: +0.082 ±
-# 0.005, benchmarks/kk_tiny/comparison.md). Low first is ahead of high first by little more
-# than one standard error of three seeds, which is no evidence. Twelve steps are also far less than four
+# 0.005, benchmarks/kk_tiny/comparison.md). Low first is ahead of high first by little more than one
+# standard error of three seeds, which is no evidence. Twelve steps are also far less than four
 # epochs, so this says nothing about the collapse. What it does show: the probable tokens alone
 # teach kk_tiny nothing.
 
