@@ -26,13 +26,14 @@ def reinforce_loss(logp, rewards, mask):
     logp [N, T]: log-probabilities of the tokens. rewards [N]: one for each response. mask [N, T],
     of bool: True on response tokens. What logp holds elsewhere (prompt, padding) must not matter.
 
-        J = 1/Σ_i|o_i| · Σ_i Σ_t r_i · log π(o_it)        (Williams 1992; policy_loss in reinforce.py)
+        J = 1/Σ_i|o_i| · Σ_i Σ_t r_i · log π(o_it)      (Williams 1992; policy_loss in reinforce.py)
 
-    Pay attention to the sign (an optimizer makes a loss small, and J is to grow) and to the divisor:
-    the number of response tokens of all responses together, Σ_i|o_i|.
+    Pay attention to the sign (an optimizer makes a loss small, and J is to grow) and to the
+    divisor: the number of response tokens of all responses together, Σ_i|o_i|.
     """
     raise NotImplementedError
 
 
-# 0.3 (open)  If every response gets the reward +1, nothing is better than anything else. Why do the
-# weights still move? Why not in expectation? Compute it for a policy that writes one of three tokens.
+# 0.3 (open)  If every response gets the reward +1, nothing is better than anything else. Why do
+# the weights still move? Why not in expectation? Compute it for a policy that writes one of three
+# tokens.

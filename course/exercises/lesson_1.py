@@ -12,7 +12,7 @@ def leave_one_out(rewards, group_size):
 
     rewards [N], of float. group_size: G, at least 2.
 
-        A_i = r_i − 1/(G − 1) · Σ_{j≠i} r_j        (Ahmadian et al. 2024; compute_advantages in rloo.py)
+        A_i = r_i − 1/(G − 1) · Σ_{j≠i} r_j    (Ahmadian et al. 2024; compute_advantages in rloo.py)
 
     Pay attention to the number of others. No loop is needed: the sum of the others is the group's
     sum minus the response's own reward.

@@ -31,7 +31,7 @@ def overlong_penalty(length, max_tokens, buffer):
     length: tokens of the response, an int up to max_tokens. max_tokens: L. buffer: B, an int.
 
         0 if length ≤ L − B, otherwise (L − B − length) / B
-                                            (Yu et al. 2025, eq. 13; overlong_penalty in dapo.py)
+                                            (Yu et al. 2025; overlong_penalty in dapo.py)
 
     Pay attention to the sign, and to B = 0: then there is no penalty, and no division by zero.
     """

@@ -11,7 +11,7 @@ def ar_weight(old_logp, alpha):
 
     old_logp [N, T]: log-probabilities before the update. alpha: α, in [0, 1].
 
-        α·π_old + 1 − α        (AR-Lopti paper, arXiv 2505.12929, eq. 4; ar_weight in grpo_ar_lopti.py)
+        α·π_old + 1 − α    (AR-Lopti paper, arXiv 2505.12929, eq. 4; ar_weight in grpo_ar_lopti.py)
 
     Pay attention: π_old is a probability, and old_logp is its logarithm.
     """

@@ -12,7 +12,7 @@ def sequence_ratio(logp, old_logp, mask):
     logp, old_logp: [N, T]. mask [N, T], of bool: True on response tokens, at least one in a row.
     What the others hold elsewhere must not matter.
 
-        s = exp( 1/|o| · Σ_t (log π − log π_old) )        (Zheng et al. 2025; policy_loss in gspo.py)
+        s = exp( 1/|o| · Σ_t (log π − log π_old) )      (Zheng et al. 2025; policy_loss in gspo.py)
 
     Pay attention to the length |o|: the number of response tokens, not of positions.
     """

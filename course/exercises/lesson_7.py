@@ -22,7 +22,7 @@ def top_entropy_mask(entropy, mask, share):
     entropy [N, T]. mask [N, T], of bool: True on response tokens. share: such as 0.2.
 
         H ≥ τ, where τ is the ⌈share·n⌉-th largest entropy of the n response tokens
-                            (Wang et al. 2025, arXiv 2506.01939; entropy_threshold in entropy_top.py)
+                       (Wang et al. 2025, arXiv 2506.01939; entropy_threshold in entropy_top.py)
 
     Pay attention: τ is one number for the whole batch, not one for each response; padding does not
     count; and tokens that tie with τ all enter.

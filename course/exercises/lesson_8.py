@@ -11,7 +11,7 @@ def paired_difference(a, b):
         standard error = std of the differences (ddof 1) / √seeds
                                 (mean_and_error in tools/compare.py, of the differences)
 
-    Pay attention: the error comes from the differences. Seeds that are hard for both entries cancel.
+    Pay attention: the error comes from the differences. What a seed does to both cancels.
     """
     raise NotImplementedError
 
@@ -31,5 +31,6 @@ def bootstrap_interval(correct, repeats, generator):
     raise NotImplementedError
 
 
-# 8.3 (open)  What can three runs of 8 steps not tell? Take benchmarks/kk_tiny/clip.md, and compute an
-# interval of 95 % for a difference. Then plan a study: question, measure, seeds, test puzzles, steps.
+# 8.3 (open)  What can three runs of 8 steps not tell? Take benchmarks/kk_tiny/clip.md, and compute
+# an interval of 95 % for a difference. Then plan a study: question, measure, seeds, test puzzles,
+# steps.
