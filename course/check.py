@@ -4,9 +4,9 @@
     python -m course.check --all            checks the exercises of all lessons
     python -m course.check 1 --solutions    checks course/solutions/lesson_1.py
 
-Each function gets inputs whose results were worked out by hand (course/cases), and a larger one. If a result is wrong,
-it is compared with what known mistakes give, and the mistake is named. Otherwise the first input that fails is shown.
-The exit code is 0 if all functions pass, and 1 otherwise.
+Each function gets inputs whose results were worked out by hand (course/cases), and mostly a larger one. If a result is
+wrong, it is compared with what known mistakes give, and the mistake is named. Otherwise the first input that fails is
+shown. The exit code is 0 if all functions pass, and 1 otherwise.
 """
 
 import importlib
@@ -16,6 +16,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import tyro
@@ -352,7 +353,7 @@ def table(lines):
 class Args:
     """Which lesson, and whose functions."""
 
-    lesson: tyro.conf.Positional[int | None] = None  # 0 to 8
+    lesson: tyro.conf.Positional[Annotated[int | None, tyro.conf.arg(metavar="LESSON")]] = None  # 0 to 8
     all: tyro.conf.FlagCreatePairsOff[bool] = False  # all lessons
     solutions: tyro.conf.FlagCreatePairsOff[bool] = False  # the solutions instead of the exercises
     folder: Path = COURSE / "exercises"  # where lesson_N.py is

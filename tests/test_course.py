@@ -90,6 +90,21 @@ def test_the_numbers_of_an_answer_are_those_that_its_code_prints(lesson, capsys)
         assert f"#     {line}\n" in text
 
 
+@pytest.mark.parametrize(("lesson", "num_lines"), [(3, 4), (7, 3)])
+def test_the_numbers_of_an_experiment_are_about_those_of_its_code(lesson, num_lines, capsys, monkeypatch):
+    """They are sampled from kk_tiny: on another machine a few tokens may be others."""
+    monkeypatch.chdir(ROOT)
+    in_lesson(lesson, "solutions").open_question()
+    printed = capsys.readouterr().out.splitlines()[:num_lines]
+    text = (COURSE / "solutions" / f"lesson_{lesson}.py").read_text()
+    quoted = re.findall(r"^#     (.*)$", text, re.M)[:num_lines]
+    number = re.compile(r"\d+\.\d+|\d{2,}")
+    for mine, theirs in zip(printed, quoted, strict=True):
+        assert number.sub("", mine) == number.sub("", theirs)
+        expected = [float(value) for value in number.findall(theirs)]
+        assert [float(value) for value in number.findall(mine)] == pytest.approx(expected, rel=0.3)
+
+
 # ----------------------------------------------------------------------------------------------------------- mistakes
 
 

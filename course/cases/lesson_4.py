@@ -32,7 +32,6 @@ BOTH = {  # mistakes that can be made in both
         lambda loss, mask: (loss * mask).sum(1).mean()
     ),
     "is not divided: this is the sum over the response tokens": lambda loss, mask: (loss * mask).sum(),
-    "has no gradient: loss must not be detached (.detach(), .item(), .data)": None,  # each has its own
 }
 
 TOKEN_MEAN = Exercise(

@@ -17,7 +17,7 @@ def truncated_weights(trainer_logp, sampler_logp, cap):
 #
 # With a GPU: `python grpo.py --steps 3`, then again with the line `sync_weights(policy, llm, args)`
 # at the end of a step of main taken out. sampler_gap is in the run's metrics.jsonl. Here the same
-# is done without vLLM: 16 responses of kk_tiny to 4 puzzles, sampled at temperature 1. What stands
+# is done without vLLM: 16 responses of kk_tiny to 2 puzzles, sampled at temperature 1. What stands
 # for the sampler computes in bfloat16, the trainer in float32.
 #
 #     same weights, same temperature: gap 0.0041
@@ -48,9 +48,9 @@ def open_question():
         logits = lm(ids).logits[:, :-1].float() / temperature  # what the next token is drawn from
         return logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[:, :, 0]
 
-    batches = []  # for each puzzle: ids [4, T], mask [4, T - 1], advantages [4]
-    for puzzle in kk.generate(4, "2-3", seed=0):
-        prompt = torch.tensor([encode(tokenizer, puzzle)] * 4)  # [4, prompt's tokens]
+    batches = []  # for each puzzle: ids [8, T], mask [8, T - 1], advantages [8]
+    for puzzle in kk.generate(2, "2-3", seed=0):
+        prompt = torch.tensor([encode(tokenizer, puzzle)] * 8)  # [8, prompt's tokens]
         ids = trainer.generate(
             prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=1.0,
             top_k=0, top_p=1.0, max_new_tokens=160, pad_token_id=end,
@@ -58,7 +58,7 @@ def open_question():
         response = ids[:, prompt.shape[1] :]
         is_end = response == end
         after_end = is_end.int().cumsum(1) - is_end.int() > 0
-        mask = torch.cat([torch.zeros(4, prompt.shape[1] - 1, dtype=torch.bool), ~after_end], 1)
+        mask = torch.cat([torch.zeros(8, prompt.shape[1] - 1, dtype=torch.bool), ~after_end], 1)
         texts = tokenizer.batch_decode(response, skip_special_tokens=True)
         rewards = torch.tensor([kk.score(text, puzzle["answer"])["reward"] for text in texts])
         batches.append((ids, mask, rewards - rewards.mean()))

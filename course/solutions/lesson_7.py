@@ -19,7 +19,7 @@ def top_entropy_mask(entropy, mask, share):
 
 # 7.3  Who are the forking tokens of kk_tiny?
 #
-# 96 responses of kk_tiny to 6 puzzles, sampled at temperature 1 and cut off at 200 tokens:
+# 96 responses of kk_tiny to 3 puzzles, sampled at temperature 1 and cut off at 200 tokens:
 #
 #     7050 tokens; entropy: mean 0.34, median 0.00
 #     the top 20 % begin at 0.88 nats
@@ -58,15 +58,15 @@ def open_question():
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     end = policy.generation_config.eos_token_id
     entropies, tokens = [], []  # of all response tokens
-    for puzzle in kk.generate(6, "2-3", seed=0):
-        prompt = torch.tensor([encode(tokenizer, puzzle)] * 16)  # [16, prompt's tokens]
+    for puzzle in kk.generate(3, "2-3", seed=0):
+        prompt = torch.tensor([encode(tokenizer, puzzle)] * 32)  # [32, prompt's tokens]
         with torch.no_grad():
             ids = policy.generate(
                 prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=1.0,
                 top_k=0, top_p=1.0, max_new_tokens=200, pad_token_id=end,
             )  # fmt: skip
             start = prompt.shape[1]
-            response = ids[:, start:]  # [16, length]
+            response = ids[:, start:]  # [32, length]
             of_response = entropy(policy(ids).logits[:, start - 1 : -1])  # before each token
         is_end = response == end
         mask = is_end.int().cumsum(1) - is_end.int() == 0  # up to the end token
