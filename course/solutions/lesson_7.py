@@ -39,8 +39,8 @@ def top_entropy_mask(entropy, mask, share):
 #     ' while'         27  100% 1.26
 #
 # (The last digits depend on the machine.) At half of the tokens kk_tiny is sure what comes next.
-# The forks are choices of wording: statement, remark or claim; and or while; sounds odd or otherwise. Its
-# training texts have three to seven wordings of most sentences, drawn at random
+# The forks are choices of wording: statement, remark or claim; and or while; sounds odd or
+# otherwise. Its training texts have three to seven wordings of most sentences, drawn at random
 # (models/kk_tiny/README.md), and it has learned that they are random. For the answer most of these
 # choices do not matter. In Wang et al. the forking tokens of large models connect and direct the
 # reasoning. In kk_tiny a high entropy marks what is arbitrary rather than what decides. So the
