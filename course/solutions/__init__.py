@@ -1,0 +1,1 @@
+"""Solutions of the exercises, with answers to the open questions."""

@@ -1,0 +1,469 @@
+"""The course: that its checks find what is wrong and say it, and that its solutions are what the trainers compute."""
+
+import importlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+
+import acpo
+import cispo
+import dapo
+import entropy_top
+import grpo
+import grpo_ar_lopti
+import grpo_tis
+import gspo
+import ppo
+import reinforce
+import rloo
+from course import check
+from tools import compare
+
+COURSE = ROOT / "course"
+
+
+def in_lesson(lesson, package="cases"):
+    return importlib.import_module(f"course.{package}.lesson_{lesson}")
+
+
+EXERCISES = [exercise for lesson in check.LESSONS for exercise in in_lesson(lesson).EXERCISES]
+each_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.function)
+each_lesson = pytest.mark.parametrize("lesson", check.LESSONS)
+
+
+def lesson_of(exercise):
+    return int(exercise.number[0])
+
+
+def solution_of(exercise):
+    return getattr(in_lesson(lesson_of(exercise), "solutions"), exercise.function)
+
+
+def judge(function, exercise):
+    return check.judge(function, exercise, solution_of(exercise), __file__)
+
+
+def named(function):
+    return next(exercise for exercise in EXERCISES if exercise.function == function)
+
+
+# ------------------------------------------------------------------------------------------- exercises and solutions
+
+
+@each_lesson
+def test_every_stub_is_not_written_yet(lesson):
+    lines = check.check_lesson(lesson, COURSE / "exercises")
+    assert len(lines) >= 2 and {(verdict, text) for _, verdict, text in lines} == {("NOT YET", "not written yet")}
+
+
+@each_lesson
+def test_every_solution_passes(lesson):
+    lines = check.check_lesson(lesson, COURSE / "solutions")
+    assert [(verdict, text) for _, verdict, text in lines] == [("PASS", "")] * len(lines)
+
+
+@each_lesson
+def test_stubs_and_solutions_have_the_same_arguments_and_import_torch_alone(lesson):
+    texts = [(COURSE / folder / f"lesson_{lesson}.py").read_text() for folder in ("exercises", "solutions")]
+    for exercise in in_lesson(lesson).EXERCISES:
+        heads = [re.search(rf"^def {exercise.function}\((.*)\):$", text, re.M)[1] for text in texts]
+        assert heads[0] == heads[1] == ", ".join(exercise.cases[0].arguments)
+    for text in texts:
+        assert set(re.findall(r"^(?:import|from) (\w+)", text, re.M)) <= {"torch", "math"}
+    open_question = in_lesson(lesson).EXERCISES[-1].number[:2] + str(int(in_lesson(lesson).EXERCISES[-1].number[2]) + 1)
+    assert all(f"# {open_question} " in text for text in texts)
+
+
+@pytest.mark.parametrize("lesson", [0, 1, 2, 4, 5, 6, 8])  # 3 and 7 sample from a model
+def test_the_numbers_of_an_answer_are_those_that_its_code_prints(lesson, capsys):
+    in_lesson(lesson, "solutions").open_question()
+    printed = capsys.readouterr().out.splitlines()
+    text = (COURSE / "solutions" / f"lesson_{lesson}.py").read_text()
+    assert len(printed) >= 3
+    for line in printed:
+        assert f"#     {line}\n" in text
+
+
+@pytest.mark.parametrize(("lesson", "num_lines"), [(3, 4), (7, 3)])
+def test_the_numbers_of_an_experiment_are_about_those_of_its_code(lesson, num_lines, capsys, monkeypatch):
+    """They are sampled from kk_tiny: on another machine a few tokens may be others."""
+    monkeypatch.chdir(ROOT)
+    in_lesson(lesson, "solutions").open_question()
+    printed = capsys.readouterr().out.splitlines()[:num_lines]
+    text = (COURSE / "solutions" / f"lesson_{lesson}.py").read_text()
+    quoted = re.findall(r"^#     (.*)$", text, re.M)[:num_lines]
+    number = re.compile(r"\d+\.\d+|\d{2,}")
+    for mine, theirs in zip(printed, quoted, strict=True):
+        assert number.sub("", mine) == number.sub("", theirs)
+        expected = [float(value) for value in number.findall(theirs)]
+        assert [float(value) for value in number.findall(mine)] == pytest.approx(expected, rel=0.3)
+
+
+# ----------------------------------------------------------------------------------------------------------- mistakes
+
+
+@each_exercise
+def test_every_known_mistake_is_named(exercise):
+    """Each gets its own message, and no other's; so none of them is said of the right function."""
+    assert len(exercise.mistakes) >= 6
+    for message, wrong in exercise.mistakes.items():
+        assert judge(wrong, exercise) == ("WRONG", message)
+
+
+@each_exercise
+def test_the_right_function_is_no_known_mistake(exercise):
+    found = [check.call(solution_of(exercise), case, exercise.gradient) for case in exercise.cases]
+    for wrong in exercise.mistakes.values():
+        pairs = zip(found, exercise.cases)
+        assert not all(check.makes_it(wrong, exercise, outcome, case) for outcome, case in pairs)
+
+
+def plus(function, amount):
+    def wrong(*arguments):
+        value = function(*arguments)
+        return tuple(part + amount for part in value) if isinstance(value, tuple) else value + amount
+
+    return wrong
+
+
+@each_exercise
+def test_an_unknown_mistake_is_shown_with_numbers(exercise):
+    if exercise.function in ("lopti_stages", "top_entropy_mask"):  # a mask plus a number is no mask
+        none_of = lambda mask: torch.zeros_like(mask)  # noqa: E731
+        is_pair = exercise.function == "lopti_stages"
+        wrong = lambda _, mask, __: (none_of(mask), none_of(mask)) if is_pair else none_of(mask)  # noqa: E731
+    else:
+        wrong = plus(solution_of(exercise), 0.123)
+    verdict, text = judge(wrong, exercise)
+    assert verdict == "WRONG"
+    assert "expected" in text and "got" in text and f"{next(iter(exercise.cases[0].arguments))} = " in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda rewards, group_size: None, "the return is missing"),
+        (lambda rewards, group_size: rewards[:1], "wrong shape: expected [2], got [1]"),
+        (lambda rewards, group_size: (rewards, rewards), "gives 2 values; one is expected"),
+        (lambda rewards, group_size: rewards > 0, "expected a tensor of numbers, got one of True and False"),
+        (lambda rewards, group_size: "1, -1", "wrong type: gives a str"),
+        (lambda rewards, group_size: rewards / 0 * 0, "gives NaN"),
+        (lambda rewards, group_size: rewards.sub_(1), "changes its argument rewards"),
+        (lambda rewards, group_size: 3 * solution_of(named("leave_one_out"))(rewards, group_size), "3 times what is"),
+        (lambda rewards, group_size: rewards.view(7, 7), "raises RuntimeError"),
+    ],
+)
+def test_what_is_said_of_wrong_results(wrong, said):
+    verdict, text = judge(wrong, named("leave_one_out"))
+    assert verdict == "WRONG" and said in text
+
+
+def test_wrong_gradients_are_named():
+    clipped = named("clipped_loss")
+    right = solution_of(clipped)
+
+    def of_old_logp(logp, old_logp, *rest):  # the values are right
+        return right(logp, old_logp, *rest).detach() + 0 * logp.sum()
+
+    assert judge(of_old_logp, clipped) == ("WRONG", "the values are right, but their gradient by logp is not")
+    as_float = lambda *arguments: right(*arguments).item()  # noqa: E731
+    assert "has no gradient: logp must not be detached" in judge(as_float, clipped)[1]
+
+
+def test_a_function_may_differ_in_how_it_is_written():
+    def sampled_otherwise(correct, repeats, generator):
+        places = (torch.rand(repeats, len(correct), generator=generator) * len(correct)).long()
+        ordered = correct.float()[places].mean(1).sort().values
+        return ordered[int(0.025 * repeats)].item(), ordered[int(0.975 * repeats)].item()
+
+    assert judge(sampled_otherwise, named("bootstrap_interval")) == ("PASS", "")
+    unseeded = lambda correct, repeats, generator: sampled_otherwise(correct, repeats, None)  # noqa: E731
+    assert judge(unseeded, named("bootstrap_interval")) == ("WRONG", check.IGNORES_GENERATOR)
+
+    def by_probabilities(logp, mask, eta):
+        low = mask & (logp.double().exp() <= eta) & (logp > -700 if eta == 0 else True)
+        return low & (eta > 0), mask & ~(low & (eta > 0))
+
+    assert judge(by_probabilities, named("lopti_stages")) == ("PASS", "")
+
+
+# --------------------------------------------------------------------------------------------------------- command line
+
+
+def run_check(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "course.check", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+
+
+def main(*words, capsys):
+    """(exit code, what is printed) of the command in this process."""
+    args = check.tyro.cli(check.Args, args=words, use_underscores=True)
+    with pytest.raises(SystemExit) as ended:
+        check.main(args)
+    out = capsys.readouterr()
+    return ended.value.code, out.out + out.err
+
+
+def test_the_command(capsys):
+    done = run_check("1", "--solutions")
+    assert done.returncode == 0 and done.stdout.count("PASS") == 2 and "2 of 2 pass" in done.stdout
+    code, text = main("1", capsys=capsys)
+    assert code == 1 and text.count("NOT YET") == 2 and "0 of 2 pass" in text
+    code, text = main("--all", "--solutions", capsys=capsys)
+    assert code == 0 and f"{len(EXERCISES)} of {len(EXERCISES)} pass" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["9"], "there is no lesson 9: the lessons are 0 to 8"),
+        ([], "which lesson? Give a number from 0 to 8, or --all"),
+        (["1", "--all"], "not both"),
+    ],
+)
+def test_a_lesson_that_does_not_exist(words, said, capsys):
+    code, text = main(*words, capsys=capsys)
+    assert code == 1 and text.startswith("error: ") and said in text and text.count("\n") == 1
+
+
+def test_files_that_cannot_be_read(tmp_path, capsys):
+    code, text = main("1", "--folder", str(tmp_path), capsys=capsys)
+    assert code == 1 and text.count("WRONG") == 2 and "there is no" in text
+    file = tmp_path / "lesson_1.py"
+    file.write_text("import torch\n\n\ndef leave_one_out(rewards, group_size)\n    return 1\n")
+    _, text = main("1", "--folder", str(tmp_path), capsys=capsys)
+    assert "lesson_1.py can't be imported: SyntaxError in line 4: expected ':'" in text
+    file.write_text("def leave_one_out(rewards, group_size):\n    return rewards.nothing()\n")
+    _, text = main("1", "--folder", str(tmp_path), capsys=capsys)
+    assert "raises AttributeError" in text and "in line 2 of lesson_1.py: return rewards.nothing()" in text
+    assert "lesson_1.py has no function of this name" in text
+
+
+# ------------------------------------------------------------------------------------- the trainers' own functions
+# Each gives what the trainer computes for the arguments of a case. It is compared with what the case expects: so both
+# the numbers worked out by hand and the solutions are the trainers'.
+
+
+def arguments(trainer, **settings):
+    return trainer.Args(**settings)
+
+
+def of_batch(trainer, logp, divisor, batch, **settings):
+    return trainer.policy_loss(logp, batch, divisor, arguments(trainer, **settings))
+
+
+def ones(length):
+    return {"mask": torch.ones(length, 1, dtype=torch.bool)}
+
+
+def trainers_token_log_probs(logits, ids):
+    policy = grpo.Policy.__new__(grpo.Policy)
+    torch.nn.Module.__init__(policy)
+    policy.lm = torch.nn.Module()
+    policy.lm.lm_head = torch.nn.Identity()  # the states are the logits
+    logp, _ = policy.head(logits.flatten(0, 1).clone(), ids.flatten(), 1.0, True)
+    return logp.view(ids.shape)
+
+
+def trainers_reinforce_loss(logp, rewards, mask):
+    batch = {"advantages": rewards[:, None] * mask, "mask": mask}
+    return reinforce.policy_loss(logp, batch, mask.sum(), arguments(reinforce))
+
+
+def trainers_leave_one_out(rewards, group_size):
+    args = arguments(rloo, responses_per_prompt=group_size)
+    return rloo.compute_advantages(rewards, ones(len(rewards)), args)[:, 0]
+
+
+def trainers_group_advantages(rewards, group_size):
+    args = arguments(grpo, responses_per_prompt=group_size)
+    return grpo.compute_advantages(rewards, ones(len(rewards)), args)[:, 0]
+
+
+def trainers_clipped_loss(logp, old_logp, advantages, mask, clip_low, clip_high):
+    batch = {"old_logp": old_logp, "ref_logp": old_logp, "advantages": advantages, "mask": mask}
+    loss, _ = of_batch(grpo, logp, mask.sum(), batch, clip_low=clip_low, clip_high=clip_high, kl_coef=0)
+    return loss
+
+
+def trainers_generalized_advantages(rewards, values, mask, gamma, lam):
+    zeros = torch.zeros(values.shape)
+    batch = {"old_logp": zeros, "ref_logp": zeros, "values": values, "mask": mask}
+    return ppo.estimate_advantages(rewards, batch, arguments(ppo, gamma=gamma, gae_lambda=lam))
+
+
+def trainers_sampler_gap(sampler_logp, trainer_logp, mask):
+    zeros = torch.zeros(mask.shape)
+    batch = {"sampler_logp": sampler_logp, "old_logp": trainer_logp, "mask": mask, "entropy": zeros}
+    batch["truncated"] = torch.zeros(len(mask))
+    score = {"reward": 0.0, "correct": 0.0, "format": 0.0}
+    args = arguments(grpo, kl_coef=0, responses_per_prompt=len(mask))
+    problems = [{"category": "2"}] * len(mask)
+    return grpo.batch_metrics(batch, problems, [score] * len(mask), args)["sampler_gap"]
+
+
+def trainers_truncated_weights(trainer_logp, sampler_logp, cap):
+    batch = {"old_logp": trainer_logp, "sampler_logp": sampler_logp}
+    weight, _ = grpo_tis.sampler_correction(batch, arguments(grpo_tis, correction_max=cap))
+    return weight
+
+
+def surrogate_batch(loss, mask, **more):
+    """A batch whose surrogate is −loss: the ratio is 1, and the advantage is −loss."""
+    zeros = torch.zeros(loss.shape)
+    return zeros, {"old_logp": zeros, "ref_logp": zeros, "advantages": -loss, "mask": mask, **more}
+
+
+def trainers_token_mean(loss, mask):
+    logp, batch = surrogate_batch(loss, mask)
+    return of_batch(grpo, logp, mask.sum(), batch, kl_coef=0)[0]
+
+
+def trainers_mean_of_means(loss, mask):
+    weight = (1 / mask.sum(1, keepdim=True).clamp(min=1) / len(mask)).expand(mask.shape)  # as update makes it
+    logp, batch = surrogate_batch(loss, mask, weight=weight, clip_range=torch.full(mask.shape, 0.2))
+    of_acpo, _ = acpo.policy_loss(logp, batch, arguments(acpo, kl_coef=0))
+    # CISPO's gate has the same mean; with log π = 1 its surrogate is the advantage.
+    logp, batch = torch.ones(mask.shape), batch | {"old_logp": torch.ones(mask.shape)}
+    of_cispo, _ = of_batch(cispo, logp, len(mask), batch, kl_coef=0, gated=True)
+    assert torch.allclose(of_acpo, of_cispo)
+    return of_acpo
+
+
+def trainers_overlong_penalty(length, max_tokens, buffer):
+    return dapo.overlong_penalty(length, arguments(dapo, max_response_tokens=max_tokens, overlong_buffer=buffer))
+
+
+def trainers_lopti_stages(logp, mask, eta):
+    batch = {"old_logp": logp, "mask": mask}
+    return tuple(grpo_ar_lopti.in_stage(stage, batch, eta) for stage in ("low", "high"))
+
+
+def trainers_sequence_ratio(logp, old_logp, mask):
+    """−J of one response at a time, with A = 1 and a range so wide that nothing is clipped: it is −s."""
+    ratios = []
+    for i in range(len(mask)):
+        rows = slice(i, i + 1)
+        batch = {"old_logp": old_logp[rows], "ref_logp": old_logp[rows], "mask": mask[rows]}
+        batch["advantages"] = mask[rows].float()
+        loss, _ = of_batch(gspo, logp[rows], 1, batch, clip_low=1, clip_high=1e6, kl_coef=0)
+        ratios.append(-loss)
+    return torch.stack(ratios)
+
+
+def trainers_token_weights(ratio, advantages, clip_low, clip_high, method):
+    """Minus the gradient of the trainer's loss by log π, with 1 as the divisor."""
+    trainer = {"grpo": grpo, "cispo": cispo}[method]
+    old_logp = torch.full(ratio.shape, -2.0)
+    logp = (old_logp + ratio.detach().log()).requires_grad_()
+    batch = {"old_logp": old_logp, "ref_logp": old_logp, "advantages": advantages}
+    batch["mask"] = torch.ones(ratio.shape, dtype=torch.bool)
+    loss, _ = of_batch(trainer, logp, 1, batch, clip_low=clip_low, clip_high=clip_high, kl_coef=0)
+    loss.backward()
+    return -logp.grad
+
+
+def trainers_entropy(logits):
+    rows = logits.view(-1, logits.shape[-1])
+    policy = grpo.Policy.__new__(grpo.Policy)
+    torch.nn.Module.__init__(policy)
+    policy.lm = torch.nn.Module()
+    policy.lm.lm_head = torch.nn.Identity()
+    _, entropy = policy.head(rows.clone(), torch.zeros(len(rows), dtype=torch.long), 1.0, True)
+    return entropy.view(logits.shape[:-1])
+
+
+def trainers_top_entropy_mask(entropy, mask, share):
+    threshold = entropy_top.entropy_threshold(
+        {"entropy": entropy, "mask": mask}, arguments(entropy_top, entropy_top=share)
+    )
+    return mask & ~(entropy < threshold)
+
+
+def trainers_paired_difference(a, b):
+    return compare.mean_and_error((a - b).tolist())
+
+
+TRAINERS = {
+    "token_log_probs": trainers_token_log_probs,
+    "reinforce_loss": trainers_reinforce_loss,
+    "leave_one_out": trainers_leave_one_out,
+    "group_advantages": trainers_group_advantages,
+    "clipped_loss": trainers_clipped_loss,
+    "generalized_advantages": trainers_generalized_advantages,
+    "k3_kl": grpo.k3,
+    "sampler_gap": trainers_sampler_gap,
+    "truncated_weights": trainers_truncated_weights,
+    "token_mean": trainers_token_mean,
+    "mean_of_means": trainers_mean_of_means,
+    "overlong_penalty": trainers_overlong_penalty,
+    "ar_weight": grpo_ar_lopti.ar_weight,
+    "lopti_stages": trainers_lopti_stages,
+    "sequence_ratio": trainers_sequence_ratio,
+    "token_weights": trainers_token_weights,
+    "entropy": trainers_entropy,
+    "top_entropy_mask": trainers_top_entropy_mask,
+    "paired_difference": trainers_paired_difference,
+}
+
+
+def test_all_functions_but_the_bootstrap_are_the_trainers():
+    assert {exercise.function for exercise in EXERCISES} - set(TRAINERS) == {"bootstrap_interval"}
+
+
+@pytest.mark.parametrize("function", TRAINERS)
+def test_what_is_expected_is_what_the_trainers_compute(function):
+    exercise = named(function)
+    for case in exercise.cases:
+        expected = check.expected_outcome(exercise, case, solution_of(exercise))
+        theirs = check.call(TRAINERS[function], case)
+        assert check.same_values(theirs, expected, 1e-5), (theirs.parts, expected.parts)
+
+
+@pytest.mark.parametrize(
+    "function",
+    "token_log_probs reinforce_loss clipped_loss k3_kl token_mean mean_of_means sequence_ratio".split(),
+)
+def test_the_gradients_are_the_trainers(function):
+    exercise = named(function)
+    for case in exercise.cases:
+        ours = check.call(solution_of(exercise), case, exercise.gradient)
+        theirs = check.call(TRAINERS[function], case, exercise.gradient)
+        assert ours.gradient is not None and check.same_gradient(ours, theirs, 1e-5)
+
+
+@each_exercise
+def test_every_exercise_has_numbers_by_hand_and_a_larger_case(exercise):
+    by_hand = [case for case in exercise.cases if case.expected is not None]
+    assert len(by_hand) >= 2 and by_hand == exercise.cases[: len(by_hand)]
+    without_larger = ("overlong_penalty", "bootstrap_interval")
+    assert len(by_hand) < len(exercise.cases) or exercise.function in without_larger
+
+
+# --------------------------------------------------------------------------------------------------------- notebook
+
+
+def test_the_notebook_runs_and_holds_the_outputs_of_a_run(monkeypatch, capsys):
+    notebook = json.loads((COURSE / "grpo_by_hand.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert {(output["output_type"], output.get("name")) for output in outputs} == {("stream", "stdout")}
+    assert not any("vllm" in "".join(cell["source"]) for cell in cells)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    variables = {"__name__": "notebook"}
+    for cell in cells:
+        exec("".join(cell["source"]), variables)
+    assert (variables["rewards"] != variables["rewards"][0]).any()
+    before, after = variables["before"], variables["after"]
+    assert torch.allclose(before[1][variables["mask"]], torch.ones(()))  # ρ before the update
+    assert after[2].sum() > 0 and after[3].max() > 0  # tokens are clipped, and k3 has grown
+    assert f"grpo.py {variables['theirs']:.6f}" in capsys.readouterr().out
