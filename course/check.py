@@ -377,7 +377,7 @@ def main(args):
         lessons = chosen_lessons(args)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2)
     folder = COURSE / "solutions" if args.solutions else args.folder
     console = Console(highlight=False, emoji=False, markup=False)
     if not console.is_terminal:

@@ -230,7 +230,7 @@ def test_the_command(capsys):
 )
 def test_a_lesson_that_does_not_exist(words, said, capsys):
     code, text = main(*words, capsys=capsys)
-    assert code == 1 and text.startswith("error: ") and said in text and text.count("\n") == 1
+    assert code == 2 and text.startswith("error: ") and said in text and text.count("\n") == 1
 
 
 def test_files_that_cannot_be_read(tmp_path, capsys):
