@@ -50,6 +50,7 @@ EXPONENT = 4  # of 1 − π in Lemma 1
 SLACK = 0.5  # how far from it a fitted exponent may be
 FEW = 20  # a bin with fewer tokens is not fitted; nor is a share of fewer tokens worth comparing
 UNSURE = 0.75  # tokens up to this probability are correlated with entropy a second time
+MOST_SHOWN = 300  # tokens that are cut off, in the picture: more would hide the others
 SIGNALS = {  # in which two ways improbable and probable tokens are compared
     "gradient": "norm of the mean gradient",
     "mean_signal": "mean (1 − π)·ρ·|A|",
@@ -480,8 +481,10 @@ def draw_entropy(axes, values, vocabulary):
     p = values["logp"].double().exp()
     entropy = values["entropy"].double()
     axes.hist2d(p, entropy, bins=(40, 40), norm=LogNorm(), cmap="Blues")
-    is_cut = values["is_cut"]
-    axes.plot(p[is_cut], entropy[is_cut], "x", color=plot.COLOURS[1], markersize=4, label="cut off")
+    is_cut = values["is_cut"].nonzero()[:, 0]
+    shown = is_cut[:: max(1, len(is_cut) // MOST_SHOWN)]  # evenly spread over the batches
+    name = f"cut off ({len(shown)} of {len(is_cut)})"
+    axes.plot(p[shown], entropy[shown], "x", color=plot.COLOURS[1], markersize=5, label=name)
     q = torch.linspace(0.001, 0.999, 200, dtype=torch.float64)
     least = -q * q.log() - (1 - q) * (1 - q).log()
     axes.plot(q, least, "k-", linewidth=1.5, label="least")
