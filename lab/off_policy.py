@@ -482,7 +482,7 @@ def draw_entropy(axes, values, vocabulary):
     entropy = values["entropy"].double()
     axes.hist2d(p, entropy, bins=(40, 40), norm=LogNorm(), cmap="Blues")
     is_cut = values["is_cut"].nonzero()[:, 0]
-    shown = is_cut[:: max(1, len(is_cut) // MOST_SHOWN)]  # evenly spread over the batches
+    shown = is_cut[:: max(1, -(-len(is_cut) // MOST_SHOWN))]  # evenly spread over the batches
     name = f"cut off ({len(shown)} of {len(is_cut)})"
     axes.plot(p[shown], entropy[shown], "x", color=plot.COLOURS[1], markersize=5, label=name)
     q = torch.linspace(0.001, 0.999, 200, dtype=torch.float64)
@@ -498,7 +498,7 @@ def draw_entropy(axes, values, vocabulary):
 def draw(average, values, counts, lr, vocabulary, args):
     from matplotlib import colormaps
 
-    title = "one batch, {} updates: {}, AdamW, lr {:g}, {} batches".format(
+    title = "one batch, {} updates: {}, AdamW, lr {:g}; {} in all".format(
         args.updates, args.model.rstrip("/").split("/")[-1], lr, args.batches
     )
     figure = common.new_figure(18, 11, title)
