@@ -180,14 +180,14 @@ def test_probability_and_entropy_by_hand():
 
 def row(low, high, exponent, near, far, shares, low_entropy, correlation, cut=50):
     """One batch's numbers, as verdicts_of reads them, after 0, 1 and 2 updates."""
-    fit = {"exponent": exponent, "factor": 2.0, "bins": 9}
+    fit = {"exponent": exponent, "factor": 2.0, "kappa": 0.3, "bins": 9}
     clip = {"tokens": cut, "improbable": shares, "share": [0.3, 0, 0, 0.1]}
     clip["by_entropy"] = {"low": low_entropy, "high": 0.3}
     after = {}
     for number, log in ((0, 1.0), (1, near), (2, far)):
         after[number] = {
             "sigma": [low, 0, 0, high],
-            "spread": {"all": {"fit": fit}, "used": {"fit": fit}},
+            "spread": {"all": {"fit": fit}, "waiting": {"fit": fit}},
             "log_ratio": {"gradient": log, "mean_signal": log},
             "norm_share": [0.5 - 0.1 * number * (far < 0)],
             "clip": clip,
@@ -195,8 +195,8 @@ def row(low, high, exponent, near, far, shares, low_entropy, correlation, cut=50
     return {"after": after, "entropy": {"all": correlation, "unsure": correlation}}
 
 
-def words(rows):
-    return [word for _, word, _ in off_policy.verdicts_of(rows, [0, 1, 2])]
+def words(rows, counts=(0, 1, 2)):
+    return [word for _, word, _ in off_policy.verdicts_of(rows, counts)]
 
 
 def test_verdicts_can_say_yes_no_and_that_they_cannot_tell():
@@ -205,6 +205,11 @@ def test_verdicts_can_say_yes_no_and_that_they_cannot_tell():
     assert words([yes] * 3) == ["shows"] * 10
     assert words([no] * 3) == ["does not show"] * 10
     assert words([yes] * 2) == ["cannot tell at this scale"] * 10
+    wide = row(9.0, 0.1, 4.3, near=1.0, far=-1.0, shares=0.8, low_entropy=0.5, correlation=-0.5)
+    assert words([yes, yes, wide])[0] == "shows"  # a ratio above 1 in each, though σ differs by batch
+    for number in yes["after"].values():
+        del number["spread"]["waiting"]
+    assert words([yes] * 3, [0, 1])[1] == "shows"  # one update on the whole batch: no token waits
     few = row(0.3, 0.1, 4.3, near=1.0, far=-1.0, shares=0.8, low_entropy=0.5, correlation=-0.5, cut=5)
     cannot = [i for i, word in enumerate(words([few] * 3)) if word.startswith("cannot")]
     assert cannot == [7, 8]  # those about 15 tokens that are cut off
