@@ -205,7 +205,7 @@ def test_verdicts_can_say_yes_no_and_that_they_cannot_tell():
     assert words([yes] * 3) == ["shows"] * 10
     assert words([no] * 3) == ["does not show"] * 10
     assert words([yes] * 2) == ["cannot tell at this scale"] * 10
-    wide = row(9.0, 0.1, 4.3, near=1.0, far=-1.0, shares=0.8, low_entropy=0.5, correlation=-0.5)
+    wide = row(2.0, 0.1, 4.3, near=1.0, far=-1.0, shares=0.8, low_entropy=0.5, correlation=-0.5)
     assert words([yes, yes, wide])[0] == "shows"  # a ratio above 1 in each, though σ differs by batch
     for number in yes["after"].values():
         del number["spread"]["waiting"]
