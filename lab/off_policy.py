@@ -1,0 +1,588 @@
+"""Off policy: how ρ spreads while one batch is used for many updates, and who dominates then.
+
+ACPO (arXiv 2606.22570), figure 2, Lemma 1 and Remark 1. A step makes --updates updates, one on each
+part of its batch. Before the first, and after 1, 2, 4, … of them, four things are measured over all
+tokens of the batch. Bins are of the probability π that a token had when it was sampled.
+
+- The spread σ of ρ in each bin (ddof 0, as in acpo.py). Lemma 1 says σ² = κ²(1 − π)⁴. Fitted over
+  the bins' logarithms, each bin alike: κ with the exponent 4, and the exponent itself. The 1 − π of
+  a bin is the fourth root of its mean (1 − π)⁴: if the lemma holds for tokens, it holds for bins.
+- The share of tokens cut off by GRPO's clip, of those with an advantage.
+- The norm of the gradient of each bin's part of the loss, as a share of the bins' summed norms.
+- Remark 1: near on-policy the mean gradient of improbable tokens is the larger one, from some κ on
+  that of probable ones. Compared are p ≤ 0.25 and p > 0.75 (the paper leaves the thresholds open),
+  in two ways: the norm of the gradient of the mean loss over these tokens alone, and the mean of
+  (1 − π)·ρ·|A| over them, 0 if clipped: the size of the paper's eq. 3.
+
+And the entropy of the distribution that each token was drawn from, against its probability, with
+the tokens that the clip has cut off after the last update. Appendix C expects these at low
+probability and low entropy. The lines are its bounds of the entropy for a given probability.
+
+Updates are grpo.py's own, with its AdamW and its settings for the model, from a fresh optimizer
+state as in the first step of a run; --max_grad_norm is in force. There is no KL term, as in the
+paper. Remark 1's formula is not drawn: eq. 6 has Φ(ε_h/σ) − Φ(ε_l/σ), which is 0 for equal ε, and
+eq. 56 has Φ(ε_h/σ) − Φ(−ε_l/σ).
+
+Results: off_policy.json and off_policy.png. Boxes hold the middle half of the tokens, whiskers nine
+tenths, without the top 1 % by size. Error bars: standard deviation over batches.
+
+    python -m lab.off_policy
+    python -m lab.off_policy --model Qwen/Qwen2.5-3B-Instruct --prompts 64 --max_tokens 4096 \\
+        --temperature 0.7 --people 3-7 --dry_run
+"""
+
+import dataclasses
+import math
+from statistics import fmean
+
+import torch
+from tqdm import tqdm
+
+import acpo
+import grpo
+from lab import common, lens, who_dominates
+from runtime import settings
+from runtime.settings import PositiveInt, PositiveShare
+from tools import plot
+
+EDGES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99]  # of the bins whose σ is fitted
+EXPONENT = 4  # of 1 − π in Lemma 1
+SLACK = 0.5  # how far from it a fitted exponent may be
+FEW = 20  # a bin with fewer tokens is not fitted; nor is a share of fewer tokens worth comparing
+UNSURE = 0.75  # tokens up to this probability are correlated with entropy a second time
+MOST_SHOWN = 300  # tokens that are cut off, in the picture: more would hide the others
+SIGNALS = {  # in which two ways improbable and probable tokens are compared
+    "gradient": "norm of the mean gradient",
+    "mean_signal": "mean (1 − π)·ρ·|A|",
+}
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(common.Args):
+    """How ρ spreads while one batch is used for many updates, and who dominates then."""
+
+    prompts: PositiveInt = 16  # prompts of a batch
+    batches: PositiveInt = 4  # batches to average over
+    updates: PositiveInt = 16  # optimizer updates of a step; divides --prompts
+    lr: PositiveShare | None = None  # of AdamW; None: grpo.py's for the model
+
+
+QUICK = {"batches": 1, "updates": 2}
+
+
+def check(args):
+    """ValueError if the batch can't be divided into so many updates."""
+    if args.prompts % args.updates:
+        raise ValueError(
+            f"--updates is {args.updates}; it must divide --prompts, which is {args.prompts}"
+        )
+
+
+def counts_of(updates):
+    """After how many updates is measured: 0, the powers of two below `updates`, and `updates`."""
+    powers = [2**i for i in range(updates.bit_length()) if 2**i < updates]
+    return [0, *powers, updates]
+
+
+# ------------------------------------------------------------------------------------------ measure
+
+
+def positions(policy, batch, args):
+    """Makes the updates of a step; yields their number so far whenever it is time to measure.
+
+    args: the command's. The policy has moved when this yields, and is left as it is at the end.
+    """
+    own_norm = grpo.Args().max_grad_norm
+    of_script = common.trainer_args("grpo", args, kl_coef=0.0, max_grad_norm=own_norm)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(),
+        lr=args.lr or of_script.lr,
+        weight_decay=of_script.weight_decay,
+        fused=True,
+    )
+    counts = counts_of(args.updates)
+    yield 0
+    for number, minibatch in enumerate(grpo.minibatches(batch, args.updates), 1):
+        grpo.update(policy, optimizer, minibatch, 1, of_script)
+        if number in counts:
+            yield number
+
+
+def bins_between(logp, edges):
+    """Each token's bin between these probabilities; an edge belongs to the bin below it."""
+    return torch.bucketize(logp, torch.tensor(edges, dtype=torch.float64).log().to(logp))
+
+
+def spread_of(ratio, logp, edges=EDGES):
+    """Tokens, σ of ρ and 1 − π of each bin, the improbable ones first; and the fit of Lemma 1.
+
+    ratio, logp: [n], logp when sampled. A bin's 1 − π is the fourth root of its mean (1 − π)⁴.
+    """
+    bins = bins_between(logp, edges)
+    rests = -logp.double().expm1()  # 1 − π, also if π is near 1
+    found = {"tokens": [], "sigma": [], "rest": []}
+    for i in range(len(edges) + 1):
+        inside = ratio[bins == i].double()
+        is_empty = len(inside) == 0
+        sigma = 0.0 if is_empty else inside.std(correction=0).item()
+        rest = 0.0 if is_empty else rests[bins == i].pow(EXPONENT).mean().item() ** (1 / EXPONENT)
+        found["tokens"].append(len(inside))
+        found["sigma"].append(sigma)
+        found["rest"].append(rest)
+    fitted = [i for i, tokens in enumerate(found["tokens"]) if tokens >= FEW]
+    found["fit"] = fit([found["sigma"][i] for i in fitted], [found["rest"][i] for i in fitted])
+    return found
+
+
+def fit(sigmas, rests):
+    """Lemma 1 for bins with these σ and 1 − π, by least squares of the logarithms.
+
+    kappa: of σ = κ(1 − π)²; factor: by how much the worst bin differs from that; exponent: of 1 − π
+    in σ², if it is free; bins: how many count, those with a σ. All are 0 for fewer than two.
+    """
+    points = [(math.log(s), math.log(r)) for s, r in zip(sigmas, rests) if s > 0 and r > 0]
+    if len(points) < 2:
+        return {"kappa": 0.0, "factor": 0.0, "exponent": 0.0, "bins": len(points)}
+    offsets = [sigma - EXPONENT / 2 * rest for sigma, rest in points]
+    log_kappa = sum(offsets) / len(offsets)
+    mean = sum(rest for _, rest in points) / len(points)
+    mean_sigma = sum(sigma for sigma, _ in points) / len(points)
+    square = sum((rest - mean) ** 2 for _, rest in points)
+    product = sum((rest - mean) * (sigma - mean_sigma) for sigma, rest in points)
+    return {
+        "kappa": math.exp(log_kappa),
+        "factor": math.exp(max(abs(offset - log_kappa) for offset in offsets)),
+        "exponent": 2 * product / square if square else 0.0,
+        "bins": len(points),
+    }
+
+
+def share(some, others):
+    """How many of the tokens `others` are in `some`, both [n] of bools; 0.0 if there are none."""
+    return (some & others).sum().item() / max(1, others.sum().item())
+
+
+def cut_off(weight, batch):
+    """Which tokens [N, T] the clip has cut off: those with an advantage, and no weight."""
+    return (weight == 0) & (batch["advantages"] != 0) & batch["mask"]
+
+
+def of_clip(is_cut, batch):
+    """What the clip has cut off: shares by bin, and among improbable tokens by entropy.
+
+    Shares are of the tokens with an advantage. p ≤ 0.25 is divided at its median entropy.
+    """
+    mask = batch["mask"]
+    is_cut = is_cut[mask]
+    bins = common.bins_of(batch["old_logp"])[mask]
+    entropy = batch["entropy"][mask]
+    counted = batch["advantages"][mask] != 0
+    improbable = counted & (bins == 0)
+    halves = [0.0, 0.0]
+    if improbable.any():
+        is_low = entropy < entropy[improbable].double().quantile(0.5)
+        halves = [share(is_cut, improbable & is_low), share(is_cut, improbable & ~is_low)]
+    return {
+        "tokens": int(is_cut.sum()),
+        "share": [share(is_cut, counted & (bins == i)) for i in range(common.BINS)],
+        "share_of_all": share(is_cut, counted),
+        "by_entropy": {"low": halves[0], "high": halves[1]},
+        "improbable": share(bins == 0, is_cut),  # of the tokens cut off
+    }
+
+
+def mean_signals(weight, logp, batch):
+    """The mean size of the paper's eq. 3 in each bin: (1 − π)·ρ·|A|, or 0 if clipped.
+
+    weight: of ∇log π of each token, ρ·A over the number of tokens; logp: at the update; [N, T].
+    """
+    mask = batch["mask"]
+    sizes = (-logp.double().expm1() * weight.abs() * mask.sum())[mask]
+    bins = common.bins_of(batch["old_logp"])[mask]
+    return [
+        sizes[bins == i].sum().item() / max(1, (bins == i).sum().item()) for i in range(common.BINS)
+    ]
+
+
+def gradient_norms(policy, batch, args):
+    """The norm of the gradient of each bin's part of GRPO's loss at the policy's weights.
+
+    The divisor stays that of all tokens, so that the parts add up to the loss.
+    """
+    bins = common.bins_of(batch["old_logp"])  # [N, T]
+    norms = []
+    for i in range(common.BINS):
+        advantages = batch["advantages"] * (bins == i)
+        gradient = common.gradient_of(policy, batch | {"advantages": advantages}, args)
+        norms.append(common.norm(gradient))
+    return norms
+
+
+def log_ratio(values):
+    """log of a number of the lowest bin over that of the highest. values: one for each bin."""
+    return math.log(max(values[0], 1e-300) / max(values[-1], 1e-300))
+
+
+def measure_at(number, policy, batch, args):
+    """All numbers after `number` updates; and ρ and which tokens are cut off, both [N, T]."""
+    of_script = common.trainer_args("grpo", args, kl_coef=0.0)
+    mask = batch["mask"]
+    logp, _ = grpo.log_probs(policy, batch, of_script, with_entropy=False)
+    ratio = (logp.double() - batch["old_logp"].double()).exp()
+    weight, _ = lens.token_weights("grpo", batch, logp, batch["entropy"], of_script, is_first=True)
+    is_cut = cut_off(weight, batch)
+
+    # Tokens whose part of the batch has had its update, and those that still wait for it.
+    num_rows = len(mask)
+    is_used = torch.arange(num_rows)[:, None] < number * num_rows // args.updates  # [N, 1]
+    spread = {"all": spread_of(ratio[mask], batch["old_logp"][mask])}
+    for name, rows in (("used", mask & is_used), ("waiting", mask & ~is_used)):
+        if rows.any():
+            spread[name] = spread_of(ratio[rows], batch["old_logp"][rows])
+
+    bins = common.bins_of(batch["old_logp"])[mask]
+    num_tokens = [max(1, int((bins == i).sum())) for i in range(common.BINS)]
+    norms = gradient_norms(policy, batch, of_script)
+    # Of the mean over a bin's tokens alone, so the divisor is their own number.
+    own_norms = [norm * len(bins) / tokens for norm, tokens in zip(norms, num_tokens)]
+    signals = mean_signals(weight, logp, batch)
+    _, of_acpo = acpo.clip_ranges(logp, batch, common.trainer_args("acpo", args))
+    numbers = {
+        "spread": spread,
+        "sigma": spread_of(ratio[mask], batch["old_logp"][mask], [0.25, 0.5, 0.75])["sigma"],
+        "clip": of_clip(is_cut, batch),
+        "norm": norms,
+        "norm_share": [norm / max(sum(norms), 1e-300) for norm in norms],
+        "own_norm": own_norms,
+        "mean_signal": signals,
+        "log_ratio": {"gradient": log_ratio(own_norms), "mean_signal": log_ratio(signals)},
+        "acpo_clip_ranges": [of_bin["clip_range"] for of_bin in of_acpo],  # in acpo.py's own bins
+    }
+    return numbers, ratio, is_cut
+
+
+def of_entropy(logp, entropy):
+    """The correlation of probability with entropy, over all tokens and over the unsure ones."""
+    p = logp.double().exp()
+    entropy = entropy.double()
+    unsure = p <= UNSURE
+    return {
+        "all": who_dominates.correlation(p, entropy),
+        "unsure": who_dominates.correlation(p[unsure], entropy[unsure]),
+        "tokens_unsure": int(unsure.sum()),
+    }
+
+
+def measure(policy, before, sampled, args):
+    """One batch: its numbers for JSON, and {name: tokens' values} for the picture, [n] each.
+
+    The policy has its weights `before` again afterwards.
+    """
+    batch = common.with_advantages("grpo", sampled, common.trainer_args("grpo", args))
+    mask = batch["mask"]
+    after = {}
+    for number in positions(policy, batch, args):
+        after[number], ratio, is_cut = measure_at(number, policy, batch, args)
+    common.set_weights(policy, before)
+    values = {
+        "logp": batch["old_logp"][mask],
+        "entropy": batch["entropy"][mask],
+        "ratio": ratio[mask],
+        "is_cut": is_cut[mask],
+    }
+    bins = common.bins_of(values["logp"])
+    shares = [(bins == i).double().mean().item() for i in range(common.BINS)]
+    numbers = {
+        "share": shares,
+        "after": after,
+        "entropy": of_entropy(values["logp"], values["entropy"]),
+    }
+    return numbers, values
+
+
+# ----------------------------------------------------------------------------------------- verdicts
+
+
+def column(rows, number, *path):
+    """A number of each batch, after so many updates: what `path` leads to in its dictionaries."""
+    values = []
+    for row in rows:
+        value = row["after"][number]
+        for key in path:
+            value = value[key]
+        values.append(value)
+    return values
+
+
+def is_above(values, others=None):
+    """Whether the mean over batches is more than two standard errors above 0, or above others'."""
+    if others is not None:
+        values = [a - b for a, b in zip(values, others)]
+    mean, error = common.mean_and_error(values)
+    return mean > 0 and mean > 2 * error
+
+
+def verdicts_of(rows, counts):
+    """What the batches' numbers say about the paper's claims; differences count in errors.
+
+    counts: after how many updates there are numbers, 0 first.
+    """
+    enough = len(rows) >= 3
+    found = of_spread(rows, counts, enough) + of_dominance(rows, counts, enough)
+    return found + of_cut_tokens(rows, counts[-1], enough) + of_correlation(rows, enough)
+
+
+def of_spread(rows, counts, enough):
+    """Verdicts about σ of ρ and Lemma 1."""
+    first, last = counts[1], counts[-1]
+    low = column(rows, last, "sigma", 0)
+    high = column(rows, last, "sigma", common.BINS - 1)
+    # As ratios, since a few tokens of the lowest bin make most of its σ, and differ by batch.
+    logs = [log_ratio([a, b]) for a, b in zip(low, high)]
+    path = ("spread", "all", "fit")
+    exponents = column(rows, first, *path, "exponent")
+    mean, error = common.mean_and_error(exponents)
+    factor = fmean(column(rows, first, *path, "factor"))
+    kappa = fmean(column(rows, first, *path, "kappa"))
+    numbers = (
+        f"exponent {mean:.2f} ± {error:.2f}; with 4, κ is {kappa:.2g} and the worst bin's σ is off "
+        f"by a factor of {factor:.2g}"
+    )
+    if last > first:  # some tokens' own update is still to come
+        of_others = fmean(column(rows, first, "spread", "waiting", "fit", "kappa"))
+        numbers += f"; κ of the tokens not updated on yet {of_others:.2g}"
+    is_fitted = min(column(rows, first, *path, "bins")) >= 3
+    return [
+        (
+            f"ρ of improbable tokens (p ≤ 0.25) spreads more than that of probable ones (p > 0.75; "
+            f"{last} updates)",
+            common.verdict(is_above(logs), enough),
+            f"σ of ρ: {fmean(low):.3g} and {fmean(high):.3g}; the ratio's geometric mean is "
+            f"{math.exp(fmean(logs)):.3g}",
+        ),
+        (
+            f"σ² of ρ grows as (1 − π)⁴ (Lemma 1; {first} update)",
+            common.verdict(abs(mean - EXPONENT) <= SLACK, enough and is_fitted),
+            numbers,
+        ),
+    ]
+
+
+def of_dominance(rows, counts, enough):
+    """Verdicts about who dominates, near on-policy and far off policy (Remark 1)."""
+    first, last = counts[1], counts[-1]
+    after = f"after {', '.join(map(str, counts))} updates"
+    verdicts = []
+    for kind, words in SIGNALS.items():
+        logs = {number: column(rows, number, "log_ratio", kind) for number in counts}
+        ratios = [f"{math.exp(fmean(values)):.3g}" for values in logs.values()]  # geometric means
+        numbers = f"p ≤ 0.25 over p > 0.75 {after}: {', '.join(ratios)}"
+        near = is_above(logs[first])
+        far = is_above([-value for value in logs[last]])
+        verdicts += [
+            (
+                f"near on-policy improbable tokens dominate (Remark 1; {words}; {first} update)",
+                common.verdict(near, enough),
+                numbers,
+            ),
+            (
+                f"far off policy probable tokens dominate (Remark 1; {words}; {last} updates)",
+                common.verdict(far, enough),
+                numbers,
+            ),
+        ]
+    shares = {number: column(rows, number, "norm_share", 0) for number in counts}
+    means = [f"{fmean(values):.1%}" for values in shares.values()]
+    verdicts.append(
+        (
+            "the share of improbable tokens (p ≤ 0.25) in the gradient falls with the updates",
+            common.verdict(is_above(shares[0], shares[last]), enough),
+            f"share of the bins' summed norms {after}: {', '.join(means)}",
+        )
+    )
+    return verdicts
+
+
+def of_cut_tokens(rows, last, enough):
+    """Verdicts about which tokens the clip has cut off after the last update."""
+    num_cut = sum(column(rows, last, "clip", "tokens"))
+    improbable = column(rows, last, "clip", "improbable")
+    share_low = column(rows, last, "clip", "share", 0)
+    share_high = column(rows, last, "clip", "share", common.BINS - 1)
+    low = column(rows, last, "clip", "by_entropy", "low")
+    high = column(rows, last, "clip", "by_entropy", "high")
+    return [
+        (
+            f"the clip cuts off mostly improbable tokens ({last} updates)",
+            common.verdict(
+                is_above([value - 0.5 for value in improbable]), enough and num_cut >= FEW
+            ),
+            f"{fmean(improbable):.0%} of the {num_cut} tokens cut off have p ≤ 0.25; cut off are "
+            f"{fmean(share_low):.1%} of p ≤ 0.25 and {fmean(share_high):.2%} of p > 0.75",
+        ),
+        (
+            f"and of these more at low entropy than at high (Appendix C; {last} updates)",
+            common.verdict(is_above(low, high), enough and num_cut >= FEW),
+            f"cut off of p ≤ 0.25: {fmean(low):.1%} below its median entropy, {fmean(high):.1%} "
+            "above",
+        ),
+    ]
+
+
+def of_correlation(rows, enough):
+    """The verdict about probability and entropy."""
+    over_all = [row["entropy"]["all"] for row in rows]
+    unsure = [row["entropy"]["unsure"] for row in rows]
+    return [
+        (
+            "the less probable a token, the higher the entropy",
+            common.verdict(is_above([-value for value in over_all]), enough),
+            f"correlation {fmean(over_all):.2f}; of tokens with p ≤ {UNSURE} alone "
+            f"{fmean(unsure):.2f}",
+        )
+    ]
+
+
+# ------------------------------------------------------------------------------------------ picture
+
+
+def draw_spread(axes, average, counts, colours):
+    """σ of ρ against 1 − π, both logarithmic, and Lemma 1 fitted after each number of updates."""
+    for number, colour in zip(counts[1:], colours):
+        found = average["after"][number]["spread"]["all"]
+        points = [(r[0], s[0]) for r, s in zip(found["rest"], found["sigma"]) if s[0] > 0]
+        rests, sigmas = zip(*points)
+        kappa = found["fit"]["kappa"][0]
+        name = f"{number}: κ {kappa:.2g}, exponent {found['fit']['exponent'][0]:.1f}"
+        axes.loglog(rests, sigmas, "o-", color=colour, markersize=6, label=name)
+        axes.loglog(rests, [kappa * rest**2 for rest in rests], ":", color=colour, linewidth=1.5)
+    axes.set_xlabel("1 − π (dotted: κ(1 − π)²)")
+    axes.set_title("σ of ρ after so many updates")
+    axes.legend(fontsize="small", frameon=False, loc="upper left", handlelength=1.2)
+    axes.set_ylim(top=axes.get_ylim()[1] * 40)  # room for the legend
+
+
+def draw_lines(axes, counts, lines, title):
+    """lines: {name: [mean, standard deviation] after each count}."""
+    markers = "o s D ^".split()
+    for place, (name, values) in enumerate(lines.items()):
+        axes.errorbar(
+            range(len(counts)),
+            [value[0] for value in values],
+            yerr=[value[1] for value in values],
+            fmt=markers[place] + "-",
+            color=plot.COLOURS[place],
+            markersize=7,
+            capsize=3,
+            label=name,
+        )
+    axes.set_xticks(range(len(counts)), counts)
+    axes.set_xlabel("updates")
+    axes.set_title(title)
+
+
+def draw_entropy(axes, values, vocabulary):
+    """Probability and entropy of the tokens, the bounds of Appendix C, and what is cut off."""
+    from matplotlib.colors import LogNorm
+
+    p = values["logp"].double().exp()
+    entropy = values["entropy"].double()
+    axes.hist2d(p, entropy, bins=(40, 40), norm=LogNorm(), cmap="Blues")
+    is_cut = values["is_cut"].nonzero()[:, 0]
+    shown = is_cut[:: max(1, -(-len(is_cut) // MOST_SHOWN))]  # evenly spread over the batches
+    name = f"cut off ({len(shown)} of {len(is_cut)})"
+    axes.plot(p[shown], entropy[shown], "x", color=plot.COLOURS[1], markersize=5, label=name)
+    q = torch.linspace(0.001, 0.999, 200, dtype=torch.float64)
+    least = -q * q.log() - (1 - q) * (1 - q).log()
+    axes.plot(q, least, "k-", linewidth=1.5, label="least")
+    axes.plot(q, least + (1 - q) * math.log(vocabulary - 1), "k--", linewidth=1.5, label="greatest")
+    axes.set_ylim(0, 1.35 * entropy.max().item())  # room for the legend
+    axes.set_xlabel("probability when sampled")
+    axes.set_title("entropy [nats] (colour: tokens)")
+    axes.legend(fontsize="small", edgecolor="white", loc="upper right", ncols=3, handlelength=1.2)
+
+
+def draw(average, values, counts, lr, vocabulary, args):
+    from matplotlib import colormaps
+
+    title = "one batch, {} updates: {}, AdamW, lr {:g}; {} in all".format(
+        args.updates, args.model.rstrip("/").split("/")[-1], lr, args.batches
+    )
+    figure = common.new_figure(18, 11, title)
+    panels = figure.subplots(2, 3)
+    colours = colormaps["viridis_r"](torch.linspace(0.15, 1, len(counts) - 1).tolist())
+    bins = common.bins_of(values["logp"])
+    boxes = who_dominates.boxes_of(values["ratio"] - 1, bins)
+    who_dominates.draw_boxes(panels[0, 0], boxes, f"ρ − 1 after {counts[-1]} updates")
+    draw_spread(panels[0, 1], average, counts, colours)
+
+    def by_bin(of):  # {bin: values after each count, in percent}
+        lines = {}
+        for i, name in enumerate(common.BIN_NAMES):
+            pairs = [of(average["after"][n])[i] for n in counts]
+            lines[name] = [[100 * value for value in pair] for pair in pairs]
+        return lines
+
+    clipped = by_bin(lambda at: at["clip"]["share"])
+    draw_lines(panels[0, 2], counts, clipped, "share cut off by the clip [%]")
+    panels[0, 2].legend(fontsize="small", frameon=False)
+    norms = by_bin(lambda at: at["norm_share"])
+    draw_lines(panels[1, 0], counts, norms, "share of the gradient norms [%]")
+    panels[1, 0].set_ylim(0, 1.3 * panels[1, 0].get_ylim()[1])  # room for the legend
+    panels[1, 0].legend(fontsize="small", frameon=False, loc="upper left", ncols=2)
+    ratios = {}
+    for kind, name in SIGNALS.items():
+        ratios[name] = [average["after"][n]["log_ratio"][kind] for n in counts]
+    draw_lines(panels[1, 1], counts, ratios, "p ≤ 0.25 over p > 0.75")
+    axes = panels[1, 1]
+    # Drawn are logarithms, so that the bars are right; ticks show the ratios.
+    axes.axhline(0, color="0.5", linewidth=1.5, linestyle="--", zorder=0)
+    powers = [0.25, 1, 4, 16, 64, 256, 1024]
+    least, most = axes.get_ylim()
+    shown = [power for power in powers if least - 1.5 < math.log(power) < most + 1.5]
+    axes.set_yticks([math.log(power) for power in shown], [f"{power:g}" for power in shown])
+    axes.text(0.02, 0.05, "below 1: reversed", transform=axes.transAxes, color="0.3")
+    axes.legend(fontsize="small", frameon=False, loc="best")
+    draw_entropy(panels[1, 2], values, vocabulary)
+    common.save_figure(figure, args, "off_policy")
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def main():
+    args = common.parse(Args, __doc__, QUICK)
+    with settings.errors_in_one_line():
+        check(args)
+        if common.ends_dry_run(args):
+            return
+        policy, _ = common.load_policy(args)
+        batches = common.load_batches(policy, args, args.batches)
+    before = common.copy_weights(policy)
+    rows = []
+    of_tokens = []
+    for sampled in tqdm(batches, desc="batches"):
+        numbers, values = measure(policy, before, sampled, args)
+        rows.append(numbers)
+        of_tokens.append(values)
+    pooled = {name: torch.cat([values[name] for values in of_tokens]) for name in of_tokens[0]}
+    counts = counts_of(args.updates)
+    lr = args.lr or common.trainer_args("grpo", args).lr
+    average = who_dominates.over_batches(rows)  # [mean, standard deviation over batches]
+    result = {
+        "bins": common.BIN_NAMES,
+        "edges": EDGES,  # of the bins in "spread"
+        "lr": lr,
+        "tokens": len(pooled["logp"]),
+        "average": average,
+        "verdicts": verdicts_of(rows, counts),
+    }
+    draw(average, pooled, counts, lr, policy.lm.config.vocab_size, args)
+    common.write(args, "off_policy", result)
+    common.show_verdicts(result["verdicts"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""lab/off_policy.py: each of its measurements on numbers worked by hand, and one run without a sampler."""
+
+import json
+import math
+import sys
+
+import pytest
+import torch
+from conftest import KK_TINY, ROOT
+from test_algorithms import PROMPTS, make_batch
+from test_lab import A, OneLayer, batch_of, of_lab, on_the_cpu, script_args, sigmoid, two_tokens  # noqa: F401
+
+import grpo
+from lab import common, off_policy
+
+# -------------------------------------------------------------------------------- the spread of ρ
+
+
+def test_it_is_measured_after_powers_of_two_and_at_the_end():
+    assert off_policy.counts_of(16) == [0, 1, 2, 4, 8, 16]
+    assert off_policy.counts_of(6) == [0, 1, 2, 4, 6]
+    assert off_policy.counts_of(1) == [0, 1]
+
+
+def test_the_spread_of_two_bins_by_hand():
+    """ρ 1.0 and 1.4 have σ 0.2 (ddof 0), 1.0 and 1.2 have 0.1; an edge belongs to the bin below."""
+    p = torch.tensor([0.1, 0.5, 0.9, 0.7]).double()
+    found = off_policy.spread_of(torch.tensor([1.0, 1.4, 1.0, 1.2]), p.log(), [0.5])
+    assert found["tokens"] == [2, 2]
+    assert found["sigma"] == pytest.approx([0.2, 0.1], rel=1e-6)
+    low, high = ((0.9**4 + 0.5**4) / 2) ** 0.25, ((0.1**4 + 0.3**4) / 2) ** 0.25
+    assert found["rest"] == pytest.approx([low, high])
+    assert found["fit"]["bins"] == 0  # of two tokens each: too few
+
+
+def test_an_empty_bin_has_no_spread():
+    found = off_policy.spread_of(torch.ones(1), torch.zeros(1), [0.5])
+    assert (found["tokens"], found["sigma"], found["rest"]) == ([0, 1], [0, 0], [0, 0])
+
+
+def test_the_fit_of_lemma_1_by_hand():
+    exact = off_policy.fit([0.5, 0.125, 0.5 * 0.01], [1.0, 0.5, 0.1])  # σ = 0.5 (1 − π)²
+    assert exact == {"kappa": pytest.approx(0.5), "factor": pytest.approx(1), "exponent": pytest.approx(4), "bins": 3}
+    # σ = 1 − π: the exponent is 2. σ/(1 − π)² is 1 and 4, their geometric mean 2, each off by 2.
+    flat = off_policy.fit([1.0, 0.25], [1.0, 0.25])
+    assert flat == {"kappa": pytest.approx(2), "factor": pytest.approx(2), "exponent": pytest.approx(2), "bins": 2}
+    constant = off_policy.fit([0.3, 0.3, 0.0], [1.0, 0.25, 0.1])  # a bin without σ has no logarithm
+    assert constant["exponent"] == pytest.approx(0) and constant["bins"] == 2
+    assert off_policy.fit([0.3], [0.5])["kappa"] == 0
+
+
+def test_tokens_that_obey_the_lemma_give_its_exponent_in_wide_bins():
+    """Each π comes with 1 ± κ(1 − π)², 20 tokens of each; a bin of 19 tokens that do not is left out."""
+    p = torch.tensor([0.05, 0.2, 0.3, 0.6, 0.95]).double().repeat_interleave(20)
+    signs = torch.tensor([1.0, -1.0]).double().repeat(50)
+    ratio = 1 + 0.4 * signs * (1 - p) ** 2
+    p = torch.cat([p, torch.full((19,), 0.8).double()])
+    ratio = torch.cat([ratio, torch.linspace(0, 9, 19).double()])
+    found = off_policy.spread_of(ratio, p.log(), [0.5, 0.75, 0.9])
+    assert found["tokens"] == [60, 20, 19, 20]
+    assert found["fit"]["bins"] == 3
+    assert [found["fit"][name] for name in ("kappa", "exponent", "factor")] == pytest.approx([0.4, 4, 1])
+
+
+# ------------------------------------------------------------------------- two tokens and one layer
+
+
+def moved_tokens(now):
+    """The two tokens of test_lab, of π 0.1 (A > 0) and 0.9 (A < 0), when the policy gives them `now`."""
+    _, sampled = two_tokens()
+    first = [math.log(p / (1 - p)) / 2 for p in now]
+    policy = OneLayer([[1.0, 0.0], [0.0, 1.0]], [first, [-x for x in first]])
+    args = of_lab(off_policy, updates=2)
+    batch = common.with_advantages("grpo", sampled, common.trainer_args("grpo", args))
+    return policy, batch, args
+
+
+def test_before_the_first_update_improbable_tokens_dominate_by_hand():
+    """‖∇ log π‖ is √2 · (1 − π): the two gradients are as 0.9 to 0.1."""
+    policy, batch, args = moved_tokens([0.1, 0.9])
+    found, ratio, is_cut = off_policy.measure_at(0, policy, batch, args)
+    low, high = A * math.sqrt(2) * 0.9 / 2, A * math.sqrt(2) * 0.1 / 2
+    assert found["norm"] == pytest.approx([low, 0, 0, high])
+    assert found["norm_share"] == pytest.approx([0.9, 0, 0, 0.1])
+    assert found["own_norm"] == pytest.approx([2 * low, 0, 0, 2 * high])
+    assert found["mean_signal"] == pytest.approx([0.9 * A, 0, 0, 0.1 * A])
+    logs = {"gradient": pytest.approx(math.log(9)), "mean_signal": pytest.approx(math.log(9))}
+    assert found["log_ratio"] == logs
+    assert ratio[batch["mask"]].tolist() == pytest.approx([1, 1])
+    assert not is_cut.any() and found["clip"]["tokens"] == 0
+    assert set(found["spread"]) == {"all", "waiting"}  # no token has had its update
+    assert found["acpo_clip_ranges"] == pytest.approx([0.2] * 5)  # ρ 1 has no spread
+
+
+def test_a_token_beyond_the_clip_has_no_gradient_and_dominance_reverses():
+    """ρ 1.5 is above 1.24 and A > 0: cut off. The other has ρ 0.9 and 1 − π 0.19 now."""
+    policy, batch, args = moved_tokens([0.15, 0.81])
+    found, ratio, is_cut = off_policy.measure_at(1, policy, batch, args)
+    assert ratio[batch["mask"]].tolist() == pytest.approx([1.5, 0.9])
+    assert is_cut[batch["mask"]].tolist() == [True, False]
+    assert found["norm"] == pytest.approx([0, 0, 0, A * math.sqrt(2) * 0.9 * 0.19 / 2])
+    assert found["norm_share"] == pytest.approx([0, 0, 0, 1])
+    assert found["mean_signal"] == pytest.approx([0, 0, 0, A * 0.9 * 0.19])
+    assert found["log_ratio"]["gradient"] < -100
+    clip = found["clip"]
+    assert (clip["tokens"], clip["share"], clip["share_of_all"]) == (1, [1, 0, 0, 0], 0.5)
+    assert clip["improbable"] == 1
+    assert {name: sum(of["tokens"]) for name, of in found["spread"].items()} == {"all": 2, "used": 1, "waiting": 1}
+    assert found["sigma"] == [0, 0, 0, 0]  # one token in each bin
+
+
+def test_one_update_by_hand_and_the_policy_gets_its_weights_back():
+    """AdamW's first update moves every weight by lr as the gradient's sign says, after its decay."""
+    policy, sampled = two_tokens()
+    before = common.copy_weights(policy)
+    args = of_lab(off_policy, updates=1, lr=0.01)
+    found, values = off_policy.measure(policy, before, sampled, args)
+    assert torch.equal(policy.weight, before[0])
+    assert list(found["after"]) == [0, 1] and found["share"] == [0.5, 0, 0, 0.5]
+    decay = 1 - 0.01 * 0.01  # lr · weight_decay
+    odds = [math.log(0.1 / 0.9) * decay + 0.02, math.log(0.9 / 0.1) * decay - 0.02]
+    expected = [sigmoid(odds[0]) / 0.1, sigmoid(odds[1]) / 0.9]
+    assert values["ratio"].tolist() == pytest.approx(expected, abs=1e-6)
+    assert values["is_cut"].tolist() == [False, False]
+    assert values["entropy"].tolist() == [0.5, 0.5]
+
+
+def test_the_updates_are_those_of_one_step_of_the_trainer():
+    """With its own learning rate and gradient norm; here it cuts the gradient, which is 7 long."""
+    moved = []
+    for script in ("lab", "grpo"):
+        policy, sampled = two_tokens(overlap=0.6)
+        args = of_lab(off_policy, prompts=2, responses=1, updates=2)
+        batch = sampled.batch | {"advantages": sampled.batch["mask"] * torch.tensor([[9.0], [-30.0]])}
+        if script == "lab":
+            counts = [number for number in off_policy.positions(policy, batch, args)]
+            assert counts == [0, 1, 2]
+        else:
+            of_script = common.trainer_args("grpo", args, kl_coef=0.0, updates_per_step=2, max_grad_norm=1.0)
+            settings = {"lr": 1e-4, "weight_decay": 0.01, "fused": True}  # kk_tiny's
+            optimizer = torch.optim.AdamW(policy.parameters(), **settings)
+            grpo.update(policy, optimizer, batch, 1, of_script)
+        moved.append(policy.weight.detach())
+    assert torch.equal(*moved)
+    assert not torch.equal(moved[0], two_tokens(overlap=0.6)[0].weight)
+
+
+# ---------------------------------------------------------------------------- the clip and entropy
+
+
+def test_what_the_clip_cuts_off_by_hand():
+    """Of p ≤ 0.25: entropies 1, 2, 3, 4 with the first and the third cut off; one more has no advantage."""
+    improbable = [{"p": 0.1, "entropy": float(n)} for n in (1, 2, 3, 4)] + [{"p": 0.1, "A": 0.0, "entropy": 0.0}]
+    batch, _ = batch_of([improbable, [{"p": 0.9}, {"p": 0.9}, {"p": 0.5}]])
+    weight = batch["advantages"].clone()
+    weight[0, 1] = weight[0, 3] = weight[1, 2] = 0
+    is_cut = off_policy.cut_off(weight, batch)
+    assert is_cut.sum() == 3 and not is_cut[0, 5]
+    found = off_policy.of_clip(is_cut, batch)
+    assert found["share"] == [0.5, 0, 0, 0.5] and found["tokens"] == 3
+    assert found["share_of_all"] == pytest.approx(3 / 7)
+    assert found["by_entropy"] == {"low": 0.5, "high": 0.5}
+    assert found["improbable"] == pytest.approx(2 / 3)
+    weight[0, 3] = 1
+    found = off_policy.of_clip(off_policy.cut_off(weight, batch), batch)
+    assert found["by_entropy"] == {"low": 0.5, "high": 0}
+
+
+def test_probability_and_entropy_by_hand():
+    """The three unsure tokens lie on a rising line, and a sure one lets all four fall."""
+    p, entropy = torch.tensor([0.1, 0.2, 0.3, 1.0]).double(), torch.tensor([1.0, 1.1, 1.2, 0.0])
+    found = off_policy.of_entropy(p.log(), entropy)
+    assert found["unsure"] == pytest.approx(1) and found["tokens_unsure"] == 3
+    # p − 0.4: −.3 −.2 −.1 .6; H − 0.825: .175 .275 .375 −.825. Products: −.64; squares .5 and .9275.
+    assert found["all"] == pytest.approx(-0.64 / math.sqrt(0.5 * 0.9275))
+
+
+# --------------------------------------------------------------------------------------- verdicts
+
+
+def row(low, high, exponent, near, far, shares, low_entropy, correlation, cut=50):
+    """One batch's numbers, as verdicts_of reads them, after 0, 1 and 2 updates."""
+    fit = {"exponent": exponent, "factor": 2.0, "kappa": 0.3, "bins": 9}
+    clip = {"tokens": cut, "improbable": shares, "share": [0.3, 0, 0, 0.1]}
+    clip["by_entropy"] = {"low": low_entropy, "high": 0.3}
+    after = {}
+    for number, log in ((0, 1.0), (1, near), (2, far)):
+        after[number] = {
+            "sigma": [low, 0, 0, high],
+            "spread": {"all": {"fit": fit}, "waiting": {"fit": fit}},
+            "log_ratio": {"gradient": log, "mean_signal": log},
+            "norm_share": [0.5 - 0.1 * number * (far < 0)],
+            "clip": clip,
+        }
+    return {"after": after, "entropy": {"all": correlation, "unsure": correlation}}
+
+
+def words(rows, counts=(0, 1, 2)):
+    return [word for _, word, _ in off_policy.verdicts_of(rows, counts)]
+
+
+def test_verdicts_can_say_yes_no_and_that_they_cannot_tell():
+    yes = row(0.3, 0.1, 4.3, near=1.0, far=-1.0, shares=0.8, low_entropy=0.5, correlation=-0.5)
+    no = row(0.1, 0.3, 2.0, near=-1.0, far=1.0, shares=0.4, low_entropy=0.2, correlation=0.5)
+    assert words([yes] * 3) == ["shows"] * 10
+    assert words([no] * 3) == ["does not show"] * 10
+    assert words([yes] * 2) == ["cannot tell at this scale"] * 10
+    wide = row(2.0, 0.1, 4.3, near=1.0, far=-1.0, shares=0.8, low_entropy=0.5, correlation=-0.5)
+    assert words([yes, yes, wide])[0] == "shows"  # a ratio above 1 in each, though σ differs by batch
+    for number in yes["after"].values():
+        del number["spread"]["waiting"]
+    assert words([yes] * 3, [0, 1])[1] == "shows"  # one update on the whole batch: no token waits
+    few = row(0.3, 0.1, 4.3, near=1.0, far=-1.0, shares=0.8, low_entropy=0.5, correlation=-0.5, cut=5)
+    cannot = [i for i, word in enumerate(words([few] * 3)) if word.startswith("cannot")]
+    assert cannot == [7, 8]  # those about 15 tokens that are cut off
+
+
+def test_a_difference_counts_from_two_standard_errors_on():
+    assert off_policy.is_above([1.0, 1.2, 0.8])
+    assert not off_policy.is_above([1.0, -1.0, 1.0])  # 0.33 ± 0.67
+    assert not off_policy.is_above([-1.0, -1.0])
+    assert off_policy.is_above([3.0, 5.0], [2.0, 4.0]) and not off_policy.is_above([2.0, 4.0], [2.0, 4.0])
+
+
+# ------------------------------------------------------------------------------------- the command
+
+
+def test_a_run_without_a_sampler(tmp_path, monkeypatch, capsys):
+    """With a batch of kk_tiny's tokens in place of what vLLM would have sampled."""
+    batch = {name: value for name, value in make_batch(KK_TINY).items() if name not in ("length", "token")}
+    args = script_args("grpo", rows=len(batch["ids"]))
+    policy = grpo.load_policy(args, trained=True)
+    batch["old_logp"], batch["entropy"] = grpo.log_probs(policy, batch, args)
+    batch["ref_logp"] = batch["old_logp"]
+    rewards = torch.arange(len(batch["ids"])).remainder(3).float()
+    sampled = common.Sampled(batch, rewards, [], [], [])
+    monkeypatch.setattr(common, "load_batches", lambda policy, args, count: [sampled] * count)
+    monkeypatch.chdir(ROOT)
+    flags = f"--prompts {PROMPTS} --responses 3 --updates 2 --batches 1 --out {tmp_path} --cache {tmp_path}"
+    monkeypatch.setattr(sys, "argv", ["off_policy", *flags.split()])
+    off_policy.main()
+    shown = capsys.readouterr().out
+    result = json.loads((tmp_path / "off_policy.json").read_text())
+    assert (tmp_path / "off_policy.png").stat().st_size > 20_000
+    assert result["command"].startswith(f"python -m lab.off_policy --prompts {PROMPTS}")
+    assert result["lr"] == 1e-4 and result["tokens"] == int(batch["mask"].sum())
+    after = result["average"]["after"]
+    assert set(after) == {"0", "1", "2"}
+    assert sum(share for share, _ in after["2"]["norm_share"]) == pytest.approx(1, abs=1e-3)
+    spread = {number: max(sigma for sigma, _ in after[number]["sigma"]) for number in after}
+    assert spread["0"] < 1e-5 < spread["1"] < spread["2"]
+    assert len(result["verdicts"]) == 10
+    for claim, word, numbers in result["verdicts"]:
+        assert f"{word.upper()}: {claim}\n    {numbers}" in shown
+        assert word == "cannot tell at this scale"  # of one batch
+
+
+def test_updates_that_do_not_fit_are_refused(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["off_policy", "--updates", "5"])
+    with pytest.raises(SystemExit) as stop:
+        off_policy.main()
+    assert stop.value.code == 2
+    assert "--updates is 5; it must divide --prompts, which is 16" in capsys.readouterr().err
+
+
+def test_a_dry_run_measures_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["off_policy", "--dry_run", "--out", str(tmp_path)])
+    off_policy.main()
+    assert "--dry_run ends here" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
