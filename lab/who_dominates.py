@@ -254,7 +254,8 @@ def verdicts_of(rows):
             "the gradient of p < 0.2 is larger and closer to the whole than that of p > 0.8",
             common.verdict(larger and closer, enough),
             f"{low['norm'][0]:.0%} of the whole at {low['angle'][0]:.0f}°, and "
-            f"{high['norm'][0]:.0%} at {high['angle'][0]:.0f}° (ACPO: 409 % at 28°, 50 % at 43°)",
+            f"{high['norm'][0]:.0%} at {high['angle'][0]:.0f}° "
+            "(ACPO, principal angles: 409 % at 28°, 50 % at 43°)",
         )
     )
     return verdicts
