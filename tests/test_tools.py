@@ -375,13 +375,14 @@ def test_the_entries_are_in_the_order_of_the_family_tree():
     assert compared == set(family.family())
 
 
-@pytest.mark.parametrize("n_entries, n_files", [(2, 2), (6, 4)])
+@pytest.mark.parametrize("n_entries, n_files", [(2, 3), (6, 4)])
 def test_more_than_five_entries_get_a_second_picture(n_entries, n_files, tmp_path):
     names = [f"entry {i}" for i in range(n_entries)]
     runs = {name: {0: a_kept_run([0.3, 0.4])} for name in names}
     paths = compare.draw(runs, {name: ["grpo.py"] for name in names}, tmp_path, "x")
     assert len(paths) == n_files and all(path.exists() for path in paths)
-    assert (tmp_path / "x_metrics.png").exists() == (n_files == 4)
+    assert (tmp_path / "x_metrics.png").exists() == (n_entries == 6)
+    assert (tmp_path / "x_budget.png").exists() == (n_entries == 2)
     assert "test accuracy" in (tmp_path / "x.svg").read_text()
 
 
@@ -419,7 +420,7 @@ def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
         trainer = importlib.import_module(script.removesuffix(".py"))
         args = trainer.parse_args([*flags, *shlex.split(common)])
         trainer.check_args(args)
-        assert args.eval_size == 300, name
+        assert args.eval_size == (500 if suite in ("long", "learning_rate") else 300), name
 
 
 def test_suites_that_share_a_kept_run_share_its_flags():

@@ -712,8 +712,8 @@ ACPO = (
     Claim(
         "eq. 7",
         "principal angles between two gradients' largest directions",
-        (Where("lab/who_dominates.py", "angle"),),
-        "that is the plain angle between whole gradients; the principal angles are `lab.key_factors`'",
+        (Where("lab/key_factors.py", "principal_angles"),),
+        "`lab.who_dominates` has the plain angle between whole gradients",
     ),
     Claim(
         "Figure 4, left: probability",

@@ -9,6 +9,7 @@ import io
 import re
 import tokenize
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +85,7 @@ def numbered_code_lines(text):
     return {number: line.rstrip() for number, line in enumerate(lines) if line.strip()}
 
 
+@cache
 def changed(before, after):
     """The number of code lines added or removed between two texts."""
     return sum(line[0] in "+-" for line in difflib.ndiff(code_lines(before), code_lines(after)))
