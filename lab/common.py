@@ -166,8 +166,10 @@ def fingerprint(policy):
     return digest.hexdigest()[:16]
 
 
-def load_batches(policy, args, count):
+def load_batches(policy, args, count, need_gradient=True):
     """`count` batches of the policy's own responses, each a Sampled; from the cache if it can be.
+
+    need_gradient: ValueError if all groups of a batch have equal rewards, which leave no gradient.
 
     A batch depends on the weights, the seed and the sizes; any command with the same ones finds it
     again. Batch i has the i-th prompts of the training set's order and its own sampling seed.
@@ -179,7 +181,16 @@ def load_batches(policy, args, count):
     if missing:
         for i, sampled in zip(missing, sample(policy, args, missing)):
             torch.save(dataclasses.asdict(sampled), paths[i])
-    return [Sampled(**torch.load(path)) for path in paths]
+    batches = [Sampled(**torch.load(path)) for path in paths]
+    for i, sampled in enumerate(batches):
+        groups = sampled.rewards.view(-1, args.responses)
+        if need_gradient and bool((groups == groups[:, :1]).all()):
+            raise ValueError(
+                f"every group of batch {i} has equal rewards ({sampled.rewards.mean():g} on "
+                "average), so there is no gradient to measure: take a model that is right at "
+                "times, easier problems (--people 2) or more --responses"
+            )
+    return batches
 
 
 def sample(policy, args, numbers):

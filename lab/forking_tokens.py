@@ -514,7 +514,7 @@ def main():
         if common.ends_dry_run(args):
             return
         policy, tokenizer = common.load_policy(args)
-        batches = common.load_batches(policy, args, args.batches)
+        batches = common.load_batches(policy, args, args.batches, need_gradient=False)
     found = []
     for sampled in tqdm(batches, desc="batches"):
         found.append(measure(policy, tokenizer, sampled, args))

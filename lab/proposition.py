@@ -318,7 +318,7 @@ def main():
         if common.ends_dry_run(args):
             return
         policy, _ = common.load_policy(args)
-        [sampled] = common.load_batches(policy, args, 1)
+        [sampled] = common.load_batches(policy, args, 1, need_gradient=False)
     rests, norms, singular = measure(policy, sampled, args)
     lower, upper = bounds_of(singular, policy.lm.config.vocab_size)
     groups = groups_of(len(policy.lm.model.layers))

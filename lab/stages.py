@@ -1,7 +1,7 @@
 """Three stages of kk_tiny's training, by the lab's other commands, in one table and one picture.
 
     python -m lab.stages                                     kk_tiny after 0, 5 and 10 steps of GRPO
-    python -m lab.stages --smollm2                           and SmolLM2-135M, a few short responses
+    python -m lab.stages --smollm2                           and SmolLM2-135M, which is never right
     python -m lab.stages --steps 0 20 40 --run runs/long     other stages of another run
 
 What the papers say about tokens may hold for a model before training and not after, or the other
@@ -26,6 +26,7 @@ from runtime.settings import NonNegativeInt, PositiveInt
 START = "models/kk_tiny"
 SMOLLM2 = "models/SmolLM2-135M-Instruct"
 COMMANDS = ["who_dominates", "proposition", "forking_tokens"]
+WITHOUT_REWARDS = COMMANDS[1:]  # what can be measured of a model that is never right
 SHORT = ["--prompts", "4", "--responses", "4", "--max_tokens", "48"]  # SmolLM2, on two cores
 
 
@@ -61,13 +62,13 @@ def model_of(step, args):
 
 def measurements(args):
     """{stage: [a command for each of COMMANDS]}: what is measured, as words for subprocess."""
-    models = {f"step {step}": (model_of(step, args), []) for step in args.steps}
+    models = {f"step {step}": (model_of(step, args), [], COMMANDS) for step in args.steps}
     if args.smollm2:
-        models["SmolLM2-135M"] = (SMOLLM2, SHORT)
+        models["SmolLM2-135M"] = (SMOLLM2, SHORT, WITHOUT_REWARDS)
     made = {}
-    for stage, (model, sizes) in models.items():
+    for stage, (model, sizes, names) in models.items():
         made[stage] = []
-        for name in COMMANDS:
+        for name in names:
             words = [
                 sys.executable,
                 "-m",
@@ -108,13 +109,11 @@ def call(words):
 
 def read(stages, args):
     """{stage: {command: its result}} of the files that the commands have written."""
-    return {
-        stage: {
-            name: json.loads(Path(folder(stage, args), f"{name}.json").read_text())
-            for name in COMMANDS
-        }
-        for stage in stages
-    }
+    found = {}
+    for stage in stages:
+        paths = {name: Path(folder(stage, args), f"{name}.json") for name in COMMANDS}
+        found[stage] = {name: json.loads(p.read_text()) for name, p in paths.items() if p.exists()}
+    return found
 
 
 def verdicts_by_stage(found):
@@ -128,7 +127,8 @@ def verdicts_by_stage(found):
 
 
 def draw(found, args):
-    """For each stage its shares of tokens and of gradient norms by bin, and the entropies."""
+    """For each stage that has rewards: its shares of tokens and of gradient norms by bin."""
+    found = {stage: results for stage, results in found.items() if "who_dominates" in results}
     figure = common.new_figure(4.6 * len(found), 8, "tokens and gradients over training")
     panels = figure.subplots(2, len(found), squeeze=False, sharey="row")
     for column, (stage, results) in enumerate(found.items()):
@@ -170,7 +170,7 @@ def main():
     ]
     draw(found, args)
     models = {
-        stage: results["who_dominates"]["settings"]["model"] for stage, results in found.items()
+        stage: results["proposition"]["settings"]["model"] for stage, results in found.items()
     }
     common.write(args, "stages", {"models": models, "verdicts": verdicts})
     for claim, by_stage in rows:

@@ -439,6 +439,21 @@ def test_the_lab_has_a_command_for_3_billion_parameters_for_each_measurement():
     assert set(lines_for_3b()) == set(COMMANDS)
 
 
+def test_batches_without_a_gradient_are_refused(tmp_path, monkeypatch):
+    """Two groups of two: equal within each, though not between them, is nothing to learn from."""
+    monkeypatch.setattr(common, "fingerprint", lambda policy: "x")
+    args = common.Args(prompts=2, responses=2, cache=str(tmp_path))
+    monkeypatch.setattr(common, "sample", lambda policy, args, numbers: [common.Sampled(**made)])
+    made = {"batch": {}, "rewards": torch.tensor([3.0, 3.0, -1.0, -1.0])}
+    made |= {"texts": [], "prompts": [], "correct": []}
+    with pytest.raises(ValueError, match="every group of batch 0 has equal rewards \\(1 on average"):
+        common.load_batches(None, args, 1)
+    assert len(common.load_batches(None, args, 1, need_gradient=False)) == 1
+    args.seed = 1  # another file of the cache
+    made["rewards"] = torch.tensor([3.0, 3.0, -1.0, 3.0])
+    assert len(common.load_batches(None, args, 1)) == 1
+
+
 def test_a_dry_run_measures_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["lens", "--dry_run", "--out", str(tmp_path)])
