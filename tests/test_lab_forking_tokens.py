@@ -272,7 +272,7 @@ def test_a_run_writes_json_and_picture(known, tmp_path, monkeypatch, capsys):
     policy, tokenizer, sampled = known
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(common, "load_policy", lambda args: (policy, tokenizer))
-    monkeypatch.setattr(common, "load_batches", lambda policy, args, count: [sampled] * count)
+    monkeypatch.setattr(common, "load_batches", lambda policy, args, count, need_gradient: [sampled] * count)
     flags = ["--batches", "3", "--least", "1", "--checked", "4", "--out", str(tmp_path)]
     flags += ["--cache", str(tmp_path / "cache")]
     monkeypatch.setattr(sys, "argv", ["forking_tokens", *flags])
