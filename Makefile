@@ -62,6 +62,7 @@ lab: install
 	$(PY) -m lab.off_policy
 	$(PY) -m lab.key_factors
 	$(PY) -m lab.forking_tokens
+	$(PY) -m lab.stages
 
 table: install
 	$(PY) tools/table.py

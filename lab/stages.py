@@ -38,7 +38,7 @@ class Args:
         default_factory=lambda: [0, 5, 10]
     )  # the stages, as training steps
     run: str = "runs/lab_stages"  # the run's folder; trained if it is not there
-    batches: PositiveInt = 2  # for each stage and command
+    batches: PositiveInt = 3  # for each stage and command
     smollm2: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # SmolLM2-135M as well
     out: str = "lab/results"  # where stages.json, stages.png and the stages' own files are written
     seed: NonNegativeInt = 0  # of the run and of the batches
