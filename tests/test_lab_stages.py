@@ -1,0 +1,46 @@
+"""lab/stages.py: which commands it calls, and how it puts their verdicts side by side."""
+
+import json
+import sys
+
+import pytest
+from conftest import ROOT
+
+from lab import stages
+
+
+def test_a_dry_run_shows_the_commands(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(ROOT)
+    words = ["stages", "--dry_run", "--steps", "0", "4", "8", "--run", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", words)
+    stages.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert "--steps 8 --save_every 4" in lines[0] and len(lines) == 1 + 3 * len(stages.COMMANDS)
+    assert sum("checkpoints/step_000008 " in line for line in lines) == len(stages.COMMANDS)
+
+
+@pytest.mark.parametrize("steps", [["5", "0"], ["3", "3"]])
+def test_stages_must_grow(steps, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["stages", "--steps", *steps])
+    with pytest.raises(SystemExit) as stop:
+        stages.main()
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and "give growing numbers" in error and error.count("\n") == 1
+
+
+def test_verdicts_stand_side_by_side():
+    found = {
+        "step 0": {"a": {"verdicts": [["x", "shows", "1"], ["y", "shows", "2"]]}},
+        "step 5": {"a": {"verdicts": [["x", "does not show", "3"]]}},
+    }
+    both = {"step 0": ("shows", "1"), "step 5": ("does not show", "3")}
+    assert stages.verdicts_by_stage(found) == [("x", both), ("y", {"step 0": ("shows", "2")})]
+
+
+def test_the_kept_stages_are_those_of_their_own_files():
+    kept = json.loads((ROOT / "lab" / "results" / "stages.json").read_text())
+    for claim, words, numbers in kept["verdicts"]:
+        claim, _, stage = claim.removesuffix(")").rpartition(" (")
+        folder = ROOT / "lab" / "results" / "stages" / stage.replace(" ", "_")
+        own = [v for path in folder.glob("*.json") for v in json.loads(path.read_text())["verdicts"]]
+        assert [claim, words, numbers] in own
