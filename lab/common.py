@@ -13,6 +13,7 @@ import math
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated
@@ -28,6 +29,7 @@ from runtime.settings import GroupSize, NonNegativeInt, PositiveInt, Temperature
 from tools import plot
 
 ROOT = Path(__file__).parents[1]
+STARTED = time.monotonic()  # when the command began, but for the imports
 
 ALGORITHMS = [  # all scripts with an update(), in the order of the README
     "reinforce", "rloo", "grpo", "dr_grpo", "ppo", "reinforce_pp", "dapo", "grpo_ar_lopti",
@@ -114,6 +116,34 @@ def trainer_args(script, args, **changes):
     return trainer.Args(**defaults | sizes | changes)
 
 
+def check_updates(args, at_least):
+    """ValueError if a batch can't be divided into --updates updates, or these are too few."""
+    if args.updates < at_least or args.prompts % args.updates:
+        raise ValueError(
+            f"--updates is {args.updates}; it must be at least {at_least} and divide --prompts, "
+            f"which is {args.prompts}"
+        )
+
+
+def begin(args_class, description, quick, also_check=None, need_gradient=True):
+    """(args, policy, tokenizer, batches): how every command begins, from its command line on.
+
+    quick: as in parse; also_check: the command's own check of its settings; need_gradient: as in
+    load_batches. There are --batches batches, or one if the command has no such setting. Ends the
+    program after a dry run, and with exit code 2 and one line if a setting can't be right.
+    """
+    args = parse(args_class, description, quick)
+    with settings.errors_in_one_line():
+        if also_check:
+            also_check(args)
+        if args.dry_run:
+            dry_run(args)
+            sys.exit()
+        policy, tokenizer = load_policy(args)
+        batches = load_batches(policy, args, getattr(args, "batches", 1), need_gradient)
+    return args, policy, tokenizer, batches
+
+
 # ------------------------------------------------------------------------------------------ batches
 
 
@@ -128,14 +158,12 @@ class Sampled:
     correct: list  # a bool for each response
 
 
-def ends_dry_run(args):
-    """Whether this is a dry run; then the model's files, without its weights, are checked here.
+def dry_run(args):
+    """Checks the model's files without its weights, and says how much memory is needed.
 
-    Says how much memory grpo.py would need at these sizes, which is more than the lab does: it has
-    no optimizer state. ValueError if the model's configuration or tokenizer can't be read.
+    It is what grpo.py would need at these sizes, which is more than the lab does: it has no
+    optimizer state. ValueError if the model's configuration or tokenizer can't be read.
     """
-    if not args.dry_run:
-        return False
     of_trainer = trainer_args("grpo", args)
     checks.check_gpus(of_trainer)
     config, _ = checks.read_config(args.model)
@@ -145,7 +173,6 @@ def ends_dry_run(args):
         f"of memory in float32, and this machine has {available:.1f}"
     )
     print("the settings are right; --dry_run ends here")
-    return True
 
 
 def load_policy(args):
@@ -355,6 +382,7 @@ def write(args, name, result):
     about = records.provenance() | {
         "script": f"lab.{name}",
         "command": shlex.join(command),
+        "seconds": round(time.monotonic() - STARTED, 1),
         "cores": len(os.sched_getaffinity(0)),
         "device": str(DEVICE),
         "settings": dataclasses.asdict(args),

@@ -35,7 +35,6 @@ from tqdm import tqdm
 
 import entropy_top
 from lab import common, proposition
-from runtime import settings
 from runtime.processes import DEVICE
 from runtime.settings import NonNegativeInt, PositiveInt, PositiveShare
 from tools import words
@@ -509,12 +508,7 @@ def print_lists(lists, shown=10):
 
 
 def main():
-    args = common.parse(Args, __doc__, QUICK)
-    with settings.errors_in_one_line():
-        if common.ends_dry_run(args):
-            return
-        policy, tokenizer = common.load_policy(args)
-        batches = common.load_batches(policy, args, args.batches, need_gradient=False)
+    args, policy, tokenizer, batches = common.begin(Args, __doc__, QUICK, need_gradient=False)
     found = []
     for sampled in tqdm(batches, desc="batches"):
         found.append(measure(policy, tokenizer, sampled, args))

@@ -45,7 +45,6 @@ from tqdm import tqdm
 
 import grpo
 from lab import common, who_dominates
-from runtime import settings
 from runtime.settings import PositiveInt, PositiveShare
 from tools import plot
 
@@ -98,11 +97,7 @@ QUICK = {"batches": 1, "updates": 2}
 
 def check(args):
     """ValueError if the batch can't be divided into so many updates."""
-    if args.updates == 1 or args.prompts % args.updates:
-        raise ValueError(
-            f"--updates is {args.updates}; it must be more than 1 and divide --prompts, which is "
-            f"{args.prompts}"
-        )
+    common.check_updates(args, at_least=2)
 
 
 # ----------------------------------------------------------------------------------- the comparison
@@ -522,13 +517,7 @@ def draw(average, by_chance, args):
 
 
 def main():
-    args = common.parse(Args, __doc__, QUICK)
-    with settings.errors_in_one_line():
-        check(args)
-        if common.ends_dry_run(args):
-            return
-        policy, _ = common.load_policy(args)
-        batches = common.load_batches(policy, args, args.batches)
+    args, policy, _, batches = common.begin(Args, __doc__, QUICK, also_check=check)
     args.k = args.k or max(1, min(PAPERS_K, policy.lm.config.hidden_size // 16))
     before = common.copy_weights(policy)
     rows = []

@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 import grpo
 from lab import common
-from runtime import files, settings
+from runtime import files
 from runtime.processes import DEVICE
 from runtime.settings import PositiveInt, PositiveShare
 
@@ -59,10 +59,7 @@ QUICK = {"updates": 2, "show": 1}
 
 def check(args):
     """ValueError if the batch can't be divided into so many updates."""
-    if args.prompts % args.updates:
-        raise ValueError(
-            f"--updates is {args.updates}; it must divide --prompts, which is {args.prompts}"
-        )
+    common.check_updates(args, at_least=1)
 
 
 # ------------------------------------------------------------------------------------------ measure
@@ -374,13 +371,7 @@ def write_page(data, path):
 
 
 def main():
-    args = common.parse(Args, __doc__, QUICK)
-    with settings.errors_in_one_line():
-        check(args)
-        if common.ends_dry_run(args):
-            return
-        policy, tokenizer = common.load_policy(args)
-        [sampled] = common.load_batches(policy, args, 1)
+    args, policy, tokenizer, [sampled] = common.begin(Args, __doc__, QUICK, also_check=check)
     found = {}
     for script in tqdm(common.ALGORITHMS, desc="algorithms"):
         found[script] = measure(script, policy, sampled, args)

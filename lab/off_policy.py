@@ -41,7 +41,6 @@ from tqdm import tqdm
 import acpo
 import grpo
 from lab import common, lens, who_dominates
-from runtime import settings
 from runtime.settings import PositiveInt, PositiveShare
 from tools import plot
 
@@ -74,10 +73,7 @@ QUICK = {"batches": 1, "updates": 2}
 
 def check(args):
     """ValueError if the batch can't be divided into so many updates."""
-    if args.prompts % args.updates:
-        raise ValueError(
-            f"--updates is {args.updates}; it must divide --prompts, which is {args.prompts}"
-        )
+    common.check_updates(args, at_least=1)
 
 
 def counts_of(updates):
@@ -553,13 +549,7 @@ def draw(average, values, counts, lr, vocabulary, args):
 
 
 def main():
-    args = common.parse(Args, __doc__, QUICK)
-    with settings.errors_in_one_line():
-        check(args)
-        if common.ends_dry_run(args):
-            return
-        policy, _ = common.load_policy(args)
-        batches = common.load_batches(policy, args, args.batches)
+    args, policy, _, batches = common.begin(Args, __doc__, QUICK, also_check=check)
     before = common.copy_weights(policy)
     rows = []
     of_tokens = []

@@ -28,6 +28,7 @@ Results: proposition.json and proposition.png.
 
 import dataclasses
 import math
+from contextlib import contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -36,7 +37,6 @@ from tqdm import tqdm
 
 import grpo
 from lab import common
-from runtime import settings
 from runtime.processes import DEVICE
 from runtime.settings import PositiveInt
 
@@ -62,11 +62,9 @@ QUICK = {"tokens": 12, "rows": 3, "jacobians": 1}
 # ------------------------------------------------------------------------------------------ measure
 
 
-def activations_of(policy, ids, mask, temperature):
-    """(log-probabilities [1, T], [a_0, …, a_L−1]) of one response, all in one graph.
-
-    ids, mask: [1, T]. a_0 is the embedding, a_ℓ the output of layer ℓ: [1, T, D].
-    """
+@contextmanager
+def catch_activations(policy):
+    """A list that gets [a_0, …, a_L−1] of the pass within: the embedding, each layer's output."""
     caught = []
 
     def catch_input(module, arguments, keywords):
@@ -79,10 +77,36 @@ def activations_of(policy, ids, mask, temperature):
     layers = policy.lm.model.layers
     handles = [layers[0].register_forward_pre_hook(catch_input, with_kwargs=True)]
     handles += [layer.register_forward_hook(catch_output) for layer in layers]
-    logp, _ = policy(ids, mask, temperature)
-    for handle in handles:
-        handle.remove()
+    try:
+        yield caught
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def activations_of(policy, ids, mask, temperature):
+    """(log-probabilities [1, T], [a_0, …, a_L−1]) of one response, all in one graph.
+
+    ids, mask: [1, T]. a_0 is the embedding, a_ℓ the output of layer ℓ: [1, T, D].
+    """
+    with catch_activations(policy) as caught:
+        logp, _ = policy(ids, mask, temperature)
     return logp, caught
+
+
+def activations_at(policy, ids, position):
+    """[a_0, …, a_L−1] at one position, [1, 1, D] each, in a graph of this position alone.
+
+    ids: [1, T]. The keys and values of the tokens before it do not depend on its activations: they
+    come from a cache, as when a token is sampled. What comes after it is not computed.
+    """
+    embedded = policy.lm.get_input_embeddings()(ids).float()  # [1, T, D]
+    with torch.no_grad():
+        before = policy.lm.model(inputs_embeds=embedded[:, :position], use_cache=True)
+    of_token = embedded[:, position : position + 1]
+    with catch_activations(policy) as caught:
+        policy.lm.model(inputs_embeds=of_token, past_key_values=before.past_key_values)
+    return caught
 
 
 def gradient_at_logits(logits, target, temperature):
@@ -96,30 +120,34 @@ def gradient_at_logits(logits, target, temperature):
     return torch.autograd.grad(logp[0], scaled)[0][0]
 
 
-def jacobian(output, of, position):
-    """d output / d of[0, position], [outputs, D]. output: a vector that depends on `of`."""
-    rows = []
-    for value in output:
-        [gradient] = torch.autograd.grad(value, of, retain_graph=True)
-        rows.append(gradient[0, position])
-    return torch.stack(rows)
+def jacobian(output, of):
+    """d output / d of, [outputs, D]. output: a vector that depends on `of`, which is [1, 1, D]."""
+    directions = torch.eye(len(output), device=output.device)
+    [rows] = torch.autograd.grad(
+        output, of, grad_outputs=directions, is_grads_batched=True, retain_graph=True
+    )
+    return rows[:, 0, 0]
 
 
 def last_jacobian(policy, state, temperature):
-    """d (logits / temperature) / d state, a matrix [vocabulary, D]. state: a_L−1, [D]."""
+    """d (logits / temperature) / d state, a matrix [vocabulary, D]. state: a_L−1, [1, 1, D].
 
-    def logits_of(state):
-        return policy.lm.lm_head(policy.lm.model.norm(state[None, None]))[0, 0] / temperature
+    The head is linear, so it maps the Jacobian of the norm before it, column by column.
+    """
+    state = state.detach().requires_grad_()
+    of_norm = jacobian(policy.lm.model.norm(state)[0, 0], state)  # [D, D]
+    with torch.no_grad():
+        return policy.lm.lm_head(of_norm.T).T / temperature
 
-    return torch.autograd.functional.jacobian(logits_of, state.detach(), strategy="reverse-mode")
 
+def singular_values(policy, ids, position, temperature):
+    """(least, greatest) singular value of each function after a_0 at this position, in order.
 
-def singular_values(policy, activations, position, temperature):
-    """(least, greatest) singular value of each function after a_0 at this position, in order."""
-    found = []
-    for before, after in pairwise(activations):
-        found.append(extremes(jacobian(after[0, position], before, position)))
-    found.append(extremes(last_jacobian(policy, activations[-1][0, position], temperature)))
+    ids: [1, T].
+    """
+    activations = activations_at(policy, ids, position)
+    found = [extremes(jacobian(after[0, 0], before)) for before, after in pairwise(activations)]
+    found.append(extremes(last_jacobian(policy, activations[-1], temperature)))
     return found
 
 
@@ -158,8 +186,7 @@ def measure(policy, sampled, args):
             norms.append(of_token)
             rests.append(-math.expm1(min(0.0, logp[0, t].item())))  # 1 − π, also if π is near 1
             if number < per_row_jacobians and len(singular) < args.jacobians:
-                found = singular_values(policy, activations, position, args.temperature)
-                singular.append(found)
+                singular.append(singular_values(policy, ids, position, args.temperature))
     return torch.tensor(rests).double(), torch.tensor(norms).double(), singular
 
 
@@ -313,12 +340,7 @@ def draw(rests, norms, summary, groups, args):
 
 
 def main():
-    args = common.parse(Args, __doc__, QUICK)
-    with settings.errors_in_one_line():
-        if common.ends_dry_run(args):
-            return
-        policy, _ = common.load_policy(args)
-        [sampled] = common.load_batches(policy, args, 1, need_gradient=False)
+    args, policy, _, [sampled] = common.begin(Args, __doc__, QUICK, need_gradient=False)
     rests, norms, singular = measure(policy, sampled, args)
     lower, upper = bounds_of(singular, policy.lm.config.vocab_size)
     groups = groups_of(len(policy.lm.model.layers))

@@ -27,7 +27,6 @@ from tqdm import tqdm
 
 import grpo
 from lab import common
-from runtime import settings
 from runtime.settings import PositiveFloat, PositiveInt, PositiveShare
 
 EDGES = [0.2, 0.25, 0.5, 0.75, 0.8]  # of both papers: six cells, of which both take unions
@@ -313,12 +312,7 @@ def draw(result, args):
 
 
 def main():
-    args = common.parse(Args, __doc__, QUICK)
-    with settings.errors_in_one_line():
-        if common.ends_dry_run(args):
-            return
-        policy, _ = common.load_policy(args)
-        batches = common.load_batches(policy, args, args.batches)
+    args, policy, _, batches = common.begin(Args, __doc__, QUICK)
     before = common.copy_weights(policy)
     large_lr = args.large_lr
     rows = []

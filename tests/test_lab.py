@@ -394,7 +394,7 @@ def test_batches_are_found_again(quick, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--updates", "5"], "--updates is 5; it must divide --prompts, which is 12"),
+        (["--updates", "5"], "--updates is 5; it must be at least 1 and divide --prompts, which is 12"),
         (["--prompts", "0"], "--prompts is 0; it must be greater than 0"),
         (["--model", "models/nowhere"], "--model models/nowhere is not a model folder"),
         (["--out", "README.md/x"], "--out README.md/x can't be written to"),
@@ -425,7 +425,9 @@ def test_a_command_for_3_billion_parameters_passes_a_dry_run(name, tmp_path, mon
     flags = lines_for_3b()[name].replace("Qwen/Qwen2.5-3B-Instruct", str(model)).split()
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [name, *flags, "--out", str(tmp_path / "out"), "--dry_run"])
-    importlib.import_module(f"lab.{name}").main()
+    with pytest.raises(SystemExit) as stop:
+        importlib.import_module(f"lab.{name}").main()
+    assert not stop.value.code
     assert "3.09 billion parameters" in capsys.readouterr().out
 
 
@@ -457,7 +459,9 @@ def test_batches_without_a_gradient_are_refused(tmp_path, monkeypatch):
 def test_a_dry_run_measures_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["lens", "--dry_run", "--out", str(tmp_path)])
-    lens.main()
+    with pytest.raises(SystemExit) as stop:
+        lens.main()
+    assert not stop.value.code
     assert "--dry_run ends here" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
@@ -694,15 +698,17 @@ def test_the_gradient_is_the_product_of_the_jacobians(drawn):
     assert len(activations) == 5 and logp[0, t] < 0
     position = t - 1
     measured = torch.autograd.grad(logp[0, t], activations, retain_graph=True)
+    alone = proposition.activations_at(policy, ids, position)  # the same, without the rest
+    for of_position, of_all in zip(alone, activations, strict=True):
+        assert torch.allclose(of_position[0, 0], of_all[0, position], atol=1e-4)
     last = activations[-1][0, position].detach()
-    head = proposition.last_jacobian(policy, last, 0.7)  # [vocabulary, D]
+    head = proposition.last_jacobian(policy, alone[-1], 0.7)  # [vocabulary, D]
     logits = policy.lm.lm_head(policy.lm.model.norm(last))
     gradient = head.T @ proposition.gradient_at_logits(logits.detach(), ids[0, t], 0.7)
     for i in (4, 3, 2, 1, 0):
         assert torch.allclose(gradient, measured[i][0, position], atol=1e-5)
         if i > 0:
-            output = activations[i][0, position]
-            matrix = proposition.jacobian(output, activations[i - 1], position)
+            matrix = proposition.jacobian(alone[i][0, 0], alone[i - 1])
             gradient = matrix.T @ gradient
     direction = torch.randn(last.shape, generator=torch.Generator().manual_seed(0))
 
@@ -740,4 +746,4 @@ def test_updates_that_do_not_fit_are_refused(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         right_direction.main()
     assert stop.value.code == 2
-    assert "--updates is 5; it must be more than 1 and divide" in capsys.readouterr().err
+    assert "--updates is 5; it must be at least 2 and divide" in capsys.readouterr().err

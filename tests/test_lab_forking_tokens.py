@@ -64,8 +64,8 @@ def test_a_tokens_gradient_is_the_heads_jacobian_times_one_hot_minus_p(known):
         for row, t in [(0, int(first)), (1, int(last_but_one))]:
             ids, mask = batch["ids"][row : row + 1, : t + 1], batch["mask"][row : row + 1, : t + 1]
             _, activations = proposition.activations_of(policy, ids, mask, temperature)
-            last = activations[-1][0, t - 1].detach()
-            p = (policy.lm.lm_head(policy.lm.model.norm(last)) / temperature).softmax(-1)
+            last = activations[-1][:, t - 1 : t].detach()  # [1, 1, D]
+            p = (policy.lm.lm_head(policy.lm.model.norm(last))[0, 0] / temperature).softmax(-1)
             one_hot = torch.zeros_like(p)
             one_hot[ids[0, t]] = 1
             matrix = proposition.last_jacobian(policy, last, temperature)  # [vocabulary, D]
@@ -294,7 +294,9 @@ def test_a_run_writes_json_and_picture(known, tmp_path, monkeypatch, capsys):
 def test_a_dry_run_measures_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["forking_tokens", "--dry_run", "--out", str(tmp_path)])
-    forking_tokens.main()
+    with pytest.raises(SystemExit) as stop:
+        forking_tokens.main()
+    assert not stop.value.code
     assert "--dry_run ends here" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 

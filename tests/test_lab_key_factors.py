@@ -348,7 +348,7 @@ def test_updates_that_do_not_fit_are_refused(updates, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         key_factors.main()
     assert stop.value.code == 2
-    assert f"--updates is {updates}; it must be more than 1 and divide" in capsys.readouterr().err
+    assert f"--updates is {updates}; it must be at least 2 and divide" in capsys.readouterr().err
 
 
 def test_methods_are_scripts_with_these_settings():

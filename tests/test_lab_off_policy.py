@@ -234,7 +234,7 @@ def test_a_run_without_a_sampler(tmp_path, monkeypatch, capsys):
     batch["ref_logp"] = batch["old_logp"]
     rewards = torch.arange(len(batch["ids"])).remainder(3).float()
     sampled = common.Sampled(batch, rewards, [], [], [])
-    monkeypatch.setattr(common, "load_batches", lambda policy, args, count: [sampled] * count)
+    monkeypatch.setattr(common, "load_batches", lambda policy, args, count, need_gradient: [sampled] * count)
     monkeypatch.chdir(ROOT)
     flags = f"--prompts {PROMPTS} --responses 3 --updates 2 --batches 1 --out {tmp_path} --cache {tmp_path}"
     monkeypatch.setattr(sys, "argv", ["off_policy", *flags.split()])
@@ -261,12 +261,14 @@ def test_updates_that_do_not_fit_are_refused(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         off_policy.main()
     assert stop.value.code == 2
-    assert "--updates is 5; it must divide --prompts, which is 16" in capsys.readouterr().err
+    assert "--updates is 5; it must be at least 1 and divide --prompts, which is 16" in capsys.readouterr().err
 
 
 def test_a_dry_run_measures_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["off_policy", "--dry_run", "--out", str(tmp_path)])
-    off_policy.main()
+    with pytest.raises(SystemExit) as stop:
+        off_policy.main()
+    assert not stop.value.code
     assert "--dry_run ends here" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
