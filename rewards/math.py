@@ -359,7 +359,7 @@ def differs_in_form(answer, gold, mine, theirs):
     unit = unit_of(answer)
     return (
         has_unequal_sides(answer, mine)
-        or is_set_for_tuple(answer, mine, theirs)
+        or is_set_for_tuple(answer, gold, mine, theirs)
         or number_base(answer) not in ("10", number_base(gold))
         or (unit is not None and unit_of(gold) not in (None, unit))
     )
@@ -381,12 +381,17 @@ def has_unequal_sides(answer, mine):
     return False
 
 
-def is_set_for_tuple(answer, mine, theirs):
-    r"""True for \{1, 2\} if the gold is (1, 2). The plain list 1, 2 also becomes a set in SymPy, and is right."""
+def is_set_for_tuple(one, other, of_one, of_other):
+    r"""True for \{1, 2\} and (1, 2), of which only one has an order, or is an interval.
+
+    The plain list 1, 2 also becomes a set in SymPy; as an answer it is right for both.
+    """
     from sympy import FiniteSet, Interval, Tuple
 
-    braces = re.search(r"\\\{|\\lbrace", answer) is not None
-    return braces and isinstance(mine, FiniteSet) and len(mine) > 1 and isinstance(theirs, (Tuple, Interval))
+    if isinstance(of_other, FiniteSet):
+        one, other, of_one, of_other = other, one, of_other, of_one
+    braces = re.search(r"\\\{|\\lbrace", one) is not None
+    return braces and isinstance(of_one, FiniteSet) and len(of_one) > 1 and isinstance(of_other, (Tuple, Interval))
 
 
 def number_base(text):

@@ -888,7 +888,9 @@ def test_the_tables_are_written_between_their_marks_and_checked(tmp_path, capsys
     for name, made in (("readme", table.short_table()), ("objectives", table.table())):
         text = places[name].read_text()
         assert text == f"before\n\n{table.BEGIN}\n\n{made}\n{table.END}\n\nafter\n"
-    table.main(table.Args(**places, check=True))
+    with pytest.raises(SystemExit) as ended:
+        table.main(table.Args(**places, check=True))
+    assert ended.value.code == 0
     assert capsys.readouterr().out.count("up to date") == 2
     for words, code, message in [(old, 1, "out of date"), ("no marks", 2, "must have the marks")]:
         places["objectives"].write_text(words)

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 
 import evaluate
 from runtime import checkpoints, checks, files, hub, records, settings, signals
-from tools import compare, plot
+from tools import compare, faults, plot
 
 
 @pytest.fixture(scope="module")
@@ -456,6 +456,20 @@ def test_bad_command_lines_of_the_tools(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["evaluate.py", model, *flags])
         with one_line(capsys):
             evaluate.main()
+
+
+def test_which_bad_values_may_be_right():
+    """Judged by the text alone, so a check that a trainer lacks is not taken for granted here."""
+
+    def right_for(name, default):
+        return [value for value in faults.BAD_VALUES if faults.may_be_right(name, default, value)]
+
+    assert right_for("lr", 1e-6) == right_for("steps", 100) == ["0", "9" * 30]
+    assert right_for("top", None) == ["0", "9" * 30, "None"]
+    assert right_for("compile", False) == []  # a flag takes no value
+    assert right_for("task", "kk") == []
+    assert right_for("data", "") == [""]
+    assert "/proc/x" not in right_for("run_dir", "runs/x") and "a/b/c" in right_for("run_dir", "runs/x")
 
 
 def test_plot_refuses_a_broken_run(three, capsys):

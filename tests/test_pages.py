@@ -336,13 +336,13 @@ def test_check_changes_nothing(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.md").write_text("one\n")
     with pytest.raises(SystemExit) as ended:
         pages.main(pages.Args(check=True))
-    assert ended.value.code == 1 and "out of date: b.md" in capsys.readouterr().out
+    assert ended.value.code == 1 and "b.md is out of date" in capsys.readouterr().out
     assert not (tmp_path / "b.md").exists()
     pages.main(pages.Args())
-    assert "wrote 1 of 2 pages" in capsys.readouterr().out
+    assert capsys.readouterr().out.split()[::2] == ["left", "wrote"]
     with pytest.raises(SystemExit) as ended:
         pages.main(pages.Args(check=True))
-    assert ended.value.code == 0 and "2 pages are up to date" in capsys.readouterr().out
+    assert ended.value.code == 0 and capsys.readouterr().out.count("is up to date") == 2
 
 
 def test_what_is_wrong_with_a_source_is_said_in_one_line(tmp_path, monkeypatch, capsys):

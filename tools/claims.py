@@ -24,7 +24,7 @@ from statistics import fmean
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tools import compare, family, plot
+from tools import compare, family, generated, plot
 
 ROOT = family.ROOT
 FILE = ROOT / "docs" / "claims.md"
@@ -1002,14 +1002,7 @@ class Args:
 
 
 def main(args):
-    new = page()
-    if args.check:
-        is_same = args.file.exists() and args.file.read_text(encoding="utf-8") == new
-        print(f"{args.file} is {'up to date' if is_same else 'out of date: python -m tools.claims'}")
-        sys.exit(int(not is_same))
-    args.file.parent.mkdir(exist_ok=True)
-    args.file.write_text(new, encoding="utf-8")
-    print(f"wrote {args.file}")
+    generated.keep({args.file: page()}, args.check, "python -m tools.claims")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ starts (runtime/memory.py), and every command has gone through the checks of grp
 import contextlib
 import dataclasses
 import functools
-import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 import grpo
 from runtime import memory
-from tools import family
+from tools import family, generated
 
 FILE = family.ROOT / "docs" / "what_fits.md"
 CARDS = (16, 24, 40, 80)  # GB of one GPU
@@ -289,14 +288,7 @@ class Args:
 
 
 def main(args):
-    new = page(all_fits())
-    if args.check:
-        is_same = args.file.exists() and args.file.read_text(encoding="utf-8") == new
-        print(f"{args.file} is {'up to date' if is_same else 'out of date: python -m tools.fits'}")
-        sys.exit(int(not is_same))
-    args.file.parent.mkdir(exist_ok=True)
-    args.file.write_text(new, encoding="utf-8")
-    print(f"wrote {args.file}")
+    generated.keep({args.file: page(all_fits())}, args.check, "python -m tools.fits")
 
 
 if __name__ == "__main__":

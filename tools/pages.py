@@ -24,7 +24,7 @@ import tyro
 
 from lab import common
 from runtime import files
-from tools import compare, diff, example, family
+from tools import compare, diff, example, family, generated
 
 ROOT = family.ROOT
 FOLDER = ROOT / "docs" / "algorithms"
@@ -682,14 +682,7 @@ def main(args):
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    if args.check:
-        names = ", ".join(path.name for path in stale)
-        print(f"out of date: {names}: python -m tools.pages" if stale else f"{len(pages)} pages are up to date")
-        sys.exit(int(bool(stale)))
-    for path in stale:
-        path.write_text(pages[path], encoding="utf-8")
-    print(f"wrote {len(stale)} of {len(pages)} pages in {FOLDER}")
+    generated.keep(pages, args.check, "python -m tools.pages")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from statistics import median_high
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tools import family
+from tools import family, generated
 
 BEGIN, END = "<!-- variants: begin -->", "<!-- variants: end -->"
 SHORT = {  # script: what it is, for the README
@@ -208,20 +208,11 @@ def with_table(text, new):
 def main(args):
     try:
         tables = {args.readme: short_table(args.folder), args.objectives: table(args.folder)}
-        old = {path: path.read_text(encoding="utf-8") for path in tables}
-        new = {path: with_table(old[path], made) for path, made in tables.items()}
+        new = {path: with_table(path.read_text(encoding="utf-8"), made) for path, made in tables.items()}
     except (ValueError, OSError, SyntaxError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    for path in tables:
-        same = new[path] == old[path]
-        if args.check:
-            print(f"the table in {path} is {'up to date' if same else 'out of date: python tools/table.py'}")
-        else:
-            path.write_text(new[path], encoding="utf-8")
-            print(f"{'left' if same else 'wrote'} {path}")
-    if args.check and new != old:
-        sys.exit(1)
+    generated.keep(new, args.check, "python tools/table.py")
 
 
 if __name__ == "__main__":
