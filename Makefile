@@ -54,7 +54,7 @@ bench: install model
 	$(PY) benchmarks/growth.py
 	$(PY) benchmarks/report.py
 
-lab: install
+lab: install model
 	$(PY) -m lab.lens
 	$(PY) -m lab.who_dominates
 	$(PY) -m lab.right_direction
@@ -62,7 +62,8 @@ lab: install
 	$(PY) -m lab.off_policy
 	$(PY) -m lab.key_factors
 	$(PY) -m lab.forking_tokens
-	$(PY) -m lab.stages
+	$(PY) -m lab.two_tasks
+	$(PY) -m lab.stages --smollm2
 
 table: install
 	$(PY) tools/table.py

@@ -37,6 +37,7 @@ ALGORITHMS = [  # all scripts with an update(), in the order of the README
     "entropy_top", "archer", "grpo_tis",
 ]  # fmt: skip
 
+TASKS = ("kk", "math", "countdown", "hitab")
 BINS = 4  # quarters of probability, as in AR-Lopti's figure 1
 BIN_NAMES = ["p ≤ 0.25", "0.25 – 0.5", "0.5 – 0.75", "p > 0.75"]
 
@@ -54,7 +55,9 @@ class Args:
     responses: GroupSize = 8  # G, responses to each prompt
     max_tokens: PositiveInt = 640  # longer responses are cut off
     temperature: Temperature = 1.0  # of sampling, and of every probability
-    people: str = "2-3"  # numbers of people in the puzzles, within 2-8
+    task: str = "kk"  # kk, math, countdown or hitab
+    data: str = ""  # its problems, as in a trainer; empty: generated, or from the hub
+    people: str = "2-3"  # kk: numbers of people in the puzzles, within 2-8
     cache: str = "runs/lab_batches"  # where sampled batches are kept, to be used again
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # tiny sizes, to see that it works
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # check everything and end
@@ -80,6 +83,8 @@ def parse(args_class, description, quick):
 def check(args):
     """ValueError, saying what would be right, if a setting or a folder does not fit."""
     settings.check_ranges(args)
+    if args.task not in TASKS:
+        raise ValueError(f"--task {args.task}: must be one of {', '.join(TASKS)}")
     checks.check_model_folder(args.model)
     hub.ask(args.model)
     for name in ("out", "cache"):
@@ -102,6 +107,8 @@ def trainer_args(script, args, **changes):
     sizes = {
         "model": args.model,
         "seed": args.seed,
+        "task": args.task,
+        "data": args.data,
         "people": args.people,
         "prompts_per_step": args.prompts,
         "responses_per_prompt": args.responses,
@@ -193,6 +200,9 @@ def fingerprint(policy):
     return digest.hexdigest()[:16]
 
 
+SAMPLERS = {}  # {model: vLLM's engine}: a process can't have two
+
+
 def load_batches(policy, args, count, need_gradient=True):
     """`count` batches of the policy's own responses, each a Sampled; from the cache if it can be.
 
@@ -202,7 +212,10 @@ def load_batches(policy, args, count, need_gradient=True):
     again. Batch i has the i-th prompts of the training set's order and its own sampling seed.
     """
     sizes = [args.seed, args.prompts, args.responses, args.max_tokens, args.temperature]
-    named = "_".join(map(str, [fingerprint(policy), *sizes, args.people]))
+    problems = [args.people] if args.task == "kk" else [args.task]
+    if args.data:
+        problems.append(hashlib.sha256(args.data.encode()).hexdigest()[:16])
+    named = "_".join(map(str, [fingerprint(policy), *sizes, *problems]))
     paths = [Path(args.cache, f"{named}_{i}.pt") for i in range(count)]
     missing = [i for i, path in enumerate(paths) if not path.exists()]
     if missing:
@@ -228,7 +241,9 @@ def sample(policy, args, numbers):
     if len(train) < args.prompts:
         raise ValueError(f"--prompts is {args.prompts}, but there are {len(train)} problems")
     memory.keep_freed_memory()
-    llm = grpo.load_sampler(of_trainer)
+    if args.model not in SAMPLERS:
+        SAMPLERS[args.model] = grpo.load_sampler(of_trainer)
+    llm = SAMPLERS[args.model]
     stop_ids = grpo.end_token_ids(policy)
     grpo.sync_weights(policy, llm, of_trainer)
     made = []

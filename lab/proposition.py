@@ -9,9 +9,10 @@ c_j and d_j, then
 
 Measured is ‖δ_ℓ‖ / |w|, the norm of the gradient of log π, for --tokens tokens of one batch. Later
 positions cannot influence the prediction, so δ_ℓ at the token's own position is the product of the
-layers' Jacobians there, as in the proof. c_j and d_j are the least and the greatest singular value
-of these Jacobians, found for --jacobians of the tokens. The last function is the final norm with
-the head; its output are the logits over the temperature.
+layers' Jacobians there, as in the proof, and what stands before it can be taken as constant. c_j
+and d_j are the least and the greatest singular value of these Jacobians, found for --jacobians of
+the tokens. The last function is the final norm with the head; its output are the logits over the
+temperature.
 
 The lower bound needs a condition that no language model meets. J_jᵀ must not shrink any vector by
 more than c_j. The head's takes N numbers to fewer, and so makes some vectors zero; the final norm
@@ -26,6 +27,7 @@ Results: proposition.json and proposition.png.
     python -m lab.proposition
 """
 
+import copy
 import dataclasses
 import math
 from contextlib import contextmanager
@@ -94,19 +96,26 @@ def activations_of(policy, ids, mask, temperature):
     return logp, caught
 
 
-def activations_at(policy, ids, position):
-    """[a_0, …, a_L−1] at one position, [1, 1, D] each, in a graph of this position alone.
-
-    ids: [1, T]. The keys and values of the tokens before it do not depend on its activations: they
-    come from a cache, as when a token is sampled. What comes after it is not computed.
-    """
-    embedded = policy.lm.get_input_embeddings()(ids).float()  # [1, T, D]
+def keys_and_values(policy, ids):
+    """A cache with the keys and values of a whole response. ids: [1, T]."""
     with torch.no_grad():
-        before = policy.lm.model(inputs_embeds=embedded[:, :position], use_cache=True)
-    of_token = embedded[:, position : position + 1]
+        return policy.lm.model(ids, use_cache=True).past_key_values
+
+
+def at_position(policy, ids, cache, position, temperature):
+    """(log π of the token after this position, [a_0, …, a_L−1] at it), in a graph of it alone.
+
+    ids: [1, T]; cache: their keys_and_values. log π: a scalar; a_ℓ: [1, 1, D]. The keys and values
+    of the tokens before a position do not depend on its activations, so they come from the cache,
+    as when a token is sampled. What comes after it is not computed.
+    """
+    before = copy.deepcopy(cache)
+    before.crop(position - ids.shape[1])  # so many tokens less than all
     with catch_activations(policy) as caught:
-        policy.lm.model(inputs_embeds=of_token, past_key_values=before.past_key_values)
-    return caught
+        output = policy.lm.model(ids[:, position : position + 1], past_key_values=before)
+    state = output.last_hidden_state[0]  # [1, D]
+    logp, _ = policy.head(state, ids[:, position + 1], temperature, False)
+    return logp[0], caught
 
 
 def gradient_at_logits(logits, target, temperature):
@@ -140,12 +149,11 @@ def last_jacobian(policy, state, temperature):
         return policy.lm.lm_head(of_norm.T).T / temperature
 
 
-def singular_values(policy, ids, position, temperature):
-    """(least, greatest) singular value of each function after a_0 at this position, in order.
+def singular_values(policy, activations, temperature):
+    """(least, greatest) singular value of each function after a_0, in order.
 
-    ids: [1, T].
+    activations: as at_position gives them.
     """
-    activations = activations_at(policy, ids, position)
     found = [extremes(jacobian(after[0, 0], before)) for before, after in pairwise(activations)]
     found.append(extremes(last_jacobian(policy, activations[-1], temperature)))
     return found
@@ -172,21 +180,21 @@ def measure(policy, sampled, args):
         positions = batch["mask"][row].nonzero()[:, 0]  # of the response's tokens
         end = int(positions[-1]) + 1
         ids = batch["ids"][row : row + 1, :end].to(DEVICE)
-        mask = batch["mask"][row : row + 1, :end].to(DEVICE)
-        logp, activations = activations_of(policy, ids, mask, args.temperature)
+        cache = keys_and_values(policy, ids)
         order = torch.randperm(len(positions), generator=generator)
         for number, t in enumerate(positions[order[:per_row]].tolist()):
             position = t - 1  # the token is predicted from the state before it
-            gradients = torch.autograd.grad(logp[0, t], activations, retain_graph=True)
-            of_token = [gradient[0, position].norm().item() for gradient in gradients]
+            logp, activations = at_position(policy, ids, cache, position, args.temperature)
+            gradients = torch.autograd.grad(logp, activations, retain_graph=True)
+            of_token = [gradient.norm().item() for gradient in gradients]
             with torch.no_grad():
-                state = policy.lm.model.norm(activations[-1][0, position])
+                state = policy.lm.model.norm(activations[-1][0, 0])
                 logits = policy.lm.lm_head(state)
             of_token.append(gradient_at_logits(logits, ids[0, t], args.temperature).norm().item())
             norms.append(of_token)
-            rests.append(-math.expm1(min(0.0, logp[0, t].item())))  # 1 − π, also if π is near 1
+            rests.append(-math.expm1(min(0.0, logp.item())))  # 1 − π, also if π is near 1
             if number < per_row_jacobians and len(singular) < args.jacobians:
-                singular.append(singular_values(policy, ids, position, args.temperature))
+                singular.append(singular_values(policy, activations, args.temperature))
     return torch.tensor(rests).double(), torch.tensor(norms).double(), singular
 
 

@@ -27,7 +27,12 @@ START = "models/kk_tiny"
 SMOLLM2 = "models/SmolLM2-135M-Instruct"
 COMMANDS = ["who_dominates", "proposition", "forking_tokens"]
 WITHOUT_REWARDS = COMMANDS[1:]  # what can be measured of a model that is never right
-SHORT = ["--prompts", "4", "--responses", "4", "--max_tokens", "48"]  # SmolLM2, on two cores
+# SmolLM2, on two cores: a pass of 135 million parameters takes seconds, so less is measured.
+SHORT = "--prompts 4 --responses 4 --max_tokens 48".split()
+FEWER = {
+    "proposition": "--tokens 240 --rows 16 --jacobians 3".split(),
+    "forking_tokens": "--checked 20 --least 5".split(),
+}
 
 
 @dataclasses.dataclass
@@ -62,23 +67,17 @@ def model_of(step, args):
 
 def measurements(args):
     """{stage: [a command for each of COMMANDS]}: what is measured, as words for subprocess."""
-    models = {f"step {step}": (model_of(step, args), [], COMMANDS) for step in args.steps}
+    models = {f"step {step}": (model_of(step, args), COMMANDS) for step in args.steps}
     if args.smollm2:
-        models["SmolLM2-135M"] = (SMOLLM2, SHORT, WITHOUT_REWARDS)
+        models["SmolLM2-135M"] = (SMOLLM2, WITHOUT_REWARDS)
     made = {}
-    for stage, (model, sizes, names) in models.items():
+    for stage, (model, names) in models.items():
         made[stage] = []
         for name in names:
-            words = [
-                sys.executable,
-                "-m",
-                f"lab.{name}",
-                "--model",
-                model,
-                "--out",
-                folder(stage, args),
-            ]
-            words += ["--seed", str(args.seed), *sizes]
+            words = [sys.executable, "-m", f"lab.{name}", "--model", model]
+            words += ["--out", folder(stage, args), "--seed", str(args.seed)]
+            if model == SMOLLM2:
+                words += SHORT + FEWER[name]
             if name != "proposition":
                 words += ["--batches", str(args.batches)]
             made[stage].append(words + ["--quick"] * args.quick)

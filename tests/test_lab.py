@@ -23,7 +23,7 @@ from lab import common, lens, proposition, right_direction, who_dominates
 MODELS = [importlib.import_module(script) for script in common.ALGORITHMS]
 COMMANDS = [
     "lens", "who_dominates", "right_direction", "proposition", "off_policy", "key_factors",
-    "forking_tokens",
+    "forking_tokens", "two_tasks",
 ]  # fmt: skip
 
 
@@ -698,7 +698,9 @@ def test_the_gradient_is_the_product_of_the_jacobians(drawn):
     assert len(activations) == 5 and logp[0, t] < 0
     position = t - 1
     measured = torch.autograd.grad(logp[0, t], activations, retain_graph=True)
-    alone = proposition.activations_at(policy, ids, position)  # the same, without the rest
+    cache = proposition.keys_and_values(policy, ids)
+    alone_logp, alone = proposition.at_position(policy, ids, cache, position, 0.7)
+    assert torch.allclose(alone_logp, logp[0, t], atol=1e-5)  # the same, without the rest
     for of_position, of_all in zip(alone, activations, strict=True):
         assert torch.allclose(of_position[0, 0], of_all[0, position], atol=1e-4)
     last = activations[-1][0, position].detach()

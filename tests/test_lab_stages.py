@@ -1,5 +1,6 @@
 """lab/stages.py: which commands it calls, and how it puts their verdicts side by side."""
 
+import importlib
 import json
 import sys
 
@@ -17,6 +18,22 @@ def test_a_dry_run_shows_the_commands(monkeypatch, capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert "--steps 8 --save_every 4" in lines[0] and len(lines) == 1 + 3 * len(stages.COMMANDS)
     assert sum("checkpoints/step_000008 " in line for line in lines) == len(stages.COMMANDS)
+
+
+def test_less_is_measured_of_smollm2(monkeypatch, capsys, tmp_path):
+    """Each of its commands takes the settings: --dry_run accepts them."""
+    monkeypatch.chdir(ROOT)
+    model = stages.SMOLLM2
+    if not (ROOT / model).exists():
+        pytest.skip(f"{model} is missing; `make model` makes it")
+    args = stages.Args(smollm2=True, out=str(tmp_path))
+    of_kk_tiny, of_smollm2 = [stages.measurements(args)[stage] for stage in ("step 5", "SmolLM2-135M")]
+    assert len(of_kk_tiny) == 3 and len(of_smollm2) == 2
+    for words in of_smollm2:
+        monkeypatch.setattr(sys, "argv", [*words[2:], "--cache", str(tmp_path), "--dry_run"])
+        with pytest.raises(SystemExit) as stop:
+            importlib.import_module(words[2]).main()
+        assert not stop.value.code and "0.135 billion parameters" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("steps", [["5", "0"], ["3", "3"]])

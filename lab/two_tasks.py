@@ -1,0 +1,208 @@
+"""Two tasks: how many tokens are improbable in each, and how much of the gradient they have.
+
+AR-Lopti (arXiv 2505.12929), figure 11 and appendix C.3: with Knights & Knaves AR and Lopti together
+are better than either alone, with mathematics they are not. The paper's reason: mathematics has
+fewer improbable tokens, so both together weaken them too much. The figure shows, for both tasks,
+the share of the tokens and the norm of the gradient in four bins of probability.
+
+The gradient of a bin is that of its part of GRPO's loss, as in who_dominates. A model that is
+never right on a task, as SmolLM2-135M is on Knights & Knaves, has no advantages there. Then every
+token of both tasks gets an advantage of 1, so that both can be compared; it is the gradient of the
+tokens' mean log-probability. The title and the JSON say which of the two it was.
+
+Without a hub, mathematics is Countdown, whose problems are generated: to reach a number by
+arithmetic. The paper's tasks are --tasks kk math.
+
+Results: two_tasks.json and two_tasks.png. Error bars: standard error over batches.
+
+    python -m lab.two_tasks
+"""
+
+import dataclasses
+import sys
+from statistics import fmean
+from typing import Annotated
+
+import tyro
+from tqdm import tqdm
+
+from lab import common
+from runtime import settings
+from runtime.settings import GroupSize, PositiveInt
+from tools import plot
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(common.Args):
+    """How many tokens are improbable in two tasks, and how much of the gradient they have."""
+
+    model: str = "models/SmolLM2-135M-Instruct"  # a model that can read both tasks
+    tasks: Annotated[tuple[str, str], tyro.conf.arg(metavar="TASK TASK")] = ("kk", "countdown")
+    task: tyro.conf.Suppress[str] = "kk"  # --tasks instead
+    data: str = ""  # of the second task, as in a trainer; empty: generated, or from the hub
+    batches: PositiveInt = 3  # batches of each task
+    prompts: PositiveInt = 4  # prompts of a batch
+    responses: GroupSize = 4  # G, responses to each prompt
+    max_tokens: PositiveInt = 64  # longer responses are cut off
+
+
+QUICK = {"batches": 1}
+
+
+def by_task(args):
+    """[the settings for each of the two tasks]. ValueError if these are not two tasks."""
+    if args.tasks[0] == args.tasks[1]:
+        raise ValueError(f"--tasks {' '.join(args.tasks)}: give two different ones")
+    made = []
+    for task, data in zip(args.tasks, ("", args.data)):
+        of_task = dataclasses.replace(args, task=task, data=data)
+        common.check(of_task)
+        made.append(of_task)
+    return made
+
+
+# ------------------------------------------------------------------------------------------ measure
+
+
+def measure(policy, sampled, args, with_rewards):
+    """The numbers of one batch, for JSON.
+
+    with_rewards: the advantages are GRPO's; otherwise each is 1.
+    """
+    of_script = common.trainer_args("grpo", args, kl_coef=0.0)
+    if with_rewards:
+        batch = common.with_advantages("grpo", sampled, of_script)
+    else:
+        batch = sampled.batch | {"advantages": sampled.batch["mask"].float()}
+    mask = batch["mask"]
+    bins = common.bins_of(batch["old_logp"])  # [N, T]
+    norms = []
+    for i in range(common.BINS):
+        gradient = common.gradient_of_tokens(policy, batch, bins == i, of_script)
+        norms.append(common.norm(gradient))
+    counts = [int((bins[mask] == i).sum()) for i in range(common.BINS)]
+    return {
+        "tokens": sum(counts),
+        "share": [count / sum(counts) for count in counts],
+        "norm": norms,
+        "norm_share": [norm / max(sum(norms), 1e-300) for norm in norms],
+        "entropy": batch["entropy"][mask].mean().item(),
+        "right": fmean(sampled.correct),
+    }
+
+
+def average_of(rows):
+    """[mean, standard error] over the batches of every number of measure()."""
+    average = {}
+    for name, value in rows[0].items():
+        values = [row[name] for row in rows]
+        if isinstance(value, list):
+            average[name] = [common.mean_and_error(of_bin) for of_bin in zip(*values)]
+        else:
+            average[name] = common.mean_and_error(values)
+    return average
+
+
+def verdicts_of(averages, count):
+    """What the two tasks' averages say. averages: {task: average_of}; count: batches of each.
+
+    A difference between the tasks counts from two standard errors on.
+    """
+    enough = count >= 3
+    (first, of_first), (second, of_second) = averages.items()
+    mean, error = of_first["share"][0]
+    other_mean, other_error = of_second["share"][0]
+    apart = mean - other_mean
+    error_of_both = (error**2 + other_error**2) ** 0.5
+    verdicts = [
+        (
+            f"{second} has fewer improbable tokens (p ≤ 0.25) than {first}",
+            common.verdict(apart > 2 * error_of_both, enough),
+            f"{other_mean:.1%} ± {other_error:.1%} of its tokens, and {mean:.1%} ± {error:.1%}",
+        )
+    ]
+    for task, average in averages.items():
+        norms = [mean for mean, _ in average["norm_share"]]
+        verdicts.append(
+            (
+                f"improbable tokens have the largest part of the gradient on {task}",
+                common.verdict(norms[0] > max(norms[1:]), enough),
+                f"{norms[0]:.1%} of the bins' summed norms; p > 0.75: {norms[-1]:.1%}",
+            )
+        )
+    return verdicts
+
+
+# ------------------------------------------------------------------------------------------ picture
+
+
+def draw(averages, with_rewards, args):
+    advantages = "GRPO's advantages" if with_rewards else "every advantage 1"
+    name = args.model.rstrip("/").split("/")[-1]
+    figure = common.new_figure(13, 5.5, f"two tasks, {name}, {advantages}, {args.batches} batches")
+    panels = figure.subplots(1, 2)
+    parts = [
+        ("share", "share of the tokens [%]"),
+        ("norm_share", "share of the gradient norms [%]"),
+    ]
+    for axes, (key, title) in zip(panels, parts):
+        for number, (task, average) in enumerate(averages.items()):
+            places = [i + 0.4 * (number - 0.5) for i in range(common.BINS)]
+            heights = [100 * mean for mean, _ in average[key]]
+            errors = [100 * error for _, error in average[key]]
+            colour = plot.COLOURS[number]
+            axes.bar(places, heights, 0.38, yerr=errors, color=colour, capsize=4, label=task)
+            for x, height, error in zip(places, heights, errors):
+                axes.text(x, height + error + 1, f"{height:.0f}", ha="center", va="bottom")
+        axes.set_xticks(range(common.BINS), common.BIN_NAMES)
+        axes.set(title=title, ylim=(0, 105))
+    panels[0].legend(frameon=False, loc="upper left")
+    common.save_figure(figure, args, "two_tasks")
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def has_gradient(sampled, args):
+    """Whether some group of the batch has rewards that differ."""
+    groups = sampled.rewards.view(-1, args.responses)
+    return bool((groups != groups[:, :1]).any())
+
+
+def main():
+    args = common.parse(Args, __doc__, QUICK)
+    with settings.errors_in_one_line():
+        tasks = by_task(args)
+        if args.dry_run:
+            common.dry_run(args)
+            sys.exit()
+        policy, _ = common.load_policy(args)
+        batches = {}
+        for of_task in tasks:
+            batches[of_task.task] = common.load_batches(
+                policy, of_task, args.batches, need_gradient=False
+            )
+    all_batches = [sampled for several in batches.values() for sampled in several]
+    with_rewards = all(has_gradient(sampled, args) for sampled in all_batches)
+    averages = {}
+    for task, several in batches.items():
+        progress = tqdm(several, desc=task)
+        averages[task] = average_of(
+            [measure(policy, sampled, args, with_rewards) for sampled in progress]
+        )
+    verdicts = verdicts_of(averages, args.batches)
+    draw(averages, with_rewards, args)
+    result = {
+        "bins": common.BIN_NAMES,
+        "advantages": "GRPO" if with_rewards else "1",
+        "average": averages,  # [mean, standard error over batches]
+        "verdicts": verdicts,
+    }
+    common.write(args, "two_tasks", result)
+    common.show_verdicts(verdicts)
+
+
+if __name__ == "__main__":
+    main()
