@@ -44,7 +44,7 @@ class Args(common.Args):
     data: str = ""  # of the second task, as in a trainer; empty: generated, or from the hub
     batches: PositiveInt = 3  # batches of each task
     prompts: PositiveInt = 4  # prompts of a batch
-    responses: GroupSize = 4  # G, responses to each prompt
+    responses: GroupSize = 2  # G, responses to each prompt
     max_tokens: PositiveInt = 64  # longer responses are cut off
 
 
