@@ -267,6 +267,9 @@ def all_but_disk_errors(args):
         threading.__excepthook__(args)
 
 
+RESULTS = ["lab/results", "benchmarks/results", "benchmarks/kk_tiny"]  # what commands write
+
+
 def provenance():
     """What one must know to repeat a run: script, commit, versions, machine and date."""
     versions = {}
@@ -282,15 +285,23 @@ def provenance():
     }
 
 
-def commit():
-    """The checkout's commit, with a + if files differ from it; None without git or a checkout."""
-    root = str(Path(__file__).parents[1])
-    describe = ["git", "-C", root, "describe", "--always", "--exclude=*", "--dirty=+"]
+def commit(root=Path(__file__).parents[1]):
+    """The checkout's commit, with a + if files differ from it; None without git or a checkout.
+
+    Results that a command has just written don't count: the next command's code is the commit's.
+    """
+    git = ["git", "-C", str(root)]
+    name = [*git, "rev-parse", "--short", "HEAD"]
+    compare = [*git, "diff", "--quiet", "HEAD", "--", "."]
+    compare += [f":(exclude){path}" for path in RESULTS]
     try:
-        done = subprocess.run(describe, capture_output=True, text=True)
+        found = subprocess.run(name, capture_output=True, text=True)
+        changed = subprocess.run(compare, capture_output=True)
     except OSError:  # no git
         return None
-    return done.stdout.strip() or None
+    if found.returncode:
+        return None
+    return found.stdout.strip() + "+" * (changed.returncode != 0)
 
 
 def stop_at_non_finite(batch, step, loss, grad_norm, args, lr_flag="--lr"):

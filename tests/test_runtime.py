@@ -521,6 +521,28 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys):
     assert first == dict(row(0, 0, False), step=0)
 
 
+def test_a_changed_file_is_told_from_a_new_result(tmp_path):
+    def git(*words):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    assert records.commit(tmp_path / "nowhere") is None
+    git("init")
+    results = tmp_path / "lab" / "results"
+    results.mkdir(parents=True)
+    for path in (tmp_path / "code.py", results / "lens.json"):
+        path.write_text("1")
+    git("add", ".")
+    git("commit", "-m", "first")
+    clean = records.commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{7,}", clean)
+    (results / "lens.json").write_text("2")
+    (results / "more.json").write_text("2")
+    assert records.commit(tmp_path) == clean
+    (tmp_path / "code.py").write_text("2")
+    assert records.commit(tmp_path) == clean + "+"
+
+
 def test_the_folder_of_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["somewhere/dapo.py"])
