@@ -58,6 +58,6 @@ def test_the_kept_stages_are_those_of_their_own_files():
     kept = json.loads((ROOT / "lab" / "results" / "stages.json").read_text())
     for claim, words, numbers in kept["verdicts"]:
         claim, _, stage = claim.removesuffix(")").rpartition(" (")
-        folder = ROOT / "lab" / "results" / "stages" / stage.replace(" ", "_")
+        folder = ROOT / "lab" / "results" / "stages" / stage.lower().replace(" ", "_")
         own = [v for path in folder.glob("*.json") for v in json.loads(path.read_text())["verdicts"]]
         assert [claim, words, numbers] in own
