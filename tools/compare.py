@@ -103,7 +103,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "grpo, clip at acpo's average, 16 updates: acpo.py --clip_alpha 0 --clip_base 0.257 --updates_per_step 16",
         ],
     ),
-    # Does the order of the short comparison last? 40 steps; then the two that were closest, at other learning rates.
+    # Does the order of the short comparison last?
     "long": (
         LONG,
         [
@@ -114,8 +114,10 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "acpo, 40 steps: acpo.py",
         ],
     ),
+    # Is Lopti ahead of as many optimizer steps of GRPO at a third and three times the learning rate, too? The flags are
+    # those of "long" but for the steps, so its first 16 steps are the comparison at 1e-4.
     "learning_rate": (
-        LONG,
+        LONG.replace("--steps 40", "--steps 16"),
         [
             f"lr {lr}{also}: {script} --lr {lr}"
             for lr in ("3e-5", "3e-4")
