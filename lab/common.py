@@ -23,8 +23,8 @@ import tyro
 
 import grpo
 from rewards import load_task, next_prompts
-from runtime import checks, files, hub, memory, records, settings
-from runtime.processes import DEVICE
+from runtime import checkpoints, checks, files, hub, memory, records, settings
+from runtime.processes import DEVICE, ON_GPU
 from runtime.settings import GroupSize, NonNegativeInt, PositiveInt, Temperature
 from tools import plot
 
@@ -99,11 +99,12 @@ def check(args):
 def trainer_args(script, args, **changes):
     """A script's own settings for the lab's model and sizes.
 
-    What is not given is the script's default for the model. Compute is float32, since the lab
-    compares small differences. Gradients are never scaled down: a command sets its own steps.
+    What is not given is the script's default for the model; for a run's checkpoint, that for the
+    model which the run began with. Compute is float32, since the lab compares small differences.
+    Gradients are never scaled down: a command sets its own steps.
     """
     trainer = importlib.import_module(script)
-    defaults, _ = trainer.default_settings([f"--model={args.model}"])
+    defaults, _ = trainer.default_settings([f"--model={began_with(args.model)}"])
     sizes = {
         "model": args.model,
         "seed": args.seed,
@@ -117,10 +118,24 @@ def trainer_args(script, args, **changes):
         "updates_per_step": 1,
         "max_grad_norm": 1e9,
         "dtype": "float32",
-        "gradient_checkpointing": False,
+        "gradient_checkpointing": ON_GPU,  # the models that need a GPU need the memory, too
         "compile": False,
     }
     return trainer.Args(**defaults | sizes | changes)
+
+
+def began_with(model):
+    """The model that a checkpoint's run began with; any model that is no checkpoint is itself."""
+    run = checkpoints.run_of(model)
+    its_args = run / "args.json"
+    if run == Path(model) or not its_args.exists():
+        return model
+    return json.loads(its_args.read_text())["model"]
+
+
+def learning_rate(args):
+    """--lr, or, if it is left open, grpo.py's for the model."""
+    return args.lr or trainer_args("grpo", args).lr
 
 
 def check_updates(args, at_least):
@@ -168,17 +183,23 @@ class Sampled:
 def dry_run(args):
     """Checks the model's files without its weights, and says how much memory is needed.
 
-    It is what grpo.py would need at these sizes, which is more than the lab does: it has no
-    optimizer state. ValueError if the model's configuration or tokenizer can't be read.
+    It is what grpo.py would need at these sizes. Gradients and copies of the weights that a command
+    keeps are in the main memory, also with a GPU. ValueError if the model's configuration or
+    tokenizer can't be read. A machine with too little memory is no error here, so that a command
+    for a large model can be checked on a small machine; without --dry_run it is one.
     """
     of_trainer = trainer_args("grpo", args)
     checks.check_gpus(of_trainer)
     config, _ = checks.read_config(args.model)
     n_params, needed, available = memory.estimate(config, of_trainer, grpo.HEAD_CHUNK)
     print(
-        f"{args.model}: {n_params / 1e9:.3g} billion parameters; at most {needed:.1f} GiB "
-        f"of memory in float32, and this machine has {available:.1f}"
+        f"{args.model}: {n_params / 1e9:.3g} billion parameters; about {needed:.1f} GiB of memory "
+        f"in float32, and this machine has {available:.1f}"
     )
+    gradients = 4 * n_params / memory.GIB
+    print(f"each gradient or copy of the weights that is kept: {gradients:.2g} GiB of main memory")
+    if needed > available:
+        print("this machine has too little: without --dry_run the command would end here")
     print("the settings are right; --dry_run ends here")
 
 
@@ -266,6 +287,8 @@ def sample(policy, args, numbers):
                 correct=[bool(score["correct"]) for score in scores],
             )
         )
+    if ON_GPU:
+        llm.sleep(level=1)  # its memory is the measurement's until the next sync_weights
     return made
 
 
@@ -305,14 +328,18 @@ def bins_of(logp):
 
 
 class Recorder(torch.optim.SGD):
-    """An optimizer for update() that keeps every gradient and leaves the weights alone."""
+    """An optimizer for update() that keeps every gradient and leaves the weights alone.
+
+    They are kept in the main memory: a GPU has no room for several gradients of a large model.
+    """
 
     def __init__(self, policy):
         super().__init__(policy.parameters(), lr=0.0)
         self.gradients = []  # one list of tensors for each optimizer step
 
     def step(self):
-        self.gradients.append([p.grad.clone() for p in self.param_groups[0]["params"]])
+        weights = self.param_groups[0]["params"]
+        self.gradients.append([weight.grad.to("cpu", copy=True) for weight in weights])
 
 
 def gradient_of(policy, batch, args):
@@ -346,8 +373,8 @@ def add(gradients):
 
 
 def copy_weights(policy):
-    """A copy of the weights, a list of tensors."""
-    return [weight.detach().clone() for weight in policy.parameters()]
+    """A copy of the weights, a list of tensors in the main memory."""
+    return [weight.detach().to("cpu", copy=True) for weight in policy.parameters()]
 
 
 @torch.no_grad()

@@ -509,6 +509,7 @@ def print_lists(lists, shown=10):
 
 def main():
     args, policy, tokenizer, batches = common.begin(Args, __doc__, QUICK, need_gradient=False)
+    policy.eval()  # nothing is recomputed: the activations are looked at
     found = []
     for sampled in tqdm(batches, desc="batches"):
         found.append(measure(policy, tokenizer, sampled, args))

@@ -45,6 +45,7 @@ from tqdm import tqdm
 
 import grpo
 from lab import common, who_dominates
+from runtime.processes import DEVICE
 from runtime.settings import PositiveInt, PositiveShare
 from tools import plot
 
@@ -89,7 +90,7 @@ class Args(common.Args):
     batches: PositiveInt = 4  # batches to average over
     k: PositiveInt | None = None  # directions of a subspace; None: width/16, at most 128
     updates: PositiveInt = 16  # of a step; all but the last are made before the gradients are taken
-    lr: PositiveShare = 1e-4  # AdamW's learning rate in these updates
+    lr: PositiveShare | None = None  # AdamW's in these updates; None: grpo.py's for the model
 
 
 QUICK = {"batches": 1, "updates": 2}
@@ -109,10 +110,10 @@ def right_vectors(matrix):
     matrix: [rows, columns]. A singular value that is no more than float32's rounding does not count
     in the rank.
     """
-    _, sizes, vectors = torch.linalg.svd(matrix.double(), full_matrices=False)
+    _, sizes, vectors = torch.linalg.svd(matrix.to(DEVICE).double(), full_matrices=False)
     rounding = max(matrix.shape) * torch.finfo(torch.float32).eps
     rank = int((sizes > rounding * sizes[:1]).sum())
-    return vectors[:rank].T
+    return vectors[:rank].T.cpu()
 
 
 def principal_angles(some, others, k):
@@ -129,11 +130,16 @@ def principal_angles(some, others, k):
 
 
 class Gradient:
-    """A gradient, a list of tensors, with the right singular vectors of its matrices."""
+    """A gradient, a list of tensors, with the first right singular vectors of its matrices.
 
-    def __init__(self, tensors):
+    k: how many are needed; PAPERS_K are kept if that is more.
+    """
+
+    def __init__(self, tensors, k=PAPERS_K):
         self.tensors = tensors
-        self.vectors = [right_vectors(tensor) for tensor in tensors if tensor.dim() == 2]
+        most = max(k, PAPERS_K)
+        matrices = [tensor for tensor in tensors if tensor.dim() == 2]
+        self.vectors = [right_vectors(matrix)[:, :most].clone() for matrix in matrices]
 
     def angle_to(self, other, k):
         """The mean principal angle over k and over the matrices, in degrees."""
@@ -158,7 +164,7 @@ def chance(policy, k):
     pair = []
     for _ in range(2):
         noise = [torch.randn(weight.shape, generator=rng) for weight in policy.parameters()]
-        pair.append(Gradient(noise))
+        pair.append(Gradient(noise, k))
     return pair[0].angle_to(pair[1], k)
 
 
@@ -208,7 +214,7 @@ def compare_subsets(whole, parts, k):
     """
     result = {}
     for name, (part, share) in parts.items():
-        found = Gradient(part).compare(whole, k)
+        found = Gradient(part, k).compare(whole, k)
         found["norm_of_part"] = found["norm"]
         own_norm = common.norm_of_own_mean(part, share)
         found["norm"] = own_norm / max(common.norm(whole.tensors), 1e-300)
@@ -222,9 +228,8 @@ def move(policy, sampled, args):
     batch = common.with_advantages("grpo", sampled, of_script)
     num_rows = len(batch["ids"])
     seen = {name: value[: num_rows - num_rows // args.updates] for name, value in batch.items()}
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=args.lr, weight_decay=of_script.weight_decay
-    )
+    lr = common.learning_rate(args)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=of_script.weight_decay)
     own_norm = grpo.Args().max_grad_norm  # here the gradient is scaled down, as in training
     of_script = dataclasses.replace(
         of_script, updates_per_step=args.updates - 1, max_grad_norm=own_norm
@@ -251,23 +256,23 @@ def off_policy_gradient(method, policy, sampled, args):
 def measure(policy, before, sampled, other, k, args):
     """One batch: its numbers for JSON. other: another batch, or None. The policy stays as it is."""
     whole, parts = subsets_of(policy, sampled, args)
-    whole = Gradient(whole)
+    whole = Gradient(whole, k)
     result = {"subsets": compare_subsets(whole, parts, k)}
     found = {"on-policy": whole}
     if other is not None:
         of_script = settings_of("GRPO", args)
         batch = common.with_advantages("grpo", other, of_script)
-        found["other batch"] = Gradient(common.gradient_of(policy, batch, of_script))
+        found["other batch"] = Gradient(common.gradient_of(policy, batch, of_script), k)
 
     move(policy, sampled, args)
     of_script = settings_of("GRPO", args)
     batch = common.with_advantages("grpo", sampled, of_script)
     now, _ = grpo.log_probs(policy, batch, of_script, with_entropy=False)
     at_one = common.gradient_of(policy, batch | {"old_logp": now}, of_script)
-    found["on-policy, moved"] = Gradient(at_one)
+    found["on-policy, moved"] = Gradient(at_one, k)
     for method in METHODS:
         gradient, metrics = off_policy_gradient(method, policy, sampled, args)
-        found[method] = Gradient(gradient)
+        found[method] = Gradient(gradient, k)
         if method == "GRPO":  # both copies of the batch are clipped alike
             result["clip_rate"] = metrics["clip_rate"]
     common.set_weights(policy, before)

@@ -50,7 +50,7 @@ class Args(common.Args):
     """What weight every algorithm puts on every token of one batch."""
 
     updates: PositiveInt = 12  # optimizer updates before the second measurement; divides --prompts
-    lr: PositiveShare = 1e-4  # AdamW's learning rate in these updates
+    lr: PositiveShare | None = None  # AdamW's in these updates; None: grpo.py's for the model
     show: PositiveInt = 4  # groups of responses on the page
 
 
@@ -144,7 +144,7 @@ def measure(script, policy, sampled, args):
         script, batch, batch["old_logp"], batch["entropy"], settings_of_script, is_first=True
     )
     logp, entropy = moved_log_probs(
-        script, policy, batch, settings_of_script, args.updates, args.lr
+        script, policy, batch, settings_of_script, args.updates, common.learning_rate(args)
     )
     later, _ = token_weights(script, batch, logp, entropy, settings_of_script, is_first=False)
     return {

@@ -27,8 +27,8 @@ Results: off_policy.json and off_policy.png. Boxes hold the middle half of the t
 tenths, without the top 1 % by size. Error bars: standard deviation over batches.
 
     python -m lab.off_policy
-    python -m lab.off_policy --model Qwen/Qwen2.5-3B-Instruct --prompts 64 --max_tokens 4096 \\
-        --temperature 0.7 --people 3-7 --dry_run
+    python -m lab.off_policy --model Qwen/Qwen2.5-3B-Instruct --people 3-7 --max_tokens 2048 \\
+        --temperature 0.7 --dry_run
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ def positions(policy, batch, args):
     of_script = common.trainer_args("grpo", args, kl_coef=0.0, max_grad_norm=own_norm)
     optimizer = torch.optim.AdamW(
         policy.parameters(),
-        lr=args.lr or of_script.lr,
+        lr=common.learning_rate(args),
         weight_decay=of_script.weight_decay,
         fused=True,
     )
@@ -559,7 +559,7 @@ def main():
         of_tokens.append(values)
     pooled = {name: torch.cat([values[name] for values in of_tokens]) for name in of_tokens[0]}
     counts = counts_of(args.updates)
-    lr = args.lr or common.trainer_args("grpo", args).lr
+    lr = common.learning_rate(args)
     average = who_dominates.over_batches(rows)  # [mean, standard deviation over batches]
     result = {
         "bins": common.BIN_NAMES,

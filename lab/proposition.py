@@ -349,6 +349,7 @@ def draw(rests, norms, summary, groups, args):
 
 def main():
     args, policy, _, [sampled] = common.begin(Args, __doc__, QUICK, need_gradient=False)
+    policy.eval()  # a model that recomputes activations while it trains takes no cache
     rests, norms, singular = measure(policy, sampled, args)
     lower, upper = bounds_of(singular, policy.lm.config.vocab_size)
     groups = groups_of(len(policy.lm.model.layers))

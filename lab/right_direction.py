@@ -51,7 +51,7 @@ class Args(common.Args):
     batches: PositiveInt = 10  # batches to average over
     updates: PositiveInt = 4  # optimizer updates of the second kind of step; divides --prompts
     lr: PositiveFloat | None = None  # of SGD; None: found on the first batch
-    adamw_lr: PositiveShare = 1e-4  # of the AdamW update that it is found with
+    adamw_lr: PositiveShare | None = None  # of the AdamW update it is found with; None: grpo.py's
 
 
 QUICK = {"batches": 1, "updates": 2}
@@ -66,12 +66,13 @@ def check(args):
 
 
 def learning_rate(policy, before, sampled, args):
-    """The lr at which an SGD step changes probabilities as much as a kk_tiny run's first update."""
+    """The lr at which an SGD step changes probabilities as much as a run's first update."""
     of_script = common.trainer_args("grpo", args, kl_coef=0.0)
     batch = common.with_advantages("grpo", sampled, of_script)
     gradient = common.gradient_of(policy, batch, of_script)
     small = who_dominates.changes(policy, before, gradient, 1e-3, batch, of_script)
-    wanted = who_dominates.adamw_change(policy, before, batch, of_script, args.adamw_lr)
+    adamw_lr = args.adamw_lr or of_script.lr
+    wanted = who_dominates.adamw_change(policy, before, batch, of_script, adamw_lr)
     return float(f"{1e-3 * wanted / max(small.abs().mean().item(), 1e-12):.2g}")
 
 

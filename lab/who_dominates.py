@@ -6,7 +6,7 @@ its part of the loss (the divisor stays that of all tokens, so the parts add up 
 one SGD step is made with all tokens, with only the lowest bin, and with only the highest, and every
 token's change of probability is looked at. Two learning rates: the paper's 1e-3, and --large_lr.
 Left open, that one is found on the first batch: there the step with all tokens changes
-probabilities by as much on average as the first AdamW update of a kk_tiny run (--adamw_lr).
+probabilities by as much on average as the first AdamW update of a run (--adamw_lr).
 
 ACPO (arXiv 2606.22570), appendix D.1: for tokens with p < 0.2 and p > 0.8 the norm of the gradient
 of the mean loss over these tokens alone, as a share of that over all tokens, and the angle between
@@ -44,7 +44,7 @@ class Args(common.Args):
     batches: PositiveInt = 10  # batches to average over
     lr: PositiveFloat = 1e-3  # of the SGD step, the paper's
     large_lr: PositiveFloat | None = None  # of a larger one; None: found on the first batch
-    adamw_lr: PositiveShare = 1e-4  # of the AdamW update that it is found with
+    adamw_lr: PositiveShare | None = None  # of the AdamW update it is found with; None: grpo.py's
 
 
 QUICK = {"batches": 1}
@@ -140,7 +140,8 @@ def measure(policy, before, sampled, args, large_lr):
     }
     if large_lr is None:
         small = changes(policy, before, whole, args.lr, batch, of_script).abs().mean().item()
-        wanted = adamw_change(policy, before, batch, of_script, args.adamw_lr)
+        adamw_lr = args.adamw_lr or of_script.lr
+        wanted = adamw_change(policy, before, batch, of_script, adamw_lr)
         large_lr = float(f"{args.lr * wanted / max(small, 1e-12):.2g}")
     bins = common.bins_of(batch["old_logp"])[mask]
     values = {"bins": bins, "advantages": batch["advantages"][mask].double()}

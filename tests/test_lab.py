@@ -18,7 +18,8 @@ from torch import nn
 from transformers import Qwen2Config
 
 import grpo
-from lab import common, lens, proposition, right_direction, who_dominates
+from lab import common, key_factors, lens, proposition, right_direction, who_dominates
+from runtime import memory
 
 MODELS = [importlib.import_module(script) for script in common.ALGORITHMS]
 COMMANDS = [
@@ -31,7 +32,7 @@ COMMANDS = [
 def on_the_cpu():
     """Also if there is a GPU: what is compared to the last digits is compared on one machine."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (*MODELS, lens, proposition):
+        for module in (*MODELS, common, lens, key_factors, proposition):
             patch.setattr(module, "DEVICE", torch.device("cpu"))
             if hasattr(module, "ON_GPU"):
                 patch.setattr(module, "ON_GPU", False)
@@ -414,12 +415,7 @@ def test_what_cannot_be_is_refused_in_one_line(flags, words, monkeypatch, capsys
 def test_a_command_for_3_billion_parameters_passes_a_dry_run(name, tmp_path, monkeypatch, capsys):
     """With the configuration of Qwen2.5-3B and no weights: the dry run reads none."""
     model = tmp_path / "qwen"
-    qwen = Qwen2Config(
-        hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
-        num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True,
-        max_position_embeddings=32768,
-    )  # fmt: skip
-    qwen.save_pretrained(model)
+    config_of_3b().save_pretrained(model)
     for part in KK_TINY.glob("*token*"):
         (model / part.name).write_bytes(part.read_bytes())
     flags = lines_for_3b()[name].replace("Qwen/Qwen2.5-3B-Instruct", str(model)).split()
@@ -428,7 +424,68 @@ def test_a_command_for_3_billion_parameters_passes_a_dry_run(name, tmp_path, mon
     with pytest.raises(SystemExit) as stop:
         importlib.import_module(f"lab.{name}").main()
     assert not stop.value.code
-    assert "3.09 billion parameters" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "3.09 billion parameters" in printed
+    assert "each gradient or copy of the weights that is kept: 11 GiB" in printed
+    fits = memory.machine_bytes() > 200e9
+    assert ("this machine has too little" in printed) != fits
+
+
+def test_3_billion_parameters_fit_a_gpu_of_80_gb(monkeypatch):
+    """The GPU is pretended."""
+    monkeypatch.setattr(common, "ON_GPU", True)
+    monkeypatch.setattr(grpo, "ON_GPU", True)
+    of_lab = common.Args(model="Qwen/Qwen2.5-3B-Instruct", people="3-7", max_tokens=2048)
+    args = common.trainer_args("grpo", of_lab)
+    assert args.gradient_checkpointing and args.lr == 1e-6
+    gpu = memory.Machine(on_gpu=True, processes=1, local_processes=1, gib=79)
+    _, needed, available = memory.estimate(config_of_3b(), args, grpo.HEAD_CHUNK, gpu)
+    assert needed < available
+
+
+def config_of_3b():
+    return Qwen2Config(
+        hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
+        num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True,
+        max_position_embeddings=32768,
+    )  # fmt: skip
+
+
+def test_what_recomputes_activations_measures_the_same(quick, monkeypatch):
+    """As on a GPU: gradients, and the positions that lab.proposition looks at one by one."""
+    out, _ = quick
+    args = proposition.Args(model=str(KK_TINY), cache=str(out / "cache"), tokens=2, rows=1, jacobians=1)
+    for name, value in common.QUICK.items():
+        setattr(args, name, value)
+    found = []
+    for on_gpu in (False, True):
+        monkeypatch.setattr(common, "ON_GPU", on_gpu)
+        policy, _ = common.load_policy(args)
+        [sampled] = common.load_batches(policy, args, 1)
+        of_script = common.trainer_args("grpo", args)
+        batch = common.with_advantages("grpo", sampled, of_script)
+        gradient = common.gradient_of(policy, batch, of_script)
+        assert policy.lm.training == on_gpu  # the model recomputes what it needs
+        policy.eval()
+        rests, norms, singular = proposition.measure(policy, sampled, args)
+        found.append([common.norm(gradient), rests.tolist(), norms.tolist(), singular])
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5) and found[0][0] > 0
+    for plain, again in zip(found[0][1:], found[1][1:]):
+        assert torch.allclose(torch.tensor(plain), torch.tensor(again), rtol=1e-5)
+
+
+def test_a_checkpoint_has_the_settings_of_the_model_it_began_as(tmp_path):
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_000005"
+    checkpoint.mkdir(parents=True)
+    args = common.Args(model=str(checkpoint))
+    assert common.began_with(args.model) == args.model  # nobody says what it was
+    assert common.trainer_args("grpo", args).lr == grpo.Args.lr == 1e-6
+    (tmp_path / "run" / "args.json").write_text(json.dumps({"model": str(KK_TINY)}))
+    assert common.began_with(args.model) == str(KK_TINY)
+    of_script = common.trainer_args("grpo", args)
+    assert of_script.lr == 1e-4 and of_script.model == str(checkpoint)
+    assert common.learning_rate(lens.Args(model=str(checkpoint))) == 1e-4
+    assert common.learning_rate(lens.Args(model=str(checkpoint), lr=1e-3)) == 1e-3
 
 
 def lines_for_3b():
