@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated
@@ -322,6 +323,38 @@ def bins_of(logp):
     """
     edges = torch.arange(1, BINS, dtype=torch.float64) / BINS
     return torch.bucketize(logp, edges.log().to(logp))
+
+
+@contextmanager
+def head_in_float64(policy):
+    """Within it the policy's log-probabilities have all their digits where they are near 0.
+
+    float32 has no number between 1 and 1 − 6e-8, and log_softmax takes the logarithm of such a
+    number: of a token with p = 0.999999 it can't tell which way a small step moves it. Here the
+    logits are float32, and what is done with them is float64.
+    """
+
+    def head(states, targets, temperature, with_entropy):
+        logits = policy.lm.lm_head(states).double()  # [n, vocabulary]
+        all_log_probs = (logits / temperature).log_softmax(-1)
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0].float()
+        return logp, torch.zeros_like(logp)
+
+    policy.head = head
+    try:
+        yield
+    finally:
+        del policy.head
+
+
+def fine_log_probs(policy, batch, args):
+    """Log-probability of each response token, [N, T] in float64, with all digits near 0.
+
+    args: grpo.py's settings.
+    """
+    with head_in_float64(policy):
+        logp, _ = grpo.log_probs(policy, batch, args, with_entropy=False)
+    return logp.double()
 
 
 # ------------------------------------------------------------------------------------------- a step

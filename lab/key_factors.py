@@ -443,25 +443,29 @@ def draw_values(axes, places, values, colour, width, label, decimals):
     for place, height, error in zip(places, heights, errors):
         text = f"{height:,.{decimals}f}"
         offset = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "small"}
-        axes.annotate(text, (place, height + error), ha="center", va="bottom", **offset)
+        look = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5}}
+        axes.annotate(text, (place, height + error), ha="center", va="bottom", **offset, **look)
 
 
 def draw_paper(axes, places, values, decimals):
-    """A diamond and its number for each value that the paper has."""
+    """A diamond, with its number above, for each value that the paper has."""
     shown = [(place, value) for place, value in zip(places, values) if value is not None]
     look = {"color": PAPERS, "s": 90, "marker": "D", "zorder": 3, "edgecolor": "white"}
     axes.scatter(*zip(*shown), label="the paper", **look)
     for place, value in shown:
-        offset = {"xytext": (8, 0), "textcoords": "offset points", "fontsize": "small"}
+        offset = {"xytext": (0, 8), "textcoords": "offset points", "fontsize": "small"}
         text = f"{value:,.{decimals}f}"
-        axes.annotate(text, (place, value), va="center", color=PAPERS, **offset)
+        # On a white ground, since lines go through.
+        look = {"color": PAPERS, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
+        axes.annotate(text, (place, value), ha="center", va="bottom", **offset, **look)
 
 
 def draw(average, by_chance, args):
     model = args.model.rstrip("/").split("/")[-1]
     title = (
         f"gradients of {model}: {args.batches} batch{'es' if args.batches > 1 else ''}, subspaces "
-        f"of {args.k} directions, after {args.updates - 1} of {args.updates} updates"
+        f"of {args.k} directions, after {args.updates - 1} of {args.updates} updates; error bars: "
+        "standard error"
     )
     figure = common.new_figure(18, 11, title)
     panels = figure.subplots(2, 2, width_ratios=[5, 8])
@@ -479,7 +483,7 @@ def draw(average, by_chance, args):
         axes = panels[0, x]
         norms = [[100 * value for value in row["norm"]] for row in found]
         draw_values(axes, [place - 0.15 for place in places], norms, OURS, 0.5, "ours", 0)
-        beside = [place + 0.22 for place in places]
+        beside = [place + (0.3, 0.36)[x] for place in places]
         draw_paper(axes, beside, [norm for norm, _ in of_paper], 0)
         axes.axhline(100, color=plot.GREY, linewidth=1, zorder=0)
         axes.set_yscale("log")

@@ -69,6 +69,7 @@ def learning_rate(policy, before, sampled, args):
     """The lr at which an SGD step changes probabilities as much as a run's first update."""
     of_script = common.trainer_args("grpo", args, kl_coef=0.0)
     batch = common.with_advantages("grpo", sampled, of_script)
+    batch["fine_logp"] = common.fine_log_probs(policy, batch, of_script)
     gradient = common.gradient_of(policy, batch, of_script)
     small = who_dominates.changes(policy, before, gradient, 1e-3, batch, of_script)
     adamw_lr = args.adamw_lr or of_script.lr
@@ -91,8 +92,8 @@ def step_of(method, policy, before, sampled, lr, updates, args):
 def shares_right(change, advantages, bins):
     """Share of tokens moved as their advantage says, {sign: [share in each bin]}; None if no token.
 
-    change: of the probability, advantages, bins: [n]. A token that stays as it is is not counted as
-    moved.
+    change: of the probability, advantages, bins: [n]. A token whose probability stays the same is
+    not counted as moved.
     """
     result = {}
     for sign, direction in zip(SIGNS, (1, -1)):
@@ -109,6 +110,7 @@ def measure(policy, before, sampled, lr, args):
     """One batch: {number of updates: {kind of step: {method: shares_right and ‖Δθ‖}}}."""
     of_script = common.trainer_args("grpo", args)
     batch = common.with_advantages("grpo", sampled, of_script)
+    batch["fine_logp"] = common.fine_log_probs(policy, batch, of_script)
     mask = batch["mask"]
     bins = common.bins_of(batch["old_logp"])[mask]
     advantages = batch["advantages"][mask]
@@ -169,8 +171,7 @@ def verdicts_of(rows, args):
         )
     )
     for kind in STEPS:
-        for method in ("AR", "Lopti", "AR + Lopti", "DPPO", "ACPO"):
-            updates = args.updates if method in ("DPPO", "ACPO") else 1
+        for method, updates in compared(args):
             mean, error = gain(rows, updates, kind, method)
             verdicts.append(
                 (
@@ -183,13 +184,19 @@ def verdicts_of(rows, args):
     return verdicts
 
 
+def compared(args):
+    """[(method, number of updates)] that are judged; at one update DPPO's loss is GRPO's."""
+    pairs = [(method, 1) for method in ("AR", "Lopti", "AR + Lopti")]
+    return pairs + [(method, args.updates) for method in METHODS if method != "GRPO"]
+
+
 # ------------------------------------------------------------------------------------------ picture
 
 
 def draw(rows, lr, args):
     title = (
         f"share of tokens moved as their advantage says: {args.model.rstrip('/').split('/')[-1]}, "
-        f"SGD, lr {lr:g}, {len(rows)} batches"
+        f"SGD, lr {lr:g}, {len(rows)} batches; bars: standard error"
     )
     figure = common.new_figure(17, 9.5, title)
     panels = figure.subplots(2, 4, sharex=True, sharey=True)
@@ -211,7 +218,7 @@ def draw(rows, lr, args):
                     label=method,
                 )
             axes.axhline(0.5, color="0.5", linewidth=1, zorder=0)
-            axes.set_xticks(range(common.BINS), ["≤ .25", "– .5", "– .75", "> .75"])
+            axes.set_xticks(range(common.BINS), common.BIN_NAMES, fontsize="small")
             if y == 1:
                 axes.set_xlabel("probability when sampled")
             if y == 0:

@@ -33,6 +33,7 @@ EDGES = [0.2, 0.25, 0.5, 0.75, 0.8]  # of both papers: six cells, of which both 
 FIGURE_1 = [[0, 1], [2], [3], [4, 5]]  # its four bins, as cells
 TAILS = {"p < 0.2": 0, "p > 0.8": 5}  # ACPO's two groups, as cells
 UPDATED = ["all tokens", "only p ≤ 0.25", "only p > 0.75"]
+LINEAR = 1e-3  # of the largest change; up to there the picture's scale is not logarithmic
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -70,14 +71,14 @@ def gradients_by_cell(policy, batch, args):
 def changes(policy, before, gradient, lr, batch, args):
     """Each response token's change of probability, [n], after θ ← before − lr · gradient.
 
-    The policy has its weights `before` again afterwards.
+    batch["fine_logp"]: common.fine_log_probs at the weights `before`, which the policy has again
+    afterwards.
     """
     moved = [weight - lr * part for weight, part in zip(before, gradient)]
     common.set_weights(policy, moved)
-    logp, _ = grpo.log_probs(policy, batch, args, with_entropy=False)
+    logp = common.fine_log_probs(policy, batch, args)
     common.set_weights(policy, before)
-    difference = logp.double().exp() - batch["old_logp"].double().exp()
-    return difference[batch["mask"]]
+    return (logp.exp() - batch["fine_logp"].exp())[batch["mask"]]
 
 
 def adamw_change(policy, before, batch, args, lr):
@@ -125,6 +126,7 @@ def measure(policy, before, sampled, args, large_lr):
     """One batch: its numbers for JSON, and for the boxes {name: tokens' values}, [n] each."""
     of_script = common.trainer_args("grpo", args, kl_coef=0.0)
     batch = common.with_advantages("grpo", sampled, of_script)
+    batch["fine_logp"] = common.fine_log_probs(policy, batch, of_script)
     mask = batch["mask"]
     cells = cells_of(batch["old_logp"])[mask]
     counts = [int((cells == i).sum()) for i in range(len(EDGES) + 1)]
@@ -154,7 +156,6 @@ def measure(policy, before, sampled, args, large_lr):
         in_top = bins == common.BINS - 1
         numbers["steps"][name] = {
             "mean_change": {key: change.abs().mean().item() for key, change in moved.items()},
-            # A trainer's bfloat16 is not involved: both passes are float32.
             "mean_change_of_top_bin": {
                 key: change[in_top].abs().mean().item() for key, change in moved.items()
             },
@@ -287,13 +288,12 @@ def draw_boxes(axes, boxes, title):
     axes.axhline(0, color="0.5", linewidth=1, zorder=0)
     axes.set_xticks(range(common.BINS), common.BIN_NAMES)
     axes.set_title(title)
-    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
 
 
 def draw(result, args):
-    title = "one GRPO update of {} by the tokens' probability, {} batches".format(
-        args.model.rstrip("/").split("/")[-1], args.batches
-    )
+    title = (
+        "one GRPO update of {} by the tokens' probability, {} batches; bars: standard deviation"
+    ).format(args.model.rstrip("/").split("/")[-1], args.batches)
     figure = common.new_figure(16, 12.5, title)
     panels = figure.subplots(3, 3)
     average = result["average"]
@@ -305,7 +305,12 @@ def draw(result, args):
         limit = 1.08 * max(abs(value) for boxes in shown for box in boxes for value in box)
         for axes, updated, boxes in zip(panels[row], UPDATED, shown):
             draw_boxes(axes, boxes, f"change of p, {updated} updated\nSGD, lr {result[name]:g}")
+            # Probable tokens move by far less than the others; on a linear scale by nothing.
+            axes.set_yscale("symlog", linthresh=LINEAR * limit or 1)
             axes.set_ylim(-limit or -1, limit or 1)
+        panels[row, 0].set_ylabel(
+            "linear to 1/1000 of the\nlargest, then logarithmic", fontsize="small"
+        )
     common.save_figure(figure, args, "who_dominates")
 
 

@@ -229,6 +229,37 @@ def test_grpo_tis_weighs_by_what_the_sampler_said():
     assert weights_of("grpo_tis", rows)[0] == exactly([[1.5 / 3, 2 / 3], [1 / 3]])
 
 
+def test_the_weights_are_slopes_of_the_loss_by_finite_differences():
+    """Of GRPO's and DPPO's objective, written out here as numbers, along each token's log π."""
+    tokens = [token for row in MOVED for token in row]
+    beta, epsilon_low, epsilon_high, delta = 0.1, 0.2, 0.24, 0.15
+
+    def objective(logs, of_token):
+        total = 0.0
+        for log, token in zip(logs, tokens):
+            ratio, advantage = math.exp(log) / token["p"], token.get("A", 1.0)
+            total += of_token(ratio, advantage, token["p"]) / len(tokens)
+        return total
+
+    def grpo_token(ratio, advantage, p):
+        clipped = min(max(ratio, 1 - epsilon_low), 1 + epsilon_high)
+        return min(ratio * advantage, clipped * advantage) - beta * (1 / ratio + math.log(ratio) - 1)
+
+    def dppo_token(ratio, advantage, p):
+        is_cut = (ratio - 1) * advantage > 0 and abs(ratio - 1) * p > delta
+        return 0.0 if is_cut else ratio * advantage
+
+    for script, of_token, changes in (("grpo", grpo_token, {"kl_coef": beta}), ("dppo", dppo_token, {})):
+        weights = [w for row in weights_of(script, MOVED, **changes)[0] for w in row]
+        logs = [math.log(token["p"] * token.get("ratio", 1.0)) for token in tokens]
+        for i, weight in enumerate(weights):
+            above, below = list(logs), list(logs)
+            above[i] += 1e-6
+            below[i] -= 1e-6
+            slope = (objective(above, of_token) - objective(below, of_token)) / 2e-6
+            assert weight == pytest.approx(slope, abs=1e-6), (script, i)
+
+
 # ------------------------------------------------------------------------- the lens: a real model
 
 
@@ -639,6 +670,53 @@ def test_averages_over_batches():
     root = math.sqrt(2)
     assert who_dominates.over_batches(rows) == {"a": [[2, root], [2, 0]], "b": {"c": [3, 0]}}
     assert common.mean_and_error([1.0, 3.0]) == (2, pytest.approx(1))
+
+
+def test_a_probability_near_1_keeps_its_digits():
+    """Logits (30, 0): 1 − π is 1/(1 + exp(30)), 9.4e-14, and float32's log_softmax says 0."""
+    policy = nn.Module()
+    policy.lm = nn.Module()
+    policy.lm.lm_head = nn.Identity()
+    with common.head_in_float64(policy):
+        logp, _ = policy.head(torch.tensor([[30.0, 0.0]]), torch.tensor([0]), 1.0, False)
+        cooler, _ = policy.head(torch.tensor([[30.0, 0.0]]), torch.tensor([0]), 1.5, False)
+    assert logp.item() == pytest.approx(-math.exp(-30), rel=1e-6)
+    assert cooler.item() == pytest.approx(-math.exp(-20), rel=1e-6)
+    assert torch.tensor([30.0, 0.0]).log_softmax(0)[0] == 0
+    assert not hasattr(policy, "head")
+
+
+def test_fine_log_probabilities_are_the_policys(quick):
+    out, _ = quick
+    args = lens.Args(model=str(KK_TINY), cache=str(out / "cache"))
+    for name, value in common.QUICK.items():
+        setattr(args, name, value)
+    policy, _ = common.load_policy(args)
+    [sampled] = common.load_batches(policy, args, 1)
+    fine = common.fine_log_probs(policy, sampled.batch, common.trainer_args("grpo", args))
+    assert torch.allclose(fine, sampled.batch["old_logp"].double(), atol=2e-6)
+    near_1 = sampled.batch["mask"] & (fine > -1e-6)
+    assert near_1.any() and (fine[near_1] < 0).all()  # float32 has many a 0 here
+
+
+def test_a_small_step_changes_probabilities_by_their_slope_along_it(drawn):
+    """The other way round: a finite difference measured, the slope from each token's own gradient."""
+    batch, policy = drawn
+    args = script_args("grpo", rows=len(batch["ids"]))
+    logp, _ = grpo.log_probs(policy, batch, args)
+    batch = batch | {"old_logp": logp, "fine_logp": common.fine_log_probs(policy, batch, args)}
+    before = common.copy_weights(policy)
+    gradient = common.gradient_of(policy, batch, args)
+    lr = 3e-3 / common.norm(gradient)
+    change = torch.zeros(batch["mask"].shape, dtype=torch.float64)
+    change[batch["mask"]] = who_dominates.changes(policy, before, gradient, lr, batch, args)
+    places = batch["mask"].nonzero()
+    least, most = logp[batch["mask"]].argmin(), logp[batch["mask"]].argmax()
+    now, _ = policy(batch["ids"], batch["mask"], args.temperature)
+    for row, t in places[torch.stack([least, most, torch.tensor(0)])].tolist():
+        own = torch.autograd.grad(now[row, t], policy.parameters(), retain_graph=True)
+        slope = -lr * common.dot(own, gradient) * math.exp(batch["fine_logp"][row, t])
+        assert change[row, t].item() == pytest.approx(slope, rel=0.05), logp[row, t]
 
 
 def test_shares_that_move_in_the_right_direction_by_hand():
