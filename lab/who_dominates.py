@@ -221,12 +221,15 @@ def verdicts_of(rows):
             return found[low] - found[high]
 
         found = average["steps"][lr]["correlation_with_all"]
+        sizes = average["steps"][lr]["mean_change"]
         verdicts.append(
             (
-                f"updating only improbable tokens moves all tokens as the whole update does ({lr})",
+                "updating only improbable tokens moves the tokens more as the whole update does "
+                f"than updating only probable ones ({lr})",
                 common.verdict(difference(gap)[1], enough),
                 f"correlation of the changes with those of the whole update: {low} "
-                f"{found[low][0]:.2f}, {high} {found[high][0]:.2f}",
+                f"{found[low][0]:.2f}, {high} {found[high][0]:.2f}; mean |change of p|: "
+                + ", ".join(f"{name} {sizes[name][0]:.2g}" for name in UPDATED),
             )
         )
 

@@ -204,7 +204,7 @@ def test_a_difference_by_hand(folders):
     [found] = AHEAD.findings(folders)
     assert found == claims.Finding(claims.SHOWS, "ar minus grpo: +0.200 ± 0.058 mean, +0.100 ± 0.000 at step 12")
     [other] = dataclasses.replace(AHEAD, sign=-1).findings(folders)
-    assert other.word == claims.DOES_NOT_SHOW and other.numbers == found.numbers
+    assert other.word == claims.DOES_NOT_SHOW and other.numbers == f"{found.numbers} (the opposite)"
 
 
 def test_one_measure_of_two_cannot_tell(folders):

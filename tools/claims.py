@@ -37,9 +37,10 @@ NOT_MEASURED = "not measured here"
 TESTED = "holds in a test"
 NO_CLAIM = "no claim"
 MEANING = {
-    SHOWS: "the effect is there",
-    DOES_NOT_SHOW: "it was looked for and is not there",
-    CANNOT_TELL: "too few tokens or runs, or the measures disagree",
+    SHOWS: "the effect is there; where a row has a comparison beside it, that may be as large",
+    DOES_NOT_SHOW: "no difference of 2 standard errors in the claimed direction: it may be too small to see here, or "
+    "point the other way (marked: the opposite)",
+    CANNOT_TELL: "too few tokens or runs, or the two test accuracies disagree",
     NOT_MEASURED: "no result is kept here, or no command measures it",
     TESTED: "an identity, which a test checks against numbers worked out by hand or finite differences",
     NO_CLAIM: "a definition or a setting; the row says where it is in the code",
@@ -89,7 +90,8 @@ class Lab:
         verdicts = self.verdicts(folders)
         found = []
         for claim, word, numbers in verdicts:
-            ending = re.search(r"\(([^()]*)\)$", claim)  # what tells it from the others, as in "… (equal lr, 1 update)"
+            # What tells it from the others, as in "… (equal lr, 1 update)"; it may have parentheses of its own.
+            ending = re.search(r"\(((?:[^()]|\([^()]*\))*)\)$", claim)
             label = f"{ending[1]}: " if ending and len(verdicts) > 1 else ""
             found.append(Finding(word, label + numbers))
         return found
@@ -125,17 +127,18 @@ class Ahead:
             measures = {"mean": compare.final, f"at {last}": compare.at_the_end}
         else:
             measures = {f"{plot.TITLES[self.key]}, last 5 steps": late_mean}
-        shown, holds = [], []
+        shown, holds, opposite = [], [], []
         for name, measure in measures.items():
             differences = [measure(a, self.key) - measure(b, self.key) for a, b in pairs]
             mean, error = compare.mean_and_error(differences)
             holds.append(self.sign * mean > ERRORS * error)
+            opposite.append(self.sign * mean < -ERRORS * error)
             shown.append(f"{compare.shown_difference(differences)} {name}")
         numbers = f"{self.entry} minus {self.base}: {', '.join(shown)}"
         if len(seeds) < SEEDS:
             return [Finding(CANNOT_TELL, f"{numbers}; {len(seeds)} seed{'s' * (len(seeds) > 1)}")]
         word = SHOWS if all(holds) else CANNOT_TELL if any(holds) else DOES_NOT_SHOW
-        return [Finding(word, numbers)]
+        return [Finding(word, f"{numbers} (the opposite)" if all(opposite) and not self.is_control else numbers)]
 
 
 @dataclass(frozen=True)
@@ -304,7 +307,7 @@ AR_LOPTI = (
     Claim(
         "Figure 1(c), (e)",
         "updating improbable tokens alone moves all tokens as the whole update does",
-        (Lab("who_dominates", ("updating only improbable tokens moves all tokens",)),),
+        (Lab("who_dominates", ("updating only improbable tokens moves",)),),
         "SGD with the paper's learning rate, and with one at which kk_tiny moves as in its own runs",
     ),
     Claim(
@@ -356,7 +359,7 @@ AR_LOPTI = (
         "Section 4.1, all parameters",
         "and so is the norm of the gradient of all parameters",
         (Lab("forking_tokens", ("the norm of a token's gradient at all weights",)),),
-        "a correlation of at least 0.8, over all tokens: most of them have 1 − π near 0",
+        "a correlation of at least 0.8, over all tokens: most have 1 − π near 0; 1 − π ≥ 0.25 alone was not looked at",
     ),
     Claim(
         "eq. 9–15",
@@ -375,9 +378,9 @@ AR_LOPTI = (
     ),
     Claim(
         "Figure 3, GRPO",
-        "the more probable a positive token, the less often an update raises its probability",
+        "an update raises the probability of probable positive tokens less often than that of improbable ones",
         (Lab("right_direction", ("GRPO moves positive improbable tokens",)),),
-        "p ≤ 0.25 against p > 0.75",
+        "p ≤ 0.25 against p > 0.75; between them there is no such order here",
     ),
     Claim(
         "Figure 3, AR",
@@ -412,7 +415,14 @@ AR_LOPTI = (
     Claim(
         "Figure 4, Lopti",
         "so does Lopti (+38.5 %)",
-        (ahead("lopti", "grpo"), ahead("lopti", "grpo 4 updates", is_control=True)),
+        (
+            ahead("lopti", "grpo"),
+            Ahead("long", "lopti, 40 steps", "grpo, 40 steps"),
+            ahead("lopti", "grpo 4 updates", is_control=True),
+            Ahead("long", "lopti, 40 steps", "grpo 4 updates, 40 steps", is_control=True),
+            Ahead("learning_rate", "lr 3e-5, lopti", "lr 3e-5", is_control=True),
+            Ahead("learning_rate", "lr 3e-4, lopti", "lr 3e-4", is_control=True),
+        ),
         "Lopti makes twice as many optimizer steps; GRPO with 4 updates makes as many",
     ),
     Claim(
@@ -420,8 +430,10 @@ AR_LOPTI = (
         "both together learn the most (+46.2 %)",
         (
             ahead("ar+lopti", "grpo"),
+            Ahead("long", "ar+lopti, 40 steps", "grpo, 40 steps"),
             ahead("ar+lopti", "lopti"),
             ahead("ar+lopti", "grpo 4 updates", is_control=True),
+            Ahead("long", "ar+lopti, 40 steps", "grpo 4 updates, 40 steps", is_control=True),
         ),
         "more than GRPO and more than Lopti alone; GRPO with 4 updates makes as many optimizer steps",
     ),
@@ -524,7 +536,7 @@ AR_LOPTI = (
         "Table 6",
         "Lopti's update takes twice as long (17.6 to 35.3 s with 3B), AR's as long as GRPO's",
         (Cost(least=1.5, most=1.1),),
-        "the same batches for all three, with SmolLM2-135M on a CPU",
+        "1.5 times is enough; the same batches for all three, with SmolLM2-135M on a CPU",
     ),
     Claim(
         "Figure 11",
@@ -625,7 +637,7 @@ ACPO = (
         "Figure 1(b)",
         "which tokens dominate shifts with the number of updates",
         (Lab("off_policy", ("the share of improbable tokens",)),),
-        "one batch, from the first update to the last",
+        "four batches, each from its first update to its last",
     ),
     Claim(
         "Figure 1(c)",
@@ -869,9 +881,9 @@ NOTES = (
     ),
     Claim(
         "kuaishou_words.png",
-        "tokens of high entropy guide what comes next",
+        "tokens of high entropy guide what comes next: they begin a sentence or a line",
         (Lab("forking_tokens", ("tokens that begin a step",)),),
-        "judged by the tokens that begin a sentence or a line",
+        "that these have more entropy than others is measured; what they lead to is not",
     ),
     Claim(
         "80/20, accuracy",
@@ -914,7 +926,8 @@ def page(folders=Folders()):
         "notes: what it says, which command measures it here, and what came out. `python -m tools.claims` writes this "
         "page from the kept results; no verdict is written by hand.",
         "**What was measured is small**: models/kk_tiny, a Llama of a million parameters, learning Knights & Knaves "
-        "puzzles of 2 and 3 people for 8 or 12 steps on two cores. That a claim does not show here says little about "
+        "puzzles of 2 and 3 people for 8, 12 or 40 steps on two cores; Figure 11 and Table 6 of AR-Lopti have "
+        "SmolLM2-135M. That a claim does not show here says little about "
         "models of 3 billion parameters that learn for 360 steps. A claim that shows here is no proof for them either.",
     ]
     lines = []

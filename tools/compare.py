@@ -114,8 +114,8 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "acpo, 40 steps: acpo.py",
         ],
     ),
-    # Is Lopti ahead of as many optimizer steps of GRPO at a third and three times the learning rate, too? "long" has the
-    # same flags but for the steps, so its evaluation at step 8 is the comparison at 1e-4.
+    # Is Lopti ahead of as many optimizer steps of GRPO at a third and three times the learning rate, too? "long" has
+    # the same flags but for the steps, so its evaluation at step 8 is the comparison at 1e-4.
     "learning_rate": (
         "--steps 8 --eval_every 4 --eval_size 500 --dtype float32",
         [
