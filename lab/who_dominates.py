@@ -20,6 +20,7 @@ standard deviation over batches.
 """
 
 import dataclasses
+import math
 from statistics import fmean, stdev
 
 import torch
@@ -309,10 +310,12 @@ def draw(result, args):
         for axes, updated, boxes in zip(panels[row], UPDATED, shown):
             draw_boxes(axes, boxes, f"change of p, {updated} updated\nSGD, lr {result[name]:g}")
             # Probable tokens move by far less than the others; on a linear scale by nothing.
-            axes.set_yscale("symlog", linthresh=LINEAR * limit or 1)
+            linear = 10.0 ** round(math.log10(LINEAR * limit)) if limit else 1.0
+            axes.set_yscale("symlog", linthresh=linear)
+            axes.set_yticks([sign * linear * 10**i for i in (1, 2, 3) for sign in (-1, 1)] + [0])
             axes.set_ylim(-limit or -1, limit or 1)
         panels[row, 0].set_ylabel(
-            "linear to 1/1000 of the\nlargest, then logarithmic", fontsize="small"
+            "linear to about 1/1000 of\nthe largest, then logarithmic", fontsize="small"
         )
     common.save_figure(figure, args, "who_dominates")
 
