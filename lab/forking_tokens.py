@@ -434,7 +434,7 @@ def draw_shares(axes, pooled):
 
 
 def draw_scatter(axes, pooled, args):
-    """Entropy over probability, with the bounds; some tokens, so that points can be told apart."""
+    """Entropy over probability, and the least it can be; some tokens, to tell points apart."""
     generator = torch.Generator().manual_seed(args.seed)
     some = torch.randperm(len(pooled["entropy"]), generator=generator)[:4000]
     look = {"markersize": 3, "alpha": 0.35, "color": "#0072B2", "rasterized": True}

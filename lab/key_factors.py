@@ -39,6 +39,7 @@ batches.
 
 import dataclasses
 import importlib
+from statistics import fmean
 
 import torch
 from tqdm import tqdm
@@ -141,18 +142,21 @@ class Gradient:
         matrices = [tensor for tensor in tensors if tensor.dim() == 2]
         self.vectors = [right_vectors(matrix)[:, :most].clone() for matrix in matrices]
 
+    def angles_to(self, other, k):
+        """The mean principal angle over k of each matrix, in degrees."""
+        pairs = zip(self.vectors, other.vectors)
+        return [principal_angles(mine, its, k).mean().item() for mine, its in pairs]
+
     def angle_to(self, other, k):
         """The mean principal angle over k and over the matrices, in degrees."""
-        angles = []
-        for mine, its in zip(self.vectors, other.vectors):
-            angles.append(principal_angles(mine, its, k).mean())
-        return torch.stack(angles).mean().item()
+        return fmean(self.angles_to(other, k))
 
     def compare(self, reference, k):
-        """Norm as a share of the reference's, and the three angles to it."""
+        """Norm as a share of the reference's, and the three angles to it; one by matrix, too."""
         return {
             "norm": common.norm(self.tensors) / max(common.norm(reference.tensors), 1e-300),
             "angle": self.angle_to(reference, k),
+            "angle_by_matrix": self.angles_to(reference, k),
             f"angle_with_k_{PAPERS_K}": self.angle_to(reference, PAPERS_K),
             "angle_of_vectors": common.angle(self.tensors, reference.tensors),
         }
@@ -298,6 +302,8 @@ def average_of(rows):
     """[a batch's tree of numbers, …] → the same tree with [mean, standard error] over batches."""
     if isinstance(rows[0], dict):
         return {name: average_of([row[name] for row in rows]) for name in rows[0]}
+    if isinstance(rows[0], list):
+        return [average_of(list(values)) for values in zip(*rows)]
     return list(common.mean_and_error(rows))
 
 
@@ -543,6 +549,7 @@ def main():
     result = {
         "paper": {"subsets": SUBSETS, "off_policy": PAPER},  # [norm in %, angle in degrees]
         "random_matrices": by_chance,
+        "matrices": [name for name, weight in policy.named_parameters() if weight.dim() == 2],
         "average": average,  # [mean, standard error]; off_policy: by reference
         "verdicts": verdicts,
     }

@@ -228,7 +228,8 @@ def verdicts_of(summary):
         value = lowest(script, "first")
         verdicts.append(
             (
-                f"{script} gives tokens of p ≤ 0.25 {'less' if less else 'more'} weight than grpo",
+                f"beside its own mean weight, {script} gives tokens of p ≤ 0.25 "
+                f"{'less' if less else 'more'} than grpo does",
                 common.verdict(value < 0.99 if less else value > 1.01),
                 f"their weight over the script's mean weight is {value:.2f} times that of grpo",
             )

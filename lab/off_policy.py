@@ -114,7 +114,9 @@ def bins_between(logp, edges):
 def spread_of(ratio, logp, edges=EDGES):
     """Tokens, σ of ρ and 1 − π of each bin, the improbable ones first; and the fit of Lemma 1.
 
-    ratio, logp: [n], logp when sampled. A bin's 1 − π is the fourth root of its mean (1 − π)⁴.
+    ratio, logp: [n], logp when sampled. A bin's 1 − π is the fourth root of its mean (1 − π)⁴. The
+    last bin, of tokens that are nearly certain, lies far from the others on a logarithmic axis and
+    weighs most in the fit, so there is a second one without it.
     """
     bins = bins_between(logp, edges)
     rests = -logp.double().expm1()  # 1 − π, also if π is near 1
@@ -128,7 +130,10 @@ def spread_of(ratio, logp, edges=EDGES):
         found["sigma"].append(sigma)
         found["rest"].append(rest)
     fitted = [i for i, tokens in enumerate(found["tokens"]) if tokens >= FEW]
-    found["fit"] = fit([found["sigma"][i] for i in fitted], [found["rest"][i] for i in fitted])
+    fitted_without_last = [i for i in fitted if i < len(edges)]
+    for name, chosen in (("fit", fitted), ("fit_without_last", fitted_without_last)):
+        sigmas = [found["sigma"][i] for i in chosen]
+        found[name] = fit(sigmas, [found["rest"][i] for i in chosen])
     return found
 
 
@@ -342,9 +347,12 @@ def of_spread(rows, counts, enough):
     mean, error = common.mean_and_error(exponents)
     factor = fmean(column(rows, first, *path, "factor"))
     kappa = fmean(column(rows, first, *path, "kappa"))
+    path_of_others = ("spread", "all", "fit_without_last", "exponent")
+    mean_of_others, error_of_others = common.mean_and_error(column(rows, first, *path_of_others))
     numbers = (
-        f"exponent {mean:.2f} ± {error:.2f}; with 4, κ is {kappa:.2g} and the worst bin's σ is off "
-        f"by a factor of {factor:.2g}"
+        f"exponent {mean:.2f} ± {error:.2f}; without the tokens of p > {EDGES[-1]} "
+        f"{mean_of_others:.2f} ± {error_of_others:.2f}; with 4, κ is {kappa:.2g} and the worst "
+        f"bin's σ is off by a factor of {factor:.2g}"
     )
     if last > first:  # some tokens' own update is still to come
         of_others = fmean(column(rows, first, "spread", "waiting", "fit", "kappa"))
@@ -374,7 +382,7 @@ def of_dominance(rows, counts, enough):
     for kind, words in SIGNALS.items():
         logs = {number: column(rows, number, "log_ratio", kind) for number in counts}
         ratios = [f"{math.exp(fmean(values)):.3g}" for values in logs.values()]  # geometric means
-        numbers = f"p ≤ 0.25 over p > 0.75 {after}: {', '.join(ratios)}"
+        numbers = f"that of p ≤ 0.25 divided by that of p > 0.75, {after}: {', '.join(ratios)}"
         near = is_above(logs[first])
         far = is_above([-value for value in logs[last]])
         verdicts += [
@@ -497,21 +505,25 @@ def draw_entropy(axes, values, vocabulary):
     axes.set_ylim(0, 1.35 * entropy.max().item())  # room for the legend
     axes.set_xlabel("probability when sampled")
     axes.set_title("entropy [nats] (colour: tokens)")
-    axes.legend(fontsize="small", edgecolor="white", loc="upper right", ncols=3, handlelength=1.2)
+    look = {"fontsize": "small", "edgecolor": "white", "framealpha": 1, "handlelength": 1.2}
+    axes.legend(loc="upper right", ncols=3, **look)
 
 
 def draw(average, values, counts, lr, vocabulary, args):
     from matplotlib import colormaps
 
-    title = "one batch, {} updates: {}, AdamW, lr {:g}; {} in all".format(
-        args.updates, args.model.rstrip("/").split("/")[-1], lr, args.batches
-    )
+    title = (
+        "{} updates on one batch by {}, AdamW, lr {:g}; {} batches, bars: standard deviation"
+    ).format(args.updates, args.model.rstrip("/").split("/")[-1], lr, args.batches)
     figure = common.new_figure(18, 11, title)
     panels = figure.subplots(2, 3)
     colours = colormaps["viridis_r"](torch.linspace(0.15, 1, len(counts) - 1).tolist())
     bins = common.bins_of(values["logp"])
     boxes = who_dominates.boxes_of(values["ratio"] - 1, bins)
     who_dominates.draw_boxes(panels[0, 0], boxes, f"ρ − 1 after {counts[-1]} updates")
+    limit = 1.08 * max(abs(value) for box in boxes for value in box)
+    who_dominates.show_small_changes(panels[0, 0], limit)
+    panels[0, 0].set_ylabel(who_dominates.SMALL_CHANGES, fontsize="small")
     draw_spread(panels[0, 1], average, counts, colours)
 
     def by_bin(of):  # {bin: values after each count, in percent}
@@ -531,7 +543,7 @@ def draw(average, values, counts, lr, vocabulary, args):
     ratios = {}
     for kind, name in SIGNALS.items():
         ratios[name] = [average["after"][n]["log_ratio"][kind] for n in counts]
-    draw_lines(panels[1, 1], counts, ratios, "p ≤ 0.25 over p > 0.75")
+    draw_lines(panels[1, 1], counts, ratios, "number of p ≤ 0.25 divided by that of p > 0.75")
     axes = panels[1, 1]
     # Drawn are logarithms, so that the bars are right; ticks show the ratios.
     axes.axhline(0, color="0.5", linewidth=1.5, linestyle="--", zorder=0)

@@ -238,9 +238,10 @@ def correlation(a, b):
 def summary_of(rests, norms, lower, upper, groups):
     """For each group the correlation with 1 − π, the bounds and how many tokens obey them.
 
-    In a group of several layers the norm is the mean over them, and so is each bound. inside:
-    between both bounds, up to rounding. correlation_if_unsure: of the tokens with 1 − π of at least
-    UNSURE. Tokens whose 1 − π rounds to 0 are left out.
+    In a group of several layers the norm is the mean over them, and so is each bound. above, below,
+    inside: of the tokens for which this is so at any (inside: at each) of the group's layers by its
+    own bounds, up to rounding. correlation_if_unsure: of the tokens with 1 − π of at least UNSURE.
+    Tokens whose 1 − π rounds to 0 are left out.
     """
     kept = rests > 1e-6  # below, float32 log-probabilities have no digits left
     rests = rests[kept]
@@ -252,8 +253,11 @@ def summary_of(rests, norms, lower, upper, groups):
         # The logits' bounds are exact, so what counts against them is rounding: 1 − π is as good
         # as a float32 log-probability, 1e-7.
         slack = 1e-6 + 3e-7 / rests
-        above = norm > high * rests * (1 + slack)
-        below = norm < low * rests * (1 - slack)
+        above = torch.zeros(len(rests), dtype=torch.bool)
+        below = torch.zeros(len(rests), dtype=torch.bool)
+        for i in places:
+            above |= norms[kept][:, i] > upper[i] * rests * (1 + slack)
+            below |= norms[kept][:, i] < lower[i] * rests * (1 - slack)
         result[name] = {
             "correlation": correlation(norm, rests),
             "correlation_if_unsure": correlation(norm[rests >= UNSURE], rests[rests >= UNSURE]),
@@ -331,13 +335,16 @@ def draw(rests, norms, summary, groups, args):
         # The lower bound may be so low that the tokens would not be told apart above it.
         bottom = 1e-3 * norm[norm > 0].min().item()
         axes.set_ylim(bottom=max(bottom, 0.3 * found["lower"] * ends[0].item()))
+        if found["lower"] < bottom:
+            text = f"lower bound: {found['lower']:.0e}·(1 − π), below the panel"
+            axes.text(0.97, 0.04, text, transform=axes.transAxes, ha="right", fontsize="small")
         axes.set_title(f"{group}: correlation {found['correlation']:.2f}")
         if number % columns == 0:
             axes.set_ylabel("‖δ‖ / |w|")
         if number // columns == rows - 1:
             axes.set_xlabel("1 − π")
     lines = panels[0, 0].get_lines()
-    names = ["a token", "upper bound", "lower bound (may lie below the panel)"]
+    names = ["a token", "upper bound", "lower bound"]
     figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False)
     for spare in range(len(groups), rows * columns):
         panels[spare // columns, spare % columns].axis("off")

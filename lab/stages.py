@@ -3,6 +3,8 @@
     python -m lab.stages                                     kk_tiny after 0, 5 and 10 steps of GRPO
     python -m lab.stages --smollm2                           and SmolLM2-135M, which is never right
     python -m lab.stages --steps 0 20 40 --run runs/long     other stages of another run
+    python -m lab.stages --steps 0 100 200 --model Qwen/Qwen2.5-3B-Instruct --run runs/3b --dry_run
+                                                             another model's run: trained if need be
 
 What the papers say about tokens may hold for a model before training and not after, or the other
 way round. This trains a run of grpo.py that saves its stages (minutes; a run that is there is used
@@ -23,7 +25,6 @@ from lab import common
 from runtime import settings
 from runtime.settings import NonNegativeInt, PositiveInt
 
-START = "models/kk_tiny"
 SMOLLM2 = "models/SmolLM2-135M-Instruct"
 COMMANDS = ["who_dominates", "proposition", "forking_tokens"]
 WITHOUT_REWARDS = COMMANDS[1:]  # what can be measured of a model that is never right
@@ -42,6 +43,7 @@ class Args:
     steps: Annotated[list[NonNegativeInt], tyro.conf.arg(metavar="STEP")] = dataclasses.field(
         default_factory=lambda: [0, 5, 10]
     )  # the stages, as training steps
+    model: str = "models/kk_tiny"  # the model before training
     run: str = "runs/lab_stages"  # the run's folder; trained if it is not there
     batches: PositiveInt = 3  # for each stage and command
     smollm2: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # SmolLM2-135M as well
@@ -55,14 +57,14 @@ def training(args):
     """The command that trains the run whose checkpoints are the stages."""
     last = max(args.steps)
     every = min([b - a for a, b in zip(args.steps, args.steps[1:])] or [last])
-    words = ["grpo.py", "--model", START, "--task", "kk", "--steps", str(last)]
+    words = ["grpo.py", "--model", args.model, "--task", "kk", "--steps", str(last)]
     words += ["--save_every", str(every), "--eval_every", str(last), "--seed", str(args.seed)]
     return [sys.executable, *words, "--run_dir", args.run]
 
 
 def model_of(step, args):
     """The folder of a stage: the model before training, or the run's checkpoint."""
-    return START if step == 0 else f"{args.run}/checkpoints/step_{step:06d}"
+    return args.model if step == 0 else f"{args.run}/checkpoints/step_{step:06d}"
 
 
 def measurements(args):

@@ -141,7 +141,8 @@ def verdicts_of(averages, count):
 def draw(averages, with_rewards, args):
     advantages = "GRPO's advantages" if with_rewards else "every advantage 1"
     name = args.model.rstrip("/").split("/")[-1]
-    figure = common.new_figure(13, 5.5, f"two tasks, {name}, {advantages}, {args.batches} batches")
+    title = f"two tasks, {name}, {advantages}, {args.batches} batches; bars: standard error"
+    figure = common.new_figure(13, 5.5, title)
     panels = figure.subplots(1, 2)
     parts = [
         ("share", "share of the tokens [%]"),

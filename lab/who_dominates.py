@@ -35,6 +35,7 @@ FIGURE_1 = [[0, 1], [2], [3], [4, 5]]  # its four bins, as cells
 TAILS = {"p < 0.2": 0, "p > 0.8": 5}  # ACPO's two groups, as cells
 UPDATED = ["all tokens", "only p ≤ 0.25", "only p > 0.75"]
 LINEAR = 1e-3  # of the largest change; up to there the picture's scale is not logarithmic
+SMALL_CHANGES = "linear to about 1/1000 of\nthe largest, then logarithmic"
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -294,6 +295,17 @@ def draw_boxes(axes, boxes, title):
     axes.set_title(title)
 
 
+def show_small_changes(axes, limit):
+    """A scale that is linear near 0 and logarithmic beyond, from -limit to limit.
+
+    Probable tokens move by far less than the others; on a linear scale by nothing.
+    """
+    linear = 10.0 ** round(math.log10(LINEAR * limit)) if limit else 1.0
+    axes.set_yscale("symlog", linthresh=linear)
+    axes.set_yticks([sign * linear * 10**i for i in (1, 2, 3) for sign in (-1, 1)] + [0])
+    axes.set_ylim(-limit or -1, limit or 1)
+
+
 def draw(result, args):
     title = (
         "one GRPO update of {} by the tokens' probability, {} batches; bars: standard deviation"
@@ -309,14 +321,8 @@ def draw(result, args):
         limit = 1.08 * max(abs(value) for boxes in shown for box in boxes for value in box)
         for axes, updated, boxes in zip(panels[row], UPDATED, shown):
             draw_boxes(axes, boxes, f"change of p, {updated} updated\nSGD, lr {result[name]:g}")
-            # Probable tokens move by far less than the others; on a linear scale by nothing.
-            linear = 10.0 ** round(math.log10(LINEAR * limit)) if limit else 1.0
-            axes.set_yscale("symlog", linthresh=linear)
-            axes.set_yticks([sign * linear * 10**i for i in (1, 2, 3) for sign in (-1, 1)] + [0])
-            axes.set_ylim(-limit or -1, limit or 1)
-        panels[row, 0].set_ylabel(
-            "linear to about 1/1000 of\nthe largest, then logarithmic", fontsize="small"
-        )
+            show_small_changes(axes, limit)
+        panels[row, 0].set_ylabel(SMALL_CHANGES, fontsize="small")
     common.save_figure(figure, args, "who_dominates")
 
 

@@ -829,6 +829,18 @@ def test_the_summary_of_the_proposition_by_hand():
     assert exact["correlation"] == pytest.approx(1) and exact["inside"] == 1
 
 
+def test_a_group_of_layers_is_inside_if_each_layer_is():
+    """One token is out of bounds at one of two layers: its mean norm lies within the mean bounds."""
+    rests = torch.tensor([0.5, 0.25]).double()
+    slopes = torch.tensor([[2.0, 5.0], [2.9, 3.5]]).double()
+    group = [("layers", [0, 1])]
+    norms = slopes * rests[:, None]
+    found = proposition.summary_of(rests, norms, [1.0, 4.0], [3.0, 8.0], group)["layers"]
+    assert (found["inside"], found["above"], found["below"]) == (0.5, 0.0, 0.5)
+    found = proposition.summary_of(rests, norms, [1.0, 1.0], [3.0, 4.0], group)["layers"]
+    assert (found["inside"], found["above"], found["below"]) == (0.5, 0.5, 0.0)
+
+
 def test_the_gradient_is_the_product_of_the_jacobians(drawn):
     """And the Jacobians are those of finite differences."""
     batch, policy = drawn

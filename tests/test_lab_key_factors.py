@@ -86,6 +86,7 @@ def test_a_comparison_by_hand():
     found = some.compare(others, 1)
     assert found["norm"] == pytest.approx(math.sqrt(8 / 3))
     assert found["angle"] == pytest.approx((30 + 90) / 2)
+    assert found["angle_by_matrix"] == pytest.approx([30, 90])
     assert found["angle_with_k_128"] == pytest.approx((30 + 90) / 2)
     cosine = 2 * math.cos(math.radians(30)) / math.sqrt(8 * 3)
     assert found["angle_of_vectors"] == pytest.approx(math.degrees(math.acos(cosine)))

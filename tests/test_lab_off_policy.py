@@ -60,6 +60,16 @@ def test_tokens_that_obey_the_lemma_give_its_exponent_in_wide_bins():
     assert found["tokens"] == [60, 20, 19, 20]
     assert found["fit"]["bins"] == 3
     assert [found["fit"][name] for name in ("kappa", "exponent", "factor")] == pytest.approx([0.4, 4, 1])
+    assert found["fit_without_last"]["bins"] == 2 and found["fit_without_last"]["exponent"] == pytest.approx(4)
+
+
+def test_the_fit_without_the_last_bin_does_not_feel_it():
+    p = torch.tensor([0.2, 0.6, 0.95]).double().repeat_interleave(20)
+    signs = torch.tensor([1.0, -1.0]).double().repeat(30)
+    sigma = torch.tensor([0.8, 0.4, 0.3]).double().repeat_interleave(20)  # 1 − π, but for the last
+    found = off_policy.spread_of(1 + signs * sigma, p.log(), [0.5, 0.9])
+    assert found["fit_without_last"]["exponent"] == pytest.approx(2)
+    assert found["fit"]["exponent"] < 1.5
 
 
 # ------------------------------------------------------------------------- two tokens and one layer
@@ -206,7 +216,7 @@ def row(low, high, exponent, near, far, shares, low_entropy, correlation, cut=50
     for number, log in ((0, 1.0), (1, near), (2, far)):
         after[number] = {
             "sigma": [low, 0, 0, high],
-            "spread": {"all": {"fit": fit}, "waiting": {"fit": fit}},
+            "spread": {"all": {"fit": fit, "fit_without_last": fit}, "waiting": {"fit": fit}},
             "log_ratio": {"gradient": log, "mean_signal": log},
             "norm_share": [0.5 - 0.1 * number * (far < 0)],
             "clip": clip,

@@ -36,6 +36,18 @@ def test_less_is_measured_of_smollm2(monkeypatch, capsys, tmp_path):
         assert not stop.value.code and "0.135 billion parameters" in capsys.readouterr().out
 
 
+def test_another_models_stages(monkeypatch, capsys, tmp_path):
+    """The command of the module's docstring: it trains that model, and measures it before training."""
+    monkeypatch.chdir(ROOT)
+    model = "Qwen/Qwen2.5-3B-Instruct"
+    words = ["stages", "--steps", "0", "100", "200", "--model", model, "--run", str(tmp_path / "3b"), "--dry_run"]
+    monkeypatch.setattr(sys, "argv", words)
+    stages.main()
+    training, *measured = capsys.readouterr().out.splitlines()
+    assert f"grpo.py --model {model} " in training and "--steps 200 --save_every 100" in training
+    assert sum(f"--model {model} " in line for line in measured) == len(stages.COMMANDS)
+
+
 @pytest.mark.parametrize("steps", [["5", "0"], ["3", "3"]])
 def test_stages_must_grow(steps, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["stages", "--steps", *steps])
