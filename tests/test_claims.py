@@ -178,7 +178,7 @@ def test_every_key_finds_its_verdicts_in_the_results_that_are_kept():
 def folders(tmp_path):
     for name in ("lab", "runs"):
         (tmp_path / name).mkdir()
-    return claims.Folders(tmp_path / "lab", tmp_path / "runs", tmp_path / "limit.json")
+    return claims.Folders(tmp_path / "lab", tmp_path / "runs", tmp_path / "limit.json", tmp_path / "words.json")
 
 
 def keep(folders, suite, entry, seed, accuracies, **metrics):
@@ -269,6 +269,19 @@ def test_all_sources_count_except_controls_and_files_of_the_lab_that_are_not_the
     assert claims.judged(claims.Claim("", "", (here, AHEAD), ""), folders).word == claims.NOT_MEASURED
     control = dataclasses.replace(AHEAD, is_control=True)
     assert claims.judged(claims.Claim("", "", (here, control), ""), folders).word == "shows"
+
+
+def test_words_go_both_ways_from_two_standard_errors_on(folders):
+    """Of 101 responses a rank correlation has a standard error of 0.1."""
+    source = claims.Words("evaluate.py")
+    assert source.findings(folders) == []
+    for low, high, word in ((-0.21, 0.25, "shows"), (-0.19, 0.25, "does not show"), (0.3, 0.4, "does not show")):
+        of_words = {"a": {"spearman": low}, "b": {"spearman": high}, "never said": {"spearman": None}}
+        folders.words.write_text(json.dumps({"rows": [{"responses": 101, "words": of_words}]}))
+        [found] = source.findings(folders)
+        assert (
+            found.word == word and f"b {high:+.2f}, a {low:+.2f} (101 responses; counts from 0.20 on)" in found.numbers
+        )
 
 
 def test_the_cost_by_hand(folders):

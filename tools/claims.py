@@ -13,6 +13,7 @@ comes later fills its row.
 import ast
 import functools
 import json
+import math
 import re
 import sys
 import textwrap
@@ -31,6 +32,7 @@ FILE = ROOT / "docs" / "claims.md"
 LAB = ROOT / "lab" / "results"
 RUNS = ROOT / "benchmarks" / "kk_tiny"
 TIMES = ROOT / "benchmarks" / "results" / "limit.json"
+WORDS = ROOT / "benchmarks" / "results" / "words.json"
 
 SHOWS, DOES_NOT_SHOW, CANNOT_TELL = "shows", "does not show", "cannot tell at this scale"  # those of lab.common.verdict
 NOT_MEASURED = "not measured here"
@@ -68,6 +70,7 @@ class Folders:
     lab: Path = LAB
     runs: Path = RUNS
     times: Path = TIMES
+    words: Path = WORDS
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,34 @@ class Cost:
             f"with AR (at most {self.most:g})"
         )
         return [Finding(SHOWS if lopti >= self.least and ar <= self.most else DOES_NOT_SHOW, numbers)]
+
+
+@dataclass(frozen=True)
+class Words:
+    """Whether some families of words go with the reward and some against it, by the result of evaluate.py --words."""
+
+    what: str
+
+    def command(self):
+        return f"`{self.what}`"
+
+    def findings(self, folders):
+        """One Finding. Rank correlations count from two standard errors on, as those of independent responses."""
+        if not folders.words.exists():
+            return []
+        [about] = json.loads(folders.words.read_text())["rows"]
+        related = {}
+        for name, found in about["words"].items():
+            if found["spearman"] is not None:  # a family that is never used has none
+                related[name] = found["spearman"]
+        least = ERRORS / math.sqrt(about["responses"] - 1)
+        has_both = max(related.values()) > least and min(related.values()) < -least
+        ordered = sorted(related, key=related.get, reverse=True)
+        numbers = ", ".join(f"{name} {related[name]:+.2f}" for name in ordered)
+        said = (
+            f"rank correlation with the reward: {numbers} ({about['responses']} responses; counts from {least:.2f} on)"
+        )
+        return [Finding(SHOWS if has_both else DOES_NOT_SHOW, said)]
 
 
 @dataclass(frozen=True)
@@ -440,8 +471,13 @@ AR_LOPTI = (
     Claim(
         "Figure 5(a)",
         "some words of reasoning go with a higher reward, others with a lower one",
-        (Unmeasured("python evaluate.py models/kk_tiny --suite kk --people 2-4 --samples 8 --temperature 1 --words"),),
-        "no result of it is kept",
+        (
+            Words(
+                "python evaluate.py models/kk_tiny --suite kk --people 2-4 --samples 8 --temperature 1 --limit 50 "
+                "--words"
+            ),
+        ),
+        "over puzzles of 2 to 4 people; the families of words are the paper's (Table 5)",
     ),
     Claim(
         "Figure 5(b)",
@@ -985,9 +1021,10 @@ def unused(folders):
 def read_from(folders):
     """The section on the results: of each the commit, the machine and the date."""
     lines = ["## Where this was read", "", "| result | commit | machine | date |", "|---|---|---|---|"]
-    paths = sorted(folders.lab.glob("*.json")) + [folders.times] * folders.times.exists()
+    paths = sorted(folders.lab.glob("*.json")) + [path for path in (folders.times, folders.words) if path.exists()]
     for path in paths:
         about = json.loads(path.read_text(encoding="utf-8"))
+        about = about.get("provenance", about)
         name = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
         lines.append(row([f"[`{name}`](../{name})", *(str(about.get(key)) for key in ("commit", "machine", "date"))]))
     suites = {}
