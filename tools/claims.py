@@ -188,7 +188,7 @@ class Words:
         least = ERRORS / math.sqrt(about["responses"] - 1)
         has_both = max(related.values()) > least and min(related.values()) < -least
         ordered = sorted(related, key=related.get, reverse=True)
-        numbers = ", ".join(f"{name} {related[name]:+.2f}" for name in ordered)
+        numbers = ", ".join(f"{name} {related[name]:+.2f}" for name in ordered).replace("-", "−")
         said = (
             f"rank correlation with the reward: {numbers} ({about['responses']} responses; counts from {least:.2f} on)"
         )
