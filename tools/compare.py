@@ -53,6 +53,7 @@ ENTRIES = [  # in the order of the tree: what grew from another script than grpo
 COMMON = "--steps 12 --eval_every 4 --eval_size 300"
 # 16 prompts, because 16 updates a step divide them; float32, so that processors with and without bfloat16 do the same.
 SHORT = "--steps 8 --eval_every 4 --eval_size 300 --prompts_per_step 16 --dtype float32"
+QUICK = "--steps 8 --eval_every 4 --eval_size 300 --dtype float32"
 LONG = "--steps 40 --eval_every 8 --eval_size 500 --dtype float32"  # kk_tiny, until nothing more is learned
 
 
@@ -65,7 +66,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
     "comparison": (COMMON, ENTRIES),
     # The scripts that came later, beside a GRPO of their own: float32, which any processor computes fast.
     "family": (
-        "--steps 8 --eval_every 4 --eval_size 300 --dtype float32",
+        QUICK,
         [
             "grpo, float32: grpo.py",
             "reinforce: reinforce.py",
@@ -88,8 +89,17 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "high alone: grpo_ar_lopti.py --alpha 0 --eta 0.5 --lopti_stages high",
         ],
     ),
-    "alpha": (COMMON, ["grpo: grpo.py", *sweep("alpha", (0.1, 0.2, 0.3, 0.5, 0.7, 1), "--eta 0")]),  # fig. 6c
-    "eta": (COMMON, ["grpo: grpo.py", *sweep("eta", (0.1, 0.3, 0.5, 0.7, 0.9), "--alpha 0")]),  # fig. 6d
+    # AR-Lopti, fig. 6c: AR alone.
+    "alpha": (QUICK, ["grpo, float32: grpo.py", *sweep("alpha", (0.1, 0.2, 0.3, 0.5, 0.7, 1), "--eta 0")]),
+    # Fig. 6d: Lopti alone, which makes two optimizer steps of one update; so GRPO with as many stands beside it.
+    "eta": (
+        QUICK,
+        [
+            "grpo, float32: grpo.py",
+            "grpo 4 updates, float32: grpo.py --updates_per_step 4",
+            *sweep("eta", (0.1, 0.3, 0.5, 0.7, 0.9), "--alpha 0"),
+        ],
+    ),
     # ACPO, Table 3, off policy. Every entry is a mean of the responses' means, as in the paper's release: only the clip
     # differs. The numbers are the largest and the average clip range of the kept run of "acpo, 16 updates", seed 0.
     "clip": (
