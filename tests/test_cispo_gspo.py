@@ -278,6 +278,21 @@ def test_with_responses_of_one_token_gspo_is_grpo_at_its_bounds():
     assert 50 < results[0][1] < 350
 
 
+@pytest.mark.parametrize(("ratio", "advantage"), [(1000, -2), (1 / 1000, 2)])  # neither script clips these
+def test_an_outlier_above_weighs_less_in_gspos_mean_than_in_grpos_and_one_below_more(ratio, advantage):
+    """Four tokens with ρ of r, 1, 1 and 1: GRPO has their arithmetic mean, GSPO the geometric one, r^(1/4)."""
+    logp, rest = sequence_batch([([math.log(ratio), 0, 0, 0], advantage)])
+    grpos, _ = grpo.policy_loss(logp, rest, 4, arguments(grpo, kl_coef=0.0))
+    gspos, _ = gspo.policy_loss(logp, rest, 1, arguments(gspo, kl_coef=0.0))
+    arithmetic, geometric = (ratio + 3) / 4, ratio**0.25
+    assert grpos.item() == pytest.approx(-advantage * arithmetic, rel=1e-12)
+    assert gspos.item() == pytest.approx(-advantage * geometric, rel=1e-12)
+    assert (abs(geometric - 1) < abs(arithmetic - 1)) == (ratio > 1)
+    weights = [torch.autograd.grad(loss, logp)[0][rest["mask"]].tolist() for loss in (grpos, gspos)]
+    assert weights[0] == pytest.approx([-advantage / 4 * x for x in (ratio, 1, 1, 1)], rel=1e-12)
+    assert weights[1] == pytest.approx([-advantage / 4 * geometric] * 4, rel=1e-12)
+
+
 @both
 def test_without_tokens_the_loss_is_zero_and_without_gradient(trainer):
     logp, rest = sequence_batch([([0.1], 1), ([0, 0.3, 0], 2)])

@@ -899,8 +899,13 @@ NOTES = (
     Claim(
         "geometric mean",
         "a geometric mean feels outliers less than an arithmetic one",
-        (Unmeasured(),),
-        "`python -m lab.lens` draws both scripts' weights, and has no verdict on it",
+        (
+            Test(
+                "test_cispo_gspo.py",
+                "test_an_outlier_above_weighs_less_in_gspos_mean_than_in_grpos_and_one_below_more",
+            ),
+        ),
+        "true of a ρ far above 1; one far below 1 moves the geometric mean further than the arithmetic one",
     ),
     Claim(
         "entropy of improbable tokens",
