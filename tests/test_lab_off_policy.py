@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 import sys
 
 import pytest
@@ -301,3 +302,33 @@ def test_a_dry_run_measures_nothing(tmp_path, monkeypatch, capsys):
     assert not stop.value.code
     assert "--dry_run ends here" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------ ACPO, Proposition 1
+
+
+@pytest.mark.parametrize(("sigma", "sigma_of_a"), [(0.25, 1.0), (0.2, 1.0), (0.15, 0.5)])
+def test_grpos_mean_weight_is_that_of_the_proposition_under_its_assumptions(sigma, sigma_of_a):
+    """Eq. 52 for A ~ N(0, σ_A²) and ρ ~ N(1, σ²), independent; (1 − π), which is its other factor, is left out.
+
+    ρ and A stand on a grid of equally probable values, so that nothing is random. What is between them and eq. 52 is
+    grpo.py's own clip: the gradient of its loss with respect to log π.
+    """
+    args = script_args("grpo")
+    normal = statistics.NormalDist()
+    ratios, advantages = (
+        torch.tensor([mean + size * normal.inv_cdf((i + 0.5) / count) for i in range(count)], dtype=torch.float64)
+        for mean, size, count in ((1, sigma, 4000), (0, sigma_of_a, 200))
+    )
+    logp = ratios.log()[:, None].repeat(1, 200).requires_grad_()  # [ρ, A]
+    zeros = torch.zeros_like(logp)
+    batch = {"old_logp": zeros, "ref_logp": zeros, "mask": zeros == 0, "advantages": advantages.expand(4000, -1)}
+    loss, _ = grpo.policy_loss(logp, batch, logp.numel(), args)
+    loss.backward()
+
+    high, low = args.clip_high / sigma, args.clip_low / sigma
+    bracket = normal.cdf(high) - normal.cdf(low) - sigma * (normal.pdf(high) + normal.pdf(low))
+    expected = sigma_of_a / math.sqrt(2 * math.pi) * bracket
+    assert -logp.grad.sum().item() == pytest.approx(expected, abs=1e-4)  # the grid is that fine
+    # This is a mean with signs. That of the sizes is much larger: without a clip it would be σ_A·√(2/π).
+    assert logp.grad.abs().sum().item() > 0.8 * sigma_of_a * math.sqrt(2 / math.pi) > 10 * abs(expected)

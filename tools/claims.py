@@ -720,9 +720,9 @@ ACPO = (
     Claim(
         "Proposition 1, eq. 5, 6, 40–53",
         "the expected gradient of a token by its π, κ and the clip",
-        (Unmeasured(),),
-        "with equal bounds eq. 6 has Φ(ε_h/σ) − Φ(ε_l/σ) = 0, so that without a clip nothing would be left; eq. 56 "
-        "has Φ(−ε_l/σ)",
+        (Test("test_lab_off_policy.py", "test_grpos_mean_weight_is_that_of_the_proposition_under_its_assumptions"),),
+        "for normal, independent ρ and A, and with signs: where the clip cuts off nothing the mean is 0, whatever the "
+        "sizes; the derivation of Remark 1 has Φ(−ε_l/σ) (eq. 56), with which the test would fail",
     ),
     Claim(
         "Remark 1 (1), eq. 54–69",
