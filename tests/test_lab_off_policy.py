@@ -332,3 +332,38 @@ def test_grpos_mean_weight_is_that_of_the_proposition_under_its_assumptions(sigm
     assert -logp.grad.sum().item() == pytest.approx(expected, abs=1e-4)  # the grid is that fine
     # This is a mean with signs. That of the sizes is much larger: without a clip it would be σ_A·√(2/π).
     assert logp.grad.abs().sum().item() > 0.8 * sigma_of_a * math.sqrt(2 / math.pi) > 10 * abs(expected)
+
+
+def ratio_of_the_means(of_sigma, kappa, low=0.25, high=0.75, cells=500):
+    """|mean of (1 − π)·F(σ) over π ≤ low| over that of π ≥ high, with Lemma 1's σ = κ(1 − π)² (ACPO, eq. 54 and 55)."""
+    means = []
+    for start, end in ((0, low), (high, 1)):
+        rests = [1 - (start + (end - start) * (i + 0.5) / cells) for i in range(cells)]  # 1 − π
+        means.append(abs(sum(rest * of_sigma(kappa * rest**2) for rest in rests) / cells))
+    return means[0] / means[1]
+
+
+def test_by_the_propositions_own_formula_the_dominance_does_not_reverse():
+    """lab/README.md says so. Eq. 56, in the derivation of Remark 1, has Φ(−ε_l/σ) where eq. 6 has Φ(ε_l/σ)."""
+    normal = statistics.NormalDist()
+    high, low = 0.24, 0.2
+
+    def with_signs(sigma):  # eq. 6
+        edges = normal.pdf(high / sigma) + normal.pdf(low / sigma)
+        return normal.cdf(high / sigma) - normal.cdf(low / sigma) - sigma * edges
+
+    def remarks(sigma):  # eq. 56
+        edges = normal.pdf(high / sigma) + normal.pdf(low / sigma)
+        return normal.cdf(high / sigma) - normal.cdf(-low / sigma) - sigma * edges
+
+    def size(sigma):  # of G, in place of its mean with signs: both parts of eq. 51, added
+        edges = normal.pdf(low / sigma) - normal.pdf(high / sigma)
+        return normal.cdf(high / sigma) + normal.cdf(low / sigma) + sigma * edges
+
+    kappas = [0.1, 0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 1, 2, 3, 5, 10, 30]
+    assert min(ratio_of_the_means(with_signs, kappa) for kappa in kappas) > 100
+    assert ratio_of_the_means(size, 0.01) == pytest.approx(7)  # the mean 1 − π of both: 0.875 and 0.125
+    sizes = [ratio_of_the_means(size, kappa) for kappa in kappas]
+    assert min(sizes) == sizes[kappas.index(3)] == pytest.approx(3.9, abs=0.05)
+    reversed_at = [kappa for kappa in kappas if ratio_of_the_means(remarks, kappa) < 1]
+    assert reversed_at == [0.55, 0.6, 0.7]

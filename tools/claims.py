@@ -734,7 +734,7 @@ ACPO = (
         "Remark 1 (2)",
         "far off policy probable tokens dominate",
         (Lab("off_policy", ("far off policy probable tokens dominate",)),),
-        "the same two ways",
+        "the same two ways; by eq. 6 itself it can't be, only with eq. 56's other sign: lab/README.md",
     ),
     Claim(
         "Figure 2(b)",
