@@ -92,11 +92,15 @@ class Lab:
     def findings(self, folders):
         verdicts = self.verdicts(folders)
         found = []
+        said = set()
         for claim, word, numbers in verdicts:
             # What tells it from the others, as in "… (equal lr, 1 update)"; it may have parentheses of its own.
             ending = re.search(r"\(((?:[^()]|\([^()]*\))*)\)$", claim)
             label = f"{ending[1]}: " if ending and len(verdicts) > 1 else ""
-            found.append(Finding(word, label + numbers))
+            # Two verdicts may look at one long row of numbers, such as its second and its last.
+            is_said = label and numbers in said and len(numbers) > 60
+            found.append(Finding(word, label + ("the same numbers" if is_said else numbers)))
+            said.add(numbers)
         return found
 
 
