@@ -49,7 +49,7 @@ SETS = {
 }
 PAIRS = [("entropy", "probability"), ("entropy", "gradient"), ("probability", "gradient")]
 SENTENCE_ENDS = ".?!:"
-SHOWN = 14  # words in each panel of the picture
+SHOWN = 12  # words in each panel of the picture
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -402,8 +402,8 @@ def draw(batches, rows, lists, args):
     num_tokens = len(pooled["entropy"])
     name = args.model.rstrip("/").split("/")[-1]
     title = f"{num_tokens} response tokens of {name}, temperature {args.temperature:g}"
-    figure = common.new_figure(21, 13.5, title)
-    panels = figure.subplots(2, 4, height_ratios=(1, 1.25))
+    figure = common.new_figure(14, 22, title)
+    panels = figure.subplots(4, 2)
     draw_shares(panels[0, 0], pooled)
     axes = panels[0, 1]
     axes.hist(pooled["entropy"], bins=60, color="#0072B2")
@@ -411,9 +411,9 @@ def draw(batches, rows, lists, args):
     axes.set_xlabel("entropy [nats]")
     axes.set_ylabel("tokens")
     axes.set_title("how many tokens have which entropy")
-    draw_scatter(panels[0, 2], pooled, args)
-    draw_overlaps(panels[0, 3], rows)
-    draw_words(panels[1], lists)
+    draw_scatter(panels[1, 0], pooled, args)
+    draw_overlaps(panels[1, 1], rows)
+    draw_words(panels[2:].flatten(), lists)
     common.save_figure(figure, args, "forking_tokens")
 
 
@@ -481,7 +481,7 @@ def draw_words(panels, lists):
         axes.set_yticks(range(len(rows)), labels)
         axes.invert_yaxis()
         axes.set_xlabel(units[key])
-        axes.set_title(f"words of {name}")
+        axes.set_title(f"words of {name} (how often)")
 
 
 # --------------------------------------------------------------------------------------------- main

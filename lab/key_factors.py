@@ -438,6 +438,7 @@ def verdicts_of(rows):
 # ------------------------------------------------------------------------------------------ picture
 
 OURS, OTHER, PAPERS = plot.COLOURS[0], plot.COLOURS[6], plot.COLOURS[1]
+NORMS = "0.6"  # and of angles of another kind than the two that the legend names
 
 
 def draw_values(axes, places, values, colour, width, label, decimals):
@@ -488,7 +489,7 @@ def draw(average, by_chance, args):
         places = list(range(len(names)))
         axes = panels[0, x]
         norms = [[100 * value for value in row["norm"]] for row in found]
-        draw_values(axes, [place - 0.15 for place in places], norms, OURS, 0.5, "ours", 0)
+        draw_values(axes, [place - 0.15 for place in places], norms, NORMS, 0.5, "ours", 0)
         beside = [place + (0.3, 0.36)[x] for place in places]
         draw_paper(axes, beside, [norm for norm, _ in of_paper], 0)
         axes.axhline(100, color=plot.GREY, linewidth=1, zorder=0)
@@ -499,7 +500,7 @@ def draw(average, by_chance, args):
         axes = panels[1, x]
         angles = [row["angle"] for row in found]
         if x == 0:
-            draw_values(axes, [place - 0.15 for place in places], angles, OURS, 0.5, None, 1)
+            draw_values(axes, [place - 0.15 for place in places], angles, NORMS, 0.5, None, 1)
         else:
             left = [place - 0.28 for place in places]
             draw_values(axes, left, angles, OURS, 0.3, "angle to GRPO's", 1)

@@ -276,7 +276,7 @@ def draw(summary, args):
 
     title = "mean |weight| of a token over the script's own mean, without the top 1 % of each bin"
     figure = common.new_figure(16, 10.5, title)
-    panels = figure.subplots(1, 3, sharey=True, width_ratios=(4, 4, 2.4))
+    panels = figure.subplots(1, 3, sharey=True, width_ratios=(4, 4, 3))
     scripts = list(summary)
     titles = ("first update of a step", f"after {args.updates} updates")
     for axes, when, title in zip(panels, ("first", "later"), titles):
@@ -297,7 +297,9 @@ def draw(summary, args):
         later = summary[script]["later"]
         panels[2].text(0, y, f"{later['kept']:.2f}", ha="center", va="center")
         panels[2].text(1, y, f"{later['top_share']:.0%}", ha="center", va="center")
-    panels[2].set_xticks([0, 1], ["mean, over the\nfirst update's", "the top 1 %'s\nshare of all"])
+    panels[2].set_xticks(
+        [0, 1], ["mean, over the\nfirst update's", "share of all |weight|\nthat the top 1 % have"]
+    )
     panels[2].set_title(titles[1])
     for axes in panels:
         axes.tick_params(length=0)

@@ -459,11 +459,11 @@ def draw_spread(axes, average, counts, colours):
         points = [(r[0], s[0]) for r, s in zip(found["rest"], found["sigma"]) if s[0] > 0]
         rests, sigmas = zip(*points)
         kappa = found["fit"]["kappa"][0]
-        name = f"{number}: κ {kappa:.2g}, exponent {found['fit']['exponent'][0]:.1f}"
+        name = f"{number}: κ {kappa:.2g}, σ² as power {found['fit']['exponent'][0]:.1f}"
         axes.loglog(rests, sigmas, "o-", color=colour, markersize=6, label=name)
         axes.loglog(rests, [kappa * rest**2 for rest in rests], ":", color=colour, linewidth=1.5)
-    axes.set_xlabel("1 − π (dotted: κ(1 − π)²)")
-    axes.set_title("σ of ρ after so many updates")
+    axes.set_xlabel("1 − π (dotted: Lemma 1, σ = κ(1 − π)², power 4)")
+    axes.set_title("mean σ of ρ after so many updates")
     axes.legend(fontsize="small", frameon=False, loc="upper left", handlelength=1.2)
     axes.set_ylim(top=axes.get_ylim()[1] * 40)  # room for the legend
 
@@ -543,7 +543,7 @@ def draw(average, values, counts, lr, vocabulary, args):
     ratios = {}
     for kind, name in SIGNALS.items():
         ratios[name] = [average["after"][n]["log_ratio"][kind] for n in counts]
-    draw_lines(panels[1, 1], counts, ratios, "number of p ≤ 0.25 divided by that of p > 0.75")
+    draw_lines(panels[1, 1], counts, ratios, "value at p ≤ 0.25 over value at p > 0.75")
     axes = panels[1, 1]
     # Drawn are logarithms, so that the bars are right; ticks show the ratios.
     axes.axhline(0, color="0.5", linewidth=1.5, linestyle="--", zorder=0)

@@ -1,9 +1,10 @@
 """The right direction: which tokens an update moves as their advantage says.
 
 AR-Lopti (arXiv 2505.12929), figure 3: the share of positive tokens (A > 0) whose probability rises
-in an update, by the probability they had when they were sampled; and here the share of negative
-ones whose probability falls. Probable tokens are moved by what the update does to improbable ones,
-often the wrong way. Advantage reweighting and Lopti are meant to help.
+in an update, by the probability they had when they were sampled. Probable tokens are moved by what
+the update does to improbable ones, often the wrong way. Advantage reweighting and Lopti are meant
+to help. A method that raises all probable tokens, whatever their advantage, would look good in that
+figure. So here is the share of negative tokens whose probability falls, too, and the share of both.
 
 Methods: GRPO, AR, Lopti, both, and DPPO and ACPO, which differ from GRPO once the policy has moved.
 So every method makes a step of one update on the whole batch, and a step of --updates updates on
@@ -15,7 +16,7 @@ A method that makes a larger step moves more tokens. So the step is measured twi
 learning rates, and shortened or lengthened to the length ‖Δθ‖ of GRPO's step.
 
 Results: right_direction.json and right_direction.png; points are means, bars standard errors over
-batches.
+batches. The picture's last row has the gains: a method's share minus GRPO's on the same batch.
 
     python -m lab.right_direction
 """
@@ -38,8 +39,9 @@ METHODS = {  # name: script and what it sets besides its defaults
     "DPPO": ("dppo", {}),
     "ACPO": ("acpo", {}),
 }
-SIGNS = ("positive", "negative")
+SIGNS = ("positive", "negative", "both signs")  # of a token's advantage
 STEPS = ("equal lr", "equal ‖Δθ‖")
+MARKERS = "o s D ^ v P".split()  # of the methods
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -93,14 +95,15 @@ def shares_right(change, advantages, bins):
     """Share of tokens moved as their advantage says, {sign: [share in each bin]}; None if no token.
 
     change: of the probability, advantages, bins: [n]. A token whose probability stays the same is
-    not counted as moved.
+    not counted as moved, and one without an advantage not at all.
     """
+    right = change * advantages.sign() > 0
+    tokens = dict(zip(SIGNS, (advantages > 0, advantages < 0, advantages != 0)))
     result = {}
-    for sign, direction in zip(SIGNS, (1, -1)):
-        right = change * direction > 0
+    for sign in SIGNS:
         shares = []
         for i in range(common.BINS):
-            inside = right[(bins == i) & (advantages * direction > 0)]
+            inside = right[(bins == i) & tokens[sign]]
             shares.append(inside.double().mean().item() if len(inside) else None)
         result[sign] = shares
     return result
@@ -172,15 +175,22 @@ def verdicts_of(rows, args):
     )
     for kind in STEPS:
         for method, updates in compared(args):
-            mean, error = gain(rows, updates, kind, method)
-            verdicts.append(
-                (
-                    f"{method} moves more of the positive tokens with p > 0.75 the right way than "
-                    f"GRPO ({kind}, {updates} update{'s' if updates > 1 else ''})",
-                    common.verdict(mean > 2 * error, enough),
-                    f"share {mean:+.3f} ± {error:.3f}",
+            numbers = {}
+            for sign in SIGNS:
+                mean, error = gain(rows, updates, kind, method, sign)
+                numbers[sign] = f"{mean:+.3f} ± {error:.3f}"
+            of_negative = f"; of the negative ones {numbers['negative']}"
+            for sign, tokens, more in (
+                ("positive", "the positive tokens", of_negative),
+                ("both signs", "all tokens", ""),
+            ):
+                mean, error = gain(rows, updates, kind, method, sign)
+                claim = (
+                    f"{method} moves more of {tokens} with p > 0.75 the right way than GRPO "
+                    f"({kind}, {updates} update{'s' if updates > 1 else ''})"
                 )
-            )
+                word = common.verdict(mean > 2 * error, enough)
+                verdicts.append((claim, word, f"share {numbers[sign]}{more}"))
     return verdicts
 
 
@@ -193,41 +203,66 @@ def compared(args):
 # ------------------------------------------------------------------------------------------ picture
 
 
+def draw_shares(axes, rows, updates, kind, sign):
+    """Each method's share by bin, with its standard error."""
+    for number, method in enumerate(METHODS):
+        points = [average(rows, updates, kind, method, sign, i) for i in range(common.BINS)]
+        places = [i for i, point in enumerate(points) if point]
+        axes.errorbar(
+            [i + 0.12 * (number - 2.5) for i in places],
+            [points[i][0] for i in places],
+            yerr=[points[i][1] for i in places],
+            fmt=MARKERS[number],
+            color=plot.COLOURS[number],
+            markersize=8,
+            label=method,
+        )
+    axes.axhline(0.5, color="0.5", linewidth=1, zorder=0)
+    axes.set_xticks(range(common.BINS), common.BIN_NAMES, fontsize="small")
+
+
+def draw_gains(axes, rows, updates, kind):
+    """For tokens of p > 0.75: each method's share minus GRPO's, of both signs and of each."""
+    others = [method for method in METHODS if method != "GRPO"]
+    for number, (sign, colour) in enumerate(zip(SIGNS, ("0.6", "0.6", "black"))):
+        gains = [gain(rows, updates, kind, method, sign) for method in others]
+        axes.errorbar(
+            [place + 0.2 * (number - 1) for place in range(len(others))],
+            [mean for mean, _ in gains],
+            yerr=[error for _, error in gains],
+            fmt="^vo"[number],
+            color=colour,
+            markersize=8,
+            label=sign,
+        )
+    axes.axhline(0, color="0.5", linewidth=1, zorder=0)
+    axes.set_xticks(range(len(others)), [name.replace(" + ", " +\n") for name in others])
+
+
 def draw(rows, lr, args):
     title = (
         f"share of tokens moved as their advantage says: {args.model.rstrip('/').split('/')[-1]}, "
         f"SGD, lr {lr:g}, {len(rows)} batches; bars: standard error"
     )
-    figure = common.new_figure(17, 9.5, title)
-    panels = figure.subplots(2, 4, sharex=True, sharey=True)
+    figure = common.new_figure(17, 14, title)
+    panels = figure.subplots(3, 4, sharex="row", sharey="row")
     columns = [(updates, kind) for updates in (1, args.updates) for kind in STEPS]
-    markers = "o s D ^ v P".split()
-    for y, sign in enumerate(SIGNS):
-        for x, (updates, kind) in enumerate(columns):
-            axes = panels[y, x]
-            for number, method in enumerate(METHODS):
-                points = [average(rows, updates, kind, method, sign, i) for i in range(common.BINS)]
-                places = [i for i, point in enumerate(points) if point]
-                axes.errorbar(
-                    [i + 0.12 * (number - 2.5) for i in places],
-                    [points[i][0] for i in places],
-                    yerr=[points[i][1] for i in places],
-                    fmt=markers[number],
-                    color=plot.COLOURS[number],
-                    markersize=8,
-                    label=method,
-                )
-            axes.axhline(0.5, color="0.5", linewidth=1, zorder=0)
-            axes.set_xticks(range(common.BINS), common.BIN_NAMES, fontsize="small")
-            if y == 1:
-                axes.set_xlabel("probability when sampled")
-            if y == 0:
-                axes.set_title(f"{updates} update{'s' if updates > 1 else ''}, {kind}")
-            if x == 0:
-                rises = "rises" if sign == "positive" else "falls"
-                axes.set_ylabel(f"{sign} tokens: share\nwhose probability {rises}")
+    for x, (updates, kind) in enumerate(columns):
+        draw_shares(panels[0, x], rows, updates, kind, "positive")
+        draw_shares(panels[1, x], rows, updates, kind, "negative")
+        draw_gains(panels[2, x], rows, updates, kind)
+        panels[0, x].set_title(f"{updates} update{'s' if updates > 1 else ''}, {kind}")
+        panels[1, x].set_xlabel("probability when sampled")
+    limits = [limit for axes in panels[:2, 0] for limit in axes.get_ylim()]
+    for axes in panels[:2, 0]:  # both signs on one scale; each row shares its own
+        axes.set_ylim(min(limits), max(limits))
+    panels[0, 0].set_ylabel("positive tokens: share\nwhose probability rises")
+    panels[1, 0].set_ylabel("negative tokens: share\nwhose probability falls")
+    panels[2, 0].set_ylabel("p > 0.75: share moved the\nright way, minus GRPO's")
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    panels[0, 0].legend(handles[:3], labels[:3], fontsize="small", loc="upper right")
+    panels[0, 1].legend(handles[3:], labels[3:], fontsize="small", loc="upper right")
+    panels[2, 0].legend(title="advantage", fontsize="small", loc="upper left")
     common.save_figure(figure, args, "right_direction")
 
 
@@ -251,6 +286,9 @@ def main():
                 for sign in SIGNS:
                     shares[sign] = [
                         average(rows, updates, kind, method, sign, i) for i in range(common.BINS)
+                    ]
+                    shares[f"{sign}, minus GRPO's"] = [
+                        gain(rows, updates, kind, method, sign, i) for i in range(common.BINS)
                     ]
                 averages[updates][kind][method] = shares
     verdicts = verdicts_of(rows, args)

@@ -35,6 +35,8 @@ FEWER = {
     "forking_tokens": "--checked 20 --least 5".split(),
 }
 
+TITLE = "tokens and gradients over training; error bars: standard deviation over the batches"
+
 
 @dataclasses.dataclass
 class Args:
@@ -130,7 +132,7 @@ def verdicts_by_stage(found):
 def draw(found, args):
     """For each stage that has rewards: its shares of tokens and of gradient norms by bin."""
     found = {stage: results for stage, results in found.items() if "who_dominates" in results}
-    figure = common.new_figure(4.6 * len(found), 8, "tokens and gradients over training")
+    figure = common.new_figure(4.6 * len(found), 8, TITLE)
     panels = figure.subplots(2, len(found), squeeze=False, sharey="row")
     for column, (stage, results) in enumerate(found.items()):
         average = results["who_dominates"]["average"]
@@ -139,9 +141,12 @@ def draw(found, args):
         for row, (key, title) in enumerate(zip(("share", "norm_share"), titles)):
             axes = panels[row, column]
             heights = [100 * mean for mean, _ in average[key]]
-            axes.bar(range(common.BINS), heights, color=("#0072B2", "#D55E00")[row])
+            errors = [100 * deviation for _, deviation in average[key]]
+            look = {"color": ("#0072B2", "#D55E00")[row], "ecolor": "black", "capsize": 4}
+            axes.bar(range(common.BINS), heights, yerr=errors, **look)
             for x, height in enumerate(heights):
-                axes.text(x, height + 1, f"{height:.0f}", ha="center", va="bottom")
+                above = height + errors[x] + 1
+                axes.text(x, above, f"{height:.0f}", ha="center", va="bottom")
             axes.set_xticks(range(common.BINS), common.BIN_NAMES, fontsize="small")
             axes.set(title=title, ylim=(0, 100))
     common.save_figure(figure, args, "stages")

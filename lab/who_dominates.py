@@ -308,9 +308,11 @@ def show_small_changes(axes, limit):
 
 def draw(result, args):
     title = (
-        "one GRPO update of {} by the tokens' probability, {} batches; bars: standard deviation"
+        "one GRPO update of {} by the tokens' probability, {} batches; error bars: standard "
+        "deviation; boxes: half of the tokens, whiskers: nine tenths"
     ).format(args.model.rstrip("/").split("/")[-1], args.batches)
     figure = common.new_figure(16, 12.5, title)
+    figure.get_layout_engine().set(h_pad=0.15)
     panels = figure.subplots(3, 3)
     average = result["average"]
     draw_bars(panels[0, 0], average["share"], "share of tokens [%]")
@@ -318,7 +320,7 @@ def draw(result, args):
     draw_bars(panels[0, 2], average["norm_share"], "share of the gradient norms [%]")
     for row, name in ((1, "lr"), (2, "large_lr")):
         shown = [result["boxes"][f"{name}/{updated}"] for updated in UPDATED]
-        limit = 1.08 * max(abs(value) for boxes in shown for box in boxes for value in box)
+        limit = 1.5 * max(abs(value) for boxes in shown for box in boxes for value in box)
         for axes, updated, boxes in zip(panels[row], UPDATED, shown):
             draw_boxes(axes, boxes, f"change of p, {updated} updated\nSGD, lr {result[name]:g}")
             show_small_changes(axes, limit)

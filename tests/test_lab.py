@@ -731,7 +731,18 @@ def test_shares_that_move_in_the_right_direction_by_hand():
     assert right_direction.shares_right(change, advantages, bins) == {
         "positive": [pytest.approx(1 / 3), None, None, None],
         "negative": [None, None, None, 0.5],
+        "both signs": [pytest.approx(1 / 3), None, None, 0.5],
     }
+
+
+def test_a_method_that_raises_all_probable_tokens_gains_nothing_in_both_signs():
+    """Two positive and two negative tokens of p > 0.75: GRPO moves one of each right, the other method raises all."""
+    advantages, bins = torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.tensor([3, 3, 3, 3])
+    of_grpo = right_direction.shares_right(torch.tensor([0.1, -0.1, 0.1, -0.1]), advantages, bins)
+    other = right_direction.shares_right(torch.tensor([0.1, 0.1, 0.1, 0.1]), advantages, bins)
+    rows = [{1: {"equal lr": {"GRPO": of_grpo, "AR": other}}}] * 3
+    gains = [right_direction.gain(rows, 1, "equal lr", "AR", sign)[0] for sign in right_direction.SIGNS]
+    assert gains == [0.5, -0.5, 0.0]
 
 
 def test_steps_of_the_methods_by_hand():
