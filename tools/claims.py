@@ -528,6 +528,7 @@ AR_LOPTI = (
         (
             Ahead("eta", "eta 0.3", "grpo, float32"),
             Ahead("eta", "eta 0.5", "grpo, float32"),
+            Ahead("eta", "eta 0.3", "grpo 4 updates, float32", is_control=True),
             Ahead("eta", "eta 0.5", "grpo 4 updates, float32", is_control=True),
         ),
         "Lopti makes two optimizer steps of one update: GRPO with four updates makes as many; other values are in the"
