@@ -420,13 +420,13 @@ AR_LOPTI = (
     Claim(
         "Figure 3, AR",
         "AR moves more of the probable positive tokens the right way",
-        (Lab("right_direction", ("AR moves more",)),),
+        (Lab("right_direction", ("AR moves more of the positive",)),),
         "AR's step is shorter than GRPO's, so it is also made as long",
     ),
     Claim(
         "Figure 3, Lopti",
         "so does Lopti",
-        (Lab("right_direction", ("Lopti moves more",)),),
+        (Lab("right_direction", ("Lopti moves more of the positive",)),),
         "Lopti's step is made as long as GRPO's too",
     ),
     Claim(
