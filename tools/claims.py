@@ -987,7 +987,8 @@ def page(folders=Folders()):
     lines += ["| verdict | rows | what it means |", "|---|---|---|"]
     lines += [f"| {word} | {words.count(word)} | {meaning} |" for word, meaning in MEANING.items()]
     rules = (
-        f"A difference counts from {ERRORS} standard errors on: of the lab over batches, of runs over {SEEDS} seeds. "
+        f"A difference counts from {ERRORS} standard errors on: of the lab over batches, of runs over {SEEDS} seeds, "
+        "where it is a weak test (a 95 % interval needs 4.3: course/lesson_8.md). "
         "Runs are compared by two test accuracies, the mean of a run's last three evaluations (or of all, if there are "
         "fewer) and the last one. A claim shows if both say so, and can't be told if only one does. A row with several "
         "comparisons shows if each of them does. Numbers of runs are differences with the same seed, mean ± standard "
