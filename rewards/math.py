@@ -62,8 +62,9 @@ def score_all(responses, answers):
     r"""Score responses, in order.
 
     In: `responses`, any texts; `answers`, for each response a gold text or a list of them, any of which counts.
-    Out: for each response a dict with `reward` (1.0 or 0.0), `correct`, `format` (it has a complete \boxed{...}) and
-    `timed_out` (the comparison took too long, ended its process or met the bound of the batch; the reward is then 0).
+    Out: for each response a dict with `reward` (1.0 or 0.0), `correct`, `format` (it has a complete \boxed{...} that is
+    not empty) and `timed_out` (the comparison took too long, ended its process or met the bound of the batch; the
+    reward is then 0).
     It compares the content of the last complete \boxed{...}, and never raises on any response.
     Time: the first call starts the workers (about 2 s). An answer that `glance` cannot decide takes a few milliseconds,
     and at most TIME_LIMIT if it is hostile. All together take at most BATCH_LIMIT plus BATCH_LIMIT_PER_ANSWER for each
@@ -81,10 +82,10 @@ def score_all(responses, answers):
         {
             "reward": float(verdicts[pair] is True),
             "correct": verdicts[pair] is True,
-            "format": box is not None,
+            "format": pair[0] != "",  # not the empty box of a prompt that asks for "\\boxed{}"
             "timed_out": verdicts[pair] is None,
         }
-        for box, pair in zip(boxes, pairs)
+        for pair in pairs
     ]
 
 

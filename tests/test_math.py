@@ -97,7 +97,9 @@ def test_what_score_returns():
     assert task.score(r"\boxed{6}", ["5"]) == {"reward": 0.0, "correct": False, "format": True, "timed_out": False}
     assert task.score(r"\boxed{5", ["5"]) == {"reward": 0.0, "correct": False, "format": False, "timed_out": False}
     assert task.score("5", ["5"]) == {"reward": 0.0, "correct": False, "format": False, "timed_out": False}
-    assert task.score(r"\boxed{}", ["5"])["format"] and not task.score(r"\boxed{}", [""])["correct"]
+    for quoted in (r"Put the answer in \boxed{}.", r"\boxed{ }", r"\boxed{$$}"):  # as a prompt asks for it
+        found = task.score(quoted, [""])
+        assert not found["format"] and not found["correct"]
 
 
 EQUAL = [
