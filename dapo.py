@@ -18,10 +18,10 @@ If too few groups are kept after the last refill, the step trains on those it ha
 over its updates; an update without any is left out. With no group at all no weight changes: the
 step is logged with groups_kept 0 and optimizer_steps 0.
 
-What differs from grpo.py: --max_refills, --overlong_buffer; overlong_penalty, mixed_groups, deal
-and dynamic_sampling, which main calls instead of sample; minibatches, which leaves updates out. A
-step's metrics are over all responses that it sampled, and their reward is the rule's, without the
-penalty; entropy, kl and sampler_gap are over the responses it trains on.
+What differs from grpo.py: --max_refills and --overlong_buffer; overlong_penalty; dynamic_sampling,
+which main calls instead of sample. A step's metrics are over all responses that it sampled, and
+their reward is the rule's, without the penalty; entropy, kl and sampler_gap are over the responses
+it trains on.
 
 Where this file deviates from the paper and its release (a recipe of verl), and why:
 - Groups are compared by the rule's reward, before the penalty, so a group of right answers is
@@ -44,120 +44,103 @@ Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dapo.py …` for four):
 """
 
 import dataclasses
-import hashlib
-import math
-import os
-import sys
-import time
-from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.utils.checkpoint import checkpoint
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
-from rewards import data_sources, decode, load_task, next_prompts
+from rewards import decode, score
 from runtime import (
     checkpoints,
-    checks,
-    header,
-    hub,
-    machine,
-    memory,
+    engine,
+    measure,
+    passes,
     processes,
     quiet,
     records,
     settings,
-    signals,
+    start,
     weights,
 )
-from runtime.clock import timed
-from runtime.processes import DEVICE, ON_GPU, RANK, WORLD_SIZE, all_reduce, full_tensor, gather
+from runtime.clock import Clock
+from runtime.passes import micro_batches, minibatches
+from runtime.placement import place
+from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
 from runtime.settings import (
     EvaluationTemperature,
+    Fraction,
     GroupSize,
+    LearningRate,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    PositiveShare,
-    Share,
     Temperature,
 )
+from runtime.sharing import deal_groups, gather_groups, next_problems, own_part
 
 # ----------------------------------------------------------------------------------------- settings
 
 
 @dataclasses.dataclass
-class Args:
-    """The paper's settings for Knights & Knaves (Appendix B). TASKS has those of other tasks.
+class Args(settings.RunArgs):
+    """The AR-Lopti paper's settings for logic puzzles, Knights & Knaves (Appendix B).
 
-    A setting's type has its range: a Share is in [0, 1], a PositiveShare in (0, 1].
+    RunArgs adds files, and sizes for the machine, which no algorithm reads. A type says which
+    values are allowed: a Fraction is in [0, 1].
     """
 
     # ---- objective
-    clip_low: Share = 0.2  # ε_low
+    clip_low: Fraction = 0.2  # ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high
     kl_coef: NonNegativeFloat = 0.001  # β, weight of the KL term; 0: no reference model is loaded
-    updates_per_step: PositiveInt = 2  # updates per step; 2: near on-policy, 16: off-policy
+    updates_per_step: PositiveInt = 2  # mini-batches of a step; 2: near on-policy, 16: off-policy
 
-    # ---- data
-    task: Literal["kk", "math", "countdown", "hitab"] = "kk"  # a module in rewards/
-    data: str = ""  # training problems: a file, a folder or a hub id; empty: the task's
-    test_data: str = ""  # test problems, given in the same ways
-    people: str = "3-7"  # kk: numbers of people in a puzzle, within 2-8: "3-7" or "2,3"
-    numbers: str = "3-4"  # countdown: how many numbers in a puzzle, within 3-6: "3-4" or "5"
+    # ---- problems
+    task: str = "kk"  # kk, math, countdown, hitab (rewards/), or a Python file of your own
     chat_template: Literal["auto", "none"] = "auto"  # auto: the tokenizer's; none: plain text
     max_prompt_tokens: PositiveInt = 1024  # longer prompts are left out
 
     # ---- sampling
     prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes
-    responses_per_prompt: GroupSize = 8  # G, the group size
+    responses_per_prompt: GroupSize = 8  # G: a prompt's responses are its group
     max_response_tokens: PositiveInt = 4096  # longer responses are cut off
     overlong_buffer: NonNegativeInt | None = None  # B; None: a fifth of the limit; 0: no shaping
     max_refills: NonNegativeInt = 10  # times that a step samples more prompts, at most
-    temperature: Temperature = 0.7  # of sampling, and of every probability in the loss
+    temperature: Temperature = 0.7  # π is softmax(logits / temperature), sampled and in the loss
 
-    # ---- optimiser
-    lr: PositiveShare = 1e-6  # AdamW's learning rate, constant
-    weight_decay: Share = 0.01  # AdamW's weight decay
+    # ---- optimizer
+    lr: LearningRate = 1e-6  # AdamW's learning rate, constant
+    weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # gradients are scaled down to this norm
-
-    # ---- machine
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute; weights are float32
-    micro_batch_tokens: PositiveInt = 16384  # of one forward pass; changes memory, not results
-    gradient_checkpointing: bool = True  # recompute in the backward pass: slower, smaller
-    compile: bool = True  # let torch.compile fuse the operations of a layer
-    kv_cache_gb: PositiveFloat = 16.0  # GiB for the sampler's key-value cache, beside its weights
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
-    steps: PositiveInt | None = None  # sampling steps; None: as many as --epochs gives
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute; weights are float32
+    steps: PositiveInt | None = None  # None: worked out from --epochs at the start
     epochs: PositiveInt = 5  # passes over the training problems
     eval_every: PositiveInt = 20  # evaluate every so many steps, at the start and at the end
-    eval_size: PositiveInt = 500  # number of test problems
     eval_temperature: EvaluationTemperature = 0.0  # of evaluation; 0: greedy
     save_every: PositiveInt = 20  # write a checkpoint every so many steps, and after the last
-    keep_checkpoints: PositiveInt = 3  # how many of the newest checkpoints stay on disk
     seed: NonNegativeInt = 0  # of the order of prompts and of sampling
-    run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
-    resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
-    track: bool = False  # also log to Weights & Biases (pip install wandb)
-    dry_run: bool = False  # check everything, estimate the memory, load nothing and end
+
+    def check(self):
+        """ValueError, saying what would be right, if two settings do not fit each other."""
+        buffer = self.overlong_buffer or 0
+        if buffer > self.max_response_tokens:
+            raise ValueError(
+                f"--overlong_buffer is {buffer}; it must be at most --max_response_tokens"
+            )
 
 
-# What the papers set differently for other tasks than K&K.
+# What the papers set differently for other tasks.
 TASKS = {
-    "kk": {},
     "math": {  # AR-Lopti, Section 5.2: a base model, which knows no chat
         "model": "Qwen/Qwen2.5-7B",
         "chat_template": "none",
-        "epochs": 1,  # of 57k problems (Open-Reasoner-Zero); with DSR-uniform's 10k use --epochs 5
+        "epochs": 1,  # of Open-Reasoner-Zero's 57k problems; --epochs 5 for the smaller set of 10k
         "prompts_per_step": 128,
         "temperature": 1.0,
     },
@@ -177,338 +160,69 @@ TASKS = {
     },
 }
 
-# Sizes for a machine without a GPU. They don't belong to the algorithm.
-CPU_DEFAULTS = {
-    "compile": False,  # lengths differ from pass to pass, and compiling takes minutes
-    "eval_size": 20,
-    "gradient_checkpointing": False,
-    "kv_cache_gb": 0.5,
-    "micro_batch_tokens": 2048,
-}
-
-# With many GPUs each holds little of the weights and of AdamW's state, and has room for the
-# activations of one longest sequence. Recomputing them would be work for nothing.
-MANY_GPUS = {"gradient_checkpointing": False, "micro_batch_tokens": 5120}
-FROM_GPUS = {"kk": 4, "math": 8, "countdown": 4}  # of 80 GB; mathematics has the larger model
-
-# For models/kk_tiny, a model of a million parameters that learns while you watch: the default
-# without a GPU.
-KK_TINY = {
-    "model": "models/kk_tiny",
-    "people": "2-3",
-    "prompts_per_step": 12,
-    "temperature": 1.0,
-    "lr": 1e-4,
-    "steps": 10,
-    "max_prompt_tokens": 256,
-    "max_response_tokens": 640,
-    "micro_batch_tokens": 8192,
-    "kv_cache_gb": 0.25,
-    "eval_every": 5,
-    "eval_size": 200,
-    "eval_temperature": 1.0,
-    "max_refills": 2,
-}
-
-
-def default_settings(argv):
-    """Defaults for what the command line leaves open: ({name: default}, {name: where it is from}).
-
-    Later ones override earlier ones:
-    1. Args: the paper's settings for K&K.
-    2. TASKS: what differs for the task.
-    3. CPU_DEFAULTS if there is no GPU, then KK_TINY if that is the model. A resumed run has its own
-       settings in place of these.
-    """
-    given = settings.given(argv)  # what the command line says of --task, --model, --resume …
-    resumed = settings.of_resumed_run(argv, Args)
-    task = given.get("task", resumed.get("task", Args.task))
-    layers = [(f"task {task}", TASKS.get(task, {}))]
-    if resumed:
-        layers.append(("the resumed run", resumed))
-        return settings.layered(layers)
-    if not ON_GPU:
-        layers.append(("no GPU", CPU_DEFAULTS))
-        if not machine.has_fast_bfloat16():
-            layers.append(("bfloat16 is slow here", {"dtype": "float32"}))
-    elif FROM_GPUS.get(task, 4) <= WORLD_SIZE:
-        layers.append((f"{WORLD_SIZE} GPUs", MANY_GPUS))
-    is_kk_tiny = not ON_GPU  # without a GPU it is the default model; --model overrides that
-    if "model" in given:
-        is_kk_tiny = Path(given["model"]).name == "kk_tiny"
-    if is_kk_tiny:
-        layers.append(("kk_tiny", KK_TINY))
-    return settings.layered(layers)
-
-
-def parse_args(argv):
-    """Args from the command line and, for what it leaves open, from default_settings."""
-    defaults, _ = default_settings(argv)
-    return settings.parse(argv, Args, Args(**defaults), description=__doc__.split("\n\n")[0])
-
-
-def check_args(args):
-    """ValueError, saying what would be right, if a value or a folder does not fit."""
-    settings.check_ranges(args)
-    checks.check_gpus(args)
-    buffer = args.overlong_buffer or 0
-    if buffer > args.max_response_tokens:
-        raise ValueError(f"--overlong_buffer is {buffer}; it must be at most --max_response_tokens")
-    multiple = args.updates_per_step * WORLD_SIZE
-    if args.prompts_per_step % multiple:
-        raise ValueError(
-            f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {multiple} "
-            f"({args.updates_per_step} updates × {WORLD_SIZE} processes)"
-        )
-    checks.check_run_folders(args)
-
-
-def prepare(args):
-    """Reads what is small and checks that the rest can work, before anything large loads.
-
-    Returns the tokenizer; the task's module (rewards/) with its training and test problems; a
-    dictionary of sizes for the header. Sets args.steps if only --epochs is given. ValueError if
-    something can't work.
-    """
-    hub.ask(args.model, *data_sources(args))
-    # HEAD_CHUNK, the tokens per block of logits (below), is for the estimate of the memory.
-    tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
-    task, train, test = load_task(args, tokenizer)
-    if len(train) < args.prompts_per_step:
-        raise ValueError(
-            f"--prompts_per_step is {args.prompts_per_step}, "
-            f"but there are {len(train)} training problems"
-        )
-    if args.steps is None:
-        args.steps = args.epochs * (len(train) // args.prompts_per_step)
-    sizes["training_problems"] = len(train)
-    sizes["test_problems"] = len(test)
-    return tokenizer, task, train, test, sizes
-
-
 # ----------------------------------------------------------------------- policy (log-probabilities)
-
-# Tokens whose logits exist at one time: [HEAD_CHUNK, vocabulary] in float32.
-HEAD_CHUNK = 4096 if ON_GPU else 1024
-
-# What it costs to begin a forward pass, in tokens that could be computed in the same time: measured
-# with kk_tiny on a CPU, and less with larger models. Sharing a prompt makes two passes of one.
-PASS_COST = 500
 
 
 class Policy(nn.Module):
     """A causal language model that gives log-probabilities of the tokens it is shown."""
 
-    def __init__(self, lm, autocast, share_prompt):
+    def __init__(self, lm, args):
         super().__init__()
         self.lm = lm
-        self.autocast = autocast  # compute in bfloat16
-        self.share_prompt = share_prompt  # see hidden_states_sharing_prompt
+        self.args = args
 
     def forward(self, ids, mask, temperature, with_entropy=False):
         """Log-probability and entropy, in nats, of each response token under the policy.
 
         ids [N, T]: prompt and response, padded on the right. Padding needs no attention mask: under
         causal attention no real token sees what comes after it. mask [N, T]: True on response
-        tokens, never on a row's first token. Returns two float32 [N, T], zero outside the mask. The
-        entropy is that of the full distribution; it is zero everywhere unless with_entropy asks for
-        it.
+        tokens. Returns two float32 [N, T], zero outside the mask. The entropy is that of the full
+        distribution; it is zero unless with_entropy asks for it.
         """
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.autocast):
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.args.dtype == "bfloat16"):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
-            # Each response token was drawn from the state of the token before it.
+            # The output at a position predicts the next token: take the one before each response
+            # token. A response never begins a row, since the prompt comes first.
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
-            targets = ids[mask]  # [num_tokens]
-            chunks = zip(states.split(HEAD_CHUNK), targets.split(HEAD_CHUNK))
-            logp_chunks = []
-            entropy_chunks = []
-            for some_states, some_targets in chunks:
-                # The logits are the largest tensor here. They exist for one chunk at a time, and
-                # are computed a second time in the backward pass instead of being kept.
-                logp, entropy = checkpoint(
-                    self.head,
-                    some_states,
-                    some_targets,
-                    temperature,
-                    with_entropy,
-                    use_reentrant=False,
-                )
-                logp_chunks.append(logp)
-                entropy_chunks.append(entropy)
-        return to_rows(logp_chunks, mask), to_rows(entropy_chunks, mask)
+            targets = ids[mask]  # [num_tokens], in the same order
+            # self.head(states, targets, …), a chunk of tokens at a time, since all logits together
+            # would be the largest tensor here. The backward pass computes them again.
+            logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
+        return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
-        """The last layer's output for every token, [N, T, D]."""
-        # The embeddings are made float32, and then the residual stream is float32 too: autocast
-        # rounds the inputs of matrix products, not the sums between layers. Otherwise a reference
-        # with bfloat16 weights would differ from a policy with the same weights.
+        """The output of the last layer, below the head, for every token: [N, T, D]."""
+        # In float32, however the weights are stored: autocast rounds what enters a matrix product,
+        # and the sums between layers keep all their digits.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
-        if self.share_prompt:
-            shared_length = shared_prompt_length(ids, mask)
-            if shared_length * (len(ids) - 1) > PASS_COST:  # the tokens that sharing saves
-                return self.hidden_states_sharing_prompt(embedded, shared_length)
+        length = passes.length_to_share(ids, mask, self.args)
+        if length > 0:  # the rows have the same prompt: compute it once
+            return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
-        """Log-probability and entropy of a chunk: states [n, D], targets [n] → two float32 [n]."""
+        """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
-        all_log_probs = logits.div_(temperature).log_softmax(-1)  # in place: the largest tensor
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ saves a copy of the logits
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
         entropy = torch.zeros_like(logp)
         if with_entropy:
             entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         return logp, entropy
 
-    def hidden_states_sharing_prompt(self, embedded, shared_length):
-        """The same as the plain pass, with the tokens that all rows begin with computed only once.
 
-        A matter of speed alone, to be skipped on first reading. The first row's prompt goes through
-        the model; its keys and values are repeated for the N rows, whose remaining tokens see them.
-        Gradients flow back through the repeated keys and values into the one prompt.
-        """
-        num_rows = len(embedded)
-        prompt = self.lm.model(inputs_embeds=embedded[:1, :shared_length], use_cache=True)
-        cache = prompt.past_key_values
-        cache.batch_repeat_interleave(num_rows)
-        rest = self.lm.model(inputs_embeds=embedded[:, shared_length:], past_key_values=cache)
-        of_prompt = prompt.last_hidden_state.expand(num_rows, -1, -1)
-        return torch.cat([of_prompt, rest.last_hidden_state], 1)  # [N, T, D]
-
-
-def to_rows(chunks, mask):
-    """Puts response tokens' values, a list of [n], in their places: [N, T], zero elsewhere."""
-    rows = torch.zeros(mask.shape, device=mask.device)
-    return rows.masked_scatter(mask, torch.cat(chunks))
-
-
-def shared_prompt_length(ids, mask):
-    """The length of the rows' common beginning, without response tokens. ids, mask: [N, T].
-
-    To be skipped on first reading. The last position is never shared, so that the second pass of
-    hidden_states_sharing_prompt has at least one token.
-    """
-    is_shared = (ids == ids[0]).all(0) & ~mask.any(0)  # [T]
-    from_the_start = is_shared[:-1].cumprod(0)  # 1 until the first position that is not shared
-    return int(from_the_start.sum())
+def to_rows(values, mask):
+    """Puts response tokens' values, [num_tokens], in their places: [N, T], zero elsewhere."""
+    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
 
 
 def load_policy(args, trained):
-    """The model to train (float32 weights) or the frozen reference (weights in --dtype)."""
+    """The model to train, with float32 weights; or a frozen one, with weights in --dtype."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
-    lm.config.dtype = args.dtype  # changes no weight: it says how checkpoints will save them
-    if trained and args.gradient_checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        lm.train()  # else transformers recomputes nothing; these models have no dropout
-    autocast = args.dtype == "bfloat16"
-    policy = Policy(lm, autocast, share_prompt=prompts_can_be_shared(args))
+    policy = Policy(lm, args)
     policy.requires_grad_(trained)
-    if args.compile:
-        for layer in lm.model.layers:
-            layer.compile(dynamic=True)  # one program for all lengths
-    if WORLD_SIZE > 1:  # FSDP2: a process keeps a shard of every layer and gathers it to compute
-        sharding = {
-            "mesh": processes.mesh(),
-            "mp_policy": MixedPrecisionPolicy(
-                param_dtype=getattr(torch, args.dtype),  # gathered in this type: half the traffic
-                reduce_dtype=torch.float32,  # gradients are summed over the processes in this one
-                cast_forward_inputs=False,  # the residual stream stays float32
-            ),
-        }
-        for layer in lm.model.layers:
-            fully_shard(layer, **sharding)
-        # FSDP2 would keep the root's weights (embedding and head) gathered after the forward pass.
-        fully_shard(policy, reshard_after_forward=True, **sharding)
-    return policy.to(DEVICE)  # after sharding: a process moves its own shards only
-
-
-def micro_batches(batch, args):
-    """Cuts a batch into micro-batches, each for one forward pass.
-
-    Yields (row numbers, the rows' part of the batch on DEVICE). Each tensor is cut to the longest
-    of these rows, counted up to the row's last token in the mask.
-    """
-    lengths = used_lengths(batch["mask"])  # [N]
-    passes = plan_passes(batch["mask"], lengths, args)
-    # Under FSDP2 every process must make the same number of passes, forward and backward. A process
-    # that has too few makes its last pass again, with an empty mask, so that its loss is zero.
-    num_passes = int(all_reduce(len(passes), dist.ReduceOp.MAX))
-    for i in range(num_passes):
-        rows = passes[min(i, len(passes) - 1)]
-        # 2 is the shortest row that has a token and the one before it; the mask may be empty.
-        longest = max(2, int(lengths[rows].max()))
-        micro = {}
-        for name, value in batch.items():
-            if value.dim() == 2:  # [N, T]; others, such as batch["truncated"], are [N]
-                micro[name] = value[rows, :longest].to(DEVICE)
-        if i >= len(passes):
-            micro["mask"] = torch.zeros_like(micro["mask"])
-        yield rows, micro
-
-
-def used_lengths(mask):
-    """How many tokens of each row a pass needs, [N]: up to its last True in the mask [N, T]."""
-    positions = torch.arange(1, mask.shape[1] + 1)
-    return (mask * positions).amax(1)  # 0 if there is none
-
-
-def plan_passes(mask, lengths, args):
-    """Which rows go through the policy together: a list of row numbers for each pass.
-
-    A pass has at most micro_batch_tokens tokens, padding included, or a single row that is longer.
-    Longest rows come first, so that rows of similar length share a pass. Rows without a token in
-    the mask are left out (update_once takes out tokens without a gradient), but there is always
-    one pass.
-    """
-    rows = lengths.argsort(descending=True, stable=True)
-    num_used = int((lengths > 0).sum())
-    rows = rows[: max(1, num_used)]
-    passes = []
-    cost = 0  # in tokens
-    left = rows
-    while len(left):
-        longest = max(1, int(lengths[left[0]]))
-        num_rows = max(1, args.micro_batch_tokens // longest)
-        passes.append(left[:num_rows])
-        cost += PASS_COST + len(passes[-1]) * longest
-        left = left[num_rows:]
-    if prompts_can_be_shared(args):  # to be skipped on first reading
-        sharing_passes, sharing_cost = plan_passes_sharing_prompts(rows, mask, lengths, args)
-        if sharing_cost < cost:
-            return sharing_passes
-    return passes
-
-
-def prompts_can_be_shared(args):
-    """Whether hidden_states_sharing_prompt may be used.
-
-    transformers keeps no keys and values under gradient checkpointing; and compiled layers would be
-    compiled again for each layer's keys and values.
-    """
-    return not (args.gradient_checkpointing or args.compile)
-
-
-def plan_passes_sharing_prompts(rows, mask, lengths, args):
-    """The same for passes that compute a prompt once: each has rows of one group only.
-
-    Returns (passes, their cost in tokens). To be skipped on first reading, like
-    hidden_states_sharing_prompt.
-    """
-    group = torch.arange(len(lengths)) // args.responses_per_prompt  # [N]
-    rows = rows[group[rows].argsort(stable=True)]  # group by group, longest first in each
-    passes = []
-    cost = 0
-    while len(rows):
-        first = rows[0]
-        shared = int(mask[first].int().argmax())  # tokens before the mask's first: computed once
-        own = max(1, int(lengths[first]) - shared)  # tokens computed for each row
-        num_rows = max(1, (args.micro_batch_tokens - shared) // own)
-        num_left = int((group[rows] == group[first]).sum())
-        num_rows = min(num_rows, num_left)
-        passes.append(rows[:num_rows])
-        cost += 2 * PASS_COST + shared + num_rows * own
-        rows = rows[num_rows:]
-    return passes, cost
+    return place(policy, args)  # on its device; split over the processes if there are several
 
 
 @torch.no_grad()
@@ -519,11 +233,13 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    passes = micro_batches(batch, args)
-    for rows, micro in tqdm(passes, desc="log-probabilities", leave=False, disable=RANK != 0):
+    # A micro-batch is as many rows as fit in a forward pass. The text is the progress bar's title.
+    for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
-        all_logp[rows, :length] += logp.cpu()  # added, since a repeated pass gives zeros
+        # +=, because processes make equally many passes: one that has fewer micro-batches repeats
+        # one with an empty mask, which gives zeros.
+        all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
 
@@ -532,226 +248,144 @@ def log_probs(policy, batch, args, with_entropy=True):
 
 
 def load_sampler(args):
-    """A vLLM engine in this process (one in each), made before the trainer takes its memory."""
-    cores = processes.own_cores()
-    # In this process, so that weights can be handed over.
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
-    from vllm import LLM  # reads the environment and takes seconds, so it comes after every check
+    """The vLLM engine of this process, made before the policy takes its memory."""
+    options = engine.options(args)  # for this machine; also sets what vLLM reads when imported
+    from vllm import LLM
 
-    context = args.max_prompt_tokens + args.max_response_tokens
-    options = {
-        "model": args.model,
-        "dtype": args.dtype,
-        "max_model_len": context,
-        "seed": args.seed,
-        "kv_cache_memory_bytes": int(args.kv_cache_gb * 2**30),
-        "logprobs_mode": "processed_logprobs",  # log-probabilities at the sampling temperature
-        "generation_config": "vllm",  # no top-p, top-k or temperature of the model's own
-        "use_tqdm_on_load": False,
-        "trust_remote_code": False,
-    }
-    if ON_GPU:
-        options["enable_sleep_mode"] = True
-        # vLLM checks that this share of the memory is free. The cache's size is set above.
-        options["gpu_memory_utilization"] = 0.1
-    else:
-        options["enforce_eager"] = True
-        options["enable_chunked_prefill"] = False  # seeded requests fail in it on a CPU
-        options["max_num_batched_tokens"] = context
-        if not args.compile:
-            # Else vLLM compiles a function of its own at the first request: seconds for no gain.
-            torch.compiler.set_stance("force_eager")
-    if WORLD_SIZE > 1:
-        # torchrun has started the processes; each has an engine of its own.
-        options["distributed_executor_backend"] = "external_launcher"
-    with quiet.library_notices():
-        return LLM(**options)
+    with quiet.library_notices():  # hides what vLLM prints; errors are shown
+        return LLM(
+            model=args.model,
+            dtype=args.dtype,
+            seed=args.seed,
+            logprobs_mode="processed_logprobs",  # log-probabilities at the sampling temperature
+            **options,
+        )
 
 
-def request_seed(seed, when, prompt_id):
-    """A seed for one prompt at one time, the same on any number of processes.
+def generate(llm, problems, when, args, **sampling_params):
+    """vLLM's responses to the problems, in order, with their texts.
 
-    when: the step, or "test" for all evaluations. vLLM adds j to it for response j of a group.
+    when: the step, or "test". The seed of a request is made of --seed, when and the problem, so the
+    responses do not depend on the number of processes. sampling_params: more for SamplingParams.
     """
-    digest = hashlib.sha256(f"{seed}/{when}/{prompt_id}".encode()).digest()
-    return int.from_bytes(digest[:6])  # 48 bits, so that what vLLM adds never overflows
-
-
-def end_token_ids(policy):
-    """The tokens that end a response. Some models have several, and vLLM would know only one."""
-    end = policy.lm.generation_config.eos_token_id
-    if end is None:
-        return []
-    if isinstance(end, int):
-        return [end]
-    return end
-
-
-def generate(llm, problems, params, title):
-    """vLLM's outputs for the problems, with a progress bar, from an empty prefix cache.
-
-    The cache is emptied because it may hold keys and values of older weights, and so that a request
-    always gives the same result: what an evaluation leaves in the cache would change the rounding.
-    """
-    if not llm.reset_prefix_cache():
-        raise RuntimeError("vLLM kept its prefix cache: it may hold keys and values of old weights")
-
-    def progress_bar(*items, **options):  # vLLM calls it instead of tqdm
-        options["desc"] = title
-        options["leave"] = False
-        return tqdm(*items, **options)
-
-    prompts = [{"prompt_token_ids": problem["prompt_ids"]} for problem in problems]
-    return llm.generate(prompts, params, use_tqdm=progress_bar if RANK == 0 else False)
-
-
-def sample(llm, problems, stop_ids, step, args):
-    """G responses to each problem: a batch of N = problems × G rows, and the responses' texts."""
     from vllm import SamplingParams
 
+    prompts = []
     params = []
     for problem in problems:
+        prompts.append({"prompt_token_ids": problem["prompt_ids"]})
         params.append(
             SamplingParams(
-                n=args.responses_per_prompt,
-                seed=request_seed(args.seed, step, problem["id"]),
-                temperature=args.temperature,
+                seed=engine.request_seed(args.seed, when, problem["id"]),
                 max_tokens=args.max_response_tokens,
-                stop_token_ids=stop_ids,
-                logprobs=0,  # of the sampled token alone
-                flat_logprobs=True,  # plain lists of numbers, quickly made
+                stop_token_ids=engine.end_tokens(args.model),
                 detokenize=False,  # decode does it for all responses together
+                **sampling_params,
             )
         )
-    outputs = generate(llm, problems, params, f"step {step}: sampling")
-    prompts, responses = [], []
-    for problem, output in zip(problems, outputs):
-        for response in output.outputs:
-            prompts.append(problem["prompt_ids"])
-            responses.append(response)
-    return to_batch(prompts, responses), decode(llm.get_tokenizer(), responses)
+    engine.empty_prefix_cache(llm)  # attention's keys and values of prompts, by older weights
+    outputs = llm.generate(prompts, params, use_tqdm=engine.progress_bar(when))
+    responses = []
+    for output in outputs:  # one for each prompt
+        responses += output.outputs
+    for response, text in zip(responses, decode(llm.get_tokenizer(), responses)):
+        response.text = text
+    return responses
 
 
-def to_batch(prompts, responses):
-    """Prompts (lists of token ids) and vLLM's responses to them as tensors.
+def sample(llm, problems, step, args):
+    """The current policy's responses: as tensors (see to_batch), and as vLLM gives them.
+
+    problems: the problem of each response to come, so that each problem is there G times in a row.
+    """
+    responses = generate(
+        llm,
+        problems[:: args.responses_per_prompt],  # each problem once
+        step,
+        args,
+        n=args.responses_per_prompt,
+        temperature=args.temperature,
+        logprobs=0,  # log-probabilities of the sampled tokens, and of no alternatives
+        flat_logprobs=True,  # as plain lists of numbers, quickly made
+    )
+    return to_batch(problems, responses), responses
+
+
+def to_batch(problems, responses):
+    """Prompts and responses as tensors, a row for each of the N responses.
 
     ids [N, T]: prompt and response, padded with zeros on the right. mask [N, T]: True on response
     tokens, the end token included. sampler_logp [N, T]: the sampler's own log-probabilities.
-    truncated [N]: cut off by length.
     """
-    num_rows = len(prompts)
+    prompts = [problem["prompt_ids"] for problem in problems]
     rows = list(zip(prompts, responses))
     longest = max(len(prompt) + len(response.token_ids) for prompt, response in rows)
-    ids = torch.zeros(num_rows, longest, dtype=torch.long)
-    mask = torch.zeros(num_rows, longest, dtype=torch.bool)
-    sampler_logp = torch.zeros(num_rows, longest)
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    sampler_logp = torch.zeros(len(rows), longest)
     for i, (prompt, response) in enumerate(rows):
-        start = len(prompt)
-        end = start + len(response.token_ids)
-        ids[i, :start] = torch.tensor(prompt)
-        ids[i, start:end] = torch.tensor(response.token_ids)
-        mask[i, start:end] = True
-        # logprobs=0 and flat_logprobs: a number for each token, that of the sampled one.
-        sampler_logp[i, start:end] = torch.tensor(response.logprobs.logprobs)
-    truncated = torch.tensor([response.finish_reason == "length" for response in responses])
-    return {"ids": ids, "mask": mask, "sampler_logp": sampler_logp, "truncated": truncated}
+        begin = len(prompt)
+        end = begin + len(response.token_ids)
+        ids[i, :begin] = torch.tensor(prompt)
+        ids[i, begin:end] = torch.tensor(response.token_ids)
+        mask[i, begin:end] = True
+        sampler_logp[i, begin:end] = torch.tensor(response.logprobs.logprobs)
+    return {"ids": ids, "mask": mask, "sampler_logp": sampler_logp}
 
 
-def mixed_groups(batch, scores, size):
-    """The groups of G = `size` responses whose rewards differ: all processes', in prompt order.
-
-    batch, scores: of this process's responses in one round. What makes a group mixed is the rule's
-    reward. A group is its rows of the batch, {name: [G, …]}, with rewards [G, 1], penalty included.
-    """
-    batch["rewards"] = torch.tensor([[s["reward"] + s["penalty"]] for s in scores])  # [N, 1]
-    mine = []
-    for start in range(0, len(scores), size):
-        rows = slice(start, start + size)
-        by_rule = {score["reward"] for score in scores[rows]}
-        if len(by_rule) > 1 or size == 1:
-            # Cloned, since a view would be sent with all that it is a view of.
-            group = {name: value[rows].clone() for name, value in batch.items()}
-            mine.append((start, RANK, group))
-    # Prompts were dealt out to the processes one by one.
-    return [group for _, _, group in sorted(gather(mine), key=lambda item: item[:2])]
-
-
-def deal(groups, batch, args):
-    """This process's share of the groups to train on, as a batch padded to its longest row.
-
-    The groups, which all processes have, are spread over the step's updates in order, then over the
-    processes; the numbers of groups differ by at most one. What is missing to prompts_per_step is
-    filled up with groups without response tokens: so all shares have as many rows, and minibatches
-    cuts them as it cuts a full step's. batch: any batch with the same keys.
-    """
-    size = args.prompts_per_step // args.updates_per_step  # groups of an update, on all processes
-    first_rows = slice(0, args.responses_per_prompt)
-    empty = {name: torch.zeros_like(value[first_rows]) for name, value in batch.items()}
-    mine = []
-    for part in torch.arange(len(groups)).tensor_split(args.updates_per_step):
-        of_update = [groups[i] for i in part] + [empty] * size
-        mine += of_update[RANK:size:WORLD_SIZE]
-    share = {}
-    for name in empty:
-        rows = [row for group in mine for row in group[name]]
-        share[name] = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return share
-
-
-def dynamic_sampling(llm, task, train, num_used, stop_ids, metrics, args):
+def dynamic_sampling(llm, task, train, num_used, step, clock, args):
     """Samples prompts_per_step prompts, and as many again until that many groups are mixed.
 
-    At most max_refills times. Returns the batch to train on (see deal), with its rewards [N, 1];
-    all problems of this process, and the texts and scores of the responses to them; and num_used
-    after all prompts spent. Adds to metrics. All processes see the same groups and make the same
-    number of rounds. A refill has seeds of its own, in case the same problem comes twice in a step.
+    A group is mixed if the rule gives its responses different rewards. At most max_refills times.
+    Returns the mixed groups as a batch to train on, with their rewards, penalties included, [N, 1];
+    what this process has sampled, dropped groups included: vLLM's responses, their problems and
+    scores; the new num_used; and the numbers of groups, as metrics.
     """
-    num_sampled = 0
-    groups, problems, texts, scores = [], [], [], []
-    most = (1 + args.max_refills) * args.prompts_per_step
-    while len(groups) < args.prompts_per_step and num_sampled < most:
-        indices, num_used = next_prompts(len(train), num_used, args.prompts_per_step, args.seed)
-        new = [train[i] for i in indices[RANK::WORLD_SIZE]]
-        refill = f"+{num_sampled}" if num_sampled else ""
-        batch, new_texts = sample(llm, new, stop_ids, f"{metrics['step']}{refill}", args)
-        answers = [problem["answer"] for problem in new for _ in range(args.responses_per_prompt)]
-        with timed(metrics, "score"):
-            new_scores = [dict(score) for score in task.score_all(new_texts, answers)]
-        lengths = batch["mask"].sum(1).tolist()
-        for score, length, is_cut in zip(new_scores, lengths, batch.pop("truncated").tolist()):
-            score.update(tokens=length, truncated=is_cut, penalty=overlong_penalty(length, args))
-        groups += mixed_groups(batch, new_scores, args.responses_per_prompt)
-        problems += new
-        texts += new_texts
+    mixed = []  # groups of all processes
+    responses, problems, scores = [], [], []
+    for refill in range(1 + args.max_refills):
+        new_problems, num_used = next_problems(train, num_used, args)
+        # A refill has its own seeds, in case the same problem comes twice in a step.
+        when = f"{step}+{refill * args.prompts_per_step}" if refill else step
+        batch, new_responses = sample(llm, new_problems, when, args)
+        clock.lap("sample")
+        new_scores = score(task, new_responses, new_problems)
+        for s, length in zip(new_scores, batch["mask"].sum(1).tolist()):
+            s["penalty"] = overlong_penalty(length, args)
+        clock.lap("score")
+        batch["rewards"] = torch.tensor([[s["reward"] + s["penalty"]] for s in new_scores])
+        by_rule = torch.tensor([s["reward"] for s in new_scores], dtype=torch.float64)
+        by_rule = by_rule.view(-1, args.responses_per_prompt)  # [prompts, G]
+        is_mixed = by_rule.amax(1) > by_rule.amin(1)  # [prompts]
+        if args.responses_per_prompt == 1:
+            is_mixed[:] = True  # there is nothing to compare
+        mixed += gather_groups(batch, is_mixed)
+        responses += new_responses
+        problems += new_problems
         scores += new_scores
-        num_sampled += args.prompts_per_step
-    metrics["groups_sampled"] = num_sampled
-    metrics["groups_dropped"] = num_sampled - len(groups)
-    metrics["groups_kept"] = min(len(groups), args.prompts_per_step)
-    return deal(groups[: args.prompts_per_step], batch, args), problems, texts, scores, num_used
+        if len(mixed) >= args.prompts_per_step:
+            break
+    num_sampled = (1 + refill) * args.prompts_per_step
+    metrics = {
+        "groups_sampled": num_sampled,
+        "groups_dropped": num_sampled - len(mixed),
+        "groups_kept": min(len(mixed), args.prompts_per_step),
+    }
+    batch = deal_groups(mixed[: args.prompts_per_step], batch, args)  # this process's share
+    return batch, responses, problems, scores, num_used, metrics
 
 
 def sync_weights(policy, llm, args):
-    """Gives the trainer's weights to the sampler, tensor by tensor, in its dtype.
-
-    On a GPU this also wakes the sampler, which sleeps while the trainer works (main puts it to
-    sleep): first it takes memory for its weights again, then for its cache.
-    """
+    """Copies the policy's weights to vLLM, one tensor at a time, in --dtype."""
 
     def named_weights():
-        # All processes go through the names in the same order, as full_tensor needs.
-        # remove_duplicate=False: if embedding and head are one tensor it comes under both names,
-        # because vLLM's CPU engine keeps two copies.
+        # If embedding and head are one tensor, it is sent under both names (remove_duplicate):
+        # vLLM may keep two copies. full_tensor joins the parts that the processes have; all of them
+        # must ask for the tensors in the same order.
         for name, weight in policy.lm.named_parameters(remove_duplicate=False):
             yield name, full_tensor(weight).to(getattr(torch, args.dtype))
 
-    if ON_GPU:
-        torch.cuda.empty_cache()
-        llm.wake_up(tags=["weights"])  # nothing to do the first time: it is awake
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights()})
-    if ON_GPU:
-        llm.wake_up(tags=["kv_cache"])
+    engine.load_weights(llm, named_weights())
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -765,19 +399,19 @@ def overlong_penalty(num_tokens, args):
 
 
 def compute_advantages(rewards, batch, args):
-    """Advantage of every response token, [N, T]: the reward, normalised within its group (eq. 1).
+    """Advantage of every response token, [N, T]: the reward, normalised within its group.
 
     rewards [N]: the G responses to a prompt follow each other. The batch's mask [N, T] is True on
-    response tokens; the advantage is zero elsewhere. The standard deviation has ddof 1. A group of
-    one response has mean 0 and standard deviation 1, as in verl.
+    response tokens; the advantage is zero elsewhere. A group of one response has mean 0 and
+    standard deviation 1, as in verl.
     """
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    mean = torch.zeros_like(groups)
-    std = torch.ones_like(groups)
+    mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        groups = groups - groups[:, :1]  # changes only rounding: equal rewards give exactly 0
-        mean = groups.mean(1, keepdim=True)
-        std = groups.std(1, keepdim=True)
+        # Without the first reward the advantage is the same, but equal rewards give exactly 0.
+        groups = groups - groups[:, :1]
+        mean = groups.mean(1, keepdim=True)  # [prompts, 1]
+        std = groups.std(1, keepdim=True)  # the sample's: divided by G − 1
     advantages = (groups - mean) / (std + 1e-6)
     return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
 
@@ -785,17 +419,18 @@ def compute_advantages(rewards, batch, args):
 # --------------------------------------------------------------------------------------------- loss
 
 
-def policy_loss(logp, batch, num_tokens, args):
+def policy_loss(logp, batch, divisor, args):
     """The negative of J for one micro-batch, and how many of its tokens are clipped.
 
     logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages and mask are [N, T]
-    too. num_tokens: response tokens of the whole mini-batch, over all micro-batches and processes,
-    so that the losses of the micro-batches add up to the mini-batch's.
+    too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that
+    the losses of its micro-batches add up to −J.
     """
     advantages = batch["advantages"]
     mask = batch["mask"]
     low = 1 - args.clip_low
     high = 1 + args.clip_high
+    # The clamp matters to absurd tokens alone: their exp must not overflow.
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
     # A clipped token's surrogate has no gradient: it has moved far enough in A's direction.
@@ -803,28 +438,16 @@ def policy_loss(logp, batch, num_tokens, args):
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
-    return loss[mask].sum() / num_tokens, clipped.sum()
+    return loss[mask].sum() / divisor, clipped.sum()
 
 
 def k3(logp, ref_logp):
     """exp(ref − logp) − (ref − logp) − 1 for each token, in nats (Schulman 2020)."""
-    difference = (ref_logp - logp).clamp(-20, 20)  # as for ρ: one absurd token must not overflow
+    difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1
 
 
 # ------------------------------------------------------------------------------------------- update
-
-
-def minibatches(batch, count):
-    """The batch in `count` mini-batches: equal parts of its rows, in order, of whole groups.
-
-    Parts without a response token in any process are left out: groups were missing (see deal).
-    """
-    size = len(batch["ids"]) // count
-    parts = []
-    for start in range(0, count * size, size):
-        parts.append({name: value[start : start + size] for name, value in batch.items()})
-    return [part for part in parts if all_reduce(part["mask"].sum()) > 0]
 
 
 def update(policy, optimizer, batch, step, args):
@@ -832,47 +455,40 @@ def update(policy, optimizer, batch, step, args):
 
     Returns clip_rate (a share of tokens), grad_norm (a mean) and optimizer_steps.
     """
-    updates = []  # a pair for each: number of clipped tokens, gradient norm
-    total = len(batch["ids"])
-    bar = tqdm(total=total, desc=f"step {step}: updating", leave=False, disable=RANK != 0)
+    num_clipped = 0
+    grad_norms = []  # one for each update
     for minibatch in minibatches(batch, args.updates_per_step):
-        num_tokens = all_reduce(minibatch["mask"].sum())
-        updates.append(update_once(policy, optimizer, minibatch, num_tokens, bar, step, args))
-    bar.close()
-    # max(1, …) because a variant that drops groups (dapo.py) may have none left.
-    step_tokens = max(1, all_reduce(batch["mask"].sum()))
-    num_clipped = all_reduce(sum(clipped for clipped, _ in updates))
+        divisor = all_reduce(minibatch["mask"].sum())  # tokens: all_reduce adds the processes'
+        clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
+        num_clipped += clipped
+        grad_norms.append(grad_norm)
     return {
-        "clip_rate": num_clipped / step_tokens,
-        "grad_norm": sum(grad_norm for _, grad_norm in updates) / max(1, len(updates)),
-        "optimizer_steps": len(updates),
+        "clip_rate": measure.token_rate(num_clipped, batch["mask"]),
+        "grad_norm": measure.mean(grad_norms),
+        "optimizer_steps": len(grad_norms),
     }
 
 
-def update_once(policy, optimizer, minibatch, num_tokens, bar, step, args):
+def update_once(policy, optimizer, minibatch, divisor, step, args):
     """One optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm. If
-    the loss or the gradient is not finite, the program ends before the weights are touched.
+    The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
-    if args.kl_coef == 0:
-        # A token with advantage 0 has no gradient then, and needs no pass: leave it out of this
-        # mini-batch's mask. num_tokens has counted it.
-        minibatch["mask"] = minibatch["mask"] & (minibatch["advantages"] != 0)
+    # For speed alone: tokens with A = 0 need no pass if there is no KL term. The divisor has them.
+    minibatch = passes.without_idle_tokens(minibatch, args)
     minibatch_loss = 0.0
     num_clipped = 0
-    for rows, micro in micro_batches(minibatch, args):
+    for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
-        loss, clipped = policy_loss(logp, micro, num_tokens, args)
-        (loss * WORLD_SIZE).backward()  # FSDP2 averages over the processes; we want the sum
+        loss, clipped = policy_loss(logp, micro, divisor, args)
+        # FSDP2, which splits the model over processes, averages their gradients. We want the sum.
+        (loss * WORLD_SIZE).backward()
         minibatch_loss += loss.item()
         num_clipped += clipped
-        bar.update(len(rows))
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-    grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a sharded tensor
-    minibatch_loss = all_reduce(minibatch_loss)
-    if not math.isfinite(minibatch_loss + grad_norm):
-        records.stop_at_non_finite(minibatch, step, minibatch_loss, grad_norm, args)
+    grad_norm = full_tensor(grad_norm).item()  # a number; under FSDP2 put together first
+    # Ends the program, before the weights are touched, if one of the two is NaN or infinite.
+    records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
     optimizer.step()
     optimizer.zero_grad()
     return num_clipped, grad_norm
@@ -881,101 +497,25 @@ def update_once(policy, optimizer, minibatch, num_tokens, bar, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-def evaluate(llm, task, problems, stop_ids, step, args):
-    """Accuracy on the test problems, one response to each; and the responses of this process.
+def evaluate(llm, task, problems, step, run, args):
+    """Accuracy on the test problems, with one response to each; some of them go to the run's files.
 
-    Returns the metrics (accuracy by category, and the categories' mean) and a list of dictionaries
-    with prompt, response and score. A score, as rewards/ gives it, has reward, correct and format.
+    Returns it for each category of problems, and its mean over the categories.
     """
-    from vllm import SamplingParams
-
-    mine = problems[RANK::WORLD_SIZE]
-    params = []
-    for problem in mine:
-        params.append(
-            SamplingParams(
-                seed=request_seed(args.seed, "test", problem["id"]),
-                temperature=args.eval_temperature,
-                max_tokens=args.max_response_tokens,
-                stop_token_ids=stop_ids,
-                detokenize=False,
-            )
-        )
-    outputs = generate(llm, mine, params, f"step {step}: evaluating")
-    texts = decode(llm.get_tokenizer(), [output.outputs[0] for output in outputs])
-    scores = task.score_all(texts, [problem["answer"] for problem in mine])
-    accuracy = accuracy_by_category("eval/accuracy", mine, scores)
-    examples = []
-    for problem, text, score in zip(mine, texts, scores):
-        prompt = problem["messages"][-1]["content"]
-        examples.append({"id": problem["id"], "prompt": prompt, "response": text, **score})
-    return {"eval/accuracy": fmean(accuracy.values()), **accuracy}, examples
-
-
-def accuracy_by_category(name, problems, scores):
-    """{name_CATEGORY: share of right responses, over all processes}; kk: by number of people."""
-    mine = [(problem["category"], score["correct"]) for problem, score in zip(problems, scores)]
-    results = {}
-    for category, correct in gather(mine):  # the processes' lists, joined
-        results.setdefault(f"{name}_{category}", []).append(correct)
-    return {key: fmean(results[key]) for key in sorted(results)}
-
-
-def batch_metrics(batch, problems, scores, args):
-    """A step's metrics that don't need its update, over all processes' responses.
-
-    problems, scores: of all responses sampled. batch: those kept, over which the token means are.
-    """
-    num_tokens = sum(gather([score["tokens"] for score in scores]))
-    num_kept = all_reduce(batch["mask"].sum())
-    rewards = torch.tensor(gather([score["reward"] for score in scores]), dtype=torch.float64)
-    groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-
-    def token_mean(values):  # [N, T] → mean over the response tokens that are kept
-        total = all_reduce(values[batch["mask"]].double().sum())
-        return total / num_kept if num_kept else None
-
-    kl = None
-    if args.kl_coef > 0:
-        kl = token_mean(k3(batch["old_logp"], batch["ref_logp"]))
-    return {
-        "reward": rewards.mean().item(),
-        "reward_std": rewards.std(correction=0).item(),  # over the whole step
-        "accuracy": fmean(gather([score["correct"] for score in scores])),
-        "format_rate": fmean(gather([score["format"] for score in scores])),
-        "response_tokens": num_tokens / len(rewards),
-        "truncated_rate": fmean(gather([score["truncated"] for score in scores])),
-        "overlong_penalty": fmean(gather([score["penalty"] for score in scores])),
-        "zero_std_rate": (groups == groups[:, :1]).all(1).double().mean().item(),
-        "entropy": token_mean(batch["entropy"]),
-        "kl": kl,
-        # Scoring can take too long on mathematics.
-        "timed_out": sum(gather([score.get("timed_out", False) for score in scores])),
-        "sampler_gap": token_mean((batch["sampler_logp"] - batch["old_logp"]).abs()),
-        "tokens": int(num_tokens),
-        **accuracy_by_category("accuracy", problems, scores),
-    }
+    mine = own_part(problems)  # each process has its part
+    responses = generate(llm, mine, "test", args, temperature=args.eval_temperature)
+    scores = score(task, responses, mine)  # dictionaries with reward, correct and format
+    run.write_tests(step, mine, responses, scores)
+    accuracy = measure.accuracy_by_category("eval/accuracy", mine, scores)  # of all processes
+    return {"eval/accuracy": fmean(accuracy.values()), **accuracy}
 
 
 # --------------------------------------------------------------------------------------------- main
 
 
 def main():
-    signals.end_while_loading()
-    with settings.errors_in_one_line():  # those that the user can fix
-        args = parse_args(sys.argv[1:])
-        _, sources = default_settings(sys.argv[1:])  # for the header
-        check_args(args)
-        tokenizer, task, train, test, sizes = prepare(args)
-    if args.dry_run:
-        if RANK == 0:
-            header.show(args, sizes, sources)
-        return
-    memory.keep_freed_memory()  # on a CPU, where getting it again from the system is slow
-    processes.start()
-    records.choose_folder(args)
-    if RANK == 0:
-        header.show(args, sizes, sources)
+    # Reads and checks everything small, and prints the header. A bad flag or a dry run ends here.
+    args, run, tokenizer, task, train, test = start.begin(Args, TASKS)
 
     llm = load_sampler(args)
     policy = load_policy(args, trained=True)
@@ -983,77 +523,66 @@ def main():
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True
     )
-    step = 0
-    num_prompts_used = 0
-    if args.resume:
-        step, num_prompts_used = checkpoints.load(policy, optimizer, args.resume)
-    sync_weights(policy, llm, args)
-    stop_ids = end_token_ids(policy)
-    run = records.Records(step, args, sizes)  # in process 0 it writes
-    asked_to_stop = signals.catch()  # a list, which a signal's name is put into
+    # How many steps are done and how many training problems they used: 0, 0 in a new run.
+    step, num_used = checkpoints.load(policy, optimizer, args.resume)
+    sync_weights(policy, llm, args)  # after a resume, vLLM still has the first weights
+    run.open(step)  # its files; from now on Ctrl-C or SIGTERM ends the run after a step
     if step == 0:
-        metrics, examples = evaluate(llm, task, test, stop_ids, step, args)
-        run.write({"step": 0, **metrics})
-        run.write_tests(step, examples)
-    interrupted = all_reduce(len(asked_to_stop)) > 0
+        run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
 
-    while step < args.steps and not interrupted:
+    saved = step
+    while step < args.steps and not run.interrupted():
         step += 1
-        started = time.perf_counter()
-        metrics = {"step": step}
+        clock = Clock()  # a lap for each phase
 
-        # Sample groups of responses and score them, until enough groups have something to teach.
-        with timed(metrics, "sample"):
-            sampled = dynamic_sampling(llm, task, train, num_prompts_used, stop_ids, metrics, args)
-            batch, problems, texts, scores, num_prompts_used = sampled
-            peak_memory_gb = memory.peak_gb()  # in use now, while the sampler has its memory
-            if ON_GPU:
-                llm.sleep(level=1)  # its memory is the trainer's until sync_weights
-
-        # The problem of each row of the batch: every problem G times.
-        row_problems = [problem for problem in problems for _ in range(args.responses_per_prompt)]
-
-        metrics["time/sample"] -= metrics["time/score"]
-        rewards = batch.pop("rewards")  # [N, 1], penalties included
+        # Sample and score groups of responses, until enough groups have something to teach.
+        batch, responses, problems, scores, num_used, of_groups = dynamic_sampling(
+            llm, task, train, num_used, step, clock, args
+        )
+        rewards = batch.pop("rewards")[:, 0]  # [N]
+        engine.sleep(llm)  # on a GPU its memory is the trainer's until sync_weights
 
         # Probabilities before the update, and advantages.
-        with timed(metrics, "logprob"):
-            batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
-            batch["ref_logp"] = batch["old_logp"]  # a stand-in: without reference it has weight 0
-            if reference:
-                batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
+        batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
+        if reference:
+            batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
+        else:
+            batch["ref_logp"] = batch["old_logp"]  # the KL term is multiplied by β = 0
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        metrics.update(batch_metrics(batch, row_problems, scores, args))
+        clock.lap("logprob")
 
         # Update the policy, and hand the new weights to the sampler.
-        # changes_logged: the share of weights that change as the sampler sees them, in its dtype.
-        with weights.changes_logged(metrics, policy, args.dtype), timed(metrics, "train"):
-            metrics.update(update(policy, optimizer, batch, step, args))
-        peak_memory_gb = max(peak_memory_gb, memory.peak_gb())
-        metrics["peak_memory_gb"] = all_reduce(peak_memory_gb, dist.ReduceOp.MAX)
-        with timed(metrics, "sync"):
-            sync_weights(policy, llm, args)
-        metrics["time/step"] = time.perf_counter() - started
-        metrics["tokens_per_s"] = metrics["tokens"] / metrics["time/step"]
+        weights_before = weights.subset(policy, args.dtype)  # for a metric: do they change at all?
+        updated = update(policy, optimizer, batch, step, args)  # metrics
+        clock.lap("train")
+        sync_weights(policy, llm, args)
+        timings = clock.end("sync")  # seconds of each phase, and the peak of the memory
 
-        # Evaluate, write down, save.
-        interrupted = all_reduce(len(asked_to_stop)) > 0
-        last = step == args.steps
-        is_due = step % args.eval_every == 0 and not interrupted  # interrupted: save without delay
-        if last or is_due:
-            test_metrics, examples = evaluate(llm, task, test, stop_ids, step, args)
-            metrics.update(test_metrics)
-            run.write_tests(step, examples)
+        # Write down, evaluate, save.
+        kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]
+        metrics = {
+            "step": step,
+            **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
+            **measure.of_tokens(batch),  # entropy, sampler_gap
+            "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
+            "overlong_penalty": measure.mean_of_all([s["penalty"] for s in scores]),
+            **of_groups,
+            **updated,
+            "weights_changed": weights.changed(weights_before, policy, args.dtype),
+            **timings,
+        }
+        if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
+            metrics.update(evaluate(llm, task, test, step, run, args))
         run.write(metrics)
-        run.write_samples(step, problems, texts, scores)  # a few of them
-        # A signal may also come during the evaluation, or during the save.
-        interrupted = all_reduce(len(asked_to_stop)) > 0
-        if last or interrupted or step % args.save_every == 0:
-            checkpoints.save(policy, optimizer, tokenizer, step, num_prompts_used, args)
-            interrupted = all_reduce(len(asked_to_stop)) > 0
+        run.write_samples(step, problems, responses, scores)  # a few of them
+        if step % args.save_every == 0:
+            checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
+            saved = step
 
-    run.close(step, asked_to_stop)
-    del llm  # before the process group, which it uses
+    if saved < step:  # the last step, or the one after which the run was interrupted
+        checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
+    run.close(step)
+    del llm  # it uses the process group, which ends now
     processes.end()
 
 

@@ -33,10 +33,8 @@ import dataclasses
 import fcntl
 import gc
 import hashlib
-import importlib
 import json
 import math
-import os
 import re
 import sys
 import time
@@ -45,20 +43,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
 
-import torch
 import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer
 
-from rewards import decode, encode
+from rewards import decode, encode, find_task, own
 from rewards.kk import SUFFIXES, parse_people
-from runtime import files, hub, machine, records
+from runtime import engine, files, folders, hub, machine, memory, quiet, records
+from runtime.processes import ON_GPU
 from tools import words
-
-ON_GPU = torch.cuda.is_available()
 
 # ---------------------------------------------------------------------------------------------------------- arguments
 
@@ -69,8 +65,8 @@ class Args:
 
     # Model folders, hub ids, run folders (their newest checkpoint) or checkpoints.
     models: tyro.conf.Positional[list[str]]
-    # The problems; None: the runs' task, or kk
-    suite: Literal["kk", "math", "countdown", "hitab"] | None = None
+    # The problems: kk, math, countdown, hitab, or a task in a Python file; None: the runs' task, or kk
+    suite: str | None = None
     # math: the paper that decides the sets, samples and temperature
     protocol: Literal["ar_lopti", "acpo"] = "ar_lopti"
     last: int = 1  # a run's row is the mean over so many of its newest checkpoints, > 0
@@ -118,6 +114,7 @@ DEFAULTS["countdown"] = {
 }
 # The papers' models for HiTab are base models, too.
 DEFAULTS["hitab"] = {"chat_template": "none", "samples": 4, "temperature": 1.0}
+OF_OWN_TASK = {"chat_template": "auto", "samples": 1, "temperature": 0.0}
 OF_A_RUN = {  # the settings of a run that are used here, with their types
     "task": [str],
     "people": [str],
@@ -177,9 +174,13 @@ def settle(args):
         raise ValueError(f"--last is {args.last}, but none of the models is a run folder")
     runs = [settings for model in models if (settings := run_settings(model))]
     args.suite = args.suite or the_one("suite", {run.get("task", "kk") for run in runs}) or "kk"
-    own = {"math": args.protocol, "kk": "ar_lopti", "countdown": "acpo", "hitab": "acpo"}
-    args.protocol = own[args.suite]
-    papers = DEFAULTS[args.suite] | {"max_response_tokens": 4096, "batch": 512 if ON_GPU else 128}
+    find_task(args.suite, "--suite")
+    of_suite = {"math": args.protocol, "kk": "ar_lopti", "countdown": "acpo", "hitab": "acpo"}
+    args.protocol = of_suite.get(args.suite, "")
+    papers = DEFAULTS.get(args.suite, OF_OWN_TASK) | {
+        "max_response_tokens": 4096,
+        "batch": 512 if ON_GPU else 128,
+    }
     if args.protocol == "acpo":
         papers |= {"max_response_tokens": 3072, "samples": 8 if args.suite == "math" else 4}
     if not ON_GPU and any(Path(model).name != "kk_tiny" for model in models):
@@ -228,8 +229,9 @@ def run_settings(model):
     for name, kind in OF_A_RUN.items():
         if name in settings and type(settings[name]) not in kind:
             raise ValueError(f"{found[0]} can't be used: {name} is {settings[name]!r}")
-    if settings.get("task", "kk") not in DEFAULTS:
-        raise ValueError(f"{found[0]} can't be used: there is no task {settings['task']!r}")
+    task = settings.get("task", "kk")
+    if task not in DEFAULTS and not task.endswith(".py"):
+        raise ValueError(f"{found[0]} can't be used: there is no task {task!r}")
     return settings
 
 
@@ -245,9 +247,7 @@ def checkpoints(model, last):
     if (folder / "config.json").is_file():
         return [str(folder)]
     if (folder / "checkpoints").is_dir():
-        complete = sorted(
-            path.parent for path in folder.glob("checkpoints/step_??????/trainer_state.json")
-        )
+        complete = folders.complete(folder)
         if len(complete) < last:
             raise ValueError(
                 f"{model} has {len(complete)} complete checkpoint(s), and --last is {last}"
@@ -282,7 +282,7 @@ def load_problems(args):
 
     ValueError if data are invalid or missing; in the latter case it says which files are needed and where they are.
     """
-    task = importlib.import_module(f"rewards.{args.suite}")
+    task = find_task(args.suite)
     folder = Path(args.data_dir).expanduser()  # "." if none is given
     if not folder.is_dir():
         raise ValueError(
@@ -307,15 +307,13 @@ def load_problems(args):
         elif args.suite == "countdown":
             which, categories = {"numbers": args.numbers}, task.parse_numbers(args.numbers)
         else:
-            which, categories = {}, task.KINDS
-        of_each = args.limit or {"kk": 100, "countdown": 512, "hitab": 256}[args.suite]
-        problems = task.load(
-            source,
-            "test",
-            size=None if source else of_each * len(categories),
-            seed=args.seed,
-            **which,
-        )
+            which, categories = {}, getattr(task, "KINDS", ["all"])
+        of_each = args.limit or {"kk": 100, "countdown": 512}.get(args.suite, 256)
+        size = None if source else of_each * len(categories)
+        if args.suite in DEFAULTS:
+            problems = task.load(source, "test", size=size, seed=args.seed, **which)
+        else:
+            problems = own.load(args.suite, task, source, "test", size, args.seed)
     kept, seen = [], Counter()
     for problem in problems:
         category = problem["category"]
@@ -375,7 +373,7 @@ def where_from(name):
 
 
 def requests_of(model, problems, args):
-    """Returns (a request for each problem, the engine's settings).
+    """Returns (a request for each problem, the plan: the engine's settings).
 
     A request has `prompt_ids`, `max_tokens`, `samples`, `temperature` and `seed`.
     ValueError if the model can't be loaded, a prompt exceeds its context, or a sequence exceeds the cache.
@@ -402,57 +400,31 @@ def requests_of(model, problems, args):
         room = min(args.max_response_tokens, context - len(ids))
         how = {key: problem[key] for key in ("samples", "temperature", "seed")}
         requests.append({"prompt_ids": ids, "max_tokens": room} | how)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    # Bytes of one token's keys and values.
-    token = 2 * {"bfloat16": 2, "float32": 4}[args.dtype] * config.num_hidden_layers * heads * width
-    sequence, cache = token * context / 2**30, args.kv_cache_gb  # GiB
+    width = {"bfloat16": 2, "float32": 4}[args.dtype]
+    sequence = memory.key_value_bytes(config, width) * context / 2**30  # GiB
+    cache = args.kv_cache_gb
     if cache is None and not ON_GPU:
         cache = max(1.1 * sequence, min(2.0, args.batch * sequence))
     if cache is not None and cache < sequence:
         raise ValueError(
             f"--kv_cache_gb is {cache}; one sequence of {context} tokens already needs {sequence:.3f}"
         )
-    try:
-        # Some models have several end tokens; vLLM would use one.
-        stop = GenerationConfig.from_pretrained(model).eos_token_id
-    except OSError:  # not every model has that file
-        stop = config.eos_token_id
-    stop = [stop] if isinstance(stop, int) else stop or []
     return requests, {
         "context": context,
         "dtype": args.dtype,
         "kv_cache_gb": cache,
         "batch": args.batch,
-        "stop": stop,
+        "stop": engine.end_tokens(model),
     }
 
 
-def load_engine(model, engine, seed):
-    """A vLLM engine. Only one may exist at a time."""
-    if not ON_GPU:
-        # The engine runs in this process, in which it starts sooner.
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+def load_engine(model, plan, seed):
+    """A vLLM engine. Only one may exist at a time. plan: as requests_of gives it."""
+    options = engine.common_options(plan["context"], plan["kv_cache_gb"])
     from vllm import LLM  # imported here because it reads the environment and takes seconds
 
-    options = {
-        "max_model_len": engine["context"],
-        "dtype": engine["dtype"],
-        "seed": seed,
-        "use_tqdm_on_load": False,
-        "trust_remote_code": False,
-    }
-    # A model's own generation config would silently change top-p, top-k and temperature.
-    options["generation_config"] = "vllm"
-    if engine["kv_cache_gb"] is not None:
-        options["kv_cache_memory_bytes"] = int(engine["kv_cache_gb"] * 2**30)
-    if not ON_GPU:  # on the CPU, seeded requests fail in chunked prefill
-        options |= {"enforce_eager": True, "enable_chunked_prefill": False}
-        options["max_num_batched_tokens"] = max(engine["context"], 2048)
-    return LLM(model=model, **options)
+    with quiet.library_notices():
+        return LLM(model=model, dtype=plan["dtype"], seed=seed, **options)
 
 
 def batches(requests, size):
@@ -470,7 +442,7 @@ def sample(llm, batch, stop, title, done, total):
     """For each request of a batch, a list of its responses, {"response", "tokens" (how many), "truncated"}.
 
     The prefix cache is emptied first, so that a batch's responses do not depend on earlier batches.
-    done, total: numbers of responses for the progress bar. RuntimeError if vLLM keeps its cache.
+    done, total: numbers of responses for the progress bar.
     """
     from vllm import SamplingParams
 
@@ -479,10 +451,7 @@ def sample(llm, batch, stop, title, done, total):
             *items, **options | {"desc": title, "initial": done, "total": total, "leave": False}
         )
 
-    if not llm.reset_prefix_cache():
-        raise RuntimeError(
-            "vLLM kept its prefix cache, so that responses would depend on those before them"
-        )
+    engine.empty_prefix_cache(llm)
     params = []
     for request in batch:
         options = {key: request[key] for key in ("max_tokens", "temperature", "seed")}
@@ -504,7 +473,7 @@ def sample(llm, batch, stop, title, done, total):
     return found
 
 
-def respond(model, requests, engine, args):
+def respond(model, requests, plan, args):
     """Returns (the responses to all requests, in order; a dict with the model's path, fingerprint, file, engine, ...).
 
     Each complete batch becomes a line of OUT/responses/MODEL_DIGEST.jsonl. A rerun reads the lines that exist and
@@ -513,7 +482,7 @@ def respond(model, requests, engine, args):
     """
     made = records.provenance()
     asked = hashlib.sha256(json.dumps(requests).encode()).hexdigest()
-    key = {"model": fingerprint(model), "requests": asked, "engine": engine, "seed": args.seed}
+    key = {"model": fingerprint(model), "requests": asked, "engine": plan, "seed": args.seed}
     key |= {name: made[name] for name in ("versions", "machine")}
     first = json.dumps(key, sort_keys=True).encode()
     path = Path(
@@ -540,15 +509,15 @@ def respond(model, requests, engine, args):
         if kept:
             print(f"{model}: {len(kept)} of {len(todo)} batches are in {path}")
         for batch in todo[len(kept) :]:
-            llm = llm or load_engine(model, engine, args.seed)
+            llm = llm or load_engine(model, plan, args.seed)
             done = sum(request["samples"] for earlier in todo[: len(kept)] for request in earlier)
-            responses = sample(llm, batch, engine["stop"], short_name(model), done, total)
+            responses = sample(llm, batch, plan["stop"], short_name(model), done, total)
             kept.append({"made": made, "responses": responses})
             file.write(json.dumps(kept[-1]).encode() + b"\n")
             file.flush()
     del llm
     gc.collect()  # the next model needs its memory
-    about = {"path": model, "fingerprint": key["model"], "responses": path.name, "engine": engine}
+    about = {"path": model, "fingerprint": key["model"], "responses": path.name, "engine": plan}
     about["made"] = list({json.dumps(line["made"]): line["made"] for line in kept}.values())
     about["cut_by_context"] = sum(
         request["max_tokens"] < args.max_response_tokens for request in requests
@@ -581,8 +550,9 @@ def columns_of(problems, args):
     """
     samples = {problem["category"]: problem["samples"] for problem in problems}
     if args.suite != "math":
-        unit = {"kk": " people", "countdown": " numbers", "hitab": ""}[args.suite]
+        unit = {"kk": " people", "countdown": " numbers"}.get(args.suite, "")
         columns = {category: (f"{category}{unit}", category, None) for category in sorted(samples)}
+        columns.pop("all", None)  # of a task without categories
         average = f"accuracy avg@{args.samples}" if args.samples > 1 else "accuracy"
         return columns | ({"all": (average, None, None)} if args.suite != "kk" else {})
     columns = {}
@@ -676,7 +646,7 @@ def rates(scores):
 def evaluate(model, task, problems, plans, columns, args):
     """Returns (a row of the table, {column: the problems' contributions}, each problem's responses with their scores).
 
-    plans: {checkpoint: (its requests, its engine's settings)}.
+    plans: {checkpoint: (its requests, its plan)}.
     """
     paths, scored = checkpoints(model, args.last), []
     row = {"model": model, "checkpoints": []}
@@ -721,12 +691,11 @@ def evaluate(model, task, problems, plans, columns, args):
 
 # ------------------------------------------------------------------------------------------------------------- output
 
-UNITS = {
-    "kk": (1, 3),
+UNITS = {  # factor and digits, as the papers print them
     "math": (100, 2),
     "countdown": (100, 2),
     "hitab": (100, 2),
-}  # factor and digits, as the papers print them
+}
 
 
 def shown(found, unit, sign=""):
@@ -737,7 +706,7 @@ def shown(found, unit, sign=""):
 
 def tables_of(rows, comparisons, papers, columns, args):
     """{title: lines of cells}. The first line has the titles of the columns."""
-    keys, unit = [*columns, *([] if "all" in columns else ["mean"])], UNITS[args.suite]
+    keys, unit = [*columns, *([] if "all" in columns else ["mean"])], UNITS.get(args.suite, (1, 3))
     titles = [columns[key][0] if key in columns else key for key in keys]
     lines = [["model", *titles, "format", "tokens", "truncated"]]
     for row in rows:
@@ -891,7 +860,7 @@ def main():
     results |= {"rows": rows, "versus": comparisons, "papers": papers}
     of = [settings_of(args), [[part["responses"] for part in row["checkpoints"]] for row in rows]]
     more = f"_and_{len(rows) - 1}_more" * (len(rows) > 1)
-    name = f"{args.suite}_{short_name(args.models[0])}{more}_{hashlib.sha256(json.dumps(of).encode()).hexdigest()[:8]}"
+    name = f"{Path(args.suite).stem}_{short_name(args.models[0])}{more}_{hashlib.sha256(json.dumps(of).encode()).hexdigest()[:8]}"
     outputs = [
         Path(args.out, name + end) for end in (".json", ".md", "_words.png", "_responses.jsonl")
     ]

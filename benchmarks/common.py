@@ -13,8 +13,8 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from rewards import encode, kk
-from runtime import memory, records, settings
+from rewards import encode, kk, score
+from runtime import checks, defaults, engine, memory, passes, records, settings
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -64,9 +64,12 @@ class Step:
             "max_prompt_tokens": prompt_tokens, "max_response_tokens": response_tokens,
         }  # fmt: skip
         with settings.errors_in_one_line():
-            self.args = args = trainer.parse_args([*(f"--{name}={value}" for name, value in sizes.items()), *flags])
-            trainer.check_args(args)
-            tokenizer = trainer.checks.check_model(args, trainer.HEAD_CHUNK)[0]
+            argv = [*(f"--{name}={value}" for name, value in sizes.items()), *flags]
+            self.args, _ = defaults.read(argv, trainer.Args, trainer.TASKS)
+            args = self.args
+            checks.check_gpus(args)
+            checks.check_prompts_per_step(args)
+            tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
         memory.keep_freed_memory()
         texts = prompts(tokenizer, n_prompts, prompt_tokens)
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
@@ -75,24 +78,28 @@ class Step:
         import vllm  # imported here because load_sampler sets its environment
 
         vllm.SamplingParams = functools.partial(vllm.SamplingParams, ignore_eos=True)
+        engine.end_tokens = lambda model: []  # no token ends a response
         self.policy = trainer.load_policy(args, trained=True)
         self.reference = trainer.load_policy(args, trained=False) if args.kl_coef else None
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=args.lr, fused=True)
         trainer.sync_weights(self.policy, self.llm, args)
 
     def sample(self, step):
-        self.batch, self.texts = self.trainer.sample(self.llm, self.problems, [], step, self.args)
+        problems = [problem for problem in self.problems for _ in range(self.args.responses_per_prompt)]
+        self.batch, self.responses = self.trainer.sample(self.llm, problems, step, self.args)
 
     def score(self):
-        answer = {"Zoey": True}
-        kk.score_all(self.texts, [answer] * len(self.texts))
+        problem = {"answer": {"Zoey": True}}
+        score(kk, self.responses, [problem] * len(self.responses))
         # Random rewards, because equal rewards give no gradient.
-        self.rewards = torch.tensor([random.Random(text).random() for text in self.texts])
+        self.rewards = torch.tensor([random.Random(response.text).random() for response in self.responses])
 
     def log_probs(self):
         batch, args = self.batch, self.args
         batch["old_logp"], batch["entropy"] = self.trainer.log_probs(self.policy, batch, args)
-        batch["ref_logp"] = self.trainer.log_probs(self.reference, batch, args)[0] if self.reference else None
+        batch["ref_logp"] = batch["old_logp"]
+        if self.reference:
+            batch["ref_logp"], _ = self.trainer.log_probs(self.reference, batch, args, with_entropy=False)
         batch["advantages"] = self.trainer.compute_advantages(self.rewards, batch, args)
 
     def update(self):

@@ -27,6 +27,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import cross_entropy
 
+from runtime import engine, passes, processes
+
 
 @dataclass
 class Sizes:
@@ -41,17 +43,20 @@ class Sizes:
     name: str = "limit"  # the name of the results file
 
 
-def bare_passes(trainer, policy, batches, args, backward):
+def bare_passes(policy, batches, args, backward):
     """Runs only the model, on the same number of tokens as the trainer computes for these batches."""
     for batch in batches:
-        needed = tokens_computed(trainer, policy, batch, args)
-        length = int(trainer.used_lengths(batch["mask"]).max())  # every row below is one longest sequence
+        needed = tokens_computed(policy, batch, args)
+        length = int(passes.used_lengths(batch["mask"]).max())  # every row below is one longest sequence
         total_rows = max(1, round(needed / length))
         rows_per_pass = max(1, args.micro_batch_tokens // length)
         targets_per_row = int(batch["mask"].sum()) // total_rows  # response tokens, whose logits are needed
-        ids = batch["ids"][:1, :length].expand(total_rows, -1).to(trainer.DEVICE)
+        ids = batch["ids"][:1, :length].expand(total_rows, -1).to(processes.DEVICE)
         for some in ids.split(rows_per_pass):
-            with torch.set_grad_enabled(backward), torch.autocast(trainer.DEVICE.type, torch.bfloat16, policy.autocast):
+            with (
+                torch.set_grad_enabled(backward),
+                torch.autocast(processes.DEVICE.type, torch.bfloat16, policy.args.dtype == "bfloat16"),
+            ):
                 n = min(some.numel(), len(some) * targets_per_row)
                 hidden = policy.lm.model(some, use_cache=False).last_hidden_state.flatten(0, 1)[:n]  # [n, D]
                 loss = cross_entropy(policy.lm.lm_head(hidden).float(), some.flatten()[:n])
@@ -60,14 +65,12 @@ def bare_passes(trainer, policy, batches, args, backward):
     policy.zero_grad()
 
 
-def tokens_computed(trainer, policy, batch, args):
+def tokens_computed(policy, batch, args):
     """How many tokens the trainer's passes compute for a batch. A prompt that a pass shares counts once."""
     tokens = 0
-    for _, micro in trainer.micro_batches(batch, args):
+    for _, micro in passes.micro_batches(batch, args):
         rows, length = micro["ids"].shape
-        shared = trainer.shared_prompt_length(micro["ids"], micro["mask"]) if policy.share_prompt else 0
-        if shared * (rows - 1) <= trainer.PASS_COST:
-            shared = 0
+        shared = passes.length_to_share(micro["ids"], micro["mask"], args)
         tokens += shared + rows * (length - shared)
     return tokens
 
@@ -97,22 +100,21 @@ def lopti_updates(step):
 
 def measure(step, number):
     """{phase: (seconds, seconds of the bare work)} of a step, and of AR and Lopti, each beside GRPO's update."""
-    trainer, args, policy = step.trainer, step.args, step.policy
+    args, policy = step.args, step.policy
     took = {"sample": (common.seconds(step.sample, number)[0], common.seconds(bare_generate, step)[0])}
     took["score"] = (common.seconds(step.score)[0], None)
-    if trainer.ON_GPU:
-        step.llm.sleep(level=1)
+    engine.sleep(step.llm)
     models = [model for model in (policy, step.reference) if model]
     logp = common.seconds(step.log_probs)[0]
 
     def bare_log_probs():
         for model in models:
-            bare_passes(trainer, model, [step.batch], args, backward=False)
+            bare_passes(model, [step.batch], args, backward=False)
 
     took["log-probabilities"] = (logp, common.seconds(bare_log_probs)[0])
-    shares = trainer.minibatches(step.batch, args.updates_per_step)
+    shares = passes.minibatches(step.batch, args.updates_per_step)
     update = common.seconds(step.update)[0]
-    took["update"] = (update, common.seconds(bare_passes, trainer, policy, shares, args, True)[0])
+    took["update"] = (update, common.seconds(bare_passes, policy, shares, args, True)[0])
     took |= {f"update, {name}": (time, update) for name, time in lopti_updates(step).items()}
     dtype = getattr(torch, args.dtype)
     sync = common.seconds(step.sync)[0]

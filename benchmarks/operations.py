@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
+from runtime import engine, passes
+
 
 @dataclass
 class Sizes:
@@ -53,16 +55,15 @@ def main(sizes):
     step.sample(1)
     step.score()
     step.log_probs()
-    if trainer.ON_GPU:
-        step.llm.sleep(level=1)
-    shares = trainer.minibatches(step.batch, args.updates_per_step)
+    engine.sleep(step.llm)
+    shares = passes.minibatches(step.batch, args.updates_per_step)
     found = {
         "log-probabilities": seconds_by_operation(lambda: trainer.log_probs(policy, step.batch, args)),
         "log-probabilities, bare": seconds_by_operation(
-            lambda: bare_passes(trainer, policy, [step.batch], args, backward=False)
+            lambda: bare_passes(policy, [step.batch], args, backward=False)
         ),
         "update": seconds_by_operation(step.update),
-        "update, bare": seconds_by_operation(lambda: bare_passes(trainer, policy, shares, args, backward=True)),
+        "update, bare": seconds_by_operation(lambda: bare_passes(policy, shares, args, backward=True)),
     }
     phases = {}
     for phase in ("log-probabilities", "update"):

@@ -23,22 +23,28 @@ import torch
 import tyro
 
 import grpo
-from rewards import load_task, next_prompts
-from runtime import checkpoints, checks, files, hub, memory, records, settings
+from rewards import TASKS, load_task, score
+from runtime import (
+    checks,
+    curves,
+    defaults,
+    engine,
+    files,
+    folders,
+    hub,
+    memory,
+    passes,
+    records,
+    settings,
+)
 from runtime.processes import DEVICE, ON_GPU
 from runtime.settings import GroupSize, NonNegativeInt, PositiveInt, Temperature
-from tools import plot
+from runtime.sharing import next_problems
+from tools import updates
 
 ROOT = Path(__file__).parents[1]
 STARTED = time.monotonic()  # when the command began, but for the imports
 
-ALGORITHMS = [  # all scripts with an update(), in the order of the README
-    "reinforce", "rloo", "grpo", "dr_grpo", "ppo", "reinforce_pp", "dapo", "grpo_ar_lopti",
-    "reinforce_pp_ar_lopti", "dapo_ar_lopti", "acpo", "cispo", "gspo", "sapo", "dppo",
-    "entropy_top", "archer", "grpo_tis",
-]  # fmt: skip
-
-TASKS = ("kk", "math", "countdown", "hitab")
 BINS = 4  # quarters of probability, as in AR-Lopti's figure 1
 BIN_NAMES = ["p ≤ 0.25", "0.25 – 0.5", "0.5 – 0.75", "p > 0.75"]
 
@@ -105,7 +111,8 @@ def trainer_args(script, args, **changes):
     Gradients are never scaled down: a command sets its own steps.
     """
     trainer = importlib.import_module(script)
-    defaults, _ = trainer.default_settings([f"--model={began_with(args.model)}"])
+    argv = [f"--model={began_with(args.model)}"]
+    own, _ = settings.layered(defaults.layers(argv, trainer.Args, trainer.TASKS))
     sizes = {
         "model": args.model,
         "seed": args.seed,
@@ -122,12 +129,12 @@ def trainer_args(script, args, **changes):
         "gradient_checkpointing": ON_GPU,  # the models that need a GPU need the memory, too
         "compile": False,
     }
-    return trainer.Args(**defaults | sizes | changes)
+    return trainer.Args(**own | sizes | changes)
 
 
 def began_with(model):
     """The model that a checkpoint's run began with; any model that is no checkpoint is itself."""
-    run = checkpoints.run_of(model)
+    run = folders.run_of(model)
     its_args = run / "args.json"
     if run == Path(model) or not its_args.exists():
         return model
@@ -174,7 +181,7 @@ def begin(args_class, description, quick, also_check=None, need_gradient=True):
 class Sampled:
     """Responses with all that does not depend on the algorithm. N responses of at most T tokens."""
 
-    batch: dict  # ids, mask, sampler_logp, old_logp, ref_logp, entropy: [N, T]; truncated: [N]
+    batch: dict  # ids, mask, sampler_logp, old_logp, ref_logp, entropy: [N, T]
     rewards: torch.Tensor  # [N], of the task's rule
     texts: list  # of the responses
     prompts: list  # a text for each group
@@ -192,7 +199,7 @@ def dry_run(args):
     of_trainer = trainer_args("grpo", args)
     checks.check_gpus(of_trainer)
     config, _ = checks.read_config(args.model)
-    n_params, needed, available = memory.estimate(config, of_trainer, grpo.HEAD_CHUNK)
+    n_params, needed, available = memory.estimate(config, of_trainer, passes.HEAD_CHUNK)
     print(
         f"{args.model}: {n_params / 1e9:.3g} billion parameters; about {needed:.1f} GiB of memory "
         f"in float32, and this machine has {available:.1f}"
@@ -208,7 +215,7 @@ def load_policy(args):
     """(the policy in float32, its tokenizer), loaded by grpo.py. ValueError if it can't be."""
     of_trainer = trainer_args("grpo", args)
     checks.check_gpus(of_trainer)
-    tokenizer, _ = checks.check_model(of_trainer, grpo.HEAD_CHUNK)
+    tokenizer, _ = checks.check_model(of_trainer, passes.HEAD_CHUNK)
     policy = grpo.load_policy(of_trainer, trained=True)
     return policy, tokenizer
 
@@ -238,7 +245,7 @@ def load_batches(policy, args, count, need_gradient=True):
     if args.data:
         problems.append(hashlib.sha256(args.data.encode()).hexdigest()[:16])
     named = "_".join(map(str, [fingerprint(policy), *sizes, *problems]))
-    paths = [Path(args.cache, f"{named}_{i}.pt") for i in range(count)]
+    paths = [Path(args.cache, f"batch_{named}_{i}.pt") for i in range(count)]
     missing = [i for i, path in enumerate(paths) if not path.exists()]
     if missing:
         for i, sampled in zip(missing, sample(policy, args, missing)):
@@ -258,7 +265,7 @@ def load_batches(policy, args, count, need_gradient=True):
 def sample(policy, args, numbers):
     """Samples the batches with these numbers, one after the other, with one engine."""
     of_trainer = trainer_args("grpo", args)
-    tokenizer, _ = checks.check_model(of_trainer, grpo.HEAD_CHUNK)
+    tokenizer, _ = checks.check_model(of_trainer, passes.HEAD_CHUNK)
     task, train, _ = load_task(of_trainer, tokenizer)
     if len(train) < args.prompts:
         raise ValueError(f"--prompts is {args.prompts}, but there are {len(train)} problems")
@@ -266,54 +273,31 @@ def sample(policy, args, numbers):
     if args.model not in SAMPLERS:
         SAMPLERS[args.model] = grpo.load_sampler(of_trainer)
     llm = SAMPLERS[args.model]
-    stop_ids = grpo.end_token_ids(policy)
     grpo.sync_weights(policy, llm, of_trainer)
     made = []
     for number in numbers:
-        first = number * args.prompts
-        indices, _ = next_prompts(len(train), first, args.prompts, args.seed)
-        problems = [train[i] for i in indices]
-        batch, texts = grpo.sample(llm, problems, stop_ids, number, of_trainer)
-        answers = [problem["answer"] for problem in problems for _ in range(args.responses)]
-        scores = task.score_all(texts, answers)
+        problems, _ = next_problems(train, number * args.prompts, of_trainer)  # of each response
+        batch, responses = grpo.sample(llm, problems, number, of_trainer)
+        scores = score(task, responses, problems)
         batch["old_logp"], batch["entropy"] = grpo.log_probs(policy, batch, of_trainer)  # [N, T]
         # As at the first step of a run: the reference is the model itself.
         batch["ref_logp"] = batch["old_logp"]
         made.append(
             Sampled(
                 batch=batch,
-                rewards=torch.tensor([score["reward"] for score in scores]),
-                texts=texts,
-                prompts=[problem["messages"][-1]["content"] for problem in problems],
-                correct=[bool(score["correct"]) for score in scores],
+                rewards=torch.tensor([s["reward"] for s in scores]),
+                texts=[response.text for response in responses],
+                prompts=[p["messages"][-1]["content"] for p in problems[:: args.responses]],
+                correct=[bool(s["correct"]) for s in scores],
             )
         )
-    if ON_GPU:
-        llm.sleep(level=1)  # its memory is the measurement's until the next sync_weights
+    engine.sleep(llm)  # on a GPU its memory is the measurement's until the next sync_weights
     return made
 
 
 def with_advantages(script, sampled, args):
-    """The batch as the script's main hands it to its update. args: the script's own settings.
-
-    Two scripts need more than a batch of GRPO's. dapo.py shapes the rewards; its dynamic sampling
-    is not shown, so all groups stay. ppo.py has values, which are 0 before the critic has learned,
-    unless the batch has some.
-    """
-    trainer = importlib.import_module(script)
-    batch = dict(sampled.batch)
-    rewards = sampled.rewards
-    if hasattr(trainer, "overlong_penalty"):
-        lengths = batch["mask"].sum(1).tolist()
-        penalties = [trainer.overlong_penalty(length, args) for length in lengths]
-        rewards = rewards + torch.tensor(penalties)
-    if hasattr(trainer, "ValueModel"):
-        batch.setdefault("values", torch.zeros(batch["mask"].shape))
-    batch["advantages"] = trainer.compute_advantages(rewards, batch, args)  # [N, T]
-    if hasattr(trainer, "ar_weight"):
-        weight = trainer.ar_weight(batch["old_logp"], args.alpha)
-        batch["advantages"] = batch["advantages"] * weight
-    return batch
+    """The batch as the script's main hands it to its update. args: the script's own settings."""
+    return updates.with_advantages(script, sampled.batch, sampled.rewards, args)
 
 
 def bins_of(logp):
@@ -360,28 +344,13 @@ def fine_log_probs(policy, batch, args):
 # ------------------------------------------------------------------------------------------- a step
 
 
-class Recorder(torch.optim.SGD):
-    """An optimizer for update() that keeps every gradient and leaves the weights alone.
-
-    They are kept in the main memory: a GPU has no room for several gradients of a large model.
-    """
-
-    def __init__(self, policy):
-        super().__init__(policy.parameters(), lr=0.0)
-        self.gradients = []  # one list of tensors for each optimizer step
-
-    def step(self):
-        weights = self.param_groups[0]["params"]
-        self.gradients.append([weight.grad.to("cpu", copy=True) for weight in weights])
-
-
 def gradient_of(policy, batch, args):
     """The gradient of GRPO's loss at the policy's weights, a list of tensors, by its own update().
 
     args: grpo.py's settings. The divisor counts all tokens of the mask; with kl_coef 0 a token
     whose advantage is 0 adds nothing, so the advantages choose the tokens whose gradient this is.
     """
-    recorder = Recorder(policy)
+    recorder = updates.Recorder(policy)
     grpo.update(policy, recorder, batch, 1, args)
     return add(recorder.gradients)
 
@@ -479,11 +448,11 @@ def rounded(value):
 
 def new_figure(width, height, title):
     """A figure in the look of the project's other pictures; sizes in inches."""
-    return plot.new_figure(width, height, title)
+    return curves.new_figure(width, height, title)
 
 
 def save_figure(figure, args, name):
-    plot.save(figure, [Path(args.out, f"{name}.png")])
+    curves.save(figure, [Path(args.out, f"{name}.png")])
 
 
 def verdict(holds, enough=True):

@@ -36,7 +36,7 @@ from tqdm import tqdm
 import entropy_top
 from lab import common, proposition
 from runtime.processes import DEVICE
-from runtime.settings import NonNegativeInt, PositiveInt, PositiveShare
+from runtime.settings import NonNegativeInt, PositiveFraction, PositiveInt
 from tools import words
 
 NEARLY_CERTAIN = 0.01  # nats, the entropy below which a token counts as having none
@@ -59,7 +59,7 @@ class Args(common.Args):
     """Which words have the highest entropy, the lowest probability, the largest gradient."""
 
     batches: PositiveInt = 4  # batches to look at
-    share: PositiveShare = 0.2  # of the tokens, in each of the three sets
+    share: PositiveFraction = 0.2  # of the tokens, in each of the three sets
     least: PositiveInt = 20  # a word that occurs less often is not listed
     listed: PositiveInt = 30  # words in each list of the JSON
     checked: NonNegativeInt = 300  # tokens whose gradient at all weights is measured

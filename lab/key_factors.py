@@ -46,9 +46,10 @@ from tqdm import tqdm
 
 import grpo
 from lab import common, who_dominates
+from runtime import curves
 from runtime.processes import DEVICE
-from runtime.settings import PositiveInt, PositiveShare
-from tools import plot
+from runtime.settings import PositiveFraction, PositiveInt
+from tools import updates
 
 PAPERS_K = 128
 SUBSETS = {  # name: norm in per cent of the whole's and angle in degrees in the paper
@@ -91,7 +92,7 @@ class Args(common.Args):
     batches: PositiveInt = 4  # batches to average over
     k: PositiveInt | None = None  # directions of a subspace; None: width/16, at most 128
     updates: PositiveInt = 16  # of a step; all but the last are made before the gradients are taken
-    lr: PositiveShare | None = None  # AdamW's in these updates; None: grpo.py's for the model
+    lr: PositiveFraction | None = None  # AdamW's in these updates; None: grpo.py's for the model
 
 
 QUICK = {"batches": 1, "updates": 2}
@@ -185,7 +186,7 @@ def top_entropy(policy, sampled, args):
     trainer = importlib.import_module("entropy_top")
     of_script = common.trainer_args("entropy_top", args, kl_coef=0.0, entropy_top=TOP_ENTROPY)
     batch = common.with_advantages("entropy_top", sampled, of_script)
-    recorder = common.Recorder(policy)
+    recorder = updates.Recorder(policy)
     metrics = trainer.update(policy, recorder, batch, 1, of_script)
     return common.add(recorder.gradients), metrics["top_rate"]
 
@@ -251,7 +252,7 @@ def off_policy_gradient(method, policy, sampled, args):
     of_script = settings_of(method, args)
     batch = common.with_advantages(script, sampled, of_script)
     twice = {name: torch.cat([value, value]) for name, value in batch.items()}
-    recorder = common.Recorder(policy)
+    recorder = updates.Recorder(policy)
     of_script = dataclasses.replace(of_script, updates_per_step=2)
     metrics = importlib.import_module(script).update(policy, recorder, twice, 1, of_script)
     return recorder.gradients[-1], metrics
@@ -437,7 +438,8 @@ def verdicts_of(rows):
 
 # ------------------------------------------------------------------------------------------ picture
 
-OURS, OTHER, PAPERS = plot.COLOURS[0], plot.COLOURS[6], plot.COLOURS[1]
+OURS, OTHER, PAPERS = curves.COLOURS[0], curves.COLOURS[6], curves.COLOURS[1]
+GREY = "0.45"  # of lines to compare with
 NORMS = "0.6"  # and of angles of another kind than the two that the legend names
 
 
@@ -492,7 +494,7 @@ def draw(average, by_chance, args):
         draw_values(axes, [place - 0.15 for place in places], norms, NORMS, 0.5, "ours", 0)
         beside = [place + (0.3, 0.36)[x] for place in places]
         draw_paper(axes, beside, [norm for norm, _ in of_paper], 0)
-        axes.axhline(100, color=plot.GREY, linewidth=1, zorder=0)
+        axes.axhline(100, color=GREY, linewidth=1, zorder=0)
         axes.set_yscale("log")
         lowest = min(norm[0] for norm in norms)
         axes.set_ylim(min(30, lowest / 2), 2 * axes.get_ylim()[1])
@@ -509,10 +511,10 @@ def draw(average, by_chance, args):
             label = "angle to the one on-policy"
             draw_values(axes, middle[1:], others[1:], OTHER, 0.3, label, 1)
         draw_paper(axes, beside, [angle for _, angle in of_paper], 1)
-        axes.axhline(by_chance, color=plot.GREY, linestyle="--", label="random matrices")
+        axes.axhline(by_chance, color=GREY, linestyle="--", label="random matrices")
         if "other batch" in to_on_policy:
             noise = to_on_policy["other batch"]["angle"][0]
-            axes.axhline(noise, color=plot.GREY, linestyle=":", label="another batch's gradient")
+            axes.axhline(noise, color=GREY, linestyle=":", label="another batch's gradient")
         axes.set_ylim(0, 95)
         axes.set_yticks(range(0, 91, 15))
         for row in (0, 1):

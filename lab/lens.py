@@ -28,14 +28,13 @@ import json
 from pathlib import Path
 
 import torch
-from torch import nn
 from tqdm import tqdm
 
 import grpo
 from lab import common
 from runtime import files
-from runtime.processes import DEVICE
-from runtime.settings import PositiveInt, PositiveShare
+from runtime.settings import PositiveFraction, PositiveInt
+from tools.updates import ALGORITHMS, token_weights
 
 PAGE = Path(__file__).parent / "page.html"
 CUT = 0.01  # a token is cut off if it has less than this share of its weight at the first update
@@ -50,7 +49,7 @@ class Args(common.Args):
     """What weight every algorithm puts on every token of one batch."""
 
     updates: PositiveInt = 12  # optimizer updates before the second measurement; divides --prompts
-    lr: PositiveShare | None = None  # AdamW's in these updates; None: grpo.py's for the model
+    lr: PositiveFraction | None = None  # AdamW's in these updates; None: grpo.py's for the model
     show: PositiveInt = 4  # groups of responses on the page
 
 
@@ -63,61 +62,6 @@ def check(args):
 
 
 # ------------------------------------------------------------------------------------------ measure
-
-
-class TablePolicy(nn.Module):
-    """A policy whose log-probabilities stand in a table, so that each has a gradient of its own.
-
-    logp, entropy: [number of tokens], in nats. What takes the place of ids in a batch is the
-    token's place in the table.
-    """
-
-    def __init__(self, logp, entropy):
-        super().__init__()
-        self.logp = nn.Parameter(logp.double())
-        self.entropy = entropy.double()
-
-    def forward(self, ids, mask, temperature, with_entropy=False):
-        """As in the trainers: log-probability and entropy of each response token, [N, T]."""
-        return self.logp[ids] * mask, self.entropy[ids] * mask
-
-
-def token_weights(script, batch, logp, entropy, args, is_first):
-    """The weight that a script's update puts on ∇log π of each token, and the stage that does it.
-
-    batch: as main hands it to update; logp, entropy [N, T]: those of the policy at the update, in
-    nats; args: the script's settings. is_first: whether it is the first update of a step. If it is
-    not, a copy of the batch takes the first update's place, because a script may do more at a later
-    one: acpo.py and entropy_top.py look at the policy again.
-
-    Returns weight [N, T] in float64, zero outside the mask, and stage [N, T]: 1 for tokens whose
-    weight came with the first optimizer step that gave any, 2 for the next, 0 for those without.
-    """
-    trainer = importlib.import_module(script)
-    num_rows, length = batch["mask"].shape
-    copies = 1 if is_first else 2
-    several = {name: torch.cat([value] * copies) for name, value in batch.items()}
-    num_places = copies * num_rows * length
-    several["ids"] = torch.arange(num_places).view(copies * num_rows, length)
-    policy = TablePolicy(
-        torch.cat([logp] * copies).flatten(),
-        torch.cat([entropy] * copies).flatten(),
-    ).to(DEVICE)
-    policy.entropy = policy.entropy.to(DEVICE)
-    recorder = common.Recorder(policy)
-    args = dataclasses.replace(args, updates_per_step=copies)
-    trainer.update(policy, recorder, several, 1, args)
-
-    weight = torch.zeros(num_rows, length, dtype=torch.float64)
-    stage = torch.zeros(num_rows, length, dtype=torch.long)
-    num_stages = 0
-    for [gradient] in recorder.gradients:  # [num_places], one for each optimizer step
-        of_last_copy = -gradient.cpu().view(copies, num_rows, length)[-1]  # [N, T]
-        if (of_last_copy != 0).any():
-            num_stages += 1
-            weight += of_last_copy
-            stage[of_last_copy != 0] = num_stages
-    return weight, stage
 
 
 def moved_log_probs(script, policy, batch, args, updates, lr):
@@ -376,7 +320,7 @@ def write_page(data, path):
 def main():
     args, policy, tokenizer, [sampled] = common.begin(Args, __doc__, QUICK, also_check=check)
     found = {}
-    for script in tqdm(common.ALGORITHMS, desc="algorithms"):
+    for script in tqdm(ALGORITHMS, desc="algorithms"):
         found[script] = measure(script, policy, sampled, args)
     summary = {script: summary_of(of_script, sampled.batch) for script, of_script in found.items()}
     verdicts = verdicts_of(summary)

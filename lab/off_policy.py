@@ -40,9 +40,10 @@ from tqdm import tqdm
 
 import acpo
 import grpo
-from lab import common, lens, who_dominates
-from runtime.settings import PositiveInt, PositiveShare
-from tools import plot
+from lab import common, who_dominates
+from runtime import curves
+from runtime.settings import PositiveFraction, PositiveInt
+from tools.updates import token_weights
 
 EDGES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99]  # of the bins whose σ is fitted
 EXPONENT = 4  # of 1 − π in Lemma 1
@@ -65,7 +66,7 @@ class Args(common.Args):
     prompts: PositiveInt = 16  # prompts of a batch
     batches: PositiveInt = 4  # batches to average over
     updates: PositiveInt = 16  # optimizer updates of a step; divides --prompts
-    lr: PositiveShare | None = None  # of AdamW; None: grpo.py's for the model
+    lr: PositiveFraction | None = None  # of AdamW; None: grpo.py's for the model
 
 
 QUICK = {"batches": 1, "updates": 2}
@@ -232,7 +233,7 @@ def measure_at(number, policy, batch, args):
     mask = batch["mask"]
     logp, _ = grpo.log_probs(policy, batch, of_script, with_entropy=False)
     ratio = (logp.double() - batch["old_logp"].double()).exp()
-    weight, _ = lens.token_weights("grpo", batch, logp, batch["entropy"], of_script, is_first=True)
+    weight, _ = token_weights("grpo", batch, logp, batch["entropy"], of_script, is_first=True)
     is_cut = cut_off(weight, batch)
 
     # Tokens whose part of the batch has had its update, and those that still wait for it.
@@ -477,7 +478,7 @@ def draw_lines(axes, counts, lines, title):
             [value[0] for value in values],
             yerr=[value[1] for value in values],
             fmt=markers[place] + "-",
-            color=plot.COLOURS[place],
+            color=curves.COLOURS[place],
             markersize=7,
             capsize=3,
             label=name,
@@ -497,7 +498,7 @@ def draw_entropy(axes, values, vocabulary):
     is_cut = values["is_cut"].nonzero()[:, 0]
     shown = is_cut[:: max(1, -(-len(is_cut) // MOST_SHOWN))]  # evenly spread over the batches
     name = f"cut off ({len(shown)} of {len(is_cut)})"
-    axes.plot(p[shown], entropy[shown], "x", color=plot.COLOURS[1], markersize=5, label=name)
+    axes.plot(p[shown], entropy[shown], "x", color=curves.COLOURS[1], markersize=5, label=name)
     q = torch.linspace(0.001, 0.999, 200, dtype=torch.float64)
     least = -q * q.log() - (1 - q) * (1 - q).log()
     axes.plot(q, least, "k-", linewidth=1.5, label="least")

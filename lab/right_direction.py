@@ -28,8 +28,8 @@ import torch
 from tqdm import tqdm
 
 from lab import common, who_dominates
-from runtime.settings import PositiveFloat, PositiveInt, PositiveShare
-from tools import plot
+from runtime import curves
+from runtime.settings import PositiveFloat, PositiveFraction, PositiveInt
 
 METHODS = {  # name: script and what it sets besides its defaults
     "GRPO": ("grpo", {}),
@@ -53,7 +53,7 @@ class Args(common.Args):
     batches: PositiveInt = 10  # batches to average over
     updates: PositiveInt = 4  # optimizer updates of the second kind of step; divides --prompts
     lr: PositiveFloat | None = None  # of SGD; None: found on the first batch
-    adamw_lr: PositiveShare | None = None  # of the AdamW update it is found with; None: grpo.py's
+    adamw_lr: PositiveFraction | None = None  # of the AdamW update that finds it; None: grpo.py's
 
 
 QUICK = {"batches": 1, "updates": 2}
@@ -213,7 +213,7 @@ def draw_shares(axes, rows, updates, kind, sign):
             [points[i][0] for i in places],
             yerr=[points[i][1] for i in places],
             fmt=MARKERS[number],
-            color=plot.COLOURS[number],
+            color=curves.COLOURS[number],
             markersize=8,
             label=method,
         )

@@ -27,9 +27,8 @@ import tyro
 from tqdm import tqdm
 
 from lab import common
-from runtime import settings
+from runtime import curves, settings
 from runtime.settings import GroupSize, PositiveInt
-from tools import plot
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -153,7 +152,7 @@ def draw(averages, with_rewards, args):
             places = [i + 0.4 * (number - 0.5) for i in range(common.BINS)]
             heights = [100 * mean for mean, _ in average[key]]
             errors = [100 * error for _, error in average[key]]
-            colour = plot.COLOURS[number]
+            colour = curves.COLOURS[number]
             axes.bar(places, heights, 0.38, yerr=errors, color=colour, capsize=4, label=task)
             for x, height, error in zip(places, heights, errors):
                 axes.text(x, height + error + 1, f"{height:.0f}", ha="center", va="bottom")

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 import grpo
 from lab import common
-from runtime.settings import PositiveFloat, PositiveInt, PositiveShare
+from runtime.settings import PositiveFloat, PositiveFraction, PositiveInt
 
 EDGES = [0.2, 0.25, 0.5, 0.75, 0.8]  # of both papers: six cells, of which both take unions
 FIGURE_1 = [[0, 1], [2], [3], [4, 5]]  # its four bins, as cells
@@ -47,7 +47,7 @@ class Args(common.Args):
     batches: PositiveInt = 10  # batches to average over
     lr: PositiveFloat = 1e-3  # of the SGD step, the paper's
     large_lr: PositiveFloat | None = None  # of a larger one; None: found on the first batch
-    adamw_lr: PositiveShare | None = None  # of the AdamW update it is found with; None: grpo.py's
+    adamw_lr: PositiveFraction | None = None  # of the AdamW update that finds it; None: grpo.py's
 
 
 QUICK = {"batches": 1}

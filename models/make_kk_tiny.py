@@ -38,8 +38,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from rewards import encode, kk
-from runtime import machine
-from tools import plot
+from runtime import curves, machine
+from tools.plot import GREY, exponential_average
 
 PROCESSES = 2
 # The stages of the training, in order: (maximum of updates, texts per update, threshold). The next stage begins when
@@ -407,16 +407,16 @@ def draw_curves(folder):
     kept = json.loads((folder / "loss.json").read_text())
     last = max(kept["ends"].values())
     title = f"pale: every {kept['every']}th update; line: its exponential average ({SMOOTHING})"
-    figure = plot.new_figure(9, 6.5, title)
+    figure = curves.new_figure(9, 6.5, title)
     axes = figure.subplots(2, 1, sharex=True)
     titles = {"loss": "loss\n[nats a token]", "foreseen": "share foreseen\nof what can be"}
     for axis, (key, name) in zip(axes, titles.items()):
         updates = [1 + i * kept["every"] for i in range(len(kept[key]))]
-        axis.plot(updates, kept[key], color=plot.COLOURS[0], alpha=0.35, lw=1)
-        axis.plot(updates, plot.exponential_average(kept[key], SMOOTHING), color=plot.COLOURS[0])
+        axis.plot(updates, kept[key], color=curves.COLOURS[0], alpha=0.35, lw=1)
+        axis.plot(updates, exponential_average(kept[key], SMOOTHING), color=curves.COLOURS[0])
         axis.set(ylabel=name, xlim=(0, last))
         for end in kept["ends"].values():
-            axis.axvline(end, color=plot.GREY, lw=1, ls=":")
+            axis.axvline(end, color=GREY, lw=1, ls=":")
     axes[1].set_xlabel("update")
     begins = 0
     for stage, end in kept["ends"].items():
@@ -424,7 +424,7 @@ def draw_curves(folder):
         above = {"xycoords": ("data", "axes fraction"), "xytext": (0, 5), "textcoords": "offset points"}
         axes[0].annotate(stage, (middle, 1), ha="center", va="bottom", fontsize="small", **above)
         begins = end
-    return plot.save(figure, [folder / "loss.png"])
+    return curves.save(figure, [folder / "loss.png"])
 
 
 # --------------------------------------------------------------------------------------------------------------------

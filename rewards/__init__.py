@@ -1,17 +1,31 @@
-"""The tasks: problems whose answers a rule can check. Each module of this package is one task. It offers
+"""The tasks: problems whose answers a rule can check. Each module of this package is one, or a file of one's own.
 
-- `load(source, split, ...)`: problems from a file, a hub id or a generator. Each is a dictionary with `messages` (the
-  chat up to the model's turn), `prefix` (the beginning of the model's turn), `answer`, and `category` (accuracy is
-  reported per category).
-- `score(response, answer)`: a dictionary with `reward`, `correct` and `format`. It is fast and accepts any text.
+A task offers
+
+- `load(source, split, *, size=None, seed=0)`: problems for "train" or "test" from a file, a hub id or a generator. Each
+  is a dictionary with `messages` (the chat up to the model's turn) and `answer`. It may have `prefix` (the beginning of
+  the model's turn) and `category` (accuracy is reported per category).
+- `score(response, answer)`: a dictionary with `reward` (a number), `correct` and `format` (True or False). It may have
+  `parts`, a dictionary of numbers of which the reward consists; each is logged. It is fast and accepts any text.
 - `score_all(responses, answers)`: a list of these dictionaries, in order. If scoring can take long, each of them also
-  has `timed_out`.
+  has `timed_out`. A file of one's own may leave it out (own.py).
 """
 
 import importlib
 import random
 
-from rewards import countdown, kk
+from rewards import countdown, kk, own
+
+TASKS = ("kk", "math", "countdown", "hitab")
+
+
+def find_task(name, flag="--task"):
+    """The module of a task: one of TASKS, or a Python file. ValueError if it is no task; flag: what gave its name."""
+    if name in TASKS:
+        return importlib.import_module(f"rewards.{name}")
+    if name.endswith(".py"):
+        return own.read_file(name, flag)
+    raise ValueError(f"{flag} is {name!r}; it must be one of {', '.join(TASKS)}, or a Python file")
 
 
 def load_task(args, tokenizer):
@@ -21,14 +35,17 @@ def load_task(args, tokenizer):
     longer than args.max_prompt_tokens are left out, and a printed line says how many.
     Errors: ValueError if the data are invalid; it names the file or value.
     """
-    task = importlib.import_module(f"rewards.{args.task}")
+    task = find_task(args.task)
     kk.parse_people(args.people)  # a setting that this task does not use must be right too
     countdown.parse_numbers(args.numbers)
-    own_options = {"kk": {"people": args.people}, "math": {}, "countdown": {"numbers": args.numbers}, "hitab": {}}
-    options = own_options[args.task]
+    own_options = {"kk": {"people": args.people}, "countdown": {"numbers": args.numbers}}
+    options = own_options.get(args.task, {})
     splits = []
     for split, source, size in (("train", args.data, None), ("test", args.test_data, args.eval_size)):
-        problems = task.load(source or None, split, size=size, seed=args.seed, **options)
+        if args.task in TASKS:
+            problems = task.load(source or None, split, size=size, seed=args.seed, **options)
+        else:
+            problems = own.load(args.task, task, source or None, split, size, args.seed)
         for i, problem in enumerate(problems):
             problem["id"], problem["prompt_ids"] = i, encode(tokenizer, problem, args.chat_template)
         fitting = [problem for problem in problems if len(problem["prompt_ids"]) <= args.max_prompt_tokens]
@@ -50,7 +67,7 @@ def load_task(args, tokenizer):
 
 def data_sources(args):
     """The files, folders or hub ids that load_task (args: the same) reads; "" for problems that are generated."""
-    task = importlib.import_module(f"rewards.{args.task}")
+    task = find_task(args.task)
     if args.data:
         return [args.data, args.test_data]
     of_hub = getattr(task, "HUB", {"train": "", "test": ""})
@@ -75,6 +92,19 @@ def decode(tokenizer, responses):
         ended = response.finish_reason == "stop"  # otherwise it was cut off, and all of it counts
         kept.append(response.token_ids[:-1] if ended else response.token_ids)
     return tokenizer.batch_decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def score(task, responses, problems):
+    """A dictionary with reward, correct and format for each of vLLM's responses, which have their texts.
+
+    problems: that of each response.
+    """
+    answers = [problem["answer"] for problem in problems]
+    scores = task.score_all([response.text for response in responses], answers)
+    if len(scores) != len(responses):
+        raise ValueError(f"score_all() gave {len(scores)} scores for {len(responses)} responses")
+    # Copies, since equal responses may share one; and tensors are made of the rewards.
+    return [{**found, "reward": float(found["reward"])} for found in scores]
 
 
 def next_prompts(n_problems, n_used, count, seed):

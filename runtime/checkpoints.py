@@ -14,7 +14,6 @@ checkpoint: see read_index.
 
 import json
 import pickle
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -26,48 +25,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from runtime import faults, files, processes
+from runtime.folders import POSITION, all_of, complete, run_of, step_of, to_resume
 
 CHECKSUMS = "checksums.json"
-POSITION = "trainer_state.json"
 INDEX = "trainer/.metadata"  # DCP's list of tensors, and where each of them is
-
-
-# --------------------------------------------------------------------------------- folders of a run
-
-
-def all_of(run_dir):
-    """The folders of a run's checkpoints, oldest first. One that is damaged is among them."""
-    folders = Path(run_dir).glob("checkpoints/step_*")
-    return sorted(filter(is_checkpoint, folders), key=step_of)
-
-
-def complete(run_dir):
-    """Those that have trainer_state.json, which is written among the last, oldest first."""
-    return [folder for folder in all_of(run_dir) if (folder / POSITION).is_file()]
-
-
-def is_checkpoint(folder):
-    """Whether this is the path of a checkpoint: RUN/checkpoints/step_STEP."""
-    return folder.parent.name == "checkpoints" and bool(re.fullmatch(r"step_\d{6,}", folder.name))
-
-
-def step_of(folder):
-    return int(folder.name.removeprefix("step_"))
-
-
-def run_of(resume):
-    """The run folder that --resume names: RUN, or RUN/checkpoints/step_STEP."""
-    folder = Path(resume)
-    return folder.parents[1] if is_checkpoint(folder) else folder
-
-
-def to_resume(resume):
-    """The checkpoint that --resume names: the one given, or the run's newest. None without one."""
-    folder = Path(resume)
-    if is_checkpoint(folder):
-        return folder if folder.is_dir() else None
-    there = all_of(folder)
-    return there[-1] if there else None
 
 
 # ------------------------------------------------------------------------------------------- saving
@@ -241,10 +202,14 @@ def position_in(path):
 def load(policy, optimizer, resume, critic=None):
     """Puts a checkpoint's weights, AdamW's state and random state in place. Returns (step, n_used).
 
+    Without resume, for a new run, nothing changes: (0, 0).
+
     resume: a run, which means its newest checkpoint, or one of its checkpoints. Newer ones are
     deleted: the run goes another way from here. On any number of processes, whatever their number
     when it was written. critic: as in trainer_state. All must call it.
     """
+    if not resume:
+        return 0, 0
     path = to_resume(resume)
     # DCP loads in place: it fills tensors that exist. AdamW makes its own in its first step, which
     # has not happened yet, so they are made here.

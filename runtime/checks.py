@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from runtime import checkpoints, machine, memory, processes
-from tools import plot
+from runtime import curves, folders, machine, memory, processes
 
 
 def check_gpus(args):
@@ -34,19 +33,29 @@ def check_gpus(args):
             )
 
 
+def check_prompts_per_step(args):
+    """ValueError if a step's prompts can't be divided equally into updates and processes."""
+    multiple = args.updates_per_step * processes.WORLD_SIZE
+    if args.prompts_per_step % multiple:
+        raise ValueError(
+            f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {multiple} "
+            f"({args.updates_per_step} updates × {processes.WORLD_SIZE} processes)"
+        )
+
+
 def check_run_folders(args):
     """ValueError if --resume, --run_dir or --track can't be done."""
     if args.resume:
-        run = checkpoints.run_of(args.resume)
-        if not checkpoints.all_of(run) or not (run / "args.json").exists():
+        run = folders.run_of(args.resume)
+        if not folders.all_of(run) or not (run / "args.json").exists():
             raise ValueError(
                 f"--resume {args.resume}: no complete checkpoint in {run}/checkpoints, or no "
                 "args.json"
             )
-        if not checkpoints.to_resume(args.resume):
+        if not folders.to_resume(args.resume):
             raise ValueError(f"--resume {args.resume}: there is no such checkpoint")
         for path in sorted(run.glob("*.jsonl")):
-            plot.read_rows(path)  # ValueError if a row is damaged
+            curves.read_rows(path)  # ValueError if a row is damaged
     elif args.run_dir:
         check_new(args.run_dir)
     if args.track and not find_spec("wandb"):
@@ -57,9 +66,9 @@ def check_new(run_dir):
     """ValueError if this folder already holds a run."""
     metrics = Path(run_dir, "metrics.jsonl")
     has_rows = metrics.exists() and metrics.stat().st_size > 0
-    if not has_rows and not checkpoints.all_of(run_dir):
+    if not has_rows and not folders.all_of(run_dir):
         return
-    if checkpoints.complete(run_dir):
+    if folders.complete(run_dir):
         way_on = f"--resume {run_dir} continues it"
     else:
         way_on = "it has no checkpoint: delete it"

@@ -1,21 +1,48 @@
-"""Seconds by phase: how long a step samples, scores, computes log-probabilities, updates."""
+"""The seconds of a step by phase, and the memory that it needs."""
 
-import contextlib
 import time
 
 import torch
+import torch.distributed as dist
+
+from runtime import memory
+from runtime.processes import all_reduce
 
 
-@contextlib.contextmanager
-def timed(metrics, phase):
-    """Adds the seconds that its block takes to metrics["time/phase"].
+class Clock:
+    """Begins with a step. Each lap is a phase: sampling, scoring, log-probabilities, updating."""
 
-    A GPU works on after Python has gone on; the block ends when the GPU has finished.
-    """
-    key = f"time/{phase}"
-    start = time.perf_counter()
-    yield
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - start
-    metrics[key] = metrics.get(key, 0) + seconds
+    def __init__(self):
+        self.seconds = {}  # by phase
+        self.peak_gb = 0.0
+        self.started = time.perf_counter()
+        self.last = self.started
+
+    def lap(self, phase):
+        """Adds the seconds since the lap before to time/PHASE, and notes the memory in use now.
+
+        A GPU works on after Python has gone on: the lap ends when the GPU has finished.
+        """
+        self.peak_gb = max(self.peak_gb, memory.peak_gb())
+        self.stop(phase)
+
+    def stop(self, phase):
+        """The same without a look at the memory."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        key = f"time/{phase}"
+        self.seconds[key] = self.seconds.get(key, 0) + now - self.last
+        self.last = now
+
+    def end(self, phase):
+        """Ends the last phase and the step. Returns the seconds, and the peak of the memory.
+
+        The memory is not looked at again: the sampler is awake, and takes its own.
+        """
+        self.stop(phase)
+        return {
+            **self.seconds,
+            "time/step": self.last - self.started,
+            "peak_memory_gb": all_reduce(self.peak_gb, dist.ReduceOp.MAX),
+        }

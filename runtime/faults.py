@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
-from runtime import processes
+from runtime import folders, processes
 
 
 @contextlib.contextmanager
@@ -54,9 +54,7 @@ def reason(error):
 
 def way_on(run_dir):
     """What to do about a run that can't be written to."""
-    from runtime import checkpoints  # which imports this module
-
-    complete = checkpoints.complete(run_dir)
+    complete = folders.complete(run_dir)
     if not complete:
         return "The run has no checkpoint yet: start it again in another --run_dir"
     return f"Its last checkpoint is {complete[-1]}; make room, and --resume {Path(run_dir)} goes on"

@@ -6,7 +6,7 @@ run.json             what ran, and on what: script, commit, versions, machine, d
 metrics.jsonl        one object a step; an evaluation adds eval/… to its step
 samples.jsonl        some responses of each step with their scores
 test_samples.jsonl   the responses to the first test problems at each evaluation
-curves.png           metrics.jsonl as curves (tools/plot.py), drawn every ten steps
+curves.png           metrics.jsonl as curves, drawn every ten steps
 tensorboard/         metrics.jsonl for TensorBoard; --track sends the same to Weights & Biases
 """
 
@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -29,14 +30,16 @@ from runtime import (
     before_after,
     checkpoints,
     checks,
+    curves,
     faults,
     files,
+    folders,
     processes,
     settings,
+    signals,
     terminal,
 )
 from runtime.header import device_name
-from tools import plot
 
 KEPT_TESTS = 20  # test problems whose responses are kept
 # nats; sampler_gap stays below if sampler and trainer compute the same model
@@ -51,8 +54,8 @@ def choose_folder(args):
     """
     script = Path(sys.argv[0]).stem
     now = time.strftime("%Y%m%d-%H%M%S")
-    name = f"runs/{script}_{args.task}_{args.seed}_{now}"
-    resumed = str(checkpoints.run_of(args.resume)) if args.resume else ""
+    name = f"runs/{script}_{Path(args.task).stem}_{args.seed}_{now}"
+    resumed = str(folders.run_of(args.resume)) if args.resume else ""
     args.run_dir = processes.broadcast(resumed or args.run_dir or name)
     with settings.errors_in_one_line():
         problem = ""
@@ -104,29 +107,40 @@ class Records:
 
     All processes make one and call its methods; process 0 writes.
 
-    step: 0, or the step at which a run is resumed. Rows after it are dropped: these steps come
-    again. sizes: what checks.check_model gives, and whatever else belongs in run.json.
+    sizes: what start.prepare gives, for run.json.
     """
 
-    def __init__(self, step, args, sizes):
+    def __init__(self, args, sizes):
         self.folder = Path(args.run_dir)
-        self.dtype = args.dtype
-        self.estimated_memory_gb = sizes["estimated_memory_gb"]
+        self.args = args
+        self.sizes = sizes
         self.console = terminal.console()
         self.n_lines = 0  # of steps, printed so far
-        self.start(step, args, sizes)
+
+    def open(self, step):
+        """Opens the files; from now on Ctrl-C or SIGTERM ends the run after a step.
+
+        step: 0, or the step at which the run is resumed. Rows after it are dropped: these steps
+        come again.
+        """
+        self.open_files(step)
+        self.asked_to_stop = signals.catch()  # a list, which a signal's name is put into
+
+    def interrupted(self):
+        """Whether Ctrl-C or SIGTERM has reached any process. All processes must call it."""
+        return processes.all_reduce(len(self.asked_to_stop)) > 0
 
     @by_process_0
-    def start(self, step, args, sizes):
+    def open_files(self, step):
         """Writes the settings, drops later rows, and opens TensorBoard's file."""
-        values = dataclasses.asdict(args)
+        values = dataclasses.asdict(self.args)
         about = provenance()
-        about["sizes"] = sizes
+        about["sizes"] = self.sizes
         files.write(self.folder / "args.json", json.dumps(values, indent=1) + "\n")
         files.write(self.folder / "run.json", json.dumps(about, indent=1) + "\n")
         for name in ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl"):
             drop_rows_after(step, self.folder / name)
-        if args.track:
+        if self.args.track:
             self.start_wandb(values)
         # TensorBoard writes in a thread and hands an error to the next call, from which it is
         # reported; Python would print it a second time, with a traceback.
@@ -148,7 +162,12 @@ class Records:
 
     @by_process_0
     def write(self, metrics):
-        """Writes one step's metrics, {name: number or None}, and shows them."""
+        """Writes one step's metrics, {name: number or None}, and shows them.
+
+        Of a step that trains, the tokens per second are added.
+        """
+        if "tokens" in metrics:
+            metrics["tokens_per_s"] = metrics["tokens"] / metrics["time/step"]
         append(self.folder / "metrics.jsonl", [metrics])
         for name, value in metrics.items():
             if value is not None:
@@ -169,9 +188,10 @@ class Records:
         if evaluation:
             self.console.print(evaluation, style="bold", soft_wrap=True)
         gap = metrics.get("sampler_gap") or 0
-        if gap > USUAL_GAP[self.dtype]:
+        usual = USUAL_GAP[self.args.dtype]
+        if gap > usual:
             self.console.print(
-                f"warning: sampler_gap is {gap:.3f} nats, usually below {USUAL_GAP[self.dtype]}: "
+                f"warning: sampler_gap is {gap:.3f} nats, usually below {usual}: "
                 "vLLM and the trainer give the same tokens different probabilities. If --dtype "
                 "float32 closes the gap, it is rounding. Otherwise the trainer's Policy does not "
                 "compute this model's head (soft-capping, scaled logits), or not all weights reach "
@@ -180,74 +200,68 @@ class Records:
             )
 
     @by_process_0
-    def write_samples(self, step, problems, texts, scores, per_problem=2):
-        """The first responses to each of the first two problems, with their scores.
+    def write_samples(self, step, problems, responses, scores):
+        """The first two responses to each of the first two problems, with their scores.
 
-        texts, scores: of the responses to all problems, those to one problem one after the other.
+        problems, scores: those of each response; responses: vLLM's, with their texts.
         """
-        group = len(texts) // len(problems)
-        samples = []
-        for i, problem in enumerate(problems[:2]):
-            for row in range(i * group, i * group + min(per_problem, group)):
-                sample = {
-                    "step": step,
-                    "prompt": problem["messages"][-1]["content"],
-                    "response": texts[row],
-                    "answer": problem["answer"],
-                }
-                sample.update(scores[row])
-                samples.append(sample)
-        append(self.folder / "samples.jsonl", samples)
+        group = self.args.responses_per_prompt
+        rows = []
+        for first in range(0, min(2 * group, len(problems)), group):
+            for i in range(first, first + min(2, group)):
+                about = example(problems[i], responses[i], scores[i])
+                rows.append({"step": step, "answer": problems[i]["answer"], **about})
+        append(self.folder / "samples.jsonl", rows)
 
     @by_process_0
-    def write_tests(self, step, examples):
-        """The responses to the first KEPT_TESTS test problems at an evaluation.
-
-        examples: {"id", "prompt", "response", "correct", "reward", …} of the test problems, in any
-        order; those with the lowest ids are kept.
-        """
-        examples = sorted(examples, key=lambda example: example["id"])
+    def write_tests(self, step, problems, responses, scores):
+        """The responses to the first KEPT_TESTS test problems, those with the lowest ids."""
         rows = []
-        for example in examples[:KEPT_TESTS]:
-            row = {"step": step}
-            row.update(example)
-            rows.append(row)
-        append(self.folder / "test_samples.jsonl", rows)
+        for problem, response, score in zip(problems, responses, scores):
+            rows.append({"step": step, "id": problem["id"], **example(problem, response, score)})
+        rows.sort(key=lambda row: row["id"])
+        append(self.folder / "test_samples.jsonl", rows[:KEPT_TESTS])
 
     def plot(self):
         """Draws curves.png: the metrics over the steps."""
-        rows = plot.read_rows(self.folder / "metrics.jsonl")
-        plot.draw({"run": [rows]}, [self.folder / "curves.png"], plot.ALONE)
+        rows = curves.read_rows(self.folder / "metrics.jsonl")
+        curves.draw(rows, self.folder / "curves.png")
 
     @by_process_0
-    def close(self, step, asked_to_stop):
+    def close(self, step):
         """Ends the records; shows curves, one problem before and after, memory, and how to go on.
 
-        step: the last one; asked_to_stop: the names of the signals that ended the run, or [].
+        step: the last one.
         """
         self.plot()
-        rows = plot.read_rows(self.folder / "metrics.jsonl")
+        rows = curves.read_rows(self.folder / "metrics.jsonl")
         colours = self.console.is_terminal and not self.console.no_color
-        print(plot.in_terminal(rows, self.console.width, colours=colours))
+        print(curves.in_terminal(rows, self.console.width, colours=colours))
 
-        comparison = before_after.view(plot.read_rows(self.folder / "test_samples.jsonl"))
+        comparison = before_after.view(curves.read_rows(self.folder / "test_samples.jsonl"))
         if comparison:
             text, table = comparison
             self.console.print(text)
             self.console.print(table)
 
         used = max((row.get("peak_memory_gb", 0) for row in rows), default=0)
-        estimated = self.estimated_memory_gb
+        estimated = self.sizes["estimated_memory_gb"]
         print(f"peak memory {used:.1f} GiB; estimated before the run: {estimated:.1f}")
         self.tensorboard.close()
         if "wandb" in sys.modules and sys.modules["wandb"].run:
             sys.modules["wandb"].finish()
-        ended = f"stopped by {asked_to_stop[0]}" if asked_to_stop else "done"
+        ended = f"stopped by {self.asked_to_stop[0]}" if self.asked_to_stop else "done"
         print(f"{ended} after step {step}: {self.folder}")
-        if checkpoints.complete(self.folder):
+        if folders.complete(self.folder):
             print(f"to go on: --resume {self.folder} --steps N")
         else:
             print("it has no checkpoint to go on from")
+
+
+def example(problem, response, score):
+    """A response as a row of a JSON-lines file: the prompt, the text and the score."""
+    prompt = problem["messages"][-1]["content"]
+    return {"prompt": prompt, "response": response.text, **score}
 
 
 def append(path, rows):
@@ -257,7 +271,7 @@ def append(path, rows):
 
 def drop_rows_after(step, path):
     """Rewrites a JSON-lines file without the rows of later steps. Makes it if it is not there."""
-    kept = [row for row in plot.read_rows(path) if row["step"] <= step]
+    kept = [row for row in curves.read_rows(path) if row["step"] <= step]
     files.write(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
@@ -304,12 +318,16 @@ def commit(root=Path(__file__).parents[1]):
     return found.stdout.strip() + "+" * (changed.returncode != 0)
 
 
-def stop_at_non_finite(batch, step, loss, grad_norm, args, lr_flag="--lr"):
-    """Writes the step's batch beside the run and ends the program (exit code 1) with what to try.
+def check_finite(loss, grad_norm, batch, step, args, lr_flag="--lr"):
+    """Ends the program (exit code 1) if the loss or the gradient's norm is NaN or infinite.
 
-    Called before the optimizer's step, so that the weights are still good. lr_flag: the flag of its
-    learning rate.
+    To call before the optimizer's step, so that the weights are still good. Writes the mini-batch
+    beside the run, and says what to try. loss: this process's part of it; lr_flag: the flag of the
+    optimizer's learning rate.
     """
+    loss = processes.all_reduce(loss)
+    if math.isfinite(loss + grad_norm):
+        return
     name = f"non_finite_step_{step:06d}_process_{processes.RANK}.pt"
     path = Path(args.run_dir, name)
     try:

@@ -1,28 +1,22 @@
 """Settings: their types with ranges, where their values come from, and whether they are in range.
 
-A trainer's Args is a dataclass whose source is also its documentation:
+A trainer's Args is a dataclass whose source is also its documentation, a line for each field:
 
     # ---- objective
-    temperature: Temperature = 0.7  # of sampling, and of
-    #                                 every probability in the loss
-    clip_low: Share = 0.2  # ε_low
+    clip_low: Fraction = 0.2  # ε_low
+    clip_high: NonNegativeFloat = 0.24  # ε_high
 
-The line with dashes opens a group of the help and of the header. The comment behind a field, and
-comment lines below it that are indented deeper, are the field's help. The range stands in its type:
-the help shows it, and check_ranges holds values to it.
+The line with dashes opens a group of the help and of the header. The comment behind a field is its
+help. The range stands in its type: the help shows it, and check_ranges holds values to it.
 """
 
 import argparse
-import ast
 import contextlib
 import dataclasses
 import inspect
-import io
 import json
 import re
 import sys
-import textwrap
-import tokenize
 import typing
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +25,7 @@ import pydantic
 import tyro
 from pydantic.fields import FieldInfo
 
-from runtime import checkpoints, files, processes
+from runtime import files, folders, processes
 
 # ------------------------------------------------------------------------------- types with a range
 
@@ -55,8 +49,9 @@ def zero_or_at_least(least):
 
 # NaN and infinity are refused everywhere: nothing that a trainer computes with them makes sense.
 FINITE = {"allow_inf_nan": False}
-Share = number(float, "in [0, 1]", ge=0, le=1, **FINITE)
-PositiveShare = number(float, "in (0, 1]", gt=0, le=1, **FINITE)
+Fraction = number(float, "in [0, 1]", ge=0, le=1, **FINITE)
+PositiveFraction = number(float, "in (0, 1]", gt=0, le=1, **FINITE)
+LearningRate = PositiveFraction
 PositiveInt = number(int, "greater than 0", gt=0)
 # Also a seed, of which numpy, in vLLM, takes no larger one.
 NonNegativeInt = number(int, "0 or greater, below 2**32", ge=0, le=2**32 - 1)
@@ -99,6 +94,37 @@ def range_of(type_):
     return ""
 
 
+# ----------------------------------------------------------------------------- what no paper sets
+
+
+@dataclasses.dataclass
+class RunArgs:
+    """The settings of every run that no algorithm reads. A trainer's Args adds its own."""
+
+    # ---- problems
+    data: str = ""  # training problems: a file, a folder or a hub id; empty: the task's
+    test_data: str = ""  # test problems, given in the same ways
+    people: str = "3-7"  # kk: numbers of people in a puzzle, within 2-8: "3-7" or "2,3"
+    numbers: str = "3-4"  # countdown: how many numbers in a puzzle, within 3-6: "3-4" or "5"
+
+    # ---- machine
+    micro_batch_tokens: PositiveInt = 16384  # of one forward pass; changes memory, not results
+    gradient_checkpointing: bool = True  # recompute in the backward pass: slower, smaller
+    compile: bool = True  # let torch.compile fuse the operations of a layer
+    kv_cache_gb: PositiveFloat = 16.0  # GiB for the sampler's key-value cache, beside its weights
+
+    # ---- run
+    eval_size: PositiveInt = 500  # number of test problems
+    keep_checkpoints: PositiveInt = 3  # how many of the newest checkpoints stay on disk
+    run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
+    resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
+    track: bool = False  # also log to Weights & Biases (pip install wandb)
+    dry_run: bool = False  # check everything, estimate the memory, load nothing and end
+
+    def check(self):
+        """ValueError if two settings do not fit each other. A script that has such says which."""
+
+
 # ------------------------------------------------------------------------------------ command line
 
 
@@ -110,7 +136,7 @@ def parse(argv, args_class, default, description):
     message, at a flag that does not exist or a value of the wrong type. Ranges are checked by
     check_ranges.
     """
-    groups, helps = read_source(args_class)
+    groups, helps = read_sources(args_class)
     types = typing.get_type_hints(args_class, include_extras=True)
     fields_of_help = []  # tyro's help has a group for each dataclass in a dataclass
     for place, (title, names) in enumerate(groups.items()):
@@ -147,46 +173,26 @@ def metavar_of(type_):
 
 def groups_of(args_class):
     """{title: [names of its settings]}, both in the order of the source."""
-    return read_source(args_class)[0]
+    return read_sources(args_class)[0]
 
 
-FIELDS_BEGIN = 4  # the column
-
-
-def read_source(args_class):
+def read_sources(args_class):
     """({group title: [field names]}, {field name: help}) from the comments in a dataclass's source.
 
-    Fields above the first heading are in a group "settings".
+    The line with dashes above fields is their title, the comment behind a field is its help. Its
+    own fields come before those that it inherits.
     """
-    source = textwrap.dedent(inspect.getsource(args_class))
-    field_at = {}  # line number: field
-    for node in ast.parse(source).body[0].body:
-        if isinstance(node, ast.AnnAssign):
-            for line in range(node.lineno, node.end_lineno + 1):
-                field_at[line] = node.target.id
-    comments = {}  # line number: (column, text)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            comments[token.start[0]] = (token.start[1], token.string)
-
     groups = {}
     helps = {}
-    title = "settings"
-    name = None
-    for line in range(1, source.count("\n") + 2):
-        column, comment = comments.get(line, (0, ""))
-        text = comment.removeprefix("#").strip()
-        heading = re.fullmatch(r"# -{2,} (.+?)( -+)?", comment)
-        if line in field_at:
-            if field_at[line] != name:
-                name = field_at[line]
+    for cls in args_class.__mro__[:-1]:  # the last is object
+        title = "settings"
+        for line in inspect.getsource(cls).splitlines():
+            if heading := re.fullmatch(r"\s*# -{2,} (.+)", line):
+                title = heading[1]
+            name = line.partition(":")[0].strip()
+            if name in cls.__annotations__:
                 groups.setdefault(title, []).append(name)
-                helps[name] = ""
-            helps[name] = f"{helps[name]} {text}".strip()
-        elif heading:
-            title = heading[1]
-        elif name and (column > FIELDS_BEGIN or comment.startswith("#  ")):
-            helps[name] = f"{helps[name]} {text}".strip()
+                helps[name] = line.partition("  # ")[2]
     return groups, helps
 
 
@@ -291,7 +297,7 @@ def of_resumed_run(argv, args_class):
         return {}
     if not said["resume"]:
         raise ValueError("--resume is empty: it takes the folder of a run")
-    folder = checkpoints.run_of(said["resume"])
+    folder = folders.run_of(said["resume"])
     if not (folder / "args.json").exists():
         return {}
     settings = files.read_object(folder / "args.json")

@@ -1,5 +1,6 @@
 """What the tests share: a tiny random model with a real tokenizer, and a way to run a trainer as a user does."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import prepared
 import pytest
@@ -147,3 +149,94 @@ def timeless(row):
         for key, value in row.items()
         if not key.startswith("time/") and key not in ("tokens_per_s", "peak_memory_gb")
     }
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu():
+    """Also where there is a GPU: what is compared to the last digits is compared on one kind of machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in list(sys.modules.values()):
+            names = getattr(module, "__dict__", {})
+            if isinstance(names.get("DEVICE"), torch.device):
+                patch.setattr(module, "DEVICE", torch.device("cpu"))
+                if "ON_GPU" in names:
+                    patch.setattr(module, "ON_GPU", False)
+        yield
+
+
+def parse(trainer, *words):
+    """The settings that a command line gives."""
+    from runtime import defaults
+
+    return defaults.read(list(words), trainer.Args, trainer.TASKS)[0]
+
+
+def answer(num_tokens=1, text="", finish_reason="stop"):
+    """A response as vLLM gives it, and generate with its text."""
+    return SimpleNamespace(token_ids=[5] * num_tokens, text=text, finish_reason=finish_reason)
+
+
+def step_of_main(trainer, args, batch, rewards, monkeypatch):
+    """One step of a trainer's main: (the metrics that it writes, the batch that it gives to update).
+
+    batch: what the sampler gives (ids, mask, sampler_logp), and what forward passes would give of the policy (old_logp,
+    entropy) and of the reference (ref_logp). rewards: those of the task. Nothing is loaded, sampled or trained.
+    """
+    written, given = [], []
+    problems = [{"id": 0, "category": "2"} for _ in rewards]
+    responses = [answer(num_tokens) for num_tokens in batch["mask"].sum(1).tolist()]
+    scores = [{"reward": float(reward), "correct": reward > 0, "format": True} for reward in rewards]
+    models = []
+
+    def load_policy(args, trained, kind=None):  # kind: of ppo.py
+        models.append(torch.nn.Linear(2, 1))
+        return models[-1]
+
+    def log_probs(model, sampled, args, with_entropy=True):
+        of_policy = model is models[0]
+        return (batch["old_logp"], batch["entropy"]) if of_policy else (batch["ref_logp"], None)
+
+    def update(policy, optimizer, batch, step, args):
+        given.append(dict(batch))
+        return {}
+
+    def nothing(*_):
+        return {}
+
+    no_files = dict.fromkeys(("open", "write_samples", "close"), nothing)
+    run = SimpleNamespace(write=written.append, interrupted=lambda: False, **no_files)
+    sampled = {key: batch[key] for key in ("ids", "mask", "sampler_logp")}
+    replaced = {
+        "load_sampler": nothing, "sync_weights": nothing, "evaluate": nothing, "update": update, "log_probs": log_probs,
+        "load_policy": load_policy, "next_problems": lambda *_: (problems, 0), "score": lambda *_: scores,
+        "sample": lambda *_: (sampled, responses),
+    }  # fmt: skip
+    with monkeypatch.context() as patch:
+        for name, stand_in in replaced.items():
+            patch.setattr(trainer, name, stand_in)
+        begun = (dataclasses.replace(args, steps=1), run, None, None, [], [])
+        patch.setattr(trainer.start, "begin", lambda *_: begun)
+        patch.setattr(trainer.checkpoints, "load", lambda *_: (0, 0))
+        patch.setattr(trainer.checkpoints, "save", nothing)
+        patch.setattr(trainer.processes, "end", nothing)
+        trainer.main()
+    return written[-1], given[0]
+
+
+WORKER = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths}
+from runtime import processes
+from {module} import {function}
+{function}(Path(sys.argv[1]))
+processes.end()
+"""
+
+
+def run_together(function, folder, processes=2, machines=1):
+    """A test module's function(folder), in processes that can be connected as torchrun does it, without a GPU."""
+    worker = Path(folder, "worker.py")
+    paths = [str(ROOT), str(ROOT / "tests")]
+    worker.write_text(WORKER.format(paths=paths, module=function.__module__, function=function.__name__))
+    run(worker, folder, processes=processes, machines=machines, timeout=900, env={"CUDA_VISIBLE_DEVICES": ""})

@@ -12,7 +12,7 @@ import re
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, run
+from conftest import KK_TINY, parse, run_together
 from test_algorithms import (
     GROUP,
     PROMPTS,
@@ -20,6 +20,7 @@ from test_algorithms import (
     arguments,
     distance,
     gradients,
+    lengths_of,
     make_batch,
     plain_gradient,
     plain_log_softmax,
@@ -30,19 +31,13 @@ from transformers import AutoModelForCausalLM
 
 import acpo
 import grpo
+from runtime import checks, measure, processes, settings
 
 HALF = PROMPTS * GROUP // 2  # rows in each of a step's two mini-batches
 BINS = range(1, 6)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def on_the_cpu():
-    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        for trainer in (acpo, grpo):
-            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
-            patch.setattr(trainer, "ON_GPU", False)
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture(scope="module")
@@ -347,8 +342,6 @@ def test_a_sequence_without_tokens_counts_and_gives_no_nan(tiny_model, batch, mo
     ((loss, seen),), metrics = losses_of(two, args, monkeypatch)
     assert math.isfinite(loss) and [weight for _, weight in seen.values()] == pytest.approx([1 / 6] * 3)
     assert all(math.isfinite(value) for value in metrics.values()) and metrics["grad_norm"] > 0
-    ((loss, seen),), metrics = losses_of(two | {"mask": two["mask"] & False}, args, monkeypatch)
-    assert loss == metrics["grad_norm"] == 0 and not seen
 
 
 def by_hand(logp, old_logp, args):
@@ -371,7 +364,7 @@ def plain_logp(model, batch, temperature):
     """{(row, position): log π} of the response tokens, by transformers and torch alone."""
     lm, found = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), {}
     with torch.no_grad():
-        for i, length in enumerate(batch["length"].tolist()):
+        for i, length in enumerate(lengths_of(batch)):
             all_logp = plain_log_softmax(lm, batch["ids"][i, :length], temperature)
             for t in batch["mask"][i].nonzero()[:, 0].tolist():
                 found[i, t] = all_logp[t - 1, batch["ids"][i, t]].item()
@@ -448,7 +441,7 @@ def test_largest_and_mean_clip_range_by_hand():
             {"tokens": 10, "sigma": 0.04, "clip_range": 0.32},
         ],
     ]
-    metrics = acpo.bin_metrics(updates)
+    metrics = measure.of_bins(updates)
     assert (metrics["bin_tokens_1"], metrics["bin_tokens_2"]) == (40, 60)
     assert (
         metrics["clip_range_max_1"],
@@ -459,7 +452,7 @@ def test_largest_and_mean_clip_range_by_hand():
     assert metrics["clip_range_mean_2"] == pytest.approx((6 + 5.2 + 3.2) / 60)
     assert metrics["clip_range_mean"] == pytest.approx((5 + 24 + 6 + 5.2 + 3.2) / 100)
     assert metrics["sigma_mean_1"] == pytest.approx((1 + 6) / 40) and metrics["sigma_max_2"] == 0.04
-    empty = acpo.bin_metrics([[{"tokens": 0, "sigma": 0.0, "clip_range": 0.2}, updates[0][1]]])
+    empty = measure.of_bins([[{"tokens": 0, "sigma": 0.0, "clip_range": 0.2}, updates[0][1]]])
     assert empty["clip_range_mean_1"] == 0.2 and empty["clip_range_mean"] == 0.2
 
 
@@ -575,8 +568,8 @@ def test_numbers_that_are_none_end_the_program_before_the_weights_are_touched(ti
 def train_share(folder):
     """Writes what this process computes of its share of the batch in `folder`."""
     args = acpo.Args(**torch.load(folder / "args.pt") | {"run_dir": str(folder)})
-    acpo.processes.start()
-    batch = share(torch.load(folder / "batch.pt"), rows_of(acpo.RANK, acpo.WORLD_SIZE))
+    processes.start()
+    batch = share(torch.load(folder / "batch.pt"), rows_of(processes.RANK, processes.WORLD_SIZE))
     policy = acpo.load_policy(args, trained=True)
     steps, metrics = gradients(acpo, batch, args, policy)
     optimizer = adamw(policy)
@@ -585,18 +578,7 @@ def train_share(folder):
         acpo.update(policy, optimizer, batch, 2, args),
     ]
     result = {"gradients": steps, "metrics": [metrics, *moved], "weights": weights(policy)}
-    torch.save(result, folder / f"of_{acpo.RANK}_in_{acpo.WORLD_SIZE}.pt")
-
-
-WORKER = """
-import sys
-from pathlib import Path
-sys.path[:0] = {paths}
-import torch.distributed as dist
-from test_acpo import train_share
-train_share(Path(sys.argv[1]))
-dist.destroy_process_group()
-"""
+    torch.save(result, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
 
 
 def test_two_processes_give_the_ranges_the_gradient_and_the_weights_of_one(tiny_model, batch, tmp_path):
@@ -615,9 +597,7 @@ def test_two_processes_give_the_ranges_the_gradient_and_the_weights_of_one(tiny_
     assert abs(numbers[0][20][1] - numbers[1][20][1]) > 0.005
     torch.save(batch, tmp_path / "batch.pt")
     torch.save(dataclasses.asdict(args), tmp_path / "args.pt")
-    worker = tmp_path / "worker.py"
-    worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
-    run(str(worker), tmp_path, processes=2, timeout=600, env={"CUDA_VISIBLE_DEVICES": ""})
+    run_together(train_share, tmp_path)
     train_share(tmp_path)
     one, *two = (torch.load(tmp_path / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2)))
     for other in two:
@@ -632,10 +612,6 @@ def test_two_processes_give_the_ranges_the_gradient_and_the_weights_of_one(tiny_
 # ------------------------------------------------------------------------------------------------------- arguments
 
 
-def parsed(*words):
-    return acpo.parse_args([*words, "--model", "some/model"] if "--model" not in words else list(words))
-
-
 @pytest.mark.parametrize("task", ["math", "countdown"])
 def test_the_papers_two_regimes_are_commands(task):
     """Near on-policy: 2 updates of 64 prompts. Off-policy: 16 updates of 16 prompts. 10 responses
@@ -644,32 +620,24 @@ def test_the_papers_two_regimes_are_commands(task):
     ACPO's release (Control-derek/ACPO, cfcd73d), scripts/acpo/run_math_qwen_7b.sh: lines 27-28,
     32-33, 50-51, 55, 79.
     """
-    off = parsed("--task", task, "--updates_per_step", "16", "--prompts_per_step", "256")
-    near = parsed("--task", task)
+    words = ("--task", task, "--model", "some/model")
+    off = parse(acpo, *words, "--updates_per_step", "16", "--prompts_per_step", "256")
+    near = parse(acpo, *words)
     assert (near.updates_per_step, near.prompts_per_step) == (2, 128)
     assert (off.updates_per_step, off.prompts_per_step) == (16, 256)
     for args in (near, off):
-        acpo.check_args(args)
+        checks.check_prompts_per_step(args)
         sizes = args.responses_per_prompt, args.max_prompt_tokens, args.max_response_tokens
-        assert sizes == (10, 1024, 3072) and (args.temperature, args.lr, args.kl_coef) == (
-            1.0,
-            1e-6,
-            0.0,
-        )
-
-
-def test_no_default_depends_on_another_flags_text():
-    for updates in ("1", "4", "8", "16", "32"):
-        assert parsed("--task", "countdown", "--updates_per_step", updates).prompts_per_step == 128
+        assert sizes == (10, 1024, 3072) and (args.temperature, args.lr, args.kl_coef) == (1.0, 1e-6, 0.0)
 
 
 def test_other_tasks_and_kk_tiny_keep_their_own_defaults():
-    kk = parsed("--updates_per_step", "16")
+    """And no default depends on another flag's value."""
+    kk = parse(acpo, "--updates_per_step", "16", "--model", "some/model")
     assert (kk.prompts_per_step, kk.responses_per_prompt, kk.max_response_tokens) == (64, 8, 4096)
-    tiny = parsed("--task", "countdown", "--updates_per_step", "16", "--model", str(KK_TINY))
-    assert tiny.prompts_per_step == acpo.KK_TINY["prompts_per_step"]
+    tiny = parse(acpo, "--task", "countdown", "--updates_per_step", "16", "--model", str(KK_TINY))
     with pytest.raises(ValueError, match=r"^--prompts_per_step is 12; it must be a multiple of 16 "):
-        acpo.check_args(tiny)
+        checks.check_prompts_per_step(tiny)
 
 
 NUMBERS = ("clip_alpha", "clip_base", "clip_base_high", "clip_max")
@@ -678,11 +646,11 @@ NUMBERS = ("clip_alpha", "clip_base", "clip_base_high", "clip_max")
 @pytest.mark.parametrize(("flag", "value"), [(name, x) for name in NUMBERS for x in (-0.1, math.nan, math.inf)])
 def test_clip_numbers_out_of_range_are_refused_by_name(flag, value):
     with pytest.raises(ValueError, match=rf"^--{flag} is {re.escape(str(value))}; it must be 0 or greater"):
-        acpo.check_args(acpo.Args(**{flag: value}))
+        settings.check_ranges(acpo.Args(**{flag: value}))
 
 
 def test_the_ends_of_the_ranges():
-    acpo.check_args(acpo.Args(n_bins=1, **dict.fromkeys(NUMBERS, 0.0)))
+    settings.check_ranges(acpo.Args(n_bins=1, **dict.fromkeys(NUMBERS, 0.0)))
     for n_bins in (0, -1):
         with pytest.raises(ValueError, match=f"^--n_bins is {n_bins}; it must be greater than 0"):
-            acpo.check_args(acpo.Args(n_bins=n_bins))
+            settings.check_ranges(acpo.Args(n_bins=n_bins))

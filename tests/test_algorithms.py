@@ -10,41 +10,35 @@ import ast
 import copy
 import dataclasses
 import hashlib
+import importlib
 import math
 import re
 import shutil
+import sys
 import typing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, run
-from transformers import AutoModelForCausalLM
+from conftest import ROOT, run_together
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
 import grpo
 import grpo_ar_lopti
+from rewards import next_prompts
+from runtime import checks, defaults, engine, passes, processes, settings, sharing
 
 TRAINERS = [grpo, grpo_ar_lopti]
 each_trainer = pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.__name__)
 
-PROMPTS, GROUP = (
-    8,
-    3,
-)  # of the batch most tests use: 24 rows, 12 in each of a step's two mini-batches
+PROMPTS, GROUP = 8, 3  # of the batch most tests use: 24 rows, 12 in each of a step's two mini-batches
 
 
 # ------------------------------------------------------------------------------------------------------------ helpers
 
 
-@pytest.fixture(scope="module", autouse=True)
-def on_the_cpu():
-    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        for trainer in TRAINERS:
-            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
-            patch.setattr(trainer, "ON_GPU", False)
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 def arguments(trainer=grpo, **changes):
@@ -120,17 +114,11 @@ def make_batch(model, seed=0):
                     next_token = policy.lm(ids[None]).logits[0, -1].softmax(-1)
                 ids = torch.cat([ids, torch.multinomial(next_token, 1, generator=rng)])
             rows.append((prompt_size, ids))
-    length = torch.tensor([len(ids) for _, ids in rows])
-    ids = torch.zeros(len(rows), int(length.max()), dtype=torch.long)
+    ids = torch.zeros(len(rows), max(len(row) for _, row in rows), dtype=torch.long)
     mask = torch.zeros(ids.shape, dtype=torch.bool)
     for i, (prompt_size, row) in enumerate(rows):
         ids[i, : len(row)], mask[i, prompt_size : len(row)] = row, True
-    batch = {
-        "ids": ids,
-        "mask": mask,
-        "length": length,
-        "truncated": torch.zeros(len(rows), dtype=torch.bool),
-    }
+    batch = {"ids": ids, "mask": mask}
     logp, batch["entropy"] = grpo.log_probs(policy, batch, args)
 
     def near_logp(spread):
@@ -144,6 +132,11 @@ def make_batch(model, seed=0):
     batch["advantages"] = torch.randn(len(rows), 1, generator=rng) * mask
     batch["token"] = torch.arange(ids.numel()).view(ids.shape)  # a number for each token, to recognise it by
     return batch
+
+
+def lengths_of(batch):
+    """How many tokens each row has, up to its last response token."""
+    return [int(row.nonzero().max()) + 1 for row in batch["mask"]]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +156,7 @@ def plain_gradient(model, batch, args, weight):
     """−1/n Σ weight(log π, row, position)·∇log π over response tokens: eq. 2, row by row, without padding."""
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     n_tokens = batch["mask"].sum().item()
-    for i, length in enumerate(batch["length"].tolist()):
+    for i, length in enumerate(lengths_of(batch)):
         all_logp = plain_log_softmax(lm, batch["ids"][i, :length], args.temperature)
         loss_of_row = 0.0
         for t in batch["mask"][i].nonzero()[:, 0].tolist():
@@ -249,16 +242,6 @@ def test_reweighting_is_eq_4_for_both_signs(alpha):
     size = 1 / (math.sqrt(2) + 1e-6)
     assert advantages[0].tolist() == pytest.approx([-size * (alpha * p + 1 - alpha) for p in probabilities], abs=1e-12)
     assert advantages[1].tolist() == pytest.approx([size * (alpha * p + 1 - alpha) for p in probabilities], abs=1e-12)
-
-
-def test_reweighting_by_numbers():
-    """α 0.3: a token of probability 0.9 keeps 0.97 of its advantage, one of 0.01 keeps 0.703; α 1: 0.9 and 0.01."""
-    old_logp = [[math.log(0.9), math.log(0.01)]]
-    mild = advantages_of([2], grpo_ar_lopti, group=1, old_logp=old_logp, alpha=0.3)
-    full = advantages_of([-2], grpo_ar_lopti, group=1, old_logp=old_logp, alpha=1.0)
-    alone = 1 + 1e-6  # what the reward of a group of one is divided by
-    assert mild[0].tolist() == pytest.approx([1.94 / alone, 1.406 / alone], abs=1e-12)
-    assert full[0].tolist() == pytest.approx([-1.8 / alone, -0.02 / alone], abs=1e-12)
 
 
 def test_alpha_0_leaves_grpos_advantages_to_the_last_bit(batch):
@@ -455,7 +438,7 @@ def test_the_heads_chunks_change_neither_values_nor_gradient(tiny_model, rows, t
     policy.head = head
     results = []
     for size in (1024, 3):
-        monkeypatch.setattr(trainer, "HEAD_CHUNK", size)
+        monkeypatch.setattr(passes, "HEAD_CHUNK", size)
         logp, _ = policy(ids, mask, 0.7)
         (logp * torch.linspace(-1, 1, ids.numel()).view(ids.shape)).sum().backward()
         results.append((logp, flat(p.grad for p in policy.parameters())))
@@ -473,7 +456,7 @@ def test_the_heads_chunks_change_neither_values_nor_gradient(tiny_model, rows, t
     assert distance(chunked[1], whole[1]) < 1e-6
     with torch.no_grad():
         _, entropy = policy(ids, mask, 0.7, with_entropy=True)
-        monkeypatch.setattr(trainer, "HEAD_CHUNK", 1024)
+        monkeypatch.setattr(passes, "HEAD_CHUNK", 1024)
         _, whole = policy(ids, mask, 0.7, with_entropy=True)
         torch.testing.assert_close(entropy, whole, atol=1e-6, rtol=1e-6)
 
@@ -491,7 +474,7 @@ def test_entropy_is_in_nats_and_the_temperature_divides_the_logits():
 
     At T 1: 1/10, 9/10, and ln 10 − 9/10·ln 9.
     """
-    policy = grpo.Policy(SimpleNamespace(lm_head=lambda hidden: hidden.clone()), autocast=False, share_prompt=False)
+    policy = grpo.Policy(SimpleNamespace(lm_head=lambda hidden: hidden.clone()), arguments())
     logits = torch.tensor([[0.0, math.log(9)]]).repeat(2, 1)
     for temperature, odds in ((2, 3), (1, 9)):
         logp, entropy = policy.head(logits, torch.tensor([0, 1]), temperature, with_entropy=True)
@@ -503,7 +486,7 @@ def test_entropy_is_in_nats_and_the_temperature_divides_the_logits():
 def test_the_reference_has_no_gradient_and_the_weights_are_float32(tiny_model):
     args = arguments(model=str(tiny_model), dtype="bfloat16")
     policy, reference = grpo.load_policy(args, trained=True), grpo.load_policy(args, trained=False)
-    assert {p.dtype for p in policy.parameters()} == {torch.float32} and policy.autocast
+    assert {p.dtype for p in policy.parameters()} == {torch.float32} and policy.args.dtype == "bfloat16"
     assert {p.dtype for p in reference.parameters()} == {torch.bfloat16}
     assert all(p.requires_grad for p in policy.parameters())
     assert not any(p.requires_grad for p in reference.parameters())
@@ -514,9 +497,9 @@ def test_the_reference_has_no_gradient_and_the_weights_are_float32(tiny_model):
 
 @pytest.mark.parametrize("budget", [1, 60, 100, 300, 700, 10**6])
 def test_micro_batches_keep_to_the_budget_and_lose_no_row(batch, budget):
-    all_rows, longest_before = [], math.inf
+    all_rows, longest_before, all_lengths = [], math.inf, lengths_of(batch)
     for rows, micro in grpo.micro_batches(batch, arguments(micro_batch_tokens=budget, gradient_checkpointing=True)):
-        lengths = batch["length"][rows].tolist()
+        lengths = [all_lengths[row] for row in rows.tolist()]
         assert len(rows) * max(lengths) <= budget or len(rows) == 1
         assert max(lengths) <= longest_before  # longest first
         assert micro["ids"].shape == (len(rows), max(lengths))
@@ -525,7 +508,7 @@ def test_micro_batches_keep_to_the_budget_and_lose_no_row(batch, budget):
         longest_before = min(lengths)
         all_rows += rows.tolist()
     assert sorted(all_rows) == list(range(len(batch["ids"])))
-    assert {"ids", "mask", "old_logp", "ref_logp", "advantages"} <= set(micro) and "length" not in micro
+    assert micro.keys() == batch.keys()
 
 
 def test_a_sequence_longer_than_the_budget_goes_through_alone():
@@ -545,7 +528,7 @@ def shapes(batch, budget, **changes):
 
 @pytest.mark.parametrize("budget", [1, 60, 80, 100, 10**6])
 def test_passes_that_share_a_prompt_hold_one_group_and_count_its_prompt_once(batch, budget, monkeypatch):
-    monkeypatch.setattr(grpo, "PASS_COST", 0)  # so that it always pays
+    monkeypatch.setattr(passes, "PASS_COST", 0)  # so that it always pays
     all_rows = []
     for rows, length in shapes(batch, budget, gradient_checkpointing=False):
         prompt = int(batch["mask"][rows[0]].int().argmax())
@@ -560,28 +543,30 @@ def test_prompts_are_shared_where_that_saves_more_than_it_costs(monkeypatch):
     """Two groups of four: 40 tokens of prompt, 10 of response. Apart: one pass of 400 tokens; shared: 2 of 80 each."""
     mask = (torch.arange(50) >= 40).expand(8, 50)
     args = arguments(responses_per_prompt=4)
-    lengths = grpo.used_lengths(mask)
+    lengths = passes.used_lengths(mask)
     for cost, n_passes in ((0, 2), (79, 2), (81, 1), (500, 1)):  # 400 + cost against 160 + 4 · cost: equal at 80
-        monkeypatch.setattr(grpo, "PASS_COST", cost)
-        assert len(grpo.plan_passes(mask, lengths, args)) == n_passes, cost
-    monkeypatch.setattr(grpo, "PASS_COST", 0)
+        monkeypatch.setattr(passes, "PASS_COST", cost)
+        assert len(passes.plan_passes(mask, lengths, args)) == n_passes, cost
+    monkeypatch.setattr(passes, "PASS_COST", 0)
     for changes in ({"gradient_checkpointing": True}, {"compile": True}):
-        assert len(grpo.plan_passes(mask, lengths, dataclasses.replace(args, **changes))) == 1
+        assert len(passes.plan_passes(mask, lengths, dataclasses.replace(args, **changes))) == 1
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_model, batch, late, monkeypatch):
     """Also where the mask begins late, as in a stage of Lopti: rows still share no more than what is the same."""
-    monkeypatch.setattr(grpo, "PASS_COST", 0)
+    monkeypatch.setattr(passes, "PASS_COST", 0)
     batch = dict(batch)
     if late:
+        lengths = torch.tensor(lengths_of(batch))
         batch["mask"] = batch["mask"] & (batch["old_logp"] <= math.log(0.5))
         begins = batch["mask"].int().argmax(1).view(-1, GROUP)
-        assert (begins > batch["length"].view(-1, GROUP).amin(1, keepdim=True) - 15).any()
+        assert (begins > lengths.view(-1, GROUP).amin(1, keepdim=True) - 15).any()
     args = arguments(model=str(tiny_model))
     plain = grpo.load_policy(dataclasses.replace(args, gradient_checkpointing=True), trained=True)
     sharing = grpo.load_policy(args, trained=True)
-    assert sharing.share_prompt and not plain.share_prompt
+    assert passes.length_to_share(batch["ids"][:2], batch["mask"][:2], sharing.args) > 0
+    assert passes.length_to_share(batch["ids"][:2], batch["mask"][:2], plain.args) == 0
     for a, b in zip(grpo.log_probs(sharing, batch, args), grpo.log_probs(plain, batch, args)):
         assert b[batch["mask"]].ne(0).any()
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
@@ -592,12 +577,12 @@ def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_mo
 
 def test_a_shared_prompt_goes_through_the_model_once(tiny_model, batch, monkeypatch):
     """Counted in the embedded tokens that reach the first layer."""
-    monkeypatch.setattr(grpo, "PASS_COST", 0)
+    monkeypatch.setattr(passes, "PASS_COST", 0)
     policy, seen = grpo.load_policy(arguments(model=str(tiny_model)), trained=True), []
     policy.lm.model.layers[0].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].shape[:2].numel()))
     rows = slice(0, GROUP)
     mask = batch["mask"][rows]
-    prompt, length = int(mask[0].int().argmax()), int(batch["length"][rows].max())
+    prompt, length = int(mask[0].int().argmax()), max(lengths_of(batch)[rows])
     policy(batch["ids"][rows, :length], mask[:, :length], 1.0)
     assert seen == [prompt, GROUP * (length - prompt)]
 
@@ -698,14 +683,11 @@ def test_a_mini_batchs_gradient_is_its_own_rows_alone(tiny_model, batch):
 
 
 def test_mini_batches_are_the_rows_in_order():
-    batch = {"ids": torch.arange(24).view(12, 2), "length": torch.arange(12)}
+    batch = {"ids": torch.arange(24).view(12, 2), "mask": torch.arange(24).view(12, 2) % 2 == 1}
     shares = grpo.minibatches(batch, 3)
-    assert [share["length"].tolist() for share in shares] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9, 10, 11],
-    ]
-    assert torch.equal(torch.cat([share["ids"] for share in shares]), batch["ids"])
+    assert [share["ids"][:, 0].tolist() for share in shares] == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18, 20, 22]]
+    for key in batch:
+        assert torch.equal(torch.cat([share[key] for share in shares]), batch[key])
     assert grpo.minibatches(batch, 1)[0].keys() == batch.keys()
 
 
@@ -824,8 +806,8 @@ def train_share(folder):
         args = torch.load(folder / "args.pt") | {"run_dir": str(folder)}
         args = trainer.Args(**args)
         if trainer is TRAINERS[0]:
-            grpo.processes.start()
-        rows = rows_of(trainer.RANK, trainer.WORLD_SIZE)
+            processes.start()
+        rows = rows_of(processes.RANK, processes.WORLD_SIZE)
         batch = {key: value[rows] for key, value in torch.load(folder / "batch.pt").items()}
         policy = trainer.load_policy(args, trained=True)
         logp, _ = trainer.log_probs(policy, batch, args)
@@ -838,16 +820,16 @@ def train_share(folder):
         result["before"] = weights(policy)
         result["metrics"] = [trainer.update(policy, optimizer, batch, step, args) for step in (1, 2)]
         result["after"] = weights(policy)
-        if trainer.RANK == trainer.WORLD_SIZE - 1:  # the last process alone meets a number that is none
+        if processes.RANK == processes.WORLD_SIZE - 1:  # the last process alone meets a number that is none
             batch["advantages"][0][batch["mask"][0]] = math.nan
         with pytest.raises(SystemExit) as end:
             trainer.update(policy, optimizer, batch, 3, args)
         results[trainer.__name__] = result | {"end": end.value.code, "at_the_end": weights(policy)}
     results["bfloat16"] = train_share_in_bfloat16(folder, rows)
-    if grpo.WORLD_SIZE > 1:
+    if processes.WORLD_SIZE > 1:
         weight = policy.lm.model.layers[0].mlp.up_proj.weight
         results["mesh"] = tuple(weight.device_mesh.shape), [type(place).__name__ for place in weight.placements]
-    torch.save(results, folder / f"of_{trainer.RANK}_in_{trainer.WORLD_SIZE}.pt")
+    torch.save(results, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
 
 
 def train_share_in_bfloat16(folder, rows):
@@ -872,17 +854,6 @@ def train_share_in_bfloat16(folder, rows):
     return found
 
 
-WORKER = """
-import sys
-from pathlib import Path
-sys.path[:0] = {paths}
-import torch.distributed as dist
-from test_algorithms import train_share
-train_share(Path(sys.argv[1]))
-dist.destroy_process_group()
-"""
-
-
 @pytest.fixture(scope="module")
 def two_processes(tiny_model, batch, tmp_path_factory):
     """Results of one process and of each of two, for one batch, whose long prompts all go to process 0 of two.
@@ -904,9 +875,7 @@ def two_processes(tiny_model, batch, tmp_path_factory):
     assert all(a > b + 1 for a, b in zip(*n_passes))  # otherwise this would not show what it should
     low = [tokens_of(batch, rows_of(rank, 2)[PROMPTS * GROUP // 4 :], True) for rank in range(2)]
     assert low[0] and not low[1]
-    worker = folder / "worker.py"
-    worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
-    run(str(worker), folder, processes=2, timeout=600, env={"CUDA_VISIBLE_DEVICES": ""})
+    run_together(train_share, folder)
     train_share(folder)
     results = {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
     results[0, 1]["folder"] = folder
@@ -916,10 +885,9 @@ def two_processes(tiny_model, batch, tmp_path_factory):
 def test_two_machines_compute_the_gradient_of_one_process(two_processes, tmp_path):
     """HSDP: each machine, here of one process, has all shards, and only gradients are summed between them."""
     one = two_processes[0, 1]
-    for name in ("batch.pt", "args.pt", "worker.py"):
+    for name in ("batch.pt", "args.pt"):
         shutil.copy(one["folder"] / name, tmp_path)
-    flags = {"processes": 2, "machines": 2, "timeout": 600, "env": {"CUDA_VISIBLE_DEVICES": ""}}
-    run(str(tmp_path / "worker.py"), tmp_path, **flags)
+    run_together(train_share, tmp_path, machines=2)
     for rank in range(2):
         two = torch.load(tmp_path / f"of_{rank}_in_2.pt")
         assert two["mesh"] == ((2, 1), ["Replicate", "Shard"])
@@ -1138,6 +1106,34 @@ def test_alpha_0_and_eta_0_are_grpo_to_the_last_bit(tiny_model, batch, dtype):
         assert metrics_a == metrics_b
 
 
+# -------------------------------------------------------------------------------------------------- from the sampler
+
+
+@each_trainer
+def test_a_batch_by_hand(trainer):
+    """Responses of 2, 1 and 3 tokens to prompts of 2, 2 and 1; their log-probabilities are the sampler's."""
+
+    def response(ids, logp):
+        return SimpleNamespace(token_ids=ids, logprobs=SimpleNamespace(logprobs=logp))
+
+    problems = [{"prompt_ids": [7, 8]}, {"prompt_ids": [7, 8]}, {"prompt_ids": [9]}]
+    responses = [response([4, 1], [-0.5, -1.0]), response([1], [-2.0]), response([5, 6, 1], [-0.25, 0.0, -3.0])]
+    batch = trainer.to_batch(problems, responses)
+    assert batch["ids"].tolist() == [[7, 8, 4, 1], [7, 8, 1, 0], [9, 5, 6, 1]]
+    assert batch["mask"].int().tolist() == [[0, 0, 1, 1], [0, 0, 1, 0], [0, 1, 1, 1]]
+    assert batch["sampler_logp"].tolist() == [[0, 0, -0.5, -1], [0, 0, -2, 0], [0, -0.25, 0, -3]]
+    assert batch.keys() == {"ids", "mask", "sampler_logp"} and batch["mask"].dtype == torch.bool
+
+
+@pytest.mark.parametrize(("given", "expected"), [(1, [1]), ([1, 300], [1, 300]), (None, [])])
+def test_the_tokens_that_end_a_response(given, expected, tmp_path):
+    GenerationConfig(eos_token_id=given).save_pretrained(tmp_path)
+    assert engine.end_tokens(str(tmp_path)) == expected
+    without = tmp_path / "without"
+    LlamaConfig(eos_token_id=given).save_pretrained(without)
+    assert engine.end_tokens(str(without)) == expected
+
+
 # ---------------------------------------------------------------------------------------------------- order and seeds
 
 
@@ -1145,7 +1141,7 @@ def epochs_of(n_problems, count, n_epochs, seed):
     """The places taken in each of the first epochs."""
     epochs, n_used = [], 0
     while True:
-        places, n_used = grpo.next_prompts(n_problems, n_used, count, seed)
+        places, n_used = next_prompts(n_problems, n_used, count, seed)
         assert len(places) == count
         epoch = (n_used - 1) // n_problems
         if epoch == n_epochs:
@@ -1168,7 +1164,7 @@ def test_the_short_rest_of_an_epoch_is_left_out():
     assert [len(set(epoch)) for epoch in epochs] == [8, 8, 8]
     n_used, path = 0, []
     for _ in range(5):
-        _, n_used = grpo.next_prompts(11, n_used, 4, 0)
+        _, n_used = next_prompts(11, n_used, 4, 0)
         path.append(n_used)
     assert path == [4, 8, 15, 19, 26]
 
@@ -1177,15 +1173,32 @@ def test_all_problems_in_one_step_come_in_every_step():
     assert [sorted(epoch) for epoch in epochs_of(4, 4, 3, seed=0)] == [[0, 1, 2, 3]] * 3
 
 
-@each_trainer
-def test_request_seeds_are_stable_and_differ_by_seed_step_and_prompt(trainer):
+def test_each_problem_comes_g_times_in_a_row_and_the_processes_share_them(monkeypatch):
+    """Two processes take turns: the first has the first, third … of the step's prompts."""
+    train = [{"id": i} for i in range(11)]
+    args = arguments(prompts_per_step=4, responses_per_prompt=3, seed=5)
+    places, n_used = next_prompts(11, 4, 4, 5)
+    problems, n_used_too = sharing.next_problems(train, 4, args)
+    assert [problem["id"] for problem in problems] == [place for place in places for _ in range(3)]
+    assert n_used_too == n_used
+    monkeypatch.setattr(sharing, "WORLD_SIZE", 2)
+    for rank in range(2):
+        monkeypatch.setattr(sharing, "RANK", rank)
+        problems, n_used_too = sharing.next_problems(train, 4, args)
+        assert [problem["id"] for problem in problems] == [place for place in places[rank::2] for _ in range(3)]
+        assert n_used_too == n_used
+        assert sharing.own_part(train) == train[rank::2]
+
+
+def test_request_seeds_are_stable_and_differ_by_seed_step_and_prompt():
     """`printf 0/1/7 | sha256sum` begins 6d84fbeec65f."""
-    assert trainer.request_seed(0, 1, 7) == 0x6D84FBEEC65F
+    assert engine.request_seed(0, 1, 7) == 0x6D84FBEEC65F
     assert hashlib.sha256(b"0/1/7").hexdigest().startswith("6d84fbeec65f")
-    seeds = {trainer.request_seed(s, t, p) for s in range(5) for t in range(20) for p in range(20)}
+    whens = [*range(19), "test"]
+    seeds = {engine.request_seed(s, when, p) for s in range(5) for when in whens for p in range(20)}
     assert len(seeds) == 2000 and max(seeds) < 2**48  # room for vLLM's + j below its 64 bits
-    assert trainer.request_seed(1, 11, 1) != trainer.request_seed(11, 1, 1)
-    assert trainer.request_seed(0, 1, 11) != trainer.request_seed(0, 11, 1)
+    assert engine.request_seed(1, 11, 1) != engine.request_seed(11, 1, 1)
+    assert engine.request_seed(0, 1, 11) != engine.request_seed(0, 11, 1)
 
 
 # ---------------------------------------------------------------------------------------------------------- arguments
@@ -1235,15 +1248,15 @@ def test_values_out_of_range_are_refused_by_name(flag, value):
     for trainer in TRAINERS:
         if hasattr(trainer.Args, flag):
             with pytest.raises(ValueError, match=rf"^--{flag} is {re.escape(str(value))}; it must be "):
-                trainer.check_args(trainer.Args(**{flag: value}))
+                settings.check_ranges(trainer.Args(**{flag: value}))
 
 
 @each_trainer
 def test_the_ends_of_every_range_and_the_defaults_are_accepted(trainer):
-    trainer.check_args(trainer.Args())
-    trainer.check_args(trainer.Args(**trainer.CPU_DEFAULTS))
+    settings.check_ranges(trainer.Args())
+    settings.check_ranges(trainer.Args(**defaults.ON_CPU))
     for flag, value in of_all(GOOD, trainer):
-        trainer.check_args(trainer.Args(**{flag: value}))
+        settings.check_ranges(trainer.Args(**{flag: value}))
 
 
 @each_trainer
@@ -1263,19 +1276,40 @@ def is_number(kind):
 @pytest.mark.parametrize(("stages", "eta"), [("low", 0.0), ("high", 1.0)])
 def test_a_single_stage_must_have_tokens(stages, eta):
     with pytest.raises(ValueError, match="no token is left"):
-        grpo_ar_lopti.check_args(grpo_ar_lopti.Args(lopti_stages=stages, eta=eta))
-    grpo_ar_lopti.check_args(grpo_ar_lopti.Args(lopti_stages=stages, eta=1.0 - eta))
+        grpo_ar_lopti.Args(lopti_stages=stages, eta=eta).check()
+    grpo_ar_lopti.Args(lopti_stages=stages, eta=1.0 - eta).check()
 
 
-@each_trainer
-def test_prompts_must_divide_among_updates_and_processes(trainer, monkeypatch):
+NOT_TOGETHER = {
+    "grpo_ar_lopti": ["--lopti_stages", "low", "--eta", "0"],
+    "reinforce_pp_ar_lopti": ["--lopti_stages", "high", "--eta", "1"],
+    "dapo_ar_lopti": ["--lopti_stages", "low", "--eta", "0"],
+    "dapo": ["--max_response_tokens", "8", "--overlong_buffer", "9"],
+    "grpo_tis": ["--correction_min", "3"],
+}
+
+
+@pytest.mark.parametrize("script", NOT_TOGETHER)
+def test_settings_that_do_not_fit_each_other_end_main_in_one_line(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *NOT_TOGETHER[script], "--dry_run"])
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(script).main()
+    told = capsys.readouterr().err
+    assert end.value.code == 2 and told.startswith("error: --") and told.count("\n") == 1
+    assert NOT_TOGETHER[script][-2] in told
+
+
+def test_prompts_must_divide_among_updates_and_processes(monkeypatch):
+    def check(prompts):
+        checks.check_prompts_per_step(grpo.Args(prompts_per_step=prompts, updates_per_step=2))
+
     with pytest.raises(ValueError, match=r"^--prompts_per_step is 5; it must be a multiple of 2 "):
-        trainer.check_args(trainer.Args(prompts_per_step=5, updates_per_step=2))
-    trainer.check_args(trainer.Args(prompts_per_step=6, updates_per_step=2))
-    monkeypatch.setattr(trainer, "WORLD_SIZE", 4)
+        check(5)
+    check(6)
+    monkeypatch.setattr(processes, "WORLD_SIZE", 4)
     with pytest.raises(ValueError, match=r"^--prompts_per_step is 6; it must be a multiple of 8 .*4 processes"):
-        trainer.check_args(trainer.Args(prompts_per_step=6, updates_per_step=2))
-    trainer.check_args(trainer.Args(prompts_per_step=8, updates_per_step=2))
+        check(6)
+    check(8)
 
 
 # ---------------------------------------------------------------------------------------------------------- structure
@@ -1283,10 +1317,9 @@ def test_prompts_must_divide_among_updates_and_processes(trainer, monkeypatch):
 
 SECTIONS = "settings policy sampler advantages loss update evaluation main".split()
 HOMES = {
-    "parse_args": "settings", "check_args": "settings", "Policy": "policy", "load_policy": "policy",
-    "micro_batches": "policy", "sample": "sampler", "compute_advantages": "advantages", "policy_loss": "loss",
-    "minibatches": "update", "update": "update", "update_once": "update", "evaluate": "evaluation",
-    "main": "main",
+    "Args": "settings", "Policy": "policy", "load_policy": "policy", "log_probs": "policy", "sample": "sampler",
+    "generate": "sampler", "compute_advantages": "advantages", "policy_loss": "loss", "update": "update",
+    "update_once": "update", "evaluate": "evaluation", "main": "main",
 }  # fmt: skip
 
 

@@ -5,25 +5,20 @@ import math
 
 import pytest
 import torch
+from conftest import step_of_main
 from test_algorithms import adamw, arguments, distance, gradients, make_batch, weights
 
 import dapo
 import dapo_ar_lopti
+import grpo
+import grpo_ar_lopti
 import reinforce_pp
 import reinforce_pp_ar_lopti
 
 PAIRS = [(reinforce_pp, reinforce_pp_ar_lopti), (dapo, dapo_ar_lopti)]
 each_pair = pytest.mark.parametrize("parent, child", PAIRS, ids=["reinforce_pp", "dapo"])
 OFF = {"alpha": 0.0, "eta": 0.0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def on_the_cpu():
-    with pytest.MonkeyPatch.context() as patch:
-        for trainer in [trainer for pair in PAIRS for trainer in pair]:
-            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
-            patch.setattr(trainer, "ON_GPU", False)
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +77,17 @@ def test_reweighting_multiplies_each_tokens_own_advantage():
     size = 1 / math.sqrt(4 / 3 + 1e-8)
     expected = [0, -0.95 * size, -0.901 * size], [0, 0.95 * size, 0.901 * size]
     assert found.flatten().tolist() == pytest.approx([*expected[0], *expected[1]], abs=1e-12)
+
+
+@pytest.mark.parametrize("parent, child", [(grpo, grpo_ar_lopti), *PAIRS], ids=["grpo", "reinforce_pp", "dapo"])
+def test_main_multiplies_the_parents_advantages(batch, parent, child, monkeypatch):
+    """By α·π_old + 1 − α, α 0.2."""
+    rewards = torch.randn(len(batch["ids"]), generator=torch.Generator().manual_seed(3)).tolist()
+    _, plain = step_of_main(parent, arguments(parent), batch, rewards, monkeypatch)
+    _, given = step_of_main(child, arguments(child, alpha=0.2), batch, rewards, monkeypatch)
+    expected = plain["advantages"] * (0.2 * batch["old_logp"].exp() + 0.8)
+    assert expected[batch["mask"]].abs().max() > 1
+    torch.testing.assert_close(given["advantages"], expected, atol=1e-6, rtol=0)
 
 
 def test_dapo_passes_over_stages_and_updates_that_have_nothing(tiny_model, batch):

@@ -8,13 +8,14 @@ import math
 
 import pytest
 import torch
-from conftest import KK_TINY
+from conftest import KK_TINY, parse
 from test_algorithms import (
     GROUP,
     PROMPTS,
     arguments,
     distance,
     gradients,
+    lengths_of,
     loss_batch,
     make_batch,
     plain_gradient,
@@ -30,14 +31,7 @@ E20 = math.exp(20)
 both = pytest.mark.parametrize("trainer", [cispo, gspo], ids=lambda trainer: trainer.__name__)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def on_the_cpu():
-    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        for trainer in (grpo, cispo, gspo):
-            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
-            patch.setattr(trainer, "ON_GPU", False)
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +43,7 @@ def batch(tiny_model):
 @both
 def test_the_papers_bounds_are_the_defaults_and_there_is_no_reference(trainer, words):
     for model in ("some/model", str(KK_TINY)):
-        args = trainer.parse_args([*words, "--model", model])
-        trainer.check_args(args)
+        args = parse(trainer, *words, "--model", model)
         bounds = (1.0, 0.45) if trainer is cispo else (3e-4, 4e-4)
         assert (args.clip_low, args.clip_high, args.kl_coef) == (*bounds, 0)
 
@@ -330,7 +323,7 @@ def test_gspos_gradient_on_transformers_own_log_probabilities(tiny_model, batch)
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     n_tokens, sizes = batch["mask"].sum().item(), batch["mask"].sum(1).tolist()
     of_row, clipped, kept = [], 0, 0
-    for i, length in enumerate(batch["length"].tolist()):
+    for i, length in enumerate(lengths_of(batch)):
         at = batch["mask"][i].nonzero()[:, 0]
         ids = batch["ids"][i, :length]
         with torch.no_grad():

@@ -108,13 +108,17 @@ def test_the_words_are_the_labs():
 # ----------------------------------------------------------------------------------------------------- the commands
 
 
-def flags_of(file):
-    """The names of a script's settings: those of its Args and, in the lab, of the common ones."""
+INHERITED = {"settings.RunArgs": "runtime/settings.py", "common.Args": "lab/common.py"}  # classes of settings
+
+
+def flags_of(file, name="Args"):
+    """The names of a script's settings: those of its Args and of the class that it grew from."""
     names = set()
-    for path in (ROOT / file, ROOT / "lab" / "common.py") if file.startswith("lab/") else (ROOT / file,):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and node.name == "Args":
-                names |= {member.target.id for member in node.body if isinstance(member, ast.AnnAssign)}
+    for node in ast.parse((ROOT / file).read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            names |= {member.target.id for member in node.body if isinstance(member, ast.AnnAssign)}
+            for base in map(ast.unparse, node.bases):
+                names |= flags_of(INHERITED[base], base.split(".")[1])
     return names
 
 

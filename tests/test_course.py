@@ -23,6 +23,7 @@ import ppo
 import reinforce
 import rloo
 from course import check
+from runtime import measure
 from tools import compare
 
 COURSE = ROOT / "course"
@@ -302,11 +303,7 @@ def trainers_generalized_advantages(rewards, values, mask, gamma, lam):
 def trainers_sampler_gap(sampler_logp, trainer_logp, mask):
     zeros = torch.zeros(mask.shape)
     batch = {"sampler_logp": sampler_logp, "old_logp": trainer_logp, "mask": mask, "entropy": zeros}
-    batch["truncated"] = torch.zeros(len(mask))
-    score = {"reward": 0.0, "correct": 0.0, "format": 0.0}
-    args = arguments(grpo, kl_coef=0, responses_per_prompt=len(mask))
-    problems = [{"category": "2"}] * len(mask)
-    return grpo.batch_metrics(batch, problems, [score] * len(mask), args)["sampler_gap"]
+    return measure.of_tokens(batch)["sampler_gap"]
 
 
 def trainers_truncated_weights(trainer_logp, sampler_logp, cap):

@@ -20,6 +20,7 @@ COMMAND = re.compile(r"^(?:nice )?python ((?:-m )?[\w./]+)(.*)$", re.MULTILINE)
 SNIPPET = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 KEPT = re.compile(r"<!-- test accuracy: (.+?) -->\n\n\|.*\n\|[-| ]+\n((?:\|.*\n)+)")
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+INHERITED = {"settings.RunArgs": "runtime/settings.py", "common.Args": "lab/common.py"}  # classes of settings
 
 
 @cache
@@ -94,14 +95,13 @@ def problems_of(text, folder):
 
 
 def settings_of(path):
-    """The names of a program's settings: the fields of its Args, and of the lab's common ones."""
-    names = set()
-    files = [path, ROOT / "lab" / "common.py"] if path.parent.name == "lab" else [path]
-    for file in files:
-        for node in find(tree_of(file), "Args").body:
-            if isinstance(node, ast.AnnAssign):
-                names.add(node.target.id)
-    return names
+    """The names of a program's settings: the fields of its Args, and of the class that it grew from."""
+    args = find(tree_of(path), "Args")
+    classes = [args]
+    for base in map(ast.unparse, args.bases):
+        classes.append(find(tree_of(ROOT / INHERITED[base]), base.split(".")[1]))
+    fields = [node for found in classes for node in found.body if isinstance(node, ast.AnnAssign)]
+    return {field.target.id for field in fields}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, metrics, run, small, timeless
+from conftest import KK_TINY, answer, metrics, run, run_together, small, step_of_main, timeless
 from safetensors.torch import load_file
 from test_algorithms import (
     GROUP,
@@ -30,22 +30,15 @@ from test_algorithms import (
 
 import dapo
 import grpo
-from rewards import load_task
+from rewards import load_task, next_prompts
+from runtime import checks, clock, measure, passes, processes, settings, sharing
 
-
-@pytest.fixture(scope="module", autouse=True)
-def on_the_cpu():
-    with pytest.MonkeyPatch.context() as patch:
-        for trainer in (grpo, dapo):
-            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
-            patch.setattr(trainer, "ON_GPU", False)
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture(scope="module")
 def batch(tiny_model):
-    batch = make_batch(tiny_model)
-    return {key: value for key, value in batch.items() if value.dim() == 2}
+    return make_batch(tiny_model)
 
 
 # ------------------------------------------------------------------------------------------------------------ penalty
@@ -69,52 +62,65 @@ def test_the_penalty_by_hand(n_tokens, buffer, penalty):
 
 def test_the_buffer_is_a_fifth_of_the_response_rounded_down():
     """L 48: B 9, free up to 39. L 4: B 0, none."""
-    assert [dapo.overlong_penalty(n, dapo.Args(max_response_tokens=48)) for n in (39, 40, 48)] == [
-        0,
-        -1 / 9,
-        -1,
-    ]
+    assert [dapo.overlong_penalty(n, dapo.Args(max_response_tokens=48)) for n in (39, 40, 48)] == [0, -1 / 9, -1]
     assert dapo.overlong_penalty(4, dapo.Args(max_response_tokens=4)) == 0
+
+
+def check(**changes):
+    args = dapo.Args(**changes)
+    settings.check_ranges(args)
+    args.check()
 
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [
-        ("max_refills", -1),
-        ("overlong_buffer", -1),
-        ("overlong_buffer", 4097),
-        ("overlong_buffer", 10**9),
-    ],
+    [("max_refills", -1), ("overlong_buffer", -1), ("overlong_buffer", 4097), ("overlong_buffer", 10**9)],
 )
 def test_values_out_of_range_are_refused_by_name(flag, value):
     with pytest.raises(ValueError, match=rf"^--{flag} is {value}; it must be "):
-        dapo.check_args(dapo.Args(**{flag: value}))
+        check(**{flag: value})
 
 
-@pytest.mark.parametrize(("flag", "values"), [("max_refills", [0, 1, 10**6]), ("overlong_buffer", [None, 0, 1, 4096])])
-def test_the_ends_of_the_ranges_are_accepted(flag, values):
-    for value in values:
-        dapo.check_args(dapo.Args(**{flag: value}))
+def test_the_ends_of_the_ranges_are_accepted():
+    for max_refills, buffer in ((0, None), (1, 0), (10**6, 1), (10, 4096)):
+        check(max_refills=max_refills, overlong_buffer=buffer)
 
 
 # ------------------------------------------------------------------------------------------------------- mixed groups
 
 
-def scores_of(rewards, penalties=None):
-    return [{"reward": r, "penalty": p} for r, p in zip(rewards, penalties or [0.0] * len(rewards))]
+def found(rewards, lengths=None, size=3):
+    """(rows, rewards with penalties) of the groups that dynamic_sampling keeps; a row's ids are its number.
 
-
-def found(rewards, penalties=None, size=3):
-    """(rows, rewards) of the groups kept; a row's ids are its number."""
+    lengths: of the responses; with L 8 and B 4 the penalty is 0 up to 4 tokens, and −1/4 for each one more.
+    """
     n = len(rewards)
-    batch = {
-        "ids": torch.arange(n)[:, None].repeat(1, 4),
-        "mask": torch.ones(n, 4, dtype=torch.bool),
-    }
-    groups = dapo.mixed_groups(batch, scores_of(rewards, penalties), size)
-    assert all(set(group) == {"ids", "mask", "rewards"} and group["mask"].all() for group in groups)
-    assert all(group["rewards"].shape == (size, 1) for group in groups)
-    return [(group["ids"][:, 0].tolist(), group["rewards"][:, 0].tolist()) for group in groups]
+    ids = torch.arange(n)[:, None].repeat(1, 9)
+    lengths = torch.tensor(lengths or [4] * n)
+    sampled = {"ids": ids, "mask": (torch.arange(9) > 0) & (torch.arange(9) <= lengths[:, None])}
+    scores = [{"reward": reward, "correct": True, "format": True} for reward in rewards]
+    args = dapo.Args(
+        prompts_per_step=n // size, responses_per_prompt=size, updates_per_step=1, max_refills=0,
+        max_response_tokens=8, overlong_buffer=4,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dapo, "next_problems", lambda train, num_used, args: ([{}] * n, num_used + n // size))
+        patch.setattr(dapo, "sample", lambda *_: (sampled, [answer() for _ in rewards]))
+        patch.setattr(dapo, "score", lambda *_: scores)
+        batch, responses, problems, scores, num_used, of_groups = dapo.dynamic_sampling(
+            None, None, [], 5, 1, clock.Clock(), args
+        )
+    assert set(batch) == {"ids", "mask", "rewards"} and batch["rewards"].shape == (n, 1)
+    assert len(responses) == len(problems) == len(scores) == n and num_used == 5 + n // size
+    groups = []
+    for rows in torch.arange(n).split(size):
+        there = batch["mask"][rows].any(1)
+        assert there.all() or not there.any()
+        if there.all():
+            groups.append((batch["ids"][rows, 0].tolist(), batch["rewards"][rows, 0].tolist()))
+    dropped = n // size - len(groups)
+    assert of_groups == {"groups_sampled": n // size, "groups_dropped": dropped, "groups_kept": len(groups)}
+    return groups
 
 
 def test_groups_of_equal_rewards_are_dropped_whatever_the_reward():
@@ -125,7 +131,7 @@ def test_groups_of_equal_rewards_are_dropped_whatever_the_reward():
 
 def test_the_penalty_is_added_to_the_reward_and_decides_on_no_group():
     """Of three right answers one is overlong: dropped. Where the sums happen to be equal, but not the rewards: kept."""
-    assert found([1, 1, 1, 1, 0, 0], [0, -0.5, -1, -1, 0, -0.25]) == [([3, 4, 5], [0, 0, -0.25])]
+    assert found([1, 1, 1, 1, 0, 0], [4, 6, 8, 8, 4, 5]) == [([3, 4, 5], [0, 0, -0.25])]
 
 
 def test_a_group_of_one_response_is_kept():
@@ -134,7 +140,8 @@ def test_a_group_of_one_response_is_kept():
 
 def test_what_is_sent_to_other_processes_is_the_group_alone():
     batch = {"ids": torch.arange(6000).view(6, 1000)}
-    (group,) = dapo.mixed_groups(batch, scores_of([1, 1, 0, 1, 2, 2]), 2)[:1]
+    (group,) = sharing.gather_groups(batch, [False, True, False])
+    assert torch.equal(group["ids"], batch["ids"][2:4])
     assert group["ids"].untyped_storage().nbytes() == 2 * 1000 * 8
 
 
@@ -158,9 +165,9 @@ def dealt(numbers, n_updates, n_prompts, rank=0, n_processes=1):
     """The numbers of the groups in each update, None for those without tokens; the batch."""
     args = dapo.Args(prompts_per_step=n_prompts, updates_per_step=n_updates, responses_per_prompt=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dapo, "RANK", rank)
-        patch.setattr(dapo, "WORLD_SIZE", n_processes)
-        batch = dapo.deal([group_of(number) for number in numbers], group_of(99), args)
+        patch.setattr(sharing, "RANK", rank)
+        patch.setattr(sharing, "WORLD_SIZE", n_processes)
+        batch = sharing.deal_groups([group_of(number) for number in numbers], group_of(99), args)
     n_groups = n_prompts // n_processes
     assert len(batch["ids"]) == 2 * n_groups
     ids, mask = batch["ids"][:, 3].view(n_groups, 2), batch["mask"].any(1).view(n_groups, 2)
@@ -201,7 +208,7 @@ def test_short_steps_are_spread_over_updates_and_processes(n_groups, n_updates, 
 def test_groups_of_other_lengths_are_padded_on_the_right():
     args = dapo.Args(prompts_per_step=4, updates_per_step=2, responses_per_prompt=2)
     groups = [group_of(1, length=3), group_of(2, length=6), group_of(3, length=4)]
-    batch = dapo.deal(groups, group_of(9, length=2), args)
+    batch = sharing.deal_groups(groups, group_of(9, length=2), args)
     assert batch["ids"].tolist() == [
         *[[1, 1, 1, 0, 0, 0]] * 2, *[[2] * 6] * 2, *[[3, 3, 3, 3, 0, 0]] * 2, *[[0] * 6] * 2
     ]  # fmt: skip
@@ -211,17 +218,11 @@ def test_groups_of_other_lengths_are_padded_on_the_right():
     assert batch["rewards"].tolist() == [[10], [11], [20], [21], [30], [31], [0], [0]]
 
 
-def test_mini_batches_are_grpos_and_those_without_tokens_are_left_out():
+def test_mini_batches_without_tokens_are_left_out():
     def numbers(shares):
         return [[int(ids[3]) for ids, mask in zip(share["ids"], share["mask"]) if mask.any()] for share in shares]
 
-    full = dealt(range(1, 9), 4, 8)[1]
-    for mine, theirs in zip(dapo.minibatches(full, 4), grpo.minibatches(full, 4), strict=True):
-        assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
-    assert numbers(dapo.minibatches(dealt(range(1, 8), 2, 8)[1], 2)) == [
-        [1, 1, 2, 2, 3, 3, 4, 4],
-        [5, 5, 6, 6, 7, 7],
-    ]
+    assert numbers(dapo.minibatches(dealt(range(1, 8), 2, 8)[1], 2)) == [[1, 1, 2, 2, 3, 3, 4, 4], [5, 5, 6, 6, 7, 7]]
     assert numbers(dapo.minibatches(dealt([1, 2], 4, 8)[1], 4)) == [[1, 1], [2, 2]]
     assert dapo.minibatches(dealt([], 4, 8)[1], 4) == []
 
@@ -239,7 +240,7 @@ def settings_of(trainer, model, **changes):
 
 def test_a_full_steps_gradients_are_grpos_to_the_last_bit(tiny_model, batch):
     args = settings_of(dapo, tiny_model, updates_per_step=2)
-    mine, mine_metrics = gradients(dapo, dapo.deal(groups_in(batch, range(PROMPTS)), batch, args), args)
+    mine, mine_metrics = gradients(dapo, sharing.deal_groups(groups_in(batch, range(PROMPTS)), batch, args), args)
     theirs, their_metrics = gradients(grpo, batch, settings_of(grpo, tiny_model, updates_per_step=2))
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)) and mine_metrics == their_metrics
 
@@ -250,7 +251,7 @@ def test_a_full_steps_gradients_are_grpos_to_the_last_bit(tiny_model, batch):
 def test_a_short_steps_gradients_are_those_of_its_groups_alone(tiny_model, batch, kept, n_updates, parts):
     """Groups without tokens change neither the divisor nor the gradient, nor do they make an update."""
     args = settings_of(dapo, tiny_model, updates_per_step=n_updates)
-    mine, of_mine = gradients(dapo, dapo.deal(groups_in(batch, kept), batch, args), args)
+    mine, of_mine = gradients(dapo, sharing.deal_groups(groups_in(batch, kept), batch, args), args)
     assert len(mine) == len(parts) == of_mine["optimizer_steps"]
     for gradient, part in zip(mine, parts):
         rows = {key: torch.cat([group[key] for group in groups_in(batch, part)]) for key in batch}
@@ -264,7 +265,7 @@ def test_nothing_kept_leaves_weights_and_optimizer_alone(tiny_model, batch):
     optimizer = adamw(policy)
     dapo.update(policy, optimizer, batch, 1, args)
     before = weights(policy), state_of(optimizer)
-    nothing = dapo.deal([], batch, args)
+    nothing = sharing.deal_groups([], batch, args)
     logp, entropy = dapo.log_probs(policy, nothing, args)
     assert not logp.any() and not entropy.any()
     assert dapo.update(policy, optimizer, nothing, 2, args) == {
@@ -278,35 +279,46 @@ def test_nothing_kept_leaves_weights_and_optimizer_alone(tiny_model, batch):
 # ----------------------------------------------------------------------------------------------------------- metrics
 
 
-def test_metrics_are_over_all_responses_and_token_means_over_those_kept():
-    """Three groups of two; kept is the second: entropies 1, 2, 3 on its three response tokens, |gaps| 0.1, 0, 0.5."""
-    keys = ("reward", "correct", "format", "tokens", "truncated", "penalty")
-    rows = [
+def test_metrics_are_over_all_responses_and_token_means_over_those_kept(monkeypatch):
+    """Three groups of two; kept is the second: entropies 1, 2, 3 on its three response tokens, |gaps| 0.1, 0, 0.5.
+
+    On the first of these the reference is log 2 above, on the others equal: k3 is (2 − log 2 − 1)/3.
+    """
+    rows = [  # reward, correct, format, tokens, truncated, penalty
         (3, True, True, 4, False, 0), (3, True, True, 8, False, -0.5), (3, True, True, 1, False, 0),
         (-3, False, False, 2, False, 0), (-1, False, False, 10, True, -1), (-1, False, False, 5, False, 0),
     ]  # fmt: skip
-    scores = [dict(zip(keys, row)) for row in rows]
-    mask = torch.tensor([[0, 1, 0], [0, 1, 1]], dtype=torch.bool)
-    kept = {
-        "mask": mask,
-        "entropy": torch.tensor([[9.0, 1, 9], [9, 2, 3]]),
-        "old_logp": -torch.ones(2, 3),
-    }
-    kept["sampler_logp"] = torch.tensor([[9, -1.1, 9], [9, -1.0, -0.5]])
-    kept["ref_logp"] = kept["old_logp"]
+    scores = [{"reward": row[0], "correct": row[1], "format": row[2], "penalty": row[5]} for row in rows]
+    responses = [answer(row[3], finish_reason="length" if row[4] else "stop") for row in rows]
     problems = [{"category": 2}] * 2 + [{"category": 3}] * 4
-    args = dapo.Args(responses_per_prompt=2)
+    mask = torch.tensor([[0, 1, 0], [0, 1, 1]], dtype=torch.bool)
+    kept = {"ids": torch.zeros(2, 3), "mask": mask, "entropy": torch.tensor([[9.0, 1, 9], [9, 2, 3]])}
+    kept |= {"old_logp": -torch.ones(2, 3), "ref_logp": -torch.ones(2, 3)}
+    kept["ref_logp"][0, 1] += math.log(2)
+    kept["sampler_logp"] = torch.tensor([[9, -1.1, 9], [9, -1.0, -0.5]])
     expected = {
         "reward": 4 / 6, "reward_std": math.sqrt((3 * 9 + 9 + 1 + 1) / 6 - (4 / 6) ** 2), "accuracy": 0.5,
         "format_rate": 0.5, "response_tokens": 5.0, "truncated_rate": 1 / 6, "overlong_penalty": -0.25, "tokens": 30,
-        "zero_std_rate": 2 / 3, "entropy": 2.0, "kl": 0.0, "sampler_gap": 0.2, "timed_out": 0,
-        "accuracy_2": 1.0, "accuracy_3": 0.25,
+        "zero_std_rate": 2 / 3, "timed_out": 0, "accuracy_2": 1.0, "accuracy_3": 0.25, "groups_kept": 1,
     }  # fmt: skip
-    assert dapo.batch_metrics(kept, problems, scores, args) == pytest.approx(expected, abs=1e-6)
-    nothing = dapo.batch_metrics(kept | {"mask": mask & False}, problems, scores, args)
-    assert [nothing.pop(key) for key in ("entropy", "kl", "sampler_gap")] == [None] * 3
-    assert nothing == pytest.approx({key: expected[key] for key in nothing}, abs=1e-6) and len(nothing) == 12
-    assert type(nothing["tokens"]) is int
+    of_tokens = {"entropy": 2.0, "kl": (1 - math.log(2)) / 3, "sampler_gap": 0.2}
+    args = dapo.Args(responses_per_prompt=2, dtype="float32")
+
+    def told(mask):
+        batch = {"ids": kept["ids"], "mask": mask, "sampler_logp": kept["sampler_logp"]}
+        batch["rewards"] = torch.tensor([[3.0], [-3.0]])
+        result = batch, responses, problems, scores, 12, {"groups_kept": 1}
+        monkeypatch.setattr(dapo, "dynamic_sampling", lambda *_: result)
+        row, given = step_of_main(dapo, args, kept | {"mask": mask}, [0] * 6, monkeypatch)
+        size = 3 / (math.sqrt(18) + 1e-6)
+        assert given["advantages"].tolist() == [[pytest.approx(a * size * x) for x in m] for a, m in zip((1, -1), mask)]
+        assert "rewards" not in given and type(row["tokens"]) is int
+        return {key: value for key, value in timeless(row).items() if key not in ("step", "weights_changed")}
+
+    assert told(mask) == pytest.approx(expected | of_tokens, abs=1e-6)
+    nothing = told(mask & False)
+    assert [nothing.pop(key) for key in of_tokens] == [None] * 3
+    assert nothing == pytest.approx(expected, abs=1e-6)
 
 
 # ---------------------------------------------------------------- dynamic sampling, in one process and in two at once
@@ -333,20 +345,20 @@ def work(folder):
         gradient_checkpointing=False, compile=False, max_grad_norm=1e9, micro_batch_tokens=600, kl_coef=0.1,
         run_dir=str(folder),
     )  # fmt: skip
-    tokenizer, _ = dapo.checks.check_model(args, dapo.HEAD_CHUNK)
+    tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
     train = [problem | {"answer": problem["id"]} for problem in load_task(args, tokenizer)[1][:30]]
-    dapo.processes.start()
+    processes.start()
     llm, policy = dapo.load_sampler(args), dapo.load_policy(args, trained=True)
     results = {}
     for case, (mixed, *_) in CASES.items():
         n_used = 4
         order, at = [], n_used
         for _ in range(1 + REFILLS):
-            places, at = dapo.next_prompts(len(train), at, M, args.seed)
+            places, at = next_prompts(len(train), at, M, args.seed)
             order += places
         results[case] = sample_and_train(llm, policy, train, {order[i] for i in mixed}, n_used, args) | {"order": order}
     results["again and again"] = sample_and_train(llm, policy, train[:M], set(), 0, args)
-    torch.save(results, folder / f"of_{dapo.RANK}_in_{dapo.WORLD_SIZE}.pt")
+    torch.save(results, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
 
 
 def sample_and_train(llm, policy, train, mixed, n_used, args):
@@ -355,48 +367,34 @@ def sample_and_train(llm, policy, train, mixed, n_used, args):
         right = [answer in mixed and i % G == 1 for i, answer in enumerate(answers)]
         return [{"reward": float(r), "correct": r, "format": True} for r in right]
 
-    metrics = {"step": 7}
-    rule = SimpleNamespace(score_all=score_all)
-    sampled = dapo.dynamic_sampling(llm, rule, train, n_used, [], metrics, args)
-    batch, problems, texts, scores, n_used = sampled
-    asked = [problem for problem in problems for _ in range(G)]  # the problem of each response
+    rule, watch = SimpleNamespace(score_all=score_all), clock.Clock()
+    batch, responses, problems, scores, n_used, metrics = dapo.dynamic_sampling(
+        llm, rule, train, n_used, 7, watch, args
+    )
     result = {
-        "metrics": metrics,
-        "asked": [p["id"] for p in asked],
-        "texts": texts,
+        "metrics": metrics | watch.seconds,
+        "asked": [problem["id"] for problem in problems],  # the problem of each response
+        "texts": [response.text for response in responses],
+        "tokens": [len(response.token_ids) for response in responses],
+        "truncated": [response.finish_reason == "length" for response in responses],
         "scores": scores,
         "n_used": n_used,
+        "batch": dict(batch),
     }
-    result["batch"] = dict(batch)
     batch["old_logp"], batch["entropy"] = dapo.log_probs(policy, batch, args)
     batch["ref_logp"] = batch["old_logp"] - 0.3 * batch["mask"]
-    batch["advantages"] = dapo.compute_advantages(batch.pop("rewards"), batch, args)
-    result["of_batch"] = dapo.batch_metrics(batch, asked, scores, args)
+    batch["advantages"] = dapo.compute_advantages(batch.pop("rewards")[:, 0], batch, args)
+    result["of_batch"] = measure.of_responses(responses, problems, scores, args) | measure.of_tokens(batch)
     result["gradients"], result["of_update"] = gradients(dapo, batch, args, policy)
     return result | {"old_logp": batch["old_logp"], "advantages": batch["advantages"]}
-
-
-WORKER = """
-import sys
-from pathlib import Path
-sys.path[:0] = {paths}
-import torch
-import dapo
-from test_dapo import work
-torch.set_num_threads(1)
-work(Path(sys.argv[1]))
-dapo.processes.end()
-"""
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """{(rank, number of processes): {case: what work writes}}"""
     folder = tmp_path_factory.mktemp("dynamic_sampling")
-    worker = folder / "worker.py"
-    worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
     for n in (1, 2):
-        run(str(worker), folder, n, processes=n, timeout=900, env={"CUDA_VISIBLE_DEVICES": ""})
+        run_together(work, folder, processes=n)
     return {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
 
 
@@ -425,10 +423,10 @@ def test_all_that_is_sampled_is_told_and_kept_groups_are_trained_on_in_the_order
     assert len(result["texts"]) == len(result["scores"]) == n_sampled * G
     rewards = [float(i in mixed and j == 1) for i in range(n_sampled) for j in range(G)]
     assert [score["reward"] for score in result["scores"]] == rewards
-    n_tokens = [score["tokens"] for score in result["scores"]]
+    n_tokens = result["tokens"]
     # B is 9 of 48 tokens
     assert [score["penalty"] for score in result["scores"]] == [min(0, 39 - n) / 9 for n in n_tokens]
-    assert all(score["tokens"] == 48 for score in result["scores"] if score["truncated"])
+    assert all(n == 48 for n, truncated in zip(n_tokens, result["truncated"]) if truncated)
     batch = result["batch"]
     there = batch["mask"].any(1)
     rows = [i * G + j for i in kept for j in range(G)]
@@ -437,16 +435,13 @@ def test_all_that_is_sampled_is_told_and_kept_groups_are_trained_on_in_the_order
     assert batch["rewards"][there, 0].tolist() == pytest.approx(expected, abs=1e-6)
     assert set(batch) == {"ids", "mask", "sampler_logp", "rewards"} and len(there) == M * G
     assert result["of_batch"]["tokens"] == sum(n_tokens)
-    assert result["of_batch"]["overlong_penalty"] == pytest.approx(
-        sum(min(0, 39 - n) / 9 for n in n_tokens) / len(n_tokens)
-    )
     assert result["of_batch"]["zero_std_rate"] == result["metrics"]["groups_dropped"] / n_sampled
 
 
 def test_penalties_and_truncation_did_occur(results):
-    scores = results[0, 1]["none"]["scores"]
-    assert any(-1 < score["penalty"] < 0 for score in scores) and any(score["truncated"] for score in scores)
-    assert any(score["penalty"] == 0 for score in scores)
+    result = results[0, 1]["none"]
+    penalties = [score["penalty"] for score in result["scores"]]
+    assert any(-1 < penalty < 0 for penalty in penalties) and 0 in penalties and any(result["truncated"])
 
 
 @each_case

@@ -11,6 +11,7 @@ from conftest import KK_TINY, ROOT
 from rich.console import Console
 from transformers import AutoConfig
 
+import grpo
 from tools import doctor, fits
 
 ROWS = [
@@ -240,11 +241,23 @@ def test_an_updates_operations_by_hand():
     )
 
 
-def test_an_update_is_measured():
+def test_an_update_is_measured(monkeypatch):
+    """Of a policy that the script's own load_policy has made, and not of kk_tiny's weights."""
+    policies = []
+    load_policy = grpo.load_policy
+
+    def load(args, trained):
+        policies.append(load_policy(args, trained))
+        return policies[-1]
+
+    monkeypatch.setattr(grpo, "load_policy", load)
     config = AutoConfig.from_pretrained(KK_TINY)
     sizes = (4, 8, 16)
     seconds, n_params = doctor.measure_update(config, *sizes)
     assert seconds > 0 and 8e5 < n_params < 1e6
+    (policy,) = policies
+    assert policy.lm.is_gradient_checkpointing and policy.lm.training  # as --gradient_checkpointing asks for
+    assert not torch.equal(policy.lm.lm_head.weight, grpo.AutoModelForCausalLM.from_pretrained(KK_TINY).lm_head.weight)
     line = doctor.speed_line("kk_tiny", config, sizes, seconds, n_params, "NVIDIA L4")
     assert line.outcome == "PASS" and "96 tokens" in line.found and "of 121 TFLOP/s (NVIDIA L4)" in line.found
     assert "unknown peak" in doctor.speed_line("kk_tiny", config, sizes, seconds, n_params, "a card").found

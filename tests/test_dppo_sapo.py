@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from conftest import KK_TINY, parse
 from test_algorithms import GROUP, PROMPTS, arguments, distance, gradients, make_batch, plain_gradient
 from test_cispo_gspo import sequence_batch
 
@@ -15,6 +16,7 @@ import dppo
 import grpo
 import reinforce
 import sapo
+from runtime import defaults, settings
 
 N = PROMPTS * GROUP  # rows of the batch that the model's tests use
 NAN, INF = math.nan, math.inf
@@ -22,14 +24,7 @@ both = pytest.mark.parametrize("trainer", [dppo, sapo], ids=lambda trainer: trai
 divergences = pytest.mark.parametrize("divergence", ["tv", "kl"])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def on_the_cpu():
-    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        for trainer in (grpo, reinforce, dppo, sapo):
-            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
-            patch.setattr(trainer, "ON_GPU", False)
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture(scope="module")
@@ -423,7 +418,6 @@ def test_where_no_weight_has_moved_sapos_gradient_is_the_mean_over_responses_of_
 
 @both
 def test_the_settings_are_grpos_but_for_the_clip_and_the_kl_term(trainer):
-    trainer.check_args(trainer.Args())
     own, grpos = dataclasses.asdict(trainer.Args()), dataclasses.asdict(grpo.Args())
     assert (own.pop("kl_coef"), grpos.pop("kl_coef")) == (0, 0.001)
     if trainer is dppo:
@@ -432,19 +426,20 @@ def test_the_settings_are_grpos_but_for_the_clip_and_the_kl_term(trainer):
         assert (own.pop("tau_positive"), own.pop("tau_negative")) == (1, 1.05)
     del grpos["clip_low"], grpos["clip_high"]
     assert own == grpos
-    assert trainer.TASKS == grpo.TASKS and trainer.KK_TINY == grpo.KK_TINY
+    assert trainer.TASKS == grpo.TASKS
+    assert defaults.of_model(KK_TINY, trainer.Args) == defaults.of_model(KK_TINY, grpo.Args)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.1, NAN, INF])
 @pytest.mark.parametrize(("trainer", "flag"), [(dppo, "delta"), (sapo, "tau_positive"), (sapo, "tau_negative")])
 def test_values_out_of_range_are_refused_by_name(trainer, flag, value):
     with pytest.raises(ValueError, match=rf"^--{flag} is {value}; it must be "):
-        trainer.check_args(trainer.Args(**{flag: value}))
-    trainer.check_args(trainer.Args(**{flag: 1e-9}))
+        settings.check_ranges(trainer.Args(**{flag: value}))
+    settings.check_ranges(trainer.Args(**{flag: 1e-9}))
 
 
 def test_another_divergence_is_refused(capsys):
-    assert dppo.parse_args(["--divergence", "kl"]).divergence == "kl"
+    assert parse(dppo, "--divergence", "kl").divergence == "kl"
     with pytest.raises(SystemExit):
-        dppo.parse_args(["--divergence", "js"])
+        parse(dppo, "--divergence", "js")
     assert "--divergence" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import re
 
 import pytest
 import torch
-from conftest import ROOT, run
+from conftest import run_together
 from test_algorithms import (
     Recorder,
     adamw,
@@ -27,19 +27,13 @@ from torch import nn
 import archer
 import entropy_top
 import grpo
+from runtime import processes, settings
 
 TRAINERS = [entropy_top, archer]
 each_trainer = pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.__name__)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def on_the_cpu():
-    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        for trainer in (grpo, *TRAINERS):
-            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
-            patch.setattr(trainer, "ON_GPU", False)
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture(scope="module")
@@ -503,21 +497,10 @@ def train_share(folder):
     for trainer in TRAINERS:
         args = arguments(trainer, **torch.load(folder / "args.pt"), run_dir=str(folder))
         if trainer is TRAINERS[0]:
-            grpo.processes.start()
-        part = share(torch.load(folder / "batch.pt"), rows_of(trainer.RANK, trainer.WORLD_SIZE))
+            processes.start()
+        part = share(torch.load(folder / "batch.pt"), rows_of(processes.RANK, processes.WORLD_SIZE))
         results[trainer.__name__] = gradients(trainer, part, args)
-    torch.save(results, folder / f"of_{grpo.RANK}_in_{grpo.WORLD_SIZE}.pt")
-
-
-WORKER = """
-import sys
-from pathlib import Path
-sys.path[:0] = {paths}
-import torch.distributed as dist
-from test_entropy_top_archer import train_share
-train_share(Path(sys.argv[1]))
-dist.destroy_process_group()
-"""
+    torch.save(results, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
 
 
 def test_two_processes_give_the_threshold_the_gradient_and_the_metrics_of_one(tiny_model, batch, tmp_path):
@@ -527,9 +510,7 @@ def test_two_processes_give_the_threshold_the_gradient_and_the_metrics_of_one(ti
     torch.save(batch, tmp_path / "batch.pt")
     settings = {"model": str(tiny_model), "updates_per_step": 2, "micro_batch_tokens": 150}
     torch.save(settings, tmp_path / "args.pt")
-    worker = tmp_path / "worker.py"
-    worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
-    run(str(worker), tmp_path, processes=2, timeout=600, env={"CUDA_VISIBLE_DEVICES": ""})
+    run_together(train_share, tmp_path)
     train_share(tmp_path)
     one, *two = (torch.load(tmp_path / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2)))
     one_update = settings | {"updates_per_step": 1}  # of the entropies as they are in the batch
@@ -555,13 +536,13 @@ BAD = {"entropy_top": (0.0, -0.1, 1.1, math.nan)} | dict.fromkeys(list(GOOD)[1:]
 def test_numbers_out_of_range_are_refused_by_name(flag):
     trainer, words = (entropy_top, "in (0, 1]") if flag == "entropy_top" else (archer, "in [0, 1]")
     for value in GOOD[flag]:
-        trainer.check_args(trainer.Args(**{flag: value}))
+        settings.check_ranges(trainer.Args(**{flag: value}))
     for value in BAD[flag]:
         with pytest.raises(
             ValueError,
             match=rf"^--{flag} is {re.escape(str(value))}; it must be {re.escape(words)}",
         ):
-            trainer.check_args(trainer.Args(**{flag: value}))
+            settings.check_ranges(trainer.Args(**{flag: value}))
 
 
 def test_the_papers_settings_are_the_defaults():

@@ -183,7 +183,7 @@ def test_the_papers_rows_are_whole_and_their_means_are_means():
     papers = json.loads((ROOT / "benchmarks" / "paper.json").read_text())
     rounded_down = {0.826: 0.82, 0.614: 0.62, 0.89: 0.88}  # three means that the paper prints otherwise
     for paper in papers:
-        factor = evaluate.UNITS[paper["suite"]][0]
+        factor = evaluate.UNITS.get(paper["suite"], (1, 3))[0]
         for name, *numbers in paper["rows"]:
             assert len(numbers) == len(paper["columns"]), name
             *parts, mean = numbers

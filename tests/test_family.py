@@ -28,39 +28,41 @@ from tools import diff, family, propagate, table
 # A heading above flags (# ---- objective) belongs to the first of them: where a script begins with a
 # flag of its own, the one that came first before has lost it.
 OWNED = {
-    "grpo_ar_lopti": """module docstring, Args.alpha, Args.eta, Args.lopti_stages, Args.clip_low, TASKS,
-        check_args, ar_weight, in_stage, update, main""",
-    "acpo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, Args.clip_alpha,
-        Args.clip_base, Args.clip_base_high, Args.clip_max, Args.n_bins, TASKS, clip_ranges,
-        bin_metrics, policy_loss, update, update_once""",
-    "archer": """module docstring, Args.entropy_quantile, Args.reasoning_clip, Args.reasoning_kl,
-        Args.clip_low, Args.clip_high, reasoning_tokens, policy_loss, update""",
+    "grpo_ar_lopti": """module docstring, imports, Args.alpha, Args.eta, Args.lopti_stages,
+        Args.clip_low, TASKS, Args.check, ar_weight, in_stage, update, main""",
+    "acpo": """module docstring, imports, Args.kl_coef, Args.clip_low, Args.clip_high,
+        Args.clip_alpha, Args.clip_base, Args.clip_base_high, Args.clip_max, Args.n_bins, TASKS,
+        clip_ranges, policy_loss, update, update_once""",
+    "archer": """module docstring, imports, Args.entropy_quantile, Args.reasoning_clip,
+        Args.reasoning_kl, Args.clip_low, Args.clip_high, reasoning_tokens, policy_loss, update""",
     "cispo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, Args.gated, GATE_LOW,
-        GATE_HIGH, policy_loss, update, update_once""",
-    "dapo": """module docstring, Args.max_refills, Args.overlong_buffer, KK_TINY, check_args,
-        mixed_groups, deal, dynamic_sampling, overlong_penalty, minibatches, batch_metrics, main""",
-    "entropy_top": "module docstring, Args.entropy_top, Args.clip_low, entropy_threshold, update",
-    "gspo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, policy_loss, update,
-        update_once""",
-    "reinforce_pp": """module docstring, token_returns, compute_advantages, policy_loss,
-        batch_metrics""",
+        GATE_HIGH, policy_loss, update""",
+    "dapo": """module docstring, imports, Args.max_refills, Args.overlong_buffer, Args.check,
+        dynamic_sampling, overlong_penalty, main""",
+    "entropy_top": """module docstring, imports, Args.entropy_top, Args.clip_low, entropy_threshold,
+        update""",
+    "gspo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, policy_loss, update""",
+    "reinforce_pp": """module docstring, imports, token_returns, compute_advantages, policy_loss,
+        main""",
     "reinforce": """module docstring, imports, Args.updates_per_step, Args.clip_low, Args.clip_high,
-        Args.kl_coef, compute_advantages, policy_loss, k3, update, update_once, batch_metrics, main""",
-    "rloo": "module docstring, Args.kl_coef, compute_advantages",
-    "dr_grpo": """module docstring, Args.kl_coef, compute_advantages, policy_loss, update,
-        update_once""",
-    "ppo": """module docstring, Args.gamma, Args.gae_lambda, Args.value_lr, Args.value_clip, KK_TINY,
-        ValueModel, ValueModel.__init__, ValueModel.forward, load_policy, compute_values,
-        estimate_advantages, compute_advantages, policy_loss, value_loss, update_values, main""",
+        Args.kl_coef, compute_advantages, policy_loss, k3, update, update_once, main""",
+    "rloo": """module docstring, imports, Args.kl_coef, Args.updates_per_step, compute_advantages,
+        main""",
+    "dr_grpo": "module docstring, Args.kl_coef, compute_advantages, policy_loss, update",
+    "ppo": """module docstring, imports, Args.gamma, Args.gae_lambda, Args.value_lr,
+        Args.value_clip, ValueModel, ValueModel.__init__, ValueModel.forward, load_policy,
+        compute_values, estimate_advantages, compute_advantages, policy_loss, value_loss,
+        update_values, main""",
     "dppo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, Args.divergence,
         Args.delta, LARGEST_RATIO, outside_region, policy_loss""",
     "sapo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, Args.tau_positive,
-        Args.tau_negative, policy_loss, update, update_once""",
+        Args.tau_negative, policy_loss, update""",
     "grpo_tis": """module docstring, Args.correction, Args.correction_max, Args.correction_min,
-        check_args, sampler_correction, policy_loss, batch_metrics""",
+        Args.check, sampler_correction, policy_loss, main""",
 }
-for stem in ("reinforce_pp_ar_lopti", "dapo_ar_lopti"):  # the patch is the algorithm
-    OWNED[stem] = OWNED["grpo_ar_lopti"]
+# The patch is the algorithm. reinforce_pp.py has the import already.
+OWNED["reinforce_pp_ar_lopti"] = OWNED["grpo_ar_lopti"].replace("imports,", "", 1)
+OWNED["dapo_ar_lopti"] = OWNED["grpo_ar_lopti"]
 DESCENDANTS = [stem for stem in family.family() if stem in family.PARENT]
 each_descendant = pytest.mark.parametrize("stem", DESCENDANTS)
 
@@ -99,10 +101,21 @@ def test_what_a_script_shares_with_its_parent_comes_in_the_same_order(stem):
 
 
 def without_docstring(stem):
-    """A script from below its docstring on, with α's default as in grpo_ar_lopti.py."""
+    """A script from below its docstring on, with α's default as in grpo_ar_lopti.py; and without Args.check.
+
+    AR-Lopti has settings that depend on each other, and so has DAPO: both bring a check, and it is compared apart.
+    """
     text = family.source(stem)
+    pieces = family.texts(text)
     below = text.splitlines(keepends=True)[ast.parse(text).body[0].end_lineno :]
-    return "".join(below).replace("    alpha: Share = 0.1  #", "    alpha: Share = 0.3  #")
+    text = "".join(below).replace("    alpha: Fraction = 0.1  #", "    alpha: Fraction = 0.3  #")
+    return text.replace(pieces.get("Args.check", "\0"), "")
+
+
+def checks_of(stem):
+    """The lines of a script's Args.check below its docstring; "" without one."""
+    piece = family.texts(family.source(stem)).get("Args.check", "")
+    return piece.partition('."""\n')[2]
 
 
 @pytest.mark.parametrize("parent", ["reinforce_pp", "dapo"])
@@ -110,7 +123,7 @@ def test_what_makes_ar_lopti_of_grpo_makes_it_of_the_others(parent, tmp_path):
     """What turns grpo.py into grpo_ar_lopti.py turns the parent into its own AR-Lopti, letter by
     letter.
 
-    By three-way merge, and as an ordinary patch.
+    By three-way merge, and as an ordinary patch, in which no import is that the parent has already.
     """
     stems = (parent, "grpo", "grpo_ar_lopti")
     for stem in stems:
@@ -118,11 +131,14 @@ def test_what_makes_ar_lopti_of_grpo_makes_it_of_the_others(parent, tmp_path):
     merge = ["git", "merge-file", "-p", *stems]
     merged = subprocess.run(merge, cwd=tmp_path, capture_output=True, text=True)
     assert merged.returncode == 0 and merged.stdout == without_docstring(f"{parent}_ar_lopti")
-    lines = [without_docstring(stem).splitlines(keepends=True) for stem in ("grpo", "grpo_ar_lopti")]
+    patched = {stem: without_docstring(stem).replace("import math\n", "") for stem in stems}
+    lines = [patched[stem].splitlines(keepends=True) for stem in ("grpo", "grpo_ar_lopti")]
     (tmp_path / "change.patch").write_text("".join(difflib.unified_diff(*lines, f"a/{parent}", f"b/{parent}", n=1)))
+    (tmp_path / parent).write_text(patched[parent])
     apply = ["git", "apply", "-C1", "change.patch"]
     subprocess.run(apply, cwd=tmp_path, check=True)
-    assert (tmp_path / parent).read_text() == merged.stdout
+    assert (tmp_path / parent).read_text() == merged.stdout.replace("import math\n", "")
+    assert checks_of(f"{parent}_ar_lopti") == checks_of("grpo_ar_lopti") + checks_of(parent)
 
 
 def test_the_tables_are_up_to_date():
@@ -253,7 +269,7 @@ def test_sections_by_hand_and_of_a_trainer():
     assert list(family.sections(text)) == ["", *names]
     first, last = family.sections(text)["loss"]
     assert "def policy_loss(" in "\n".join(text.splitlines()[first - 1 : last])
-    assert "def minibatches(" not in "\n".join(text.splitlines()[first - 1 : last])
+    assert "def update_once(" not in "\n".join(text.splitlines()[first - 1 : last])
 
 
 def test_the_family_is_what_is_there_in_tree_order(tmp_path):
@@ -418,9 +434,9 @@ def test_lines_are_cut_behind_spaces_and_wide_letters_take_two_columns():
 def test_a_script_beside_its_parent_in_the_terminal(width):
     lines = terminal("grpo_ar_lopti", width)
     headings = [line.split()[1] for line in lines if line.startswith("──")]
-    assert headings == ["settings", "advantages", "update", "main", "docstring"]
+    assert headings == ["imports", "settings", "advantages", "update", "main", "docstring"]
     words = " ".join(" ".join(lines).replace("│", " ").split())
-    assert "def in_stage(stage, batch, eta):" in words and "def minibatches" not in words
+    assert "def in_stage(stage, batch, eta):" in words and "def to_batch" not in words
     assert re.search(r"\d+ equal lines: policy, sampler ── advantages ─", words)
     assert words.index("── docstring") < words.index("Group Relative Policy Optimization")
     row = next(line for line in lines if "def in_stage" in line)
@@ -435,7 +451,7 @@ def test_without_docstring_the_rest_stays_as_it_is(capsys):
         shown.append(capsys.readouterr().out)
     assert shown[0].startswith(shown[1]) and "── docstring ──" in shown[0]
     assert "── docstring" not in shown[1] and "samples until every group" not in shown[1]
-    assert "def deal(" in shown[1] and "This process's share of the groups" in shown[1]  # a function's stays
+    assert "def dynamic_sampling(" in shown[1] and "A group is mixed if the rule" in shown[1]  # a function's stays
     done = call("tools/diff.py", "dapo", "--no_docstring", "--width", 160)
     assert done.stdout == shown[1] and not done.stderr
 

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from transformers import AutoTokenizer
 
 import evaluate
-from runtime import checkpoints, checks, files, hub, records, settings, signals
+from runtime import checkpoints, checks, curves, files, hub, records, settings, signals
 from tools import compare, faults, plot
 
 
@@ -130,7 +130,7 @@ def test_going_on_from_an_older_checkpoint_drops_the_newer(three, capsys):
     assert "step_000002, step_000003 and all rows of later steps are dropped" in capsys.readouterr().out
     assert checkpoints.all_of(three) == [older]
     records.drop_rows_after(1, three / "metrics.jsonl")
-    assert [row["step"] for row in plot.read_rows(three / "metrics.jsonl")] == [0, 1]
+    assert [row["step"] for row in curves.read_rows(three / "metrics.jsonl")] == [0, 1]
 
 
 def test_what_is_in_a_checkpoints_way_is_cleared(three):
@@ -371,8 +371,10 @@ def test_a_full_disk_in_a_save_leaves_the_last_checkpoint(size, three, capsys):
     checkpoints.check(three)
 
 
-def test_a_full_disk_in_a_record_ends_the_run_with_one_message(tmp_path, capfd):
-    book = records.Records(0, Args(run_dir=str(tmp_path)), SIZES)
+def test_a_full_disk_in_a_record_ends_the_run_with_one_message(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(signals, "catch", list)
+    book = records.Records(Args(run_dir=str(tmp_path)), SIZES)
+    book.open(0)
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with one_line(capfd, 1, "No space left on device. The run has no checkpoint yet"):

@@ -1,5 +1,6 @@
 """What fits where: the estimate for machines that are not here, docs/what_fits.md, and --dry_run."""
 
+import dataclasses
 import importlib
 import json
 import shlex
@@ -13,7 +14,7 @@ import torch
 from conftest import KK_TINY, ROOT, SMOLLM, small
 
 import grpo
-from runtime import checks, memory, processes
+from runtime import checks, defaults, memory, processes
 from tools import fits
 
 BILLIONS = {  # of parameters, as the model cards say
@@ -123,7 +124,7 @@ def test_the_papers_model_trains_on_one_card_of_80_gb_with_the_papers_settings(a
 
 def test_every_command_passes_the_trainers_checks(all_fits, tmp_path, monkeypatch):
     """On a machine that has just the card's usable memory. The models have their shapes, and kk_tiny's tokenizer."""
-    monkeypatch.setattr(grpo, "ON_GPU", True)
+    monkeypatch.setattr(defaults, "ON_GPU", True)
     commands = 0
     for model, counts in all_fits.items():
         folder = tmp_path / fits.short(model)
@@ -131,7 +132,8 @@ def test_every_command_passes_the_trainers_checks(all_fits, tmp_path, monkeypatc
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copy(KK_TINY / name, folder)
         for count, found in counts.items():
-            monkeypatch.setattr(grpo, "WORLD_SIZE", count)
+            for module in (defaults, processes):
+                monkeypatch.setattr(module, "WORLD_SIZE", count)
             smallest = {}  # of the cards that take a command
             for card, fit in found.items():
                 if fit:
@@ -142,8 +144,8 @@ def test_every_command_passes_the_trainers_checks(all_fits, tmp_path, monkeypatc
                 words = shlex.split(command)
                 flags = words[words.index("grpo.py") + 1 :]
                 assert flags[:2] == ["--model", model]
-                args = grpo.parse_args(["--model", str(folder), *flags[2:]])
-                grpo.check_args(args)
+                args, _ = defaults.read(["--model", str(folder), *flags[2:]], grpo.Args, grpo.TASKS)
+                checks.check_prompts_per_step(args)
                 _, sizes = checks.check_model(args, fits.HEAD_CHUNK)
                 assert sizes["estimated_memory_gb"] <= sizes["memory_gb"] == fits.usable(card)
                 commands += 1
@@ -151,22 +153,28 @@ def test_every_command_passes_the_trainers_checks(all_fits, tmp_path, monkeypatc
 
 
 def test_a_command_does_not_pass_on_a_smaller_card(tmp_path, monkeypatch):
-    monkeypatch.setattr(grpo, "ON_GPU", True)
+    monkeypatch.setattr(defaults, "ON_GPU", True)
     fits.MODELS["Qwen/Qwen2.5-3B-Instruct"].save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(KK_TINY / name, tmp_path)
     monkeypatch.setattr(memory, "this_machine", lambda: fits.machine_with(40, 1))
-    args = grpo.parse_args(["--model", str(tmp_path)])
+    args, _ = defaults.read(["--model", str(tmp_path)], grpo.Args, grpo.TASKS)
     with pytest.raises(ValueError, match="needs about 69 GiB of memory, and there are 36"):
         checks.check_model(args, fits.HEAD_CHUNK)
 
 
-def test_grpo_is_left_as_it_was():
-    on_gpu, world_size = grpo.ON_GPU, grpo.WORLD_SIZE
-    with fits.grpo_on_gpus(8):
-        assert grpo.ON_GPU and grpo.WORLD_SIZE == 8
-        assert not grpo.parse_args([]).gradient_checkpointing  # MANY_GPUS
-    assert (on_gpu, world_size) == (grpo.ON_GPU, grpo.WORLD_SIZE)
+def test_the_defaults_are_left_as_they_were():
+    def here():
+        return defaults.ON_GPU, defaults.WORLD_SIZE, processes.WORLD_SIZE
+
+    before = here()
+    with fits.on_gpus(8):
+        assert here() == (True, 8, 8)
+        args, _ = defaults.read([], grpo.Args, grpo.TASKS)
+        assert not args.gradient_checkpointing  # MANY_GPUS
+        with pytest.raises(ValueError, match="a multiple of 16"):
+            checks.check_prompts_per_step(dataclasses.replace(args, prompts_per_step=8))
+    assert here() == before
 
 
 def test_check_changes_nothing(tmp_path, capsys, monkeypatch, all_fits):
@@ -187,7 +195,7 @@ def test_check_changes_nothing(tmp_path, capsys, monkeypatch, all_fits):
 
 @pytest.fixture
 def dry_run(tmp_path, monkeypatch, capsys):
-    """A function that runs a script's main with --dry_run, without a sampler or policy to load."""
+    """A function that runs a script's main with --dry_run, without a sampler or policy to load: (exit code, text)."""
 
     def run(script, **changes):
         trainer = importlib.import_module(script)
@@ -195,36 +203,35 @@ def dry_run(tmp_path, monkeypatch, capsys):
             monkeypatch.delattr(trainer, name)  # to call one of them is an error
         flags = small(tmp_path / "run", **changes)
         monkeypatch.setattr(sys, "argv", [f"{script}.py", *flags, "--dry_run"])
-        try:
+        with pytest.raises(SystemExit) as ended:
             trainer.main()
-        finally:
-            assert not list(tmp_path.iterdir())
-        return capsys.readouterr().out
+        assert not list(tmp_path.iterdir())
+        text = capsys.readouterr()
+        return ended.value.code, text.err if ended.value.code else text.out
 
     return run
 
 
 @pytest.mark.parametrize("script", ["grpo", "dapo"])  # the others have grpo.py's lines there
 def test_a_dry_run_checks_everything_and_loads_nothing(script, dry_run):
-    text = dry_run(script)
+    code, text = dry_run(script)
+    assert not code
     assert "dry run: 2 steps would fit; nothing was loaded" in text
     assert "GiB for each process" in text and "0.9 M parameters" in text
 
 
-def test_a_dry_run_of_what_does_not_fit_ends_with_2(dry_run, capsys):
-    with pytest.raises(SystemExit) as ended:
-        dry_run("grpo", kv_cache_gb=5000)
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
+def test_a_dry_run_of_what_does_not_fit_ends_with_2(dry_run):
+    code, error = dry_run("grpo", kv_cache_gb=5000)
+    assert code == 2
     assert error.startswith("error: ") and "GiB of memory" in error
 
 
 def test_a_dry_run_ends_with_0_and_never_imports_vllm(tmp_path):
     code = [
-        "import runpy, sys",
+        "import atexit, runpy, sys",
+        "atexit.register(lambda: print('vllm' in sys.modules))",
         f"sys.argv = ['grpo.py', *{small(tmp_path / 'run')}, '--dry_run']",
         "runpy.run_path('grpo.py', run_name='__main__')",
-        "print('vllm' in sys.modules)",
     ]
     done = subprocess.run([sys.executable, "-c", "\n".join(code)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

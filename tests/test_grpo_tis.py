@@ -10,6 +10,7 @@ from statistics import median
 
 import pytest
 import torch
+from conftest import KK_TINY, parse, step_of_main, timeless
 from test_algorithms import (
     GROUP,
     PROMPTS,
@@ -29,6 +30,7 @@ from transformers import AutoModelForCausalLM
 
 import grpo
 import grpo_tis
+from runtime import defaults, settings
 
 N = PROMPTS * GROUP
 E20 = math.exp(20)
@@ -36,14 +38,7 @@ NAN, INF = math.nan, math.inf
 both = pytest.mark.parametrize("correction", ["tis", "icepop"])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def on_the_cpu():
-    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        for trainer in (grpo, grpo_tis):
-            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
-            patch.setattr(trainer, "ON_GPU", False)
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture(scope="module")
@@ -334,9 +329,11 @@ def test_what_a_bfloat16_sampler_reports_has_weights_near_1(tiny_model, batch):
 
 
 def metrics_of(batch, args):
-    rows = len(batch["mask"])
-    scores = [{"reward": 1.0, "correct": True, "format": True}] * rows
-    return grpo_tis.batch_metrics(batch, [{"category": "2"}] * rows, scores, args)
+    """Those that main writes."""
+    with pytest.MonkeyPatch.context() as patch:
+        metrics, given = step_of_main(grpo_tis, args, batch, [1.0] * len(batch["mask"]), patch)
+    assert given["sampler_logp"] is batch["sampler_logp"]  # of which the loss makes the weights
+    return metrics
 
 
 @both
@@ -345,39 +342,40 @@ def test_the_metrics_by_hand(correction):
     ratios = torch.tensor([[9.0, 1.5, 3.0, 9.0], [9.0, 9.0, 0.25, 1.0]], dtype=torch.float64)
     batch = {"mask": torch.tensor([[False, True, True, False], [False, False, True, True]])}
     batch |= {"old_logp": torch.full((2, 4), -5.0), "ref_logp": torch.full((2, 4), -5.0), "entropy": torch.zeros(2, 4)}
-    batch |= {"sampler_logp": -5 - ratios.log(), "truncated": torch.zeros(2, dtype=torch.bool)}
+    batch |= {"sampler_logp": -5 - ratios.log(), "ids": torch.zeros(2, 4)}
     metrics = metrics_of(batch, arguments(grpo_tis, correction=correction, responses_per_prompt=1))
     mean, cut = (4.75 / 4, 1 / 4) if correction == "tis" else (2.5 / 4, 2 / 4)
     assert metrics["correction_mean"] == pytest.approx(mean, rel=1e-12) and metrics["correction_cut"] == cut
     assert metrics["sampler_gap"] == pytest.approx((math.log(1.5) + math.log(3) + math.log(4)) / 4, rel=1e-12)
 
 
-def test_the_other_metrics_are_grpos(batch):
-    scores = [{"reward": i % 4, "correct": True, "format": True} for i in range(N)]
-    problems = [{"category": "2"}] * N
-    metrics = grpo_tis.batch_metrics(batch, problems, scores, arguments(grpo_tis))
+def test_the_other_metrics_and_the_advantages_are_grpos(batch, monkeypatch):
+    rewards = [float(i % 4) for i in range(N)]
+    grpos, expected = step_of_main(grpo, arguments(), batch, rewards, monkeypatch)
+    metrics, given = step_of_main(grpo_tis, arguments(grpo_tis), batch, rewards, monkeypatch)
     assert metrics.pop("correction_mean") != 1 and metrics.pop("correction_cut") == 0
-    assert metrics == grpo.batch_metrics(batch, problems, scores, arguments())
+    assert timeless(metrics) == timeless(grpos)
+    assert torch.equal(given["advantages"], expected["advantages"])
 
 
 # ------------------------------------------------------------------------------------------------------- arguments
 
 
 def test_the_settings_are_grpos_and_those_of_the_correction():
-    grpo_tis.check_args(grpo_tis.Args())
     own = dataclasses.asdict(grpo_tis.Args())
     assert [own.pop(f"correction{end}") for end in ("", "_max", "_min")] == ["tis", 2, 0.5]
     assert own == dataclasses.asdict(grpo.Args())
-    assert grpo_tis.TASKS == grpo.TASKS and grpo_tis.KK_TINY == grpo.KK_TINY
+    assert grpo_tis.TASKS == grpo.TASKS
+    assert defaults.of_model(KK_TINY, grpo_tis.Args) == defaults.of_model(KK_TINY, grpo.Args)
 
 
 @both
 def test_the_least_weight_is_at_most_the_largest(correction):
     with pytest.raises(ValueError, match=r"^--correction_min is 3\.0; it must be at most --correction_max, 2\.0$"):
-        grpo_tis.check_args(grpo_tis.Args(correction=correction, correction_min=3.0))
+        grpo_tis.Args(correction=correction, correction_min=3.0).check()
     with pytest.raises(ValueError, match=r"^--correction_min is 0\.5; it must be at most --correction_max, 0\.4$"):
-        grpo_tis.check_args(grpo_tis.Args(correction=correction, correction_max=0.4))
-    grpo_tis.check_args(grpo_tis.Args(correction=correction, correction_min=1.0, correction_max=1.0))
+        grpo_tis.Args(correction=correction, correction_max=0.4).check()
+    grpo_tis.Args(correction=correction, correction_min=1.0, correction_max=1.0).check()
 
 
 @pytest.mark.parametrize(
@@ -387,11 +385,13 @@ def test_the_least_weight_is_at_most_the_largest(correction):
 )
 def test_values_out_of_range_are_refused_by_name(flag, value):
     with pytest.raises(ValueError, match=rf"^--{flag} is {value}; it must be "):
-        grpo_tis.check_args(grpo_tis.Args(**{flag: value}))
+        settings.check_ranges(grpo_tis.Args(**{flag: value}))
 
 
 def test_a_least_weight_of_0_is_accepted_and_another_correction_refused(capsys):
-    grpo_tis.check_args(grpo_tis.Args(correction="icepop", correction_min=0.0))
+    args = parse(grpo_tis, "--correction", "icepop", "--correction_min", "0")
+    args.check()
+    assert (args.correction, args.correction_min) == ("icepop", 0)
     with pytest.raises(SystemExit):
-        grpo_tis.parse_args(["--correction", "none"])
+        parse(grpo_tis, "--correction", "none")
     assert "--correction" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """models/kk_tiny: that what it learned from is sound, that it is what its card says, and that it can learn more."""
 
 import dataclasses
+import importlib
 import itertools
 import json
 import random
@@ -9,14 +10,15 @@ from statistics import fmean
 
 import pytest
 import regex
-from conftest import KK_TINY, metrics, run
+from conftest import KK_TINY, ROOT, metrics, run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo
 import grpo_ar_lopti
 from models import make_kk_tiny
 from rewards import encode, kk
-from runtime import machine
+from runtime import defaults, files, machine, settings
+from tools import family
 
 # --------------------------------------------------------------------------------------------------------------------
 # The worked solutions
@@ -252,21 +254,35 @@ def test_eight_steps_raise_the_reward(tmp_path):
 
 @pytest.mark.parametrize("trainer", [grpo, grpo_ar_lopti], ids=lambda trainer: trainer.__name__)
 def test_defaults_are_the_papers_on_a_gpu_and_kk_tinys_without_one(trainer, monkeypatch):
+
+    def read(*argv):
+        return defaults.read(list(argv), trainer.Args, trainer.TASKS)[0]
+
+    monkeypatch.chdir(ROOT)
     papers = trainer.Args()
-    monkeypatch.setattr(trainer, "ON_GPU", True)
-    assert trainer.parse_args([]) == papers
-    assert (
-        trainer.parse_args(["--model", "models/kk_tiny/"]).lr == trainer.KK_TINY["lr"]
-    )  # it asks for its own settings
-    monkeypatch.setattr(trainer, "ON_GPU", False)
+    kk_tinys = defaults.of_model(KK_TINY, trainer.Args)
+    assert kk_tinys["people"] == "2-3" and kk_tinys["steps"] == 10
+    monkeypatch.setattr(defaults, "ON_GPU", True)
+    assert read() == papers
+    assert read("--model", "models/kk_tiny/").lr == kk_tinys["lr"]  # it asks for its own settings
+    monkeypatch.setattr(defaults, "ON_GPU", False)
     papers.dtype = "bfloat16" if machine.has_fast_bfloat16() else "float32"
-    own = trainer.CPU_DEFAULTS | trainer.KK_TINY
-    assert trainer.parse_args([]) == dataclasses.replace(papers, **own)
-    assert trainer.parse_args(["--lr", "3e-5", "--people=4"]) == dataclasses.replace(
-        papers, **own | {"lr": 3e-5, "people": "4"}
-    )
-    other = trainer.parse_args(["--model=models/SmolLM2-135M-Instruct"])  # what suits kk_tiny suits no other model
-    assert other == dataclasses.replace(papers, **trainer.CPU_DEFAULTS, model="models/SmolLM2-135M-Instruct")
+    own = defaults.ON_CPU | kk_tinys
+    assert own["model"] == "models/kk_tiny"
+    assert read() == dataclasses.replace(papers, **own)
+    assert read("--lr", "3e-5", "--people=4") == dataclasses.replace(papers, **own | {"lr": 3e-5, "people": "4"})
+    other = read("--model=models/SmolLM2-135M-Instruct")  # what suits kk_tiny suits no other model
+    assert other == dataclasses.replace(papers, **defaults.ON_CPU | {"model": "models/SmolLM2-135M-Instruct"})
+
+
+def test_all_of_kk_tinys_settings_are_settings_of_some_script_and_in_range():
+    unknown = files.read_object(KK_TINY / "trainer_settings.json").keys()
+    for stem in family.family():
+        trainer = importlib.import_module(stem)
+        own = defaults.of_model(KK_TINY, trainer.Args)
+        settings.check_ranges(trainer.Args(**own))
+        unknown -= own.keys()
+    assert not unknown
 
 
 NO_NETWORK = """

@@ -18,10 +18,11 @@ from torch import nn
 from transformers import Qwen2Config
 
 import grpo
-from lab import common, key_factors, lens, proposition, right_direction, who_dominates
-from runtime import memory
+from lab import common, forking_tokens, key_factors, lens, proposition, right_direction, who_dominates
+from runtime import defaults, memory, passes, processes
+from tools import updates
 
-MODELS = [importlib.import_module(script) for script in common.ALGORITHMS]
+MODELS = [importlib.import_module(script) for script in updates.ALGORITHMS]
 COMMANDS = [
     "lens", "who_dominates", "right_direction", "proposition", "off_policy", "key_factors",
     "forking_tokens", "two_tasks",
@@ -32,10 +33,10 @@ COMMANDS = [
 def on_the_cpu():
     """Also if there is a GPU: what is compared to the last digits is compared on one machine."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (*MODELS, common, lens, key_factors, proposition):
-            patch.setattr(module, "DEVICE", torch.device("cpu"))
-            if hasattr(module, "ON_GPU"):
-                patch.setattr(module, "ON_GPU", False)
+        for module in (*MODELS, passes, processes, updates, common, forking_tokens, key_factors, proposition):
+            for name, value in (("DEVICE", torch.device("cpu")), ("ON_GPU", False)):
+                if hasattr(module, name):
+                    patch.setattr(module, name, value)
         yield
 
 
@@ -80,7 +81,7 @@ def weights_of(script, rows, is_first=False, entropy=None, **changes):
     if entropy is not None:
         entropy_now = torch.zeros_like(logp)
         entropy_now[batch["mask"]] = torch.tensor(entropy, dtype=torch.float64)
-    weight, stage = lens.token_weights(script, batch, logp, entropy_now, args, is_first)
+    weight, stage = updates.token_weights(script, batch, logp, entropy_now, args, is_first)
     lengths = [len(row) for row in rows]
     assert weight[~batch["mask"]].abs().sum() == 0
     weights = [weight[i, 1 : n + 1].tolist() for i, n in enumerate(lengths)]
@@ -122,7 +123,7 @@ def test_dr_grpo_divides_by_a_constant():
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize("script", [s for s in common.ALGORITHMS if s.endswith("ar_lopti")])
+@pytest.mark.parametrize("script", [s for s in updates.ALGORITHMS if s.endswith("ar_lopti")])
 def test_lopti_gives_each_token_its_weight_in_one_stage(script, is_first):
     weights, stages = weights_of(script, STILL, is_first, eta=0.5)
     assert weights == exactly(BY_TOKENS)
@@ -156,7 +157,7 @@ MOVED = [
 ]
 
 
-@pytest.mark.parametrize("script", "rloo grpo ppo reinforce_pp dapo grpo_ar_lopti".split())
+@pytest.mark.parametrize("script", "grpo ppo reinforce_pp dapo grpo_ar_lopti".split())
 def test_tokens_beyond_the_clip_have_no_weight(script):
     expected = [[0, 0, 1.1 / 6, 0.5 / 6], [0, -2 * 1.5 / 6]]
     assert weights_of(script, MOVED)[0] == exactly(expected)
@@ -172,8 +173,24 @@ def test_the_kl_term_pulls_back():
     assert weights_of("grpo", MOVED, kl_coef=0.1)[0] == exactly(expected)
 
 
-def test_reinforce_has_no_ratio():
-    assert weights_of("reinforce", MOVED)[0] == exactly([[1 / 6] * 4, [-2 / 6] * 2])
+@pytest.mark.parametrize("script", ["reinforce", "rloo"])
+def test_reinforce_and_rloo_have_no_ratio(script):
+    assert weights_of(script, MOVED)[0] == exactly([[1 / 6] * 4, [-2 / 6] * 2])
+
+
+def test_rloos_penalty_is_a_part_of_the_reward():
+    """Rewards 3 and −1, less 0.5 · log(π/π_ref) of the response: log 2 + log 4 in the first, log 1/2 in the second."""
+    batch, _ = batch_of([[{"p": 0.8}, {"p": 0.4}], [{"p": 0.1}]])
+    ref, _ = batch_of([[{"p": 0.4}, {"p": 0.1}], [{"p": 0.2}]])
+    batch["ref_logp"] = ref["old_logp"]
+    sampled = common.Sampled(batch, torch.tensor([3.0, -1.0]), ["", ""], ["", ""], [True, False])
+    of_lab = common.Args(model=str(KK_TINY), prompts=1, responses=2)
+    rewards = [3 - 0.5 * 3 * math.log(2), -1 + 0.5 * math.log(2)]
+    for kl_coef, (first, second) in ((0.5, rewards), (0.0, [3, -1])):
+        args = common.trainer_args("rloo", of_lab, kl_coef=kl_coef)
+        advantages = common.with_advantages("rloo", sampled, args)["advantages"]
+        assert advantages[0].tolist() == pytest.approx([0, first - second, first - second])
+        assert advantages[1].tolist() == pytest.approx([0, second - first, 0])
 
 
 def test_cispo_bounds_the_weight_and_cuts_nothing():
@@ -283,18 +300,19 @@ def test_ar_scales_the_advantages_by_alpha_pi_plus_1_minus_alpha():
 def drawn():
     """A batch of kk_tiny's tokens, with ratios on both sides of every clip; and the policy."""
     policy = grpo.load_policy(script_args("grpo"), trained=True)
-    return make_batch(KK_TINY), policy
+    batch = make_batch(KK_TINY)
+    shape = batch["mask"].shape
+    return {name: value for name, value in batch.items() if value.shape == shape}, policy
 
 
-@pytest.mark.parametrize("script", common.ALGORITHMS)
+@pytest.mark.parametrize("script", updates.ALGORITHMS)
 def test_weights_times_gradients_of_log_pi_are_the_update_of_a_real_model(script, drawn):
     batch, policy = drawn
-    batch = {name: value for name, value in batch.items() if name not in ("length", "token")}
     kl = {} if script == "reinforce" else {"kl_coef": 0.1}
     args = script_args(script, rows=len(batch["ids"]), **kl)
     logp, entropy = grpo.log_probs(policy, batch, args)
-    weight, _ = lens.token_weights(script, batch, logp, entropy, args, is_first=True)
-    recorder = common.Recorder(policy)
+    weight, _ = updates.token_weights(script, batch, logp, entropy, args, is_first=True)
+    recorder = updates.Recorder(policy)
     importlib.import_module(script).update(policy, recorder, batch, 1, args)
     expected = sum(flat(gradient).double() for gradient in recorder.gradients)
     policy.zero_grad()
@@ -401,7 +419,7 @@ def quick(tmp_path_factory):
 def test_a_quick_run_writes_page_picture_and_json(quick):
     out, done = quick
     result = json.loads((out / "lens.json").read_text())
-    assert list(result["scripts"]) == common.ALGORITHMS
+    assert list(result["scripts"]) == updates.ALGORITHMS
     assert {"command", "commit", "machine", "versions", "date", "settings"} <= set(result)
     assert sum(result["share_of_tokens"]) == pytest.approx(1, abs=1e-4)
     assert (out / "lens.png").stat().st_size > 20_000
@@ -465,12 +483,12 @@ def test_a_command_for_3_billion_parameters_passes_a_dry_run(name, tmp_path, mon
 def test_3_billion_parameters_fit_a_gpu_of_80_gb(monkeypatch):
     """The GPU is pretended."""
     monkeypatch.setattr(common, "ON_GPU", True)
-    monkeypatch.setattr(grpo, "ON_GPU", True)
+    monkeypatch.setattr(defaults, "ON_GPU", True)
     of_lab = common.Args(model="Qwen/Qwen2.5-3B-Instruct", people="3-7", max_tokens=2048)
     args = common.trainer_args("grpo", of_lab)
     assert args.gradient_checkpointing and args.lr == 1e-6
     gpu = memory.Machine(on_gpu=True, processes=1, local_processes=1, gib=79)
-    _, needed, available = memory.estimate(config_of_3b(), args, grpo.HEAD_CHUNK, gpu)
+    _, needed, available = memory.estimate(config_of_3b(), args, passes.HEAD_CHUNK, gpu)
     assert needed < available
 
 

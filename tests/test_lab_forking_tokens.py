@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 from conftest import KK_TINY, ROOT
+from test_lab import on_the_cpu  # noqa: F401
 
-import entropy_top
 import grpo
 from lab import common, forking_tokens, proposition
 
@@ -17,16 +17,6 @@ TEXTS = [  # (prompt, response); every word of the responses is a token of kk_ti
     (" You meet Zoey and Rafael.", " Well, Zoey is honest, so Rafael is a knave.\n Suppose"),
     (" Who is a knight?", " Hence Zoey says so. If Rafael is honest, Zoey is"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def on_the_cpu():
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (grpo, entropy_top, forking_tokens, proposition):
-            patch.setattr(module, "DEVICE", torch.device("cpu"))
-            if hasattr(module, "ON_GPU"):
-                patch.setattr(module, "ON_GPU", False)
-        yield
 
 
 def of_lab(**changes):

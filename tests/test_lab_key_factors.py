@@ -133,11 +133,10 @@ def test_subsets_of_two_tokens(overlap):
 def of_model(drawn):
     """(the policy, a batch of its own responses as a Sampled, the lab's settings)."""
     batch, policy = drawn
-    batch = {name: value for name, value in batch.items() if name not in ("length", "token")}
     rows = len(batch["ids"])
     args = quick_args(prompts=rows // 3, responses=3)
-    logp, batch["entropy"] = grpo.log_probs(policy, batch, script_args("grpo", rows=rows))
-    batch |= {"old_logp": logp, "ref_logp": logp}
+    logp, entropy = grpo.log_probs(policy, batch, script_args("grpo", rows=rows))
+    batch = batch | {"old_logp": logp, "ref_logp": logp, "entropy": entropy}
     rewards = torch.tensor([1.0, -1.0, 0.5] * (rows // 3))
     return policy, common.Sampled(batch, rewards, [], [], []), args
 

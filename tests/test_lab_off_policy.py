@@ -7,12 +7,14 @@ import sys
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT
-from test_algorithms import PROMPTS, make_batch
-from test_lab import A, OneLayer, batch_of, of_lab, on_the_cpu, script_args, sigmoid, two_tokens  # noqa: F401
+from conftest import ROOT
+from test_algorithms import PROMPTS
+from test_lab import A, OneLayer, batch_of, drawn, of_lab, on_the_cpu, script_args, sigmoid, two_tokens
 
 import grpo
 from lab import common, off_policy
+
+SHARED = (drawn, on_the_cpu)  # fixtures of test_lab.py, which pytest finds by their names here
 
 # -------------------------------------------------------------------------------- the spread of ρ
 
@@ -255,13 +257,12 @@ def test_a_difference_counts_from_two_standard_errors_on():
 # ------------------------------------------------------------------------------------- the command
 
 
-def test_a_run_without_a_sampler(tmp_path, monkeypatch, capsys):
+def test_a_run_without_a_sampler(drawn, tmp_path, monkeypatch, capsys):
     """With a batch of kk_tiny's tokens in place of what vLLM would have sampled."""
-    batch = {name: value for name, value in make_batch(KK_TINY).items() if name not in ("length", "token")}
+    batch, policy = drawn
     args = script_args("grpo", rows=len(batch["ids"]))
-    policy = grpo.load_policy(args, trained=True)
-    batch["old_logp"], batch["entropy"] = grpo.log_probs(policy, batch, args)
-    batch["ref_logp"] = batch["old_logp"]
+    logp, entropy = grpo.log_probs(policy, batch, args)
+    batch = batch | {"old_logp": logp, "ref_logp": logp, "entropy": entropy}
     rewards = torch.arange(len(batch["ids"])).remainder(3).float()
     sampled = common.Sampled(batch, rewards, [], [], [])
     monkeypatch.setattr(common, "load_batches", lambda policy, args, count, need_gradient: [sampled] * count)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, metrics, run, small, timeless
+from conftest import KK_TINY, ROOT, metrics, parse, run, run_together, small, step_of_main, timeless
 from safetensors.torch import load_file
 from test_algorithms import (
     GROUP,
@@ -30,6 +30,7 @@ from test_algorithms import (
     flat,
     gradients,
     is_number,
+    lengths_of,
     loss_batch,
     make_batch,
     padded,
@@ -46,7 +47,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 import grpo
 import ppo
 import reinforce_pp
-from runtime import checkpoints, memory
+from runtime import checkpoints, defaults, memory, passes, processes, settings
 
 N = PROMPTS * GROUP  # rows of the batch that the model's tests use
 rows = sequences  # the fixture: sequences of many prompt and response sizes
@@ -55,14 +56,7 @@ rows = sequences  # the fixture: sequences of many prompt and response sizes
 # ------------------------------------------------------------------------------------------------------------ helpers
 
 
-@pytest.fixture(scope="module", autouse=True)
-def on_the_cpu():
-    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        for trainer in (grpo, reinforce_pp, ppo):
-            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
-            patch.setattr(trainer, "ON_GPU", False)
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 def args_for(**changes):
@@ -101,7 +95,7 @@ def batch(tiny_model, value_model):
     batch["values"] = (values + random_numbers(mask.shape, 3, spread=0.3)) * mask
     batch["advantages"] = ppo.compute_advantages(rewards, batch, args_for())
     estimates = ppo.estimate_advantages(rewards, batch, args_for(gae_lambda=0.9)).float()
-    return batch | {"rewards": rewards, "returns": estimates + batch["values"]}
+    return batch | {"rewards": rewards[:, None], "returns": estimates + batch["values"]}
 
 
 def value_gradients(batch, args, value_model):
@@ -208,12 +202,12 @@ def test_a_rows_estimates_are_its_own():
 @pytest.mark.parametrize("beta", [0.0, 0.1, 5.0])
 def test_gae_of_a_models_batch_by_plain_loops(batch, gamma, lam, beta):
     args = args_for(kl_coef=beta, gamma=gamma, gae_lambda=lam)
-    estimates = ppo.estimate_advantages(batch["rewards"], batch, args)
+    estimates = ppo.estimate_advantages(batch["rewards"][:, 0], batch, args)
     assert estimates.dtype == torch.float64 and not estimates[~batch["mask"]].any()
     for i, mask in enumerate(batch["mask"]):
         old_logp, ref_logp, values = (batch[key][i, mask].tolist() for key in ("old_logp", "ref_logp", "values"))
         k1 = [old - ref for old, ref in zip(old_logp, ref_logp)]
-        token_rewards = token_rewards_by_hand(batch["rewards"][i].item(), k1, beta)
+        token_rewards = token_rewards_by_hand(batch["rewards"][i, 0].item(), k1, beta)
         expected = gae_by_hand(token_rewards, values, gamma, lam)
         assert estimates[i, mask].tolist() == pytest.approx(expected, abs=1e-11)
 
@@ -244,9 +238,9 @@ def advantages_of(rewards, rows, values, **changes):
 def test_without_values_and_discount_the_advantages_are_those_of_reinforce_pp(batch, beta):
     batch = batch | {"values": torch.zeros(batch["mask"].shape)}
     args, theirs = args_for(kl_coef=beta), arguments(reinforce_pp, kl_coef=beta)
-    returns, _, _ = reinforce_pp.token_returns(batch["rewards"], batch, theirs)
-    torch.testing.assert_close(ppo.estimate_advantages(batch["rewards"], batch, args), returns, atol=1e-12, rtol=0)
-    rewards = batch["rewards"].double()
+    returns, _, _ = reinforce_pp.token_returns(batch["rewards"][:, 0], batch, theirs)
+    rewards = batch["rewards"][:, 0].double()
+    torch.testing.assert_close(ppo.estimate_advantages(rewards, batch, args), returns, atol=1e-12, rtol=0)
     expected = reinforce_pp.compute_advantages(rewards, batch, theirs)
     assert expected.abs().max() > 1
     torch.testing.assert_close(ppo.compute_advantages(rewards, batch, args), expected, atol=1e-11, rtol=0)
@@ -520,11 +514,12 @@ def test_values_do_not_know_the_temperature(batch, value_model):
 
 
 def test_sharing_prompts_changes_neither_values_nor_gradients(tiny_model, batch, monkeypatch):
-    monkeypatch.setattr(ppo, "PASS_COST", 0)  # so that it always pays
+    monkeypatch.setattr(passes, "PASS_COST", 0)  # so that it always pays
     args = args_for(model=str(tiny_model))
     plain_args = dataclasses.replace(args, gradient_checkpointing=True)
     sharing, plain = value_model_of(args), value_model_of(plain_args)
-    assert sharing.share_prompt and not plain.share_prompt and plain.lm.is_gradient_checkpointing
+    assert passes.length_to_share(batch["ids"][:2], batch["mask"][:2], sharing.args) > 0
+    assert plain.lm.is_gradient_checkpointing
     values = ppo.compute_values(plain, batch, plain_args)
     torch.testing.assert_close(ppo.compute_values(sharing, batch, args), values, atol=1e-5, rtol=0)
     (one,), _ = value_gradients(batch, args, sharing)
@@ -536,7 +531,7 @@ def test_values_are_float32_also_where_compute_is_bfloat16(tiny_model, batch, va
     """Only what is inside the transformer is rounded; the head's product is not."""
     args = args_for(model=str(tiny_model), dtype="bfloat16")
     coarse = value_model_of(args)
-    assert coarse.autocast and {p.dtype for p in coarse.parameters()} == {torch.float32}
+    assert coarse.args.dtype == "bfloat16" and {p.dtype for p in coarse.parameters()} == {torch.float32}
     values = coarse(batch["ids"], batch["mask"])[batch["mask"]]
     assert values.dtype == torch.float32
     assert (values != values.bfloat16().float()).float().mean() > 0.9
@@ -577,7 +572,7 @@ def plain_value_gradient(model, head, batch):
     head = head.detach().clone().requires_grad_()
     num_tokens = batch["mask"].sum().item()
     loss, num_clipped = 0.0, 0
-    for i, length in enumerate(batch["length"].tolist()):
+    for i, length in enumerate(lengths_of(batch)):
         values = plain_values(lm, head, batch["ids"][i, :length])
         for t in batch["mask"][i].nonzero()[:, 0].tolist():
             value, old_value, target = values[t - 1], batch["values"][i, t].item(), batch["returns"][i, t].item()
@@ -745,6 +740,25 @@ def test_a_step_costs_one_forward_pass_and_one_update_more_than_grpos(tiny_model
         hook.remove()
 
 
+def test_main_gives_whitened_advantages_to_the_policy_and_returns_to_the_value_model(batch, monkeypatch):
+    """Return: Â, not whitened, and V. In the metrics is what both updates tell."""
+    args, rewards = args_for(gae_lambda=0.9), batch["rewards"][:, 0]
+    given = {}
+
+    def update_values(value_model, optimizer, batch, step, args):
+        given.update(batch)
+        return {"value_loss": 0.5}
+
+    monkeypatch.setattr(ppo, "update_values", update_values)
+    monkeypatch.setattr(ppo, "compute_values", lambda *_: batch["values"])
+    row, to_policy = step_of_main(ppo, args, batch, rewards.tolist(), monkeypatch)
+    assert row["value_loss"] == 0.5 and {"time/value", "kl", "reward"} <= row.keys()
+    estimates = ppo.estimate_advantages(rewards, batch, args)
+    torch.testing.assert_close(given["returns"], (estimates + batch["values"]).float(), atol=1e-5, rtol=0)
+    whitened = ppo.compute_advantages(rewards, batch, args)
+    assert torch.equal(to_policy["advantages"], whitened) and torch.equal(given["values"], batch["values"])
+
+
 # -------------------------------------------------------------------------------------------------------- checkpoints
 
 
@@ -762,8 +776,8 @@ def everything_trained(args):
 def one_step(policy, optimizer, critic, batch, args):
     """A step of main's, after the sampling."""
     batch = batch | {"values": ppo.compute_values(critic[0], batch, args)}
-    batch["advantages"] = ppo.compute_advantages(batch["rewards"], batch, args)
-    batch["returns"] = ppo.estimate_advantages(batch["rewards"], batch, args).float() + batch["values"]
+    batch["advantages"] = ppo.compute_advantages(batch["rewards"][:, 0], batch, args)
+    batch["returns"] = ppo.estimate_advantages(batch["rewards"][:, 0], batch, args).float() + batch["values"]
     metrics = ppo.update_values(*critic, batch, 1, args)
     return batch, metrics | ppo.update(policy, optimizer, batch, 1, args)
 
@@ -865,17 +879,17 @@ def test_a_run_of_grpo_is_refused_in_one_line_before_anything_loads(script, tmp_
 def train_share(folder):
     """Writes what this process computes of its share of the batch, from a checkpoint that one process wrote."""
     args = ppo.Args(**torch.load(folder / "args.pt"))
-    ppo.processes.start()
-    rows = rows_of(ppo.RANK, ppo.WORLD_SIZE)
+    processes.start()
+    rows = rows_of(processes.RANK, processes.WORLD_SIZE)
     batch = {key: value[rows] for key, value in torch.load(folder / "batch.pt").items()}
     policy, optimizer, critic = everything_trained(args)
     checkpoints.load(policy, optimizer, args.run_dir, critic)
-    args.run_dir = str(folder / f"of_{ppo.WORLD_SIZE}")
+    args.run_dir = str(folder / f"of_{processes.WORLD_SIZE}")
     Path(args.run_dir).mkdir(exist_ok=True)
     result = {"rows": rows, "start": all_states(policy, optimizer, critic)}
     batch["values"] = ppo.compute_values(critic[0], batch, args)
-    batch["advantages"] = ppo.compute_advantages(batch["rewards"], batch, args)
-    batch["returns"] = ppo.estimate_advantages(batch["rewards"], batch, args).float() + batch["values"]
+    batch["advantages"] = ppo.compute_advantages(batch["rewards"][:, 0], batch, args)
+    batch["returns"] = ppo.estimate_advantages(batch["rewards"][:, 0], batch, args).float() + batch["values"]
     result |= {key: batch[key] for key in ("values", "advantages", "returns")}
     equal = batch | {"values": torch.zeros(batch["mask"].shape)}
     result["of equal rewards"] = ppo.compute_advantages(
@@ -887,23 +901,12 @@ def train_share(folder):
     result["end"] = all_states(policy, optimizer, critic)
     checkpoints.save(policy, optimizer, tokenizer_of(args), 2, 16, args, critic)
     broken = batch | {"returns": batch["returns"].clone()}
-    if ppo.RANK == ppo.WORLD_SIZE - 1:  # the last process alone meets a number that is none
+    if processes.RANK == processes.WORLD_SIZE - 1:  # the last process alone meets a number that is none
         broken["returns"][0][batch["mask"][0]] = math.nan
     with pytest.raises(SystemExit) as end:
         ppo.update_values(*critic, broken, 3, args)
     result |= {"message": end.value.code, "after": weights(critic[0])}
-    torch.save(result, folder / f"of_{ppo.RANK}_in_{ppo.WORLD_SIZE}.pt")
-
-
-WORKER = """
-import sys
-from pathlib import Path
-sys.path[:0] = {paths}
-import torch.distributed as dist
-from test_ppo import train_share
-train_share(Path(sys.argv[1]))
-dist.destroy_process_group()
-"""
+    torch.save(result, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -921,9 +924,7 @@ def two_processes(tiny_model, batch, tmp_path_factory):
     checkpoints.save(policy, optimizer, tokenizer_of(args), 1, 8, args, critic)
     torch.save({key: value for key, value in batch.items() if key != "advantages"}, folder / "batch.pt")
     torch.save(dataclasses.asdict(args), folder / "args.pt")
-    worker = folder / "worker.py"
-    worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
-    run(str(worker), folder, processes=2, timeout=600, env={"CUDA_VISIBLE_DEVICES": ""})
+    run_together(train_share, folder)
     train_share(folder)
     results = {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
     results[0, 1]["args"] = args
@@ -957,7 +958,7 @@ def test_the_two_processes_shares_are_unlike(two_processes, batch):
     for rank in range(2):
         rows = two_processes[rank, 2]["rows"]
         share = {key: value[rows] for key, value in (batch | {"values": one["values"]}).items()}
-        alone = ppo.compute_advantages(share["rewards"], share, one["args"])
+        alone = ppo.compute_advantages(share["rewards"][:, 0], share, one["args"])
         assert distance(alone, one["advantages"][rows]) > 0.02
 
 
@@ -1021,30 +1022,28 @@ def test_the_flags_and_defaults_are_those_of_grpo_and_four_more():
     settings = dataclasses.asdict(ppo.Args())
     assert {name: settings.pop(name) for name in OWN} == OWN
     assert settings == dataclasses.asdict(grpo.Args())
-    assert ppo.TASKS == grpo.TASKS and ppo.CPU_DEFAULTS == grpo.CPU_DEFAULTS
-    ppo.check_args(ppo.Args())
+    assert ppo.TASKS == grpo.TASKS
 
 
 def test_kk_tinys_value_model_has_a_learning_rate_of_its_own():
-    assert ppo.KK_TINY == grpo.KK_TINY | {"value_lr": 1e-3}
-    args = ppo.parse_args([])
+    assert defaults.of_model(KK_TINY, ppo.Args) == defaults.of_model(KK_TINY, grpo.Args) | {"value_lr": 1e-3}
+    args = parse(ppo, "--model", str(KK_TINY))
     assert (args.value_lr, args.gamma, args.gae_lambda, args.value_clip) == (1e-3, 1, 1, 0.2)
-    assert ppo.parse_args(["--model", "another"]).value_lr == 1e-5
-    words = ["--value_lr", "0.5", "--gamma", "0.9", "--gae-lambda=0", "--value_clip", "3"]
-    args = ppo.parse_args(words)
+    assert parse(ppo, "--model", "another").value_lr == 1e-5
+    args = parse(ppo, "--value_lr", "0.5", "--gamma", "0.9", "--gae-lambda=0", "--value_clip", "3")
     assert (args.value_lr, args.gamma, args.gae_lambda, args.value_clip) == (0.5, 0.9, 0, 3)
 
 
 @pytest.mark.parametrize(("flag", "value"), [(flag, value) for flag, values in BAD.items() for value in values])
 def test_values_out_of_range_are_refused_by_name(flag, value):
     with pytest.raises(ValueError, match=rf"^--{flag} is {re.escape(str(value))}; it must be "):
-        ppo.check_args(ppo.Args(**{flag: value}))
+        settings.check_ranges(ppo.Args(**{flag: value}))
 
 
 def test_the_ends_of_every_range_are_accepted_and_every_number_has_one():
     for flag, values in GOOD.items():
         for value in values:
-            ppo.check_args(ppo.Args(**{flag: value}))
+            settings.check_ranges(ppo.Args(**{flag: value}))
     own = [field for field in dataclasses.fields(ppo.Args) if not hasattr(grpo.Args, field.name)]
     assert {field.name for field in own} == BAD.keys() == GOOD.keys()
     assert all(is_number(field.type) for field in own)

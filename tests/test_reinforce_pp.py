@@ -7,11 +7,10 @@ As in test_algorithms.py: what is expected is Python's float arithmetic, and no 
 import dataclasses
 import math
 import statistics
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, run
+from conftest import run_together, step_of_main, timeless
 from test_algorithms import (
     GROUP,
     PROMPTS,
@@ -28,6 +27,7 @@ from test_algorithms import (
 
 import grpo
 import reinforce_pp
+from runtime import processes
 
 N = PROMPTS * GROUP  # rows of the batch that the model's tests use
 
@@ -35,14 +35,7 @@ N = PROMPTS * GROUP  # rows of the batch that the model's tests use
 # ------------------------------------------------------------------------------------------------------------ helpers
 
 
-@pytest.fixture(scope="module", autouse=True)
-def on_the_cpu():
-    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        for trainer in (grpo, reinforce_pp):
-            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
-            patch.setattr(trainer, "ON_GPU", False)
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +257,7 @@ def whitened(batch):
     """The batch with REINFORCE++'s advantages, of rewards of K&K's kind; β is 0.1."""
     rewards = torch.tensor([-3, -0.5, -1, 3])[torch.randint(4, (N,), generator=torch.Generator().manual_seed(2))]
     return batch | {
-        "rewards": rewards,
+        "rewards": rewards[:, None],
         "advantages": reinforce_pp.compute_advantages(rewards, batch, args_for()),
     }
 
@@ -272,7 +265,7 @@ def whitened(batch):
 def test_the_gradient_is_that_of_eq_21_on_transformers_own_log_probabilities(tiny_model, whitened):
     """−1/n Σ w·∇log π with advantages and w by plain loops; nothing of the trainer is used on the other side."""
     args = args_for(model=str(tiny_model), micro_batch_tokens=300)
-    by_hand, _ = hand_made(whitened["rewards"].tolist(), whitened, 0.1)
+    by_hand, _ = hand_made(whitened["rewards"][:, 0].tolist(), whitened, 0.1)
 
     def weight(logp, *at):
         return clipped_ratio(logp, whitened["old_logp"][at].item(), by_hand[at], args)
@@ -322,18 +315,20 @@ def test_without_beta_the_responses_whose_reward_is_the_mean_go_through_no_pass_
 # ------------------------------------------------------------------------------------------------------------ metrics
 
 
-def metrics_of(rewards, batch, beta, group=1):
+def in_main(rewards, batch, beta, group=1):
+    """(the metrics that main writes, the batch that it gives to update)."""
     shape = batch["mask"].shape
-    batch = batch | {key: torch.zeros(shape) for key in ("entropy", "sampler_logp") if key not in batch}
-    batch |= {"truncated": torch.zeros(shape[0], dtype=torch.bool)}
-    scores = [{"reward": reward, "correct": reward > 0, "format": True} for reward in rewards]
-    problems = [{"category": "2"}] * shape[0]
-    return reinforce_pp.batch_metrics(batch, problems, scores, args_for(kl_coef=beta, responses_per_prompt=group))
+    batch = {"ids": torch.zeros(shape), "entropy": torch.zeros(shape), "sampler_logp": torch.zeros(shape)} | batch
+    args = args_for(kl_coef=beta, responses_per_prompt=group)
+    with pytest.MonkeyPatch.context() as patch:
+        return step_of_main(reinforce_pp, args, batch, rewards, patch)
 
 
 def test_the_metrics_by_hand():
     """Σ|β·Σk1| = (9 + 1 + 6.5)/2 = 8.25, Σ|r| = 3·2.5 + 0.25 + 4·1 = 11.75: the penalty's share is 8.25/20."""
-    metrics = metrics_of(REWARDS, batch_of(ROWS), beta=0.5)
+    metrics, given = in_main(REWARDS, batch_of(ROWS), beta=0.5)
+    expected = reinforce_pp.compute_advantages(torch.tensor(REWARDS), batch_of(ROWS), args_for(kl_coef=0.5))
+    assert torch.equal(given["advantages"], expected)
     assert metrics["return"] == 0.5
     assert metrics["return_std"] == pytest.approx(math.sqrt(1.875 / 7), abs=1e-15)
     assert metrics["kl_share"] == pytest.approx(8.25 / 20, abs=1e-15)
@@ -344,12 +339,16 @@ def test_the_metrics_by_hand():
 
 def test_the_penaltys_share_from_0_to_1():
     rows = [(1, [0.5, -2], 0), (2, [3], 0)]
-    assert metrics_of([1.0, 0.0], batch_of(rows), beta=0.0)["kl_share"] == 0
-    assert metrics_of([0.0, 0.0], batch_of(rows), beta=0.0)["kl_share"] == 0  # neither penalty nor reward
-    assert metrics_of([0.0, 0.0], batch_of([(1, [0, 0], 0)] * 2), beta=0.5)["kl_share"] == 0
-    assert metrics_of([0.0, 0.0], batch_of(rows), beta=0.5)["kl_share"] == 1
-    assert 0 < metrics_of([1.0, 0.0], batch_of(rows), beta=0.5)["kl_share"] < 1
-    assert metrics_of([0.7, 0.7], batch_of(rows), beta=0.0)["return_std"] == 0
+
+    def share(rewards, beta, rows=rows):
+        return in_main(rewards, batch_of(rows), beta)[0]["kl_share"]
+
+    assert share([1.0, 0.0], beta=0.0) == 0
+    assert share([0.0, 0.0], beta=0.0) == 0  # neither penalty nor reward
+    assert share([0.0, 0.0], beta=0.5, rows=[(1, [0, 0], 0)] * 2) == 0
+    assert share([0.0, 0.0], beta=0.5) == 1
+    assert 0 < share([1.0, 0.0], beta=0.5) < 1
+    assert in_main([0.7, 0.7], batch_of(rows), beta=0.0)[0]["return_std"] == 0
 
 
 # ------------------------------------------------------------------------------------------------------ two processes
@@ -359,28 +358,17 @@ def compute_share(folder):
     """Writes what this process computes of its share of the batch: advantages, metrics, gradients."""
     saved = torch.load(folder / "batch.pt")
     args = reinforce_pp.Args(**torch.load(folder / "args.pt") | {"run_dir": str(folder)})
-    reinforce_pp.processes.start()
-    rows = rows_of(reinforce_pp.RANK, reinforce_pp.WORLD_SIZE)
+    processes.start()
+    rows = rows_of(processes.RANK, processes.WORLD_SIZE)
     batch = {key: value[rows] for key, value in saved.items()}
-    rewards = batch.pop("rewards")
+    rewards = batch.pop("rewards")[:, 0]
     batch["advantages"] = reinforce_pp.compute_advantages(rewards, batch, args)
     result = {"rows": rows, "advantages": batch["advantages"]}
-    result["metrics"] = metrics_of(rewards.tolist(), batch, args.kl_coef, GROUP)
+    result["metrics"] = timeless(in_main(rewards.tolist(), batch, args.kl_coef, GROUP)[0])
     result["gradients"], _ = gradients(reinforce_pp, batch, args)
     without_kl = dataclasses.replace(args, kl_coef=0.0)
     result["of equal rewards"] = reinforce_pp.compute_advantages(torch.full_like(rewards, 0.7), batch, without_kl)
-    torch.save(result, folder / f"of_{reinforce_pp.RANK}_in_{reinforce_pp.WORLD_SIZE}.pt")
-
-
-WORKER = """
-import sys
-from pathlib import Path
-sys.path[:0] = {paths}
-import torch.distributed as dist
-from test_reinforce_pp import compute_share
-compute_share(Path(sys.argv[1]))
-dist.destroy_process_group()
-"""
+    torch.save(result, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -390,9 +378,7 @@ def two_processes(tiny_model, whitened, tmp_path_factory):
     args = args_for(model=str(tiny_model), updates_per_step=2, micro_batch_tokens=150)
     torch.save({key: value for key, value in whitened.items() if key != "advantages"}, folder / "batch.pt")
     torch.save(dataclasses.asdict(args), folder / "args.pt")
-    worker = folder / "worker.py"
-    worker.write_text(WORKER.format(paths=[str(ROOT), str(ROOT / "tests")]))
-    run(str(worker), folder, processes=2, timeout=600, env={"CUDA_VISIBLE_DEVICES": ""})
+    run_together(compute_share, folder)
     compute_share(folder)
     return {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
 
@@ -415,7 +401,7 @@ def test_the_two_processes_shares_are_unlike(two_processes, whitened):
     for rank in range(2):
         rows = two_processes[rank, 2]["rows"]
         share = {key: value[rows] for key, value in whitened.items()}
-        alone = reinforce_pp.compute_advantages(share["rewards"], share, args_for())
+        alone = reinforce_pp.compute_advantages(share["rewards"][:, 0], share, args_for())
         assert distance(alone, share["advantages"]) > 0.02
 
 
@@ -425,5 +411,3 @@ def test_the_two_processes_shares_are_unlike(two_processes, whitened):
 def test_the_flags_and_defaults_are_those_of_grpo():
     assert dataclasses.asdict(reinforce_pp.Args()) == dataclasses.asdict(grpo.Args())
     assert reinforce_pp.TASKS == grpo.TASKS
-    reinforce_pp.check_args(reinforce_pp.Args())
-    assert Path(reinforce_pp.__file__).parent == ROOT

@@ -10,6 +10,7 @@ from statistics import fmean
 
 import pytest
 import torch
+from conftest import KK_TINY, parse, step_of_main, timeless
 from test_algorithms import (
     GROUP,
     PROMPTS,
@@ -28,21 +29,16 @@ import dr_grpo
 import grpo
 import reinforce
 import rloo
+from runtime import defaults, settings
 
 N = PROMPTS * GROUP  # rows of the batch that the model's tests use
 LONGEST = 50  # --max_response_tokens in them: L of Dr. GRPO
 all_three = pytest.mark.parametrize("trainer", [reinforce, rloo, dr_grpo], ids=lambda trainer: trainer.__name__)
 grouped = pytest.mark.parametrize("trainer", [rloo, dr_grpo], ids=lambda trainer: trainer.__name__)
+without_ratio = pytest.mark.parametrize("trainer", [reinforce, rloo], ids=lambda trainer: trainer.__name__)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def on_the_cpu():
-    """Also where there is a GPU: what is compared here to the last digits is compared on one kind of machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        for trainer in (grpo, reinforce, rloo, dr_grpo):
-            patch.setattr(trainer, "DEVICE", torch.device("cpu"))
-            patch.setattr(trainer, "ON_GPU", False)
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +147,12 @@ def test_the_mean_gradient_is_that_of_the_expected_reward_less_what_the_own_rewa
 # ---------------------------------------------------------------------------------------------------------- loss
 
 
-def test_reinforces_loss_and_gradient_by_hand():
+@without_ratio
+def test_a_loss_without_ratio_and_its_gradient_by_hand(trainer):
     """log π is −40: the loss is Σ 40·A/n, and its slope −A/n, wherever π_old and the reference are; n is 7."""
     logp, rest = loss_batch([(0.3, 0, 1.5), (30, 5, -2), (1, 1, 0), (-30, -5, 3)])
     del rest["old_logp"], rest["ref_logp"]  # nothing of them is in it
-    loss = reinforce.policy_loss(logp, rest, 7, arguments(reinforce))
+    loss = trainer.policy_loss(logp, rest, 7, arguments(trainer))  # of rloo.py with --kl_coef 0.1
     loss.backward()
     assert loss.item() == pytest.approx(40 * (1.5 - 2 + 0 + 3) / 7, rel=1e-12)
     assert logp.grad[0, 1::3].tolist() == pytest.approx([-1.5 / 7, 2 / 7, 0, -3 / 7], rel=1e-12)
@@ -163,32 +160,31 @@ def test_reinforces_loss_and_gradient_by_hand():
 
 
 @pytest.mark.parametrize("logp", [-1e6, -200.0, -1e-9, 0.0])
-def test_reinforces_loss_is_finite_for_any_probability(logp):
+@without_ratio
+def test_a_loss_without_ratio_is_finite_for_any_probability(trainer, logp):
     """Also for one that is 0 in float32, and for a token that is certain."""
     logp = torch.tensor([[0.0, logp]], requires_grad=True)
     batch = {"mask": torch.tensor([[False, True]]), "advantages": torch.tensor([[0.0, -2.0]])}
-    loss = reinforce.policy_loss(logp, batch, 4, arguments(reinforce))
+    loss = trainer.policy_loss(logp, batch, 4, arguments(trainer))
     loss.backward()
     assert loss.item() == pytest.approx(logp[0, 1].item() / 2) and logp.grad.tolist() == [[0, 0.5]]
 
 
 @pytest.mark.parametrize("name", TOKENS)
-@grouped
-def test_a_tokens_loss_is_grpos_with_the_divisor_that_is_given(trainer, name):
+def test_in_dr_grpo_a_tokens_loss_is_grpos_with_the_divisor_that_is_given(name):
     """(β·k3 − surrogate)/7."""
     token, (surrogate, k3, is_clipped) = TOKENS[name]
     logp, rest = loss_batch([token])
-    loss, clipped = trainer.policy_loss(logp, rest, 7, arguments(trainer))
+    loss, clipped = dr_grpo.policy_loss(logp, rest, 7, arguments(dr_grpo))
     assert loss.item() == pytest.approx((0.1 * k3 - surrogate) / 7, rel=1e-12, abs=1e-12)
     assert clipped.item() == is_clipped
 
 
-@grouped
-def test_a_tokens_gradient_is_grpos_with_the_divisor_that_is_given(trainer):
+def test_in_dr_grpo_a_tokens_gradient_is_grpos_with_the_divisor_that_is_given():
     tokens = torch.randn(400, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     logp, rest = loss_batch((tokens * torch.tensor([0.4, 0.8, 1.0])).tolist())
-    args = arguments(trainer)
-    loss, clipped = trainer.policy_loss(logp, rest, 1234.0, args)
+    args = arguments(dr_grpo)
+    loss, clipped = dr_grpo.policy_loss(logp, rest, 1234.0, args)
     loss.backward()
     keys = ("old_logp", "ref_logp", "advantages")
     at = [(logp[0, i].item(), *(rest[key][0, i].item() for key in keys)) for i in range(1, 1200, 3)]
@@ -197,22 +193,68 @@ def test_a_tokens_gradient_is_grpos_with_the_divisor_that_is_given(trainer):
     assert not logp.grad[~rest["mask"]].any() and 50 < clipped.item() < 350
 
 
-@grouped
-def test_a_ratio_at_the_very_bound_is_not_clipped(trainer):
+def test_in_dr_grpo_a_ratio_at_the_very_bound_is_not_clipped():
     above, below = (torch.tensor(x, dtype=torch.float64).exp().item() for x in (0.25, -0.25))
     logp, rest = loss_batch([(0.25, 0, 2), (-0.25, 0, -2)])
-    args = arguments(trainer, clip_high=above - 1, clip_low=1 - below, kl_coef=0.0)
-    assert trainer.policy_loss(logp, rest, 1, args)[1].item() == 0
+    args = arguments(dr_grpo, clip_high=above - 1, clip_low=1 - below, kl_coef=0.0)
+    assert dr_grpo.policy_loss(logp, rest, 1, args)[1].item() == 0
     narrower = dataclasses.replace(args, clip_high=above - 1 - 1e-12, clip_low=1 - below - 1e-12)
-    assert trainer.policy_loss(logp, rest, 1, narrower)[1].item() == 2
+    assert dr_grpo.policy_loss(logp, rest, 1, narrower)[1].item() == 2
 
 
-@grouped
-def test_beyond_20_nats_the_loss_is_finite_and_has_no_gradient(trainer):
+def test_beyond_20_nats_dr_grpos_loss_is_finite_and_has_no_gradient():
     logp, rest = loss_batch([(30, 0, -2), (-30, 0, 2), (0, 30, 0), (0, -30, 0), (1e6, 1e6, -1)])
-    loss, _ = trainer.policy_loss(logp, rest, 1, arguments(trainer))
+    loss, _ = dr_grpo.policy_loss(logp, rest, 1, arguments(dr_grpo))
     loss.backward()
     assert math.isfinite(loss.item()) and not logp.grad.any()
+
+
+# ------------------------------------------------------------------------------------------------ rloo: KL penalty
+
+# Three responses to one prompt, the log π_old − log π_ref of their tokens. By hand with β 0.5: the sums are 3, −1 and
+# 2, so that the rewards 3, −1 and 1 are 1.5, −0.5 and 0; the means of the others' are −0.25, 0.75 and 0.5.
+K1 = [[1, -2, 4], [-1], [0.5, 0.5, -1, 2]]
+REWARDS = [3.0, -1.0, 1.0]
+WITH_PENALTY = [1.75, -1.25, -0.5]
+WITHOUT = [3, -3, 0]  # the means of the others' are 0, 2 and 1
+
+
+def penalised(beta, monkeypatch, rewards=REWARDS):
+    """(the metrics of main, each response's advantage); prompts have two tokens, padding fills six."""
+    mask = torch.zeros(len(K1), 6, dtype=torch.bool)
+    old_logp, ref_logp = torch.zeros(mask.shape), torch.zeros(mask.shape)
+    for i, of_tokens in enumerate(K1):
+        mask[i, 2 : 2 + len(of_tokens)] = True
+        old_logp[i, mask[i]] = -3.0
+        ref_logp[i, mask[i]] = -3 - torch.tensor(of_tokens, dtype=torch.float32)
+    batch = {"ids": torch.zeros(mask.shape), "mask": mask, "old_logp": old_logp, "ref_logp": ref_logp}
+    batch |= {"sampler_logp": old_logp, "entropy": torch.zeros(mask.shape)}
+    args = arguments(rloo, responses_per_prompt=3, kl_coef=beta)
+    metrics, given = step_of_main(rloo, args, batch, rewards, monkeypatch)
+    assert not given["advantages"][~mask].any() and given["advantages"].shape == mask.shape
+    rows = [row[of_row].tolist() for row, of_row in zip(given["advantages"], mask)]
+    assert all(row == [row[0]] * len(row) for row in rows)  # the whole response's, on each token
+    return metrics, [row[0] for row in rows]
+
+
+def test_rloos_penalty_is_that_of_the_whole_response_and_comes_before_the_baseline(monkeypatch):
+    metrics, advantages = penalised(0.5, monkeypatch)
+    assert advantages == pytest.approx(WITH_PENALTY, abs=1e-6)
+    rewards = [r - 0.5 * sum(of_tokens) for r, of_tokens in zip(REWARDS, K1)]
+    assert advantages == pytest.approx([3 / 2 * (r - fmean(rewards)) for r in rewards], abs=1e-6)
+    assert metrics["kl"] == pytest.approx(4 / 8)  # the mean of log(π_old/π_ref) over the 8 tokens
+    assert metrics["reward"] == 1 and metrics["accuracy"] == pytest.approx(2 / 3)  # of the rule, without the penalty
+
+
+def test_without_beta_rloo_asks_no_reference(monkeypatch):
+    metrics, advantages = penalised(0.0, monkeypatch)
+    assert advantages == WITHOUT and metrics["kl"] is None
+
+
+def test_equal_rewards_are_told_apart_by_rloos_penalty_alone(monkeypatch):
+    """−β·(3, −1, 2) with β 0.5: −1.5, 0.5, −1; the others' means −0.25, −1.25 and −0.5."""
+    _, advantages = penalised(0.5, monkeypatch, rewards=[0.75] * 3)
+    assert advantages == pytest.approx([-1.25, 1.75, -0.5], abs=1e-6)
 
 
 # -------------------------------------------------------------------------------------------------------- update
@@ -237,20 +279,18 @@ def advantages_by_hand(trainer, rewards):
 
 
 @pytest.mark.parametrize("kl_coef", [0.1, 0.0])
-@grouped
-def test_the_gradient_on_transformers_own_log_probabilities(tiny_model, batch, rewards, trainer, kl_coef):
-    """Σ w·∇log π, w of eq. 2 with advantages by plain loops; divided by tokens, in Dr. GRPO by responses × L."""
-    args = args_for(trainer, tiny_model, micro_batch_tokens=300, kl_coef=kl_coef)
-    batch = batch | {"advantages": trainer.compute_advantages(rewards, batch, args)}
-    (one,), metrics = gradients(trainer, batch, args)
-    by_hand, clipped, n_tokens = advantages_by_hand(trainer, rewards), 0, batch["mask"].sum().item()
+def test_dr_grpos_gradient_on_transformers_own_log_probabilities(tiny_model, batch, rewards, kl_coef):
+    """Σ w·∇log π, w of eq. 2 with advantages by plain loops; divided by responses × L."""
+    args = args_for(dr_grpo, tiny_model, micro_batch_tokens=300, kl_coef=kl_coef)
+    batch = batch | {"advantages": dr_grpo.compute_advantages(rewards, batch, args)}
+    (one,), metrics = gradients(dr_grpo, batch, args)
+    by_hand, clipped, n_tokens = advantages_by_hand(dr_grpo, rewards), 0, batch["mask"].sum().item()
 
     def weight(logp, *at):
         nonlocal clipped
         old, ref, advantage = batch["old_logp"][at].item(), batch["ref_logp"][at].item(), by_hand[at[0]]
         clipped += (advantage > 0 and logp - old > math.log(1.24)) or (advantage < 0 and logp - old < math.log(0.8))
-        of_token = eq_2(logp, old, ref, advantage, args)
-        return of_token if trainer is rloo else of_token * n_tokens / (N * LONGEST)  # plain_gradient divides by tokens
+        return eq_2(logp, old, ref, advantage, args) * n_tokens / (N * LONGEST)  # plain_gradient divides by tokens
 
     expected = plain_gradient(tiny_model, batch, args, weight)
     assert distance(one, expected) < 1e-5
@@ -265,6 +305,19 @@ def test_reinforces_gradient_on_transformers_own_log_probabilities(tiny_model, b
     batch = batch | {"advantages": reinforce.compute_advantages(rewards, batch, args)}
     (one,), metrics = gradients(reinforce, batch, args)
     expected = plain_gradient(tiny_model, batch, args, lambda logp, i, t: (3, -3, 0)[i % 3])
+    assert distance(one, expected) < 1e-5
+    assert metrics == {"grad_norm": pytest.approx(expected.norm().item(), rel=1e-5), "optimizer_steps": 1}
+
+
+@pytest.mark.parametrize("kl_coef", [0.1, 0.0])
+def test_rloos_gradient_on_transformers_own_log_probabilities(tiny_model, batch, rewards, kl_coef):
+    """−1/n Σ A·∇log π with advantages by plain loops, wherever the reference is: its penalty is in the reward."""
+    args = args_for(rloo, tiny_model, micro_batch_tokens=300, kl_coef=kl_coef)
+    batch = batch | {"advantages": rloo.compute_advantages(rewards, batch, args)}
+    (one,), metrics = gradients(rloo, batch, args)
+    by_hand = advantages_by_hand(rloo, rewards)
+    assert 0 in by_hand  # tokens without a gradient, which are in n
+    expected = plain_gradient(tiny_model, batch, args, lambda logp, i, t: by_hand[i])
     assert distance(one, expected) < 1e-5
     assert metrics == {"grad_norm": pytest.approx(expected.norm().item(), rel=1e-5), "optimizer_steps": 1}
 
@@ -302,19 +355,23 @@ def test_at_fixed_weights_dr_grpos_gradient_is_grpos_times_the_mean_length_over_
 # ------------------------------------------------------------------------------------------------------- metrics
 
 
-def test_reinforces_update_tells_the_mean_gradient_norm_and_no_clip_rate(tiny_model, batch):
-    steps, metrics = gradients(reinforce, batch, args_for(reinforce, tiny_model, updates_per_step=2))
+@without_ratio
+def test_an_update_tells_the_mean_gradient_norm_and_no_clip_rate(tiny_model, batch, trainer):
+    steps, metrics = gradients(trainer, batch, args_for(trainer, tiny_model, updates_per_step=2))
     norms = [step.double().norm().item() for step in steps]
     assert metrics == {"grad_norm": pytest.approx(fmean(norms), rel=1e-5), "optimizer_steps": 2}
     assert norms[0] != pytest.approx(norms[1], rel=0.01)
 
 
-def test_reinforces_other_metrics_are_grpos_without_kl(batch, rewards):
-    scores = [{"reward": reward, "correct": reward > 0, "format": True} for reward in rewards.tolist()]
-    problems = [{"category": "2"}, {"category": "3"}] * (N // 2)
-    metrics = reinforce.batch_metrics(batch, problems, scores, arguments(reinforce))
-    grpos = grpo.batch_metrics(batch, problems, scores, arguments(grpo))
-    assert grpos.pop("kl") > 0 and metrics == grpos
+def test_the_other_metrics_are_grpos(batch, rewards, monkeypatch):
+    found = {}
+    for trainer in (grpo, reinforce, rloo):
+        metrics, _ = step_of_main(trainer, arguments(trainer), batch, rewards.tolist(), monkeypatch)
+        found[trainer] = timeless(metrics)
+    assert found[grpo].pop("kl") > 0 and "kl" not in found[reinforce]
+    k1 = [old - ref for old, ref in zip(*(batch[key][batch["mask"]].tolist() for key in ("old_logp", "ref_logp")))]
+    assert found[rloo].pop("kl") == pytest.approx(fmean(k1), rel=1e-6)
+    assert found[reinforce] == found[rloo] == found[grpo]
 
 
 # ----------------------------------------------------------------------------------------------------- arguments
@@ -322,29 +379,38 @@ def test_reinforces_other_metrics_are_grpos_without_kl(batch, rewards):
 
 def test_reinforce_makes_one_update_a_step_and_has_grpos_other_settings():
     args, grpos = dataclasses.asdict(reinforce.Args()), dataclasses.asdict(grpo.Args())
-    reinforce.check_args(reinforce.Args())
     assert (args.pop("updates_per_step"), grpos.pop("updates_per_step")) == (1, 2)
     for name in ("clip_low", "clip_high", "kl_coef"):
         del grpos[name]
     assert args == grpos
 
 
-@grouped
-def test_without_a_kl_term_the_settings_are_grpos(trainer):
-    trainer.check_args(trainer.Args())
-    assert (trainer.Args().kl_coef, grpo.Args().kl_coef) == (0, 0.001)
-    assert trainer.Args(kl_coef=0.001) == trainer.Args(**dataclasses.asdict(grpo.Args()))
+def test_rloos_settings_are_reinforces_and_a_kl_coef_of_0():
+    args = dataclasses.asdict(rloo.Args())
+    assert args.pop("kl_coef") == 0 and args == dataclasses.asdict(reinforce.Args())
+    for bad in (-0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=rf"^--kl_coef is {bad}; it must be 0 or greater"):
+            settings.check_ranges(rloo.Args(kl_coef=bad))
+
+
+def test_without_a_kl_term_dr_grpos_settings_are_grpos():
+    assert (dr_grpo.Args().kl_coef, grpo.Args().kl_coef) == (0, 0.001)
+    assert dr_grpo.Args(kl_coef=0.001) == dr_grpo.Args(**dataclasses.asdict(grpo.Args()))
 
 
 @all_three
 def test_no_task_and_no_machine_has_other_settings_of_the_objective(trainer):
-    for layer in (*trainer.TASKS.values(), trainer.CPU_DEFAULTS, trainer.MANY_GPUS, trainer.KK_TINY):
+    of_kk_tiny = defaults.of_model(KK_TINY, trainer.Args)
+    for layer in (*trainer.TASKS.values(), defaults.ON_CPU, defaults.MANY_GPUS, of_kk_tiny):
         assert not layer.keys() & {"updates_per_step", "clip_low", "clip_high", "kl_coef"}
-    assert trainer.TASKS == grpo.TASKS and trainer.KK_TINY == grpo.KK_TINY
+    assert trainer.TASKS == grpo.TASKS and of_kk_tiny == defaults.of_model(KK_TINY, grpo.Args)
 
 
-def test_reinforce_refuses_the_flags_of_what_it_has_not(capsys):
+@pytest.mark.parametrize(
+    ("trainer", "flags"), [(reinforce, ["clip_low", "clip_high", "kl_coef"]), (rloo, ["clip_low", "clip_high"])]
+)
+def test_the_flags_of_what_is_not_there_are_refused(trainer, flags, capsys):
     with pytest.raises(SystemExit):
-        reinforce.parse_args(["--clip_low", "0.1", "--clip_high", "0.1", "--kl_coef", "0.1"])
+        parse(trainer, *[word for flag in flags for word in (f"--{flag}", "0.1")])
     told = capsys.readouterr().err
-    assert all(flag in told for flag in ("--clip_low", "--clip_high", "--kl_coef"))
+    assert all(f"--{flag}" in told for flag in flags)

@@ -18,6 +18,7 @@ import math
 
 import pytest
 import torch
+from conftest import parse
 from test_algorithms import arguments
 
 import acpo
@@ -124,7 +125,7 @@ ACPO = "scripts/acpo/run_math_qwen_7b.sh"
 )
 @pytest.mark.parametrize("task", ["math", "countdown"])
 def test_acpos_settings_are_those_of_its_release(task, name, value, where):
-    assert getattr(acpo.parse_args(["--task", task, "--model", "some/model"]), name) == value, where
+    assert getattr(parse(acpo, "--task", task, "--model", "some/model"), name) == value, where
 
 
 def test_the_deviation_is_divided_by_all_tokens_of_the_bin():

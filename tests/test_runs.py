@@ -16,6 +16,7 @@ import torch
 from conftest import DATA, KK_TINY, ROOT, SMOLLM, make_tiny_model, metrics, run, small, timeless
 from safetensors.torch import load_file
 
+from runtime import defaults, settings
 from tools import family
 
 KEYS = """step reward reward_std accuracy format_rate response_tokens truncated_rate zero_std_rate entropy kl clip_rate
@@ -247,10 +248,10 @@ folder, what = sys.argv[1:]
 args = grpo.Args(model=folder, people="2-3", max_prompt_tokens=600, max_response_tokens=24, kv_cache_gb=0.25,
                  responses_per_prompt=4, eval_size=2, gradient_checkpointing=False, compile=False, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained(folder)
-problems = load_task(args, tokenizer)[1][:8]
+problems = [problem for problem in load_task(args, tokenizer)[1][:8] for _ in range(4)]  # of each response
 llm = grpo.load_sampler(args)
 policy = grpo.load_policy(args, trained=True)
-before = grpo.sample(llm, problems, [1], 1, args)
+before = grpo.sample(llm, problems, 1, args)[1]
 if what == "change":
     optimizer = torch.optim.AdamW(policy.parameters(), lr=2e-2)
     for i, p in enumerate(policy.parameters()):
@@ -259,11 +260,13 @@ if what == "change":
     grpo.sync_weights(policy, llm, args)
     args.run_dir = {str(tmp_path / "run")!r}
     grpo.checkpoints.save(policy, optimizer, tokenizer, 1, 0, args)
-batch, texts = grpo.sample(llm, problems, [1], 1, args)
-assert what == "fresh" or texts != before[1]
+batch, responses = grpo.sample(llm, problems, 1, args)
+texts = [response.text for response in responses]
+assert what == "fresh" or texts != [response.text for response in before]
 from vllm import SamplingParams
+prompts = [{{"prompt_token_ids": problem["prompt_ids"]}} for problem in problems[::4]]
 params = [SamplingParams(seed=i, max_tokens=64, stop_token_ids=[1, 300], detokenize=True) for i in range(8)]
-outputs = [output.outputs[0] for output in grpo.generate(llm, problems, params, "")]
+outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
 vllms_own = [output.text.removesuffix("\ufffd") for output in outputs]  # a character that was cut in two
 ours = [text.removesuffix("\ufffd") for text in grpo.decode(tokenizer, outputs)]
 assert ours == vllms_own and {{output.finish_reason for output in outputs}} <= {{"stop", "length"}}
@@ -300,6 +303,8 @@ BAD = {
     "invalid choice": ["--lopti_stages", "high,high"],
     "could not convert": ["--lr", "fast"],
     "nrecognized": ["--no_such_flag", "1"],
+    "--task is 'chess'; it must be one of kk, math, countdown, hitab, or a Python file": ["--task", "chess"],
+    "--task nowhere.py: there is no such file": ["--task", "nowhere.py"],
 }
 
 
@@ -333,13 +338,16 @@ def test_a_run_folder_is_not_written_over(four_steps):
     assert finished.returncode == 2 and f"--resume {four_steps[0]}" in finished.stderr
 
 
-def test_epochs_count_again_in_a_resumed_run(four_steps, monkeypatch):
+def test_epochs_count_again_in_a_resumed_run(four_steps):
     """--steps is kept from the run, and worked out anew where --epochs is given instead."""
     import grpo
 
-    assert grpo.parse_args(["--resume", str(four_steps[0])]).steps == 4
-    assert grpo.parse_args(["--resume", str(four_steps[0]), "--steps", "6"]).steps == 6
-    args = grpo.parse_args([f"--resume={four_steps[0]}", "--epochs", "2"])
+    def read(*argv):
+        return defaults.read([f"--resume={four_steps[0]}", *argv], grpo.Args, grpo.TASKS)[0]
+
+    assert read().steps == 4
+    assert read("--steps", "6").steps == 6
+    args = read("--epochs", "2")
     assert args.steps is None and args.epochs == 2 and args.lr == PACE["lr"]
 
 
@@ -365,13 +373,14 @@ def test_help_explains_every_flag(script, monkeypatch, capsys):
     trainer = importlib.import_module(script)
     monkeypatch.setenv("COLUMNS", "100")  # of which the groups stand below each other
     with pytest.raises(SystemExit) as ended:
-        trainer.parse_args(["--help"])
+        defaults.read(["--help"], trainer.Args, trainer.TASKS)
     assert ended.value.code == 0
     help_text = capsys.readouterr().out
+    _, helps = settings.read_sources(trainer.Args)
     for name in trainer.Args.__dataclass_fields__:
         line = re.search(rf"--{name}\b.*", help_text)
-        assert line, name
-    lr = trainer.Args.lr if torch.cuda.is_available() else trainer.KK_TINY["lr"]
+        assert line and helps[name], name
+    lr = trainer.Args.lr if torch.cuda.is_available() else defaults.of_model(KK_TINY, trainer.Args)["lr"]
     words = re.sub(r"[\s│]+", " ", help_text)
     assert f"--lr FLOAT in (0, 1] AdamW's learning rate, constant (default: {lr})" in words
 

@@ -1,7 +1,9 @@
 """runtime/: what every trainer calls and no algorithm changes."""
 
+import ast
 import contextlib
 import dataclasses
+import graphlib
 import importlib
 import json
 import math
@@ -10,6 +12,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -22,24 +25,27 @@ from runtime import (
     checkpoints,
     checks,
     clock,
+    defaults,
     header,
     machine,
     memory,
     records,
     settings,
+    signals,
     terminal,
     weights,
 )
 from runtime.settings import (
     EvaluationTemperature,
+    Fraction,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    PositiveFraction,
     PositiveInt,
-    PositiveShare,
-    Share,
     Temperature,
 )
+from tools import family
 
 
 @dataclasses.dataclass
@@ -47,15 +53,14 @@ class Args:
     """Settings like a trainer's."""
 
     # ---- what to learn from
-    model: str = "Qwen/Qwen2.5-3B-Instruct"  # a folder, or a hub id
-    #                                         like Qwen/Qwen2.5-3B
+    model: str = "Qwen/Qwen2.5-3B-Instruct"  # a folder, or a hub id like Qwen/Qwen2.5-3B
     task: Literal["kk", "math"] = "kk"  # which problems: "kk" # or "math"
-    # ---- objective (eq. 1) ----
+    # ---- objective (eq. 1)
     temperature: Temperature = 0.7
     kl_coef: NonNegativeFloat = 0.001  # β
-    clip_low: Share = 0.2  # ε_low
+    clip_low: Fraction = 0.2  # ε_low
     clip_high: NonNegativeFloat | None = None  # ε_high
-    lr: PositiveShare = 1e-6  # the learning rate
+    lr: PositiveFraction = 1e-6  # the learning rate
     # a comment that is no help
 
     # ---- sizes
@@ -79,6 +84,17 @@ class Args:
     resume: str = ""
     track: bool = False
     dry_run: bool = False
+
+
+@dataclasses.dataclass
+class Inheriting(settings.RunArgs):
+    """Settings of an algorithm, and those of every run."""
+
+    # ---- objective
+    clip_low: Fraction = 0.2  # ε_low
+
+    # ---- run
+    steps: PositiveInt | None = None  # sampling steps
 
 
 SIZES = {
@@ -133,6 +149,18 @@ def test_help_has_groups_ranges_and_defaults(monkeypatch, capsys):
         assert part in text[place:]
         place = text.index(part)
     assert "Group" not in text
+
+
+def test_inherited_settings_stand_behind_those_of_the_algorithm():
+    groups = settings.groups_of(Inheriting)
+    assert list(groups) == ["objective", "run", "problems", "machine"]
+    assert groups["objective"] == ["clip_low"] and groups["run"][:2] == ["steps", "eval_size"]
+    names = [name for group in groups.values() for name in group]
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(Inheriting))
+    parsed = settings.parse(["--steps=3", "--people", "2"], Inheriting, Inheriting(clip_low=0.5), "")
+    assert parsed == Inheriting(clip_low=0.5, steps=3, people="2")
+    with pytest.raises(ValueError, match="--kv_cache_gb is 0; it must be greater than 0"):
+        settings.check_ranges(Inheriting(kv_cache_gb=0))
 
 
 @pytest.mark.parametrize("argv", [["--lr", "fast"], ["--no_such_flag", "1"], ["--task", "go"]])
@@ -250,6 +278,82 @@ def test_settings_of_a_resumed_run(tmp_path):
         settings.of_resumed_run([resume], Args)
 
 
+# ----------------------------------------------------------------------------------------- defaults
+
+
+def model_folder(folder, content):
+    """A folder with nothing but the settings that its model asks for."""
+    folder.mkdir()
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / "trainer_settings.json").write_text(text)
+    return str(folder)
+
+
+def defaults_of(script, *argv):
+    trainer = importlib.import_module(script)
+    return defaults.read(list(argv), trainer.Args, trainer.TASKS)
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_a_models_folder_has_settings_of_its_own(on_gpu, tmp_path, monkeypatch):
+    """Of those a script takes what it has: value_lr is ppo.py's. The command line overrides them."""
+    monkeypatch.setattr(defaults, "ON_GPU", on_gpu)
+    model = model_folder(tmp_path / "mine", {"lr": 5e-4, "value_lr": 2e-3, "people": "2"})
+    args, sources = defaults_of("grpo", "--model", model)
+    assert (args.model, args.lr, args.people) == (model, 5e-4, "2") and not hasattr(args, "value_lr")
+    found = settings.differences(args, sources)
+    assert found["lr"] == (1e-6, "mine") and found["people"] == ("3-7", "mine")
+    args, sources = defaults_of("ppo", f"--model={model}", "--lr=3e-5")
+    assert (args.lr, args.value_lr) == (3e-5, 2e-3)
+    assert settings.differences(args, sources)["lr"] == (1e-6, "command line")
+
+
+def test_a_model_without_settings_has_those_of_the_task_and_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(defaults, "ON_GPU", False)
+    tasks = importlib.import_module("grpo").TASKS
+    args, sources = defaults_of("grpo", "--model", str(tmp_path), "--task", "countdown")
+    assert (args.lr, args.prompts_per_step) == (1e-6, tasks["countdown"]["prompts_per_step"])
+    assert args.kv_cache_gb == defaults.ON_CPU["kv_cache_gb"]
+    assert {source.reason for source in sources.values()} <= {"task countdown", "no GPU", "bfloat16 is slow here"}
+    assert defaults.of_model("Qwen/Qwen2.5-3B-Instruct", Args) == {}  # a hub id
+
+
+def test_a_models_settings_override_the_tasks_and_the_machines(tmp_path, monkeypatch):
+    monkeypatch.setattr(defaults, "ON_GPU", False)
+    model = model_folder(tmp_path / "mine", {"kv_cache_gb": 0.125, "prompts_per_step": 6})
+    args, sources = defaults_of("grpo", "--model", model, "--task", "countdown")
+    assert (args.kv_cache_gb, args.prompts_per_step) == (0.125, 6)
+    assert settings.differences(args, sources)["prompts_per_step"] == (128, "mine")  # the paper's for this task
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", r"trainer_settings\.json can't be read"),
+        ("[1]", r"trainer_settings\.json"),
+        ({"lr": 7}, r"--lr is 7; it must be in \(0, 1\]"),
+        ({"steps": "many"}, "--steps is many; it must be greater than 0"),
+        ({"dtype": "int8"}, "--dtype is int8; it must be 'bfloat16' or 'float32'"),
+    ],
+)
+def test_a_models_settings_are_checked(content, says, tmp_path):
+    with pytest.raises(ValueError, match=says):
+        defaults_of("grpo", "--model", model_folder(tmp_path / "mine", content))
+
+
+def test_a_resumed_run_has_its_own_settings_and_not_the_models(tmp_path):
+    grpo = importlib.import_module("grpo")
+    model = model_folder(tmp_path / "mine", {"lr": 5e-4})
+    of_the_run = dataclasses.asdict(grpo.Args(model=model, lr=0.25, steps=3))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "args.json").write_text(json.dumps(of_the_run))
+    (run / "run.json").write_text(json.dumps({"script": "grpo"}))
+    args, sources = defaults_of("grpo", f"--resume={run}", "--seed=4")
+    assert dataclasses.asdict(args) == of_the_run | {"resume": str(run), "seed": 4}
+    assert settings.differences(args, sources)["lr"] == (1e-6, "the resumed run")
+
+
 # ------------------------------------------------------------------------------------------ machine
 
 
@@ -272,13 +376,13 @@ def test_the_type_of_compute_is_what_the_machine_is_fast_at(fast, monkeypatch):
     monkeypatch.setattr(machine, "has_fast_bfloat16", lambda: fast)
     for script in ("grpo", "acpo"):
         trainer = importlib.import_module(script)
-        monkeypatch.setattr(trainer, "ON_GPU", False)
-        args = trainer.parse_args([])
+        monkeypatch.setattr(defaults, "ON_GPU", False)
+        args, sources = defaults.read([], trainer.Args, trainer.TASKS)
         assert args.dtype == ("bfloat16" if fast else "float32")
-        _, sources = trainer.default_settings([])
         found = settings.differences(args, sources)
         assert found.get("dtype") == (None if fast else ("bfloat16", "bfloat16 is slow here"))
-        assert trainer.parse_args(["--dtype", "bfloat16"]).dtype == "bfloat16"
+        args, _ = defaults.read(["--dtype", "bfloat16"], trainer.Args, trainer.TASKS)
+        assert args.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -287,9 +391,9 @@ def test_the_type_of_compute_is_what_the_machine_is_fast_at(fast, monkeypatch):
 )
 def test_many_gpus_recompute_nothing(task, n_gpus, checkpointing, monkeypatch):
     trainer = importlib.import_module("grpo")
-    monkeypatch.setattr(trainer, "ON_GPU", True)
-    monkeypatch.setattr(trainer, "WORLD_SIZE", n_gpus)
-    args = trainer.parse_args(["--task", task])
+    monkeypatch.setattr(defaults, "ON_GPU", True)
+    monkeypatch.setattr(defaults, "WORLD_SIZE", n_gpus)
+    args, _ = defaults.read(["--task", task], trainer.Args, trainer.TASKS)
     assert (args.gradient_checkpointing, args.compile, args.dtype) == (checkpointing, True, "bfloat16")
 
 
@@ -475,26 +579,30 @@ def test_before_and_after_if_nothing_was_learned():
 # ------------------------------------------------------------------------------------------ records
 
 
-def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys):
+def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     run_dir = tmp_path / "[red]run"
     run_dir.mkdir()
-    args = Args(run_dir=str(run_dir))
-    book = records.Records(0, args, SIZES)
+    args = Args(run_dir=str(run_dir), responses_per_prompt=3)
+    monkeypatch.setattr(signals, "catch", lambda: ["SIGTERM"])  # as if one had come
+    book = records.Records(args, SIZES)
+    book.open(0)
+    assert book.interrupted()
     examples = [row(0, number, False) for number in reversed(range(30))]
-    for example in examples:
-        del example["step"]
+    tests = [{"id": e["id"], "messages": [{"content": e["prompt"]}]} for e in examples]
+    answers = [SimpleNamespace(text=e["response"]) for e in examples]
     book.write({"step": 0, "eval/accuracy": 0.25})
-    book.write_tests(0, examples)
+    book.write_tests(0, tests, answers, [{"correct": False, "reward": -1.5}] * 30)
     for step in range(1, 4):
         book.write(dict(STEP, step=step, kl=None, sampler_gap=0.2 * (step == 2)))
-        problems = [{"messages": [{"content": f"p{i}"}], "answer": i} for i in range(3)]
+        problems = [{"messages": [{"content": f"p{i // 3}"}], "answer": i // 3} for i in range(9)]
+        responses = [SimpleNamespace(text=letter) for letter in "abcdefghi"]
         scores = [{"reward": i, "correct": False, "format": True} for i in range(9)]
-        book.write_samples(step, problems, list("abcdefghi"), scores)
-        book.write_tests(step, [dict(example, correct=True) for example in examples])
+        book.write_samples(step, problems, responses, scores)
+        book.write_tests(step, tests, answers, [{"correct": True, "reward": 3.0}] * 30)
     checkpoint = run_dir / "checkpoints" / "step_000003"
     checkpoint.mkdir(parents=True)
     (checkpoint / "trainer_state.json").write_text("{}")
-    book.close(3, ["SIGTERM"])
+    book.close(3)
     text = capsys.readouterr().out
     assert text.count(terminal.heading_line()) == 1
     assert text.count("warning: sampler_gap is 0.200 nats, usually below 0.1") == 1
@@ -506,8 +614,17 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys):
     assert about["sizes"] == SIZES and about["versions"]["torch"] == torch.__version__
     assert re.fullmatch(r"[0-9a-f]{7,}\+?", about["commit"])
     assert (run_dir / "curves.png").exists()
+    samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    assert [(s["prompt"], s["answer"], s["response"], s["reward"]) for s in samples[:4]] == [
+        ("p0", 0, "a", 0), ("p0", 0, "b", 1), ("p1", 1, "d", 3), ("p1", 1, "e", 4),
+    ]  # fmt: skip
 
-    records.Records(2, args, SIZES).close(2, [])
+    monkeypatch.setattr(signals, "catch", list)
+    book = records.Records(args, SIZES)
+    book.open(2)
+    assert not book.interrupted()
+    book.close(2)
+    assert "done after step 2" in capsys.readouterr().out
     steps = {}
     for name in ("metrics", "samples", "test_samples"):
         lines = (run_dir / f"{name}.jsonl").read_text().splitlines()
@@ -550,6 +667,9 @@ def test_the_folder_of_a_run(tmp_path, monkeypatch):
     records.choose_folder(args)
     assert re.fullmatch(r"runs/dapo_kk_4_\d{8}-\d{6}", args.run_dir)
     assert (tmp_path / args.run_dir / "lock").is_file()
+    args = Args(task="my/own task.py")
+    records.choose_folder(args)
+    assert re.fullmatch(r"runs/dapo_own task_0_\d{8}-\d{6}", args.run_dir)
     args = Args(run_dir="a/b")
     records.choose_folder(args)
     assert args.run_dir == "a/b" and (tmp_path / "a" / "b").is_dir()
@@ -557,8 +677,13 @@ def test_the_folder_of_a_run(tmp_path, monkeypatch):
 
 def test_a_step_that_is_not_finite_ends_the_run(tmp_path):
     args = Args(run_dir=str(tmp_path))
-    with pytest.raises(SystemExit, match=r"step 7: loss nan, gradient norm 1\.5\."):
-        records.stop_at_non_finite({"ids": torch.ones(2)}, 7, math.nan, 1.5, args)
+    batch = {"ids": torch.ones(2)}
+    records.check_finite(0.5, 1.5, batch, 6, args)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(SystemExit, match=r"step 7: loss nan, gradient norm 1\.5\..*lower --lr or"):
+        records.check_finite(math.nan, 1.5, batch, 7, args)
+    with pytest.raises(SystemExit, match=r"step 8: loss 0\.5, gradient norm inf\..*lower --value_lr or"):
+        records.check_finite(0.5, math.inf, batch, 8, args, lr_flag="--value_lr")
     kept = torch.load(tmp_path / "non_finite_step_000007_process_0.pt")
     assert kept["args"]["lr"] == 1e-6 and kept["batch"]["ids"].tolist() == [1, 1]
 
@@ -597,14 +722,14 @@ def test_a_checkpoint_continues_to_the_last_bit(tmp_path):
     (tmp_path / "checkpoints" / "step_000009.tmp").mkdir(parents=True)  # a kill left it
     for step in (1, 2, 3):
         learn(policy, optimizer)
-        before = weights.some_of(policy, "bfloat16")
+        before = weights.subset(policy, "bfloat16")
         checkpoints.save(policy, optimizer, tokenizer, step, 10 * step, args)
     found = checkpoints.complete(tmp_path)
     assert [path.name for path in found] == ["step_000002", "step_000003"]
     assert sorted((tmp_path / "checkpoints").iterdir()) == found
     checkpoints.check(tmp_path)
     learn(policy, optimizer)
-    assert 0.1 < (weights.some_of(policy, "bfloat16") != before).float().mean() <= 1
+    assert 0.1 < (weights.subset(policy, "bfloat16") != before).float().mean() <= 1
 
     torch.manual_seed(5)
     fresh, its_optimizer = policy_and_optimizer()
@@ -616,12 +741,21 @@ def test_a_checkpoint_continues_to_the_last_bit(tmp_path):
     assert sum(p.numel() for p in ordinary.parameters()) == sum(p.numel() for p in fresh.parameters())
 
 
-def test_the_clock_adds_up():
-    metrics = {}
-    for _ in range(2):
-        with clock.timed(metrics, "score"):
-            sum(range(1000))
-    assert list(metrics) == ["time/score"] and 0 < metrics["time/score"] < 1
+def test_the_clock_adds_up(monkeypatch):
+    peaks = iter([1.0, 3.0, 2.0])  # a look for each lap; one more would be an error
+    monkeypatch.setattr(memory, "peak_gb", lambda: next(peaks))
+    watch = clock.Clock()
+    for phase in ("sample", "score", "sample"):  # dapo.py samples again
+        sum(range(1000))
+        watch.lap(phase)
+    found = watch.end("sync")  # the sampler is awake then: its memory is not the trainer's peak
+    assert list(found) == ["time/sample", "time/score", "time/sync", "time/step", "peak_memory_gb"]
+    assert found["peak_memory_gb"] == 3.0
+    seconds = [found[f"time/{phase}"] for phase in ("sample", "score", "sync")]
+    assert all(0 < second < 1 for second in seconds) and found["time/step"] == pytest.approx(sum(seconds))
+
+
+def test_the_peak_of_the_memory_is_more_than_nothing():
     assert memory.peak_gb() > 0
 
 
@@ -669,3 +803,52 @@ def test_an_error_of_the_users_is_one_line(capsys):
     assert capsys.readouterr().err == "error: --lr is 2; it must be in (0, 1]\n"
     with contextlib.suppress(KeyError), settings.errors_in_one_line():
         raise KeyError
+
+
+# ------------------------------------------------------------------------------- who imports whom
+
+
+def imported_by(path):
+    """The modules of this project that a file imports, also inside functions: {"runtime.files", …}."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:  # a module, or something in one
+                is_module = Path(ROOT, *node.module.split("."), f"{alias.name}.py").is_file()
+                found.add(f"{node.module}.{alias.name}" if is_module else node.module)
+    return found
+
+
+def imports_of(folder):
+    """{"folder.module": the modules that it imports}, of all modules in a folder of the project."""
+    return {f"{folder}.{path.stem}": imported_by(path) for path in sorted((ROOT / folder).glob("*.py"))}
+
+
+@pytest.mark.parametrize(
+    ("folder", "may_not"),
+    [
+        ("rewards", ["runtime", "tools", "lab"]),
+        ("runtime", ["tools", "lab", "course", "benchmarks"]),
+        ("tools", ["lab"]),
+        (".", ["tools", "lab"]),  # the trainers
+    ],
+)
+def test_the_folders_import_in_one_direction(folder, may_not):
+    modules = imports_of(folder)
+    if folder == ".":
+        modules = {f"{stem}.py": imported_by(ROOT / f"{stem}.py") for stem in family.family()}
+    assert len(modules) > 3
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in modules.items()
+        for other in sorted(others)
+        if other.split(".")[0] in may_not
+    ]
+    assert not wrong
+
+
+def test_no_module_of_runtime_imports_itself_by_way_of_others():
+    order = list(graphlib.TopologicalSorter(imports_of("runtime")).static_order())  # CycleError
+    assert order.index("runtime.processes") < order.index("runtime.records") < order.index("runtime.start")

@@ -1,14 +1,18 @@
-"""Every script on every task, end to end on the CPU; and what load_task makes of a task's problems."""
+"""Every script on every task, end to end on the CPU; what load_task makes of a task's problems; and tasks in files of
+one's own.
+"""
 
 import importlib
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
-from conftest import DATA, KK_TINY, metrics, puzzles, run, small
+from conftest import DATA, KK_TINY, ROOT, metrics, parse, puzzles, run, small
 from transformers import AutoTokenizer
 
-from rewards import encode, load_task
+from rewards import countdown, data_sources, encode, find_task, load_task, score
+from runtime import defaults, measure
 from tools import family
 
 SCRIPTS = family.family()
@@ -86,22 +90,24 @@ def test_scripts_train_on_tasks(script, task, trained):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_task_brings_the_papers_settings(script, monkeypatch):
     trainer = importlib.import_module(script)
-    monkeypatch.setattr(trainer, "ON_GPU", True)
-    args = trainer.parse_args(["--task", "math"])
+    monkeypatch.setattr(defaults, "ON_GPU", True)
+    args = parse(trainer, "--task", "math")
     assert (args.model, args.chat_template, args.temperature) == ("Qwen/Qwen2.5-7B", "none", 1.0)
     assert (args.prompts_per_step, args.epochs) == (128, 1)
-    assert args.updates_per_step == (1 if script == "reinforce" else 2)
-    args = trainer.parse_args(["--task=countdown"])
+    assert args.updates_per_step == (1 if script in ("reinforce", "rloo") else 2)
+    args = parse(trainer, "--task=countdown")
     assert (args.prompts_per_step, args.responses_per_prompt, args.max_response_tokens) == (128, 10, 3072)
-    args = trainer.parse_args(["--task", "hitab"])
+    args = parse(trainer, "--task", "hitab")
     assert (args.model, args.prompts_per_step, args.max_response_tokens) == ("Qwen/Qwen2.5-3B", 128, 3072)
-    assert trainer.parse_args(["--task", "math", "--temperature", "0.5", "--model", "x"]).temperature == 0.5
-    assert trainer.parse_args(["--task", "kk"]) == trainer.Args()
+    assert parse(trainer, "--task", "math", "--temperature", "0.5", "--model", "x").temperature == 0.5
+    assert parse(trainer, "--task", "kk") == trainer.Args()
+    assert parse(trainer, "--task", "my/own.py") == trainer.Args(task="my/own.py")  # the papers' for K&K
 
 
 def settings(task, data, **changes):
     fixed = {"task": task, "data": "", "test_data": "", "people": "2-3", "numbers": "3-4", "chat_template": "auto"}
-    return SimpleNamespace(**fixed | {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0} | data[task] | changes)
+    sizes = {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0}
+    return SimpleNamespace(**fixed | sizes | data[task] | changes)
 
 
 @pytest.mark.parametrize("task", ["kk", "math", "countdown", "hitab"])
@@ -142,3 +148,131 @@ def test_without_a_chat_template_the_prompt_is_plain_text(data):
     assert tokenizer.decode(train[0]["prompt_ids"]) == content + "\n"
     _, chat, _ = load_task(settings("math", data), tokenizer)
     assert "<|im_start|>user" in tokenizer.decode(chat[0]["prompt_ids"])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A task in a file of one's own
+
+LOAD = """
+def load(source, split, *, size=None, seed=0):
+    asked = [source, split, size, seed]
+    return [{"messages": [{"role": "user", "content": f"Count to {n}"}], "answer": asked + [n]} for n in range(2, 9)]
+"""
+SCORE = """
+def score(response, answer):
+    return {"reward": len(response), "correct": "5" in response, "format": True}
+"""
+
+
+@pytest.fixture
+def a_task(tmp_path):
+    """A function that writes a task and gives its settings."""
+
+    def write(text, **changes):
+        file = tmp_path / "mine.py"
+        file.write_text(text)
+        return settings(str(file), {str(file): changes})
+
+    return write
+
+
+def test_a_task_of_ones_own_gets_what_it_leaves_out(a_task):
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    args = a_task(LOAD + SCORE, data="here.txt", eval_size=3, seed=8)
+    task, train, test = load_task(args, tokenizer)
+    assert train[1]["answer"] == ["here.txt", "train", None, 8, 3] and test[0]["answer"] == [None, "test", 3, 8, 2]
+    assert (train[0]["prefix"], train[0]["category"], train[6]["id"]) == ("", "all", 6)
+    assert train[0]["prompt_ids"] == encode(tokenizer, train[0]) and "Count to 2" in tokenizer.decode(
+        train[0]["prompt_ids"]
+    )
+    responses = [SimpleNamespace(text="1 2 3"), SimpleNamespace(text="12345")]
+    found = score(task, responses, train[:2])
+    assert [(s["reward"], s["correct"]) for s in found] == [(5, False), (5, True)]
+    assert data_sources(args) == ["here.txt", ""] and data_sources(a_task(LOAD + SCORE)) == ["", ""]
+
+
+def test_a_task_of_ones_own_may_score_all_responses_together_and_have_categories_and_a_prefix(a_task):
+    text = LOAD.replace('"answer"', '"prefix": "1 ", "category": n % 2, "answer"') + SCORE
+    text += "def score_all(responses, answers):\n    return [score(max(responses), None) for _ in responses]\n"
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    task, train, _ = load_task(a_task(text), tokenizer)
+    assert tokenizer.decode(train[0]["prompt_ids"]).endswith("1 ") and train[1]["category"] == 1
+    assert [found["reward"] for found in task.score_all(["1", "22"], [None, None])] == [2, 2]
+
+
+NOT_TASKS = {
+    "no load": (SCORE, r"has no function load\(\): a task needs load\(\) and score\(\)"),
+    "no score": (LOAD, r"has no function score\(\)"),
+    "a score that is no function": (LOAD + "score = 3", r"has no function score\(\)"),
+    "an exception": ("import nowhere\n" + LOAD, "can't be imported: ModuleNotFoundError: No module named 'nowhere'"),
+    "no Python": ("def load(", "can't be imported: SyntaxError"),
+    "no problems": (
+        "def load(*_, **more):\n    return []\n" + SCORE,
+        r"load\(\) must give a list of problems, and gave",
+    ),
+    "None": ("def load(*_, **more):\n    pass\n" + SCORE, r"load\(\) must give a list of problems, and gave None"),
+    "no answer": (LOAD.replace('"answer"', '"target"') + SCORE, r"problem 0 of load\(\) is not complete: answer"),
+    "no message": (LOAD.replace('"role": "user", ', "") + SCORE, r"problem 0 of load\(\) .*messages\.0\.role"),
+    "no reward": (LOAD + SCORE.replace("reward", "points"), r"what score\(\) gives is not complete: reward"),
+    "no correct": (LOAD + SCORE.replace("correct", "right"), r"what score\(\) gives is not complete: correct"),
+    "no format": (LOAD + SCORE.replace("format", "form"), r"what score\(\) gives is not complete: format"),
+    "a reward that is no number": (LOAD + SCORE.replace("len(response)", "'much'"), "reward: .* valid number"),
+    "a reward that is not finite": (LOAD + SCORE.replace("len(response)", "float('nan')"), "reward: .* finite number"),
+    "parts that are no numbers": (LOAD + SCORE.replace('"format"', '"parts": {"a": "b"}, "format"'), r"parts\.a: "),
+    "nothing as a score": (
+        LOAD + "def score(response, answer):\n    pass\n",
+        r"what score\(\) gives is not complete: it: ",
+    ),
+    "fails": (
+        LOAD + SCORE.replace("len(response)", "response[0]"),
+        r"score\(\) fails on an empty response: IndexError",
+    ),
+}
+
+
+@pytest.mark.parametrize("text, says", NOT_TASKS.values(), ids=NOT_TASKS)
+def test_a_file_that_is_no_task_is_refused_in_one_line(text, says, a_task):
+    args = a_task(text)
+    with pytest.raises(ValueError, match=says) as refused:
+        load_task(args, AutoTokenizer.from_pretrained(KK_TINY))
+    assert str(refused.value).count(args.task) == 1 and len(str(refused.value).splitlines()) == 1
+
+
+def test_what_is_no_task_is_refused(tmp_path):
+    assert find_task("countdown") is countdown
+    with pytest.raises(ValueError, match=r"--task is 'own'; it must be one of kk, math, countdown, hitab, or a Python"):
+        find_task("own")  # a module of rewards/, and no task
+    for path in (tmp_path / "nowhere.py", tmp_path):
+        with pytest.raises(ValueError, match=r"there is no such file|must be one of"):
+            find_task(str(path))
+
+
+def test_parts_of_a_reward_are_means_over_the_responses_that_have_them():
+    scores = [{"parts": {"a": 1, "b": 2.0}}, {"parts": {"a": 2}}, {}, {"parts": {}}]
+    assert measure.parts_of_rewards(scores) == {"reward/a": 1.5, "reward/b": 2.0}
+    assert measure.parts_of_rewards([{"reward": 1}]) == {}
+
+
+@pytest.fixture(scope="module")
+def own_run(tmp_path_factory):
+    """Two steps of grpo.py on the task that docs/add_a_task.md makes."""
+    folder = tmp_path_factory.mktemp("own")
+    page = (ROOT / "docs" / "add_a_task.md").read_text()
+    (folder / "brief.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    run("grpo.py", *small(folder / "run", task=folder / "brief.py"))
+    return folder / "run"
+
+
+def test_a_run_on_a_task_of_ones_own_logs_the_parts_of_its_rewards(own_run):
+    rows = metrics(own_run)
+    assert [row["step"] for row in rows] == [1, 2] and "eval/accuracy" in rows[1]
+    for row in rows:
+        assert row["reward/rule"] + row["reward/brief"] == pytest.approx(row["reward"])
+        assert 0 <= row["reward/brief"] <= 0.5 and -3 <= row["reward/rule"] <= 3
+    samples = [json.loads(line) for line in (own_run / "samples.jsonl").read_text().splitlines()]
+    assert all(sample["reward"] == sum(sample["parts"].values()) for sample in samples)
+
+
+def test_a_run_on_a_task_of_ones_own_is_resumed(own_run):
+    run("grpo.py", "--resume", own_run, "--steps", "3")
+    assert [row["step"] for row in metrics(own_run)] == [1, 2, 3]

@@ -1,4 +1,6 @@
-"""What is drawn and compared: tools/plot.py, tools/compare.py; the pictures of benchmarks/growth.py and kk_tiny."""
+"""What is drawn and compared: runtime/curves.py, tools/plot.py, tools/compare.py; the pictures of growth.py and
+kk_tiny.
+"""
 
 import importlib
 import json
@@ -11,6 +13,7 @@ import pytest
 from conftest import ROOT, small
 
 from models import make_kk_tiny
+from runtime import checks, curves, defaults
 from tools import compare, family, plot
 
 
@@ -27,6 +30,53 @@ def write_run(folder, script, values, **settings):
 
 def call(*words):
     return subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# curves.py
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """A function that gives the figure of a run's curves."""
+    figures = []
+    save = curves.save
+    monkeypatch.setattr(curves, "save", lambda figure, paths: figures.append(save(figure, paths)))
+
+    def draw(rows, path):
+        curves.draw(rows, path)
+        return figures.pop()
+
+    return draw
+
+
+def test_the_curves_of_a_run_are_what_was_measured_and_its_test_accuracy_by_category(drawn, tmp_path):
+    rows = [{"step": 0, "eval/accuracy": 0.2, "eval/accuracy_2": 0.3, "eval/accuracy_3": 0.1}]
+    rows += [{"step": step, "reward": step / 10, "accuracy_2": 0.5, "kl": None} for step in (1, 2)]
+    rows += [{"step": 3, "reward": 1100.0, "eval/accuracy": 0.9, "eval/accuracy_2": 1.0, "eval/accuracy_3": 0.8}]
+    figure = drawn(rows, tmp_path / "curves.png")
+    assert titles(figure) == ["test accuracy", "reward"]  # no panel for what the run has not measured
+    accuracy, reward = figure.axes
+    assert lines(accuracy) == [[0.2, 0.9], [0.3, 1.0], [0.1, 0.8]] and lines(reward) == [[0.1, 0.2, 1100.0]]
+    assert [text.get_text() for text in accuracy.get_legend().get_texts()] == ["all", "2", "3"]
+    assert list(reward.lines[0].get_xdata()) == [1, 2, 3] and not reward.get_legend()
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_run_has_at_most_six_curves(drawn, tmp_path):
+    row = {"step": 1} | {key: 0.5 for key in curves.TITLES}
+    assert len(drawn([row], tmp_path / "curves.png").axes) == curves.MOST_PANELS == 6
+    assert not drawn([], tmp_path / "curves.png").axes  # a run that was stopped before anything was measured
+
+
+def test_the_terminals_plot_shows_reward_and_test_accuracy():
+    rows = [{"step": 0, "eval/accuracy": 0.2, "eval/accuracy_2": 0.3}]
+    rows += [{"step": step, "reward": step / 10} for step in range(1, 9)] + [
+        {"step": 9, "reward": 1, "eval/accuracy": 0.9}
+    ]
+    text = curves.in_terminal(rows, width=80, colours=False)
+    assert "reward" in text and "test accuracy" in text and "accuracy_2" in text and "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -124,13 +174,6 @@ def test_a_panel_has_at_most_five_lines_and_every_group_is_drawn(n_groups):
     assert {text.get_text() for legend in legends for text in legend.get_texts()} == set(groups)
 
 
-def test_a_run_alone_is_drawn_by_category_five_at_most():
-    for n_categories, expected in [(0, [1]), (3, [4]), (5, [1, 5]), (6, [1, 5, 1])]:
-        row = {"step": 1, "accuracy": 0.5} | {f"accuracy_{i}": 0.1 for i in range(n_categories)}
-        figure = plot.draw({"run": [[row]]}, [])
-        assert [len(axis.lines) for axis in figure.axes] == expected
-
-
 def overlap(figure, legend, axis):
     """Whether a legend, as it is drawn, covers a part of the panel in which the data lies."""
     figure.draw_without_rendering()
@@ -138,9 +181,8 @@ def overlap(figure, legend, axis):
 
 
 def test_legends_do_not_lie_on_data():
-    rows = [{"step": s} | {f"accuracy{part}": 0.5 for part in ("", "_2", "_3", "_4", "_5")} for s in range(9)]
-    rows = [row | {key: 1.0 for key in ("reward", "entropy", "kl")} for row in rows]
-    for n_groups in (1, 3, 7):
+    rows = [{"step": s} | {key: 1.0 for key in ("accuracy", "reward", "entropy", "kl")} for s in range(9)]
+    for n_groups in (3, 7):
         figure = plot.draw({f"entry {i}": [rows] for i in range(n_groups)}, [])
         legends = [axis.get_legend() for axis in figure.axes if axis.get_legend()] + figure.legends
         assert legends
@@ -225,18 +267,6 @@ def test_plot_smooths_if_it_is_asked_to(tmp_path):
         done = call("tools/plot.py", run, "--out", tmp_path / "x", *flags)
         assert done.returncode == 0, done.stderr
         assert ("exponential average (0.5)" in (tmp_path / "x.svg").read_text()) == named
-
-
-def test_the_terminals_plot_shows_reward_and_test_accuracy():
-    rows = [{"step": 0, "eval/accuracy": 0.2, "eval/accuracy_2": 0.3}]
-    rows += [{"step": step, "reward": step / 10} for step in range(1, 9)] + [
-        {"step": 9, "reward": 1, "eval/accuracy": 0.9}
-    ]
-    text = plot.in_terminal(rows, width=80, colours=False)
-    assert "reward" in text and "test accuracy" in text and "accuracy_2" in text and "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= 80
-    assert "average" not in text
-    assert "exponential average, 0.9" in plot.in_terminal(rows, width=80, colours=False, smoothing=0.9)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -418,8 +448,9 @@ def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
     common, entries = compare.SUITES[suite]
     for name, (script, *flags) in compare.read_entries(entries).items():
         trainer = importlib.import_module(script.removesuffix(".py"))
-        args = trainer.parse_args([*flags, *shlex.split(common)])
-        trainer.check_args(args)
+        args, _ = defaults.read([*flags, *shlex.split(common)], trainer.Args, trainer.TASKS)
+        checks.check_prompts_per_step(args)
+        args.check()
         assert args.eval_size == (500 if suite in ("long", "learning_rate") else 300), name
 
 

@@ -25,7 +25,8 @@ from statistics import fmean
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tools import compare, family, generated, plot
+from runtime import curves
+from tools import compare, family, generated
 
 ROOT = family.ROOT
 FILE = ROOT / "docs" / "claims.md"
@@ -133,7 +134,7 @@ class Ahead:
         if self.key == EVALUATION:
             measures = {"mean": compare.final, f"at {last}": compare.at_the_end}
         else:
-            measures = {f"{plot.TITLES[self.key]}, last 5 steps": late_mean}
+            measures = {f"{curves.TITLES[self.key]}, last 5 steps": late_mean}
         shown, holds, opposite = [], [], []
         for name, measure in measures.items():
             differences = [measure(a, self.key) - measure(b, self.key) for a, b in pairs]
@@ -273,7 +274,7 @@ def kept_runs(folder, suite, entry):
 
 def late_mean(run, key):
     """The mean of a metric over a run's last five steps, as in the tables of tools/compare.py."""
-    return fmean(plot.points(run["rows"], key)[1][-5:])
+    return fmean(curves.points(run["rows"], key)[1][-5:])
 
 
 @functools.cache

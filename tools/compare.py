@@ -29,7 +29,7 @@ import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from runtime import files
+from runtime import curves, files
 from tools import family, plot
 
 ROOT = Path(__file__).parents[1]
@@ -215,7 +215,7 @@ def run(command, limit):
             raise RuntimeError(f"{command}\ntook more than {limit} minutes") from None
         if done.returncode:
             raise RuntimeError(f"{command}\nended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
-        rows = plot.read_rows(Path(folder, "metrics.jsonl"))
+        rows = curves.read_rows(Path(folder, "metrics.jsonl"))
         about = json.loads(Path(folder, "run.json").read_text())
     rows = [{key: shorter(row[key]) for key in KEPT if row.get(key) is not None} for row in rows]
     return {"command": command} | about | {"rows": rows}
@@ -227,7 +227,7 @@ def shorter(value):
 
 def evaluations(run, key):
     """(steps, values) of the run's evaluations; the one before training does not count."""
-    return plot.points([row for row in run["rows"] if row["step"] > 0], key)
+    return curves.points([row for row in run["rows"] if row["step"] > 0], key)
 
 
 def final(run, key):
@@ -337,13 +337,13 @@ def table(runs, commands, common):
             compared = name != first and pairs
             cells.append(shown_difference([ours - theirs for ours, theirs in pairs]) if compared else "")
         cells += [shown([final(run, key) for run in mine]) for key in people]
-        cells += [shown([fmean(plot.points(run["rows"], "reward")[1][-5:]) for run in mine])]
-        cells += [f"{fmean(fmean(plot.points(run['rows'], 'response_tokens')[1][-5:]) for run in mine):.0f}"]
-        cells += [f"{fmean(fmean(plot.points(run['rows'], 'time/step')[1]) for run in mine):.1f}"]
+        cells += [shown([fmean(curves.points(run["rows"], "reward")[1][-5:]) for run in mine])]
+        cells += [f"{fmean(fmean(curves.points(run['rows'], 'response_tokens')[1][-5:]) for run in mine):.0f}"]
+        cells += [f"{fmean(fmean(curves.points(run['rows'], 'time/step')[1]) for run in mine):.1f}"]
         cells += [f"{PAPER[name]:.2f}" if name in PAPER else ""]
         below = family.depth(Path(commands[name][0]).stem) > 1  # it grew from another than grpo.py
         lines.append("| " + " | ".join(["└ " * below + name, *cells]) + " |")
-    start = [plot.points(run["rows"], "eval/accuracy")[1][0] for run in everything]
+    start = [curves.points(run["rows"], "eval/accuracy")[1][0] for run in everything]
     commits, machines = ({run[key] for run in everything} for key in ("commit", "machine"))
     versions = {f"{name} {version}" for run in everything for name, version in run["versions"].items()}
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})

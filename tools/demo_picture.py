@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tyro
 
-from runtime import before_after, files
+from runtime import before_after, curves, files
 from tools import plot
 
 ROOT = Path(__file__).parents[1]
@@ -33,12 +33,12 @@ class Args:
 def read(folder):
     """What the picture shows of a run, for JSON. ValueError if it is no run, or has learned no kept problem."""
     run = plot.read_run(folder)
-    before, after, learned = before_after.pairs(plot.read_rows(folder / "test_samples.jsonl"))
+    before, after, learned = before_after.pairs(curves.read_rows(folder / "test_samples.jsonl"))
     if not learned:
         raise ValueError(f"{folder} has no test problem that was wrong before training and is right after it")
     chosen = min(learned, key=lambda number: len(after[number]["response"]))  # the shortest can be read in a picture
     about = files.read_object(folder / "run.json")
-    keys = ["step", *plot.parts_of(run["rows"], "eval/accuracy"), "eval/accuracy", "response_tokens", "time/step"]
+    keys = ["step", *curves.with_categories(run["rows"], "eval/accuracy"), "response_tokens", "time/step"]
     return {
         "script": run["script"],
         "settings": run["args"] | {"run_dir": "", "resume": ""},
@@ -65,7 +65,7 @@ def lines_of(text, longest=LONGEST):
 
 def draw(kept, path):
     """The picture: on the left the accuracy, on the right one response before and after. Gives the figure."""
-    figure = plot.new_figure(15, 5.6, "")
+    figure = curves.new_figure(15, 5.6, "")
     left, right = figure.subplots(1, 2, width_ratios=[1, 2])
     draw_accuracy(left, kept["rows"], f"accuracy on {kept['settings']['eval_size']} test puzzles")
     right.axis("off")
@@ -73,20 +73,19 @@ def draw(kept, path):
     prompt = "\n".join(textwrap.wrap(" ".join(kept["before"]["prompt"].split()), 2 * COLUMN))
     write(right, 0, 1, count, size=13)
     write(right, 0, 0.92, prompt, color="0.35", family="monospace")
-    for x, colour, row in ((0, plot.COLOURS[1], kept["before"]), (0.51, plot.COLOURS[2], kept["after"])):
+    for x, colour, row in ((0, curves.COLOURS[1], kept["before"]), (0.51, curves.COLOURS[2], kept["after"])):
         when = "before training" if row["step"] == 0 else f"after step {row['step']}"
         verdict = "right" if row["correct"] else "wrong"
         write(right, x, 0.58, f"{when}: {verdict}", color=colour, weight="bold", size=13)
         write(right, x, 0.51, lines_of(row["response"]), family="monospace")
-    plot.save(figure, [path])
+    curves.save(figure, [path])
     return figure
 
 
 def draw_accuracy(axis, rows, title):
-    plot.draw_line(axis, [rows], "eval/accuracy", color=plot.COLOURS[0], label="all")
-    for i, key in enumerate(plot.parts_of(rows, "eval/accuracy"), 1):
-        label = f"{key.rpartition('_')[2]} people"
-        plot.draw_line(axis, [rows], key, color=plot.COLOURS[i], ls=plot.STYLES[i], label=label)
+    for i, key in enumerate(curves.with_categories(rows, "eval/accuracy")):
+        label = "all" if i == 0 else f"{key.rpartition('_')[2]} people"
+        plot.draw_line(axis, [rows], key, color=curves.COLOURS[i], ls=curves.STYLES[i], label=label)
     axis.set(title=title, xlabel="training step", ylim=(0, 1))
     axis.legend(loc="lower right", frameon=False)
 

@@ -25,6 +25,7 @@ import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from unittest import mock
 
 import tyro
 from packaging.requirements import Requirement
@@ -617,13 +618,8 @@ def measure_update(config, rows, prompt, response):
     args.compile = processes.ON_GPU
     with torch.device(processes.DEVICE):
         lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    # As in grpo.load_policy.
-    lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    lm.train()
-    policy = grpo.Policy(lm, args.dtype == "bfloat16", share_prompt=False)
-    if args.compile:
-        for layer in lm.model.layers:
-            layer.compile(dynamic=True)
+    with mock.patch.object(grpo.AutoModelForCausalLM, "from_pretrained", return_value=lm):  # in place of a folder's
+        policy = grpo.load_policy(args, trained=True)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
 
     shape = (rows, prompt + response)

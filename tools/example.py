@@ -1,8 +1,8 @@
 """The worked example of docs/algorithms: one prompt and four short responses, in numbers.
 
 The rewards and probabilities are given here. All else is computed by a script's own functions: compute_advantages, and
-its update() on a table of log-probabilities in place of the model, as in lab/lens.py. What is shown of an update are
-the local variables of the script's policy_loss, read when it returns.
+its update() on a table of log-probabilities in place of the model (updates.py). What is shown of an update are the
+local variables of the script's policy_loss, read when it returns.
 
 pages.py uses this module. It has no command line.
 """
@@ -14,10 +14,13 @@ import math
 import sys
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
+from types import SimpleNamespace
+from unittest import mock
 
 import torch
 
-from lab import common, lens
+from runtime.clock import Clock
+from tools import updates
 
 # ------------------------------------------------------------------------------------------------------- what is given
 
@@ -102,7 +105,7 @@ def rows_of(name):
 
 
 def sampled():
-    """The responses as lab/common.py's Sampled, in float64."""
+    """(batch, rewards [N]): what is known of the responses before their advantages, in float64."""
     mask = rows_of("old") > 0
 
     def log(name):
@@ -118,8 +121,7 @@ def sampled():
         "values": rows_of("value"),
     }
     rewards = torch.tensor([reward for reward, _ in RESPONSES], dtype=torch.float64)
-    texts = [" ".join(token.text for token in tokens) for _, tokens in RESPONSES]
-    return common.Sampled(batch, rewards, texts, [""], [reward > 0 for reward, _ in RESPONSES])
+    return batch, rewards
 
 
 # ------------------------------------------------------------------------------------------------- what a script makes
@@ -158,8 +160,8 @@ def watched(trainer, *names):
 def by_token(calls, name, shape):
     """A local variable of policy_loss for each token of the second update, [N, T]; NaN where a token took no part.
 
-    calls: those of policy_loss. The batch's ids there are the places in lens.py's table, which holds the batch twice:
-    the second copy is the second update. name: a local variable, or a key of its batch.
+    calls: those of policy_loss. The batch's ids there are places in a table, which holds the batch twice: the second
+    copy is the second update. name: a local variable, or a key of its batch.
     """
     num_rows, length = shape
     values = torch.full((2 * num_rows * length,), math.nan, dtype=torch.float64)
@@ -190,28 +192,27 @@ def example(script):
     """An Example: everything that the page of a script shows."""
     trainer = importlib.import_module(script)
     args = settings_of(script)
-    given = sampled()
-    mask = given.batch["mask"]
+    given, rewards = sampled()
+    mask = given["mask"]
     shape = mask.shape
     one_update = args.updates_per_step == 1  # then the policy is still the one that sampled
     probability, entropy = ("old", "entropy") if one_update else ("now", "entropy_now")
     logp = rows_of(probability).where(mask, 1.0).log()
 
     with watched(trainer, "token_returns", "estimate_advantages", "ar_weight", "overlong_penalty") as before:
-        batch = common.with_advantages(script, given, args)
-    first, _ = lens.token_weights(script, batch, batch["old_logp"], batch["entropy"], args, is_first=True)
+        batch = updates.with_advantages(script, given, rewards, args)
+    first, _ = updates.token_weights(script, batch, batch["old_logp"], batch["entropy"], args, is_first=True)
     watch = watched(trainer, "policy_loss", "clip_ranges", "entropy_threshold")
     with watch as calls:
-        now, stage = lens.token_weights(script, batch, logp, rows_of(entropy), args, is_first=False)
+        now, stage = updates.token_weights(script, batch, logp, rows_of(entropy), args, is_first=False)
 
     passes = [call for call in calls["policy_loss"] if call.local["batch"]["ids"].min() >= mask.numel()]
-    found = Example(args, [call.result for call in before.get("overlong_penalty", [])], groups_kept(trainer, given))
+    found = Example(args, [call.result for call in before.get("overlong_penalty", [])], groups_kept(trainer, args))
     for call in passes:
         result = call.result[0] if isinstance(call.result, tuple) else call.result
         found.losses.append(result.item())
-    for name in ("num_tokens", "num_responses", "divisor"):
-        if name in passes[-1].local:
-            found.divisor = float(passes[-1].local[name])
+    if "divisor" in passes[-1].local:
+        found.divisor = float(passes[-1].local["divisor"])
     names = ["logp", "ratio", "advantages", "surrogate", "clipped", "gate", "reasoning", "loss", "clip_range", "weight"]
     everything = passes[-1].local | passes[-1].local["batch"]
     found.columns = {name: by_token(passes, name, shape) for name in names if name in everything}
@@ -229,8 +230,9 @@ def example(script):
         found.columns["return"] = before["token_returns"][-1].result[0]
     if "ar_weight" in before:
         found.columns["ar_weight"] = before["ar_weight"][-1].result
-        # Before AR multiplied them.
-        found.columns["advantages_before"] = trainer.compute_advantages(*rewarded(given, found), args)
+        if found.penalties:
+            rewards = rewards + torch.tensor(found.penalties, dtype=torch.float64)
+        found.columns["advantages_before"] = trainer.compute_advantages(rewards, given, args)
     if "clip_ranges" in calls:
         found.bins = calls["clip_ranges"][-1].result[1]
     if "entropy_threshold" in calls:
@@ -244,14 +246,6 @@ def example(script):
     if hasattr(trainer, "value_loss"):
         add_critic(trainer, batch, before["estimate_advantages"][-1].local, found)
     return found
-
-
-def rewarded(given, found):
-    """(rewards, batch) as compute_advantages takes them."""
-    rewards = given.rewards
-    if found.penalties:
-        rewards = rewards + torch.tensor(found.penalties, dtype=torch.float64)
-    return rewards, given.batch
 
 
 def add_critic(trainer, batch, local, found):
@@ -271,14 +265,22 @@ def add_critic(trainer, batch, local, found):
     found.value_loss = loss.item()
 
 
-def groups_kept(trainer, given):
-    """How many dapo.py keeps of two groups, this one and one of equal rewards; None for scripts that keep all."""
-    if not hasattr(trainer, "mixed_groups"):
+def groups_kept(trainer, args):
+    """How many dapo.py keeps of two groups, this one and one of equal rewards; None for scripts that keep all.
+
+    Its dynamic_sampling is called with rewards in place of texts: the second group has the first reward alone.
+    """
+    if not hasattr(trainer, "dynamic_sampling"):
         return None
-    equal = [RESPONSES[0][0]] * len(RESPONSES)
-    scores = [{"reward": reward, "penalty": 0.0} for reward in [*given.rewards.tolist(), *equal]]
-    batch = {"mask": torch.cat([given.batch["mask"]] * 2)}
-    return len(trainer.mixed_groups(batch, scores, len(RESPONSES)))
+    rewards = [reward for reward, _ in RESPONSES]
+    given, _ = sampled()
+    batch = {"ids": torch.cat([given["ids"]] * 2), "mask": torch.cat([given["mask"]] * 2)}
+    responses = [SimpleNamespace(text=reward) for reward in [*rewards, *[rewards[0]] * len(rewards)]]
+    task = SimpleNamespace(score_all=lambda texts, answers: [{"reward": text} for text in texts])
+    args = dataclasses.replace(args, prompts_per_step=2, updates_per_step=1, max_refills=0)
+    with mock.patch.object(trainer, "sample", lambda *_: (batch, responses)):
+        *_, metrics = trainer.dynamic_sampling(None, task, [{"answer": None}] * 2, 0, 1, Clock(), args)
+    return metrics["groups_kept"]
 
 
 # --------------------------------------------------------------------------------------------------------------- tables

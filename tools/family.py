@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PARENT = {  # script: its parent, from which it differs only by the algorithm
     "reinforce": "grpo",
-    "rloo": "grpo",
+    "rloo": "reinforce",
     "dr_grpo": "grpo",
     "ppo": "grpo",
     "grpo_ar_lopti": "grpo",

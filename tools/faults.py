@@ -77,7 +77,7 @@ def forked(work, seconds=LIMIT, kill_after=None):
             try:
                 work()
             except SystemExit as ended:
-                code = ended.code if isinstance(ended.code, int) else 1
+                code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
                 if isinstance(ended.code, str):
                     print(ended.code, file=sys.stderr)
             except BaseException:
@@ -194,8 +194,9 @@ class Run:
         """What resuming writes."""
         from runtime import records
 
-        sizes = {"estimated_memory_gb": 1.0}
-        records.Records(2, self.args, sizes).write({"step": 3, "reward": 1.0})
+        book = records.Records(self.args, {"estimated_memory_gb": 1.0})
+        book.open(2)
+        book.write({"step": 3, "reward": 1.0})
 
     def loss(self):
         """What is lost or can't go on, in words; "" if nothing."""

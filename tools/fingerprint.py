@@ -42,6 +42,7 @@ ENTRIES = {  # name: script and flags; float32 unless the entry says otherwise
     "archer": "archer",
     "reinforce": "reinforce",
     "rloo": "rloo",
+    "rloo, KL in the reward": "rloo --kl_coef 0.05",
     "dr_grpo": "dr_grpo",
     "ppo": "ppo",
     "dppo": "dppo --updates_per_step 4",

@@ -19,7 +19,7 @@ import tyro
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 import grpo
-from runtime import memory
+from runtime import checks, defaults, memory, processes
 from tools import family, generated
 
 FILE = family.ROOT / "docs" / "what_fits.md"
@@ -30,7 +30,7 @@ COUNTS = (1, 4, 8)  # GPUs of one machine
 # correction takes up to 6 % on cards such as L4 and A10. Pieces that the allocator can't use take some too.
 CONTEXT = 1.0  # GiB
 RESERVE = 0.08  # share of the card
-HEAD_CHUNK = 4096  # what grpo.HEAD_CHUNK is on a GPU
+HEAD_CHUNK = 4096  # what passes.HEAD_CHUNK is on a GPU
 
 
 # ------------------------------------------------------------------------------------------------------------ models
@@ -153,23 +153,24 @@ def machine_with(card, count):
 
 
 @contextlib.contextmanager
-def grpo_on_gpus(count):
-    """Within its block grpo.py has the defaults and checks of a machine with `count` GPUs."""
-    before = grpo.ON_GPU, grpo.WORLD_SIZE
-    grpo.ON_GPU = True
-    grpo.WORLD_SIZE = count
+def on_gpus(count):
+    """Within its block defaults and checks are those of a machine with `count` GPUs."""
+    before = defaults.ON_GPU, defaults.WORLD_SIZE, processes.WORLD_SIZE
+    defaults.ON_GPU = True
+    defaults.WORLD_SIZE = count
+    processes.WORLD_SIZE = count
     try:
         yield
     finally:
-        grpo.ON_GPU, grpo.WORLD_SIZE = before
+        defaults.ON_GPU, defaults.WORLD_SIZE, processes.WORLD_SIZE = before
 
 
 @functools.cache
 def args_of(setting, count):
     """grpo.py's Args with these flags on `count` GPUs. They are the same for every model here."""
-    with grpo_on_gpus(count):
-        args = grpo.parse_args(setting.flags.split())
-        grpo.check_args(args)
+    with on_gpus(count):
+        args, _ = defaults.read(setting.flags.split(), grpo.Args, grpo.TASKS)
+        checks.check_prompts_per_step(args)
     return args
 
 

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 
 import tyro
 
-from lab import common
 from runtime import files
-from tools import compare, diff, example, family, generated
+from tools import compare, diff, example, family, generated, updates
 
 ROOT = family.ROOT
 FOLDER = ROOT / "docs" / "algorithms"
@@ -141,12 +140,13 @@ OTHER_TITLES = {
     ("cispo", "clipped"): "bounded",
     ("sapo", "surrogate"): r"$f(\rho) A$",
     ("reinforce", "now"): "weight",
+    ("rloo", "now"): "weight",
 }
 CLIPPED = ["ratio", "advantages", "surrogate", "clipped"]
 WEIGHTS = ["first", "now"]
 COLUMNS = {  # what is given beside π_old and π; the tables of tokens, each a list of columns
     "reinforce": ([], [["logp", "advantages", "loss", "now"]]),
-    "rloo": ([], [[*CLIPPED, "loss", *WEIGHTS]]),
+    "rloo": ([], [["logp", "advantages", "loss", "now"]]),
     "grpo": (["ref"], [[*CLIPPED, "k3", "loss", *WEIGHTS]]),
     "dr_grpo": ([], [[*CLIPPED, "loss", *WEIGHTS]]),
     "ppo": (
@@ -194,7 +194,7 @@ def worked_example(script):
     """The part of a page with the example: what is given, what the script makes of it, remarks."""
     found = example_of(script)
     given, tables = COLUMNS[script]
-    names = ["old", *([] if script == "reinforce" else ["now"]), *given]
+    names = ["old", *([] if makes_one_update(found) else ["now"]), *given]
     lines = [*wrapped(introduction(script, found)), ""]
     lines += example.token_table({GIVEN[name][0]: (example.rows_of(name), GIVEN[name][1]) for name in names})
     lines += ["", *advantages_of(script, found)]
@@ -207,10 +207,15 @@ def worked_example(script):
     return [*lines, "", *filled(script, found)]
 
 
+def makes_one_update(found):
+    """Whether the script makes one update a step: then the policy is still the one that sampled."""
+    return found.args.updates_per_step == 1
+
+
 def introduction(script, found):
     """What the example is, and with which settings."""
     what = f"One prompt, four responses, {example.NUM_TOKENS} tokens. "
-    if script == "reinforce":
+    if makes_one_update(found):
         what += (
             r"$\pi_{\text{old}}$ is the probability of a token when it was sampled. The script makes one update a "
             r"step, so in that update $\pi$ is $\pi_{\text{old}}$. "
@@ -269,8 +274,7 @@ def advantages_of(script, found):
 
 def all_advantages(script):
     """The advantage of each response, also where none of its tokens is in the loss."""
-    given = example.sampled()
-    batch = common.with_advantages(script, given, example.settings_of(script))
+    batch = updates.with_advantages(script, *example.sampled(), example.settings_of(script))
     return batch["advantages"][:, 0].tolist()
 
 
@@ -569,7 +573,7 @@ def wrapped(text, indent=""):
 def page(script):
     """A script's page."""
     own = source(script)
-    order = common.ALGORITHMS
+    order = updates.ALGORITHMS
     place = order.index(script)
     links = [f"[`{script}.py`](../../{script}.py)", f"{len(family.code_lines(family.source(script)))} lines of code"]
     if parent := family.PARENT.get(script):
@@ -641,7 +645,7 @@ def index():
 def order_table():
     """The scripts in the order to read them."""
     rows = []
-    for i, script in enumerate(common.ALGORITHMS, 1):
+    for i, script in enumerate(updates.ALGORITHMS, 1):
         text = family.source(script)
         parent = family.PARENT.get(script)
         changed = f"{family.changed(family.source(parent), text)} of [{parent}]({parent}.md)" if parent else ""
@@ -655,7 +659,7 @@ def weights_table():
     titles = ["script", *(f"{i} `{token.text}`" for i, token in example.ROWS)]
     mask = example.rows_of("old") > 0
     rows = []
-    for script in common.ALGORITHMS:
+    for script in updates.ALGORITHMS:
         weights = example_of(script).columns["now"][mask].tolist()
         rows.append([f"[{script}]({script}.md)", *map(example.cell, weights)])
     return example.table(titles, rows)
@@ -663,9 +667,9 @@ def weights_table():
 
 def all_pages():
     """{path: text} of all pages. ValueError if a source is not as it must be."""
-    if extra := {path.stem for path in SOURCE.glob("*.md")} ^ {"README", *common.ALGORITHMS}:
+    if extra := {path.stem for path in SOURCE.glob("*.md")} ^ {"README", *updates.ALGORITHMS}:
         raise ValueError(f"{SOURCE} must have one file for each script, and README.md; see {', '.join(sorted(extra))}")
-    pages = {FOLDER / f"{script}.md": page(script) for script in common.ALGORITHMS}
+    pages = {FOLDER / f"{script}.md": page(script) for script in updates.ALGORITHMS}
     return {FOLDER / "README.md": index()} | pages
 
 

@@ -5,7 +5,7 @@
 
 Runs that differ in nothing but the seed become one line, their mean, with a band from the lowest seed to the highest.
 --smoothing draws an exponential average over the pale raw line, and the picture says so; AR-Lopti's figures 4 and 7 use
-0.95. Trainers draw the curves.png of a single run with draw().
+0.95. RUN/curves.png (runtime/curves.py) shows a single run's test accuracy by category, too.
 """
 
 import json
@@ -19,65 +19,17 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import files
+from runtime.curves import COLOURS, STYLES, TITLES, new_figure, points, read_rows, save
 
 MOST_LINES = 5  # in a panel; more can't be told apart
-# Okabe and Ito's colours, told apart by colour-blind readers too; line styles tell them apart on a grey print.
-COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #000000 #E69F00 #56B4E9 #8C6D00".split()
-STYLES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3))]
 GREY = "0.45"  # of what a line is compared with
-LOOK = {  # of all pictures
-    "font.size": 13,  # legible when the picture is shown at half its size
-    "axes.titlesize": "medium",
-    "lines.linewidth": 2,
-    "savefig.dpi": 110,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "curves",  # the same values give the same file
-}
 SMALL_LEGEND = {"fontsize": "small", "handlelength": 2.2, "columnspacing": 0.8, "frameon": False}
-TITLES = {
-    "reward": "reward",
-    "accuracy": "accuracy while training",
-    "eval/accuracy": "test accuracy",
-    "response_tokens": "response length [tokens]",
-    "entropy": "entropy [nats]",
-    "kl": "KL to the reference [nats]",
-    "clip_rate": "clip rate",
-    "low_rate": "share of low-probability tokens",
-    "grad_norm": "gradient norm",
-    "sampler_gap": "sampler gap [nats]",
-    "tokens_per_s": "tokens/s",
-}
 PANELS = "reward accuracy eval/accuracy response_tokens entropy kl clip_rate grad_norm".split()
-ALONE = [*PANELS, "sampler_gap", "tokens_per_s"]  # of one run
+ALONE = [*PANELS, "sampler_gap", "tokens_per_s"]  # of one group
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # Values
-
-
-def read_rows(path):
-    """The objects of a JSON-lines file ([] where there is none). A last line that a kill cut short is left out.
-
-    ValueError, with the file's name and the line, where a line is no JSON object with a step.
-    """
-    if not path.exists():
-        return []
-    rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-        try:
-            rows.append(json.loads(line))
-            is_row = type(rows[-1]["step"]) is int
-        except (ValueError, LookupError, TypeError, RecursionError):
-            is_row = False
-        if not is_row:
-            raise ValueError(f"{path}, line {number} is damaged: it is no JSON object with a step")
-    return rows
-
-
-def points(rows, key):
-    """(steps, values) of the rows that have a value for this key."""
-    rows = [row for row in rows if row.get(key) is not None]
-    return [row["step"] for row in rows], [row[key] for row in rows]
 
 
 def exponential_average(values, keep):
@@ -111,11 +63,6 @@ def mean_and_range(runs, key, smoothing=0.0):
     return steps, [fmean(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns]
 
 
-def parts_of(rows, key):
-    """The key with those of its categories: accuracy_2, accuracy_3 … (kk: by number of people)."""
-    return sorted({name for row in rows for name in row if name.startswith(f"{key}_")})
-
-
 def rows_of(groups):
     return [row for runs in groups.values() for rows in runs for row in rows]
 
@@ -127,50 +74,27 @@ def rows_of(groups):
 def draw(groups, paths, panels=PANELS, smoothing=0.0):
     """One panel for each metric that some run has; gives the figure.
 
-    groups: {label: [rows of a run, ...]}. Several groups get a line each; a group that is alone is shown by category
-    too. More than five groups stand in columns of five. paths: files to write, by their suffixes.
+    groups: {label: [rows of a run, ...]}, of which each gets a line. More than five groups stand in columns of five.
+    paths: files to write, by their suffixes.
     """
     panels = [key for key in panels if points(rows_of(groups), key)[0]]
     if len(groups) > MOST_LINES:
         return draw_columns(groups, paths, panels, smoothing)
-    cells = [(key, lines) for key in panels for lines in lines_of(groups, key)]
-    n_columns = min(3, max(1, len(cells)))
-    n_rows = max(1, -(-len(cells) // n_columns))
+    n_columns = min(3, max(1, len(panels)))
+    n_rows = max(1, -(-len(panels) // n_columns))
     figure = new_figure(4.2 * n_columns, 3.3 * n_rows, caption(groups, smoothing))
     axes = figure.subplots(n_rows, n_columns, squeeze=False)
-    for axis, (key, lines) in zip(axes.flat, cells):
-        for i, (label, (runs, name)) in enumerate(lines.items()):
-            draw_line(axis, runs, name, smoothing, color=COLOURS[i], ls=STYLES[i], label=label)
+    for axis, key in zip(axes.flat, panels):
+        for i, (label, runs) in enumerate(groups.items()):
+            draw_line(axis, runs, key, smoothing, color=COLOURS[i], ls=STYLES[i], label=label)
         axis.set(title=TITLES.get(key, key) + set_scale([axis], key), xlabel="step")
         axis.xaxis.get_major_locator().set_params(integer=True)
-        if len(groups) == 1 and list(lines) != ["all"]:
-            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=5, title="category", **SMALL_LEGEND)
-    for axis in list(axes.flat)[len(cells) :]:
+    for axis in list(axes.flat)[len(panels) :]:
         axis.remove()
-    if len(groups) > 1 and cells:
+    if len(groups) > 1 and panels:
         handles, labels = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return save(figure, paths)
-
-
-def lines_of(groups, key):
-    """The lines of a metric's panels, [{label: (runs, key)}, ...]: at most five in each.
-
-    Several groups have a line each. A group that is alone has one for each category of its accuracies, with that of
-    all if they are few.
-    """
-    if len(groups) > 1:
-        return [{label: (runs, key) for label, runs in groups.items()}]
-    (runs,) = groups.values()
-    whole = {"all": (runs, key)}
-    if key not in ("accuracy", "eval/accuracy"):
-        return [whole]
-    parts = {part.removeprefix(f"{key}_"): (runs, part) for part in parts_of(rows_of(groups), key)}
-    if len(parts) < MOST_LINES:
-        return [whole | parts]
-    names = list(parts)
-    fives = [names[i : i + MOST_LINES] for i in range(0, len(names), MOST_LINES)]
-    return [whole, *({name: parts[name] for name in five} for five in fives)]
 
 
 def draw_columns(groups, paths, panels, smoothing=0.0):
@@ -299,49 +223,6 @@ def caption(groups, smoothing):
     if smoothing:
         words.append(f"exponential average ({smoothing:g}) over the pale raw line; evaluations are raw")
     return "\n".join(words)
-
-
-def new_figure(width, height, title):
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams.update(LOOK)
-    figure = Figure(figsize=(width, height), layout="constrained")
-    if title:
-        figure.suptitle(title, fontsize="medium")
-    return figure
-
-
-def save(figure, paths):
-    """Writes the figure to the paths, by their suffixes; without a date, so that the same values give the same file."""
-    for path in map(Path, paths):
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    return figure
-
-
-def in_terminal(rows, width=100, colours=True, smoothing=0.0):
-    """The reward and the test accuracy of one run over its steps, as text."""
-    import plotext
-
-    tests = ["eval/accuracy", *parts_of(rows, "eval/accuracy")]
-    average = f" (dots: each step; line: exponential average, {smoothing:g})" if smoothing else ""
-    plots = []
-    for title, keys in {f"reward{average}": ["reward"], "test accuracy": tests}.items():
-        plotext.clear_figure()
-        for key in keys:
-            steps, values = points(rows, key)
-            if not steps:
-                continue
-            if is_smoothed(key, smoothing):
-                plotext.scatter(steps, values, marker="dot")
-                values = exponential_average(values, smoothing)
-            plotext.plot(steps, values, label=key.removeprefix("eval/") if len(keys) > 1 else None)
-        plotext.title(title)
-        plotext.theme("clear")
-        plotext.plotsize(width, 14)
-        plots.append(plotext.build())
-    text = "\n".join(plots)
-    return text if colours else plotext.uncolorize(text)
 
 
 # --------------------------------------------------------------------------------------------------------------------

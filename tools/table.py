@@ -48,7 +48,8 @@ TEXTS = {  # script: (its objective, the source); formulas have ∣ as the bar, 
         "REINFORCE (Williams 1992)",
     ),
     "rloo": (
-        "the same with `A = r − mean of the group's other rewards`; no KL term",
+        "that of `reinforce.py` with `A = r − mean of the group's other rewards`, where `--kl_coef` takes "
+        "`β·log(π/π_ref)` of the response off r",
         "RLOO (Ahmadian et al. 2024)",
     ),
     "dr_grpo": (

@@ -9,7 +9,7 @@ import re
 from bisect import bisect_left, bisect_right
 from statistics import StatisticsError, correlation, fmean
 
-from tools.plot import COLOURS
+from runtime.curves import COLOURS
 
 WORDS = {  # family: patterns of whole words
     "analysis": [r"analyz(e|es|ed|ing)", r"consider(s|ed|ing)?", r"look(s|ed|ing)?\s+at", r"check(s|ed|ing)?"],

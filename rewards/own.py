@@ -1,0 +1,92 @@
+"""A task in a Python file of one's own: `--task FILE.py`. docs/add_a_task.md makes one.
+
+What a task offers is in rewards/__init__.py. Here a file that does not offer it is refused in one line, before anything
+large is loaded.
+"""
+
+import functools
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+
+class Message(pydantic.BaseModel):
+    role: str
+    content: str
+
+
+class Problem(pydantic.BaseModel):
+    messages: list[Message] = pydantic.Field(min_length=1)
+    answer: Any
+    prefix: str = ""
+    category: str | int = "all"
+
+
+class Score(pydantic.BaseModel):
+    reward: float = pydantic.Field(allow_inf_nan=False)
+    correct: bool
+    format: bool
+    parts: dict[str, float] = {}
+
+
+@functools.cache
+def read_file(name, flag="--task"):
+    """The file as a module with load, score and score_all. ValueError if it can't be imported, or lacks one of them."""
+    path = Path(name)
+    if not path.is_file():
+        raise ValueError(f"{flag} {name}: there is no such file")
+    spec = importlib.util.spec_from_file_location(f"task_{path.stem}", path)
+    task = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = task  # dataclasses and multiprocessing look for it there
+    try:
+        spec.loader.exec_module(task)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{flag} {name} can't be imported: {said(error)}") from error
+    for function in ("load", "score"):
+        if not callable(getattr(task, function, None)):
+            raise ValueError(f"{flag} {name} has no function {function}(): a task needs load() and score()")
+    if not hasattr(task, "score_all"):
+        task.score_all = lambda responses, answers: [task.score(*pair) for pair in zip(responses, answers)]
+    return task
+
+
+def load(name, task, source, split, size, seed):
+    """The problems that the task's load() gives, with what they may leave out.
+
+    ValueError unless they are complete, and the score of an empty response to the first one is.
+    """
+    try:
+        problems = task.load(source, split, size=size, seed=seed)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{name}: load() fails: {said(error)}") from error
+    if not isinstance(problems, list) or not problems:
+        raise ValueError(f"{name}: load() must give a list of problems, and gave {problems!r:.60}")
+    complete = []
+    for i, problem in enumerate(problems):
+        checked = as_model(Problem, problem, f"{name}: problem {i} of load()")
+        complete.append({**problem, **checked.model_dump()})
+    try:
+        scores = task.score_all([""], [complete[0]["answer"]])
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{name}: score() fails on an empty response: {said(error)}") from error
+    if not isinstance(scores, list) or len(scores) != 1:
+        raise ValueError(f"{name}: score_all() must give a list with a score for each response, not {scores!r:.60}")
+    as_model(Score, scores[0], f"{name}: what score() gives")
+    return complete
+
+
+def as_model(model, found, what):
+    """The dictionary as a model of pydantic. ValueError, in one line, if it does not fit."""
+    try:
+        return model.model_validate(found, strict=True)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "it"
+        raise ValueError(f"{what} is not complete: {place}: {first['msg']}; it is {found!r:.200}") from error
+
+
+def said(error):
+    return f"{type(error).__name__}: {error}"

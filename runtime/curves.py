@@ -1,0 +1,124 @@
+"""The metrics of a run as curves: in curves.png, and in the terminal."""
+
+import json
+import math
+
+TITLES = {
+    "reward": "reward",
+    "accuracy": "accuracy while training",
+    "eval/accuracy": "test accuracy",
+    "response_tokens": "response length [tokens]",
+    "entropy": "entropy [nats]",
+    "kl": "KL to the reference [nats]",
+    "clip_rate": "clip rate",
+    "low_rate": "share of low-probability tokens",
+    "grad_norm": "gradient norm",
+    "sampler_gap": "sampler gap [nats]",
+    "tokens_per_s": "tokens/s",
+}
+PANELS = ["eval/accuracy", "reward", "response_tokens", "entropy", "kl", "clip_rate", "grad_norm"]
+MOST_PANELS = 6
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #000000 #E69F00 #56B4E9 #8C6D00".split()
+STYLES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3))]
+LOOK = {  # of all pictures
+    "font.size": 13,  # legible when the picture is shown at half its size
+    "axes.titlesize": "medium",
+    "lines.linewidth": 2,
+    "savefig.dpi": 110,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "curves",  # the same values give the same file
+}
+
+
+def read_rows(path):
+    """The objects of a JSON-lines file; [] without the file.
+
+    A last line that a kill cut short is left out. ValueError, with the file's name and
+    the line, if a line is no JSON object with a step.
+    """
+    if not path.exists():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            rows.append(json.loads(line))
+            is_row = type(rows[-1]["step"]) is int
+        except (ValueError, LookupError, TypeError, RecursionError):
+            is_row = False
+        if not is_row:
+            raise ValueError(f"{path}, line {number} is damaged: it is no JSON object with a step")
+    return rows
+
+
+def points(rows, key):
+    """(steps, values) of the rows that have a value for this key."""
+    rows = [row for row in rows if row.get(key) is not None]
+    return [row["step"] for row in rows], [row[key] for row in rows]
+
+
+def with_categories(rows, key):
+    """The key and those of its categories: accuracy_2, accuracy_3 … (kk: by number of people)."""
+    return [key, *sorted({name for row in rows for name in row if name.startswith(f"{key}_")})]
+
+
+def draw(rows, path):
+    """Writes a run's curves as a PNG: a panel for each metric that it has, at most MOST_PANELS."""
+    panels = [key for key in PANELS if points(rows, key)[0]][:MOST_PANELS]
+    num_rows = max(1, math.ceil(len(panels) / 3))
+    figure = new_figure(12.6, 3.3 * num_rows, "")
+    for number, key in enumerate(panels, 1):
+        axis = figure.add_subplot(num_rows, 3, number, title=TITLES[key], xlabel="step")
+        keys = with_categories(rows, key)[: len(COLOURS)]
+        if key != "eval/accuracy":
+            keys = [key]
+        for name, colour, style in zip(keys, COLOURS, STYLES):
+            label = name.removeprefix(f"{key}_") if name != key else "all"
+            marker = "o" if len(points(rows, name)[0]) < 20 else None
+            axis.plot(*points(rows, name), marker=marker, color=colour, ls=style, ms=4, label=label)
+        if len(keys) > 1:
+            axis.legend(fontsize="small", title="category")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    save(figure, [path])
+
+
+def new_figure(width, height, title):
+    """matplotlib's figure in the look of all pictures; sizes in inches."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update(LOOK)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize="medium")
+    return figure
+
+
+def save(figure, paths):
+    """Writes the figure to the paths, by their suffixes.
+
+    Without a date, so that the same values give the same file.
+    """
+    for path in paths:
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return figure
+
+
+def in_terminal(rows, width=100, colours=True):
+    """The reward and the test accuracy of one run over its steps, as text."""
+    import plotext
+
+    plots = []
+    for title, key in (("reward", "reward"), ("test accuracy", "eval/accuracy")):
+        plotext.clear_figure()
+        keys = with_categories(rows, key)
+        for name in keys:
+            if points(rows, name)[0]:
+                label = name.removeprefix("eval/") if len(keys) > 1 else None
+                plotext.plot(*points(rows, name), label=label)
+        plotext.title(title)
+        plotext.theme("clear")
+        plotext.plotsize(width, 14)
+        plots.append(plotext.build())
+    text = "\n".join(plots)
+    return text if colours else plotext.uncolorize(text)

@@ -1,0 +1,71 @@
+"""Defaults for the machine and the model, for what neither Args nor the command line says."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from runtime import files, machine, settings
+from runtime.processes import ON_GPU, WORLD_SIZE
+
+# For a machine without a GPU: a model of a million parameters, which learns while you watch. Its
+# folder has its own settings.
+ON_CPU = {
+    "model": "models/kk_tiny",
+    "compile": False,  # lengths differ from pass to pass, and compiling takes minutes
+    "eval_size": 20,
+    "gradient_checkpointing": False,
+    "kv_cache_gb": 0.5,
+    "micro_batch_tokens": 2048,
+}
+
+# With many GPUs each holds little of the weights and of AdamW's state, and has room for the
+# activations of one longest sequence. Recomputing them would be work for nothing.
+MANY_GPUS = {"gradient_checkpointing": False, "micro_batch_tokens": 5120}
+FROM_GPUS = {"math": 8}  # of 80 GB, for a model of 7 billion parameters; other tasks: 4, for 3
+
+
+def read(argv, args_class, tasks):
+    """(the settings of a run, {name: settings.Source} of those that are not as in args_class).
+
+    argv: the command line. What it leaves open is as in args_class, except for what `layers` gives.
+    ValueError if a value is out of its range.
+    """
+    defaults, sources = settings.layered(layers(argv, args_class, tasks))
+    about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
+    args = settings.parse(argv, args_class, args_class(**defaults), about)
+    settings.check_ranges(args)
+    return args, sources
+
+
+def layers(argv, args_class, tasks):
+    """[(where from, {name: value}), …]: defaults that differ from args_class, by what argv says.
+
+    Later ones override earlier ones: the task's, of `tasks`; the machine's; the model's, of its
+    folder's trainer_settings.json. A resumed run has its own settings in place of the last two.
+    """
+    given = settings.given(argv)  # what the command line says of --task, --model, --resume …
+    resumed = settings.of_resumed_run(argv, args_class)
+    task = given.get("task", resumed.get("task", args_class.task))
+    found = [(f"task {task}", tasks.get(task, {}))]
+    if resumed:
+        return [*found, ("the resumed run", resumed)]
+    model = given.get("model")
+    if not ON_GPU:
+        found.append(("no GPU", ON_CPU))
+        model = given.get("model", ON_CPU["model"])
+        if not machine.has_fast_bfloat16():
+            found.append(("bfloat16 is slow here", {"dtype": "float32"}))
+    elif FROM_GPUS.get(task, 4) <= WORLD_SIZE:
+        found.append((f"{WORLD_SIZE} GPUs", MANY_GPUS))
+    if model:
+        found.append((Path(model).name, of_model(model, args_class)))
+    return found
+
+
+def of_model(model, args_class):
+    """The settings in a model's folder that this script has; {} without the file."""
+    path = Path(model, "trainer_settings.json")
+    if not path.is_file():
+        return {}
+    own = {field.name for field in dataclasses.fields(args_class)}
+    return {name: value for name, value in files.read_object(path).items() if name in own}

@@ -1,0 +1,115 @@
+"""vLLM's engine: what depends on the machine, and not on what is sampled."""
+
+import functools
+import hashlib
+import os
+
+import torch
+from tqdm import tqdm
+from transformers import AutoConfig, GenerationConfig
+
+from runtime import processes
+from runtime.processes import ON_GPU, RANK, WORLD_SIZE
+
+
+def options(args):
+    """vLLM's options for a trainer on this machine. To call before vLLM is imported."""
+    context = args.max_prompt_tokens + args.max_response_tokens
+    chosen = common_options(context, args.kv_cache_gb)
+    if ON_GPU:
+        chosen["enable_sleep_mode"] = True
+        # vLLM checks that this share of the memory is free. The cache's size is set above.
+        chosen["gpu_memory_utilization"] = 0.1
+    elif not args.compile:
+        # vLLM would compile a function of its own at the first request: seconds for no gain.
+        torch.compiler.set_stance("force_eager")
+    if WORLD_SIZE > 1:
+        # torchrun has started the processes; each has an engine of its own.
+        chosen["distributed_executor_backend"] = "external_launcher"
+    return chosen
+
+
+def common_options(context, kv_cache_gb):
+    """What a trainer and evaluate.py have in common. To call before vLLM is imported.
+
+    For vLLM reads some of it from the environment, which is set here. context: the most tokens of a
+    sequence; kv_cache_gb: GiB of keys and values, None for what a GPU has left.
+    """
+    # In this process, so that weights can be handed over.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    cores = ",".join(map(str, processes.own_cores()))
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
+    chosen = {
+        "max_model_len": context,
+        "generation_config": "vllm",  # no top-p, top-k or temperature of the model's own
+        "use_tqdm_on_load": False,
+        "trust_remote_code": False,
+    }
+    if kv_cache_gb is not None:
+        chosen["kv_cache_memory_bytes"] = int(kv_cache_gb * 2**30)
+    if not ON_GPU:
+        chosen["enforce_eager"] = True
+        chosen["enable_chunked_prefill"] = False  # seeded requests fail in it on a CPU
+        chosen["max_num_batched_tokens"] = context
+    return chosen
+
+
+@functools.cache
+def end_tokens(model):
+    """The tokens that end a response. Some models have several, and vLLM would know only one."""
+    try:
+        end = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:  # it has no generation_config.json
+        end = AutoConfig.from_pretrained(model, trust_remote_code=False).eos_token_id
+    if end is None:
+        return []
+    if isinstance(end, int):
+        return [end]
+    return end
+
+
+def request_seed(seed, when, problem_id):
+    """A seed for one prompt at one time, the same on any number of processes.
+
+    when: the step, or "test" for all evaluations. vLLM adds j to it for response j of a group.
+    """
+    digest = hashlib.sha256(f"{seed}/{when}/{problem_id}".encode()).digest()
+    return int.from_bytes(digest[:6])  # 48 bits, so that what vLLM adds never overflows
+
+
+def progress_bar(when):
+    """What vLLM calls instead of tqdm, in process 0; False in the others. when: as above."""
+    if RANK != 0:
+        return False
+    title = "evaluating" if when == "test" else f"step {when}: sampling"
+
+    def titled(*items, **options):
+        return tqdm(*items, **{**options, "desc": title, "leave": False})
+
+    return titled
+
+
+def empty_prefix_cache(llm):
+    """Makes the engine forget keys and values.
+
+    They may be those of older weights. And a request then always gives the same result: what an
+    evaluation leaves in the cache would change the rounding.
+    """
+    if not llm.reset_prefix_cache():
+        raise RuntimeError("vLLM kept its prefix cache: it may hold keys and values of old weights")
+
+
+def sleep(llm):
+    """On a GPU: the engine's memory is the trainer's until load_weights."""
+    if ON_GPU:
+        llm.sleep(level=1)
+
+
+def load_weights(llm, named_weights):
+    """Replaces the engine's weights, and wakes it. named_weights: yields (name, whole tensor)."""
+    if ON_GPU:
+        torch.cuda.empty_cache()
+        llm.wake_up(tags=["weights"])  # nothing to do the first time: it is awake
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
+    if ON_GPU:
+        llm.wake_up(tags=["kv_cache"])

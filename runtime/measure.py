@@ -1,0 +1,145 @@
+"""A step's metrics, over the responses and tokens of all processes."""
+
+from statistics import fmean
+
+import torch
+
+from runtime.processes import all_reduce, gather
+
+
+def of_responses(responses, problems, scores, args):
+    """Metrics of the responses that a step has sampled, {name: number}.
+
+    responses: vLLM's; problems, scores: those of each response. The responses to one problem follow
+    each other.
+    """
+    rewards = torch.tensor(gather([score["reward"] for score in scores]), dtype=torch.float64)
+    groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
+    num_tokens = all_reduce(sum(len(response.token_ids) for response in responses))
+    truncated = [response.finish_reason == "length" for response in responses]
+    return {
+        "reward": rewards.mean().item(),
+        "reward_std": rewards.std(correction=0).item(),  # over the whole step
+        "accuracy": mean_of_all([score["correct"] for score in scores]),
+        "format_rate": mean_of_all([score["format"] for score in scores]),
+        **accuracy_by_category("accuracy", problems, scores),
+        "zero_std_rate": (groups == groups[:, :1]).all(1).double().mean().item(),
+        "response_tokens": num_tokens / len(rewards),
+        "truncated_rate": mean_of_all(truncated),
+        "tokens": int(num_tokens),
+        # Scoring can take too long on mathematics.
+        "timed_out": sum(gather([score.get("timed_out", False) for score in scores])),
+        **parts_of_rewards(scores),
+    }
+
+
+def parts_of_rewards(scores):
+    """{reward/PART: mean} of the parts of which a task's rewards consist; {} without parts."""
+    parts = {}
+    for of_response in gather([score.get("parts", {}) for score in scores]):
+        for name, value in of_response.items():
+            parts.setdefault(f"reward/{name}", []).append(value)
+    return {name: fmean(values) for name, values in parts.items()}
+
+
+def of_tokens(batch):
+    """Means over the response tokens: entropy, and how far sampler and trainer are apart, in nats.
+
+    batch: entropy, sampler_logp, old_logp and mask, [N, T].
+    """
+    gap = (batch["sampler_logp"] - batch["old_logp"]).abs()
+    return {
+        "entropy": token_mean(batch["entropy"], batch["mask"]),
+        "sampler_gap": token_mean(gap, batch["mask"]),
+    }
+
+
+def accuracy_by_category(name, problems, scores):
+    """{name_CATEGORY: share of right responses, over all processes}; kk: by number of people."""
+    mine = [(problem["category"], score["correct"]) for problem, score in zip(problems, scores)]
+    results = {}
+    for category, correct in gather(mine):  # the processes' lists, joined
+        results.setdefault(f"{name}_{category}", []).append(correct)
+    return {key: fmean(results[key]) for key in sorted(results)}
+
+
+def token_mean(values, mask):
+    """The mean over the response tokens of all processes. values, mask: [N, T].
+
+    None if there are no values, or no tokens.
+    """
+    if values is None:
+        return None
+    total = all_reduce(values[mask].double().sum())
+    num_tokens = all_reduce(mask.sum())
+    return total / num_tokens if num_tokens else None
+
+
+def token_rate(count, mask):
+    """This process's count of tokens, over all processes, as a share of the response tokens."""
+    return all_reduce(count) / max(1, all_reduce(mask.sum()))
+
+
+def mean_of_all(values):
+    """The mean of the processes' lists of numbers, joined."""
+    return fmean(gather(values))
+
+
+def mean(values):
+    """The mean of some numbers; 0 without any, as in a step that made no update."""
+    return sum(values) / max(1, len(values))
+
+
+def kl_share(rewards, returns, mask):
+    """How much of the size of the tokens' returns is the KL penalty, from 0 to 1 (reinforce_pp.py).
+
+    rewards [N]; returns [N, T]: rewards less penalties.
+    """
+    of_tokens = rewards[:, None] * mask  # [N, T]
+    penalty = token_mean((of_tokens - returns).abs(), mask)
+    return penalty / (penalty + token_mean(of_tokens.abs(), mask) or 1)
+
+
+def of_bins(updates):
+    """The largest σ and clip range of a step and their means over tokens, by bin and over all.
+
+    updates: for each update of the step the bins' numbers, as clip_ranges of acpo.py gives them. In
+    a mean an update counts with its tokens in the bin; if a bin had none in any update, all count
+    alike.
+    """
+    metrics = {}
+    for i, of_bin in enumerate(zip(*updates), 1):  # one bin, as each update had it
+        tokens = [numbers["tokens"] for numbers in of_bin]
+        weights = tokens if sum(tokens) else None
+        metrics[f"bin_tokens_{i}"] = sum(tokens)
+        for name in ("sigma", "clip_range"):
+            values = [numbers[name] for numbers in of_bin]
+            metrics[f"{name}_max_{i}"] = max(values)
+            metrics[f"{name}_mean_{i}"] = fmean(values, weights)
+    everything = [numbers for of_bins in updates for numbers in of_bins]
+    tokens = [numbers["tokens"] for numbers in everything]
+    values = [numbers["clip_range"] for numbers in everything]  # an empty bin has the least, ε_b
+    metrics["clip_range_max"] = max(values)
+    metrics["clip_range_mean"] = fmean(values, tokens if sum(tokens) else None)
+    return metrics
+
+
+def explained_variance(batch):
+    """How much of the returns' variance the values explain (ppo.py); None if all returns are equal.
+
+    1 − variance of (return − value) / variance of the returns, over the response tokens. batch:
+    returns, values and mask, [N, T].
+    """
+    returns = batch["returns"][batch["mask"]].double()  # [num_tokens]
+    errors = returns - batch["values"][batch["mask"]]  # [num_tokens]
+    variance = token_variance(returns)
+    if variance <= 1e-8:  # they differ by rounding alone
+        return None
+    return 1 - token_variance(errors) / variance
+
+
+def token_variance(values):
+    """The variance (ddof 0) of the processes' values [n], joined."""
+    count = all_reduce(len(values))
+    mean = all_reduce(values.sum()) / count
+    return all_reduce((values - mean).square().sum()) / count

@@ -1,0 +1,192 @@
+"""Forward passes: which rows of a batch go through the model together, and what is computed once.
+
+A matter of speed and memory; results move by rounding at most. What the names mean, from large to
+small:
+
+batch         the responses of one step
+mini-batch    the responses of one optimizer update
+micro-batch   the responses of one forward pass; their gradients are added up
+"""
+
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
+
+from runtime.processes import DEVICE, ON_GPU, RANK, all_reduce
+
+# Tokens whose logits exist at one time: [HEAD_CHUNK, vocabulary] in float32.
+HEAD_CHUNK = 4096 if ON_GPU else 1024
+
+# What it costs to begin a forward pass, in tokens that could be computed in the same time: measured
+# with kk_tiny on a CPU, and less with larger models. Sharing a prompt makes two passes of one.
+PASS_COST = 500
+
+# ------------------------------------------------------------------------------------------ batches
+
+
+def minibatches(batch, count):
+    """The batch in `count` mini-batches: equal parts of its rows, in order, of whole groups.
+
+    One in which no process has a response token is left out: nothing could be learned from it.
+    """
+    size = len(batch["ids"]) // count
+    parts = []
+    for start in range(0, count * size, size):
+        part = {name: value[start : start + size] for name, value in batch.items()}
+        if all_reduce(part["mask"].sum()) > 0:
+            parts.append(part)
+    return parts
+
+
+def without_idle_tokens(minibatch, args):
+    """The same mini-batch, with a mask that leaves out the tokens that need no pass.
+
+    A token whose advantage is 0 has no gradient if the loss has no KL term. It still counts in
+    whatever the loss is divided by, which was computed before.
+    """
+    if getattr(args, "kl_coef", 0) > 0:
+        return minibatch
+    return {**minibatch, "mask": minibatch["mask"] & (minibatch["advantages"] != 0)}
+
+
+def micro_batches(batch, args, title=""):
+    """Cuts a batch into micro-batches, with a progress bar of this title.
+
+    Yields (row numbers, the rows' part of the batch on DEVICE). Each tensor is cut to the longest
+    of these rows, counted up to the row's last token in the mask.
+    """
+    lengths = used_lengths(batch["mask"])  # [N]
+    passes = plan_passes(batch["mask"], lengths, args)
+    # Under FSDP2 every process must make the same number of passes, forward and backward. A process
+    # that has too few makes its last pass again, with an empty mask, so that its loss is zero.
+    num_passes = int(all_reduce(len(passes), dist.ReduceOp.MAX))
+    for i in tqdm(range(num_passes), desc=title, leave=False, disable=RANK != 0):
+        rows = passes[min(i, len(passes) - 1)]
+        # 2 is the shortest row that has a token and the one before it; the mask may be empty.
+        longest = max(2, int(lengths[rows].max()))
+        micro = {name: value[rows, :longest].to(DEVICE) for name, value in batch.items()}
+        if i >= len(passes):
+            micro["mask"] = torch.zeros_like(micro["mask"])
+        yield rows, micro
+
+
+def used_lengths(mask):
+    """How many tokens of each row a pass needs, [N]: up to its last True in the mask [N, T]."""
+    positions = torch.arange(1, mask.shape[1] + 1)
+    return (mask * positions).amax(1)  # 0 if there is none
+
+
+def plan_passes(mask, lengths, args):
+    """Which rows go through the policy together: a list of row numbers for each pass.
+
+    A pass has at most micro_batch_tokens tokens, padding included, or a single row that is longer.
+    Longest rows come first, so that rows of similar length share a pass. Rows without a token in
+    the mask are left out, but there is always one pass.
+    """
+    rows = lengths.argsort(descending=True, stable=True)
+    num_used = int((lengths > 0).sum())
+    rows = rows[: max(1, num_used)]
+    passes = []
+    cost = 0  # in tokens
+    left = rows
+    while len(left):
+        longest = max(1, int(lengths[left[0]]))
+        num_rows = max(1, args.micro_batch_tokens // longest)
+        passes.append(left[:num_rows])
+        cost += PASS_COST + len(passes[-1]) * longest
+        left = left[num_rows:]
+    if prompts_can_be_shared(args):
+        sharing_passes, sharing_cost = plan_passes_sharing_prompts(rows, mask, lengths, args)
+        if sharing_cost < cost:
+            return sharing_passes
+    return passes
+
+
+# ----------------------------------------------------------------------------------- shared prompts
+
+
+def prompts_can_be_shared(args):
+    """Whether the prompt of a group may be computed once.
+
+    transformers keeps no keys and values under gradient checkpointing; and compiled layers would be
+    compiled again for each layer's keys and values.
+    """
+    return not (args.gradient_checkpointing or args.compile)
+
+
+def plan_passes_sharing_prompts(rows, mask, lengths, args):
+    """As plan_passes, for passes that compute a prompt once: each has rows of one group only.
+
+    Returns (passes, their cost in tokens).
+    """
+    group = torch.arange(len(lengths)) // args.responses_per_prompt  # [N]
+    rows = rows[group[rows].argsort(stable=True)]  # group by group, longest first in each
+    passes = []
+    cost = 0
+    while len(rows):
+        first = rows[0]
+        shared = int(mask[first].int().argmax())  # tokens before the mask's first: computed once
+        own = max(1, int(lengths[first]) - shared)  # tokens computed for each row
+        num_rows = max(1, (args.micro_batch_tokens - shared) // own)
+        num_left = int((group[rows] == group[first]).sum())
+        num_rows = min(num_rows, num_left)
+        passes.append(rows[:num_rows])
+        cost += 2 * PASS_COST + shared + num_rows * own
+        rows = rows[num_rows:]
+    return passes, cost
+
+
+def with_shared_prompt(model, embedded, length):
+    """The last layer's output for every token, [N, T, D], with the prompt computed once.
+
+    model: a transformer without its head; embedded [N, T, D]: the tokens' embeddings, of which all
+    rows have the first `length` in common. These go through the model for the first row alone, and
+    their keys and values are repeated for the N rows. Gradients flow back through the repeated keys
+    and values into the one prompt.
+    """
+    num_rows = len(embedded)
+    prompt = model(inputs_embeds=embedded[:1, :length], use_cache=True)
+    cache = prompt.past_key_values
+    cache.batch_repeat_interleave(num_rows)
+    rest = model(inputs_embeds=embedded[:, length:], past_key_values=cache)
+    of_prompt = prompt.last_hidden_state.expand(num_rows, -1, -1)
+    return torch.cat([of_prompt, rest.last_hidden_state], 1)
+
+
+def length_to_share(ids, mask, args):
+    """How many of the rows' first tokens with_shared_prompt should compute once; 0: it doesn't pay.
+
+    ids, mask: [N, T].
+    """
+    if not prompts_can_be_shared(args):
+        return 0
+    length = shared_prompt_length(ids, mask)
+    saved = length * (len(ids) - 1)  # tokens
+    return length if saved > PASS_COST else 0
+
+
+def shared_prompt_length(ids, mask):
+    """The length of the rows' common beginning, without response tokens. ids, mask: [N, T].
+
+    The last position is never shared, so that the second pass has at least one token.
+    """
+    is_shared = (ids == ids[0]).all(0) & ~mask.any(0)  # [T]
+    from_the_start = is_shared[:-1].cumprod(0)  # 1 until the first position that is not shared
+    return int(from_the_start.sum())
+
+
+# ------------------------------------------------------------------------------------------- chunks
+
+
+def in_chunks(function, states, targets, *options):
+    """function(states, targets, *options), computed for HEAD_CHUNK tokens at a time.
+
+    states [num_tokens, D], targets [num_tokens]; function gives several tensors [num_tokens]. What
+    it makes in between (the logits) exists for one chunk at a time, and is computed a second time
+    in the backward pass instead of being kept.
+    """
+    results = []
+    for chunk in zip(states.split(HEAD_CHUNK), targets.split(HEAD_CHUNK)):
+        results.append(checkpoint(function, *chunk, *options, use_reentrant=False))
+    return [torch.cat(parts) for parts in zip(*results)]

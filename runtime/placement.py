@@ -1,0 +1,42 @@
+"""A model on its device: recomputing activations, compiled, and sharded over several processes."""
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from runtime import processes
+
+
+def place(policy, args):
+    """The policy on this process's device; with several processes it is sharded.
+
+    With --gradient_checkpointing a policy that is trained computes activations again in the
+    backward pass instead of keeping them.
+    """
+    lm = policy.lm
+    lm.config.dtype = args.dtype  # changes no weight: it says how checkpoints will save them
+    is_trained = any(parameter.requires_grad for parameter in policy.parameters())
+    if is_trained and args.gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        lm.train()  # otherwise transformers recomputes nothing; these models have no dropout
+    if args.compile:
+        for layer in lm.model.layers:
+            layer.compile(dynamic=True)  # one program for all lengths
+    if processes.WORLD_SIZE > 1:
+        shard(policy, getattr(torch, args.dtype))
+    return policy.to(processes.DEVICE)  # after sharding: a process moves its own shards only
+
+
+def shard(policy, dtype):
+    """FSDP2: a process keeps a shard of every layer, and gathers the rest of it to compute."""
+    sharding = {
+        "mesh": processes.mesh(),
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=dtype,  # gathered in this type: half the traffic
+            reduce_dtype=torch.float32,  # gradients are summed over the processes in this one
+            cast_forward_inputs=False,  # the residual stream stays float32
+        ),
+    }
+    for layer in policy.lm.model.layers:
+        fully_shard(layer, **sharding)
+    # FSDP2 would keep the root's weights (embedding and head) gathered after the forward pass.
+    fully_shard(policy, reshard_after_forward=True, **sharding)

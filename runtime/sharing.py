@@ -1,0 +1,68 @@
+"""What is whose if there are several processes: training problems, and groups of responses.
+
+A group is the G responses to one prompt. Which groups an update has does not depend on the number
+of processes.
+"""
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from rewards import next_prompts
+from runtime.processes import RANK, WORLD_SIZE, gather
+
+
+def next_problems(train, num_used, args):
+    """(the problems of this process's next responses: each problem G times; the new num_used).
+
+    num_used: how many training problems all steps before this one have used, on all processes.
+    """
+    indices, num_used = next_prompts(len(train), num_used, args.prompts_per_step, args.seed)
+    problems = []
+    for i in indices[RANK::WORLD_SIZE]:
+        problems += [train[i]] * args.responses_per_prompt
+    return problems, num_used
+
+
+def own_part(problems):
+    """This process's part of the test problems."""
+    return problems[RANK::WORLD_SIZE]
+
+
+def gather_groups(batch, is_chosen):
+    """The chosen groups of all processes, in the order of their prompts.
+
+    batch: this process's rows, {name: [N, …]}; is_chosen: a bool for each of its groups. A group is
+    its rows of the batch, {name: [G, …]}.
+    """
+    size = len(batch["ids"]) // len(is_chosen)
+    mine = []
+    for i, chosen in enumerate(is_chosen):
+        if chosen:
+            rows = slice(i * size, (i + 1) * size)
+            # Cloned, since a view would be sent with all that it is a view of.
+            group = {name: value[rows].clone() for name, value in batch.items()}
+            mine.append((i, RANK, group))
+    # Prompts were dealt out to the processes one by one.
+    return [group for _, _, group in sorted(gather(mine), key=lambda item: item[:2])]
+
+
+def deal_groups(groups, like, args):
+    """This process's share of the groups, as a batch padded to its longest row.
+
+    The groups, which all processes have, are spread over the step's updates in order, then over the
+    processes; the numbers of groups differ by at most one. What is missing to prompts_per_step is
+    filled up with groups without response tokens: so all shares have as many rows, and minibatches
+    cuts them as it cuts a full step's. like: a batch with the same keys, if there are no groups.
+    """
+    size = args.prompts_per_step // args.updates_per_step  # groups of an update, on all processes
+    first_group = slice(args.responses_per_prompt)
+    empty = {name: torch.zeros_like(rows[first_group]) for name, rows in like.items()}
+    mine = []
+    for part in torch.arange(len(groups)).tensor_split(args.updates_per_step):
+        of_update = [groups[i] for i in part] + [empty] * size
+        mine += of_update[RANK:size:WORLD_SIZE]
+    share = {}
+    for name in empty:
+        rows = [row for group in mine for row in group[name]]
+        share[name] = pad_sequence(rows, batch_first=True)
+    return share

@@ -1,0 +1,58 @@
+"""How a run begins: reads what is small, checks that the rest can work, and prints what it will do.
+
+All of it comes before anything large is loaded.
+"""
+
+import sys
+
+from rewards import data_sources, load_task
+from runtime import checks, defaults, header, hub, memory, processes, records, settings, signals
+from runtime.passes import HEAD_CHUNK
+
+
+def begin(args_class, tasks):
+    """(settings, Records, tokenizer, the task's module, training problems, test problems).
+
+    args_class, tasks: a trainer's Args and TASKS. Connects the processes, makes the run's folder
+    and prints the header. What the user can mend ends the program with one line (exit code 2); with
+    --dry_run it ends after the header.
+    """
+    signals.end_while_loading()
+    with settings.errors_in_one_line():
+        args, sources = defaults.read(sys.argv[1:], args_class, tasks)
+        tokenizer, task, train, test, sizes = prepare(args)
+    if args.dry_run:
+        if processes.RANK == 0:
+            header.show(args, sizes, sources)
+        sys.exit()
+    memory.keep_freed_memory()  # on a CPU, where getting it again from the system is slow
+    processes.start()
+    records.choose_folder(args)
+    if processes.RANK == 0:
+        header.show(args, sizes, sources)
+    return args, records.Records(args, sizes), tokenizer, task, train, test
+
+
+def prepare(args):
+    """(tokenizer, the task's module, training problems, test problems, sizes).
+
+    sizes: a dictionary for the header. Sets args.steps if only --epochs is given. ValueError,
+    saying what would be right, if something can't work.
+    """
+    args.check()
+    checks.check_gpus(args)
+    checks.check_prompts_per_step(args)
+    checks.check_run_folders(args)
+    hub.ask(args.model, *data_sources(args))
+    tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
+    task, train, test = load_task(args, tokenizer)
+    if len(train) < args.prompts_per_step:
+        raise ValueError(
+            f"--prompts_per_step is {args.prompts_per_step}, "
+            f"but there are {len(train)} training problems"
+        )
+    if args.steps is None:
+        args.steps = args.epochs * (len(train) // args.prompts_per_step)
+    sizes["training_problems"] = len(train)
+    sizes["test_problems"] = len(test)
+    return tokenizer, task, train, test, sizes
