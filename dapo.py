@@ -44,30 +44,9 @@ Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dapo.py …` for four):
 """
 
 import dataclasses
-from statistics import fmean
 from typing import Literal
 
-import torch
-from torch import nn
-from transformers import AutoModelForCausalLM
-
-from rewards import decode, score
-from runtime import (
-    checkpoints,
-    engine,
-    measure,
-    passes,
-    processes,
-    quiet,
-    records,
-    settings,
-    start,
-    weights,
-)
-from runtime.clock import Clock
-from runtime.passes import micro_batches, minibatches
-from runtime.placement import place
-from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime import first, settings
 from runtime.settings import (
     EvaluationTemperature,
     Fraction,
@@ -79,7 +58,6 @@ from runtime.settings import (
     PositiveInt,
     Temperature,
 )
-from runtime.sharing import deal_groups, gather_groups, next_problems, own_part
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -159,6 +137,33 @@ TASKS = {
         "temperature": 1.0,
     },
 }
+
+# What follows imports torch, which takes seconds. A bad flag or --help ends here.
+first.check(Args, TASKS)
+
+from statistics import fmean
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from rewards import decode, score
+from runtime import (
+    checkpoints,
+    engine,
+    measure,
+    passes,
+    processes,
+    quiet,
+    records,
+    start,
+    weights,
+)
+from runtime.clock import Clock
+from runtime.passes import micro_batches, minibatches
+from runtime.placement import place
+from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime.sharing import GroupsBar, deal_groups, gather_groups, next_problems, own_part
 
 # ----------------------------------------------------------------------- policy (log-probabilities)
 
@@ -343,6 +348,7 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
     """
     mixed = []  # groups of all processes
     responses, problems, scores = [], [], []
+    bar = GroupsBar(step, args)
     for refill in range(1 + args.max_refills):
         new_problems, num_used = next_problems(train, num_used, args)
         # A refill has its own seeds, in case the same problem comes twice in a step.
@@ -363,8 +369,10 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         responses += new_responses
         problems += new_problems
         scores += new_scores
+        bar.show(len(mixed), refill)
         if len(mixed) >= args.prompts_per_step:
             break
+    bar.close()
     num_sampled = (1 + refill) * args.prompts_per_step
     metrics = {
         "groups_sampled": num_sampled,

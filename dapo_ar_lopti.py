@@ -24,31 +24,9 @@ its 3B model for 360 steps, the 7B model for 300:
 """
 
 import dataclasses
-import math
-from statistics import fmean
 from typing import Literal
 
-import torch
-from torch import nn
-from transformers import AutoModelForCausalLM
-
-from rewards import decode, score
-from runtime import (
-    checkpoints,
-    engine,
-    measure,
-    passes,
-    processes,
-    quiet,
-    records,
-    settings,
-    start,
-    weights,
-)
-from runtime.clock import Clock
-from runtime.passes import micro_batches, minibatches
-from runtime.placement import place
-from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime import first, settings
 from runtime.settings import (
     EvaluationTemperature,
     Fraction,
@@ -60,7 +38,6 @@ from runtime.settings import (
     PositiveInt,
     Temperature,
 )
-from runtime.sharing import deal_groups, gather_groups, next_problems, own_part
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -149,6 +126,34 @@ TASKS = {
         "temperature": 1.0,
     },
 }
+
+# What follows imports torch, which takes seconds. A bad flag or --help ends here.
+first.check(Args, TASKS)
+
+import math
+from statistics import fmean
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from rewards import decode, score
+from runtime import (
+    checkpoints,
+    engine,
+    measure,
+    passes,
+    processes,
+    quiet,
+    records,
+    start,
+    weights,
+)
+from runtime.clock import Clock
+from runtime.passes import micro_batches, minibatches
+from runtime.placement import place
+from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime.sharing import GroupsBar, deal_groups, gather_groups, next_problems, own_part
 
 # ----------------------------------------------------------------------- policy (log-probabilities)
 
@@ -333,6 +338,7 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
     """
     mixed = []  # groups of all processes
     responses, problems, scores = [], [], []
+    bar = GroupsBar(step, args)
     for refill in range(1 + args.max_refills):
         new_problems, num_used = next_problems(train, num_used, args)
         # A refill has its own seeds, in case the same problem comes twice in a step.
@@ -353,8 +359,10 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         responses += new_responses
         problems += new_problems
         scores += new_scores
+        bar.show(len(mixed), refill)
         if len(mixed) >= args.prompts_per_step:
             break
+    bar.close()
     num_sampled = (1 + refill) * args.prompts_per_step
     metrics = {
         "groups_sampled": num_sampled,

@@ -44,30 +44,9 @@ regions matter, then near on-policy
 """
 
 import dataclasses
-from statistics import fmean
 from typing import Literal
 
-import torch
-from torch import nn
-from transformers import AutoModelForCausalLM
-
-from rewards import decode, score
-from runtime import (
-    checkpoints,
-    engine,
-    measure,
-    passes,
-    processes,
-    quiet,
-    records,
-    settings,
-    start,
-    weights,
-)
-from runtime.clock import Clock
-from runtime.passes import micro_batches, minibatches
-from runtime.placement import place
-from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime import first, settings
 from runtime.settings import (
     EvaluationTemperature,
     Fraction,
@@ -79,7 +58,6 @@ from runtime.settings import (
     PositiveInt,
     Temperature,
 )
-from runtime.sharing import next_problems, own_part
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -149,6 +127,33 @@ TASKS = {
         "temperature": 1.0,
     },
 }
+
+# What follows imports torch, which takes seconds. A bad flag or --help ends here.
+first.check(Args, TASKS)
+
+from statistics import fmean
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from rewards import decode, score
+from runtime import (
+    checkpoints,
+    engine,
+    measure,
+    passes,
+    processes,
+    quiet,
+    records,
+    start,
+    weights,
+)
+from runtime.clock import Clock
+from runtime.passes import micro_batches, minibatches
+from runtime.placement import place
+from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime.sharing import next_problems, own_part
 
 # ----------------------------------------------------------------------- policy (log-probabilities)
 

@@ -28,6 +28,12 @@ def find_task(name, flag="--task"):
     raise ValueError(f"{flag} is {name!r}; it must be one of {', '.join(TASKS)}, or a Python file")
 
 
+def check_options(args):
+    """ValueError if a setting of some task is wrong, also if another task is chosen."""
+    kk.parse_people(args.people)
+    countdown.parse_numbers(args.numbers)
+
+
 def load_task(args, tokenizer):
     """Returns (the task's module, training problems, test problems).
 
@@ -36,8 +42,7 @@ def load_task(args, tokenizer):
     Errors: ValueError if the data are invalid; it names the file or value.
     """
     task = find_task(args.task)
-    kk.parse_people(args.people)  # a setting that this task does not use must be right too
-    countdown.parse_numbers(args.numbers)
+    check_options(args)
     own_options = {"kk": {"people": args.people}, "countdown": {"numbers": args.numbers}}
     options = own_options.get(args.task, {})
     splits = []

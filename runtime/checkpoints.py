@@ -211,19 +211,7 @@ def load(policy, optimizer, resume, critic=None):
     if not resume:
         return 0, 0
     path = to_resume(resume)
-    # DCP loads in place: it fills tensors that exist. AdamW makes its own in its first step, which
-    # has not happened yet, so they are made here.
-    trained = [(policy, optimizer)]
-    if critic:
-        trained.append(critic)
-    for model, of_model in trained:
-        for parameter in model.lm.parameters():
-            of_model.state[parameter] = {
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-                "step": torch.zeros((), device=processes.DEVICE),
-            }
-    state = trainer_state(policy, optimizer, critic)
+    state = trainer_state(policy, optimizer, critic)  # DCP loads in place: it fills these tensors
     try:
         dcp.load(
             state,
@@ -232,7 +220,7 @@ def load(policy, optimizer, resume, critic=None):
         )
     except CheckpointException as error:
         errors = [of_process for of_process, _ in error.failures.values()]
-        sys.exit(f"error: checkpoint {path} does not fit this model: {errors[0]}")
+        sys.exit(f"error: checkpoint {path} is not of this model or of this version: {errors[0]}")
     torch.set_rng_state(state["rng"])
     position = position_in(path)
     if processes.RANK == 0:
@@ -344,12 +332,28 @@ def trainer_state(policy, optimizer, critic=None):
     """
     state = {"rng": torch.get_rng_state()}
     for name, parameter in policy.lm.named_parameters():
-        state[name] = {**optimizer.state[parameter], "weight": parameter.detach()}
+        state[name] = {**of_adamw(parameter, optimizer), "weight": parameter.detach()}
     if critic:
-        model, of_model = critic
+        model, its_optimizer = critic
         for name, parameter in model.lm.named_parameters():
-            state[f"critic.{name}"] = {**of_model.state[parameter], "weight": parameter.detach()}
+            of_critic = of_adamw(parameter, its_optimizer)
+            state[f"critic.{name}"] = {**of_critic, "weight": parameter.detach()}
     return state
+
+
+def of_adamw(parameter, optimizer):
+    """AdamW's state of a parameter: exp_avg, exp_avg_sq and step.
+
+    AdamW makes it in its first update. Before that (a run is resumed, or no step so far had
+    anything to learn from) it is made here, as AdamW would make it.
+    """
+    if not optimizer.state[parameter]:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), device=processes.DEVICE),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer.state[parameter]
 
 
 def whole_weights(policy, dtype):

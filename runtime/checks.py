@@ -3,10 +3,9 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-from transformers import AutoConfig, AutoTokenizer
-
-from runtime import curves, folders, machine, memory, processes
+from rewards.kk import SUFFIXES
+from runtime import curves, folders
+from runtime.launch import LOCAL_WORLD_SIZE, WORLD_SIZE
 
 
 def check_gpus(args):
@@ -15,12 +14,16 @@ def check_gpus(args):
     It comes before all that asks for a GPU's memory: that would open a context on GPU 0 in every
     process.
     """
+    import torch  # late, here and below: what comes before needs none of it
+
+    from runtime import machine, processes
+
     if reason := machine.unusable_gpus():
         raise ValueError(reason)
     n_gpus = torch.cuda.device_count()
-    if 0 < n_gpus < processes.LOCAL_WORLD_SIZE:
+    if 0 < n_gpus < LOCAL_WORLD_SIZE:
         raise ValueError(
-            f"{processes.LOCAL_WORLD_SIZE} processes on this machine, but {n_gpus} GPU(s): one for "
+            f"{LOCAL_WORLD_SIZE} processes on this machine, but {n_gpus} GPU(s): one for "
             "each is needed"
         )
     if processes.ON_GPU:
@@ -35,11 +38,11 @@ def check_gpus(args):
 
 def check_prompts_per_step(args):
     """ValueError if a step's prompts can't be divided equally into updates and processes."""
-    multiple = args.updates_per_step * processes.WORLD_SIZE
+    multiple = args.updates_per_step * WORLD_SIZE
     if args.prompts_per_step % multiple:
         raise ValueError(
             f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {multiple} "
-            f"({args.updates_per_step} updates × {processes.WORLD_SIZE} processes)"
+            f"({args.updates_per_step} updates × {WORLD_SIZE} processes)"
         )
 
 
@@ -82,6 +85,8 @@ def check_model(args, head_chunk):
     whose logits exist at one time. ValueError if the model can't be loaded, or does not fit the
     sizes chosen or this machine's memory.
     """
+    from runtime import memory
+
     config, tokenizer = read_config(args.model)
     n_params, needed, available = memory.estimate(config, args, head_chunk)
     if needed > available:
@@ -100,6 +105,8 @@ def check_model(args, head_chunk):
 
 def read_config(model):
     """(configuration, tokenizer) of a folder or hub id. ValueError if they can't be loaded."""
+    from transformers import AutoConfig, AutoTokenizer
+
     check_model_folder(model)
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
@@ -107,6 +114,14 @@ def read_config(model):
     except (OSError, ValueError) as error:
         raise ValueError(f"--model {model} can't be loaded: {error}") from error
     return config, tokenizer
+
+
+def check_data_files(args):
+    """ValueError if --data or --test_data is a path at which there is nothing."""
+    for flag, name in (("--data", args.data), ("--test_data", args.test_data)):
+        written_as_path = name.startswith((".", "/", "~")) or Path(name).suffix in SUFFIXES
+        if name and written_as_path and not Path(name).expanduser().exists():
+            raise ValueError(f"{flag} {name}: there is no such file or folder")
 
 
 def check_model_folder(model):

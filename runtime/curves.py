@@ -4,6 +4,8 @@ import json
 import math
 
 TITLES = {
+    "loss": "loss [nats per token]",
+    "eval/loss": "loss on held-out examples [nats per token]",
     "reward": "reward",
     "accuracy": "accuracy while training",
     "eval/accuracy": "test accuracy",
@@ -16,7 +18,17 @@ TITLES = {
     "sampler_gap": "sampler gap [nats]",
     "tokens_per_s": "tokens/s",
 }
-PANELS = ["eval/accuracy", "reward", "response_tokens", "entropy", "kl", "clip_rate", "grad_norm"]
+PANELS = [
+    "eval/loss",
+    "loss",
+    "eval/accuracy",
+    "reward",
+    "response_tokens",
+    "entropy",
+    "kl",
+    "clip_rate",
+    "grad_norm",
+]
 MOST_PANELS = 6
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #000000 #E69F00 #56B4E9 #8C6D00".split()
@@ -105,18 +117,20 @@ def save(figure, paths):
 
 
 def in_terminal(rows, width=100, colours=True):
-    """The reward and the test accuracy of one run over its steps, as text."""
+    """The reward and the test accuracy, or the losses, of one run over its steps, as text."""
     import plotext
 
     plots = []
-    for title, key in (("reward", "reward"), ("test accuracy", "eval/accuracy")):
+    for key in ("reward", "eval/accuracy", "loss", "eval/loss"):
+        if not points(rows, key)[0]:
+            continue
         plotext.clear_figure()
         keys = with_categories(rows, key)
         for name in keys:
             if points(rows, name)[0]:
                 label = name.removeprefix("eval/") if len(keys) > 1 else None
                 plotext.plot(*points(rows, name), label=label)
-        plotext.title(title)
+        plotext.title(TITLES[key])
         plotext.theme("clear")
         plotext.plotsize(width, 14)
         plots.append(plotext.build())

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 from runtime import files, machine, settings
-from runtime.processes import ON_GPU, WORLD_SIZE
+from runtime.launch import WORLD_SIZE
+
+ON_GPU = machine.has_gpu()
 
 # For a machine without a GPU: a model of a million parameters, which learns while you watch. Its
 # folder has its own settings.
@@ -60,6 +62,20 @@ def layers(argv, args_class, tasks):
     if model:
         found.append((Path(model).name, of_model(model, args_class)))
     return found
+
+
+def papers_command(args_class, tasks, task):
+    """The words of a command that has the paper's settings for a task on this machine."""
+    paper = {field.name: field.default for field in dataclasses.fields(args_class)}
+    paper.update(tasks.get(task, {}))
+    words = [] if task == args_class.task else ["--task", task]
+    # The model first: then the settings of another model's folder are no longer defaults.
+    for names in (["model"], [name for name in paper if name != "model"]):
+        here, _ = settings.layered(layers(words, args_class, tasks))
+        for name in names:
+            if here.get(name, paper[name]) != paper[name]:
+                words += settings.as_flags(name, paper[name])
+    return ["python", Path(sys.argv[0]).name, *words]
 
 
 def of_model(model, args_class):

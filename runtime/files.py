@@ -84,6 +84,14 @@ def check_writable(folder):
         pass
 
 
+def check_unlocked(folder):
+    """ValueError if another process has locked this folder. It need not exist."""
+    path = Path(folder, "lock")
+    if path.exists():
+        with open(path, "a+", encoding="utf-8") as file:
+            take_lock(file, folder)
+
+
 def lock(folder):
     """Keeps other processes from using this folder as long as this process lives.
 
@@ -94,6 +102,15 @@ def lock(folder):
     if folder in LOCKS:
         return
     file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115 (stays open)
+    take_lock(file, folder)
+    LOCKS[folder] = file
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")  # for the message above
+    file.flush()
+
+
+def take_lock(file, folder):
+    """Locks a folder's open lock file until it is closed. ValueError if another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -103,7 +120,3 @@ def lock(folder):
         raise ValueError(f"{folder} is in use by {owner}") from None
     except OSError:
         pass  # no locks here: some network file systems have none
-    LOCKS[folder] = file
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")  # for the message above
-    file.flush()

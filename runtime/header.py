@@ -1,6 +1,7 @@
 """What a run prints before it starts: its settings beside the paper's, its sizes, its device."""
 
 import os
+import re
 import shlex
 import sys
 import textwrap
@@ -11,13 +12,15 @@ from rich.table import Table
 
 from runtime import processes, settings, terminal
 
+NO_PAPERS = ("run_dir", "dry_run")  # the last line speaks of them
 
-def show(args, sizes, sources):
+
+def show(args, sizes, sources, papers_command):
     """Prints the header. A setting that differs from the paper's gets a row with the reason.
 
     sizes: {parameters, estimated_memory_gb, memory_gb, training_problems, test_problems}; the
     memory is that of one process, in GiB. sources: where the defaults come from, as
-    settings.layered says.
+    settings.layered says. papers_command: the words of a command that has the paper's settings.
     """
     console = terminal.console()
     console.rule(Path(sys.argv[0]).name)
@@ -25,6 +28,8 @@ def show(args, sizes, sources):
     worked_out = args.epochs * (sizes["training_problems"] // args.prompts_per_step)
     if "steps" in different and different["steps"][0] is None and args.steps == worked_out:
         del different["steps"]  # the paper's epochs give them
+    for name in NO_PAPERS:
+        different.pop(name, None)
 
     if different:
         columns = table_of_differences()
@@ -34,12 +39,9 @@ def show(args, sizes, sources):
         show_group(console, title, names, args, different)
     console.print()
     show_sizes(console, args, sizes)
-    not_the_papers = [name for name in different if name in sources]
-    if not_the_papers and not args.resume:
+    if different and not args.resume:
         console.print("The paper's settings are those of this command:")
-        papers = settings.of_paper(type(args), sources)
-        command = papers_command(not_the_papers, papers, console.width)
-        console.print(command, soft_wrap=True)
+        console.print(wrapped(papers_command, console.width), soft_wrap=True)
     console.rule()
     if args.dry_run:
         console.print(f"dry run: {args.steps} steps would fit; nothing was loaded", soft_wrap=True)
@@ -54,7 +56,7 @@ def show_group(console, title, names, args, different):
     same = []
     for name in names:
         value = getattr(args, name)
-        if name in ("run_dir", "dry_run"):  # the last line speaks of them
+        if name in NO_PAPERS:
             continue
         if name in different:
             papers, reason = different[name]
@@ -99,19 +101,10 @@ def show_sizes(console, args, sizes):
         console.print(f"{name:<10} {text}", soft_wrap=True)
 
 
-def papers_command(names, papers, width):
-    """This run's command with the paper's values of the settings in `names`, ready to paste."""
-    words = ["python", *map(shlex.quote, sys.argv)]
-    for name in names:
-        value = papers[name]
-        if value is True:
-            words.append(f"--{name}")
-        elif value is False:
-            words.append(f"--no_{name}")
-        else:
-            # a flag and its value stay on one line
-            words.append(f"--{name}\0{shlex.quote(str(value))}")
-    text = " ".join(words)
+def wrapped(words, width):
+    """A command in lines, ready to paste. A flag and its value stay on one line."""
+    text = " ".join(map(shlex.quote, words))
+    text = re.sub(r"(--\w+) (?!--)", "\\1\0", text)
     lines = textwrap.wrap(text, width - 6, break_long_words=False, break_on_hyphens=False)
     return " \\\n".join("    " + line.replace("\0", " ") for line in lines)
 

@@ -1,27 +1,51 @@
 """What this machine computes fast, and whether its GPUs can be used at all."""
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
-
-import torch
+import sys
+from pathlib import Path
 
 # Processors' names for their instructions for products in bfloat16. Without one of them a CPU
 # computes such products in float32, with a conversion before and after each.
-BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "arm_bf16")
+BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 BFLOAT16_CAPABILITY = (8, 0)  # the first NVIDIA GPUs with bfloat16 (Ampere: A100, RTX 30)
 
 
+def has_gpu():
+    """Whether torch can use a GPU. Before torch is imported: whether it should be able to."""
+    if "torch" in sys.modules:
+        return sys.modules["torch"].cuda.is_available()
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not cuda_of_torch():
+        return False
+    return bool(nvidia_smi("name"))
+
+
+def cuda_of_torch():
+    """The version of CUDA that torch is built for, without importing it; "" for a CPU build."""
+    found = importlib.util.find_spec("torch")
+    if not found:
+        return ""
+    version = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+    cuda = re.search(r"^cuda[^=]*= '(.+)'", version, re.MULTILINE)
+    return cuda[1] if cuda else ""
+
+
 def has_fast_bfloat16():
-    """Whether bfloat16 is faster than float32: on this process's GPU, or else on the CPU."""
-    if torch.cuda.is_available():
+    """Whether bfloat16 is faster than float32: on the GPU, or else on the CPU."""
+    if has_gpu():
         return gpu_has_bfloat16()
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name, False) for name in BFLOAT16_INSTRUCTIONS)
+    about = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)", about, re.MULTILINE)
+    return bool(flags and BFLOAT16_INSTRUCTIONS & set(flags[1].split()))
 
 
 def gpu_has_bfloat16():
     """Whether this process's GPU has bfloat16 in hardware."""
+    import torch
+
     return torch.cuda.get_device_capability() >= BFLOAT16_CAPABILITY
 
 
@@ -30,6 +54,8 @@ def unusable_gpus():
 
     torch says only that CUDA is not available. Then a trainer would run on the CPU for days.
     """
+    import torch
+
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""  # the user wants the CPU
     if hidden or torch.cuda.is_available() or not torch.version.cuda:
         return ""  # a CPU build of torch was installed on purpose

@@ -42,6 +42,15 @@ def parts_of_rewards(scores):
     return {name: fmean(values) for name, values in parts.items()}
 
 
+def of_lengths(batch):
+    """Lengths of given responses: response_tokens (a mean) and tokens. batch: mask [N, T]."""
+    num_tokens = all_reduce(batch["mask"].sum())
+    return {
+        "response_tokens": num_tokens / all_reduce(len(batch["mask"])),
+        "tokens": int(num_tokens),
+    }
+
+
 def of_tokens(batch):
     """Means over the response tokens: entropy, and how far sampler and trainer are apart, in nats.
 

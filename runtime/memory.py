@@ -88,6 +88,8 @@ def estimate(config, args, head_chunk, machine=None):
     always = always_bytes(n_params, width, args, machine)
     training = training_bytes(config, n_params, width, args, head_chunk, machine)
     sampling = width * n_params + args.kv_cache_gb * GIB
+    if not hasattr(args, "temperature"):  # sft.py has no sampler
+        sampling = 0
     if machine.on_gpu:
         needed = (always + max(training, sampling)) / GIB
     else:

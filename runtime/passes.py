@@ -120,7 +120,8 @@ def plan_passes_sharing_prompts(rows, mask, lengths, args):
 
     Returns (passes, their cost in tokens).
     """
-    group = torch.arange(len(lengths)) // args.responses_per_prompt  # [N]
+    group_size = getattr(args, "responses_per_prompt", 1)  # sft.py has one
+    group = torch.arange(len(lengths)) // group_size  # [N]
     rows = rows[group[rows].argsort(stable=True)]  # group by group, longest first in each
     passes = []
     cost = 0

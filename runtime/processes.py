@@ -13,12 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from runtime import quiet
-
-# torchrun sets these for each process it starts; LOCAL_ is about the processes on this machine.
-RANK = int(os.environ.get("RANK", "0"))
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))
-LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+from runtime.launch import LOCAL_RANK, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE  # noqa: F401
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", LOCAL_RANK) if ON_GPU else torch.device("cpu")

@@ -34,6 +34,7 @@ from runtime import (
     faults,
     files,
     folders,
+    peers,
     processes,
     settings,
     signals,
@@ -116,6 +117,7 @@ class Records:
         self.sizes = sizes
         self.console = terminal.console()
         self.n_lines = 0  # of steps, printed so far
+        self.has_warned = False  # of a step without different rewards
 
     def open(self, step):
         """Opens the files; from now on Ctrl-C or SIGTERM ends the run after a step.
@@ -179,14 +181,24 @@ class Records:
 
     def show(self, metrics):
         """One step in the terminal: a line of training, a line of evaluation, or both."""
-        if "reward" in metrics:
+        if "tokens" in metrics:
             if self.n_lines % terminal.HEADING_EVERY == 0:
-                self.console.print(terminal.heading_line(), style="dim", soft_wrap=True)
+                heading = terminal.heading_line(metrics)
+                self.console.print(heading, style="dim", soft_wrap=True)
             self.console.print(terminal.step_line(metrics), soft_wrap=True)
             self.n_lines += 1
         evaluation = terminal.evaluation_line(metrics)
         if evaluation:
             self.console.print(evaluation, style="bold", soft_wrap=True)
+        if metrics.get("zero_std_rate") == 1 and not self.has_warned:
+            self.has_warned = True
+            self.console.print(
+                f"warning: step {metrics['step']} gave all responses to a prompt the same reward, "
+                "for every prompt: there was nothing to tell good from bad. What helps: easier "
+                "problems, longer responses (--max_response_tokens), or more of them "
+                "(--responses_per_prompt). samples.jsonl in the run's folder has some of them.",
+                style="yellow",
+            )
         gap = metrics.get("sampler_gap") or 0
         usual = USUAL_GAP[self.args.dtype]
         if gap > usual:
@@ -227,9 +239,14 @@ class Records:
         rows = curves.read_rows(self.folder / "metrics.jsonl")
         curves.draw(rows, self.folder / "curves.png")
 
-    @by_process_0
     def close(self, step):
-        """Ends the records; shows curves, one problem before and after, memory, and how to go on.
+        """Ends the records, and says how the run ended. step: the last one."""
+        self.show_results(step)
+        peers.stop_watching()
+
+    @by_process_0
+    def show_results(self, step):
+        """Shows curves, one problem before and after, memory, and how to go on.
 
         step: the last one.
         """

@@ -25,7 +25,8 @@ import pydantic
 import tyro
 from pydantic.fields import FieldInfo
 
-from runtime import files, folders, processes
+from runtime import files, folders
+from runtime.launch import RANK
 
 # ------------------------------------------------------------------------------- types with a range
 
@@ -196,6 +197,13 @@ def read_sources(args_class):
     return groups, helps
 
 
+def as_flags(name, value):
+    """The words with which a command line sets this value."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no_{name}"]
+    return [f"--{name}", str(value)]
+
+
 def given(argv):
     """What the command line says of the settings on which the defaults of all others depend.
 
@@ -219,9 +227,12 @@ def errors_in_one_line():
     try:
         yield
     except (ValueError, OSError) as error:
-        if processes.RANK == 0:
+        if RANK == 0:
             print("error:", " ".join(str(error).split()), file=sys.stderr)
-        processes.end()
+        if "torch" in sys.modules:  # otherwise nothing is connected yet
+            from runtime import processes
+
+            processes.end()
         sys.exit(2)
 
 

@@ -6,6 +6,7 @@ of processes.
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 
 from rewards import next_prompts
 from runtime.processes import RANK, WORLD_SIZE, gather
@@ -19,7 +20,7 @@ def next_problems(train, num_used, args):
     indices, num_used = next_prompts(len(train), num_used, args.prompts_per_step, args.seed)
     problems = []
     for i in indices[RANK::WORLD_SIZE]:
-        problems += [train[i]] * args.responses_per_prompt
+        problems += [train[i]] * getattr(args, "responses_per_prompt", 1)  # sft.py has one
     return problems, num_used
 
 
@@ -66,3 +67,34 @@ def deal_groups(groups, like, args):
         rows = [row for group in mine for row in group[name]]
         share[name] = pad_sequence(rows, batch_first=True)
     return share
+
+
+class GroupsBar:
+    """How far dynamic sampling is (dapo.py): groups with something to teach, and how many lack."""
+
+    def __init__(self, step, args):
+        self.args = args
+        self.step = step
+        self.bar = tqdm(
+            total=args.prompts_per_step,
+            desc=f"step {step}: groups with different rewards",
+            bar_format="{desc}: {n_fmt} of {total_fmt}{postfix}",
+            leave=False,
+            disable=RANK != 0,
+        )
+
+    def show(self, num_mixed, refill):
+        """num_mixed: groups found so far; refill: 0 after the first round of sampling."""
+        self.bar.n = min(num_mixed, self.args.prompts_per_step)
+        self.bar.set_postfix_str(f"round {refill + 1} of at most {self.args.max_refills + 1}")
+        if num_mixed == 0 and refill == 1 and RANK == 0:
+            num_groups = 2 * self.args.prompts_per_step
+            tqdm.write(
+                f"step {self.step}: in none of {num_groups} groups do the rewards differ. "
+                f"What helps: easier problems, longer responses (--max_response_tokens is "
+                f"{self.args.max_response_tokens}), or fewer rounds (--max_refills is "
+                f"{self.args.max_refills})"
+            )
+
+    def close(self):
+        self.bar.close()

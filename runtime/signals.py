@@ -7,7 +7,11 @@ import os
 import signal
 import time
 
-from runtime import processes
+from runtime.launch import RANK
+
+# Signals so many seconds after the first one count as the same request: torchrun passes on a Ctrl-C
+# that the terminal has already sent to every process.
+GRACE = 5
 
 
 def end_while_loading():
@@ -15,7 +19,7 @@ def end_while_loading():
     stderr = os.dup(2)  # while libraries load, runtime.quiet turns the usual one away
 
     def end(number, frame):
-        if processes.RANK == 0:
+        if RANK == 0:
             name = signal.Signals(number).name
             os.write(stderr, f"stopped by {name} before the first step\n".encode())
         die_of(number)
@@ -24,13 +28,14 @@ def end_while_loading():
     signal.signal(signal.SIGTERM, end)
 
 
-def catch(grace=5.0):
+def catch():
     """A list that gets the name of the first signal ("SIGINT", "SIGTERM") that asks the run to end.
 
-    A signal more than `grace` seconds after the first one ends the process at once. Earlier ones
-    count as the same request: torchrun passes on a Ctrl-C that the terminal has already sent to
-    every process.
+    Process 0 says at once what happens now. (Not if another process has died: then torchrun sends
+    SIGTERM to those that are left.) A second signal ends the process at once.
     """
+    from runtime import peers  # late: it imports torch, and this module comes before
+
     asked_to_stop = []
     first = None
 
@@ -39,8 +44,15 @@ def catch(grace=5.0):
         now = time.monotonic()
         if first is None:
             first = now
-            asked_to_stop.append(signal.Signals(number).name)
-        elif now - first > grace:
+            name = signal.Signals(number).name
+            asked_to_stop.append(name)
+            if RANK == 0 and not peers.dead():
+                text = (
+                    f"\n{name}: the run ends after this step, with a checkpoint. A second one, "
+                    f"{GRACE} seconds from now or later, ends it at once and loses the step.\n"
+                )
+                os.write(2, text.encode())
+        elif now - first > GRACE:
             die_of(number)
 
     signal.signal(signal.SIGINT, remember)

@@ -5,47 +5,57 @@ All of it comes before anything large is loaded.
 
 import sys
 
-from rewards import data_sources, load_task
-from runtime import checks, defaults, header, hub, memory, processes, records, settings, signals
+import rewards
+from runtime import (
+    checks,
+    defaults,
+    first,
+    header,
+    hub,
+    memory,
+    peers,
+    processes,
+    records,
+    settings,
+)
 from runtime.passes import HEAD_CHUNK
 
 
-def begin(args_class, tasks):
+def begin(args_class, tasks, data=rewards):
     """(settings, Records, tokenizer, the task's module, training problems, test problems).
 
-    args_class, tasks: a trainer's Args and TASKS. Connects the processes, makes the run's folder
-    and prints the header. What the user can mend ends the program with one line (exit code 2); with
-    --dry_run it ends after the header.
+    args_class, tasks: a trainer's Args and TASKS; data: rewards.examples if the problems come with
+    responses. Connects the processes, makes the run's folder and prints the header. What the user
+    can mend ends the program with one line (exit code 2); with --dry_run it ends after the header.
     """
-    signals.end_while_loading()
+    defaults.ON_GPU = processes.ON_GPU  # torch knows for certain
     with settings.errors_in_one_line():
         args, sources = defaults.read(sys.argv[1:], args_class, tasks)
-        tokenizer, task, train, test, sizes = prepare(args)
-    if args.dry_run:
-        if processes.RANK == 0:
-            header.show(args, sizes, sources)
-        sys.exit()
-    memory.keep_freed_memory()  # on a CPU, where getting it again from the system is slow
-    processes.start()
-    records.choose_folder(args)
+        tokenizer, task, train, test, sizes = prepare(args, data)
+    command = defaults.papers_command(args_class, tasks, args.task)
+    if not args.dry_run:
+        memory.keep_freed_memory()  # on a CPU, where getting it again from the system is slow
+        processes.start()
+        records.choose_folder(args)
+        peers.watch(args.run_dir)
     if processes.RANK == 0:
-        header.show(args, sizes, sources)
+        header.show(args, sizes, sources, command)
+    if args.dry_run:
+        sys.exit()
     return args, records.Records(args, sizes), tokenizer, task, train, test
 
 
-def prepare(args):
+def prepare(args, data=rewards):
     """(tokenizer, the task's module, training problems, test problems, sizes).
 
     sizes: a dictionary for the header. Sets args.steps if only --epochs is given. ValueError,
     saying what would be right, if something can't work.
     """
-    args.check()
+    first.check_settings(args)
     checks.check_gpus(args)
-    checks.check_prompts_per_step(args)
-    checks.check_run_folders(args)
-    hub.ask(args.model, *data_sources(args))
+    hub.ask(args.model, *data.data_sources(args))
     tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
-    task, train, test = load_task(args, tokenizer)
+    task, train, test = data.load_task(args, tokenizer)
     if len(train) < args.prompts_per_step:
         raise ValueError(
             f"--prompts_per_step is {args.prompts_per_step}, "

@@ -12,6 +12,7 @@ HEADING_EVERY = 20  # steps
 MISSING = "–"
 COLUMNS = [  # heading, key in metrics.jsonl, format
     ("step", "step", "d"),
+    ("loss", "loss", ".4f"),  # of sft.py, which has none of the next ones
     ("reward", "reward", ".3f"),
     ("accuracy", "accuracy", ".3f"),
     ("format", "format_rate", ".3f"),
@@ -39,14 +40,21 @@ def width_of(heading):
     return 7 if heading == "step" else 9
 
 
-def heading_line():
-    return "".join(heading.rjust(width_of(heading)) for heading, _, _ in COLUMNS)
+def columns_of(metrics):
+    """COLUMNS; for a script without rewards (sft.py) those that it has."""
+    if "reward" in metrics:
+        return [column for column in COLUMNS if column[1] != "loss"]
+    return [column for column in COLUMNS if column[1] in metrics]
+
+
+def heading_line(metrics):
+    return "".join(heading.rjust(width_of(heading)) for heading, _, _ in columns_of(metrics))
 
 
 def step_line(metrics):
-    """One step as a line under heading_line. Length is in tokens, KL and entropy in nats."""
+    """One step as a line under heading_line. Length is in tokens, loss, KL and entropy in nats."""
     cells = []
-    for heading, key, form in COLUMNS:
+    for heading, key, form in columns_of(metrics):
         value = metrics.get(key)
         text = MISSING if value is None else format(value, form)
         cells.append(text.rjust(width_of(heading)))
@@ -55,6 +63,8 @@ def step_line(metrics):
 
 def evaluation_line(metrics):
     """The test accuracy as a line, and by category; "" if this step has no evaluation."""
+    if "eval/loss" in metrics:
+        return f"{metrics['step']:7d}  loss on held-out examples {metrics['eval/loss']:.4f}"
     accuracy = metrics.get("eval/accuracy")
     if accuracy is None:
         return ""

@@ -4,6 +4,7 @@
     python tools/compare.py --suite stages                   an ablation of the papers, see SUITES below
     python tools/compare.py --seeds 0 1 2 3 4                more seeds; what is there already is not run again
     python tools/compare.py --only grpo ar                   some of the entries
+    python tools/compare.py --dry_run                        which runs are missing, and how long they will take
     python tools/compare.py --name eta --entries "eta 0.3: grpo_ar_lopti.py --eta 0.3" "eta 0.7: …"
 
 An entry is a name, a script and the script's flags. Every finished run is kept as a small JSON file in
@@ -20,6 +21,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -172,6 +174,7 @@ class Args:
     name: str = ""  # of the table and the plot; empty: the suite's
     limit: float = 8  # minutes, after which a run is stopped and not kept
     draw_only: bool = False  # run nothing, draw what is there
+    dry_run: bool = False  # say which runs are missing and how long they will take, and end
 
 
 def read_entries(entries):
@@ -186,6 +189,10 @@ def read_entries(entries):
             raise ValueError(f"two entries are named {name!r}")
         commands[name] = words
     return commands
+
+
+def command_of(words, common, seed):
+    return shlex.join([*words, *shlex.split(common), "--seed", str(seed)])
 
 
 def kept_file(folder, name, seed):
@@ -207,6 +214,7 @@ def read_kept(path, command):
 
 def run(command, limit):
     """One training run in a folder of its own: what is to be kept of it. RuntimeError where it fails."""
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, *shlex.split(command), "--run_dir", folder]
         try:
@@ -218,7 +226,33 @@ def run(command, limit):
         rows = curves.read_rows(Path(folder, "metrics.jsonl"))
         about = json.loads(Path(folder, "run.json").read_text())
     rows = [{key: shorter(row[key]) for key in KEPT if row.get(key) is not None} for row in rows]
-    return {"command": command} | about | {"rows": rows}
+    seconds = round(time.monotonic() - started)
+    return {"command": command} | about | {"seconds": seconds, "rows": rows}
+
+
+def plan(missing, runs):
+    """In words, which runs are missing and how long they will take. missing: {name: seeds}; runs: kept ones.
+
+    A run takes as long as the kept ones of its entry, or as those of all entries if it has none.
+    """
+    count = sum(map(len, missing.values()))
+    text = f"{sum(map(len, runs.values()))} runs are kept, {count} are missing"
+    if not count:
+        return f"{text}."
+    names = [f"{name} (seed {', '.join(map(str, seeds))})" for name, seeds in missing.items() if seeds]
+    everything = [seconds_of(run) for by_seed in runs.values() for run in by_seed.values()]
+    if not everything:
+        return f"{text}: {'; '.join(names)}. How long they take is not known: no run is kept."
+    total = 0
+    for name, seeds in missing.items():
+        kept = [seconds_of(run) for run in runs.get(name, {}).values()]
+        total += len(seeds) * fmean(kept or everything)
+    return f"{text}: {'; '.join(names)}. About {total / 60:.0f} minutes, as the kept ones took."
+
+
+def seconds_of(run):
+    """How long a kept run took; its steps alone if it was kept before the whole was measured."""
+    return run.get("seconds") or sum(row.get("time/step", 0) for row in run["rows"])
 
 
 def shorter(value):
@@ -387,18 +421,27 @@ def main(args):
         if unknown := set(args.only) - commands.keys():
             raise ValueError(f"--only {' '.join(sorted(unknown))}: the entries are {', '.join(commands)}")
         wanted = {name: words for name, words in commands.items() if name in (args.only or commands)}
-        bar = tqdm([(seed, name) for seed in args.seeds for name in wanted], disable=args.draw_only)
         runs = {name: {} for name in wanted}
-        for seed, name in bar:
-            command = shlex.join([*wanted[name], *shlex.split(common), "--seed", str(seed)])
-            path = kept_file(args.folder, name, seed)
-            kept = read_kept(path, command)
-            if kept is None and not args.draw_only:
-                bar.set_description(f"{name}, seed {seed}")
-                kept = run(command, args.limit)
-                files.write(path, json.dumps(kept, indent=None).replace('{"step"', '\n{"step"') + "\n")
-            if kept:
-                runs[name][seed] = kept
+        missing = {name: [] for name in wanted}
+        for name, words in wanted.items():
+            for seed in args.seeds:
+                kept = read_kept(kept_file(args.folder, name, seed), command_of(words, common, seed))
+                if kept:
+                    runs[name][seed] = kept
+                else:
+                    missing[name].append(seed)
+        if not args.draw_only:
+            print(plan(missing, runs))
+        if args.dry_run:
+            sys.exit()
+        todo = [(seed, name) for seed in args.seeds for name in wanted if seed in missing[name]]
+        todo = [] if args.draw_only else todo
+        for seed, name in tqdm(todo, desc="runs", disable=not todo):
+            kept = run(command_of(wanted[name], common, seed), args.limit)
+            text = json.dumps(kept).replace('{"step"', '\n{"step"') + "\n"
+            files.write(kept_file(args.folder, name, seed), text)
+            runs[name][seed] = kept
+        runs = {name: dict(sorted(by_seed.items())) for name, by_seed in runs.items()}
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,0 +1,41 @@
+"""What a script does before it imports torch, which takes seconds: refuse what can't work.
+
+Nothing that this module imports may import torch.
+"""
+
+import sys
+from pathlib import Path
+
+from rewards import check_options, find_task
+from runtime import checks, defaults, files, folders, settings, signals
+from runtime.launch import RANK
+
+
+def check(args_class, tasks):
+    """Ends the program with one line (exit code 2) if a setting, a folder or a task can't be right.
+
+    With --help it ends with the help. args_class, tasks: a script's Args and TASKS. Nothing happens
+    if the script is imported by another program.
+    """
+    if args_class.__module__ != "__main__":
+        return
+    signals.end_while_loading()
+    with settings.errors_in_one_line():
+        args, _ = defaults.read(sys.argv[1:], args_class, tasks)
+        check_settings(args)
+        if args.resume or args.run_dir:
+            files.check_unlocked(folders.run_of(args.resume or args.run_dir))
+    if RANK == 0:
+        what = "nothing will be trained" if args.dry_run else "this takes a while"
+        print(f"{Path(sys.argv[0]).name}: loading torch and the model; {what}", flush=True)
+
+
+def check_settings(args):
+    """ValueError, saying what would be right, if a setting, a folder or a task can't be right."""
+    args.check()
+    find_task(args.task)
+    check_options(args)
+    checks.check_prompts_per_step(args)
+    checks.check_run_folders(args)
+    checks.check_model_folder(args.model)
+    checks.check_data_files(args)

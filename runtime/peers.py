@@ -1,0 +1,84 @@
+"""The other processes of a run on this machine: if one dies, the others say so and end.
+
+Otherwise they would wait for it in their next all_reduce, with NCCL for a long time, or end with a
+traceback that says nothing of the one that died.
+"""
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from runtime import folders, last_words
+from runtime.launch import RANK, WORLD_SIZE
+from runtime.processes import gather
+
+PIDS = {}  # {rank: process id} of those that are watched
+EVERY = 1  # seconds
+
+
+def watch(run_dir):
+    """From now on this process ends with one message if another one of this machine dies."""
+    if WORLD_SIZE == 1:
+        return
+    here = socket.gethostname()
+    for host, rank, pid in gather([(here, RANK, os.getpid())]):
+        if host == here and rank != RANK:
+            PIDS[rank] = pid
+    usual_hook = sys.excepthook
+
+    def hook(kind, error, traceback):
+        for _ in range(3):  # the connection breaks before the other process is quite dead
+            end_if_one_is_dead(run_dir)
+            time.sleep(EVERY)
+        usual_hook(kind, error, traceback)
+
+    def look():
+        while PIDS:
+            time.sleep(EVERY)
+            if dead():
+                time.sleep(EVERY)  # if all of them are ending, this one will not get here
+                end_if_one_is_dead(run_dir)
+
+    sys.excepthook = hook
+    atexit.register(stop_watching)
+    threading.Thread(target=look, daemon=True).start()
+
+
+def stop_watching():
+    """The run is over: the processes may end, one after the other."""
+    PIDS.clear()
+
+
+def dead():
+    """The ranks of the watched processes that have died."""
+    return [rank for rank, pid in PIDS.items() if last_words.has_ended(pid)]
+
+
+def end_if_one_is_dead(run_dir):
+    """Ends this process at once (exit code 1) if a watched one has died.
+
+    One of those that are left says which, and how to go on.
+    """
+    ranks = dead()
+    if not ranks:
+        return
+    alive = set(PIDS) - set(ranks)
+    if min(alive, default=WORLD_SIZE) > RANK:
+        text = message(ranks, run_dir)
+        print(f"\n{text}", file=sys.stderr, flush=True)
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun is the parent
+            words = [sys.executable, last_words.__file__, str(os.getppid()), text]
+            subprocess.Popen(words, start_new_session=True)
+    os._exit(1)  # the main thread may wait for the dead process
+
+
+def message(ranks, run_dir):
+    who = ", ".join(f"process {rank} (pid {PIDS[rank]})" for rank in ranks)
+    complete = folders.complete(run_dir)
+    if not complete:
+        return f"{who} has died, so the run ends. It has no checkpoint to go on from"
+    return f"{who} has died, so the run ends: --resume {run_dir} goes on from {complete[-1].name}"

@@ -1,0 +1,215 @@
+"""What users ran into: each of these went wrong once."""
+
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import KK_TINY, ROOT, metrics, run, small, timeless
+
+import grpo
+import grpo_ar_lopti
+from runtime import defaults, first, header, sharing
+
+NEVER_MIXED = {"max_response_tokens": 8, "max_refills": 1, "save_every": 1, "dtype": "float32"}  # no answer fits
+
+
+# ------------------------------------------------------------------------------------------ a step without an update
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_checkpoint_before_the_first_update_resumes_to_the_last_bit(processes, tmp_path):
+    """dapo.py makes no update if no group is mixed: AdamW has no state yet."""
+    run("dapo.py", *small(tmp_path, **NEVER_MIXED), processes=processes)
+    rows = metrics(tmp_path)
+    assert [row["optimizer_steps"] for row in rows] == [0, 0]
+    run("dapo.py", "--resume", tmp_path / "checkpoints" / "step_000001", processes=processes)
+    assert [timeless(row) for row in metrics(tmp_path)] == [timeless(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [
+        ("grpo_ar_lopti.py", {"lopti_stages": "low", "eta": 1e-30}),  # no token is as improbable as that
+        ("grpo.py", {"kl_coef": 0, "max_response_tokens": 8}),  # all rewards are equal
+    ],
+)
+def test_a_run_that_learned_nothing_yet_can_be_resumed(script, flags, tmp_path):
+    run(script, *small(tmp_path / "run", steps=1, dtype="float32", **flags))
+    done = run(script, "--resume", tmp_path / "run", "--steps", 2)
+    assert "done after step 2" in done.stdout
+
+
+def test_adamws_first_update_is_the_same_with_the_state_that_a_checkpoint_makes():
+    from runtime import checkpoints
+
+    weights = []
+    for prepared in (False, True):
+        parameter = torch.nn.Parameter(torch.linspace(-1, 1, 7))
+        optimizer = torch.optim.AdamW([parameter], lr=1e-2, weight_decay=0.01, fused=True)
+        if prepared:
+            checkpoints.of_adamw(parameter, optimizer)
+        for _ in range(3):
+            parameter.grad = parameter.detach() ** 2
+            optimizer.step()
+        weights.append(parameter.detach())
+    assert torch.equal(*weights)
+
+
+# ----------------------------------------------------------------------------------------------- refused at once
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--clip_low", "2"], "--clip_low is 2.0; it must be in [0, 1]"),
+        (["--run_dir", "{run}"], "holds a run"),
+        (["--resume", "{run}/nothing"], "no complete checkpoint"),
+        (["--prompts_per_step", "3"], "must be a multiple of 2"),
+        (["--data", "{run}/nothing.jsonl"], "there is no such file"),
+        (["--model", "{run}"], "is not a model folder"),
+        (["--people", "9"], "people must be"),
+        (["--task", "nothing.py"], "there is no such file"),
+        (["--help"], ""),
+    ],
+)
+def test_what_needs_no_model_is_refused_before_torch_is_imported(flags, words, tmp_path):
+    Path(tmp_path, "metrics.jsonl").write_text('{"step": 1}\n')
+    flags = [flag.format(run=tmp_path) for flag in flags]
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['grpo.py', *{flags!r}]\n"
+        "try:\n"
+        "    runpy.run_path('grpo.py', run_name='__main__')\n"
+        "finally:\n"
+        "    print('torch' in sys.modules, 'transformers' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "False False"
+    assert done.returncode == (0 if flags == ["--help"] else 2)
+    assert words in done.stderr and done.stderr.count("\n") <= 1
+
+
+def test_importing_a_script_checks_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["pytest", "--clip_low", "2"])
+    first.check(grpo.Args, grpo.TASKS)
+
+
+# ------------------------------------------------------------------------------------- signals, and two of one run
+
+
+def until(happens, seconds=120):
+    end = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_a_run_that_goes_on_can_be_asked_to_stop_but_not_be_taken_over(tmp_path):
+    """The first Ctrl-C says at once what happens now; a second run of the same folder is refused within seconds."""
+    flags = [sys.executable, "grpo.py", *map(str, small(tmp_path, steps=500, save_every=1))]
+    log = tmp_path.with_suffix(".log")
+    with open(log, "w") as file:
+        alive = subprocess.Popen(flags, cwd=ROOT, stdout=file, stderr=file)
+    try:
+        until(lambda: Path(tmp_path, "checkpoints", "step_000001").exists())
+        began = time.monotonic()
+        other = subprocess.run(
+            [sys.executable, "grpo.py", "--resume", tmp_path], cwd=ROOT, capture_output=True, text=True
+        )
+        assert other.returncode == 2 and f"is in use by process {alive.pid}" in other.stderr
+        assert time.monotonic() - began < 5
+        alive.send_signal(signal.SIGINT)
+        until(lambda: "SIGINT: the run ends after this step, with a checkpoint. A second one" in log.read_text(), 10)
+        assert alive.wait(timeout=120) == 0
+        assert "stopped by SIGINT after step" in log.read_text()
+    finally:
+        alive.kill()
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_others_with_one_line_that_comes_last(tmp_path):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "grpo.py"]
+    words = [sys.executable, *launcher, *map(str, small(tmp_path, steps=500, save_every=1, dtype="float32"))]
+    log = tmp_path.with_suffix(".log")
+    with open(log, "w") as file:
+        alive = subprocess.Popen(words, cwd=ROOT, stdout=file, stderr=file)
+    until(lambda: Path(tmp_path, "checkpoints", "step_000001").exists())
+    children = Path(f"/proc/{alive.pid}/task/{alive.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    assert alive.wait(timeout=60) == 1
+    until(lambda: log.read_text().rstrip().splitlines()[-1].startswith("process 1 (pid"), 10)
+    last = log.read_text().rstrip().splitlines()[-1]
+    assert last.startswith(
+        f"process 1 (pid {children[-1]}) has died, so the run ends: --resume {tmp_path} goes on from"
+    )
+    assert "[rank0]: Traceback" not in log.read_text()
+
+
+# ---------------------------------------------------------------------------------------------- what a run says
+
+
+@pytest.mark.parametrize("task", ["kk", "math"])
+def test_the_papers_command_has_the_papers_settings(task, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["grpo_ar_lopti.py", "--responses_per_prompt", "4", "--dry_run", "--steps", "3"])
+    args_class, tasks = grpo_ar_lopti.Args, grpo_ar_lopti.TASKS
+    python, script, *flags = defaults.papers_command(args_class, tasks, task)
+    assert (python, script) == ("python", "grpo_ar_lopti.py")
+    names = [word for word in flags if word.startswith("--")]
+    assert len(names) == len(set(names)) and "None" not in flags
+    found, _ = defaults.read(flags, args_class, tasks)
+    assert found == args_class(**{"task": task, **tasks.get(task, {})})
+
+
+def test_the_papers_command_can_be_pasted(tmp_path):
+    """As the header prints it, with a hub's folder of our own in place of the hub."""
+    hub = tmp_path / "hub" / f"models--{grpo.Args.model.replace('/', '--')}"
+    snapshot = hub / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("0")
+    for file in KK_TINY.iterdir():
+        if file.name != "trainer_settings.json":
+            (snapshot / file.name).symlink_to(file)
+    config = json.loads((KK_TINY / "config.json").read_text())
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
+    env = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    env = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+
+    def shell(command):
+        return subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True).stdout
+
+    said = shell(shlex.join([sys.executable, "grpo.py", "--responses_per_prompt", "4", "--dry_run"]))
+    command = said.partition("The paper's settings are those of this command:\n")[2].partition("\n─")[0].strip()
+    assert command.startswith("python grpo.py ")
+    pasted = shell(f"{sys.executable} {command.removeprefix('python ')} --dry_run")
+    assert "dry run: " in pasted and "The paper's settings" not in pasted
+
+
+def test_dynamic_sampling_says_how_far_it_is_and_what_helps(capsys):
+    args = dataclasses.replace(grpo.Args(), prompts_per_step=4)
+    args.max_refills = 3
+    bar = sharing.GroupsBar(7, args)
+    bar.show(0, 0)
+    assert "in none" not in capsys.readouterr().out
+    bar.show(0, 1)
+    shown = capsys.readouterr()
+    assert "step 7: in none of 8 groups do the rewards differ" in shown.out and "--max_refills is 3" in shown.out
+    assert "0 of 4, round 2 of at most 4" in shown.err
+    bar.show(5, 2)
+    bar.close()
+    assert "4 of 4, round 3 of at most 4" in capsys.readouterr().err
+
+
+def test_a_command_is_wrapped_between_flags():
+    words = ["python", "grpo.py", "--model", "a model", "--no_compile", "--lr", "0.1"]
+    assert shlex.split(header.wrapped(words, 40).replace("\\\n", " ")) == words
+    assert max(map(len, header.wrapped(words, 40).splitlines())) <= 40
