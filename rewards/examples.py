@@ -1,0 +1,92 @@
+"""Examples for sft.py: prompts with the responses to learn, from a file of chats or from a task's own worked solutions.
+
+A file has a chat in each row, `messages`, whose last turn is the assistant's and is learned. A task has worked
+solutions if its module offers `worked(problem, careful, seed)`: Knights & Knaves does (kk_solutions.py).
+"""
+
+import random
+
+import jinja2
+import pydantic
+
+from rewards import encode, find_task, kk, kk_solutions, math, own
+
+
+class Chat(pydantic.BaseModel):
+    messages: list[own.Message] = pydantic.Field(min_length=2)
+
+
+def data_sources(args):
+    """The files, folders or hub ids that load_task reads; "" for none."""
+    return [args.data, args.test_data]
+
+
+def load_task(args, tokenizer):
+    """(None, training examples, test examples); args: the settings of sft.py.
+
+    An example is a problem with `prompt_ids` and `response_ids`, which ends with the end token. Examples of which one
+    part is too long are left out, and a printed line says how many. ValueError if the data are invalid.
+    """
+    train = read_chats(args.data, "train") if args.data else worked_solutions(args, "train")
+    if args.test_data:
+        test = read_chats(args.test_data, "test")
+    elif args.data:
+        if len(train) < 2:
+            raise ValueError(f"{args.data} has one chat; without --test_data there must be two")
+        random.Random(args.seed).shuffle(train)
+        num_test = min(args.eval_size, max(1, len(train) // 10))
+        print(f"no --test_data: {num_test} of the {len(train)} chats are held back to test on")
+        train, test = train[num_test:], train[:num_test]
+    else:
+        test = worked_solutions(args, "test")
+    return None, encoded(train, tokenizer, args, "train"), encoded(test[: args.eval_size], tokenizer, args, "test")
+
+
+def worked_solutions(args, split):
+    """The task's own problems with worked solutions, one for each."""
+    task = find_task(args.task)
+    work = kk_solutions.worked if args.task == "kk" else getattr(task, "worked", None)
+    if not work:
+        raise ValueError(f"--task {args.task} has no worked solutions: give --data FILE, with a chat in each row")
+    size = args.eval_size if split == "test" else None
+    if args.task == "kk":
+        problems = kk.load(None, split, people=args.people, size=size, seed=args.seed)
+    else:
+        problems = own.load(args.task, task, None, split, size, args.seed)
+    return [{**problem, "response": work(problem, args.careful, args.seed)} for problem in problems]
+
+
+def read_chats(source, split):
+    """The chats of a file, a folder or a hub id. ValueError, with its row, if one does not end with the assistant."""
+    examples = []
+    for name, rows in math.read_source(source, split):
+        for i, row in enumerate(rows, 1):
+            where = f"{name}, row {i}"
+            *before, last = own.as_model(Chat, row, where).model_dump()["messages"]
+            if last["role"] != "assistant":
+                raise ValueError(
+                    f"{where}: the last turn must be the assistant's, to be learned, not the {last['role']}'s"
+                )
+            examples.append({"messages": before, "prefix": "", "response": last["content"]})
+    return examples
+
+
+def encoded(examples, tokenizer, args, split):
+    """The examples with id, prompt_ids and response_ids, without those that are too long. ValueError without any."""
+    fitting = []
+    for i, example in enumerate(examples):
+        try:
+            prompt = encode(tokenizer, example, args.chat_template)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"{split} example {i + 1}: the model's chat template refuses the chat: {error}") from error
+        response = [*tokenizer.encode(example["response"], add_special_tokens=False), tokenizer.eos_token_id]
+        if len(prompt) <= args.max_prompt_tokens and len(response) <= args.max_response_tokens:
+            fitting.append({**example, "id": i, "prompt_ids": prompt, "response_ids": response})
+    if not fitting:
+        raise ValueError(
+            f"no {split} example has at most {args.max_prompt_tokens} tokens of prompt (--max_prompt_tokens) and "
+            f"{args.max_response_tokens} of response (--max_response_tokens)"
+        )
+    if len(fitting) < len(examples):
+        print(f"{split}: {len(examples) - len(fitting)} of {len(examples)} examples are too long and left out")
+    return fitting

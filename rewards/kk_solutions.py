@@ -1,0 +1,164 @@
+"""Worked solutions of Knights & Knaves puzzles, in words: what sft.py and models/make_kk_tiny.py learn from.
+
+There are two kinds. A careful solution states everyone's claim in short, goes through the cases, judges the claims in
+each case, and stops at the case in which all of them fit. Every sentence follows from the puzzle. A hasty one guesses,
+with a reason that means nothing. Both end in the papers' format. Most sentences have several wordings, so that many
+tokens are improbable but do not matter for the answer.
+
+In the wordings "|" separates choices, the likelier first: choice k has the weight (k + 1) ** -0.8. If possible, the
+words are those of the six families that AR-Lopti counts (Table 5): analysis, statement, causal indicator, conclusion
+indicator, assumption, assertion.
+"""
+
+import itertools
+import random
+
+from rewards import kk
+
+OPENINGS = "Let us|I will|We can|Now", "check|consider|examine|analyze|look at", "the|all|these", "cases|options"
+CASE = "Assume ~.|Suppose ~.|If ~, then:|Say ~:|Imagine ~.|Next ~:|Take ~."
+JOIN = ",| and| while| but"
+CLAIMS = "~ says|~ claims|~'s statement is|~'s claim means|~ states|~'s remark is"
+TRUTH = "so|thus|hence|must be|therefore"
+CLASH = ": impossible|, a contradiction|: no|, which fails|: that cannot be"
+FOUND = "So|Thus|Hence|Therefore|Consequently|As a result", "this is it|it must be this|that is definite|all fits"
+GUESS = "Well|Hmm|I guess|I think|Maybe|Perhaps|Probably|My guess is:"
+REASON = "since|because|given that|as", "statement|claim|remark|word", "sounds|looks|seems|is", "odd|fine|honest|clear"
+REASON_END = ".|, I think.|, I guess.|, I feel."
+
+
+DRAW, DRAWN_END = "\x01", "\x02"  # mark words that cannot be predicted; the model learns no marks
+
+
+def unmark(text):
+    """The text without marks, as the model learns it."""
+    return text.replace(DRAW, "").replace(DRAWN_END, "")
+
+
+def drawn(text):
+    """The text with all of its words marked as unpredictable."""
+    return DRAW + unmark(text) + DRAWN_END
+
+
+def say(rng, *slots, who=""):
+    """A random wording of each slot, joined by blanks and marked, with `who` in place of "~"."""
+    words = []
+    for slot in slots:
+        choices = slot.split("|")
+        words += rng.choices(choices, [(k + 1) ** -0.8 for k in range(len(choices))])
+    return drawn(" ".join(words)).replace("~", DRAWN_END + who + DRAW)
+
+
+def say_roles(rng, names, roles, foreseen=True):
+    """All people with their roles in a case: "Wei honest and Omar lying". foreseen: are the roles predictable?"""
+    words = ["honest" if knight else "lying" for knight in roles]
+    people = [f"{name} {word if foreseen else drawn(word)}" for name, word in zip(names, words)]
+    return people[0] + "".join(f"{say(rng, JOIN)} {person}" for person in people[1:])
+
+
+FORMS = {"and": "{} and {}", "or": "{} or {}", "->": "if {} then {}", "<=>": "{} iff {}"}
+
+
+def shorten(statement, names, roles=None, inner=False):
+    """The statement in short: "Omar knave or Wei knight".
+
+    With the roles of a case, "Omar knave" becomes "Omar honest as knave (no)": Omar's role in this case, the claim
+    about Omar, and whether it is true. Without the role, the model learns the truth only after a very long time. With
+    "knight" instead of "honest", it confuses people's roles with the claims about them. Brackets are followed by their
+    truth in this case.
+    """
+    op, *parts = statement
+    negated = op == "not"
+    if negated:
+        ((op, *parts),) = parts  # a single person
+    if op in ("telling-truth", "lying"):
+        (person,) = parts
+        claimed = f"{'not ' if negated else ''}{'knight' if op == 'telling-truth' else 'knave'}"
+        if roles is None:
+            return f"{names[person]} {claimed}"
+        holds = roles[person] == ((op == "telling-truth") != negated)
+        return f"{names[person]} {'honest' if roles[person] else 'lying'} as {claimed} {'(yes)' if holds else '(no)'}"
+    text = FORMS[op].format(*(shorten(part, names, roles, inner=True) for part in parts))
+    if not inner:
+        return text
+    return f"({text})" if roles is None else f"({text}) {'(yes)' if holds_in(statement, roles) else '(no)'}"
+
+
+def holds_in(statement, roles):
+    """Whether the statement is true in the case `roles`."""
+    place = int("".join(str(int(role)) for role in roles), 2)  # the case's bit in kk's truth tables
+    return bool(kk.table_of(statement, len(roles)) >> place & 1)
+
+
+def restate(rng, puzzle):
+    """Everyone's claim, in order, as text."""
+    names = puzzle["names"]
+    claims = zip(names, puzzle["statements"])
+    return "".join(f" {say(rng, CLAIMS, who=name)} {shorten(claim, names)}." for name, claim in claims)
+
+
+def judge(rng, speaker, statement, names, roles):
+    """(sentence, fits): a sentence on the statement's truth in this case, and whether the speaker can have said it."""
+    truth = holds_in(statement, roles)
+    fits = truth == roles[speaker]
+    text = f" {say(rng, CLAIMS, who=names[speaker])} {shorten(statement, names, roles)}, "
+    return text + f"{say(rng, TRUTH)} {'true' if truth else 'false'}" + ("." if fits else say(rng, CLASH) + "."), fits
+
+
+def careful_reasoning(rng, puzzle, most_cases=None, told=True):
+    """Returns (text, roles): a case analysis, and the roles that it finds.
+
+    It goes through the assignments in ascending or descending order, from a random one on and around the end, until one
+    agrees with all statements. Every sentence follows from the puzzle.
+    most_cases: the solution is among the first so many cases. told: the puzzle precedes the text, so everyone's claim
+    can be predicted.
+    """
+    names, claims = puzzle["names"], restate(rng, puzzle)
+    text = f" {say(rng, *OPENINGS)}.{claims if told else drawn(claims)}"
+    cases = list(itertools.product([True, False], repeat=len(names)))[:: rng.choice([1, -1])]
+    found = cases.index(kk.solve(puzzle["statements"])[0])
+    start = found - rng.randrange(most_cases or len(cases))
+    for number in range(len(cases)):
+        roles = cases[(start + number) % len(cases)]
+        text += " " + say(rng, CASE, who=say_roles(rng, names, roles, foreseen=number > 0))
+        for speaker, statement in enumerate(puzzle["statements"]):
+            sentence, fits = judge(rng, speaker, statement, names, roles)
+            text += sentence
+            if not fits:
+                break
+        else:
+            return f"{text} {say(rng, *FOUND)}.", roles
+    raise ValueError("no case agrees with all statements")
+
+
+def hasty_reasoning(rng, puzzle):
+    """Returns (text, roles): a random guess with a reason that means nothing."""
+    names = puzzle["names"]
+    roles = tuple(rng.random() < 0.5 for _ in names)
+    why, its, looks, how = (say(rng, slot) for slot in REASON)
+    text = f" {say(rng, GUESS)} {say_roles(rng, names, roles, foreseen=False)}, "
+    return text + f"{why} {drawn(rng.choice(names))}'s {its} {looks} {how}{say(rng, REASON_END)}", roles
+
+
+def solution(rng, puzzle, careful, most_cases=None, told=True):
+    """The text after the prompt, which ends in <think>: reasoning, then the answer in the papers' format."""
+    reasoning, roles = careful_reasoning(rng, puzzle, most_cases, told) if careful else hasty_reasoning(rng, puzzle)
+    people = enumerate(zip(puzzle["names"], roles), 1)
+    answer = "\n".join(f"({i}) {name} is a {'knight' if knight else 'knave'}" for i, (name, knight) in people)
+    return f"{reasoning}</think><answer> {answer}</answer>"
+
+
+def retell(rng, puzzle):
+    """The same puzzle with different names and wordings."""
+    names = rng.sample(kk.NAMES, len(puzzle["names"]))
+    quiz = kk.tell(rng, names, puzzle["statements"])
+    return kk.make_item(quiz, names, list(puzzle["answer"].values()), puzzle["statements"])
+
+
+def worked(puzzle, careful, seed):
+    """A text to learn: the model's turn after the prompt, which ends in <think>. The same seed gives the same text.
+
+    puzzle: of kk.load; careful: the share of careful solutions, from 0 to 1.
+    """
+    rng = random.Random(f"{seed}/{puzzle['quiz']}")
+    return unmark(solution(rng, puzzle, rng.random() < careful))

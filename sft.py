@@ -1,0 +1,330 @@
+"""Supervised fine-tuning (SFT): make likely what somebody else has written.
+
+The step that comes first when no response of the model is ever right, so that reinforcement
+learning has nothing to make more likely. Given are prompts with responses o_i: worked solutions, or
+chats whose last turn is learned. Over all tokens of a mini-batch's responses, maximise
+
+    J = 1/Σ_i|o_i| · Σ_i Σ_t log π(o_it)
+
+This is reinforce.py's objective with two changes, and they are the lesson: the responses are given
+instead of sampled, and each has the weight A_i = 1. So there is no sampler, no reward and no
+advantage; every response counts as good, and the model never sees its own mistakes. J's gradient is
+that of the cross-entropy: this is maximum likelihood. Only responses are learned, prompts are not.
+
+When which? SFT needs somebody who can write the solutions, and teaches to write like them.
+Reinforcement learning needs a rule, and a model that is right at times; it makes the model more
+often right, in its own ways. A model that is never right needs SFT first.
+
+What differs from reinforce.py: the sampler and all that needs one are gone; to_batch makes tensors
+of the given responses; policy_loss has no advantage; evaluate measures the loss on examples that
+are not learned from, in nats per token.
+
+Settings: the learning rate is constant, as in all scripts. SmolLM2's own recipe for its small
+models (alignment-handbook) has 1e-3 with a cosine, two epochs and loss on all tokens; TRL's default
+is 2e-5. Examples are not packed: rows of similar length share a forward pass.
+
+Command, for worked solutions of Knights & Knaves of which a tenth are careful, and for chats:
+    python sft.py --model models/SmolLM2-135M-Instruct --people 2 --careful 0.1 --lr 1e-3
+    python sft.py --model models/SmolLM2-135M-Instruct --data chats.jsonl
+"""
+
+import dataclasses
+from typing import Literal
+
+from runtime import first, settings
+from runtime.settings import (
+    Fraction,
+    LearningRate,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(settings.RunArgs):
+    """Settings for worked solutions of logic puzzles, Knights & Knaves.
+
+    RunArgs adds files, and sizes for the machine, which no algorithm reads. A type says which
+    values are allowed: a Fraction is in [0, 1].
+    """
+
+    # ---- objective
+    updates_per_step: PositiveInt = 1  # mini-batches of a step; more than 1 are off-policy
+
+    # ---- problems
+    task: str = "kk"  # whose worked solutions are learned, if there is no --data with chats
+    careful: Fraction = 0.3  # kk: share of careful solutions; the others are hasty
+    chat_template: Literal["auto", "none"] = "auto"  # auto: the tokenizer's; none: plain text
+    max_prompt_tokens: PositiveInt = 1024  # longer prompts are left out
+
+    # ---- examples
+    prompts_per_step: PositiveInt = 64  # examples; a multiple of updates_per_step × processes
+    max_response_tokens: PositiveInt = 4096  # longer responses are left out
+
+    # ---- optimizer
+    lr: LearningRate = 1e-5  # AdamW's learning rate, constant
+    weight_decay: Fraction = 0.01  # AdamW's weight decay
+    max_grad_norm: PositiveFloat = 1.0  # gradients are scaled down to this norm
+
+    # ---- run
+    model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute; weights are float32
+    steps: PositiveInt | None = None  # None: worked out from --epochs at the start
+    epochs: PositiveInt = 2  # passes over the training examples
+    eval_every: PositiveInt = 20  # evaluate every so many steps, at the start and at the end
+    save_every: PositiveInt = 20  # write a checkpoint every so many steps, and after the last
+    seed: NonNegativeInt = 0  # of the order of examples
+
+
+TASKS = {}  # no paper's settings
+
+# What follows imports torch, which takes seconds. A bad flag or --help ends here.
+first.check(Args, TASKS)
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from rewards import examples
+from runtime import (
+    checkpoints,
+    measure,
+    passes,
+    processes,
+    records,
+    start,
+    weights,
+)
+from runtime.clock import Clock
+from runtime.passes import micro_batches, minibatches
+from runtime.placement import place
+from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime.sharing import next_problems, own_part
+
+# ----------------------------------------------------------------------- policy (log-probabilities)
+
+
+class Policy(nn.Module):
+    """A causal language model that gives log-probabilities of the tokens it is shown."""
+
+    def __init__(self, lm, args):
+        super().__init__()
+        self.lm = lm
+        self.args = args
+
+    def forward(self, ids, mask, temperature, with_entropy=False):
+        """Log-probability and entropy, in nats, of each response token under the policy.
+
+        ids [N, T]: prompt and response, padded on the right. Padding needs no attention mask: under
+        causal attention no real token sees what comes after it. mask [N, T]: True on response
+        tokens. Returns two float32 [N, T], zero outside the mask. The entropy is that of the full
+        distribution; it is zero unless with_entropy asks for it.
+        """
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.args.dtype == "bfloat16"):
+            hidden = self.hidden_states(ids, mask)  # [N, T, D]
+            # The output at a position predicts the next token: take the one before each response
+            # token. A response never begins a row, since the prompt comes first.
+            states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
+            targets = ids[mask]  # [num_tokens], in the same order
+            # self.head(states, targets, …), a chunk of tokens at a time, since all logits together
+            # would be the largest tensor here. The backward pass computes them again.
+            logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
+        return to_rows(logp, mask), to_rows(entropy, mask)
+
+    def hidden_states(self, ids, mask):
+        """The output of the last layer, below the head, for every token: [N, T, D]."""
+        # In float32, however the weights are stored: autocast rounds what enters a matrix product,
+        # and the sums between layers keep all their digits.
+        embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
+        length = passes.length_to_share(ids, mask, self.args)
+        if length > 0:  # the rows have the same prompt: compute it once
+            return passes.with_shared_prompt(self.lm.model, embedded, length)
+        return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+
+    def head(self, states, targets, temperature, with_entropy):
+        """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
+        logits = self.lm.lm_head(states).float()  # [n, vocabulary]
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ saves a copy of the logits
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
+        entropy = torch.zeros_like(logp)
+        if with_entropy:
+            entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
+        return logp, entropy
+
+
+def to_rows(values, mask):
+    """Puts response tokens' values, [num_tokens], in their places: [N, T], zero elsewhere."""
+    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
+
+
+def load_policy(args, trained):
+    """The model to train, with float32 weights; or a frozen one, with weights in --dtype."""
+    dtype = torch.float32 if trained else getattr(torch, args.dtype)
+    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
+    policy = Policy(lm, args)
+    policy.requires_grad_(trained)
+    return place(policy, args)  # on its device; split over the processes if there are several
+
+
+@torch.no_grad()
+def log_probs(policy, batch, args, with_entropy=True):
+    """Log-probability and entropy of a batch's response tokens, without gradient.
+
+    Two [N, T] on the CPU, zero outside the mask.
+    """
+    all_logp = torch.zeros(batch["ids"].shape)
+    all_entropy = torch.zeros(batch["ids"].shape)
+    # A micro-batch is as many rows as fit in a forward pass. The text is the progress bar's title.
+    for rows, micro in micro_batches(batch, args, "log-probabilities"):
+        logp, entropy = policy(micro["ids"], micro["mask"], 1.0, with_entropy)
+        length = logp.shape[1]
+        # +=, because processes make equally many passes: one that has fewer micro-batches repeats
+        # one with an empty mask, which gives zeros.
+        all_logp[rows, :length] += logp.cpu()
+        all_entropy[rows, :length] += entropy.cpu()
+    return all_logp, all_entropy
+
+
+# ----------------------------------------------------------------------------------------- examples
+
+
+def to_batch(given):
+    """Examples as tensors, a row for each of the N; given: as rewards/examples.py makes them.
+
+    ids [N, T]: prompt and response, padded with zeros on the right. mask [N, T]: True on response
+    tokens, the end token included.
+    """
+    longest = max(len(one["prompt_ids"]) + len(one["response_ids"]) for one in given)
+    ids = torch.zeros(len(given), longest, dtype=torch.long)
+    mask = torch.zeros(len(given), longest, dtype=torch.bool)
+    for i, one in enumerate(given):
+        begin = len(one["prompt_ids"])
+        end = begin + len(one["response_ids"])
+        ids[i, :begin] = torch.tensor(one["prompt_ids"])
+        ids[i, begin:end] = torch.tensor(one["response_ids"])
+        mask[i, begin:end] = True
+    return {"ids": ids, "mask": mask}
+
+
+# --------------------------------------------------------------------------------------------- loss
+
+
+def policy_loss(logp, batch, divisor):
+    """The negative of J for one micro-batch.
+
+    logp [N, T] carries the gradient; the batch's mask is [N, T] too. divisor: Σ|o_i| of J, the
+    response tokens of the whole mini-batch on all processes, so that the losses of its
+    micro-batches add up to −J.
+    """
+    return -logp[batch["mask"]].sum() / divisor
+
+
+# ------------------------------------------------------------------------------------------- update
+
+
+def update(policy, optimizer, batch, step, args):
+    """All optimizer updates of a step, one on each mini-batch.
+
+    Returns loss and grad_norm (means), and optimizer_steps.
+    """
+    losses = []  # one for each update
+    grad_norms = []
+    for minibatch in minibatches(batch, args.updates_per_step):
+        divisor = all_reduce(minibatch["mask"].sum())  # tokens: all_reduce adds the processes'
+        loss, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
+        losses.append(loss)
+        grad_norms.append(grad_norm)
+    return {
+        "loss": measure.mean(losses),
+        "grad_norm": measure.mean(grad_norms),
+        "optimizer_steps": len(grad_norms),
+    }
+
+
+def update_once(policy, optimizer, minibatch, divisor, step, args):
+    """One optimizer update. Returns the loss before it and the gradient norm.
+
+    The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
+    """
+    minibatch_loss = 0.0
+    for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
+        logp, _ = policy(micro["ids"], micro["mask"], temperature=1.0)
+        loss = policy_loss(logp, micro, divisor)
+        # FSDP2, which splits the model over processes, averages their gradients. We want the sum.
+        (loss * WORLD_SIZE).backward()
+        minibatch_loss += loss.item()
+    grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+    grad_norm = full_tensor(grad_norm).item()  # a number; under FSDP2 put together first
+    # Ends the program, before the weights are touched, if one of the two is NaN or infinite.
+    records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
+    optimizer.step()
+    optimizer.zero_grad()
+    return all_reduce(minibatch_loss), grad_norm
+
+
+# --------------------------------------------------------------------------------------- evaluation
+
+
+def evaluate(policy, test, args):
+    """The loss on examples that are not learned from, in nats per response token."""
+    batch = to_batch(own_part(test))  # each process has its part
+    logp, _ = log_probs(policy, batch, args, with_entropy=False)
+    return {"eval/loss": -measure.token_mean(logp, batch["mask"])}
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def main():
+    # Reads and checks everything small, and prints the header. A bad flag or a dry run ends here.
+    args, run, tokenizer, _, train, test = start.begin(Args, TASKS, examples)
+
+    policy = load_policy(args, trained=True)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True
+    )
+    # How many steps are done and how many training problems they used: 0, 0 in a new run.
+    step, num_used = checkpoints.load(policy, optimizer, args.resume)
+    run.open(step)  # its files; from now on Ctrl-C or SIGTERM ends the run after a step
+    if step == 0:
+        run.write({"step": 0, **evaluate(policy, test, args)})
+
+    saved = step
+    while step < args.steps and not run.interrupted():
+        step += 1
+        clock = Clock()  # a lap for each phase
+
+        # The next examples, and an update of the policy.
+        given, num_used = next_problems(train, num_used, args)  # this process's
+        batch = to_batch(given)
+        weights_before = weights.subset(policy, args.dtype)  # for a metric: do they change at all?
+        updated = update(policy, optimizer, batch, step, args)  # metrics
+        clock.lap("train")
+        timings = clock.end("rest")  # seconds of each phase, and the peak of the memory
+
+        # Write down, evaluate, save.
+        metrics = {
+            "step": step,
+            **updated,
+            **measure.of_lengths(batch),  # response_tokens (a mean) and tokens
+            "weights_changed": weights.changed(weights_before, policy, args.dtype),
+            **timings,
+        }
+        if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
+            metrics.update(evaluate(policy, test, args))
+        run.write(metrics)
+        if step % args.save_every == 0:
+            checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
+            saved = step
+
+    if saved < step:  # the last step, or the one after which the run was interrupted
+        checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
+    run.close(step)
+    processes.end()
+
+
+if __name__ == "__main__":
+    main()
