@@ -70,7 +70,6 @@ table: install
 	$(PY) -m tools.fits
 
 docs: table
-	$(PY) tests/test_course_lessons.py  # the lessons' links to lines
 	$(PY) -m tools.pages
 	$(PY) -m tools.claims
 

@@ -425,8 +425,7 @@ def test_what_is_expected_is_what_the_trainers_compute(function):
 
 
 @pytest.mark.parametrize(
-    "function",
-    "token_log_probs reinforce_loss clipped_loss k3_kl token_mean mean_of_means sequence_ratio".split(),
+    "function", "token_log_probs reinforce_loss clipped_loss k3_kl token_mean mean_of_means sequence_ratio".split()
 )
 def test_the_gradients_are_the_trainers(function):
     exercise = named(function)

@@ -5,6 +5,7 @@ without Chromium or Chrome what needs a browser.
 """
 
 import ast
+import difflib
 import html
 import importlib.util
 import json
@@ -16,7 +17,7 @@ import browser
 import pytest
 from conftest import ROOT
 
-from tools import diff, family
+from tools import family
 
 PAIRS = [("grpo", "dapo"), ("dapo", "grpo"), ("reinforce", "ppo"), ("acpo", "reinforce_pp_ar_lopti"), ("gspo", "gspo")]
 
@@ -195,10 +196,23 @@ def test_every_source_file_has_a_page_with_an_anchor_for_each_line(site):
         assert texts == path.read_text().splitlines(), path
 
 
-def test_lens_and_rendered_differences_are_there(site):
+def test_the_lens_is_there(site):
     assert (site / "lab/results/lens.html").read_bytes() == (ROOT / "lab/results/lens.html").read_bytes()
+
+
+def test_places_in_scripts_are_links_to_their_lines_and_differences_to_the_viewer(site):
+    lines = (ROOT / "reinforce.py").read_text().splitlines()
+    number = lines.index("def main():") + 1
+    assert (
+        f'href="../reinforce.py.html#L{number}">reinforce.py, main</a>' in (site / "course/lesson_0.html").read_text()
+    )
+    page = html.unescape((site / "docs/algorithms/reinforce.html").read_text())
+    number = next(k for k, line in enumerate(lines, 1) if 'loss = -batch["advantages"] * logp' in line)
+    assert f'<a href="../../reinforce.py.html#L{number}"><code>loss = -batch["advantages"] * logp</code></a>' in page
     for child, parent in family.PARENT.items():
-        assert (site / "diffs" / diff.page_name(parent, child)).is_file()
+        page = html.unescape((site / f"docs/algorithms/{child}.html").read_text())
+        assert f'href="../../diff.html#left={parent}&right={child}"' in page
+        assert f'href="#left={parent}&right={child}"' in html.unescape((site / "diff.html").read_text())
 
 
 def test_the_result_of_something_else_is_not_removed(python, inside, tmp_path):
@@ -225,26 +239,42 @@ def shown_by_viewer(page, left, right, code_only=False):
     return json.loads(found)
 
 
+def apart(name):
+    """The lines of a script's code, and of its docstring."""
+    lines = (ROOT / f"{name}.py").read_text().splitlines()
+    end = ast.parse("\n".join(lines)).body[0].end_lineno
+    return lines[end:], lines[:end]
+
+
+def without_marks(line, marks):
+    for first, last in reversed(marks):
+        line = line[:first] + line[last:]
+    return line
+
+
 @pytest.mark.parametrize("left, right", PAIRS)
-def test_viewer_finds_what_diff_py_finds(page, left, right):
+def test_viewer_finds_what_differs(page, left, right):
+    """Every line once and in order; as many equal lines as difflib finds; what is not marked in a row is the same."""
     page.open_page("diff.html")
-    scripts = [diff.read(diff.find(name)) for name in (left, right)]
-    expected = [
-        [
-            part.name,
-            [[row.left, row.right, row.equal, [list(map(list, side)) for side in row.marks]] for row in part.rows],
-        ]
-        for part in diff.parts(*scripts)
-    ]
-    assert shown_by_viewer(page, left, right) == expected
-    folds = [
-        diff.fold_title(rows, scripts[1], part)
-        for part in diff.parts(*scripts)
-        for fold, rows in diff.blocks(part.rows, diff.Args().context)
-        if fold
-    ]
-    page.open_page(f"diff.html#left={left}&right={right}")
-    assert page.run("[...document.querySelectorAll('.fold > summary')].map((fold) => fold.textContent)") == folds
+    found = shown_by_viewer(page, left, right)
+    texts = [(ROOT / f"{name}.py").read_text().splitlines() for name in (left, right)]
+    docstring = found.pop()
+    assert docstring[0] == "docstring"
+    code = [row for _, rows in found for row in rows]
+    for rows, parts in (
+        (code, [apart(name)[0] for name in (left, right)]),
+        (docstring[1], [apart(left)[1], apart(right)[1]]),
+    ):
+        for side in (0, 1):
+            shown = [texts[side][row[side]] for row in rows if row[side] is not None]
+            assert shown == parts[side]
+        blocks = difflib.SequenceMatcher(None, *parts, autojunk=False).get_matching_blocks()
+        assert sum(row[2] for row in rows) == sum(block.size for block in blocks)
+    for i, j, equal, (left_marks, right_marks) in [*code, *docstring[1]]:
+        if equal:
+            assert texts[0][i] == texts[1][j]
+        elif left_marks or right_marks:  # otherwise they are different lines that stand beside each other
+            assert without_marks(texts[0][i], left_marks) == without_marks(texts[1][j], right_marks)
 
 
 def test_code_only_leaves_out_docstrings_and_comments(page):
@@ -303,9 +333,9 @@ def test_viewers_controls_work_with_the_keyboard_alone(page):
 
 def test_a_link_to_a_section_goes_there(page):
     page.open_page("diff.html#left=grpo&right=dapo")
-    page.run("[...document.querySelectorAll('#viewer nav a')].find((link) => link.textContent === 'update').click()")
-    page.wait("location.hash.endsWith('&section=update')")
-    page.wait("document.activeElement.closest('section')?.id === 'section-update'")
+    page.run("[...document.querySelectorAll('#viewer nav a')].find((link) => link.textContent === 'main').click()")
+    page.wait("location.hash.endsWith('&section=main')")
+    page.wait("document.activeElement.closest('section')?.id === 'section-main'")
     assert 0 <= page.run("document.activeElement.getBoundingClientRect().top") < 300
 
 

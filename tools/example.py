@@ -1,318 +1,175 @@
-"""The worked example of docs/algorithms: one prompt and four short responses, in numbers.
+"""The worked example of docs/algorithms: one prompt, four short responses and twelve tokens, in numbers.
 
-The rewards and probabilities are given here. All else is computed by a script's own functions: compute_advantages, and
-its update() on a table of log-probabilities in place of the model (updates.py). What is shown of an update are the
-local variables of the script's policy_loss, read when it returns.
+Rewards and probabilities are given here. Advantages and all that an algorithm has of its own come from the script's
+functions, and the weights of the tokens from its update() on a table of log-probabilities (updates.py).
 
 pages.py uses this module. It has no command line.
 """
 
-import contextlib
 import dataclasses
 import importlib
 import math
-import sys
-from dataclasses import dataclass, field
-from statistics import fmean, stdev
-from types import SimpleNamespace
-from unittest import mock
+from typing import NamedTuple
 
 import torch
 
-from runtime.clock import Clock
 from tools import updates
 
-# ------------------------------------------------------------------------------------------------------- what is given
 
-
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """A token of a response, and what models say about it. Probabilities are in (0, 1], entropies in nats."""
 
+    response: int  # from 1
     text: str
     old: float  # π_old, when it was sampled
-    now: float  # π, at the second update of the step; a script with one update a step has no use for it
+    new: float  # π, at the second update of the step; a script with one update a step has no use for it
     ref: float  # π_ref, of the reference model
     sampler: float  # what the sampler took for π_old
     entropy: float  # of the policy when the token was sampled
-    entropy_now: float  # of the policy at the second update
+    entropy_new: float  # of the policy at the second update
     value: float  # V_old, what the critic expects here
-    value_now: float  # V, the same after an update of the critic
+    value_new: float  # V, the same after an update of the critic
 
 
-RESPONSES = [  # (reward, tokens)
-    (
-        3.0,
-        [
-            Token("now", 0.90, 0.92, 0.85, 0.90, 0.33, 0.30, 0.5, 0.6),
-            Token("suppose", 0.05, 0.07, 0.04, 0.05, 1.90, 1.80, 0.8, 1.2),
-            Token("A", 0.60, 0.66, 0.60, 0.60, 0.85, 0.80, 1.5, 1.6),
-        ],
-    ),
-    (
-        3.0,
-        [
-            Token("check", 0.50, 0.45, 0.50, 0.48, 0.69, 0.70, 0.4, 0.5),
-            Token("B", 0.95, 0.93, 0.90, 0.95, 0.20, 0.25, 1.2, 1.3),
-        ],
-    ),
-    (
-        -1.0,
-        [
-            Token("so", 0.90, 0.73, 0.90, 0.90, 0.40, 0.65, 0.5, 0.4),
-            Token("obviously", 0.02, 0.012, 0.03, 0.005, 1.60, 1.70, 0.1, -0.4),
-            Token("B", 0.70, 0.72, 0.70, 0.70, 0.75, 0.72, -0.2, -0.3),
-            Token("lies", 0.42, 0.41, 0.50, 0.42, 1.10, 1.12, -0.6, -0.7),
-        ],
-    ),
-    (
-        -3.0,
-        [
-            Token("guess", 0.30, 0.48, 0.30, 0.30, 1.75, 2.10, 0.6, 0.5),
-            Token("A", 0.80, 0.78, 0.80, 0.80, 0.60, 0.62, -0.5, -0.6),
-            Token("perhaps", 0.10, 0.09, 0.20, 0.25, 2.30, 2.20, -1.5, -1.6),
-        ],
-    ),
+REWARDS = [3.0, 3.0, -1.0, -3.0]
+TOKENS = [
+    Token(1, "now", 0.90, 0.92, 0.85, 0.90, 0.33, 0.30, 0.5, 0.6),
+    Token(1, "suppose", 0.05, 0.07, 0.04, 0.05, 1.90, 1.80, 0.8, 1.2),
+    Token(1, "A", 0.60, 0.66, 0.60, 0.60, 0.85, 0.80, 1.5, 1.6),
+    Token(2, "check", 0.50, 0.45, 0.50, 0.48, 0.69, 0.70, 0.4, 0.5),
+    Token(2, "B", 0.95, 0.93, 0.90, 0.95, 0.20, 0.25, 1.2, 1.3),
+    Token(3, "so", 0.90, 0.73, 0.90, 0.90, 0.40, 0.65, 0.5, 0.4),
+    Token(3, "obviously", 0.02, 0.012, 0.03, 0.005, 1.60, 1.70, 0.1, -0.4),
+    Token(3, "B", 0.70, 0.72, 0.70, 0.70, 0.75, 0.72, -0.2, -0.3),
+    Token(3, "lies", 0.42, 0.41, 0.50, 0.42, 1.10, 1.12, -0.6, -0.7),
+    Token(4, "guess", 0.30, 0.48, 0.30, 0.30, 1.75, 2.10, 0.6, 0.5),
+    Token(4, "A", 0.80, 0.78, 0.80, 0.80, 0.60, 0.62, -0.5, -0.6),
+    Token(4, "perhaps", 0.10, 0.09, 0.20, 0.25, 2.30, 2.20, -1.5, -1.6),
 ]
-NUM_TOKENS = sum(len(tokens) for _, tokens in RESPONSES)
-ROWS = [(i, token) for i, (_, tokens) in enumerate(RESPONSES, 1) for token in tokens]  # those of a table
+PLACES = [(token.response - 1, sum(t.response == token.response for t in TOKENS[:k])) for k, token in enumerate(TOKENS)]
 
 # The scripts have their own settings, except for these.
-SETTINGS = {"responses_per_prompt": len(RESPONSES), "prompts_per_step": 1, "max_response_tokens": 5}
+SETTINGS = {"responses_per_prompt": len(REWARDS), "prompts_per_step": 1, "max_response_tokens": 5}
 KL_COEF = 0.1  # for scripts that have a KL term: their 0.001 would not show in three decimals
 OVERLONG_BUFFER = 2  # dapo.py's B
 
 
 def settings_of(script):
     """A script's settings for the example."""
-    trainer = importlib.import_module(script)
-    args = trainer.Args(**SETTINGS, max_grad_norm=math.inf)  # the gradient is shown as it is
-    if getattr(args, "kl_coef", 0) > 0:
+    args = importlib.import_module(script).Args(**SETTINGS, max_grad_norm=math.inf)  # the gradient is shown as it is
+    if args.__dict__.get("kl_coef", 0) > 0:
         args.kl_coef = KL_COEF
     if hasattr(args, "overlong_buffer"):
         args.overlong_buffer = OVERLONG_BUFFER
     return args
 
 
-def rows_of(name):
-    """One of Token's numbers as a tensor [N, T] in float64, zero outside the mask."""
-    longest = max(len(tokens) for _, tokens in RESPONSES)
-    values = torch.zeros(len(RESPONSES), longest, dtype=torch.float64)
-    for row, (_, tokens) in zip(values, RESPONSES):
-        for t, token in enumerate(tokens):
-            row[t] = getattr(token, name)
+def rows_of(name, padding=0.0):
+    """One of Token's numbers as a tensor [N, T] in float64, with this padding outside the mask."""
+    longest = max(place for _, place in PLACES) + 1
+    values = torch.full((len(REWARDS), longest), padding, dtype=torch.float64)
+    for place, token in zip(PLACES, TOKENS):
+        values[place] = getattr(token, name)
     return values
 
 
 def sampled():
     """(batch, rewards [N]): what is known of the responses before their advantages, in float64."""
     mask = rows_of("old") > 0
-
-    def log(name):
-        return rows_of(name).where(mask, 1.0).log()
-
-    batch = {
-        "ids": torch.zeros(mask.shape, dtype=torch.long),
-        "mask": mask,
-        "old_logp": log("old"),
-        "ref_logp": log("ref"),
-        "sampler_logp": log("sampler"),
-        "entropy": rows_of("entropy"),
-        "values": rows_of("value"),
-    }
-    rewards = torch.tensor([reward for reward, _ in RESPONSES], dtype=torch.float64)
-    return batch, rewards
+    batch = {"ids": torch.zeros(mask.shape, dtype=torch.long), "mask": mask}
+    for name in ("old", "ref", "sampler"):
+        batch[f"{name}_logp"] = rows_of(name, padding=1.0).log()
+    batch |= {"entropy": rows_of("entropy"), "values": rows_of("value")}
+    return batch, torch.tensor(REWARDS, dtype=torch.float64)
 
 
-# ------------------------------------------------------------------------------------------------- what a script makes
-
-
-@dataclass
-class Call:
-    """What a function had when it returned: its local variables by name, and its result."""
-
-    local: dict
-    result: object
-
-
-@contextlib.contextmanager
-def watched(trainer, *names):
-    """Within its block every call of these functions of a trainer is kept: {name: [Call, …]}, in order.
-
-    Names of functions that the trainer does not have are left out.
-    """
-    codes = {getattr(trainer, name).__code__: name for name in names if hasattr(trainer, name)}
-    calls = {name: [] for name in codes.values()}
-
-    def on_event(frame, event, result):
-        if event == "return" and frame.f_code in codes:
-            local = {name: dict(v) if isinstance(v, dict) else v for name, v in frame.f_locals.items()}
-            calls[codes[frame.f_code]].append(Call(local, result))
-
-    before = sys.getprofile()
-    sys.setprofile(on_event)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(before)
-
-
-def by_token(calls, name, shape):
-    """A local variable of policy_loss for each token of the second update, [N, T]; NaN where a token took no part.
-
-    calls: those of policy_loss. The batch's ids there are places in a table, which holds the batch twice: the second
-    copy is the second update. name: a local variable, or a key of its batch.
-    """
-    num_rows, length = shape
-    values = torch.full((2 * num_rows * length,), math.nan, dtype=torch.float64)
-    for call in calls:
-        batch = call.local["batch"]
-        value = call.local[name] if name in call.local else batch[name]
-        value = torch.as_tensor(value).detach().double().expand(batch["ids"].shape)
-        values[batch["ids"][batch["mask"]]] = value[batch["mask"]]
-    return values.view(2, num_rows, length)[1]
-
-
-@dataclass
+@dataclasses.dataclass
 class Example:
-    """What a script makes of the responses. Tensors are [N, T] in float64, with NaN where there is nothing to tell."""
+    """What a script makes of the responses."""
 
     args: object
-    penalties: list  # dapo.py's, one for each response
-    groups_kept: int | None  # dapo.py's, of this group and one of equal rewards
-    columns: dict = field(default_factory=dict)  # {name: tensor} of the tokens
-    losses: list = field(default_factory=list)  # of the passes of the second update: one, or one for each stage
-    divisor: float | None = None  # what the sum of the tokens' losses is divided by, if it is one number
-    bins: list = field(default_factory=list)  # acpo.py's numbers of each bin
-    threshold: float | None = None  # entropy_top.py's τ
-    value_loss: float | None = None  # ppo.py's, of the critic
+    columns: dict  # {name: the numbers of the tokens; NaN where there is nothing to tell}
+    rewards: list  # of the responses, with dapo.py's penalties
+    penalties: list  # dapo.py's; [] in other scripts
+    advantages: list  # of the responses; [] if the tokens of a response have different ones
+    bins: list  # acpo.py's numbers of each bin
 
 
-def example(script):
-    """An Example: everything that the page of a script shows."""
+def example(script, **settings):
+    """The Example of a script. settings: what is different from settings_of()."""
     trainer = importlib.import_module(script)
-    args = settings_of(script)
+    args = dataclasses.replace(settings_of(script), **settings)
     given, rewards = sampled()
-    mask = given["mask"]
-    shape = mask.shape
-    one_update = args.updates_per_step == 1  # then the policy is still the one that sampled
-    probability, entropy = ("old", "entropy") if one_update else ("now", "entropy_now")
-    logp = rows_of(probability).where(mask, 1.0).log()
+    several = args.updates_per_step > 1  # if not, the policy of the update is still the one that sampled
+    logp = rows_of("new" if several else "old", padding=1.0).log()
+    entropy = rows_of("entropy_new") if several else given["entropy"]
+    batch = updates.with_advantages(script, given, rewards, args)
 
-    with watched(trainer, "token_returns", "estimate_advantages", "ar_weight", "overlong_penalty") as before:
-        batch = updates.with_advantages(script, given, rewards, args)
-    first, _ = updates.token_weights(script, batch, batch["old_logp"], batch["entropy"], args, is_first=True)
-    watch = watched(trainer, "policy_loss", "clip_ranges", "entropy_threshold")
-    with watch as calls:
-        now, stage = updates.token_weights(script, batch, logp, rows_of(entropy), args, is_first=False)
+    def weights(of_batch, is_first):
+        policy = (batch["old_logp"], batch["entropy"]) if is_first else (logp, entropy)
+        weight, stage = updates.token_weights(script, of_batch, *policy, args, is_first)
+        return weight * len(TOKENS), stage
 
-    passes = [call for call in calls["policy_loss"] if call.local["batch"]["ids"].min() >= mask.numel()]
-    found = Example(args, [call.result for call in before.get("overlong_penalty", [])], groups_kept(trainer, args))
-    for call in passes:
-        result = call.result[0] if isinstance(call.result, tuple) else call.result
-        found.losses.append(result.item())
-    if "divisor" in passes[-1].local:
-        found.divisor = float(passes[-1].local["divisor"])
-    names = ["logp", "ratio", "advantages", "surrogate", "clipped", "gate", "reasoning", "loss", "clip_range", "weight"]
-    everything = passes[-1].local | passes[-1].local["batch"]
-    found.columns = {name: by_token(passes, name, shape) for name in names if name in everything}
-    found.columns |= {
-        "first": first * NUM_TOKENS,
-        "now": now * NUM_TOKENS,
-        "stage": stage.double(),
-        "in_loss": (~found.columns["loss"].isnan()).double(),
-        "difference": rows_of(probability) - rows_of("old"),
+    columns = {name: rows_of(name) for name in Token._fields[2:]}
+    columns["first"], columns["stage"] = weights(batch, is_first=True)
+    columns["second"], _ = weights(batch, is_first=False)
+    ratio = (logp - batch["old_logp"]).exp()
+    if script == "gspo":  # that of the response: the geometric mean
+        mean = (logp - batch["old_logp"]).sum(1, keepdim=True) / batch["mask"].sum(1, keepdim=True)
+        ratio = mean.exp().expand(ratio.shape)
+    # Where the reference is the policy itself, the KL term has no gradient.
+    first_without_kl, _ = weights(batch | {"ref_logp": batch["old_logp"]}, is_first=True)
+    second_without_kl, _ = weights(batch | {"ref_logp": logp}, is_first=False)
+    columns |= {
+        "logp": logp,
+        "ratio": ratio,
+        "difference": logp.exp() - batch["old_logp"].exp(),
+        "advantages": batch["advantages"],
+        "left": second_without_kl / (ratio * first_without_kl),
+        "k1": batch["old_logp"] - batch["ref_logp"],
     }
-    if hasattr(trainer, "k3"):
-        found.columns["k3"] = trainer.k3(logp, batch["ref_logp"])
-    if "token_returns" in before:
-        found.columns["k1"] = before["token_returns"][-1].local["k1"]
-        found.columns["return"] = before["token_returns"][-1].result[0]
-    if "ar_weight" in before:
-        found.columns["ar_weight"] = before["ar_weight"][-1].result
-        if found.penalties:
-            rewards = rewards + torch.tensor(found.penalties, dtype=torch.float64)
-        found.columns["advantages_before"] = trainer.compute_advantages(rewards, given, args)
-    if "clip_ranges" in calls:
-        found.bins = calls["clip_ranges"][-1].result[1]
-    if "entropy_threshold" in calls:
-        found.threshold = calls["entropy_threshold"][-1].result
-    if hasattr(trainer, "sampler_correction"):
-        icepop = dataclasses.replace(args, correction="icepop")
-        found.columns["icepop"], _ = trainer.sampler_correction(batch, icepop)
-    if hasattr(trainer, "outside_region"):
-        kl = dataclasses.replace(args, divergence="kl")
-        found.columns["outside_kl"] = trainer.outside_region(logp, batch["old_logp"], batch["advantages"], kl).double()
-    if hasattr(trainer, "value_loss"):
-        add_critic(trainer, batch, before["estimate_advantages"][-1].local, found)
+    found = Example(args, columns, REWARDS, [], [], [])
+    if hasattr(trainer, "overlong_penalty"):
+        lengths = batch["mask"].sum(1).tolist()
+        found.penalties = [trainer.overlong_penalty(length, args) for length in lengths]
+        found.rewards = [reward + penalty for reward, penalty in zip(REWARDS, found.penalties)]
+    add_own(trainer, batch, logp, entropy, found)
+    if hasattr(trainer, "ar_weight"):
+        batch = updates.with_advantages(script, given, rewards, dataclasses.replace(args, alpha=0))
+    if "return" not in columns:  # one advantage for all tokens of a response
+        found.advantages = batch["advantages"][:, 0].tolist()
+    found.columns = {name: [float(values[place]) for place in PLACES] for name, values in columns.items()}
     return found
 
 
-def add_critic(trainer, batch, local, found):
-    """Adds ppo.py's columns of the critic: k1, estimates, returns, and the loss of its values."""
-    returns = local["advantages"] + batch["values"]  # as in main
-    minibatch = batch | {"returns": returns}
-    with watched(trainer, "value_loss") as calls:
-        loss, _ = trainer.value_loss(rows_of("value_now"), minibatch, NUM_TOKENS, found.args)
-    of_tokens = calls["value_loss"][-1].local
-    found.columns |= {
-        "k1": local["k1"],
-        "estimate": local["advantages"],
-        "return": returns,
-        "value_loss": of_tokens["loss"],
-        "value_clipped": of_tokens["clipped"].double(),
-    }
-    found.value_loss = loss.item()
-
-
-def groups_kept(trainer, args):
-    """How many dapo.py keeps of two groups, this one and one of equal rewards; None for scripts that keep all.
-
-    Its dynamic_sampling is called with rewards in place of texts: the second group has the first reward alone.
-    """
-    if not hasattr(trainer, "dynamic_sampling"):
-        return None
-    rewards = [reward for reward, _ in RESPONSES]
-    given, _ = sampled()
-    batch = {"ids": torch.cat([given["ids"]] * 2), "mask": torch.cat([given["mask"]] * 2)}
-    responses = [SimpleNamespace(text=reward) for reward in [*rewards, *[rewards[0]] * len(rewards)]]
-    task = SimpleNamespace(score_all=lambda texts, answers: [{"reward": text} for text in texts])
-    args = dataclasses.replace(args, prompts_per_step=2, updates_per_step=1, max_refills=0)
-    with mock.patch.object(trainer, "sample", lambda *_: (batch, responses)):
-        *_, metrics = trainer.dynamic_sampling(None, task, [{"answer": None}] * 2, 0, 1, Clock(), args)
-    return metrics["groups_kept"]
-
-
-# --------------------------------------------------------------------------------------------------------------- tables
-
-
-def cell(value, kind="number"):
-    """A number with three decimals and a typographic minus; a dash if there is none. kind "flag": "yes" or nothing."""
-    if math.isnan(value):
-        return "–"
-    if kind == "flag":
-        return "yes" if value else ""
-    if kind == "count":
-        return str(int(value))
-    return f"{value:z.3f}".replace("-", "−")
-
-
-def table(titles, rows):
-    """A Markdown table, as a list of lines. rows: lists of texts."""
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    return lines + [f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in rows]
-
-
-def token_table(columns):
-    """A table with a row for each token. columns: {title: (tensor [N, T], kind of cell)}."""
-    mask = rows_of("old") > 0
-    texts = {title: [cell(value, kind) for value in values[mask].tolist()] for title, (values, kind) in columns.items()}
-    rows = []
-    for k, (i, token) in enumerate(ROWS):
-        rows.append([str(i), f"`{token.text}`", *(column[k] for column in texts.values())])
-    return table(["response", "token", *texts], rows)
-
-
-def mean_and_std(values):
-    """(mean, standard deviation with ddof 1)."""
-    return fmean(values), stdev(values)
+def add_own(trainer, batch, logp, entropy, found):
+    """Adds the numbers that only some scripts have, from their own functions."""
+    args, columns, rewards = found.args, found.columns, torch.tensor(found.rewards, dtype=torch.float64)
+    if hasattr(trainer, "k3"):
+        columns["k3"] = trainer.k3(logp, batch["ref_logp"])
+    if hasattr(trainer, "token_returns"):
+        columns["return"], _, _ = trainer.token_returns(rewards, batch, args)
+    if hasattr(trainer, "ar_weight"):
+        columns["ar_weight"] = trainer.ar_weight(batch["old_logp"], args.alpha)
+    if hasattr(trainer, "clip_ranges"):
+        columns["clip_range"], found.bins = trainer.clip_ranges(logp, batch, args)
+    if hasattr(trainer, "entropy_threshold"):
+        columns["in_loss"] = entropy >= trainer.entropy_threshold(batch | {"entropy": entropy}, args)
+    if hasattr(trainer, "reasoning_tokens"):
+        columns["reasoning"] = trainer.reasoning_tokens(batch, args)
+    if hasattr(trainer, "sampler_correction"):
+        columns["correction"], _ = trainer.sampler_correction(batch, args)
+        columns["icepop"], _ = trainer.sampler_correction(batch, dataclasses.replace(args, correction="icepop"))
+    if hasattr(trainer, "outside_region"):
+        kl = dataclasses.replace(args, divergence="kl")
+        columns["outside_kl"] = trainer.outside_region(logp, batch["old_logp"], batch["advantages"], kl)
+    if hasattr(trainer, "value_loss"):
+        columns["estimate"] = trainer.estimate_advantages(rewards, batch, args)
+        columns["return"] = columns["estimate"] + batch["values"]  # as in main
+        columns |= {"value_loss": torch.zeros(logp.shape), "value_clipped": torch.zeros(logp.shape)}
+        for place in PLACES:  # one token at a time
+            alone = torch.zeros_like(batch["mask"])
+            alone[place] = True
+            minibatch = batch | {"returns": columns["return"], "mask": alone}
+            loss, clipped = trainer.value_loss(rows_of("value_new"), minibatch, 1, args)
+            columns["value_loss"][place], columns["value_clipped"][place] = loss, clipped

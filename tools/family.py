@@ -1,6 +1,6 @@
 """The tree of trainers, their lengths and differences, and the pieces of a trainer's text.
 
-diff.py, propagate.py and table.py use this module. It has no command line.
+diff.py, propagate.py, table.py, pages.py and site.py use this module. It has no command line.
 """
 
 import ast
@@ -83,6 +83,11 @@ def numbered_code_lines(text):
                 rows = slice(statement.lineno - 1, statement.end_lineno)
                 lines[rows] = [""] * len(lines[rows])
     return {number: line.rstrip() for number, line in enumerate(lines) if line.strip()}
+
+
+def paragraphs(text):
+    """The paragraphs of a script's module docstring; [""] if there is none. The first says what the script is."""
+    return re.split(r"\n(?:[ \t]*\n)+", ast.get_docstring(ast.parse(text)) or "")
 
 
 @cache

@@ -5,10 +5,10 @@
 
 The pages need no network and no server: open index.html in a browser. Zensical makes them from Markdown that is
 collected in .site/pages. Which texts there are is found out at each build: those that TEXTS names, and what they link
-to. A linked source file becomes a page with numbered lines. tools/site_markdown.py reads the Markdown.
+to. A linked source file becomes a page with numbered lines, and links that name a place in it lead to the line
+(tools/anchors.py). tools/site_markdown.py reads the Markdown.
 """
 
-import ast
 import itertools
 import json
 import os
@@ -23,37 +23,30 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import tyro
+from pygments.lexers import PythonLexer
+from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tools import diff, family, site_markdown
+from tools import anchors, family, site_markdown
 
 ROOT = family.ROOT
 BUILD = ROOT / ".site"
 OWN = ROOT / "tools/site_files"  # the configuration, styles and programs of the pages
 CHAPTERS = {  # of the navigation: the Markdown files in each, in order
     "Course": ["course/README.md", "course/lesson_*.md", "course/lecturer.md", "course/*.md"],
-    "Algorithms": ["docs/algorithms/README.md", "docs/algorithms/*.md"],
+    "Algorithms": ["docs/algorithms/README.md", "docs/algorithms/ladder.md", "docs/algorithms/*.md"],
     "Guides": ["docs/README.md", "docs/*.md", "docs/**/*.md"],
     "Lab": ["lab/README.md", "lab/**/*.md"],
     "Measurements": ["models/kk_tiny/README.md", "benchmarks/README.md", "benchmarks/kk_tiny/*.md"],
 }
 LENS = "lab/results/lens.html"
 SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py"]
-AS_THEY_ARE = {
-    ".png",
-    ".svg",
-    ".jpg",
-    ".gif",
-    ".html",
-    ".json",
-    ".csv",
-    ".pdf",
-    ".ipynb",
-}  # linked files that are copied
+AS_THEY_ARE = {f".{kind}" for kind in "png svg jpg gif html json csv pdf ipynb".split()}  # linked, and copied
 LARGEST = 200_000  # characters of a file that is shown as a source
-TEMPLATES = "docs/algorithms/source/"  # parts of generated pages
 NEVER = {".git", ".venv", ".site", "site", ".venv-site", "runs", "__pycache__"}
 START = ("grpo", "grpo_ar_lopti")  # what the viewer shows first
+KINDS = {Comment: "comment", String: "string", Keyword: "keyword", Operator.Word: "keyword", Number: "number"}
+KINDS |= {Name.Function: "name", Name.Class: "name", Name.Decorator: "name"}  # the colours' names in viewer.css
 FENCE = "~" * 20  # no source file has it
 
 
@@ -80,15 +73,21 @@ def found(pattern):
 
 def shown(path):
     """Whether a path may be a part of the site."""
-    return not NEVER & set(path.split("/")) and not path.startswith(TEMPLATES)
+    return not NEVER & set(path.split("/"))
 
 
 def chapters():
-    """{chapter: the paths of its Markdown files}, without chapters that have none. The algorithms are in tree order."""
+    """{chapter: the paths of its Markdown files}, without chapters that have none.
+
+    The algorithms are in the order in which their README.md numbers them.
+    """
     taken, whole = {"README.md"}, {}
-    tree = {f"docs/algorithms/{stem}.md": number for number, stem in enumerate(family.family())}
+    readme = (ROOT / CHAPTERS["Algorithms"][0]).read_text(encoding="utf-8")
+    order = [f"docs/algorithms/{name}" for name in re.findall(r"^\| \d+ \| \[.*?\]\((.*?)\)", readme, re.MULTILINE)]
     for name, patterns in CHAPTERS.items():
-        paths = [path for pattern in patterns for path in sorted(found(pattern), key=lambda path: tree.get(path, 0))]
+        paths = [path for pattern in patterns for path in found(pattern)]
+        if name == "Algorithms":
+            paths.sort(key=lambda path: order.index(path) if path in order else -1)
         paths = [path for path in dict.fromkeys(paths) if path not in taken]
         taken.update(paths)
         if paths:
@@ -187,9 +186,9 @@ def source_page(path, texts):
     about.append(f"[all source files]({above}source.md)")
     language = {".py": "python", ".toml": "toml", ".js": "javascript", ".sh": "bash"}.get(Path(path).suffix, "text")
     language = "make" if name == "Makefile" else language
-    # no search: 18 scripts that share most lines would answer every question
+    # no search: 18 scripts that share most lines would answer every question; no navigation: lines are 100 columns wide
     return (
-        front(path, search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
+        front(path, hide=["navigation"], search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
         f"{FENCE}{language} {site_markdown.NUMBERED}\n{text.rstrip()}\n{FENCE}\n"
     )
 
@@ -218,8 +217,8 @@ def first_paragraph(path):
     """The first paragraph of a module's docstring as Markdown; "" if it has none."""
     if path.suffix != ".py":
         return ""
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return re.sub(r"([\\`*_\[\]<>|$])", r"\\\1", " ".join(docstring.split("\n\n")[0].split()))
+    first = family.paragraphs(path.read_text(encoding="utf-8"))[0]
+    return re.sub(r"([\\`*_\[\]<>|$])", r"\\\1", " ".join(first.split()))
 
 
 # --------------------------------------------------------------------------------------------------------- the viewer
@@ -228,6 +227,12 @@ def first_paragraph(path):
 def state(left, right):
     """The state of the viewer in its address."""
     return f"left={left}&right={right}"
+
+
+def grew_from(stem):
+    """A link to what differs between a script and its parent, and what the script is."""
+    parent = family.PARENT[stem]
+    return f"[{parent}.py → {stem}.py](#{state(parent, stem)}): {first_paragraph(ROOT / f'{stem}.py')}"
 
 
 def viewer_page():
@@ -247,8 +252,10 @@ def viewer_page():
         + choice("right")
         + '<button type="button" id="swap">Swap</button>\n'
         + '<label><input type="checkbox" id="code"> Code only, without docstrings and comments</label>\n</form>\n\n'
-        + '<p><a href="diffs/index.html">What grew from what</a>, with a page for each parent and child.</p>\n'
-        + "<noscript><p>The two lists above need JavaScript; these pages need none.</p></noscript>\n\n"
+        + "<noscript><p>This page needs JavaScript. In a terminal, tools/diff.py shows the same.</p></noscript>\n"
+        + "<details>\n<summary>What grew from what</summary>\n\n"
+        + "\n".join(f"- {grew_from(stem)}" for stem in names[1:])
+        + "\n\n</details>\n\n"
         + '<div id="viewer"></div>\n'
         + '<script src="site_files/scripts.js"></script>\n<script src="site_files/viewer.js"></script>\n'
     )
@@ -258,22 +265,31 @@ def viewer_data(stems):
     """The scripts for the viewer, as JavaScript. A line that several scripts have in the same colours is there once."""
     lines, scripts = {}, {}
     for stem in stems:
-        script = diff.read(diff.find(stem))
-        code = family.numbered_code_lines(script.text)
+        text = family.source(stem)
+        code = family.numbered_code_lines(text)
+        paragraphs = family.paragraphs(text)
+        objective = [part for part in paragraphs if all(line.startswith("    ") for line in part.splitlines())]
         scripts[stem] = {
             "parent": family.PARENT.get(stem),
-            "about": script.about,
-            "objective": script.objective,
-            "lines": [lines.setdefault(json.dumps(line), len(lines)) for line in script.coloured],
-            "code": [len(code.get(number, "")) for number in range(len(script.lines))],  # characters; 0: no code
-            "docstring": [script.docstring_lines.start, script.docstring_lines.stop],
-            "sections": [(name, len(list(lines))) for name, lines in itertools.groupby(script.sections)],
-            "pieces": [
-                ([piece.name, piece.section], piece.last - piece.first + 1) for piece in family.pieces(script.text)
-            ],
+            "about": " ".join(paragraphs[0].split()),
+            "objective": "\n\n".join(re.sub("^    ", "", part, flags=re.MULTILINE) for part in objective),
+            "lines": [lines.setdefault(json.dumps(line), len(lines)) for line in coloured(text)],
+            "code": [len(code.get(number, "")) for number in range(len(text.splitlines()))],  # characters; 0: no code
+            "pieces": [([piece.name, piece.section], piece.last - piece.first + 1) for piece in family.pieces(text)],
         }
     data = {"lines": [json.loads(line) for line in lines], "scripts": scripts, "start": START}
     return f"const DATA = {json.dumps(data, ensure_ascii=False, separators=(',', ':'))};\n"
+
+
+def coloured(text):
+    """The text's lines, each a list of [kind, piece of text]."""
+    lines = [[]]
+    for token, value in PythonLexer(stripnl=False).get_tokens(text):
+        kind = next((KINDS[ancestor] for ancestor in reversed(token.split()) if ancestor in KINDS), "")
+        first, *others = value.split("\n")
+        lines[-1].append([kind, first])
+        lines += [[[kind, other]] for other in others]
+    return [[segment for segment in line if segment[1]] for line in lines[:-1]]
 
 
 # -------------------------------------------------------------------------------------------------------------- build
@@ -315,7 +331,7 @@ def prepare(folder):
     whole = chapters()
     files = collect(["README.md", *(path for paths in whole.values() for path in paths)])
     for path in files.texts:
-        write(pages / path, (ROOT / path).read_text(encoding="utf-8"))
+        write(pages / path, anchors.with_anchors((ROOT / path).read_text(encoding="utf-8"), path))
     for path in files.sources:
         write(pages / f"{path}.md", source_page(path, files.texts))
     for path in files.folders:
@@ -410,7 +426,6 @@ def main(args):
     made = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     if made.returncode:
         sys.exit(made.returncode)
-    diff.write_all(BUILD / "site/diffs", diff.Args())
     try:
         publish(BUILD / "site", args.out)
     except ValueError as error:

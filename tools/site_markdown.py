@@ -158,6 +158,10 @@ def parser():
 
         return ATTRIBUTE.sub(link, tokens[index].content)
 
+    def code_inline(self, tokens, index, options, env):
+        code = re.sub(r"(--\w[\w-]*)", r'<span class="flag">\1</span>', html.escape(tokens[index].content))
+        return f"<code>{code}</code>"
+
     def inline(self, tokens, index, options, env):
         return shown_formula(tokens[index].content, False, env["page"])
 
@@ -187,7 +191,7 @@ def parser():
         link = f'<a class="headerlink" href="#{anchor}" aria-label="Link to {html.escape(title)}">&para;</a>'
         return link + self.renderToken(tokens, index, options, env)
 
-    for rule in (link_open, image, heading_open, heading_close, fence):
+    for rule in (link_open, image, heading_open, heading_close, fence, code_inline):
         md.add_render_rule(rule.__name__, rule)
     for name, rule in {
         "html_inline": as_html,

@@ -1,5 +1,5 @@
 // Shows any two scripts side by side. The address holds the state: #left=grpo&right=dapo&code=1&section=loss.
-// What differs is found here, with the steps of tools/diff.py, so that 18 scripts need not be 306 pages.
+// What differs is found here, so that 18 scripts need not be 306 pages.
 // DATA comes from scripts.js, which tools/site.py writes.
 "use strict";
 
@@ -11,15 +11,12 @@ const ALIKE = 0.5; // similarity, 0 to 1, from which two lines are the same line
 
 const LINES = DATA.lines.map((segments) => segments.map(([, piece]) => piece).join(""));
 
-function spread(runs) {
-  return runs.flatMap(([value, count]) => Array(count).fill(value));
-}
-
 // A script with, for each line, its text, its section and its piece (tools/family.py).
 function script(name) {
-  const { lines, sections, pieces, ...rest } = DATA.scripts[name];
+  const { lines, pieces, ...rest } = DATA.scripts[name];
   const texts = lines.map((line) => LINES[line]);
-  return { name, ...rest, lines, texts, sections: spread(sections), pieces: spread(pieces) };
+  const ofLines = pieces.flatMap(([piece, count]) => Array(count).fill(piece));
+  return { name, ...rest, lines, texts, sections: ofLines.map(([, section]) => section || "imports"), pieces: ofLines };
 }
 
 // The text of a line, without its comment if only code is shown.
@@ -205,7 +202,7 @@ function parts(left, right, codeOnly) {
       right: row.right === null ? null : rightLines[row.right],
     }));
   };
-  const inDocstring = (of, k) => k >= of.docstring[0] && k < of.docstring[1];
+  const inDocstring = (of, k) => of.pieces[k][0] === "module docstring";
   const isCode = (of) => (k) => (codeOnly ? of.code[k] > 0 : !inDocstring(of, k));
   const lines = (of, choose) => [...of.texts.keys()].filter(choose);
   const section = (row) => (row.right === null ? left.sections[row.left] : right.sections[row.right]);
