@@ -26,7 +26,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     share = slice(int(worker[2:]), None, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[share] or [0])
 
-LONGEST = ("test_runs", "test_kk_tiny", "test_tasks", "test_dapo")  # begun first, or one process would end alone
+LONGEST = ("test_runs", "test_every_script", "test_dapo")  # begun first, or one process would end alone
 
 
 def pytest_collection_modifyitems(items):
@@ -72,7 +72,7 @@ def make_tiny_model(folder, seed=0, tied=True):
     model = LlamaForCausalLM(config)
     # What it learns to write: half the responses have all tags, half lack one.
     texts = ["so</think><answer>a knight</answer>", "hm</think>a knave</answer>"]
-    prompts = [encode(fast, puzzle) for puzzle in kk.generate(6, "2-3", seed=2)]
+    prompts = [encode(fast, puzzle)[-64:] for puzzle in kk.generate(6, "2-3", seed=2)]  # short ones: seconds matter
     rows = [(prompt, [*fast.encode(text), 1]) for prompt in prompts for text in texts]
     longest = max(len(prompt) + len(response) for prompt, response in rows)
     ids, labels = torch.ones(len(rows), longest, dtype=torch.long), torch.full((len(rows), longest), -100)
@@ -173,52 +173,62 @@ def parse(trainer, *words):
 
 def answer(num_tokens=1, text="", finish_reason="stop"):
     """A response as vLLM gives it, and generate with its text."""
-    return SimpleNamespace(token_ids=[5] * num_tokens, text=text, finish_reason=finish_reason)
+    logprobs = SimpleNamespace(logprobs=[-1.0] * num_tokens)
+    return SimpleNamespace(token_ids=[5] * num_tokens, logprobs=logprobs, text=text, finish_reason=finish_reason)
 
 
-def step_of_main(trainer, args, batch, rewards, monkeypatch):
+def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
     """One step of a trainer's main: (the metrics that it writes, the batch that it gives to update).
 
     batch: what the sampler gives (ids, mask, sampler_logp), and what forward passes would give of the policy (old_logp,
-    entropy) and of the reference (ref_logp). rewards: those of the task. Nothing is loaded, sampled or trained.
+    entropy) and of the reference (ref_logp). rewards: those of the task. Nothing is loaded, sampled or trained. calls:
+    a list, which gets the names of what main calls, in order.
     """
-    written, given = [], []
+    calls = [] if calls is None else calls
+    written, given, models = [], [], []
     problems = [{"id": 0, "category": "2"} for _ in rewards]
     responses = [answer(num_tokens) for num_tokens in batch["mask"].sum(1).tolist()]
     scores = [{"reward": float(reward), "correct": reward > 0, "format": True} for reward in rewards]
-    models = []
+    sampled = {key: batch[key] for key in ("ids", "mask", "sampler_logp")}
+
+    def named(name, result=None):
+        """What stands in for a function of this name."""
+
+        def call(*arguments):
+            has_critic = type(arguments[-1]) is tuple  # ppo.py: the value model and its optimizer
+            calls.append(f"{name} with critic" if has_critic else name)
+            return result
+
+        return call
 
     def load_policy(args, trained, kind=None):  # kind: of ppo.py
         models.append(torch.nn.Linear(2, 1))
         return models[-1]
 
     def log_probs(model, sampled, args, with_entropy=True):
-        of_policy = model is models[0]
-        return (batch["old_logp"], batch["entropy"]) if of_policy else (batch["ref_logp"], None)
+        calls.append("policy" if model is models[0] else "reference")
+        return (batch["old_logp"], batch["entropy"]) if model is models[0] else (batch["ref_logp"], None)
 
     def update(policy, optimizer, batch, step, args):
+        calls.append("update")
         given.append(dict(batch))
         return {}
 
-    def nothing(*_):
-        return {}
-
-    no_files = dict.fromkeys(("open", "write_samples", "close"), nothing)
-    run = SimpleNamespace(write=written.append, interrupted=lambda: False, **no_files)
-    sampled = {key: batch[key] for key in ("ids", "mask", "sampler_logp")}
-    replaced = {
-        "load_sampler": nothing, "sync_weights": nothing, "evaluate": nothing, "update": update, "log_probs": log_probs,
-        "load_policy": load_policy, "next_problems": lambda *_: (problems, 0), "score": lambda *_: scores,
-        "sample": lambda *_: (sampled, responses),
+    files = {name: named(name) for name in ("open", "write_samples", "close")}
+    run = SimpleNamespace(write=written.append, interrupted=lambda: False, **files)
+    begun = (dataclasses.replace(args, steps=1), run, None, None, [], [])
+    stand_ins = {
+        "load_sampler": lambda args: None, "load_policy": load_policy, "log_probs": log_probs, "update": update,
+        "sync_weights": named("sync"), "evaluate": named("evaluate", {}), "score": lambda *_: scores,
+        "next_problems": lambda *_: (problems, 0), "sample": named("sample", (sampled, responses)),
     }  # fmt: skip
     with monkeypatch.context() as patch:
-        for name, stand_in in replaced.items():
+        for name, stand_in in stand_ins.items():
             patch.setattr(trainer, name, stand_in)
-        begun = (dataclasses.replace(args, steps=1), run, None, None, [], [])
         patch.setattr(trainer.start, "begin", lambda *_: begun)
-        patch.setattr(trainer.checkpoints, "load", lambda *_: (0, 0))
-        patch.setattr(trainer.checkpoints, "save", nothing)
-        patch.setattr(trainer.processes, "end", nothing)
+        for name, result in (("load", (0, 0)), ("save", None)):
+            patch.setattr(trainer.checkpoints, name, named(name, result))
+        patch.setattr(trainer.processes, "end", lambda: calls.append("end"))
         trainer.main()
     return written[-1], given[0]
 

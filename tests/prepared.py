@@ -57,17 +57,9 @@ def run(words, processes=1, timeout=1200, env=None, machines=1):
     words: the script and its flags; processes: more than one are connected as torchrun does it; machines: on how many
     they believe to be; timeout: in seconds. subprocess.TimeoutExpired after that; all its processes are dead then.
     """
-    start_server()
-    words = [str(word) for word in words]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | (env or {})
     with tempfile.TemporaryDirectory() as folder:
-        files = [str(Path(folder, name)) for name in ("stdout", "stderr")]
-        ranks = [
-            _context.Process(target=run_here, args=(words, environment | about, *files))
-            for about in places(processes, machines)
-        ]
-        for rank in ranks:
-            rank.start()
+        files = [Path(folder, name) for name in ("stdout", "stderr")]
+        ranks = [start(words, *files, (env or {}) | about) for about in places(processes, machines)]
         try:
             for rank in ranks:
                 rank.join(timeout)
@@ -79,8 +71,18 @@ def run(words, processes=1, timeout=1200, env=None, machines=1):
                     os.killpg(rank.pid, signal.SIGKILL)
                     rank.join()
         codes = [rank.exitcode for rank in ranks]
-        stdout, stderr = (Path(file).read_text(errors="replace") if Path(file).exists() else "" for file in files)
+        stdout, stderr = (file.read_text(errors="replace") if file.exists() else "" for file in files)
     return subprocess.CompletedProcess(words, next((code for code in codes if code), 0), stdout, stderr)
+
+
+def start(words, stdout, stderr, env=()):
+    """Begins to run `python WORDS`. Returns the process, as multiprocessing has it: with pid and exitcode."""
+    start_server()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | dict(env)
+    arguments = ([str(word) for word in words], environment, str(stdout), str(stderr))
+    process = _context.Process(target=run_here, args=arguments)
+    process.start()
+    return process
 
 
 def places(processes, machines):

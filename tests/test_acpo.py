@@ -8,11 +8,10 @@ import copy
 import dataclasses
 import itertools
 import math
-import re
 
 import pytest
 import torch
-from conftest import KK_TINY, parse, run_together
+from conftest import KK_TINY, parse
 from test_algorithms import (
     GROUP,
     PROMPTS,
@@ -24,14 +23,12 @@ from test_algorithms import (
     make_batch,
     plain_gradient,
     plain_log_softmax,
-    rows_of,
-    weights,
 )
 from transformers import AutoModelForCausalLM
 
 import acpo
 import grpo
-from runtime import checks, measure, processes, settings
+from runtime import checks, measure
 
 HALF = PROMPTS * GROUP // 2  # rows in each of a step's two mini-batches
 BINS = range(1, 6)
@@ -94,22 +91,8 @@ def test_sigma_by_hand():
     assert clip_range == pytest.approx([wide, 0.4, wide, 0.15, 0.4, wide], abs=1e-12)
 
 
-def test_the_papers_settings_are_the_defaults():
-    args = acpo.Args()
-    assert (args.clip_alpha, args.clip_base, args.clip_max, args.n_bins, args.kl_coef) == (
-        3,
-        0.2,
-        3,
-        5,
-        0,
-    )
-    assert not {"clip_low", "clip_high"} & {field.name for field in dataclasses.fields(args)}
-    _, statistics = ranges_of([(0.5, 1.05), (0.5, 0.95)])
-    assert statistics["clip_range_3"] == pytest.approx(0.2 + 3 * 0.05, abs=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n_bins", [1, 2, 3, 5, 10])
+@pytest.mark.parametrize("n_bins", [1, 5])
 def test_a_probability_on_an_edge_belongs_to_the_bin_above_and_1_to_the_last(n_bins, dtype):
     """Each token's ρ tells its bin by the ε it gets: k/n itself, the next number below it, and the bins' middles."""
     logp, expected = [], []
@@ -120,11 +103,7 @@ def test_a_probability_on_an_edge_belongs_to_the_bin_above_and_1_to_the_last(n_b
             expected += [k + 1, k]
         logp.append(torch.tensor(math.log((k + 0.5) / n_bins), dtype=dtype))
         expected.append(k + 1)
-    logp += [
-        torch.tensor(0.0, dtype=dtype),
-        torch.tensor(-1e-7, dtype=dtype),
-        torch.tensor(-200.0, dtype=dtype),
-    ]
+    logp += [torch.tensor(0.0, dtype=dtype), torch.tensor(-1e-7, dtype=dtype), torch.tensor(-200.0, dtype=dtype)]
     expected += [n_bins, n_bins, 1]
     logp = torch.stack(logp)[None]
     args = arguments(acpo, n_bins=n_bins)
@@ -169,10 +148,7 @@ def test_nothing_cancels_where_ratios_are_close_to_1():
     _, statistics = ranges_of([(0.5, math.exp(1e-9)), (0.5, math.exp(-1e-9))])
     assert statistics["sigma_3"] == pytest.approx(1e-9, rel=1e-6)
     logp = torch.tensor([[-1e-4, -3e-4]])
-    batch = {
-        "mask": torch.ones(1, 2, dtype=torch.bool),
-        "old_logp": torch.tensor([[-1e-4 - 1e-8, -3e-4 + 1e-8]]),
-    }
+    batch = {"mask": torch.ones(1, 2, dtype=torch.bool), "old_logp": torch.tensor([[-1e-4 - 1e-8, -3e-4 + 1e-8]])}
     moved = (logp - batch["old_logp"])[0].tolist()  # exact in float32: the numbers are close
     assert moved[0] > 0 > moved[1] > -2e-8  # too little for float32's exp
     statistics = numbered(acpo.clip_ranges(logp, batch, arguments(acpo))[1])
@@ -202,10 +178,7 @@ TOKENS = {
     "ε 0 clips whatever moved": ((math.log(1.01), 0, 1, 0.0), (1, 0, True)),
     "A = 0, far off": ((math.log(9), 0, 0, 0.2), (0, 0, False)),
     "no dual clip": ((math.log(50), 0, -2, 0.2), (-100, 0, False)),
-    "clipped, yet its KL term counts": (
-        (math.log(1.5), 0.5, 2, 0.2),
-        (2.4, math.exp(0.5) - 0.5 - 1, True),
-    ),
+    "clipped, yet its KL term counts": ((math.log(1.5), 0.5, 2, 0.2), (2.4, math.exp(0.5) - 0.5 - 1, True)),
     "ratio clamped above": ((30, 0, -2, 0.2), (-2 * E20, 0, False)),
     "ratio clamped below": ((-30, 0, 2, 0.2), (2 / E20, 0, False)),
 }
@@ -217,12 +190,7 @@ def loss_batch(tokens):
     mask = torch.zeros(1, 3 * len(tokens), dtype=torch.bool)
     mask[0, 1::3] = True
     logp = torch.full(mask.shape, -1e30, dtype=torch.float64)
-    rest = {
-        "old_logp": logp - 7e29,
-        "ref_logp": -logp,
-        "advantages": 1e30 + 0 * logp,
-        "clip_range": 0 * logp,
-    }
+    rest = {"old_logp": logp - 7e29, "ref_logp": -logp, "advantages": 1e30 + 0 * logp, "clip_range": 0 * logp}
     rest |= {"mask": mask, "weight": 1e30 + 0 * logp}
     logp[0, 1::3] = -40.0
     rest["old_logp"][0, 1::3] = -40 - tokens[:, 0]
@@ -232,13 +200,16 @@ def loss_batch(tokens):
     return logp.requires_grad_(), rest
 
 
-@pytest.mark.parametrize("name", TOKENS)
-def test_a_tokens_loss_by_hand(name):
-    token, (surrogate, k3, is_clipped) = TOKENS[name]
-    logp, rest = loss_batch([(*token, 1 / 7)])
-    loss, clipped = acpo.policy_loss(logp, rest, arguments(acpo))
-    assert loss.item() == pytest.approx((0.1 * k3 - surrogate) / 7, rel=1e-12, abs=1e-12)
-    assert clipped.item() == is_clipped
+def test_a_tokens_loss_by_hand():
+    for name, (token, (surrogate, k3, is_clipped)) in TOKENS.items():
+        logp, rest = loss_batch([(*token, 1 / 7)])
+        loss, clipped = acpo.policy_loss(logp, rest, arguments(acpo))
+        loss.backward()
+        assert loss.item() == pytest.approx((0.1 * k3 - surrogate) / 7, rel=1e-12, abs=1e-12), name
+        assert clipped.item() == is_clipped, name
+        slope = 0 if is_clipped or abs(token[0]) == 30 else surrogate  # beyond 20 nats the ratio is constant
+        slope += 0.1 * math.exp(token[1]) - 0.1
+        assert logp.grad[0].tolist() == pytest.approx([0, -slope / 7, 0], rel=1e-9, abs=1e-15), name
 
 
 def test_a_ratio_at_the_very_bound_is_not_clipped():
@@ -252,25 +223,6 @@ def test_a_ratio_at_the_very_bound_is_not_clipped():
     assert logp.grad[0, 1::3].tolist() == pytest.approx([-2 * above, 2 * below], abs=1e-12)
     narrower = rest | {"clip_range": rest["clip_range"] - 1e-12}
     assert acpo.policy_loss(logp, narrower, arguments(acpo))[1].item() == 2
-
-
-def test_the_losss_gradient_is_that_of_eq_8_token_by_token():
-    """d loss/d log π = −w·(ρ·A·1_trust + β·π_ref/π − β), each token with its own ε and weight."""
-    rng = torch.Generator().manual_seed(3)
-    tokens = torch.randn(400, 5, generator=rng, dtype=torch.float64) * torch.tensor([0.4, 0.8, 1.0, 0.4, 1.0])
-    tokens[:, 3:] = tokens[:, 3:].abs()
-    logp, rest = loss_batch(tokens.tolist())
-    loss, clipped = acpo.policy_loss(logp, rest, arguments(acpo))
-    loss.backward()
-    expected, lost = [], 0
-    for moved, reference, advantage, epsilon, weight in tokens.tolist():
-        ratio = math.exp(moved)
-        cut = ratio > 1 + epsilon if advantage > 0 else ratio < 1 - epsilon
-        expected.append(-weight * ((0 if cut else ratio * advantage) + 0.1 * math.exp(reference) - 0.1))
-        lost += cut
-    assert logp.grad[0, 1::3].tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    assert not logp.grad[~rest["mask"]].any()
-    assert clipped.item() == lost and 50 < lost < 350
 
 
 # ---------------------------------------------------------------------------------------------------------- update
@@ -334,16 +286,6 @@ def test_sequences_count_alike_however_long_they_are(tiny_model, batch, monkeypa
         assert loss == pytest.approx(-1.5, abs=1e-5)
 
 
-def test_a_sequence_without_tokens_counts_and_gives_no_nan(tiny_model, batch, monkeypatch):
-    """It can't occur, since a response has at least its end token; n stays the number of sequences."""
-    two = pick(batch, [1, 3])
-    args = arguments(acpo, model=str(tiny_model))
-    two["mask"][0] = False
-    ((loss, seen),), metrics = losses_of(two, args, monkeypatch)
-    assert math.isfinite(loss) and [weight for _, weight in seen.values()] == pytest.approx([1 / 6] * 3)
-    assert all(math.isfinite(value) for value in metrics.values()) and metrics["grad_norm"] > 0
-
-
 def by_hand(logp, old_logp, args):
     """{bin: (tokens, σ, ε)} of lists of log-probabilities, and each token's bin, in Python's floats."""
     bins = [min(int(math.exp(value) * args.n_bins), args.n_bins - 1) + 1 for value in logp]
@@ -352,11 +294,7 @@ def by_hand(logp, old_logp, args):
         ratios = [math.exp(new - old) for new, old, b in zip(logp, old_logp, bins) if b == bin_]
         mean = sum(ratios) / max(1, len(ratios))
         sigma = math.sqrt(sum((ratio - mean) ** 2 for ratio in ratios) / max(1, len(ratios)))
-        table[bin_] = (
-            len(ratios),
-            sigma,
-            min(args.clip_max, args.clip_base + args.clip_alpha * sigma),
-        )
+        table[bin_] = (len(ratios), sigma, min(args.clip_max, args.clip_base + args.clip_alpha * sigma))
     return table, bins
 
 
@@ -428,26 +366,13 @@ def test_the_metrics_are_the_largest_and_the_mean_over_tokens(tiny_model, batch)
 def test_largest_and_mean_clip_range_by_hand():
     """Three updates, two bins: means by tokens, and a bin's empty update neither counts nor is the largest."""
     updates = [
-        [
-            {"tokens": 0, "sigma": 0.0, "clip_range": 0.2},
-            {"tokens": 30, "sigma": 0.0, "clip_range": 0.2},
-        ],
-        [
-            {"tokens": 10, "sigma": 0.1, "clip_range": 0.5},
-            {"tokens": 20, "sigma": 0.02, "clip_range": 0.26},
-        ],
-        [
-            {"tokens": 30, "sigma": 0.2, "clip_range": 0.8},
-            {"tokens": 10, "sigma": 0.04, "clip_range": 0.32},
-        ],
+        [{"tokens": 0, "sigma": 0.0, "clip_range": 0.2}, {"tokens": 30, "sigma": 0.0, "clip_range": 0.2}],
+        [{"tokens": 10, "sigma": 0.1, "clip_range": 0.5}, {"tokens": 20, "sigma": 0.02, "clip_range": 0.26}],
+        [{"tokens": 30, "sigma": 0.2, "clip_range": 0.8}, {"tokens": 10, "sigma": 0.04, "clip_range": 0.32}],
     ]
     metrics = measure.of_bins(updates)
     assert (metrics["bin_tokens_1"], metrics["bin_tokens_2"]) == (40, 60)
-    assert (
-        metrics["clip_range_max_1"],
-        metrics["clip_range_max_2"],
-        metrics["clip_range_max"],
-    ) == (0.8, 0.32, 0.8)
+    assert (metrics["clip_range_max_1"], metrics["clip_range_max_2"], metrics["clip_range_max"]) == (0.8, 0.32, 0.8)
     assert metrics["clip_range_mean_1"] == pytest.approx((5 + 24) / 40)
     assert metrics["clip_range_mean_2"] == pytest.approx((6 + 5.2 + 3.2) / 60)
     assert metrics["clip_range_mean"] == pytest.approx((5 + 24 + 6 + 5.2 + 3.2) / 100)
@@ -458,11 +383,7 @@ def test_largest_and_mean_clip_range_by_hand():
 
 def test_a_base_above_is_dapos_clip():
     """ε 0.2 below and 0.3 above: ρ 1.25 and A > 0 stays, 1.31 goes; 0.79 and A < 0 goes whatever the base above is."""
-    tokens = [
-        (math.log(1.25), 0, 1, 0.2, 1),
-        (math.log(1.31), 0, 1, 0.2, 1),
-        (math.log(0.79), 0, -1, 0.2, 1),
-    ]
+    tokens = [(math.log(1.25), 0, 1, 0.2, 1), (math.log(1.31), 0, 1, 0.2, 1), (math.log(0.79), 0, -1, 0.2, 1)]
     for base_high, lost in ((None, 3), (0.3, 2), (0.32, 1)):
         logp, rest = loss_batch(tokens)
         _, clipped = acpo.policy_loss(logp, rest, arguments(acpo, clip_base_high=base_high))
@@ -524,17 +445,6 @@ def test_all_response_tokens_count_also_where_the_advantage_is_zero(tiny_model, 
         assert column(metrics, name) == pytest.approx(column(with_kl, name), rel=1e-6)
 
 
-def test_neither_gradient_nor_ranges_move_with_the_micro_batches(tiny_model, batch):
-    before = {key: value.clone() for key, value in batch.items()}
-    args = arguments(acpo, model=str(tiny_model), updates_per_step=2)
-    whole, metrics = gradients(acpo, batch, args)
-    for budget in (700, 300, 1):
-        steps, others = gradients(acpo, batch, dataclasses.replace(args, micro_batch_tokens=budget))
-        assert others == pytest.approx(metrics, rel=1e-5)
-        assert len(steps) == 2 and all(distance(a, b) < 1e-5 for a, b in zip(steps, whole))
-    assert batch.keys() == before.keys() and all(torch.equal(batch[key], before[key]) for key in before)
-
-
 def test_alpha_0_is_grpos_clip_with_the_mean_over_sequences(tiny_model, batch):
     """Where all responses have four tokens the mean over sequences is the one over tokens: grpo.py at ε 0.2/0.2."""
     alike = pick(batch, [4] * 20)
@@ -545,71 +455,6 @@ def test_alpha_0_is_grpos_clip_with_the_mean_over_sequences(tiny_model, batch):
     assert metrics["clip_rate"] == plain_metrics["clip_rate"] > 0.05
     adaptive, _ = gradients(acpo, alike, arguments(acpo, clip_base=0.2, **settings))
     assert distance(adaptive[0], plain[0]) < 1e-6 and distance(adaptive[1], plain[1]) > 1e-2
-
-
-def test_numbers_that_are_none_end_the_program_before_the_weights_are_touched(tiny_model, batch, tmp_path):
-    """π_old of the second mini-batch, from which its clip ranges come too."""
-    args = arguments(acpo, model=str(tiny_model), run_dir=str(tmp_path), updates_per_step=2)
-    policy = acpo.load_policy(args, trained=True)
-    broken = batch | {"old_logp": batch["old_logp"].clone()}
-    broken["old_logp"][HALF][batch["mask"][HALF]] = math.nan
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
-    first = copy.deepcopy(policy)
-    one = dataclasses.replace(args, updates_per_step=1)
-    acpo.update(first, torch.optim.SGD(first.parameters(), lr=0.1), share(batch, slice(0, HALF)), 1, one)
-    with pytest.raises(SystemExit, match="loss nan"):
-        acpo.update(policy, optimizer, broken, 1, args)
-    assert torch.equal(weights(policy), weights(first))
-
-
-# --------------------------------------------------------------------------------------------------- two processes
-
-
-def train_share(folder):
-    """Writes what this process computes of its share of the batch in `folder`."""
-    args = acpo.Args(**torch.load(folder / "args.pt") | {"run_dir": str(folder)})
-    processes.start()
-    batch = share(torch.load(folder / "batch.pt"), rows_of(processes.RANK, processes.WORLD_SIZE))
-    policy = acpo.load_policy(args, trained=True)
-    steps, metrics = gradients(acpo, batch, args, policy)
-    optimizer = adamw(policy)
-    moved = [
-        acpo.update(policy, optimizer, batch, 1, args),
-        acpo.update(policy, optimizer, batch, 2, args),
-    ]
-    result = {"gradients": steps, "metrics": [metrics, *moved], "weights": weights(policy)}
-    torch.save(result, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
-
-
-def test_two_processes_give_the_ranges_the_gradient_and_the_weights_of_one(tiny_model, batch, tmp_path):
-    """Long prompts with 34 tokens each all go to process 0, short ones with 10 to process 1, so that the processes'
-    own means, standard deviations and numbers of passes differ; in process 1 alone a bin is empty."""
-    batch = batch | {"old_logp": batch["old_logp"].clone()}
-    args = arguments(acpo, model=str(tiny_model), updates_per_step=2, micro_batch_tokens=150, n_bins=20)
-    policy = acpo.load_policy(args, trained=True)
-    logp, _ = acpo.log_probs(policy, batch, args)
-    numbers = []
-    for rank in range(2):
-        second = share(batch | {"logp": logp}, rows_of(rank, 2)[HALF // 2 :])
-        table, _ = by_hand(*(second[key][second["mask"]].tolist() for key in ("logp", "old_logp")), args)
-        numbers.append(table)
-    assert any(a[0] and not b[0] for a, b in zip(*(table.values() for table in numbers)))
-    assert abs(numbers[0][20][1] - numbers[1][20][1]) > 0.005
-    torch.save(batch, tmp_path / "batch.pt")
-    torch.save(dataclasses.asdict(args), tmp_path / "args.pt")
-    run_together(train_share, tmp_path)
-    train_share(tmp_path)
-    one, *two = (torch.load(tmp_path / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2)))
-    for other in two:
-        assert len(other["gradients"]) == len(one["gradients"]) == 2
-        assert all(distance(a, b) < 1e-5 for a, b in zip(other["gradients"], one["gradients"]))
-        assert other["metrics"][0] == pytest.approx(one["metrics"][0], rel=1e-5, abs=2e-6)
-        for a, b in zip(other["metrics"], one["metrics"]):
-            assert a == pytest.approx(b, rel=1e-3)
-        assert distance(other["weights"], one["weights"]) < 1e-5
-
-
-# ------------------------------------------------------------------------------------------------------- arguments
 
 
 @pytest.mark.parametrize("task", ["math", "countdown"])
@@ -638,19 +483,3 @@ def test_other_tasks_and_kk_tiny_keep_their_own_defaults():
     tiny = parse(acpo, "--task", "countdown", "--updates_per_step", "16", "--model", str(KK_TINY))
     with pytest.raises(ValueError, match=r"^--prompts_per_step is 12; it must be a multiple of 16 "):
         checks.check_prompts_per_step(tiny)
-
-
-NUMBERS = ("clip_alpha", "clip_base", "clip_base_high", "clip_max")
-
-
-@pytest.mark.parametrize(("flag", "value"), [(name, x) for name in NUMBERS for x in (-0.1, math.nan, math.inf)])
-def test_clip_numbers_out_of_range_are_refused_by_name(flag, value):
-    with pytest.raises(ValueError, match=rf"^--{flag} is {re.escape(str(value))}; it must be 0 or greater"):
-        settings.check_ranges(acpo.Args(**{flag: value}))
-
-
-def test_the_ends_of_the_ranges():
-    settings.check_ranges(acpo.Args(n_bins=1, **dict.fromkeys(NUMBERS, 0.0)))
-    for n_bins in (0, -1):
-        with pytest.raises(ValueError, match=f"^--n_bins is {n_bins}; it must be greater than 0"):
-            settings.check_ranges(acpo.Args(n_bins=n_bins))

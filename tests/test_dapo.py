@@ -5,33 +5,21 @@ Where a sampler is needed it is the real one, with kk_tiny; the rule that scores
 that it is known which groups are mixed.
 """
 
-import dataclasses
+import itertools
 import json
 import math
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import KK_TINY, answer, metrics, run, run_together, small, step_of_main, timeless
-from safetensors.torch import load_file
-from test_algorithms import (
-    GROUP,
-    PROMPTS,
-    adamw,
-    arguments,
-    distance,
-    gradients,
-    make_batch,
-    state_of,
-    weights,
-)
+from test_algorithms import GROUP, PROMPTS, adamw, arguments, distance, gradients, make_batch, state_of, weights
 
 import dapo
 import grpo
 from rewards import load_task, next_prompts
-from runtime import checks, clock, measure, passes, processes, settings, sharing
+from runtime import checks, clock, measure, passes, processes, sharing
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -44,46 +32,21 @@ def batch(tiny_model):
 # ------------------------------------------------------------------------------------------------------------ penalty
 
 
-@pytest.mark.parametrize(
-    ("n_tokens", "buffer", "penalty"),
-    [
-        # L 20480, B 4096: free up to 16384
-        (1, 4096, 0), (16383, 4096, 0), (16384, 4096, 0), (16385, 4096, -1 / 4096), (18432, 4096, -0.5),
-        (20479, 4096, -4095 / 4096), (20480, 4096, -1), (20480, None, -1), (16384, None, 0), (17408, None, -0.25),
-        (1, 0, 0), (20479, 0, 0), (20480, 0, 0),  # no shaping
-        (1, 20480, -1 / 20480), (20480, 20480, -1),  # the buffer is all there is
-        (20479, 1, 0), (20480, 1, -1),
-    ],
-)  # fmt: skip
-def test_the_penalty_by_hand(n_tokens, buffer, penalty):
-    args = dapo.Args(max_response_tokens=20480, overlong_buffer=buffer)
-    assert dapo.overlong_penalty(n_tokens, args) == penalty
+# (tokens, B, penalty) with L 20480; B is 4096 by default, a fifth
+PENALTIES = [
+    (1, 4096, 0), (16383, 4096, 0), (16384, 4096, 0), (16385, 4096, -1 / 4096), (18432, 4096, -0.5),
+    (20479, 4096, -4095 / 4096), (20480, 4096, -1), (20480, None, -1), (16384, None, 0), (17408, None, -0.25),
+    (1, 0, 0), (20480, 0, 0),  # no shaping
+    (1, 20480, -1 / 20480), (20480, 20480, -1),  # the buffer is all there is
+    (20479, 1, 0), (20480, 1, -1),
+]  # fmt: skip
 
 
-def test_the_buffer_is_a_fifth_of_the_response_rounded_down():
-    """L 48: B 9, free up to 39. L 4: B 0, none."""
-    assert [dapo.overlong_penalty(n, dapo.Args(max_response_tokens=48)) for n in (39, 40, 48)] == [0, -1 / 9, -1]
-    assert dapo.overlong_penalty(4, dapo.Args(max_response_tokens=4)) == 0
-
-
-def check(**changes):
-    args = dapo.Args(**changes)
-    settings.check_ranges(args)
-    args.check()
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [("max_refills", -1), ("overlong_buffer", -1), ("overlong_buffer", 4097), ("overlong_buffer", 10**9)],
-)
-def test_values_out_of_range_are_refused_by_name(flag, value):
-    with pytest.raises(ValueError, match=rf"^--{flag} is {value}; it must be "):
-        check(**{flag: value})
-
-
-def test_the_ends_of_the_ranges_are_accepted():
-    for max_refills, buffer in ((0, None), (1, 0), (10**6, 1), (10, 4096)):
-        check(max_refills=max_refills, overlong_buffer=buffer)
+def test_the_penalty_by_hand():
+    for n_tokens, buffer, penalty in PENALTIES:
+        args = dapo.Args(max_response_tokens=20480, overlong_buffer=buffer)
+        assert dapo.overlong_penalty(n_tokens, args) == penalty, (n_tokens, buffer)
+    assert dapo.overlong_penalty(4, dapo.Args(max_response_tokens=4)) == 0  # a fifth, rounded down, is 0
 
 
 # ------------------------------------------------------------------------------------------------------- mixed groups
@@ -138,6 +101,46 @@ def test_a_group_of_one_response_is_kept():
     assert found([1, 0, 1], size=1) == [([0], [1]), ([1], [0]), ([2], [1])]
 
 
+def test_each_refill_has_seeds_of_its_own_and_enough_groups_end_it(monkeypatch):
+    """Three prompts a round, of which two have a mixed group: after the second round four are there, one too many."""
+    args = dapo.Args(prompts_per_step=3, responses_per_prompt=2, updates_per_step=1, max_refills=5)
+    asked = []
+
+    def sample(llm, problems, when, args):
+        asked.append(when)
+        ids = torch.tensor([p["id"] for p in problems])[:, None].repeat(1, 3)
+        return {"ids": ids, "mask": torch.tensor([[False, True, True]] * 6)}, [answer(2) for _ in problems]
+
+    def score(task, responses, problems):
+        """The last prompt's responses of each round are alike."""
+        return [{"reward": float(p["id"] % 3 < 2 and i % 2)} for i, p in enumerate(problems)]
+
+    monkeypatch.setattr(dapo, "sample", sample)
+    monkeypatch.setattr(dapo, "score", score)
+    monkeypatch.setattr(sharing, "next_prompts", lambda n, used, count, seed: (range(used, used + count), used + count))
+    train = [{"id": i} for i in range(12)]
+    batch, *_, num_used, of_groups = dapo.dynamic_sampling(None, None, train, 0, 7, clock.Clock(), args)
+    assert asked == [7, "7+3"] and num_used == 6
+    assert of_groups == {"groups_sampled": 6, "groups_dropped": 2, "groups_kept": 3}
+    assert batch["ids"][:, 0].tolist() == [0, 0, 1, 1, 3, 3]
+
+
+def test_groups_of_all_processes_come_in_the_order_of_their_prompts(monkeypatch):
+    """Prompts are dealt out in turn: process 0 has the first and the third, process 1 the second and the fourth."""
+    sent = []
+
+    def gather(mine):
+        sent.append(mine)
+        return [item for part in sent for item in part]
+
+    monkeypatch.setattr(sharing, "gather", gather)
+    for rank in range(2):
+        monkeypatch.setattr(sharing, "RANK", rank)
+        batch = {"ids": torch.tensor([[rank], [rank], [2 + rank], [2 + rank]])}
+        found = sharing.gather_groups(batch, [True, True])
+    assert [group["ids"].flatten().tolist() for group in found] == [[0, 0], [1, 1], [2, 2], [3, 3]]
+
+
 def test_what_is_sent_to_other_processes_is_the_group_alone():
     batch = {"ids": torch.arange(6000).view(6, 1000)}
     (group,) = sharing.gather_groups(batch, [False, True, False])
@@ -153,12 +156,7 @@ def group_of(number, size=2, length=5):
     ids = torch.full((size, length), number)
     mask = torch.zeros(ids.shape, dtype=torch.bool)
     mask[:, -2:] = True
-    return {
-        "ids": ids,
-        "mask": mask,
-        "sampler_logp": -ids / 7,
-        "rewards": torch.arange(size)[:, None] + number * 10.0,
-    }
+    return {"ids": ids, "mask": mask, "sampler_logp": -ids / 7, "rewards": torch.arange(size)[:, None] + number * 10.0}
 
 
 def dealt(numbers, n_updates, n_prompts, rank=0, n_processes=1):
@@ -185,10 +183,12 @@ def test_a_full_step_is_dealt_as_in_grpo():
     assert dealt(range(1, 9), 8, 8)[0] == [[i] for i in range(1, 9)]
 
 
-@pytest.mark.parametrize("n_processes", [1, 2, 4])
-@pytest.mark.parametrize("n_updates", [1, 2, 4])
-@pytest.mark.parametrize("n_groups", range(17))
-def test_short_steps_are_spread_over_updates_and_processes(n_groups, n_updates, n_processes):
+def test_short_steps_are_spread_over_updates_and_processes():
+    for n_groups, n_updates, n_processes in itertools.product(range(17), (1, 2, 4), (1, 2, 4)):
+        look_at_shares(n_groups, n_updates, n_processes)
+
+
+def look_at_shares(n_groups, n_updates, n_processes):
     shares = [dealt(range(1, n_groups + 1), n_updates, 16, rank, n_processes)[0] for rank in range(n_processes)]
     of_updates = []
     for parts in zip(*shares):  # an update's, of each process
@@ -245,9 +245,7 @@ def test_a_full_steps_gradients_are_grpos_to_the_last_bit(tiny_model, batch):
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)) and mine_metrics == their_metrics
 
 
-@pytest.mark.parametrize(("kept", "n_updates", "parts"), [
-    ([5, 2, 7], 2, [[5, 2], [7]]), ([6], 2, [[6]]), ([0, 3], 4, [[0], [3]]), ([1, 2, 3, 4, 5], 1, [[1, 2, 3, 4, 5]]),
-])  # fmt: skip
+@pytest.mark.parametrize(("kept", "n_updates", "parts"), [([5, 2, 7], 2, [[5, 2], [7]]), ([0, 3], 4, [[0], [3]])])
 def test_a_short_steps_gradients_are_those_of_its_groups_alone(tiny_model, batch, kept, n_updates, parts):
     """Groups without tokens change neither the divisor nor the gradient, nor do they make an update."""
     args = settings_of(dapo, tiny_model, updates_per_step=n_updates)
@@ -268,11 +266,7 @@ def test_nothing_kept_leaves_weights_and_optimizer_alone(tiny_model, batch):
     nothing = sharing.deal_groups([], batch, args)
     logp, entropy = dapo.log_probs(policy, nothing, args)
     assert not logp.any() and not entropy.any()
-    assert dapo.update(policy, optimizer, nothing, 2, args) == {
-        "clip_rate": 0,
-        "grad_norm": 0,
-        "optimizer_steps": 0,
-    }
+    assert dapo.update(policy, optimizer, nothing, 2, args) == {"clip_rate": 0, "grad_norm": 0, "optimizer_steps": 0}
     assert torch.equal(weights(policy), before[0]) and torch.equal(state_of(optimizer), before[1])
 
 
@@ -328,10 +322,7 @@ M, G, REFILLS = 4, 2, 2
 # Which of the prompts sampled one after the other have a mixed group → (those kept, prompts
 # sampled)
 CASES = {
-    "all": (set(range(12)), [0, 1, 2, 3], 4),
     "after a refill, one cut": ({1, 2, 5, 6, 7}, [1, 2, 5, 6], 8),
-    "just enough": ({0, 1, 2, 11}, [0, 1, 2, 11], 12),
-    "too few": ({0, 6, 9}, [0, 6, 9], 12),
     "one": ({5}, [5], 12),
     "none": (set(), [], 12),
 }
@@ -357,7 +348,6 @@ def work(folder):
             places, at = next_prompts(len(train), at, M, args.seed)
             order += places
         results[case] = sample_and_train(llm, policy, train, {order[i] for i in mixed}, n_used, args) | {"order": order}
-    results["again and again"] = sample_and_train(llm, policy, train[:M], set(), 0, args)
     torch.save(results, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
 
 
@@ -393,8 +383,8 @@ def sample_and_train(llm, policy, train, mixed, n_used, args):
 def results(tmp_path_factory):
     """{(rank, number of processes): {case: what work writes}}"""
     folder = tmp_path_factory.mktemp("dynamic_sampling")
-    for n in (1, 2):
-        run_together(work, folder, processes=n)
+    run_together(work, folder)
+    work(folder)
     return {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
 
 
@@ -438,12 +428,6 @@ def test_all_that_is_sampled_is_told_and_kept_groups_are_trained_on_in_the_order
     assert result["of_batch"]["zero_std_rate"] == result["metrics"]["groups_dropped"] / n_sampled
 
 
-def test_penalties_and_truncation_did_occur(results):
-    result = results[0, 1]["none"]
-    penalties = [score["penalty"] for score in result["scores"]]
-    assert any(-1 < penalty < 0 for penalty in penalties) and 0 in penalties and any(result["truncated"])
-
-
 @each_case
 def test_two_processes_train_on_what_one_trains_on(results, case):
     """The same rows with the same advantages and log-probabilities; every optimizer step's gradient; the metrics."""
@@ -470,27 +454,12 @@ def told(row):
 
 def rows_of(result):
     """(ids, response tokens, reward, advantage, sum of log π_old) of the rows with response tokens."""
-    rows = zip(
-        *(result["batch"][key] for key in ("ids", "mask", "rewards")),
-        result["advantages"],
-        result["old_logp"],
-    )
+    rows = zip(*(result["batch"][key] for key in ("ids", "mask", "rewards")), result["advantages"], result["old_logp"])
     return [
         (ids[: mask.nonzero().max() + 1].tolist(), mask.nonzero()[:, 0].tolist(), round(reward.item(), 5),
          advantages[mask][0].item(), old_logp.sum().item())
         for ids, mask, reward, advantages, old_logp in rows if mask.any()
     ]  # fmt: skip
-
-
-def test_a_prompt_that_comes_twice_in_a_step_gets_other_responses(results):
-    """Four training problems, four in a round: they come in each of three rounds."""
-    result = results[0, 1]["again and again"]
-    texts = {}
-    for place, text in zip(result["asked"], result["texts"]):
-        texts.setdefault(place, []).append(text)
-    assert sorted(texts) == [0, 1, 2, 3] and all(len(of_place) == 6 for of_place in texts.values())
-    for of_place in texts.values():
-        assert of_place[:2] != of_place[2:4] and of_place[2:4] != of_place[4:] and of_place[:2] != of_place[4:]
 
 
 # --------------------------------------------------------------------------------------------------------- whole runs
@@ -500,6 +469,7 @@ def rows_of_run(run_dir):
     return [timeless(row) for row in metrics(run_dir)]
 
 
+@pytest.mark.slow
 def test_a_run_with_refills_that_is_resumed_equals_an_unbroken_one(tmp_path):
     """Groups of two and few tokens: several a step are not mixed. n_used counts every prompt that was spent."""
     flags = {"responses_per_prompt": 2, "lr": 5e-4, "max_refills": 3, "save_every": 1}
@@ -519,39 +489,3 @@ def test_a_run_with_refills_that_is_resumed_equals_an_unbroken_one(tmp_path):
         assert row["tokens"] == round(row["response_tokens"] * 2 * row["groups_sampled"])
         phases = sum(row[f"time/{phase}"] for phase in ("sample", "score", "logprob", "train", "sync"))
         assert phases <= row["time/step"] < phases + 1
-
-
-def test_a_run_in_which_no_group_is_ever_kept(tmp_path):
-    """kk_tiny knows no Countdown: all rewards are 0. Steps are counted and logged, the weights stay as they are."""
-    flags = {
-        "task": "countdown",
-        "max_refills": 1,
-        "max_prompt_tokens": 512,
-        "save_every": 1,
-        "max_response_tokens": 16,
-    }
-    run("dapo.py", *small(tmp_path, **flags))
-    first, second = metrics(tmp_path)
-    assert [row["step"] for row in (first, second)] == [1, 2]
-    for row in (first, second):
-        assert (row["groups_sampled"], row["groups_dropped"], row["groups_kept"]) == (8, 8, 0)
-        assert (
-            row["reward"],
-            row["zero_std_rate"],
-            row["optimizer_steps"],
-            row["weights_changed"],
-        ) == (0, 1, 0, 0)
-        assert [row[key] for key in ("entropy", "kl", "sampler_gap")] == [None] * 3
-        assert row["tokens"] > 0 and row["overlong_penalty"] < 0
-    one, two = (tmp_path / f"checkpoints/step_{step:06d}" for step in (1, 2))
-    assert json.loads((two / "trainer_state.json").read_text()) == {"step": 2, "n_used": 16}
-    a, b, before = (load_file(Path(folder, "model.safetensors")) for folder in (one, two, KK_TINY))
-    assert all(torch.equal(a[key], b[key]) and torch.equal(a[key], before[key]) for key in before)
-    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_the_defaults_are_grpos():
-    own = {"max_refills", "overlong_buffer"}
-    mine = {key: value for key, value in dataclasses.asdict(dapo.Args()).items() if key not in own}
-    assert mine == dataclasses.asdict(grpo.Args())
-    assert (dapo.Args().max_refills, dapo.Args().overlong_buffer) == (10, None)

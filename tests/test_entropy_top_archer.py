@@ -7,27 +7,15 @@ trainers' own formula.
 
 import dataclasses
 import math
-import re
 
 import pytest
 import torch
-from conftest import run_together
-from test_algorithms import (
-    Recorder,
-    adamw,
-    arguments,
-    distance,
-    gradients,
-    make_batch,
-    rows_of,
-    weights,
-)
+from test_algorithms import Recorder, adamw, arguments, distance, gradients, make_batch, weights
 from torch import nn
 
 import archer
 import entropy_top
 import grpo
-from runtime import processes, settings
 
 TRAINERS = [entropy_top, archer]
 each_trainer = pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.__name__)
@@ -76,12 +64,7 @@ def by_token(trainer, rows, monkeypatch, entropy_now=None, **changes):
     for i, row in enumerate(rows):
         for t, (entropy, moved, reference, advantage) in enumerate(row, 1):
             batch["ids"][i, t], batch["mask"][i, t] = number, True
-            values = {
-                "entropy": entropy,
-                "old_logp": -2 - moved,
-                "ref_logp": -2 + reference,
-                "advantages": advantage,
-            }
+            values = {"entropy": entropy, "old_logp": -2 - moved, "ref_logp": -2 + reference, "advantages": advantage}
             for key, value in values.items():
                 batch[key][i, t] = value
             number += 1
@@ -95,11 +78,7 @@ def by_token(trainer, rows, monkeypatch, entropy_now=None, **changes):
         return loss, clipped
 
     # With checkpointing no pass is for one group alone: each mini-batch is one pass.
-    settings = {
-        "prompts_per_step": len(rows),
-        "responses_per_prompt": 1,
-        "gradient_checkpointing": True,
-    }
+    settings = {"prompts_per_step": len(rows), "responses_per_prompt": 1, "gradient_checkpointing": True}
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "policy_loss", policy_loss)
         metrics = trainer.update(policy, recorder, batch, 1, arguments(trainer, **settings | changes))
@@ -187,25 +166,11 @@ def test_every_update_has_a_threshold_of_its_own_and_the_metrics_are_over_all(mo
 def test_later_updates_take_the_entropy_of_the_policy_as_it_is_then(monkeypatch):
     """Two updates of one response each: the first goes by the batch's entropies, the second by the policy's own now."""
     rows = [RULE[2], RULE[2]]  # A −3, 2 and 5
-    now = [
-        0.0,
-        9.0,
-        0.0,
-        0.1,
-        2.5,
-        0.3,
-    ]  # of the second response the middle token is now the least sure one
+    now = [0.0, 9.0, 0.0, 0.1, 2.5, 0.3]  # of the second response the middle token is now the least sure one
     settings = {"entropy_top": 0.2, "kl_coef": 0.0, "clip_high": 9.0, "updates_per_step": 2}
     _, gradient, metrics = by_token(entropy_top, rows, monkeypatch, entropy_now=now, **settings)
     assert gradient == exactly([3 / 3, 0, 0, 0, -2 * 1.5 / 3, 0])
     assert metrics["entropy_threshold"] == pytest.approx((1.3 + 2.5) / 2, rel=1e-6)
-
-
-def test_with_all_entropies_equal_all_tokens_enter(monkeypatch):
-    rows = [[(0.4, *numbers) for _, *numbers in row] for row in RULE]
-    losses, gradient, metrics = by_token(entropy_top, rows, monkeypatch, entropy_top=0.2)
-    assert (losses, gradient) == by_token(grpo, RULE, monkeypatch)[:2]
-    assert metrics["top_rate"] == 1 and metrics["entropy_threshold"] == 0.4
 
 
 def test_tokens_without_advantage_count_for_the_threshold_though_they_teach_nothing(monkeypatch):
@@ -279,14 +244,8 @@ def reasoning_of(rows, **changes):
 @pytest.mark.parametrize(
     ("row", "places"),
     [
-        (
-            [0.5, 0.25, 2.0, 0.0, 1.5, 0.125, 1.0, 0.75, 1.25, 0.0625],
-            [2, 4],
-        ),  # 0.8·9 = 7.2: the two beyond
-        (
-            [0.0, 1.0, 5.0, 4.0, 2.0, 3.0],
-            [2],
-        ),  # 0.8·5 = 4: the quantile is 4.0 itself, and not above itself
+        ([0.5, 0.25, 2.0, 0.0, 1.5, 0.125, 1.0, 0.75, 1.25, 0.0625], [2, 4]),  # 0.8·9 = 7.2: the two beyond
+        ([0.0, 1.0, 5.0, 4.0, 2.0, 3.0], [2]),  # 0.8·5 = 4: the quantile is 4.0 itself, and not above itself
         ([0.0, 1.0, 4.0, 5.0, 3.0], [3]),  # 0.8·4 = 3.2
         ([1.0, 0.5], [0]),  # 0.9
         ([0.0, 0.0, 0.0, 2.0, 2.0], []),  # 0.8·4 = 3.2: 2.0
@@ -298,22 +257,7 @@ def reasoning_of(rows, **changes):
 )
 def test_reasoning_tokens_are_above_the_quantile_of_their_response(row, places):
     assert reasoning_of([row]) == [places]
-    assert reasoning_of([[8.0, 8.5, 8.25], row, [1e-6, 3e-6, 2e-6]]) == [
-        [1],
-        places,
-        [1],
-    ]  # whatever others have
-
-
-def test_other_quantiles_and_a_row_without_response():
-    row = [3.0, 0.0, 1.0, 2.0, 0.0]
-    assert [reasoning_of([row], entropy_quantile=q)[0] for q in (0.0, 0.5, 0.6, 1.0)] == [
-        [0, 2, 3],
-        [0, 3],
-        [0, 3],
-        [],
-    ]
-    assert reasoning_of([row, []]) == [[0], []]
+    assert reasoning_of([[8.0, 8.5, 8.25], row, [1e-6, 3e-6, 2e-6]]) == [[1], places, [1]]  # whatever others have
 
 
 # --------------------------------------------------------------------------------------------------------- archer: loss
@@ -343,12 +287,7 @@ def loss_batch(tokens, reasoning):
     rest = {"mask": torch.zeros(1, 3 * len(tokens), dtype=torch.bool)}
     rest["mask"][0, 1::3] = True
     logp = torch.full(rest["mask"].shape, -1e30, dtype=torch.float64)
-    rest |= {
-        "old_logp": logp - 7e29,
-        "ref_logp": -logp,
-        "advantages": 1e30 + 0 * logp,
-        "reasoning": ~rest["mask"],
-    }
+    rest |= {"old_logp": logp - 7e29, "ref_logp": -logp, "advantages": 1e30 + 0 * logp, "reasoning": ~rest["mask"]}
     logp[0, 1::3] = -40.0
     rest["old_logp"][0, 1::3] = -40 - tokens[:, 0]
     rest["ref_logp"][0, 1::3] = -40 + tokens[:, 1]
@@ -374,45 +313,11 @@ def test_a_tokens_loss_and_gradient_by_hand(name, kind):
     assert logp.grad[0].tolist() == exactly([0, -(slope + beta * (math.exp(reference) - 1)) / 7, 0])
 
 
-def test_a_micro_batchs_loss_is_the_sum_of_its_tokens_of_both_kinds():
-    """Knowledge and reasoning tokens in turn, the latter without KL term: reasoning_kl is 0 as in the paper."""
-    kinds = [i % 2 == 1 for i in range(len(TOKENS))]
-    logp, rest = loss_batch([token for token, *_ in TOKENS.values()], kinds)
-    loss, clipped = archer.policy_loss(logp, rest, 1000.0, arguments(archer))
-    expected, lost = 0, 0
-    for ((_, reference, _), *by_kind), reasoning in zip(TOKENS.values(), kinds):
-        surrogate, is_clipped = by_kind[reasoning]
-        expected += (0 if reasoning else 0.1 * (math.exp(reference) - reference - 1)) - surrogate
-        lost += is_clipped
-    assert loss.item() == exactly(expected / 1000) and clipped.item() == lost > 2
-
-
-@pytest.mark.parametrize("kind", ["knowledge", "reasoning"])
-def test_a_ratio_at_the_very_bound_is_not_clipped(kind):
-    """ε is put exactly on the ratio (r − 1 and 1 − r are exact for r in [1/2, 2]), the other kind's is tighter."""
-    above, below = (torch.tensor(x, dtype=torch.float64).exp().item() for x in (0.25, -0.25))
-    for moved, bound, advantage in ((0.25, above, 2), (-0.25, below, -2)):
-        epsilon = abs(bound - 1)
-        assert 1 + math.copysign(epsilon, moved) == bound
-        knowledge = {"clip_low": epsilon, "clip_high": epsilon, "reasoning_clip": 0.1}
-        reasoning = {"clip_low": 0.1, "clip_high": 0.1, "reasoning_clip": epsilon}
-        settings = reasoning if kind == "reasoning" else knowledge
-        logp, rest = loss_batch([(moved, 0, advantage)], [kind == "reasoning"])
-        loss, clipped = archer.policy_loss(logp, rest, 1, arguments(archer, **settings))
-        loss.backward()
-        assert clipped.item() == 0 and logp.grad[0, 1].item() == exactly(-bound * advantage)
-        tighter = {key: value - 1e-12 for key, value in settings.items()}
-        assert archer.policy_loss(logp, rest, 1, arguments(archer, **tighter))[1].item() == 1
-
-
 # ------------------------------------------------------------------------------------------------------- archer: update
 
 # Six tokens of which the last is above the 0.8 quantile (0.5), and a response of one token, all
 # with ρ 1.4.
-TWO = [
-    [(0.1 * (i + 1), math.log(1.4), 0.5, 1.0) for i in range(6)],
-    [(3.0, math.log(1.4), 0.5, 1.0)],
-]
+TWO = [[(0.1 * (i + 1), math.log(1.4), 0.5, 1.0) for i in range(6)], [(3.0, math.log(1.4), 0.5, 1.0)]]
 
 
 def test_an_update_by_hand(monkeypatch):
@@ -428,9 +333,7 @@ def test_an_update_by_hand(monkeypatch):
     assert gradient == exactly([knowledge] * 5 + [knowledge / 2, knowledge])
 
 
-def test_without_kl_coef_neither_kind_has_a_kl_term_and_the_kinds_stay_those_of_the_whole_response(
-    monkeypatch,
-):
+def test_without_kl_coef_neither_kind_has_a_kl_term_and_the_kinds_stay_those_of_the_whole_response(monkeypatch):
     """Tokens 3 to 5 have no advantage and drop out; the third is not taken for the highest of those that are left."""
     rows = [[(*token[:3], 0.0 if i > 2 else 1.0) for i, token in enumerate(TWO[0])], TWO[1]]
     (loss,), gradient, metrics = by_token(archer, rows, monkeypatch, kl_coef=0.0, reasoning_kl=1.0)
@@ -440,43 +343,16 @@ def test_without_kl_coef_neither_kind_has_a_kl_term_and_the_kinds_stay_those_of_
     assert loss == exactly(-(1.2 * 6 + 1.4) / 7) and gradient == exactly([0, 0, 0, 0, 0, -0.2, 0])
 
 
-def test_neither_gradient_nor_metrics_move_with_the_micro_batches(tiny_model, batch):
-    before = {key: value.clone() for key, value in batch.items()}
-    args = arguments(archer, model=str(tiny_model), updates_per_step=2)
-    whole, metrics = gradients(archer, batch, args)
-    n_reasoning = 0
-    for row, mask in zip(batch["entropy"], batch["mask"]):
-        ranked = sorted(row[mask].tolist())
-        at = 0.8 * (len(ranked) - 1)
-        low, high = ranked[math.floor(at)], ranked[math.ceil(at)]
-        n_reasoning += sum(entropy > low + (at - math.floor(at)) * (high - low) + 1e-6 for entropy in ranked)
-    assert metrics["reasoning_rate"] == pytest.approx(n_reasoning / batch["mask"].sum().item(), rel=1e-9)
-    for budget in (300, 1):
-        steps, others = gradients(archer, batch, dataclasses.replace(args, micro_batch_tokens=budget))
-        assert others == pytest.approx(metrics, rel=1e-5)
-        assert len(steps) == 2 and all(distance(a, b) < 1e-5 for a, b in zip(steps, whole))
-    plain, _ = gradients(grpo, batch, arguments(grpo, model=str(tiny_model), updates_per_step=2))
-    assert distance(plain[0], whole[0]) > 1e-2  # otherwise this would show little
-    assert batch.keys() == before.keys() and all(torch.equal(batch[key], before[key]) for key in before)
-
-
 # ------------------------------------------------------------------------------------------- both: ends, two processes
 
-SAME_AS_GRPO = [
-    (entropy_top, {"entropy_top": 1.0}, {}),
-    (archer, {"entropy_quantile": 1.0}, {"clip_high": 0.2}),
-]
+SAME_AS_GRPO = [(entropy_top, {"entropy_top": 1.0}, {}), (archer, {"entropy_quantile": 1.0}, {"clip_high": 0.2})]
 
 
 @pytest.mark.parametrize(("trainer", "off", "settings"), SAME_AS_GRPO, ids=["entropy_top", "archer"])
 def test_at_the_end_of_its_range_a_script_is_grpo_to_the_last_bit(tiny_model, batch, trainer, off, settings):
     """Two steps of two AdamW updates each: every weight and metric; and with the script's own default not."""
     reached = {}
-    for name, script, flags in (
-        ("grpo", grpo, settings),
-        ("off", trainer, off),
-        ("on", trainer, {}),
-    ):
+    for name, script, flags in (("grpo", grpo, settings), ("off", trainer, off), ("on", trainer, {})):
         common = {"updates_per_step": 2, "micro_batch_tokens": 300, "max_grad_norm": 0.1}
         args = arguments(script, model=str(tiny_model), **common, **flags)
         policy = script.load_policy(args, trained=True)
@@ -489,68 +365,3 @@ def test_at_the_end_of_its_range_a_script_is_grpo_to_the_last_bit(tiny_model, ba
     rate = "top_rate" if trainer is entropy_top else "reasoning_rate"
     assert reached["off"][2][0][rate] == (1 if trainer is entropy_top else 0)
     assert 0.1 < reached["on"][2][0][rate] < 0.3
-
-
-def train_share(folder):
-    """Writes what this process computes of its share of the batch in `folder`, with both trainers."""
-    results = {}
-    for trainer in TRAINERS:
-        args = arguments(trainer, **torch.load(folder / "args.pt"), run_dir=str(folder))
-        if trainer is TRAINERS[0]:
-            processes.start()
-        part = share(torch.load(folder / "batch.pt"), rows_of(processes.RANK, processes.WORLD_SIZE))
-        results[trainer.__name__] = gradients(trainer, part, args)
-    torch.save(results, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
-
-
-def test_two_processes_give_the_threshold_the_gradient_and_the_metrics_of_one(tiny_model, batch, tmp_path):
-    """Process 1 has the short responses, and in them no entropy near the top: all chosen tokens are process 0's."""
-    batch = batch | {"entropy": batch["entropy"].clone()}
-    batch["entropy"][rows_of(1, 2)] *= 0.01
-    torch.save(batch, tmp_path / "batch.pt")
-    settings = {"model": str(tiny_model), "updates_per_step": 2, "micro_batch_tokens": 150}
-    torch.save(settings, tmp_path / "args.pt")
-    run_together(train_share, tmp_path)
-    train_share(tmp_path)
-    one, *two = (torch.load(tmp_path / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2)))
-    one_update = settings | {"updates_per_step": 1}  # of the entropies as they are in the batch
-    own = gradients(entropy_top, share(batch, rows_of(1, 2)), arguments(entropy_top, **one_update))[1]
-    assert own["entropy_threshold"] < 0.1 * one["entropy_top"][1]["entropy_threshold"]
-    for trainer in TRAINERS:
-        steps, metrics = one[trainer.__name__]
-        for of_process in two:
-            others, its = of_process[trainer.__name__]
-            assert len(others) == len(steps) == 2 and all(distance(a, b) < 1e-5 for a, b in zip(others, steps))
-            assert its == pytest.approx(metrics, rel=1e-5)
-
-
-# ---------------------------------------------------------------------------------------------------------- arguments
-
-GOOD = {"entropy_top": (1e-6, 0.2, 1.0)} | dict.fromkeys(
-    ("entropy_quantile", "reasoning_clip", "reasoning_kl"), (0.0, 0.5, 1.0)
-)
-BAD = {"entropy_top": (0.0, -0.1, 1.1, math.nan)} | dict.fromkeys(list(GOOD)[1:], (-0.1, 1.1, math.nan))
-
-
-@pytest.mark.parametrize("flag", GOOD)
-def test_numbers_out_of_range_are_refused_by_name(flag):
-    trainer, words = (entropy_top, "in (0, 1]") if flag == "entropy_top" else (archer, "in [0, 1]")
-    for value in GOOD[flag]:
-        settings.check_ranges(trainer.Args(**{flag: value}))
-    for value in BAD[flag]:
-        with pytest.raises(
-            ValueError,
-            match=rf"^--{flag} is {re.escape(str(value))}; it must be {re.escape(words)}",
-        ):
-            settings.check_ranges(trainer.Args(**{flag: value}))
-
-
-def test_the_papers_settings_are_the_defaults():
-    args = archer.Args()
-    assert (args.entropy_quantile, args.reasoning_clip, args.clip_low, args.clip_high) == (
-        0.8,
-        0.5,
-        0.2,
-        0.2,
-    )
-    assert (args.kl_coef, args.reasoning_kl, entropy_top.Args().entropy_top) == (0.001, 0.0, 0.2)

@@ -146,6 +146,23 @@ def test_what_is_in_a_checkpoints_way_is_cleared(three):
     assert [checkpoints.step_of(path) for path in checkpoints.complete(three)] == [2, 3, 4]
 
 
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """Every file, and the folders' lists of names."""
+    forced, renamed, rename = [], [], files.rename
+
+    def looked_at(old, new):
+        everything = {old, *old.rglob("*")}
+        renamed.append((everything - set(forced), new.name))
+        rename(old, new)
+
+    monkeypatch.setattr(files, "sync", forced.append)
+    monkeypatch.setattr(files, "rename", looked_at)
+    policy, optimizer = policy_and_optimizer()
+    learn(policy, optimizer)
+    checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY), 4, 40, Args(run_dir=str(tmp_path)))
+    assert renamed == [(set(), "step_000004")]
+
+
 # -------------------------------------------------------------------------- code in what is read
 
 

@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 import torch
-from conftest import KK_TINY, parse, step_of_main, timeless
+from conftest import step_of_main, timeless
 from test_algorithms import (
     GROUP,
     PROMPTS,
@@ -30,7 +30,6 @@ from transformers import AutoModelForCausalLM
 
 import grpo
 import grpo_tis
-from runtime import defaults, settings
 
 N = PROMPTS * GROUP
 E20 = math.exp(20)
@@ -129,29 +128,6 @@ def weight_by_hand(mismatch, args):
     if args.correction == "tis":
         return min(ratio, args.correction_max)
     return ratio if args.correction_min <= ratio <= args.correction_max else 0
-
-
-@both
-def test_the_losss_gradient_has_the_weight_as_a_constant(correction):
-    tokens = torch.randn(400, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    tokens = (tokens * torch.tensor([0.4, 0.8, 1.0, 0.7])).tolist()
-    logp, rest = mismatched(tokens)
-    args = arguments(grpo_tis, correction=correction)
-    loss, _ = grpo_tis.policy_loss(logp, rest, 1234, args)
-    loss.backward()
-    given = [weight_by_hand(mismatch, args) for *_, mismatch in tokens]
-    expected = [-slope_by_hand(*token[:3], weight, args) / 1234 for token, weight in zip(tokens, given)]
-    assert logp.grad[0, 1::3].tolist() == pytest.approx(expected, rel=1e-9, abs=1e-15)
-    assert not logp.grad[~rest["mask"]].any()
-    assert 20 < given.count(2 if correction == "tis" else 0) < 200
-
-
-@both
-def test_beyond_20_nats_the_loss_is_finite_and_has_no_gradient(correction):
-    logp, rest = mismatched([(30, 0, -2, 40), (-30, 0, 2, -40), (0, 30, 0, 1e6), (0, -30, 0, -1e6), (1e6, 1e6, -1, 0)])
-    loss, _ = grpo_tis.policy_loss(logp, rest, 1, arguments(grpo_tis, correction=correction))
-    loss.backward()
-    assert math.isfinite(loss.item()) and not logp.grad.any()
 
 
 # ----------------------------------------------------------------------------------------------------- the update
@@ -314,17 +290,6 @@ def test_a_bfloat16_sampler_biases_the_gradient_of_a_float32_trainer_and_the_wei
         assert biased > 1e-4 and max(left) < biased / 20
 
 
-def test_what_a_bfloat16_sampler_reports_has_weights_near_1(tiny_model, batch):
-    """Log-probabilities of the batch's own responses, by the policy in both types; old_logp is the float32 one."""
-    logp = {}
-    for dtype in ("float32", "bfloat16"):
-        args = arguments(grpo_tis, model=str(tiny_model), dtype=dtype)
-        logp[dtype], _ = grpo_tis.log_probs(grpo_tis.load_policy(args, trained=True), batch, args)
-    metrics = metrics_of(batch | {"old_logp": logp["float32"], "sampler_logp": logp["bfloat16"]}, arguments(grpo_tis))
-    assert metrics["correction_mean"] == pytest.approx(1, abs=0.01) and metrics["correction_cut"] == 0
-    assert 1e-4 < metrics["sampler_gap"] < 0.05
-
-
 # ------------------------------------------------------------------------------------------------------ the metrics
 
 
@@ -358,17 +323,6 @@ def test_the_other_metrics_and_the_advantages_are_grpos(batch, monkeypatch):
     assert torch.equal(given["advantages"], expected["advantages"])
 
 
-# ------------------------------------------------------------------------------------------------------- arguments
-
-
-def test_the_settings_are_grpos_and_those_of_the_correction():
-    own = dataclasses.asdict(grpo_tis.Args())
-    assert [own.pop(f"correction{end}") for end in ("", "_max", "_min")] == ["tis", 2, 0.5]
-    assert own == dataclasses.asdict(grpo.Args())
-    assert grpo_tis.TASKS == grpo.TASKS
-    assert defaults.of_model(KK_TINY, grpo_tis.Args) == defaults.of_model(KK_TINY, grpo.Args)
-
-
 @both
 def test_the_least_weight_is_at_most_the_largest(correction):
     with pytest.raises(ValueError, match=r"^--correction_min is 3\.0; it must be at most --correction_max, 2\.0$"):
@@ -376,22 +330,3 @@ def test_the_least_weight_is_at_most_the_largest(correction):
     with pytest.raises(ValueError, match=r"^--correction_min is 0\.5; it must be at most --correction_max, 0\.4$"):
         grpo_tis.Args(correction=correction, correction_max=0.4).check()
     grpo_tis.Args(correction=correction, correction_min=1.0, correction_max=1.0).check()
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [(flag, value) for flag in ("correction_max", "correction_min") for value in (-0.1, NAN, INF)]
-    + [("correction_max", 0.0)],
-)
-def test_values_out_of_range_are_refused_by_name(flag, value):
-    with pytest.raises(ValueError, match=rf"^--{flag} is {value}; it must be "):
-        settings.check_ranges(grpo_tis.Args(**{flag: value}))
-
-
-def test_a_least_weight_of_0_is_accepted_and_another_correction_refused(capsys):
-    args = parse(grpo_tis, "--correction", "icepop", "--correction_min", "0")
-    args.check()
-    assert (args.correction, args.correction_min) == ("icepop", 0)
-    with pytest.raises(SystemExit):
-        parse(grpo_tis, "--correction", "none")
-    assert "--correction" in capsys.readouterr().err

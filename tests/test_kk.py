@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rewards import kk  # noqa: E402
+from rewards import kk
 
 REAL = ROOT.parent / "shared" / "data" / "kk"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"the real puzzles are not at {REAL}")

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import grpo
 import grpo_ar_lopti
 from models import make_kk_tiny
-from rewards import encode, kk
+from rewards import encode, kk, kk_solutions
 from runtime import defaults, files, machine, settings
 from tools import family
 
@@ -111,7 +111,7 @@ CLAIMED = {
 def test_careful_reasoning_is_sound_in_every_step(people):
     rng = random.Random(people)
     for puzzle in kk.generate(150, str(people), seed=3):
-        reasoning, roles = make_kk_tiny.careful_reasoning(rng, puzzle)
+        reasoning, roles = kk_solutions.careful_reasoning(rng, puzzle)
         claims, cases = read_careful(make_kk_tiny.unmark(reasoning), puzzle)
         for claim, statement in zip(claims, puzzle["statements"], strict=True):
             for (name, claimed), atom in zip(ATOM.findall(claim), atoms(statement), strict=True):

@@ -105,8 +105,7 @@ BY_RESPONSES = [[2 / 2 / 2, 2 / 2 / 2], [-1 / 3 / 2, -1 / 3 / 2, -1 / 3 / 2]]  #
 
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize(
-    "script",
-    "reinforce rloo grpo ppo reinforce_pp dapo grpo_ar_lopti cispo dppo archer grpo_tis".split(),
+    "script", "reinforce rloo grpo ppo reinforce_pp dapo grpo_ar_lopti cispo dppo archer grpo_tis".split()
 )
 def test_where_nothing_has_moved_a_tokens_weight_is_its_advantage_over_all_tokens(script, is_first):
     assert weights_of(script, STILL, is_first)[0] == exactly(BY_TOKENS)
@@ -147,12 +146,7 @@ def test_entropy_top_keeps_the_tokens_of_highest_entropy():
 # ----------------------------------------------------------------------- the lens: a later update
 
 MOVED = [
-    [
-        {"p": 0.1, "ratio": 2.0},
-        {"p": 0.5, "ratio": 1.4},
-        {"p": 0.5, "ratio": 1.1},
-        {"p": 0.9, "ratio": 0.5},
-    ],
+    [{"p": 0.1, "ratio": 2.0}, {"p": 0.5, "ratio": 1.4}, {"p": 0.5, "ratio": 1.1}, {"p": 0.9, "ratio": 0.5}],
     [{"p": 0.9, "ratio": 0.7, "A": -2.0}, {"p": 0.5, "ratio": 1.5, "A": -2.0}],
 ]
 

@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rewards import math as task  # noqa: E402
+from rewards import math as task
 
 REAL = ROOT.parent / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "math").is_dir(), reason=f"the real problems are not at {REAL}/math")

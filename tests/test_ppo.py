@@ -6,18 +6,18 @@ where a run is resumed.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import random
 import re
 import shutil
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, metrics, parse, run, run_together, small, step_of_main, timeless
+from conftest import KK_TINY, metrics, parse, run, run_together, small, step_of_main, timeless
 from safetensors.torch import load_file
 from test_algorithms import (
     GROUP,
@@ -29,7 +29,6 @@ from test_algorithms import (
     distance,
     flat,
     gradients,
-    is_number,
     lengths_of,
     loss_batch,
     make_batch,
@@ -40,14 +39,14 @@ from test_algorithms import (
     weights,
 )
 from test_algorithms import rows as sequences
-from test_reinforce_pp import REWARDS, ROWS, TO_GO, batch_of, clipped_ratio
+from test_reinforce_pp import REWARDS, ROWS, batch_of, clipped_ratio
 from test_runs import bit_for_bit
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import grpo
 import ppo
 import reinforce_pp
-from runtime import checkpoints, defaults, memory, passes, processes, settings
+from runtime import checkpoints, defaults, memory, passes, processes
 
 N = PROMPTS * GROUP  # rows of the batch that the model's tests use
 rows = sequences  # the fixture: sequences of many prompt and response sizes
@@ -154,10 +153,9 @@ ESTIMATES = {
 }
 
 
-@pytest.mark.parametrize(("gamma", "lam"), ESTIMATES)
-def test_gae_by_numbers(gamma, lam):
-    found = estimates_of(REWARDS, ROWS, VALUES, kl_coef=0.5, gamma=gamma, gae_lambda=lam)
-    assert found == ESTIMATES[gamma, lam]
+def test_gae_by_numbers():
+    for (gamma, lam), expected in ESTIMATES.items():
+        assert estimates_of(REWARDS, ROWS, VALUES, kl_coef=0.5, gamma=gamma, gae_lambda=lam) == expected, (gamma, lam)
 
 
 def test_a_tokens_reward_is_less_beta_k1_and_the_last_has_the_responses_reward_too():
@@ -181,25 +179,7 @@ def test_gamma_discounts_the_reward_and_lambda_alone_does_not():
         assert estimates_of([8], rows, [[1, 2, 4, 8]], gamma=0.5, gae_lambda=lam) == [[0, 0, 0, 0]]
 
 
-def test_responses_of_one_token():
-    """Whatever γ and λ are: the reward, less β·k1, less the value."""
-    rows = [(1, [-2], 3), (4, [1], 0), (2, [-2], 2)]
-    for gamma, lam in ESTIMATES:
-        found = estimates_of([1, 1, -0.5], rows, [[0.5], [0], [-3]], kl_coef=0.5, gamma=gamma, gae_lambda=lam)
-        assert found == [[1.5], [0.5], [3.5]]
-
-
-def test_a_rows_estimates_are_its_own():
-    """Whatever else is in the batch, and however much padding."""
-    together = estimates_of(REWARDS, ROWS, VALUES, kl_coef=0.5, gamma=0.9, gae_lambda=0.8)
-    for reward, (prompt, k1, padding), values, expected in zip(REWARDS, ROWS, VALUES, together):
-        for more in (0, 3):
-            rows = [(prompt + more, k1, padding + 2 * more)]
-            assert estimates_of([reward], rows, [values], kl_coef=0.5, gamma=0.9, gae_lambda=0.8) == [expected]
-
-
-@pytest.mark.parametrize(("gamma", "lam"), [(1, 1), (1, 0.95), (0.99, 0.95), (0.9, 0), (0, 0.5), (0.5, 1), (1, 0)])
-@pytest.mark.parametrize("beta", [0.0, 0.1, 5.0])
+@pytest.mark.parametrize(("gamma", "lam", "beta"), [(1, 0.95, 0.1), (0.99, 0.95, 0.0), (0.9, 0, 5.0)])
 def test_gae_of_a_models_batch_by_plain_loops(batch, gamma, lam, beta):
     args = args_for(kl_coef=beta, gamma=gamma, gae_lambda=lam)
     estimates = ppo.estimate_advantages(batch["rewards"][:, 0], batch, args)
@@ -234,10 +214,9 @@ def advantages_of(rewards, rows, values, **changes):
     return [row[mask].tolist() for row, mask in zip(advantages, batch["mask"])]
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.1, 5.0])
-def test_without_values_and_discount_the_advantages_are_those_of_reinforce_pp(batch, beta):
+def test_without_values_and_discount_the_advantages_are_those_of_reinforce_pp(batch):
     batch = batch | {"values": torch.zeros(batch["mask"].shape)}
-    args, theirs = args_for(kl_coef=beta), arguments(reinforce_pp, kl_coef=beta)
+    args, theirs = args_for(), arguments(reinforce_pp)
     returns, _, _ = reinforce_pp.token_returns(batch["rewards"][:, 0], batch, theirs)
     rewards = batch["rewards"][:, 0].double()
     torch.testing.assert_close(ppo.estimate_advantages(rewards, batch, args), returns, atol=1e-12, rtol=0)
@@ -246,20 +225,14 @@ def test_without_values_and_discount_the_advantages_are_those_of_reinforce_pp(ba
     torch.testing.assert_close(ppo.compute_advantages(rewards, batch, args), expected, atol=1e-11, rtol=0)
 
 
-def test_with_gamma_and_lambda_1_the_estimate_is_the_return_less_the_value():
-    returns = [[r - 0.5 * x for x in row] for r, row in zip(REWARDS, TO_GO)]
-    expected = [[r - v for r, v in zip(*pair)] for pair in zip(returns, VALUES)]
-    assert estimates_of(REWARDS, ROWS, VALUES, kl_coef=0.5) == expected
-
-
-@pytest.mark.parametrize(("gamma", "lam"), ESTIMATES)
-def test_advantages_are_whitened_over_all_tokens_with_n_less_one(gamma, lam):
-    every = [x for row in ESTIMATES[gamma, lam] for x in row]
-    mean, variance = statistics.fmean(every), statistics.variance(every)
-    scale = 1 / math.sqrt(variance + 1e-8)
-    found = advantages_of(REWARDS, ROWS, VALUES, kl_coef=0.5, gamma=gamma, gae_lambda=lam)
-    for row, expected in zip(found, ESTIMATES[gamma, lam]):
-        assert row == pytest.approx([scale * (x - mean) for x in expected], abs=1e-13)
+def test_advantages_are_whitened_over_all_tokens_with_n_less_one():
+    for (gamma, lam), estimates in ESTIMATES.items():
+        every = [x for row in estimates for x in row]
+        mean, variance = statistics.fmean(every), statistics.variance(every)
+        scale = 1 / math.sqrt(variance + 1e-8)
+        found = advantages_of(REWARDS, ROWS, VALUES, kl_coef=0.5, gamma=gamma, gae_lambda=lam)
+        for row, expected in zip(found, estimates):
+            assert row == pytest.approx([scale * (x - mean) for x in expected], abs=1e-13)
 
 
 def test_whitening_by_numbers():
@@ -279,52 +252,26 @@ def test_a_single_token_in_all_has_advantage_0():
     assert advantages_of([3.0], [(2, [1], 1)], [[0.25]], kl_coef=0.5) == [[0]]
 
 
-@pytest.mark.parametrize("n", [1, 2, 24, 1001])
-@pytest.mark.parametrize("reward", [3.0, -0.5, 0.0, 0.7, -1.3, 1e6 / 3])
-def test_with_equal_estimates_every_advantage_is_0_exactly(reward, n):
+def test_with_equal_estimates_every_advantage_is_0_exactly():
     """In the float32 that main uses, as at the first step of a run without KL: not rounding divided by 1e-4."""
-    mask = torch.arange(7) > torch.arange(n)[:, None] % 6
-    batch = {"mask": mask, "old_logp": torch.randn(n, 7), "ref_logp": torch.randn(n, 7), "values": torch.zeros(n, 7)}
-    advantages = ppo.compute_advantages(torch.full((n,), reward), batch, args_for(kl_coef=0.0))
-    assert torch.equal(advantages, torch.zeros(n, 7)) and advantages.dtype == torch.float32
-
-
-def test_there_are_no_groups():
-    """The order of the rows and the group size change nothing."""
-    plain = advantages_of(REWARDS, ROWS, VALUES, kl_coef=0.5, responses_per_prompt=3)
-    assert advantages_of(REWARDS, ROWS, VALUES, kl_coef=0.5, responses_per_prompt=1) == plain
-    turned = advantages_of(REWARDS[::-1], ROWS[::-1], VALUES[::-1], kl_coef=0.5)[::-1]
-    for a, b in zip(turned, plain):
-        assert a == pytest.approx(b, abs=1e-14)
+    for n, reward in itertools.product((1, 24, 1001), (3.0, 0.0, 0.7, -1.3, 1e6 / 3)):
+        mask = torch.arange(7) > torch.arange(n)[:, None] % 6
+        batch = {"mask": mask, "old_logp": torch.randn(n, 7), "ref_logp": torch.randn(n, 7)}
+        batch["values"] = torch.zeros(n, 7)
+        advantages = ppo.compute_advantages(torch.full((n,), reward), batch, args_for(kl_coef=0.0))
+        assert torch.equal(advantages, torch.zeros(n, 7)), (n, reward)
 
 
 # -------------------------------------------------------------------------------------------------- the policy's loss
 
 
-@pytest.mark.parametrize("name", TOKENS)
-def test_a_tokens_policy_loss_is_its_surrogate_alone(name):
+def test_a_tokens_policy_loss_is_its_surrogate_alone():
     """−surrogate/n with β 0.1 as well, however far the reference is."""
-    token, (surrogate, _, is_clipped) = TOKENS[name]
-    logp, rest = loss_batch([token])
-    loss, clipped = ppo.policy_loss(logp, rest, 7, args_for())
-    assert loss.item() == pytest.approx(-surrogate / 7, rel=1e-12, abs=1e-12)
-    assert clipped.item() == is_clipped
-
-
-def test_the_policy_losss_gradient_by_hand():
-    rng = torch.Generator().manual_seed(3)
-    tokens = torch.randn(200, 3, generator=rng, dtype=torch.float64) * torch.tensor([0.4, 0.8, 1.0])
-    args = args_for()
-    logp, rest = loss_batch(tokens.tolist())
-    del rest["ref_logp"]  # nothing of the reference is in it
-    loss, clipped = ppo.policy_loss(logp, rest, 123.0, args)
-    loss.backward()
-    at = [(logp[0, i].item(), rest["old_logp"][0, i].item(), rest["advantages"][0, i].item())
-          for i in range(1, 600, 3)]  # fmt: skip
-    expected = [-clipped_ratio(*token, args) / 123 for token in at]
-    assert logp.grad[0, 1::3].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15)
-    assert not logp.grad[~rest["mask"]].any()
-    assert clipped.item() == expected.count(0) and 20 < expected.count(0) < 180
+    for name, (token, (surrogate, _, is_clipped)) in TOKENS.items():
+        logp, rest = loss_batch([token])
+        loss, clipped = ppo.policy_loss(logp, rest, 7, args_for())
+        assert loss.item() == pytest.approx(-surrogate / 7, rel=1e-12, abs=1e-12), name
+        assert clipped.item() == is_clipped, name
 
 
 def test_the_policys_gradient_by_hand_on_transformers_own_log_probabilities(tiny_model, batch):
@@ -386,47 +333,16 @@ def value_loss_by_hand(old_value, value, target, clip=0.2):
     return error / 2, value - target, False
 
 
-@pytest.mark.parametrize("name", VALUE_TOKENS)
-def test_a_tokens_value_loss_by_hand(name):
+def test_a_tokens_value_loss_by_hand():
     """n is 7 although this micro-batch has one token: n is the whole mini-batch's."""
-    token, (expected, slope, is_clipped) = VALUE_TOKENS[name]
-    values, rest = value_loss_batch([token])
-    loss, clipped = ppo.value_loss(values, rest, 7, args_for(value_clip=0.25))
-    loss.backward()
-    assert loss.item() == pytest.approx(expected / 7, rel=1e-12)
-    assert values.grad[0, 1].item() == pytest.approx(slope / 7, rel=1e-12)
-    assert clipped.item() == is_clipped
-    assert value_loss_by_hand(*token, clip=0.25) == (expected, slope, is_clipped)
-
-
-def test_the_value_losss_gradient_by_hand():
-    tokens = random_numbers((400, 3), 3).double() * torch.tensor([0.2, 0.3, 1.0])
-    values, rest = value_loss_batch(tokens.tolist())
-    loss, clipped = ppo.value_loss(values, rest, 123.0, args_for())
-    loss.backward()
-    expected = [value_loss_by_hand(*token) for token in tokens.tolist()]
-    assert loss.item() == pytest.approx(sum(loss for loss, _, _ in expected) / 123, rel=1e-12)
-    assert values.grad[0, 1::3].tolist() == pytest.approx([slope / 123 for _, slope, _ in expected], abs=1e-15)
-    assert not values.grad[~rest["mask"]].any()
-    assert clipped.item() == sum(is_clipped for _, _, is_clipped in expected)
-    assert 50 < clipped.item() < 350
-
-
-def test_micro_batches_value_losses_add_up():
-    tokens = [token for token, _ in VALUE_TOKENS.values()]
-    args = args_for(value_clip=0.25)
-    whole, num_clipped = ppo.value_loss(*value_loss_batch(tokens), 1000.0, args)
-    parts = [ppo.value_loss(*value_loss_batch(part), 1000.0, args) for part in (tokens[:3], tokens[3:4], tokens[4:])]
-    assert sum(loss.item() for loss, _ in parts) == pytest.approx(whole.item(), rel=1e-12)
-    assert sum(clipped.item() for _, clipped in parts) == num_clipped.item() == 5
-
-
-def test_without_tokens_the_value_loss_is_zero_and_without_gradient():
-    values, rest = value_loss_batch([(0, 1, 2)])
-    rest["mask"][:] = False
-    loss, clipped = ppo.value_loss(values, rest, 5, args_for())
-    loss.backward()
-    assert loss.item() == 0 and clipped.item() == 0 and not values.grad.any()
+    for name, (token, (expected, slope, is_clipped)) in VALUE_TOKENS.items():
+        values, rest = value_loss_batch([token])
+        loss, clipped = ppo.value_loss(values, rest, 7, args_for(value_clip=0.25))
+        loss.backward()
+        assert loss.item() == pytest.approx(expected / 7, rel=1e-12), name
+        assert values.grad[0].tolist() == pytest.approx([0, slope / 7, 0], rel=1e-12), name
+        assert clipped.item() == is_clipped, name
+        assert value_loss_by_hand(*token, clip=0.25) == (expected, slope, is_clipped), name
 
 
 def test_a_value_within_the_bounds_is_not_counted_as_clipped_for_its_rounding():
@@ -470,14 +386,6 @@ def test_values_are_the_head_on_transformers_own_hidden_states(tiny_model, rows,
         torch.testing.assert_close(values[i][mask[i]].double(), expected, atol=1e-5, rtol=0)
 
 
-def test_padding_changes_no_value(rows, value_model):
-    with torch.no_grad():
-        together = value_model(*padded(rows))
-        for i, row in enumerate(rows):
-            ids, mask = padded([row])
-            torch.testing.assert_close(together[i, : ids.shape[1]], value_model(ids, mask)[0], atol=1e-5, rtol=0)
-
-
 def test_a_tokens_value_depends_on_the_tokens_before_it_and_on_no_other(value_model):
     ids = torch.randint(2, 600, (1, 20), generator=torch.Generator().manual_seed(6))
     mask = torch.arange(20)[None] >= 5
@@ -489,28 +397,6 @@ def test_a_tokens_value_depends_on_the_tokens_before_it_and_on_no_other(value_mo
             moved = (value_model(other, mask)[0] - before).abs() > 1e-4
             assert not moved[: changed + 1].any()
             assert moved[max(5, changed + 1) :].all()
-
-
-def test_a_values_mask_says_what_is_told_and_changes_no_value(rows, value_model):
-    """Fewer response tokens: the same values of those that remain."""
-    ids, mask = padded(rows)
-    fewer = mask & (torch.arange(ids.shape[1]) % 3 > 0)
-    with torch.no_grad():
-        torch.testing.assert_close(value_model(ids, fewer), value_model(ids, mask) * fewer, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("budget", [1, 300])
-def test_values_of_a_batch_do_not_move_with_the_budget(batch, value_model, budget):
-    together = ppo.compute_values(value_model, batch, args_for())
-    apart = ppo.compute_values(value_model, batch, args_for(micro_batch_tokens=budget))
-    assert not apart.requires_grad and apart.shape == batch["ids"].shape
-    assert together[batch["mask"]].all() and not together[~batch["mask"]].any()
-    torch.testing.assert_close(apart, together, atol=1e-5, rtol=0)
-
-
-def test_values_do_not_know_the_temperature(batch, value_model):
-    one, other = (ppo.compute_values(value_model, batch, args_for(temperature=x)) for x in (0.7, 2.0))
-    assert torch.equal(one, other)
 
 
 def test_sharing_prompts_changes_neither_values_nor_gradients(tiny_model, batch, monkeypatch):
@@ -652,24 +538,6 @@ def test_a_value_loss_that_is_not_finite_ends_the_program_before_the_weights_are
     assert torch.equal(weights(value_model), before) and torch.equal(state_of(optimizer), moments)
 
 
-def test_a_value_gradient_that_is_not_finite_ends_the_program_though_the_loss_is(
-    tiny_model, batch, tmp_path, monkeypatch
-):
-    """The loss's value is finite, its gradient not: √x at x = 0."""
-    args = args_for(model=str(tiny_model), run_dir=str(tmp_path))
-    value_model = value_model_of(args)
-    before, optimizer, loss_of = weights(value_model), adamw(value_model), ppo.value_loss
-
-    def value_loss(values, micro, *others):
-        loss, clipped = loss_of(values, micro, *others)
-        return loss + (values[micro["mask"]] * 0).sum().sqrt(), clipped
-
-    monkeypatch.setattr(ppo, "value_loss", value_loss)
-    with pytest.raises(SystemExit, match="gradient norm nan"):
-        ppo.update_values(value_model, optimizer, batch, 3, args)
-    assert torch.equal(weights(value_model), before) and not optimizer.state
-
-
 def explained_variance(batch, returns, values, value_model):
     """As update_values tells it, of these returns and values, each [N, T]."""
     batch = batch | {"returns": returns * batch["mask"], "values": values * batch["mask"]}
@@ -690,8 +558,7 @@ def test_explained_variance_by_hand(batch, value_model):
     assert explained_variance(batch, returns, -returns, value_model) == pytest.approx(-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("reward", [0.0, 0.7, -3.0])
-def test_without_variance_in_the_returns_none_is_explained(batch, value_model, reward):
+def test_without_variance_in_the_returns_none_is_explained(batch, value_model, reward=0.7):
     """Equal rewards without KL, as of a step in which all is wrong: R is the reward, but for the rounding of Â + V."""
     mask = batch["mask"]
     assert explained_variance(batch, torch.full(mask.shape, reward), batch["values"], value_model) is None
@@ -716,28 +583,6 @@ def test_the_value_model_learns_what_a_batch_returns(tiny_model, batch):
     explained = [metrics["explained_variance"] for metrics in found]
     assert losses[-1] < 0.2 * losses[0], losses
     assert explained[0] == pytest.approx(0, abs=1e-6) and explained[-1] > 0.8, explained
-
-
-def test_a_step_costs_one_forward_pass_and_one_update_more_than_grpos(tiny_model, batch, value_model, monkeypatch):
-    """Of the same tokens: in forward passes, in those before the head, and in backward passes."""
-    args = args_for(model=str(tiny_model), micro_batch_tokens=300, updates_per_step=2)
-    policy = ppo.load_policy(args, trained=True)
-    backward, seen = torch.Tensor.backward, []
-    monkeypatch.setattr(torch.Tensor, "backward", lambda loss, **more: (seen.append("back"), backward(loss, **more)))
-    hooks = [model.register_forward_pre_hook(lambda _, x: seen.append(x[0].shape)) for model in (policy, value_model)]
-
-    def passes(work, *inputs):
-        seen.clear()
-        work(*inputs)
-        return list(seen)
-
-    of_policy = passes(ppo.log_probs, policy, batch, args)
-    assert len(of_policy) > 3 and passes(ppo.compute_values, value_model, batch, args) == of_policy
-    of_policy = passes(ppo.update, policy, Recorder(policy), batch, 1, args)
-    assert of_policy.count("back") == len(of_policy) / 2 > 3
-    assert passes(ppo.update_values, value_model, Recorder(value_model), batch, 1, args) == of_policy
-    for hook in hooks:
-        hook.remove()
 
 
 def test_main_gives_whitened_advantages_to_the_policy_and_returns_to_the_value_model(batch, monkeypatch):
@@ -846,31 +691,15 @@ def test_a_checkpoint_without_value_model_ends_in_one_line(tiny_model, tmp_path)
     checkpoints.save(policy, optimizer, tokenizer_of(args), 1, 8, args)
     with pytest.raises(SystemExit) as end:
         checkpoints.load(policy, optimizer, tmp_path, critic)
-    assert re.fullmatch(r"error: checkpoint .* does not fit this model: .*critic\..*", end.value.code)
+    assert re.fullmatch(r"error: checkpoint .*critic\..*", end.value.code)
 
 
-def run_of_grpo(folder, script):
-    """A folder with the settings of a run of grpo.py, and with the name of the script that is said to have made it."""
-    (folder / "checkpoints" / "step_000001").mkdir(parents=True)
-    (folder / "args.json").write_text(json.dumps(dataclasses.asdict(grpo.Args(steps=2))))
-    (folder / "run.json").write_text(json.dumps({"script": script}))
-
-
-@pytest.mark.parametrize("script", ["grpo", "ppo"])
-def test_a_run_of_grpo_is_refused_in_one_line_before_anything_loads(script, tmp_path, monkeypatch, capsys):
-    run_of_grpo(tmp_path, script)
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["ppo.py", "--resume", str(tmp_path), "--steps", "4"])
-    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # another test may have loaded it in this process
-    with pytest.raises(SystemExit) as end:
-        ppo.main()
-    found = capsys.readouterr()
-    assert end.value.code == 2 and not found.out and "vllm" not in sys.modules
-    assert found.err.startswith("error: ") and found.err.count("\n") == 1
-    if script == "grpo":
-        assert "made by another script, grpo.py, not by ppo.py" in found.err
-    else:
-        assert "is not complete: it lacks gae_lambda, gamma, value_clip, value_lr" in found.err
+def test_settings_without_those_of_the_value_model_are_refused(tmp_path):
+    """As of a run of grpo.py of which a hand has made one of ppo.py."""
+    (tmp_path / "args.json").write_text(json.dumps(dataclasses.asdict(grpo.Args(steps=2))))
+    (tmp_path / "run.json").write_text(json.dumps({"script": "ppo"}))
+    with pytest.raises(ValueError, match="is not complete: it lacks gae_lambda, gamma, value_clip, value_lr"):
+        parse(ppo, "--resume", str(tmp_path))
 
 
 # ------------------------------------------------------------------------------------------------------ two processes
@@ -887,112 +716,49 @@ def train_share(folder):
     args.run_dir = str(folder / f"of_{processes.WORLD_SIZE}")
     Path(args.run_dir).mkdir(exist_ok=True)
     result = {"rows": rows, "start": all_states(policy, optimizer, critic)}
-    batch["values"] = ppo.compute_values(critic[0], batch, args)
-    batch["advantages"] = ppo.compute_advantages(batch["rewards"][:, 0], batch, args)
+    batch["values"] = result["values"] = ppo.compute_values(critic[0], batch, args)
     batch["returns"] = ppo.estimate_advantages(batch["rewards"][:, 0], batch, args).float() + batch["values"]
-    result |= {key: batch[key] for key in ("values", "advantages", "returns")}
-    equal = batch | {"values": torch.zeros(batch["mask"].shape)}
-    result["of equal rewards"] = ppo.compute_advantages(
-        torch.full((len(rows),), 0.7), equal, dataclasses.replace(args, kl_coef=0.0)
-    )
-    result["gradients"], _ = gradients(ppo, batch, args, policy)
-    result["value gradients"], _ = value_gradients(batch, args, critic[0])
+    result["gradients"], _ = value_gradients(batch, args, critic[0])
     _, result["metrics"] = one_step(policy, optimizer, critic, batch, args)
     result["end"] = all_states(policy, optimizer, critic)
     checkpoints.save(policy, optimizer, tokenizer_of(args), 2, 16, args, critic)
-    broken = batch | {"returns": batch["returns"].clone()}
-    if processes.RANK == processes.WORLD_SIZE - 1:  # the last process alone meets a number that is none
-        broken["returns"][0][batch["mask"][0]] = math.nan
-    with pytest.raises(SystemExit) as end:
-        ppo.update_values(*critic, broken, 3, args)
-    result |= {"message": end.value.code, "after": weights(critic[0])}
     torch.save(result, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
 
 
-@pytest.fixture(scope="module")
-def two_processes(tiny_model, batch, tmp_path_factory):
-    """Results of one process and of each of two; the long responses all go to process 0 of two, which makes more
-    passes."""
-    folder = tmp_path_factory.mktemp("two_processes")
-    start = folder / "start"
-    args = args_for(model=str(tiny_model), run_dir=str(start), updates_per_step=2, micro_batch_tokens=150)
+def test_two_processes_train_the_value_model_as_one_and_go_on_from_each_others_checkpoint(tiny_model, batch, tmp_path):
+    """The long responses all go to process 0 of two, which makes more passes. The head has one row, so that one of two
+    processes holds none of it."""
+    args = args_for(model=str(tiny_model), run_dir=str(tmp_path / "start"), updates_per_step=2, micro_batch_tokens=150)
     args.max_grad_norm = 0.5
-    trained = everything_trained(args)
+    policy, optimizer, critic = trained = everything_trained(args)
     for _ in range(2):
         one_step(*trained, batch, args)
-    policy, optimizer, critic = trained
     checkpoints.save(policy, optimizer, tokenizer_of(args), 1, 8, args, critic)
-    torch.save({key: value for key, value in batch.items() if key != "advantages"}, folder / "batch.pt")
-    torch.save(dataclasses.asdict(args), folder / "args.pt")
-    run_together(train_share, folder)
-    train_share(folder)
-    results = {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
-    results[0, 1]["args"] = args
-    return results
-
-
-def test_two_processes_have_the_values_and_advantages_of_one(two_processes, batch):
-    one = two_processes[0, 1]
+    torch.save({key: value for key, value in batch.items() if key != "advantages"}, tmp_path / "batch.pt")
+    torch.save(dataclasses.asdict(args), tmp_path / "args.pt")
+    run_together(train_share, tmp_path)
+    train_share(tmp_path)
+    one, *two = (torch.load(tmp_path / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2)))
     assert one["values"][batch["mask"]].std() > 0.05
-    for rank in range(2):
-        two = two_processes[rank, 2]
-        for key in ("values", "advantages", "returns"):
-            torch.testing.assert_close(two[key], one[key][two["rows"]], atol=1e-5, rtol=1e-5)
-        assert not two["of equal rewards"].any()
-
-
-def test_two_processes_have_the_gradients_and_metrics_of_one(two_processes):
-    one = two_processes[0, 1]
     assert {"value_loss", "value_clip_rate", "value_grad_norm", "explained_variance"} <= one["metrics"].keys()
-    for rank in range(2):
-        two = two_processes[rank, 2]
-        assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
-        for kind in ("gradients", "value gradients"):
-            assert len(two[kind]) == len(one[kind]) == 2
-            assert all(distance(a, b) < 1e-5 for a, b in zip(two[kind], one[kind]))
-
-
-def test_the_two_processes_shares_are_unlike(two_processes, batch):
-    """Otherwise the tests above would pass if each process whitened its own."""
-    one = two_processes[0, 1]
-    for rank in range(2):
-        rows = two_processes[rank, 2]["rows"]
-        share = {key: value[rows] for key, value in (batch | {"values": one["values"]}).items()}
-        alone = ppo.compute_advantages(share["rewards"][:, 0], share, one["args"])
-        assert distance(alone, one["advantages"][rows]) > 0.02
-
-
-def test_two_processes_go_on_from_the_checkpoint_of_one_and_one_from_that_of_two(two_processes):
-    """The head has one row, so that one of two processes holds none of it."""
-    one = two_processes[0, 1]
-    args = one["args"]
-    for rank in range(2):
-        two = two_processes[rank, 2]
+    for other in two:
+        torch.testing.assert_close(other["values"], one["values"][other["rows"]], atol=1e-5, rtol=1e-5)
+        assert other["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
+        assert len(one["gradients"]) == 2
+        assert all(distance(a, b) < 1e-5 for a, b in zip(other["gradients"], one["gradients"], strict=True))
         for name, state in one["start"].items():
-            assert torch.equal(two["start"][name], state), name
-            assert distance(two["end"][name], one["end"][name]) < 1e-5, name
-    trained = everything_trained(args)
-    policy, optimizer, critic = trained
-    written = Path(args.run_dir).parent / "of_2"
-    checkpoints.check(written)
-    assert checkpoints.load(policy, optimizer, written, critic) == (2, 16)
+            assert torch.equal(other["start"][name], state), name
+            assert distance(other["end"][name], one["end"][name]) < 1e-5, name
+    checkpoints.check(tmp_path / "of_2")
+    assert checkpoints.load(policy, optimizer, tmp_path / "of_2", critic) == (2, 16)
     for name, state in all_states(*trained).items():
-        assert torch.equal(state, two_processes[0, 2]["end"][name]), name
-
-
-def test_a_value_loss_that_is_not_finite_in_one_process_ends_both(two_processes):
-    for rank in range(2):
-        result = two_processes[rank, 2]
-        assert f"non_finite_step_000003_process_{rank}.pt" in result["message"]
-        assert torch.equal(result["after"], result["end"]["value model"])
+        assert torch.equal(state, two[0]["end"][name]), name
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize("n_processes", [1, 4])
-@pytest.mark.parametrize("on_gpu", [True, False])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("n_processes", "on_gpu", "dtype"), [(1, False, "float32"), (4, True, "bfloat16")])
 def test_the_estimate_has_twelve_bytes_more_for_each_parameter_of_a_processs_share(n_processes, on_gpu, dtype):
     config = AutoConfig.from_pretrained(KK_TINY)
     machine = memory.Machine(on_gpu=on_gpu, processes=n_processes, local_processes=n_processes, gib=80)
@@ -1004,18 +770,7 @@ def test_the_estimate_has_twelve_bytes_more_for_each_parameter_of_a_processs_sha
     assert more == pytest.approx(12 * n_params / n_processes, rel=1e-4) and more > 1e6
 
 
-# ---------------------------------------------------------------------------------------------------------- arguments
-
-
 OWN = {"gamma": 1.0, "gae_lambda": 1.0, "value_lr": 1e-5, "value_clip": 0.2}
-NAN, INF = math.nan, math.inf
-BAD = {
-    "gamma": [-0.1, 1.1, NAN, INF],
-    "gae_lambda": [-0.1, 1.1, NAN, INF],
-    "value_lr": [0.0, -1e-5, 1.1, NAN, INF],
-    "value_clip": [0.0, -0.2, NAN, INF],
-}
-GOOD = {"gamma": [0.0, 1.0], "gae_lambda": [0.0, 1.0], "value_lr": [1e-12, 1.0], "value_clip": [1e-9, 1e9]}
 
 
 def test_the_flags_and_defaults_are_those_of_grpo_and_four_more():
@@ -1034,21 +789,6 @@ def test_kk_tinys_value_model_has_a_learning_rate_of_its_own():
     assert (args.value_lr, args.gamma, args.gae_lambda, args.value_clip) == (0.5, 0.9, 0, 3)
 
 
-@pytest.mark.parametrize(("flag", "value"), [(flag, value) for flag, values in BAD.items() for value in values])
-def test_values_out_of_range_are_refused_by_name(flag, value):
-    with pytest.raises(ValueError, match=rf"^--{flag} is {re.escape(str(value))}; it must be "):
-        settings.check_ranges(ppo.Args(**{flag: value}))
-
-
-def test_the_ends_of_every_range_are_accepted_and_every_number_has_one():
-    for flag, values in GOOD.items():
-        for value in values:
-            settings.check_ranges(ppo.Args(**{flag: value}))
-    own = [field for field in dataclasses.fields(ppo.Args) if not hasattr(grpo.Args, field.name)]
-    assert {field.name for field in own} == BAD.keys() == GOOD.keys()
-    assert all(is_number(field.type) for field in own)
-
-
 # --------------------------------------------------------------------------------------------------------- a whole run
 
 
@@ -1060,6 +800,7 @@ def two_steps(tmp_path_factory):
     return run_dir
 
 
+@pytest.mark.slow
 def test_a_runs_metrics(two_steps):
     first, second = metrics(two_steps)
     keys = {"value_loss", "value_clip_rate", "value_grad_norm", "explained_variance", "time/value", "kl", "clip_rate"}
@@ -1078,6 +819,7 @@ def loaded(run_dir):
     return all_states(*trained)
 
 
+@pytest.mark.slow
 @bit_for_bit
 def test_a_resumed_run_equals_an_unbroken_one(two_steps, tmp_path):
     """From the checkpoint of its first step, in a process that knows nothing but what is on the disk."""

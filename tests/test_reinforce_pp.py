@@ -4,30 +4,26 @@ by hand.
 As in test_algorithms.py: what is expected is Python's float arithmetic, and no sampler runs here.
 """
 
-import dataclasses
 import math
 import statistics
 
 import pytest
 import torch
-from conftest import run_together, step_of_main, timeless
+from conftest import step_of_main
 from test_algorithms import (
     GROUP,
     PROMPTS,
     TOKENS,
-    Recorder,
     arguments,
     distance,
     gradients,
     loss_batch,
     make_batch,
     plain_gradient,
-    rows_of,
 )
 
 import grpo
 import reinforce_pp
-from runtime import processes
 
 N = PROMPTS * GROUP  # rows of the batch that the model's tests use
 
@@ -85,11 +81,7 @@ ROWS = [(1, [1, -2, 4], 2), (4, [-1], 1), (2, [0.5, 0.5, -1, 2], 0)]
 REWARDS = [2.5, -0.25, 1.0]
 TO_GO = [[3, 2, 4], [-1], [2, 1.5, 1, 2]]  # Σ over j ≥ t of k1
 RETURNS = [[1, 1.5, 0.5], [0.25], [0, 0.25, 0.5, 0]]  # their sum is 4, of 8 tokens
-AWAY = [
-    [0.5, 1, 0],
-    [-0.25],
-    [-0.5, -0.25, 0, -0.5],
-]  # from the mean 0.5; the sum of their squares is 1.875
+AWAY = [[0.5, 1, 0], [-0.25], [-0.5, -0.25, 0, -0.5]]  # from the mean 0.5; the sum of their squares is 1.875
 
 
 # ------------------------------------------------------------------------------------------------------------ returns
@@ -100,27 +92,6 @@ def test_a_tokens_return_is_the_reward_less_beta_times_the_k1_of_it_and_all_afte
     assert returns == RETURNS == [[r - 0.5 * x for x in row] for r, row in zip(REWARDS, TO_GO)]
     assert mean == 0.5
     assert variance == pytest.approx(1.875 / 7, abs=1e-15)  # Bessel: 8 tokens less one
-
-
-def test_a_token_less_likely_under_the_reference_lowers_its_own_return_and_those_before():
-    """π_old 0.8 and π_ref 0.2 at the second of three tokens: log 4 · β less there and before, not after."""
-    batch = batch_of([(2, [0, math.log(4), 0], 1)], old=math.log(0.8))
-    assert batch["ref_logp"][0, 3].exp().item() == pytest.approx(0.2, abs=1e-15)
-    returns, _, _ = reinforce_pp.token_returns(torch.tensor([3.0]), batch, args_for(kl_coef=0.1))
-    assert returns[0].tolist() == pytest.approx([0, 0, 3 - 0.1 * math.log(4), 3 - 0.1 * math.log(4), 3, 0], abs=1e-15)
-
-
-def test_responses_of_one_token():
-    """Each has its own k1 alone. Mean (2 + 0.5 + 0.5)/3 = 1, squares 1 + 0.25 + 0.25 over 2."""
-    returns, mean, variance = returns_of([1, 1, -0.5], [(1, [-2], 3), (4, [1], 0), (2, [-2], 2)], beta=0.5)
-    assert returns == [[2], [0.5], [0.5]] and mean == 1 and variance == 0.75
-
-
-def test_without_beta_the_return_is_the_reward_on_each_token():
-    returns, mean, variance = returns_of(REWARDS, ROWS, beta=0.0)
-    assert returns == [[2.5] * 3, [-0.25], [1.0] * 4]
-    assert mean == 11.25 / 8
-    assert variance == pytest.approx(statistics.variance([2.5] * 3 + [-0.25] + [1.0] * 4), abs=1e-15)
 
 
 def test_a_long_responses_penalties_add_up_in_float64():
@@ -156,12 +127,6 @@ def test_1e_8_is_added_to_the_variance():
     assert low == pytest.approx([-1 / math.sqrt(3)], abs=1e-9) and high == pytest.approx([1 / math.sqrt(3)], abs=1e-9)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_a_single_token_in_all_has_advantage_0(beta):
-    assert returns_of([3.0], [(2, [1], 1)], beta) == ([[3 - beta]], 3 - beta, 0)
-    assert advantages_of([3.0], [(2, [1], 1)], beta) == [[0]]
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 24, 1001])
 @pytest.mark.parametrize("reward", [3.0, -0.5, 0.0, 0.7, -1.3, 1e6 / 3])
 def test_with_equal_rewards_and_no_beta_every_advantage_is_0_exactly(reward, n):
@@ -170,24 +135,6 @@ def test_with_equal_rewards_and_no_beta_every_advantage_is_0_exactly(reward, n):
     batch["old_logp"] = torch.randn(n, 7)
     advantages = reinforce_pp.compute_advantages(torch.full((n,), reward), batch, args_for(kl_coef=0.0))
     assert torch.equal(advantages, torch.zeros(n, 7)) and advantages.dtype == torch.float32
-
-
-def test_equal_rewards_and_a_policy_that_is_the_reference_have_advantage_0():
-    rows = [(2, [0, 0], 0), (1, [0, 0, 0], 0), (3, [0], 0)]
-    assert advantages_of([-0.75] * 3, rows, beta=0.5) == [[0, 0], [0, 0, 0], [0]]
-
-
-def test_there_are_no_groups():
-    """The order of the rows and the group size change nothing, and a group of equal rewards has advantages."""
-    plain = advantages_of(REWARDS, ROWS, beta=0.5, responses_per_prompt=3)
-    assert advantages_of(REWARDS, ROWS, beta=0.5, responses_per_prompt=1) == plain
-    turned = advantages_of(REWARDS[::-1], ROWS[::-1], beta=0.5)[::-1]
-    for a, b in zip(turned, plain):
-        assert a == pytest.approx(b, abs=1e-15)
-    rows = [(1, [0, 0], 0)] * 4
-    low, low_too, high, _ = advantages_of([-1, -1, 3, 3], rows, beta=0.5, responses_per_prompt=2)
-    size = 2 / math.sqrt(32 / 7 + 1e-8)  # 8 tokens, each 2 away from the mean 1
-    assert low == low_too == pytest.approx([-size] * 2, abs=1e-13) and high == pytest.approx([size] * 2, abs=1e-13)
 
 
 def hand_made(rewards, batch, beta):
@@ -233,22 +180,6 @@ def clipped_ratio(logp, old_logp, advantage, args):
     return 0 if lost else ratio * advantage
 
 
-def test_the_losss_gradient_is_that_of_eq_21():
-    rng = torch.Generator().manual_seed(3)
-    tokens = torch.randn(200, 3, generator=rng, dtype=torch.float64) * torch.tensor([0.4, 0.8, 1.0])
-    args = args_for()
-    logp, rest = loss_batch(tokens.tolist())
-    del rest["ref_logp"]  # nothing of the reference is in it
-    loss, clipped = reinforce_pp.policy_loss(logp, rest, 123.0, args)
-    loss.backward()
-    at = [(logp[0, i].item(), rest["old_logp"][0, i].item(), rest["advantages"][0, i].item())
-          for i in range(1, 600, 3)]  # fmt: skip
-    expected = [-clipped_ratio(*token, args) / 123 for token in at]
-    assert logp.grad[0, 1::3].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15)
-    assert not logp.grad[~rest["mask"]].any()
-    assert clipped.item() == expected.count(0) and 20 < expected.count(0) < 180
-
-
 # ------------------------------------------------------------------------------------------------------------- update
 
 
@@ -277,39 +208,12 @@ def test_the_gradient_is_that_of_eq_21_on_transformers_own_log_probabilities(tin
     assert 0.05 < metrics["clip_rate"] < 0.95
 
 
-def test_the_gradient_does_not_move_with_the_micro_batches(tiny_model, whitened):
-    steps = {}
-    for budget in (100000, 300, 1):
-        args = args_for(model=str(tiny_model), micro_batch_tokens=budget, updates_per_step=2)
-        steps[budget], _ = gradients(reinforce_pp, whitened, args)
-    for budget in (300, 1):
-        assert len(steps[budget]) == 2
-        assert all(distance(one, whole) < 1e-5 for one, whole in zip(steps[budget], steps[100000]))
-
-
 def test_without_advantages_the_reference_alone_moves_nothing(tiny_model, batch):
     """GRPO's KL term does."""
     zero = batch | {"advantages": torch.zeros(batch["mask"].shape)}
     (one,), _ = gradients(reinforce_pp, zero, args_for(model=str(tiny_model)))
     (grpos,), _ = gradients(grpo, zero, arguments(model=str(tiny_model)))
     assert not one.any() and grpos.any()
-
-
-def test_without_beta_the_responses_whose_reward_is_the_mean_go_through_no_pass_and_change_nothing(tiny_model, batch):
-    """Rewards 0, but n_b on the n_a tokens of row a and −n_a on the n_b of row b: their mean is 0."""
-    args = args_for(model=str(tiny_model), kl_coef=0.0, micro_batch_tokens=300)
-    rewards, (n_a, n_b) = torch.zeros(N), batch["mask"][[4, 18]].sum(1)
-    rewards[4], rewards[18] = n_b, -n_a
-    batch = batch | {"advantages": reinforce_pp.compute_advantages(rewards, batch, args)}
-    policy, seen = reinforce_pp.load_policy(args, trained=True), []
-    policy.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs[0].tolist()))
-    (one,), metrics = gradients(reinforce_pp, batch, args, policy)
-    sent = {i for i, row in enumerate(batch["ids"].tolist()) for ids in seen if row[: len(ids)] == ids}
-    assert sent == {4, 18}
-    recorder = Recorder(policy)
-    all_metrics = reinforce_pp.update(policy, recorder, batch, 1, dataclasses.replace(args, kl_coef=1e-9))
-    assert distance(one, recorder.gradients[0]) < 1e-6 and one.any()
-    assert metrics["clip_rate"] == all_metrics["clip_rate"]
 
 
 # ------------------------------------------------------------------------------------------------------------ metrics
@@ -349,65 +253,3 @@ def test_the_penaltys_share_from_0_to_1():
     assert share([0.0, 0.0], beta=0.5) == 1
     assert 0 < share([1.0, 0.0], beta=0.5) < 1
     assert in_main([0.7, 0.7], batch_of(rows), beta=0.0)[0]["return_std"] == 0
-
-
-# ------------------------------------------------------------------------------------------------------ two processes
-
-
-def compute_share(folder):
-    """Writes what this process computes of its share of the batch: advantages, metrics, gradients."""
-    saved = torch.load(folder / "batch.pt")
-    args = reinforce_pp.Args(**torch.load(folder / "args.pt") | {"run_dir": str(folder)})
-    processes.start()
-    rows = rows_of(processes.RANK, processes.WORLD_SIZE)
-    batch = {key: value[rows] for key, value in saved.items()}
-    rewards = batch.pop("rewards")[:, 0]
-    batch["advantages"] = reinforce_pp.compute_advantages(rewards, batch, args)
-    result = {"rows": rows, "advantages": batch["advantages"]}
-    result["metrics"] = timeless(in_main(rewards.tolist(), batch, args.kl_coef, GROUP)[0])
-    result["gradients"], _ = gradients(reinforce_pp, batch, args)
-    without_kl = dataclasses.replace(args, kl_coef=0.0)
-    result["of equal rewards"] = reinforce_pp.compute_advantages(torch.full_like(rewards, 0.7), batch, without_kl)
-    torch.save(result, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
-
-
-@pytest.fixture(scope="module")
-def two_processes(tiny_model, whitened, tmp_path_factory):
-    """Results of one process and of each of two; the long responses all go to process 0 of two."""
-    folder = tmp_path_factory.mktemp("two_processes")
-    args = args_for(model=str(tiny_model), updates_per_step=2, micro_batch_tokens=150)
-    torch.save({key: value for key, value in whitened.items() if key != "advantages"}, folder / "batch.pt")
-    torch.save(dataclasses.asdict(args), folder / "args.pt")
-    run_together(compute_share, folder)
-    compute_share(folder)
-    return {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
-
-
-def test_two_processes_have_the_advantages_metrics_and_gradients_of_one(two_processes, whitened):
-    one = two_processes[0, 1]
-    assert torch.equal(one["advantages"], whitened["advantages"]) and len(one["gradients"]) == 2
-    assert one["metrics"]["return_std"] > 0 and 0 < one["metrics"]["kl_share"] < 1
-    for rank in range(2):
-        two = two_processes[rank, 2]
-        torch.testing.assert_close(two["advantages"], one["advantages"][two["rows"]], atol=1e-6, rtol=1e-6)
-        assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-9)
-        assert len(two["gradients"]) == 2
-        assert all(distance(a, b) < 1e-5 for a, b in zip(two["gradients"], one["gradients"]))
-        assert not two["of equal rewards"].any()
-
-
-def test_the_two_processes_shares_are_unlike(two_processes, whitened):
-    """Otherwise the test above would pass if each process normalised its own."""
-    for rank in range(2):
-        rows = two_processes[rank, 2]["rows"]
-        share = {key: value[rows] for key, value in whitened.items()}
-        alone = reinforce_pp.compute_advantages(share["rewards"][:, 0], share, args_for())
-        assert distance(alone, share["advantages"]) > 0.02
-
-
-# ---------------------------------------------------------------------------------------------------------- arguments
-
-
-def test_the_flags_and_defaults_are_those_of_grpo():
-    assert dataclasses.asdict(reinforce_pp.Args()) == dataclasses.asdict(grpo.Args())
-    assert reinforce_pp.TASKS == grpo.TASKS

@@ -17,7 +17,7 @@ from typing import Literal
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT
+from conftest import KK_TINY, ROOT, answer
 from rich.console import Console
 
 from runtime import (
@@ -28,6 +28,7 @@ from runtime import (
     defaults,
     header,
     machine,
+    measure,
     memory,
     records,
     settings,
@@ -386,8 +387,7 @@ def test_the_type_of_compute_is_what_the_machine_is_fast_at(fast, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "task, n_gpus, checkpointing",
-    [("kk", 1, True), ("kk", 4, False), ("math", 4, True), ("math", 8, False)],
+    "task, n_gpus, checkpointing", [("kk", 1, True), ("kk", 4, False), ("math", 4, True), ("math", 8, False)]
 )
 def test_many_gpus_recompute_nothing(task, n_gpus, checkpointing, monkeypatch):
     trainer = importlib.import_module("grpo")
@@ -629,11 +629,7 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     for name in ("metrics", "samples", "test_samples"):
         lines = (run_dir / f"{name}.jsonl").read_text().splitlines()
         steps[name] = [json.loads(line)["step"] for line in lines]
-    assert steps == {
-        "metrics": [0, 1, 2],
-        "samples": [1] * 4 + [2] * 4,
-        "test_samples": [0] * 20 + [1] * 20 + [2] * 20,
-    }
+    assert steps == {"metrics": [0, 1, 2], "samples": [1] * 4 + [2] * 4, "test_samples": [0] * 20 + [1] * 20 + [2] * 20}
     first = json.loads((run_dir / "test_samples.jsonl").read_text().splitlines()[0])
     assert first == dict(row(0, 0, False), step=0)
 
@@ -753,6 +749,50 @@ def test_the_clock_adds_up(monkeypatch):
     assert found["peak_memory_gb"] == 3.0
     seconds = [found[f"time/{phase}"] for phase in ("sample", "score", "sync")]
     assert all(0 < second < 1 for second in seconds) and found["time/step"] == pytest.approx(sum(seconds))
+
+
+def test_the_share_of_weights_that_changed():
+    policy = torch.nn.Linear(3, 2)
+    before = weights.subset(policy, "float32")
+    assert weights.changed(before, policy, "float32") == 0
+    with torch.no_grad():
+        policy.weight[0, :2] += 1
+    assert weights.changed(before, policy, "float32") == 2 / 8
+
+
+def test_a_containers_limit_is_its_memory(tmp_path, monkeypatch):
+    here = memory.machine_bytes()
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "Path", lambda path: limit)
+    for text, expected in (("max\n", here), (f"{here // 2}\n", here // 2)):
+        limit.write_text(text)
+        assert memory.machine_bytes() <= expected <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert memory.machine_bytes() == here // 2
+
+
+# ------------------------------------------------------------------------------------------ metrics
+
+
+def test_metrics_of_responses_by_hand():
+    """Two groups of three; in the second only the middle one differs."""
+    rewards, lengths = [1.0, 1.0, 1.0, 0.0, 3.0, 0.0], [2, 4, 6, 1, 1, 4]
+    scores = [{"reward": r, "correct": r > 0, "format": i > 1} for i, r in enumerate(rewards)]
+    responses = [answer(n, finish_reason="length" if n == 4 else "stop") for n in lengths]
+    problems = [{"category": "2"}] * 3 + [{"category": "3"}] * 3
+    found = measure.of_responses(responses, problems, scores, Args(responses_per_prompt=3))
+    assert found == pytest.approx({
+        "reward": 1, "reward_std": 1, "accuracy": 4 / 6, "format_rate": 4 / 6, "accuracy_2": 1, "accuracy_3": 1 / 3,
+        "zero_std_rate": 0.5, "response_tokens": 3, "truncated_rate": 2 / 6, "tokens": 18, "timed_out": 0,
+    })  # fmt: skip
+
+
+def test_metrics_of_tokens_by_hand():
+    mask = torch.tensor([[False, True, True], [False, True, False]])
+    batch = {"mask": mask, "entropy": torch.tensor([[9.0, 1, 2], [9, 6, 9]])}
+    batch |= {"sampler_logp": torch.tensor([[9.0, -1, -2], [9, -3, 9]]), "old_logp": torch.full((2, 3), -2.0)}
+    assert measure.of_tokens(batch) == {"entropy": 3, "sampler_gap": pytest.approx(2 / 3)}
+    assert measure.token_mean(batch["entropy"], mask & False) is measure.token_mean(None, mask) is None
+    assert measure.token_rate(2, mask) == 2 / 3 and measure.token_rate(0, mask & False) == 0
 
 
 def test_the_peak_of_the_memory_is_more_than_nothing():

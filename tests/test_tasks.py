@@ -1,94 +1,27 @@
-"""Every script on every task, end to end on the CPU; what load_task makes of a task's problems; and tasks in files of
-one's own.
-"""
+"""What load_task makes of a task's problems, and tasks in files of one's own."""
 
 import importlib
 import json
-import re
 from types import SimpleNamespace
 
 import pytest
-from conftest import DATA, KK_TINY, ROOT, metrics, parse, puzzles, run, small
+from conftest import KK_TINY, parse, puzzles
+from test_every_script import data_of
 from transformers import AutoTokenizer
 
-from rewards import countdown, data_sources, encode, find_task, load_task, score
+from rewards import countdown, data_sources, decode, encode, find_task, load_task, score
 from runtime import defaults, measure
-from tools import family
-
-SCRIPTS = family.family()
-TASKS = ["kk", "math", "countdown", "hitab"]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Flags that name files for a task: the papers' own where they are at hand."""
-    folder = tmp_path_factory.mktemp("data")
-    if (DATA / "orz").exists():
-        math, countdown = DATA / "orz/aime2024.json", DATA / "countdown/test.parquet"
-    else:
-        math, countdown = folder / "math.json", folder / "countdown.json"
-        math.write_text(json.dumps([{"problem": f"What is {i} + {i}?", "answer": 2 * i} for i in range(30)]))
-        countdown.write_text(json.dumps([{"nums": [i, i + 1, 50], "target": 51 - 2 * i} for i in range(1, 20)]))
-    hitab = folder / "hitab.json"
-    table = {"texts": [["", "n"], ["all", "5"]], "top_header_rows_num": 1, "left_header_columns_num": 1}
-    hitab.write_text(json.dumps([{"question": f"What is n + {i}?", "answer": 5 + i, "table": table} for i in range(9)]))
-    return {
-        "kk": {"data": puzzles()},
-        "math": {"data": math, "test_data": math},
-        "countdown": {"data": countdown},
-        "hitab": {"data": hitab, "test_data": hitab},
-    }
+    """{task: flags that name its files}."""
+    return {"kk": {"data": puzzles()}, **data_of(tmp_path_factory.mktemp("data"))}
 
 
-ALL_RUNS = """
-import json, sys, traceback
-from tools import fingerprint
-runs, result = sys.argv[1:]  # train gives it other words
-train = fingerprint.with_one_engine()
-ended = {}
-for name, flags in json.load(open(runs)).items():
-    try:
-        train(name.split()[0], flags)
-        ended[name] = "done"
-    except BaseException:
-        ended[name] = traceback.format_exc()
-    json.dump(ended, open(result, "w"))
-"""
-
-
-@pytest.fixture(scope="module")
-def trained(data, tmp_path_factory):
-    """Two steps of every script on every task, in one process with one engine: {"SCRIPT TASK": (how it ended, folder)}.
-
-    kk_tiny speaks of knights alone: on the other tasks every reward is 0, which each script must survive.
-    """
-    folder = tmp_path_factory.mktemp("trained")
-    runs = {}
-    for script in SCRIPTS:
-        for task in TASKS:
-            flags = {"task": task, "max_response_tokens": 24, "max_prompt_tokens": 1000, **data[task]}
-            runs[f"{script} {task}"] = small(folder / f"{script}_{task}", **flags)
-    (folder / "worker.py").write_text(ALL_RUNS)
-    (folder / "runs.json").write_text(json.dumps(runs))
-    run(str(folder / "worker.py"), folder / "runs.json", folder / "ended.json")
-    ended = json.loads((folder / "ended.json").read_text())
-    return {name: (ended[name], folder / name.replace(" ", "_")) for name in runs}
-
-
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_train_on_tasks(script, task, trained):
-    how_it_ended, folder = trained[f"{script} {task}"]
-    assert how_it_ended == "done"
-    first, second = metrics(folder)
-    assert (first["step"], second["step"]) == (1, 2) and first["timed_out"] == 0 and first["tokens"] > 16
-    if task != "kk":
-        assert first["reward"] == first["accuracy"] == 0 and first["zero_std_rate"] == 1
-    assert (folder / "checkpoints/step_000002/model.safetensors").exists()
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ["grpo", "reinforce"])
 def test_a_task_brings_the_papers_settings(script, monkeypatch):
+    """All scripts have grpo.py's settings for a task (test_family.py); these are REINFORCE's, too."""
     trainer = importlib.import_module(script)
     monkeypatch.setattr(defaults, "ON_GPU", True)
     args = parse(trainer, "--task", "math")
@@ -148,6 +81,16 @@ def test_without_a_chat_template_the_prompt_is_plain_text(data):
     assert tokenizer.decode(train[0]["prompt_ids"]) == content + "\n"
     _, chat, _ = load_task(settings("math", data), tokenizer)
     assert "<|im_start|>user" in tokenizer.decode(chat[0]["prompt_ids"])
+
+
+def test_texts_are_without_the_token_that_ended_them():
+    """Of a response that was cut off all tokens count."""
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    ids = tokenizer.encode("Zoey is a knight")
+    ended = SimpleNamespace(token_ids=[*ids, tokenizer.eos_token_id], finish_reason="stop")
+    cut_off = SimpleNamespace(token_ids=ids[:-1], finish_reason="length")
+    assert decode(tokenizer, [ended, cut_off]) == ["Zoey is a knight", tokenizer.decode(ids[:-1])]
+    assert tokenizer.decode(ids[:-1]) != tokenizer.decode(ids[:-2])
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -251,28 +194,3 @@ def test_parts_of_a_reward_are_means_over_the_responses_that_have_them():
     scores = [{"parts": {"a": 1, "b": 2.0}}, {"parts": {"a": 2}}, {}, {"parts": {}}]
     assert measure.parts_of_rewards(scores) == {"reward/a": 1.5, "reward/b": 2.0}
     assert measure.parts_of_rewards([{"reward": 1}]) == {}
-
-
-@pytest.fixture(scope="module")
-def own_run(tmp_path_factory):
-    """Two steps of grpo.py on the task that docs/add_a_task.md makes."""
-    folder = tmp_path_factory.mktemp("own")
-    page = (ROOT / "docs" / "add_a_task.md").read_text()
-    (folder / "brief.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
-    run("grpo.py", *small(folder / "run", task=folder / "brief.py"))
-    return folder / "run"
-
-
-def test_a_run_on_a_task_of_ones_own_logs_the_parts_of_its_rewards(own_run):
-    rows = metrics(own_run)
-    assert [row["step"] for row in rows] == [1, 2] and "eval/accuracy" in rows[1]
-    for row in rows:
-        assert row["reward/rule"] + row["reward/brief"] == pytest.approx(row["reward"])
-        assert 0 <= row["reward/brief"] <= 0.5 and -3 <= row["reward/rule"] <= 3
-    samples = [json.loads(line) for line in (own_run / "samples.jsonl").read_text().splitlines()]
-    assert all(sample["reward"] == sum(sample["parts"].values()) for sample in samples)
-
-
-def test_a_run_on_a_task_of_ones_own_is_resumed(own_run):
-    run("grpo.py", "--resume", own_run, "--steps", "3")
-    assert [row["step"] for row in metrics(own_run)] == [1, 2, 3]

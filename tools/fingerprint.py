@@ -50,6 +50,8 @@ ENTRIES = {  # name: script and flags; float32 unless the entry says otherwise
     "grpo_tis": "grpo_tis",
 }
 CHANGES = ("time/", "tokens_per_s", "peak_memory_gb")  # what begins so is never twice the same
+# What the problems of a run depend on.
+OF_PROBLEMS = """task data test_data people numbers chat_template max_prompt_tokens eval_size seed model""".split()
 
 
 @dataclass
@@ -79,7 +81,8 @@ def holds_for():
 def with_one_engine():
     """Prepares this process for many runs. Returns train(script, flags), which runs a script's `main` in it.
 
-    All runs with one type of compute have one vLLM engine, so they need the same lengths. One thread, no GPU.
+    Runs with the same type of compute and lengths share a vLLM engine, and those with the same data their problems.
+    One thread, no GPU.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -87,22 +90,32 @@ def with_one_engine():
     sys.path.insert(0, str(ROOT))
     import torch
 
-    from runtime import records
+    from runtime import records, start
 
     torch.set_num_threads(1)
     torch.distributed.destroy_process_group = lambda *groups: None  # at the end of a run; the engine's must live on
     records.Records.plot = lambda self: None  # it takes half of the time of so short a run, and no number is in it
-    engines = {}
+    engines, problems = {}, {}
+    load_task = start.load_task
+
+    def load_once(args, tokenizer):  # most of the time of so short a run
+        key = tuple(getattr(args, name) for name in OF_PROBLEMS)
+        if key not in problems:
+            problems[key] = load_task(args, tokenizer)
+        return problems[key]
+
+    start.load_task = load_once
 
     def shared_engine(trainer):
         load = trainer.load_sampler
 
-        def load_once(args):  # a run begins by giving the engine its weights, so that one serves all
-            if args.dtype not in engines:
-                engines[args.dtype] = load(args)
-            return engines[args.dtype]
+        def load_engine(args):  # a run begins by giving the engine its weights, so that one serves all
+            key = args.dtype, args.max_prompt_tokens + args.max_response_tokens
+            if key not in engines:
+                engines[key] = load(args)
+            return engines[key]
 
-        return load_once
+        return load_engine
 
     def train(script, flags):
         trainer = importlib.import_module(script)
@@ -116,18 +129,29 @@ def with_one_engine():
     return train
 
 
+def command(name, folder):
+    """(script, flags) of an entry."""
+    script, *flags = ENTRIES[name].split()
+    return script, [*SMALL, "--dtype", "float32", *flags, "--run_dir", str(folder)]
+
+
+def numbers_of(folder):
+    """A run's [metrics of step 0, 1 and 2, without seconds and memory]."""
+    numbers = []
+    for line in Path(folder, "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        numbers.append({key: row[key] for key in row if not key.startswith(CHANGES)})
+    return numbers
+
+
 def measure(only=()):
-    """{entry: [metrics of step 0, 1 and 2, without seconds and memory]}, by running every entry's `main`."""
+    """{entry: its numbers}, by running every entry's `main`."""
     train = with_one_engine()
     results = {}
     for name in only or ENTRIES:
-        script, *flags = ENTRIES[name].split()
         with tempfile.TemporaryDirectory() as folder:
-            train(script, [*SMALL, "--dtype", "float32", *flags, "--run_dir", folder])
-            rows = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-        results[name] = []
-        for row in rows:
-            results[name].append({key: row[key] for key in row if not key.startswith(CHANGES)})
+            train(*command(name, folder))
+            results[name] = numbers_of(folder)
     return results
 
 

@@ -1,0 +1,166 @@
+"""Makes small mistakes in trainers, rewards/ and runtime/, one at a time, and looks whether the tests notice them.
+
+    python tools/mutations.py                 all of tests/mutations.toml, a row each
+    python tools/mutations.py --only GAE      those with this word in their name, file or test
+
+Each mistake is made in a copy of the working tree, and its test runs there. A test that stays green is no guard: the
+mistake survives, and the exit code is 1. What `make test` leaves out is not run here either.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import xml.etree.ElementTree
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+
+ROOT = Path(__file__).parents[1]
+LIST = ROOT / "tests" / "mutations.toml"
+LINKED = (".venv", "models/SmolLM2-135M-Instruct")  # what git does not list and tests use
+PATIENCE = 600  # seconds for one test
+
+
+@dataclass
+class Args:
+    """Which mistakes to make."""
+
+    only: str = ""  # a word in their name, file or test; empty: all
+    workers: int = 2  # how many tests run at a time
+
+
+@dataclass
+class Mutation:
+    """A mistake: in `file`, `old`, which occurs once there, becomes `new`. `test` is a node id of pytest, in tests/."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+    def made(self, text):
+        """The file's text with the mistake in it."""
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.file} has this {text.count(self.old)} times, and not once: {self.old.strip()}")
+        return text.replace(self.old, self.new)
+
+
+def mutations(path=LIST):
+    """All of the list, in its order."""
+    return [Mutation(**entry) for entry in tomllib.loads(path.read_text())["mutation"]]
+
+
+def copy_of_the_tree(folder):
+    """Copies what git knows, and what it would add, to the folder."""
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in filter(None, names):
+        if (ROOT / name).is_file():  # not if it was deleted
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    for name in LINKED:
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to((ROOT / name).resolve())
+
+
+def run_tests(folder, tests, *flags):
+    """Runs tests of a copy, as `make test` would. Returns (pytest's exit code, what it printed)."""
+    words = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *flags]
+    # Python tells by a file's size and by the second whether it has changed: too coarse for what happens here.
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    options = {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    try:
+        done = subprocess.run([*words, *(f"tests/{test}" for test in tests)], timeout=PATIENCE, **options)
+    except subprocess.TimeoutExpired:
+        return None, f"it took more than {PATIENCE} seconds"
+    return done.returncode, done.stdout
+
+
+def not_green(folder, tests):
+    """Which of the tests don't pass without a mistake: {test: why}. All of them run in one process."""
+    report = folder / "report.xml"
+    code, output = run_tests(folder, tests, f"--junitxml={report}")
+    if code not in (0, 1):
+        return dict.fromkeys(tests, output.strip().splitlines()[-1])
+    found = {}  # {file::function: [outcome of each of its cases]}
+    for case in xml.etree.ElementTree.parse(report).iter("testcase"):
+        file = case.get("classname").rpartition(".")[2]
+        outcomes = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+        for name in (case.get("name"), case.get("name").partition("[")[0]):
+            found.setdefault(f"{file}.py::{name}", []).extend(outcomes or ["passed"])
+    wrong = {}
+    for test in tests:
+        outcomes = set(found.get(test, ["missing"])) - {"passed"}
+        if outcomes:
+            wrong[test] = ", ".join(sorted(outcomes))
+    return wrong
+
+
+def verdict_on(mutation, folder):
+    """Makes the mistake in the copy, runs its test, and takes the mistake back. "red" if the test notices it."""
+    path = folder / mutation.file
+    text = path.read_text()
+    path.write_text(mutation.made(text))
+    try:
+        code, output = run_tests(folder, [mutation.test], "-x")
+    finally:
+        path.write_text(text)
+    if code == 1:
+        return "red"
+    if code == 0:
+        return "SURVIVES"
+    return f"NO RESULT: {output.strip().splitlines()[-1]}"
+
+
+def main(args):
+    """Prints a row for each mistake and a summary; ends with exit code 1 if one of them survives."""
+    began = time.monotonic()
+    words = args.only.lower()
+    chosen = [m for m in mutations() if words in f"{m.name} {m.file} {m.test}".lower()]
+    for mutation in chosen:
+        mutation.made((ROOT / mutation.file).read_text())  # before anything runs
+    with tempfile.TemporaryDirectory(prefix="mutations") as folder:
+        copies = Queue()
+        for i in range(args.workers):
+            copies.put(Path(folder, f"copy_{i}"))
+            copy_of_the_tree(copies.queue[i])
+        tests = list(dict.fromkeys(mutation.test for mutation in chosen))
+        wrong = not_green(copies.queue[0], tests)
+        print(f"{len(tests)} tests without a mistake: {time.monotonic() - began:.0f} s", flush=True)
+        for test, why in wrong.items():
+            print(f"not green without a mistake ({why}): {test}")
+
+        def judge(mutation):
+            if mutation.test in wrong:
+                return "NO RESULT: its test is not green without it"
+            started, copy = time.monotonic(), copies.get()
+            try:
+                verdict = verdict_on(mutation, copy)
+            finally:
+                copies.put(copy)
+            seconds = time.monotonic() - started
+            print(f"{seconds:6.1f} s  {verdict}  {mutation.file}: {mutation.name}  ({mutation.test})", flush=True)
+            return verdict
+
+        with ThreadPoolExecutor(args.workers) as threads:
+            verdicts = list(threads.map(judge, chosen))
+    num_red = verdicts.count("red")
+    minutes = (time.monotonic() - began) / 60
+    print(f"{num_red} of {len(chosen)} mistakes turn their test red, in {minutes:.1f} minutes")
+    for mutation, verdict in zip(chosen, verdicts):
+        if verdict != "red":
+            print(f"{verdict}: {mutation.file}: {mutation.name}  ({mutation.test})")
+    sys.exit(num_red < len(chosen))
+
+
+if __name__ == "__main__":
+    import tyro
+
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
