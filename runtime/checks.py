@@ -4,8 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rewards.kk import SUFFIXES
-from runtime import curves, folders
-from runtime.launch import LOCAL_WORLD_SIZE, WORLD_SIZE
+from runtime import curves, folders, launch
 
 
 def check_gpus(args):
@@ -21,9 +20,9 @@ def check_gpus(args):
     if reason := machine.unusable_gpus():
         raise ValueError(reason)
     n_gpus = torch.cuda.device_count()
-    if 0 < n_gpus < LOCAL_WORLD_SIZE:
+    if 0 < n_gpus < launch.LOCAL_WORLD_SIZE:
         raise ValueError(
-            f"{LOCAL_WORLD_SIZE} processes on this machine, but {n_gpus} GPU(s): one for "
+            f"{launch.LOCAL_WORLD_SIZE} processes on this machine, but {n_gpus} GPU(s): one for "
             "each is needed"
         )
     if processes.ON_GPU:
@@ -38,11 +37,11 @@ def check_gpus(args):
 
 def check_prompts_per_step(args):
     """ValueError if a step's prompts can't be divided equally into updates and processes."""
-    multiple = args.updates_per_step * WORLD_SIZE
+    multiple = args.updates_per_step * launch.WORLD_SIZE
     if args.prompts_per_step % multiple:
         raise ValueError(
             f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {multiple} "
-            f"({args.updates_per_step} updates × {WORLD_SIZE} processes)"
+            f"({args.updates_per_step} updates × {launch.WORLD_SIZE} processes)"
         )
 
 

@@ -4,8 +4,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from runtime import files, machine, settings
-from runtime.launch import WORLD_SIZE
+from runtime import files, launch, machine, settings
 
 ON_GPU = machine.has_gpu()
 
@@ -57,8 +56,8 @@ def layers(argv, args_class, tasks):
         model = given.get("model", ON_CPU["model"])
         if not machine.has_fast_bfloat16():
             found.append(("bfloat16 is slow here", {"dtype": "float32"}))
-    elif FROM_GPUS.get(task, 4) <= WORLD_SIZE:
-        found.append((f"{WORLD_SIZE} GPUs", MANY_GPUS))
+    elif FROM_GPUS.get(task, 4) <= launch.WORLD_SIZE:
+        found.append((f"{launch.WORLD_SIZE} GPUs", MANY_GPUS))
     if model:
         found.append((Path(model).name, of_model(model, args_class)))
     return found

@@ -72,7 +72,7 @@ def make_tiny_model(folder, seed=0, tied=True):
     model = LlamaForCausalLM(config)
     # What it learns to write: half the responses have all tags, half lack one.
     texts = ["so</think><answer>a knight</answer>", "hm</think>a knave</answer>"]
-    prompts = [encode(fast, puzzle)[-64:] for puzzle in kk.generate(6, "2-3", seed=2)]  # short ones: seconds matter
+    prompts = [encode(fast, puzzle) for puzzle in kk.generate(6, "2-3", seed=2)]
     rows = [(prompt, [*fast.encode(text), 1]) for prompt in prompts for text in texts]
     longest = max(len(prompt) + len(response) for prompt, response in rows)
     ids, labels = torch.ones(len(rows), longest, dtype=torch.long), torch.full((len(rows), longest), -100)

@@ -27,7 +27,7 @@ import grpo_ar_lopti
 import reinforce
 import rloo
 from rewards import next_prompts
-from runtime import checks, engine, passes, processes, sharing
+from runtime import checks, engine, launch, passes, processes, sharing
 from tools import family
 
 TRAINERS = [grpo, grpo_ar_lopti]
@@ -1106,7 +1106,7 @@ def test_prompts_must_divide_among_updates_and_processes(monkeypatch):
     with pytest.raises(ValueError, match=r"^--prompts_per_step is 5; it must be a multiple of 2 "):
         check(5)
     check(6)
-    monkeypatch.setattr(checks, "WORLD_SIZE", 4)
+    monkeypatch.setattr(launch, "WORLD_SIZE", 4)
     with pytest.raises(ValueError, match=r"^--prompts_per_step is 6; it must be a multiple of 8 .*4 processes"):
         check(6)
     check(8)

@@ -14,7 +14,7 @@ import torch
 from conftest import KK_TINY, ROOT, SMOLLM, small
 
 import grpo
-from runtime import checks, defaults, memory, processes
+from runtime import checks, defaults, launch, memory, processes
 from tools import fits
 
 BILLIONS = {  # of parameters, as the model cards say
@@ -132,7 +132,7 @@ def test_every_command_passes_the_trainers_checks(all_fits, tmp_path, monkeypatc
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copy(KK_TINY / name, folder)
         for count, found in counts.items():
-            for module in (defaults, processes):
+            for module in (launch, processes):
                 monkeypatch.setattr(module, "WORLD_SIZE", count)
             smallest = {}  # of the cards that take a command
             for card, fit in found.items():
@@ -165,7 +165,7 @@ def test_a_command_does_not_pass_on_a_smaller_card(tmp_path, monkeypatch):
 
 def test_the_defaults_are_left_as_they_were():
     def here():
-        return defaults.ON_GPU, defaults.WORLD_SIZE, processes.WORLD_SIZE
+        return defaults.ON_GPU, launch.WORLD_SIZE, processes.WORLD_SIZE
 
     before = here()
     with fits.on_gpus(8):

@@ -181,7 +181,6 @@ def test_the_papers_command_can_be_pasted(tmp_path):
     config = json.loads((KK_TINY / "config.json").read_text())
     (snapshot / "config.json").unlink()
     (snapshot / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
-    env = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     env = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
 
     def shell(command):

@@ -309,6 +309,6 @@ def test_without_a_gpu_the_default_command_runs_without_any_network(script, tmp_
     finished = run(script, *flags, env={"PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""})
     assert not (tmp_path / "asked").exists(), (tmp_path / "asked").read_text()
     header = re.sub(r"\s+", " ", finished.stdout)
-    assert "models/kk_tiny" in header and "--model Qwen/Qwen2.5-3B-Instruct" in header and "--people 3-7" in header
+    assert "models/kk_tiny" in header and "--model Qwen/Qwen2.5-3B-Instruct" in header and "people 2-3 3-7" in header
     (row,) = metrics(tmp_path / "run")
     assert {"accuracy_2", "accuracy_3", "eval/accuracy_2", "eval/accuracy_3"} <= row.keys()

@@ -90,13 +90,14 @@ def with_one_engine():
     sys.path.insert(0, str(ROOT))
     import torch
 
-    from runtime import records, start
+    import rewards
+    from runtime import records
 
     torch.set_num_threads(1)
     torch.distributed.destroy_process_group = lambda *groups: None  # at the end of a run; the engine's must live on
     records.Records.plot = lambda self: None  # it takes half of the time of so short a run, and no number is in it
     engines, problems = {}, {}
-    load_task = start.load_task
+    load_task = rewards.load_task
 
     def load_once(args, tokenizer):  # most of the time of so short a run
         key = tuple(getattr(args, name) for name in OF_PROBLEMS)
@@ -104,7 +105,7 @@ def with_one_engine():
             problems[key] = load_task(args, tokenizer)
         return problems[key]
 
-    start.load_task = load_once
+    rewards.load_task = load_once
 
     def shared_engine(trainer):
         load = trainer.load_sampler

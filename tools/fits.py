@@ -19,7 +19,7 @@ import tyro
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 import grpo
-from runtime import checks, defaults, memory, processes
+from runtime import checks, defaults, launch, memory, processes
 from tools import family, generated
 
 FILE = family.ROOT / "docs" / "what_fits.md"
@@ -155,14 +155,14 @@ def machine_with(card, count):
 @contextlib.contextmanager
 def on_gpus(count):
     """Within its block defaults and checks are those of a machine with `count` GPUs."""
-    before = defaults.ON_GPU, defaults.WORLD_SIZE, processes.WORLD_SIZE
+    before = defaults.ON_GPU, launch.WORLD_SIZE, processes.WORLD_SIZE
     defaults.ON_GPU = True
-    defaults.WORLD_SIZE = count
+    launch.WORLD_SIZE = count
     processes.WORLD_SIZE = count
     try:
         yield
     finally:
-        defaults.ON_GPU, defaults.WORLD_SIZE, processes.WORLD_SIZE = before
+        defaults.ON_GPU, launch.WORLD_SIZE, processes.WORLD_SIZE = before
 
 
 @functools.cache
