@@ -1,4 +1,4 @@
-# make demo: a model learns to reason while you watch.  make test: lint and all tests.  Both set up what they need.
+# make demo: a model learns to reason while you watch.  make test: lint and tests.  Both set up what they need.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,7 +15,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install doctor model demo test bench lab table docs site lint format
+.PHONY: install doctor model demo test test-all bench lab table docs site lint format
 
 install: $(VENV)/installed
 
@@ -45,7 +45,11 @@ demo: install
 	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5
 
 test: install model lint $(SITE_VENV)/installed
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+
+test-all: install model lint $(SITE_VENV)/installed
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PY) tools/mutations.py
 
 bench: install model
 	$(PY) benchmarks/limit.py

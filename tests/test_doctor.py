@@ -315,6 +315,7 @@ def test_the_quick_checks_pass_here():
     assert found["run"].outcome == "SKIP"
 
 
+@pytest.mark.slow
 def test_this_machine_runs_the_trainers(tmp_path):
     """The whole: a real run and its resumption, as a newcomer starts them."""
     file = tmp_path / "table.json"

@@ -227,6 +227,7 @@ def test_the_model_is_small_and_ordinary():
     assert (KK_TINY / "model.safetensors").stat().st_size < 5e6
 
 
+@pytest.mark.slow
 def test_it_starts_where_its_card_says():
     """100 test puzzles each of 2 and 3 people, 4 responses to each at temperature 1; vLLM samples."""
     measured = run("models/make_kk_tiny.py", "--measure", "--people", "2-3", "--samples", "4").stdout
@@ -244,6 +245,7 @@ def test_it_starts_where_its_card_says():
 # The trainers' default where there is no GPU
 
 
+@pytest.mark.slow
 def test_eight_steps_raise_the_reward(tmp_path):
     flags = ["--steps", "8", "--prompts_per_step", "6", "--people", "2", "--max_response_tokens", "400"]
     flags += ["--eval_size", "2", "--eval_every", "8", "--lr", "2e-4"]

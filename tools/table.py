@@ -154,20 +154,17 @@ def short_table(folder=family.ROOT):
 
 
 def table(folder=family.ROOT):
-    """What each script maximises, and the source, as Markdown; below it the median of "changed".
+    """What each script maximises, and the source, as Markdown.
 
     ValueError if a script is not in TEXTS.
     """
-    lines = ["| script | what it maximises | from | code lines | changed |", "|---|---|---|---|---|"]
+    lines = ["| script | what it maximises | from |", "|---|---|---|"]
     for row in rows(folder):
         if row.stem not in TEXTS:
             raise ValueError(f"{row.stem}.py has no words for the table: add them to TEXTS in tools/table.py")
-        changed = str(row.changed) if row.changed else ""
-        if row.parent not in (None, "grpo"):
-            changed += f" (`{row.parent}.py`)"
-        cells = [f"{row.indent}`{row.stem}.py`", *TEXTS[row.stem], str(row.length), changed]
-        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
-    return "\n".join([*lines, *median(folder)]) + "\n"
+        cells = [f"{row.indent}`{row.stem}.py`", *TEXTS[row.stem]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 @dataclass
