@@ -78,7 +78,7 @@ class Args(settings.RunArgs):
 
     # ---- problems
     task: str = "kk"  # kk, math, countdown, hitab (rewards/), or a Python file of your own
-    chat_template: Literal["auto", "none"] = "auto"  # auto: the tokenizer's; none: plain text
+    chat_template: Literal["auto", "none"] = "auto"  # auto: the model's form of a chat; none: text
     max_prompt_tokens: PositiveInt = 1024  # longer prompts are left out
 
     # ---- sampling
@@ -94,7 +94,7 @@ class Args(settings.RunArgs):
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute; weights are float32
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute; trained weights are float32
     steps: PositiveInt | None = None  # None: worked out from --epochs at the start
     epochs: PositiveInt = 5  # passes over the training problems
     eval_every: PositiveInt = 20  # evaluate every so many steps, at the start and at the end
@@ -103,12 +103,12 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # of the order of prompts and of sampling
 
 
-# What the papers set differently for other tasks.
+# What the papers set differently for other tasks. What is not named stays as it is above.
 TASKS = {
     "math": {  # AR-Lopti, Section 5.2: a base model, which knows no chat
         "model": "Qwen/Qwen2.5-7B",
         "chat_template": "none",
-        "epochs": 1,  # of Open-Reasoner-Zero's 57k problems; --epochs 5 for the smaller set of 10k
+        "epochs": 1,  # of Open-Reasoner-Zero's 57k problems; for its 10k: --data FILE --epochs 5
         "prompts_per_step": 128,
         "temperature": 1.0,
     },
@@ -181,14 +181,14 @@ class Policy(nn.Module):
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
             targets = ids[mask]  # [num_tokens], in the same order
             # self.head(states, targets, …), a chunk of tokens at a time, since all logits together
-            # would be the largest tensor here. The backward pass computes them again.
+            # would be the largest tensor here. None are kept: the backward pass makes them again.
             logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
         """The output of the last layer, below the head, for every token: [N, T, D]."""
-        # In float32, however the weights are stored: autocast rounds what enters a matrix product,
-        # and the sums between layers keep all their digits.
+        # In float32, however the weights are stored. Each layer adds its output to this, and
+        # autocast rounds only what enters a matrix product, so the sum keeps all its digits.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         length = passes.length_to_share(ids, mask, self.args)
         if length > 0:  # the rows have the same prompt: compute it once
@@ -198,7 +198,7 @@ class Policy(nn.Module):
     def head(self, states, targets, temperature, with_entropy):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
-        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ saves a copy of the logits
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
         entropy = torch.zeros_like(logp)
         if with_entropy:
@@ -212,7 +212,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """The model to train, with float32 weights; or a frozen one, with weights in --dtype."""
+    """The model to train, with float32 weights; or a frozen reference, with weights in --dtype."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
     policy = Policy(lm, args)
@@ -228,12 +228,13 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    # A micro-batch is as many rows as fit in a forward pass. The text is the progress bar's title.
+    # A micro-batch is as many rows as fit in a forward pass, cut to the longest of them. The text
+    # is the progress bar's title.
     for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
-        # +=, because processes make equally many passes: one that has fewer micro-batches repeats
-        # one with an empty mask, which gives zeros.
+        # +=, because each pass gathers the split weights from all processes, so they make equally
+        # many: one with fewer micro-batches repeats one with an empty mask, which adds zeros.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -354,7 +355,7 @@ def compute_advantages(rewards, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Without the first reward the advantage is the same, but equal rewards give exactly 0.
+        # Minus the first reward, the advantage is the same, but equal rewards give exactly 0.
         groups = groups - groups[:, :1]
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # the sample's: divided by G − 1
@@ -444,7 +445,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
-    # For speed alone: tokens with A = 0 need no pass if there is no KL term. The divisor has them.
+    # Tokens with A = 0 need no pass if there is no KL term; the divisor still counts them. If none
+    # is left, AdamW makes no step.
     minibatch = passes.without_idle_tokens(minibatch, args)
     minibatch_loss = 0.0
     num_clipped = 0
@@ -474,7 +476,7 @@ def evaluate(llm, task, problems, step, run, args):
     """
     mine = own_part(problems)  # each process has its part
     responses = generate(llm, mine, "test", args, temperature=args.eval_temperature)
-    scores = score(task, responses, mine)  # dictionaries with reward, correct and format
+    scores = score(task, responses, mine)  # for each: reward, correct (answer), format (tags)
     run.write_tests(step, mine, responses, scores)
     accuracy = measure.accuracy_by_category("eval/accuracy", mine, scores)  # of all processes
     return {"eval/accuracy": fmean(accuracy.values()), **accuracy}
@@ -484,7 +486,8 @@ def evaluate(llm, task, problems, step, run, args):
 
 
 def main():
-    # Reads and checks everything small, and prints the header. A bad flag or a dry run ends here.
+    # Reads the flags, the tokenizer and the problems, and prints the header. What first.check could
+    # not know, such as a missing file, ends the program here, and so does --dry_run.
     args, run, tokenizer, task, train, test = start.begin(Args, TASKS)
 
     llm = load_sampler(args)
@@ -512,7 +515,8 @@ def main():
         engine.sleep(llm)  # on a GPU: frees its memory for training; sync_weights wakes it
 
         # Score them.
-        scores = score(task, responses, problems)  # dictionaries with reward, correct and format
+        # Of each response: reward (for K&K −3 to 3), correct (its answer) and format (its tags).
+        scores = score(task, responses, problems)
         rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
@@ -526,7 +530,7 @@ def main():
         clock.lap("logprob")
 
         # Update the policy, and hand the new weights to the sampler.
-        weights_before = weights.subset(policy, args.dtype)  # for a metric: do they change at all?
+        weights_before = weights.subset(policy, args.dtype)  # a metric: do they change in --dtype?
         updated = update(policy, optimizer, batch, step, args)  # metrics
         clock.lap("train")
         sync_weights(policy, llm, args)
@@ -537,7 +541,7 @@ def main():
         metrics = {
             "step": step,
             **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
-            **measure.of_tokens(batch),  # entropy, sampler_gap
+            **measure.of_tokens(batch),  # entropy, and sampler_gap: |log π − vLLM's|
             "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
             **updated,
             "weights_changed": weights.changed(weights_before, policy, args.dtype),
@@ -554,7 +558,7 @@ def main():
     if saved < step:  # the last step, or the one after which the run was interrupted
         checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
     run.close(step)
-    del llm  # it uses the process group, which ends now
+    del llm  # it uses the connection of the processes, which ends now
     processes.end()
 
 

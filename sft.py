@@ -57,7 +57,7 @@ class Args(settings.RunArgs):
     # ---- problems
     task: str = "kk"  # whose worked solutions are learned, if there is no --data with chats
     careful: Fraction = 0.3  # kk: share of careful solutions; the others are hasty
-    chat_template: Literal["auto", "none"] = "auto"  # auto: the tokenizer's; none: plain text
+    chat_template: Literal["auto", "none"] = "auto"  # auto: the model's form of a chat; none: text
     max_prompt_tokens: PositiveInt = 1024  # longer prompts are left out
 
     # ---- examples
@@ -71,7 +71,7 @@ class Args(settings.RunArgs):
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute; weights are float32
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute; trained weights are float32
     steps: PositiveInt | None = None  # None: worked out from --epochs at the start
     epochs: PositiveInt = 2  # passes over the training examples
     eval_every: PositiveInt = 20  # evaluate every so many steps, at the start and at the end
@@ -130,14 +130,14 @@ class Policy(nn.Module):
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
             targets = ids[mask]  # [num_tokens], in the same order
             # self.head(states, targets, …), a chunk of tokens at a time, since all logits together
-            # would be the largest tensor here. The backward pass computes them again.
+            # would be the largest tensor here. None are kept: the backward pass makes them again.
             logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
         """The output of the last layer, below the head, for every token: [N, T, D]."""
-        # In float32, however the weights are stored: autocast rounds what enters a matrix product,
-        # and the sums between layers keep all their digits.
+        # In float32, however the weights are stored. Each layer adds its output to this, and
+        # autocast rounds only what enters a matrix product, so the sum keeps all its digits.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         length = passes.length_to_share(ids, mask, self.args)
         if length > 0:  # the rows have the same prompt: compute it once
@@ -147,7 +147,7 @@ class Policy(nn.Module):
     def head(self, states, targets, temperature, with_entropy):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
-        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ saves a copy of the logits
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
         entropy = torch.zeros_like(logp)
         if with_entropy:
@@ -161,7 +161,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """The model to train, with float32 weights; or a frozen one, with weights in --dtype."""
+    """The model to train, with float32 weights; or a frozen reference, with weights in --dtype."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
     policy = Policy(lm, args)
@@ -177,12 +177,13 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    # A micro-batch is as many rows as fit in a forward pass. The text is the progress bar's title.
+    # A micro-batch is as many rows as fit in a forward pass, cut to the longest of them. The text
+    # is the progress bar's title.
     for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], 1.0, with_entropy)
         length = logp.shape[1]
-        # +=, because processes make equally many passes: one that has fewer micro-batches repeats
-        # one with an empty mask, which gives zeros.
+        # +=, because each pass gathers the split weights from all processes, so they make equally
+        # many: one with fewer micro-batches repeats one with an empty mask, which adds zeros.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -279,7 +280,8 @@ def evaluate(policy, test, args):
 
 
 def main():
-    # Reads and checks everything small, and prints the header. A bad flag or a dry run ends here.
+    # Reads the flags, the tokenizer and the problems, and prints the header. What first.check could
+    # not know, such as a missing file, ends the program here, and so does --dry_run.
     args, run, tokenizer, _, train, test = start.begin(Args, TASKS, examples)
 
     policy = load_policy(args, trained=True)
@@ -300,7 +302,7 @@ def main():
         # The next examples, and an update of the policy.
         given, num_used = next_problems(train, num_used, args)  # this process's
         batch = to_batch(given)
-        weights_before = weights.subset(policy, args.dtype)  # for a metric: do they change at all?
+        weights_before = weights.subset(policy, args.dtype)  # a metric: do they change in --dtype?
         updated = update(policy, optimizer, batch, step, args)  # metrics
         clock.lap("train")
         timings = clock.end("rest")  # seconds of each phase, and the peak of the memory
