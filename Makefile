@@ -33,6 +33,10 @@ ifeq ($(GPU),0)
 endif
 	touch $@
 
+$(VENV)/installed-test: requirements-test.txt | $(VENV)/installed
+	$(PIP) -r requirements-test.txt
+	touch $@
+
 doctor: install
 	$(PY) -m tools.doctor
 
@@ -44,10 +48,10 @@ $(SMOLLM)/model.safetensors: | $(VENV)/installed
 demo: install
 	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5
 
-test: install model lint $(SITE_VENV)/installed
+test: install $(VENV)/installed-test model lint $(SITE_VENV)/installed
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-all: install model lint $(SITE_VENV)/installed
+test-all: install $(VENV)/installed-test model lint $(SITE_VENV)/installed
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(PY) tools/mutations.py
 
@@ -77,11 +81,11 @@ docs: table
 	$(PY) -m tools.pages
 	$(PY) -m tools.claims
 
-lint: install
+lint: install $(VENV)/installed-test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-format: install
+format: install $(VENV)/installed-test
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 

@@ -1,19 +1,29 @@
 """What every trainer calls and no algorithm changes: skip it to learn what an algorithm does.
 
-- quiet: silences notices of the libraries, never their errors
-- processes: the processes of a run, their devices, and what they tell each other
-- settings: where settings come from, and whether they are in range
-- checks: mistakes that can be found before anything large is loaded
-- hub: whether the Hugging Face hub can be reached
-- memory: how much a run will need, how much it used, and how freed memory is used again
+How a run begins
+- first: mistakes in the flags, found before torch is imported
+- settings: the types and ranges of settings, and where their values come from
+- defaults: those that depend on the machine and the model
+- start: the rest that can be read and checked before anything large is loaded, in order
+- checks, hub: what can't work on this machine, in this folder, with this model; is the hub reachable
 - header: what a run prints before it starts
-- records: the folder of a run and the files in it
-- terminal: the lines that a run prints while it goes on
-- before_after: one test problem with its responses before and after training
-- files: replacing a file so that a kill can't spoil it, and the lock on a run's folder
-- faults: one message if a run can't write its files
-- checkpoints: writing a checkpoint that survives a kill, and resuming from it
-- weights: a sample of the weights, to see how many of them a step changes
-- clock: seconds by phase
-- signals: Ctrl-C and SIGTERM
+
+Where it runs
+- launch, processes: which process this is; devices, and what processes tell each other
+- peers: says which process died, if one does
+- machine, memory: what the machine has; how much a run needs and used
+- placement: a policy on its device: compiled, recomputing, split by FSDP2
+- engine: vLLM's options for the machine, seeds of requests, sleeping and waking
+- quiet: hides notices of the libraries, never their errors
+
+What a step calls
+- sharing: dealing out problems and groups to the processes
+- passes: which rows make a forward pass; prompts that are computed once
+- measure, clock, weights: metrics, seconds by phase, how many weights a step changes
+
+What a run leaves
+- records, folders, files: its folder, and files that a kill can't spoil
+- checkpoints: saving and resuming
+- curves, terminal, before_after: what one looks at
+- signals, faults: Ctrl-C, SIGTERM, a full disk
 """
