@@ -81,7 +81,7 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The settings of AR-Lopti (arXiv 2505.12929, Appendix B) for logic puzzles, Knights & Knaves.
+    """The AR-Lopti paper's settings for logic puzzles, Knights & Knaves (Appendix B).
 
     RunArgs adds files, and sizes for the machine, which no algorithm reads. A type says which
     values are allowed: a Fraction is in [0, 1].
