@@ -140,20 +140,22 @@ def parse(argv, args_class, default, description):
     """
     groups, helps = read_sources(args_class)
     types = typing.get_type_hints(args_class, include_extras=True)
-    titled = {}  # tyro's help has a group for each dictionary in a dictionary
+    titled = {}  # tyro's help has a group for each dataclass in a dictionary
     defaults = {}
     for title, names in groups.items():
-        group = {}
+        fields = []
         for name in names:
             shown = tyro.conf.arg(help=helps[name], metavar=metavar_of(types[name]))
-            group[name] = Annotated[types[name], shown]
-        titled[title] = tyro.conf.OmitArgPrefixes[TypedDict(title, group)]  # --lr, not --run.lr
-        defaults[title] = {name: getattr(default, name) for name in names}
+            fields.append((name, Annotated[types[name], shown], getattr(default, name)))
+        group = dataclasses.make_dataclass("Group", fields)
+        group.__doc__ = ""  # or the help would show the signature that dataclasses give it
+        titled[title] = tyro.conf.OmitArgPrefixes[group]  # --lr, not --objective.lr
+        defaults[title] = group()
     settings = TypedDict("settings", titled)
     parsed = tyro.cli(
         settings, args=argv, default=defaults, use_underscores=True, description=description
     )
-    return args_class(**ChainMap(*parsed.values()))
+    return args_class(**ChainMap(*map(vars, parsed.values())))
 
 
 def metavar_of(type_):
