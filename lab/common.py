@@ -112,7 +112,7 @@ def trainer_args(script, args, **changes):
     """
     trainer = importlib.import_module(script)
     argv = [f"--model={began_with(args.model)}"]
-    own, _ = settings.layered(defaults.layers(argv, trainer.Args, trainer.TASKS))
+    own = settings.merged(defaults.layers(argv, trainer.Args, trainer.TASKS))
     sizes = {
         "model": args.model,
         "seed": args.seed,

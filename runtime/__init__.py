@@ -5,7 +5,7 @@ How a run begins
 - settings: the types and ranges of settings, and where their values come from
 - defaults: those that depend on the machine and the model
 - start: the rest that can be read and checked before anything large is loaded, in order
-- checks, hub: what can't work on this machine, in this folder, with this model; is the hub reachable
+- checks, hub: what can't work on this machine, in this folder, with this model; is the hub there
 - header: what a run prints before it starts
 
 Where it runs

@@ -331,13 +331,13 @@ def trainer_state(policy, optimizer, critic=None):
     draws.
     """
     state = {"rng": torch.get_rng_state()}
-    for name, parameter in policy.lm.named_parameters():
-        state[name] = {**of_adamw(parameter, optimizer), "weight": parameter.detach()}
+    trained = {"": (policy, optimizer)}
     if critic:
-        model, its_optimizer = critic
+        trained["critic."] = critic
+    for prefix, (model, its_optimizer) in trained.items():
         for name, parameter in model.lm.named_parameters():
-            of_critic = of_adamw(parameter, its_optimizer)
-            state[f"critic.{name}"] = {**of_critic, "weight": parameter.detach()}
+            of_optimizer = of_adamw(parameter, its_optimizer)
+            state[prefix + name] = {**of_optimizer, "weight": parameter.detach()}
     return state
 
 

@@ -124,13 +124,16 @@ def check_data_files(args):
 
 
 def check_model_folder(model):
-    """ValueError if `model` is a path without a model. Anything else may be a hub id."""
-    folder = Path(model)
-    written_as_path = model.startswith((".", "/", "~"))
-    in_a_folder = len(folder.parts) > 1 and folder.parent.is_dir()
-    is_path = written_as_path or in_a_folder or folder.exists()
-    if is_path and not (folder / "config.json").exists():
+    """ValueError if `model` is a path without a model."""
+    if is_path(model) and not Path(model, "config.json").exists():
         raise ValueError(
             f"--model {model} is not a model folder: no config.json in it; "
             "`make model` gets a small one"
         )
+
+
+def is_path(name):
+    """Whether a model or data set of this name is a path. Anything else may be a hub id."""
+    path = Path(name)
+    in_a_folder = len(path.parts) > 1 and path.parent.is_dir()
+    return name.startswith((".", "/", "~")) or in_a_folder or path.exists()

@@ -26,16 +26,16 @@ FROM_GPUS = {"math": 8}  # of 80 GB, for a model of 7 billion parameters; other 
 
 
 def read(argv, args_class, tasks):
-    """(the settings of a run, {name: settings.Source} of those that are not as in args_class).
+    """(the settings of a run, the layers that their defaults come from).
 
     argv: the command line. What it leaves open is as in args_class, except for what `layers` gives.
     ValueError if a value is out of its range.
     """
-    defaults, sources = settings.layered(layers(argv, args_class, tasks))
+    below = layers(argv, args_class, tasks)
     about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
-    args = settings.parse(argv, args_class, args_class(**defaults), about)
+    args = settings.parse(argv, args_class, args_class(**settings.merged(below)), about)
     settings.check_ranges(args)
-    return args, sources
+    return args, below
 
 
 def layers(argv, args_class, tasks):
@@ -70,7 +70,7 @@ def papers_command(args_class, tasks, task):
     words = [] if task == args_class.task else ["--task", task]
     # The model first: then the settings of another model's folder are no longer defaults.
     for names in (["model"], [name for name in paper if name != "model"]):
-        here, _ = settings.layered(layers(words, args_class, tasks))
+        here = settings.merged(layers(words, args_class, tasks))
         for name in names:
             if here.get(name, paper[name]) != paper[name]:
                 words += settings.as_flags(name, paper[name])

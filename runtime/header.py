@@ -15,16 +15,16 @@ from runtime import processes, settings, terminal
 NO_PAPERS = ("run_dir", "dry_run")  # the last line speaks of them
 
 
-def show(args, sizes, sources, papers_command):
+def show(args, sizes, layers, papers_command):
     """Prints the header. A setting that differs from the paper's gets a row with the reason.
 
     sizes: {parameters, estimated_memory_gb, memory_gb, training_problems, test_problems}; the
-    memory is that of one process, in GiB. sources: where the defaults come from, as
-    settings.layered says. papers_command: the words of a command that has the paper's settings.
+    memory is that of one process, in GiB. layers: what the defaults come from, as
+    defaults.layers says. papers_command: the words of a command that has the paper's settings.
     """
     console = terminal.console()
     console.rule(Path(sys.argv[0]).name)
-    different = settings.differences(args, sources)
+    different = settings.differences(args, layers)
     worked_out = args.epochs * (sizes["training_problems"] // args.prompts_per_step)
     if "steps" in different and different["steps"][0] is None and args.steps == worked_out:
         del different["steps"]  # the paper's epochs give them

@@ -11,7 +11,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import get_session, validate_repo_id
 
-from runtime import processes
+from runtime import checks, processes
 
 PATIENCE = 10  # seconds that the hub has for an answer
 
@@ -64,11 +64,8 @@ def why_unreachable():
 
 def is_hub_id(name):
     """Whether a model or data set of this name would come from the hub, and not from a path."""
-    path = Path(name)
-    in_a_folder = len(path.parts) > 1 and path.parent.is_dir()
-    if not name or name.startswith((".", "/", "~")) or in_a_folder or path.exists():
-        return False
-    if path.suffix in (".parquet", ".json", ".jsonl"):
+    is_file = Path(name).suffix in (".parquet", ".json", ".jsonl")
+    if not name or is_file or checks.is_path(name):
         return False
     try:
         validate_repo_id(name)

@@ -18,8 +18,9 @@ import json
 import re
 import sys
 import typing
+from collections import ChainMap
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import pydantic
 import tyro
@@ -139,37 +140,31 @@ def parse(argv, args_class, default, description):
     """
     groups, helps = read_sources(args_class)
     types = typing.get_type_hints(args_class, include_extras=True)
-    fields_of_help = []  # tyro's help has a group for each dataclass in a dataclass
-    for place, (title, names) in enumerate(groups.items()):
+    titled = {}  # tyro's help has a group for each dataclass in a dictionary
+    defaults = {}
+    for title, names in groups.items():
         fields = []
         for name in names:
             shown = tyro.conf.arg(help=helps[name], metavar=metavar_of(types[name]))
             fields.append((name, Annotated[types[name], shown], getattr(default, name)))
-        group = dataclasses.make_dataclass(f"Group{place}", fields)
+        group = dataclasses.make_dataclass("Group", fields)
         group.__doc__ = ""  # or the help would show the signature that dataclasses give it
-        titled = Annotated[group, tyro.conf.arg(name=title)]
-        unprefixed = tyro.conf.OmitArgPrefixes[titled]  # --lr, not --objective.lr
-        made_anew = dataclasses.field(default_factory=group)
-        fields_of_help.append((f"group{place}", unprefixed, made_anew))
-    all_groups = dataclasses.make_dataclass("AllGroups", fields_of_help)
-    parsed = tyro.cli(all_groups, args=argv, use_underscores=True, description=description)
-    values = {}
-    for field in dataclasses.fields(parsed):
-        values.update(vars(getattr(parsed, field.name)))
-    return args_class(**values)
+        titled[title] = tyro.conf.OmitArgPrefixes[group]  # --lr, not --objective.lr
+        defaults[title] = group()
+    settings = TypedDict("settings", titled)
+    parsed = tyro.cli(
+        settings, args=argv, default=defaults, use_underscores=True, description=description
+    )
+    return args_class(**ChainMap(*map(vars, parsed.values())))
 
 
 def metavar_of(type_):
-    """What the help shows as a value of a type with a range: "INT greater than 0, or None"."""
-    words = range_of(type_)
-    if not words:
-        return None  # tyro's own
-    members = [type_, *typing.get_args(type_)]
-    kind = next(typing.get_args(m)[0] for m in members if getattr(m, "__metadata__", ()))
-    metavar = f"{kind.__name__.upper()} {words}"
-    if type(None) in members:
-        metavar += ", or None"
-    return metavar
+    """For a number that may be None "INT greater than 0, or None"; otherwise None, tyro's own."""
+    members = typing.get_args(type_)
+    if type(None) not in members or not range_of(type_):
+        return None
+    kind = typing.get_args(members[0])[0]
+    return f"{kind.__name__.upper()} {range_of(type_)}, or None"
 
 
 def groups_of(args_class):
@@ -239,61 +234,38 @@ def errors_in_one_line():
 # -------------------------------------------------------------------------- where values come from
 
 
-AS_IN_ARGS = object()  # no value, but the default in Args
+# Defaults come in layers, [(reason, {name: value}), …], of which a later one overrides those before
+# it. The first one is the paper's: what it sets for this task.
 
 
-@dataclasses.dataclass
-class Source:
-    """Where a default comes from that is not the one in Args."""
-
-    value: object  # the default
-    reason: str  # the last layer that changed it, in words
-    paper: object = AS_IN_ARGS  # the paper's value for this task
-
-
-def layered(layers):
-    """Defaults from several layers, of which a later one overrides those before it.
-
-    layers: [(reason, {name: value}), …]. The first layer is the paper's: what it sets for this
-    task. Returns ({name: value}, {name: Source}). A layer that repeats a value is not its source.
-    """
+def merged(layers):
+    """{name: value} of all layers."""
     values = {}
-    sources = {}
-    for place, (reason, layer) in enumerate(layers):
-        for name, value in layer.items():
-            if name in sources:
-                if sources[name].value != value:
-                    sources[name].value = value
-                    sources[name].reason = reason
-            else:
-                sources[name] = Source(value, reason)
-                if place == 0:
-                    sources[name].paper = value
-            values[name] = value
-    return values, sources
-
-
-def of_paper(args_class, sources):
-    """{name: value}: the paper's settings. sources: from layered."""
-    values = {field.name: field.default for field in dataclasses.fields(args_class)}
-    for name, source in sources.items():
-        if source.paper is not AS_IN_ARGS:
-            values[name] = source.paper
+    for _, layer in layers:
+        values.update(layer)
     return values
 
 
-def differences(args, sources):
-    """{name: (the paper's value, why it differs here)} for each setting that differs."""
+def differences(args, layers):
+    """{name: (the paper's value, why it differs here)} for each setting that differs.
+
+    A layer that only repeats a value is not the reason for it.
+    """
+    papers = {field.name: field.default for field in dataclasses.fields(args)}
+    papers.update(layers[0][1])
+    values = dict(papers)
+    reasons = {}
+    for reason, layer in layers[1:]:
+        for name, value in layer.items():
+            if value != values[name]:
+                values[name] = value
+                reasons[name] = reason
     found = {}
-    for name, papers in of_paper(type(args), sources).items():
+    for name, of_paper in papers.items():
         value = getattr(args, name)
-        if value == papers:
-            continue
-        source = sources.get(name)
-        if source and source.value == value:
-            found[name] = (papers, source.reason)
-        else:
-            found[name] = (papers, "command line")
+        if value != of_paper:
+            reason = reasons[name] if value == values[name] else "command line"
+            found[name] = (of_paper, reason)
     return found
 
 

@@ -30,7 +30,7 @@ def begin(args_class, tasks, data=rewards):
     """
     defaults.ON_GPU = processes.ON_GPU  # torch knows for certain
     with settings.errors_in_one_line():
-        args, sources = defaults.read(sys.argv[1:], args_class, tasks)
+        args, layers = defaults.read(sys.argv[1:], args_class, tasks)
         tokenizer, task, train, test, sizes = prepare(args, data)
     command = defaults.papers_command(args_class, tasks, args.task)
     if not args.dry_run:
@@ -39,7 +39,7 @@ def begin(args_class, tasks, data=rewards):
         records.choose_folder(args)
         peers.watch(args.run_dir)
     if processes.RANK == 0:
-        header.show(args, sizes, sources, command)
+        header.show(args, sizes, layers, command)
     if args.dry_run:
         sys.exit()
     return args, records.Records(args, sizes), tokenizer, task, train, test

@@ -236,7 +236,7 @@ def test_given():
 
 
 def test_layers_and_reasons():
-    values, sources = settings.layered(LAYERS)
+    values = settings.merged(LAYERS)
     assert values == {
         "temperature": 1.0,
         "model": "models/kk_tiny",
@@ -247,7 +247,7 @@ def test_layers_and_reasons():
     args = Args(**values)
     args.lr = 0.5
     args.seed = 3
-    assert settings.differences(args, sources) == {
+    assert settings.differences(args, LAYERS) == {
         "model": ("Qwen/Qwen2.5-7B", "kk_tiny"),  # the paper's for this task, not the one in Args
         "kv_cache_gb": (0.5, "this machine has no GPU"),  # kk_tiny only repeats it
         "gradient_checkpointing": (True, "this machine has no GPU"),
@@ -256,8 +256,8 @@ def test_layers_and_reasons():
     }
     # a resumed run gives all settings, and is the reason only for those it changes
     resumed = dict(dataclasses.asdict(Args(**values)), seed=7)
-    values, sources = settings.layered([*LAYERS, ("the resumed run", resumed)])
-    found = settings.differences(Args(**values), sources)
+    layers = [*LAYERS, ("the resumed run", resumed)]
+    found = settings.differences(Args(**settings.merged(layers)), layers)
     assert found["seed"] == (0, "the resumed run") and found["lr"] == (1e-6, "kk_tiny")
     assert "steps" not in found
 
@@ -302,31 +302,32 @@ def test_a_models_folder_has_settings_of_its_own(on_gpu, tmp_path, monkeypatch):
     """Of those a script takes what it has: value_lr is ppo.py's. The command line overrides them."""
     monkeypatch.setattr(defaults, "ON_GPU", on_gpu)
     model = model_folder(tmp_path / "mine", {"lr": 5e-4, "value_lr": 2e-3, "people": "2"})
-    args, sources = defaults_of("grpo", "--model", model)
+    args, layers = defaults_of("grpo", "--model", model)
     assert (args.model, args.lr, args.people) == (model, 5e-4, "2") and not hasattr(args, "value_lr")
-    found = settings.differences(args, sources)
+    found = settings.differences(args, layers)
     assert found["lr"] == (1e-6, "mine") and found["people"] == ("3-7", "mine")
-    args, sources = defaults_of("ppo", f"--model={model}", "--lr=3e-5")
+    args, layers = defaults_of("ppo", f"--model={model}", "--lr=3e-5")
     assert (args.lr, args.value_lr) == (3e-5, 2e-3)
-    assert settings.differences(args, sources)["lr"] == (1e-6, "command line")
+    assert settings.differences(args, layers)["lr"] == (1e-6, "command line")
 
 
 def test_a_model_without_settings_has_those_of_the_task_and_the_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(defaults, "ON_GPU", False)
     tasks = importlib.import_module("grpo").TASKS
-    args, sources = defaults_of("grpo", "--model", str(tmp_path), "--task", "countdown")
+    args, layers = defaults_of("grpo", "--model", str(tmp_path), "--task", "countdown")
     assert (args.lr, args.prompts_per_step) == (1e-6, tasks["countdown"]["prompts_per_step"])
     assert args.kv_cache_gb == defaults.ON_CPU["kv_cache_gb"]
-    assert {source.reason for source in sources.values()} <= {"task countdown", "no GPU", "bfloat16 is slow here"}
+    reasons = {reason for _, reason in settings.differences(args, layers).values()}
+    assert reasons <= {"command line", "no GPU", "bfloat16 is slow here"}
     assert defaults.of_model("Qwen/Qwen2.5-3B-Instruct", Args) == {}  # a hub id
 
 
 def test_a_models_settings_override_the_tasks_and_the_machines(tmp_path, monkeypatch):
     monkeypatch.setattr(defaults, "ON_GPU", False)
     model = model_folder(tmp_path / "mine", {"kv_cache_gb": 0.125, "prompts_per_step": 6})
-    args, sources = defaults_of("grpo", "--model", model, "--task", "countdown")
+    args, layers = defaults_of("grpo", "--model", model, "--task", "countdown")
     assert (args.kv_cache_gb, args.prompts_per_step) == (0.125, 6)
-    assert settings.differences(args, sources)["prompts_per_step"] == (128, "mine")  # the paper's for this task
+    assert settings.differences(args, layers)["prompts_per_step"] == (128, "mine")  # the paper's for this task
 
 
 @pytest.mark.parametrize(
@@ -352,9 +353,9 @@ def test_a_resumed_run_has_its_own_settings_and_not_the_models(tmp_path):
     run.mkdir()
     (run / "args.json").write_text(json.dumps(of_the_run))
     (run / "run.json").write_text(json.dumps({"script": "grpo"}))
-    args, sources = defaults_of("grpo", f"--resume={run}", "--seed=4")
+    args, layers = defaults_of("grpo", f"--resume={run}", "--seed=4")
     assert dataclasses.asdict(args) == of_the_run | {"resume": str(run), "seed": 4}
-    assert settings.differences(args, sources)["lr"] == (1e-6, "the resumed run")
+    assert settings.differences(args, layers)["lr"] == (1e-6, "the resumed run")
 
 
 # ------------------------------------------------------------------------------------------ machine
@@ -380,9 +381,9 @@ def test_the_type_of_compute_is_what_the_machine_is_fast_at(fast, monkeypatch):
     for script in ("grpo", "acpo"):
         trainer = importlib.import_module(script)
         monkeypatch.setattr(defaults, "ON_GPU", False)
-        args, sources = defaults.read([], trainer.Args, trainer.TASKS)
+        args, layers = defaults.read([], trainer.Args, trainer.TASKS)
         assert args.dtype == ("bfloat16" if fast else "float32")
-        found = settings.differences(args, sources)
+        found = settings.differences(args, layers)
         assert found.get("dtype") == (None if fast else ("bfloat16", "bfloat16 is slow here"))
         args, _ = defaults.read(["--dtype", "bfloat16"], trainer.Args, trainer.TASKS)
         assert args.dtype == "bfloat16"
@@ -482,12 +483,11 @@ def widths(text):
 def test_the_header(width, monkeypatch, capsys):
     monkeypatch.setattr(terminal, "WIDTH", width)
     monkeypatch.setattr(sys, "argv", ["grpo.py", "--lr", "0.5", "--run_dir", "runs/[red]a b"])
-    values, sources = settings.layered(LAYERS)
-    args = Args(**values)
+    args = Args(**settings.merged(LAYERS))
     args.lr = 0.5
     args.steps = 50  # 5 epochs of 640 problems, 64 a step
     args.run_dir = "runs/[red]a b"
-    header.show(args, SIZES, sources, ["python", "grpo.py", "--lr", "1e-06", "--gradient_checkpointing"])
+    header.show(args, SIZES, LAYERS, ["python", "grpo.py", "--lr", "1e-06", "--gradient_checkpointing"])
     text = capsys.readouterr().out
     assert max(widths(text)) <= width
     assert "50 steps, written to runs/[red]a b" in text

@@ -1,5 +1,5 @@
 """What is drawn and compared: runtime/curves.py, tools/plot.py, tools/compare.py; the pictures of growth.py and
-kk_tiny.
+kk_tiny; what update_speed.py counts.
 """
 
 import importlib
@@ -10,11 +10,12 @@ import sys
 from math import sqrt
 
 import pytest
-from conftest import ROOT, small
+from conftest import KK_TINY, ROOT, small
+from transformers import AutoConfig
 
 from models import make_kk_tiny
 from runtime import checks, curves, defaults
-from tools import compare, family, plot
+from tools import compare, family, fits, plot
 
 
 def write_run(folder, script, values, **settings):
@@ -267,6 +268,48 @@ def test_plot_smooths_if_it_is_asked_to(tmp_path):
         done = call("tools/plot.py", run, "--out", tmp_path / "x", *flags)
         assert done.returncode == 0, done.stderr
         assert ("exponential average (0.5)" in (tmp_path / "x.svg").read_text()) == named
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# benchmarks/update_speed.py
+
+
+@pytest.fixture
+def update_speed(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("update_speed")
+
+
+def test_the_peak_of_a_device(update_speed):
+    for name, tera in [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce RTX 4090", 165),
+        ("NVIDIA A10G", None),
+        ("NVIDIA RTX A4000", None),
+    ]:
+        assert update_speed.peak(name) == tera
+
+
+def test_an_updates_operations_by_hand(update_speed):
+    """A Qwen2.5-3B's weights, 3.086 billion: 0.311 of them are the head, which only response tokens use."""
+    config = fits.MODELS["Qwen/Qwen2.5-3B-Instruct"]
+    n_params = fits.parameters(config)
+    head = 151936 * 2048
+    weights = 1024 * 6 * (n_params - head) + 768 * 6 * head
+    attention = 3 * 4 * 36 * 2048 * 1024 * 512  # thrice a forward pass; 4: scores and sums, a product and an addition
+    assert update_speed.update_flops(config, n_params, 1, 256, 768) == weights + attention
+    untied = fits.MODELS["Qwen/Qwen2.5-7B-Instruct"]  # the embedding is looked up, not multiplied
+    all_but_embedding = fits.parameters(untied) - 152064 * 3584
+    flops = update_speed.update_flops(untied, fits.parameters(untied), 1, 0, 1)
+    assert flops == pytest.approx(6 * all_but_embedding, rel=1e-4)
+
+
+def test_an_update_is_measured(update_speed):
+    assert update_speed.seconds_of_update(AutoConfig.from_pretrained(KK_TINY), 4, 8, 16) > 0
 
 
 # --------------------------------------------------------------------------------------------------------------------
