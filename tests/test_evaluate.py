@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 import evaluate
 from rewards import countdown, encode, hitab, kk
 from rewards.math import INSTRUCTION
-from runtime import machine
+from runtime import machine, measure
 from tools import words
 
 needs_files = pytest.mark.skipif(not (DATA / "math").is_dir(), reason=f"the papers' files are not in {DATA}")
@@ -33,11 +33,11 @@ needs_files = pytest.mark.skipif(not (DATA / "math").is_dir(), reason=f"the pape
 
 def test_pass_at_k_is_the_share_of_all_draws_of_k_that_have_a_right_one():
     """2 right of 5, 3 drawn: only the draw of the 3 wrong ones misses, 1 of C(5, 3) = 10."""
-    assert evaluate.pass_at_k(5, 2, 3) == pytest.approx(0.9)
+    assert measure.pass_at_k(5, 2, 3) == pytest.approx(0.9)
     for n, c, k in [(1, 0, 1), (1, 1, 1), (4, 0, 2), (4, 1, 4), (4, 4, 1), (6, 2, 5), (16, 3, 16), (7, 3, 2)]:
         draws = list(itertools.combinations([True] * c + [False] * (n - c), k))
-        assert evaluate.pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws)), (n, c, k)
-    assert evaluate.pass_at_k(8, 3, 1) == pytest.approx(3 / 8)
+        assert measure.pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws)), (n, c, k)
+    assert measure.pass_at_k(8, 3, 1) == pytest.approx(3 / 8)
 
 
 def scores_of(*counts):
