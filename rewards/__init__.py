@@ -45,12 +45,8 @@ def load_task(args, tokenizer):
     """
     task = find_task(args.task)
     check_options(args)
-    own_options = {
-        "kk": {"people": args.people},
-        "countdown": {"numbers": args.numbers},
-        "gym": {"gym": args.gym, "gym_options": args.gym_options},
-    }
-    options = own_options.get(args.task, {})
+    names = {"kk": ["people"], "countdown": ["numbers"], "gym": ["gym", "gym_options"]}.get(args.task, [])
+    options = {name: getattr(args, name) for name in names}
     splits = []
     for split, source, size in (("train", args.data, None), ("test", args.test_data, args.eval_size)):
         if args.task in TASKS:

@@ -15,13 +15,18 @@ def load(source, split, *, size=None, seed=0):
     rng = random.Random(f"{seed}/{split}")
     problems = []
     while len(problems) < (size or SIZE[split]):
-        numbers = ", ".join(map(str, rng.sample(range(10, 100), 4)))
-        is_test = hashlib.sha256(numbers.encode()).digest()[0] < 26  # one in ten
+        numbers = rng.sample(range(10, 100), 4)
+        is_test = hashlib.sha256(bytes(sorted(numbers))).digest()[0] < 26  # one in ten
         if is_test == (split == "test"):
-            question = f"Which of these numbers is the largest? {numbers}\nAnswer with the number alone."
-            answer = str(max(int(number) for number in numbers.split(", ")))
-            problems.append({"messages": [{"role": "user", "content": question}], "answer": answer})
+            listed = ", ".join(map(str, numbers))
+            question = f"Which of these numbers is the largest? {listed}\nAnswer with the number alone."
+            problems.append({"messages": [{"role": "user", "content": question}], "answer": str(max(numbers))})
     return problems
+
+
+def worked(problem, careful, seed):
+    """What sft.py learns: the answer alone."""
+    return problem["answer"]
 
 
 def score(response, answer):

@@ -12,9 +12,9 @@ import pytest
 from conftest import DATA, KK_TINY, ROOT, metrics, puzzles, run, small
 from safetensors.torch import load_file
 
-from tools import family, fingerprint
+from tools import fingerprint, updates
 
-SCRIPTS = family.family()
+SCRIPTS = updates.ALGORITHMS
 KEPT = json.loads(fingerprint.KEPT.read_text())
 KEYS = """step reward reward_std accuracy format_rate response_tokens truncated_rate zero_std_rate entropy grad_norm
     sampler_gap weights_changed optimizer_steps tokens time/sample time/score time/logprob time/train time/sync

@@ -43,7 +43,7 @@ def test_what_is_generated_is_up_to_date():
 
 def test_every_script_has_a_page_and_no_page_is_left_over():
     names = {path.stem for path in pages.FOLDER.iterdir()}
-    assert names == {"README", "ladder", "grpo", *family.PARENT} == {"README", "ladder", *updates.ALGORITHMS}
+    assert names == {"README", "ladder", "grpo", *family.PARENT} == {"README", "ladder", "sft", *updates.ALGORITHMS}
 
 
 @pytest.mark.parametrize("script", updates.ALGORITHMS)
