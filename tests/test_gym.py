@@ -122,8 +122,8 @@ def test_options_reach_the_verifier():
     assert gym.score(f"{exact['entry']['answer']}</answer>", exact)["correct"]
 
 
-HOSTILE = ["0", "garbage", "[[[", "{'a':", "(" * 4000, "9" * 4500, "a b " * 1000, "1/0", "−", "\x00", "nan", "1e999999",
-           "1e99", "[1,2]", "{}", "None", "9" * 6000]  # fmt: skip
+HOSTILE = ["0", "garbage", "[[[", "{'a':", "(" * 4000, "9" * 4500, "a b " * 1000, "1/0", "−", "\x00", "nan",
+           "1e999999", "1e99", "[1,2]", "{}", "None", "9" * 6000]  # fmt: skip
 
 
 @pytest.mark.parametrize("letter", "abcdefghijklmnopqrstuvwxyz")
@@ -161,7 +161,8 @@ def test_what_is_refused_as_unsafe_is_what_runs_the_response():
 
 BAD = {
     "--gym has no generator 'leter_counting'; nearest: letter_counting": ["--gym", "leter_counting"],
-    "--gym_options: gcd has no 'max_number'; nearest: max_numbers": ["--gym", "gcd", "--gym_options", '{"max_number": 3}'],
+    "--gym_options: gcd has no 'max_number'; nearest: max_numbers":
+        ["--gym", "gcd", "--gym_options", '{"max_number": 3}'],
     "--gym gcd can't take --gym_options": ["--gym", "gcd", "--gym_options", '{"max_numbers": "x"}'],
     "--gym letter_counting can't take --gym_options {\"max_words\": -1}: max_words must be >= min_words":
         ["--gym_options", '{"max_words": -1}'],
@@ -184,7 +185,7 @@ def test_bad_input_is_refused_before_torch_loads(message):
 
 def test_without_the_library_a_line_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(gym, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="--task gym needs reasoning-gym: pip install -r requirements-gym.txt"):
+    with pytest.raises(ValueError, match=f"--task gym needs reasoning-gym: {re.escape(gym.INSTALL)}"):
         gym.check("gcd", "{}")
 
 

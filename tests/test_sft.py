@@ -55,7 +55,7 @@ def args_of(**changes):
 
 
 def by_transformers(model, given):
-    """Σ log π over the response tokens and their number, by transformers' own cross-entropy, one example at a time."""
+    """Σ log π over the response tokens, and their number, by transformers' own cross-entropy."""
     total, count = 0.0, 0
     for one in given:
         ids = torch.tensor([one["prompt_ids"] + one["response_ids"]])
@@ -72,7 +72,7 @@ def by_transformers(model, given):
 
 
 def test_the_gradient_is_that_of_the_cross_entropy_on_responses_alone(tokenizer, tmp_path, on_the_cpu):
-    """Against transformers; also if each example has a pass of its own, and with a second mini-batch."""
+    """Against transformers; also if each example has a pass of its own."""
     batch_of = given(tokenizer, tmp_path)
     model = AutoModelForCausalLM.from_pretrained(KK_TINY, dtype=torch.float32)
     total, count = by_transformers(model, batch_of)
@@ -119,7 +119,7 @@ def test_worked_solutions_are_right_if_careful_and_end_with_the_end_token(tokeni
     scores = [kk.score(one["response"], one["answer"]) for one in train[:200]]
     assert all(score["format"] for score in scores)
     right = sum(score["correct"] for score in scores) / 200
-    assert 0.5 < right < 0.8  # the careful half, and two or three in eight of the rest
+    assert 0.45 < right < 0.75  # the careful half, and a quarter or an eighth of the rest
     assert all(one["response_ids"][-1] == tokenizer.eos_token_id for one in train[:20])
     assert not {one["quiz"] for one in train} & {one["quiz"] for one in test}
     _, careful, _ = examples.load_task(settings(careful=1.0, eval_size=40), tokenizer)

@@ -14,7 +14,7 @@ from conftest import ROOT, small
 
 from models import make_kk_tiny
 from runtime import checks, curves, defaults
-from tools import compare, family, plot
+from tools import compare, family, plot, updates
 
 
 def write_run(folder, script, values, **settings):
