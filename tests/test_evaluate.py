@@ -133,6 +133,21 @@ def test_batches_are_cut_where_they_are_full():
     assert list(itertools.chain(*evaluate.batches(requests, 1))) == requests
 
 
+def test_pass_at_k_over_all_problems_is_beside_the_columns_and_not_in_their_mean():
+    """Right of 4 responses: 1 and 4 with 2 people, 2 with 3 people. pass@2: 1 − 3/6, 1, 1 − 1/6."""
+    problems = [{"category": "2", "samples": 4}] * 2 + [{"category": "3", "samples": 4}]
+    args = settled("m", "--suite", "kk", "--samples", "4", "--temperature", "1", "--pass_at_k")
+    columns = evaluate.columns_of(problems, args)
+    assert list(columns) == ["2", "3", "pass@1", "pass@2", "pass@4"]
+    scored = [scores_of((1, 3), (4, 0), (2, 2))]
+    values = {key: evaluate.contributions(column, problems, scored)[0] for key, column in columns.items()}
+    assert values["pass@2"] == pytest.approx([1 / 2, 1, 5 / 6]) and values["pass@4"] == [1, 1, 1]
+    assert evaluate.mean_figure(columns, values)["value"] == pytest.approx((5 / 8 + 1 / 2) / 2)
+    for wrong in (["--samples", "1"], ["--suite", "math"]):
+        with pytest.raises(ValueError, match="--pass_at_k needs several --samples"):
+            settled("m", "--suite", "kk", "--samples", "4", "--temperature", "1", "--pass_at_k", *wrong)
+
+
 # -------------------------------------------------------------------------------------------------------------- words
 
 TEXT = """Let me Analyze this. I considered it, look  at it and LOOKED
