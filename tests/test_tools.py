@@ -14,7 +14,7 @@ from conftest import ROOT, small
 
 from models import make_kk_tiny
 from runtime import checks, curves, defaults
-from tools import compare, family, plot, updates
+from tools import compare, family, get_smollm2, plot, updates
 
 
 def write_run(folder, script, values, **settings):
@@ -564,3 +564,16 @@ def test_the_clip_suites_numbers_are_those_of_acpos_kept_run():
     assert float(mean[mean.index("--clip_base") + 1]) == round(average, 3)
     for words in commands.values():  # the clip alone differs: all are means over responses, at 16 updates
         assert words[0] == "acpo.py" and words[-2:] == ["--updates_per_step", "16"]
+
+
+# ----------------------------------------------------------------------------------------------------- get_smollm2.py
+
+
+def test_another_file_than_the_published_one_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"abc")
+    with pytest.raises(SystemExit, match=r"model\.gguf has the SHA-256 ba7816bf.* and should have b179c952"):
+        get_smollm2.check(file)
+    # FIPS 180-2's own example
+    monkeypatch.setattr(get_smollm2, "SHA256", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
+    get_smollm2.check(file)
