@@ -34,8 +34,10 @@ ifeq ($(GPU),0)
 endif
 	touch $@
 
-$(VENV)/installed-test: requirements-test.txt | $(VENV)/installed
+$(VENV)/installed-test: requirements-test.txt requirements-gym.txt | $(VENV)/installed
 	$(PIP) -r requirements-test.txt
+	@# a part of it is built with a C compiler
+	$(PIP) -r requirements-gym.txt || echo "reasoning-gym is not installed: the tests of rewards/gym.py will be skipped"
 	touch $@
 
 doctor: install
@@ -51,8 +53,8 @@ demo: install
 
 llm: install model
 	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5 --kl_coef 0 --lr 5e-5 --temperature 1 \
-		--model $(SMOLLM) --task rewards/largest.py --steps 12 --eval_every 4 --eval_size 128 \
-		--prompts_per_step 8 --responses_per_prompt 16 --max_response_tokens 16 \
+		--model $(SMOLLM) --task rewards/largest.py --steps 10 --eval_every 5 --eval_size 128 \
+		--prompts_per_step 16 --responses_per_prompt 16 --updates_per_step 1 --max_response_tokens 16 \
 		--micro_batch_tokens 1024 --kv_cache_gb 0.25
 
 test: install $(VENV)/installed-test model lint $(SITE_VENV)/installed
