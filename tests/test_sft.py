@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sft
-from rewards import examples, kk, kk_solutions
+from rewards import examples, kk
 
 CHATS = [
     ("What is 2 + 2?", "4"),
@@ -131,7 +131,7 @@ def test_worked_solutions_are_right_if_careful_and_end_with_the_end_token(tokeni
 
 
 def small(run_dir, **changes):
-    """Flags of a run that takes seconds: kk_tiny learns worked solutions of 60 puzzles."""
+    """Flags of a run that takes seconds: kk_tiny learns solutions of 60 puzzles."""
     flags = {
         "model": KK_TINY, "run_dir": run_dir, "steps": 4, "prompts_per_step": 8, "eval_size": 8, "save_every": 2,
         "micro_batch_tokens": 2000, "lr": 1e-3, "updates_per_step": 2, "dtype": "float32", "eval_every": 2,
@@ -141,11 +141,11 @@ def small(run_dir, **changes):
 
 
 def chats_of_puzzles(folder):
-    """Worked solutions as a file of chats, as somebody else may have written them."""
+    """Solutions as a file of chats, in another form than kk_tiny's own, so that there is something to learn."""
     rows = []
     for puzzle in kk.load(str(puzzles()), "train", people="2-3"):
-        text = kk_solutions.worked(puzzle, 0.5, 0)
-        last = {"role": "assistant", "content": puzzle["prefix"] + text}
+        text = ". ".join(f"{name}: {'knight' if role else 'knave'}" for name, role in puzzle["answer"].items())
+        last = {"role": "assistant", "content": text}
         rows.append({"messages": [*puzzle["messages"], last]})
     return write_chats(Path(folder, "chats.jsonl"), rows)
 

@@ -61,7 +61,7 @@ LONG = "--steps 40 --eval_every 8 --eval_size 500 --dtype float32"  # kk_tiny, u
 # A pretrained model and a task that it learns in ten steps, as in `make llm`.
 SMOLLM2 = (
     "--model models/SmolLM2-135M-Instruct --task rewards/largest.py --kl_coef 0 --lr 5e-5 --temperature 1"
-    " --prompts_per_step 16 --responses_per_prompt 16 --updates_per_step 1 --max_response_tokens 16"
+    " --prompts_per_step 8 --responses_per_prompt 16 --updates_per_step 1 --max_response_tokens 16"
     " --micro_batch_tokens 1024 --kv_cache_gb 0.25 --steps 12 --eval_every 4 --eval_size 128"
 )
 
