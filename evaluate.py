@@ -769,7 +769,7 @@ def tables_of(rows, comparisons, papers, columns, args):
 
 def settings_of(args):
     """{name: value} of the settings that the results depend on, without those that are not set."""
-    left_out = ("models", "versus", "words", "paper", "keep_responses", "out")
+    left_out = ("models", "versus", "words", "pass_at_k", "paper", "keep_responses", "out")
     values = {
         name: value for name, value in dataclasses.asdict(args).items() if name not in left_out
     }
