@@ -1,4 +1,5 @@
-# make demo: a model learns to reason while you watch.  make test: lint and tests.  Both set up what they need.
+# make demo: a model learns to reason while you watch.  make llm: a pretrained one learns a task.  make test: lint and
+# tests.  All set up what they need.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,7 +16,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install doctor model demo test test-all bench lab table docs site lint format
+.PHONY: install doctor model demo llm test test-all bench lab table docs site lint format
 
 install: $(VENV)/installed
 
@@ -33,8 +34,10 @@ ifeq ($(GPU),0)
 endif
 	touch $@
 
-$(VENV)/installed-test: requirements-test.txt | $(VENV)/installed
+$(VENV)/installed-test: requirements-test.txt requirements-gym.txt | $(VENV)/installed
 	$(PIP) -r requirements-test.txt
+	@# a part of it is built with a C compiler
+	$(PIP) -r requirements-gym.txt || echo "reasoning-gym is not installed: the tests of rewards/gym.py will be skipped"
 	touch $@
 
 doctor: install
@@ -47,6 +50,12 @@ $(SMOLLM)/model.safetensors: | $(VENV)/installed
 
 demo: install
 	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5
+
+llm: install model
+	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5 --kl_coef 0 --lr 5e-5 --temperature 1 \
+		--model $(SMOLLM) --task rewards/largest.py --steps 12 --eval_every 4 --eval_size 128 \
+		--prompts_per_step 8 --responses_per_prompt 16 --updates_per_step 1 --max_response_tokens 16 \
+		--micro_batch_tokens 1024 --kv_cache_gb 0.25
 
 test: install $(VENV)/installed-test model lint $(SITE_VENV)/installed
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"

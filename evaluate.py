@@ -8,6 +8,9 @@ one row of a table:
                with --protocol acpo: AMC, Minerva, MATH-500, Olympiad Bench, all avg@8 at T = 1        ACPO, Table 2
     countdown  accuracy, avg@4 at T = 1                                                               ACPO, Table 1a
     hitab      accuracy by kind of question and over all, avg@4 at T = 1                              ACPO, Table 1b
+    gym        accuracy by generator of reasoning-gym (--gym) and over all, avg@4 at T = 1                  no paper
+
+--pass_at_k adds pass@1, pass@2, pass@4 … up to --samples, over all problems.
 
 avg@n is the share of right responses among n responses to a problem, averaged over the problems. If c of a problem's n
 responses are right, its pass@k is 1 − C(n−c, k) / C(n, k), which is unbiased (Chen et al. 2021).
@@ -52,7 +55,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from rewards import decode, encode, find_task, own
 from rewards.kk import SUFFIXES, parse_people
-from runtime import engine, files, folders, hub, machine, memory, quiet, records
+from runtime import engine, files, folders, hub, machine, measure, memory, quiet, records
 from runtime.processes import ON_GPU
 from tools import words
 
@@ -65,12 +68,13 @@ class Args:
 
     # Model folders, hub ids, run folders (their newest checkpoint) or checkpoints.
     models: tyro.conf.Positional[list[str]]
-    # The problems: kk, math, countdown, hitab, or a task in a Python file; None: the runs' task, or kk
+    # The problems: kk, math, countdown, hitab, gym, or a task in a Python file; None: the runs' task, or kk
     suite: str | None = None
     # math: the paper that decides the sets, samples and temperature
     protocol: Literal["ar_lopti", "acpo"] = "ar_lopti"
     last: int = 1  # a run's row is the mean over so many of its newest checkpoints, > 0
     versus: str = ""  # a model or run; each of the others is compared with it, problem by problem
+    pass_at_k: bool = False  # not math: also pass@1, pass@2, pass@4 … up to --samples
     words: bool = False  # count words of reasoning; relate them to the reward; compare models
     paper: bool = False  # add the papers' rows to the table
     # A folder with the suite's files, or with a subfolder of the suite's name that has them.
@@ -81,8 +85,10 @@ class Args:
     sets: str = ""  # math: only these sets, as in "math500,aime"; empty: the protocol's
     people: str | None = None  # kk: numbers of people, from 2 to 8: "3-7" or "2,3"
     numbers: str | None = None  # countdown: how many numbers, from 3 to 6: "3-4" or "5"
-    # How many problems of each set, number of people, number of numbers or kind of question, from the first on, > 0.
-    # None: all; of generated problems 100 (kk), 512 (countdown) and 256 (hitab).
+    gym: str | None = None  # gym: generators of reasoning-gym: "letter_counting,chain_sum"
+    gym_options: str | None = None  # gym: their parameters as JSON: '{"max_words": 3}'
+    # How many problems of each set, number of people or numbers, kind of question or generator, from the first on, > 0.
+    # None: all; of generated problems 100 (kk), 512 (countdown) and 256 (hitab, gym).
     limit: int | None = None
     # auto: the tokenizer's; none: plain text, as in math and hitab
     chat_template: Literal["auto", "none"] | None = None
@@ -114,11 +120,20 @@ DEFAULTS["countdown"] = {
 }
 # The papers' models for HiTab are base models, too.
 DEFAULTS["hitab"] = {"chat_template": "none", "samples": 4, "temperature": 1.0}
+DEFAULTS["gym"] = {
+    "gym": "letter_counting",
+    "gym_options": "{}",
+    "chat_template": "auto",
+    "samples": 4,
+    "temperature": 1.0,
+}
 OF_OWN_TASK = {"chat_template": "auto", "samples": 1, "temperature": 0.0}
 OF_A_RUN = {  # the settings of a run that are used here, with their types
     "task": [str],
     "people": [str],
     "numbers": [str],
+    "gym": [str],
+    "gym_options": [str],
     "chat_template": [str],
     "max_response_tokens": [int],
     "eval_temperature": [int, float],
@@ -202,6 +217,8 @@ def settle(args):
         raise ValueError(
             f"--samples is {args.samples}, but greedy responses are all alike: give a --temperature"
         )
+    if args.pass_at_k and (args.suite == "math" or args.samples == 1):
+        raise ValueError("--pass_at_k needs several --samples; math has its own pass@16")
     if args.suite != "math" and len(args.data) + bool(args.data_dir) > 1:
         raise ValueError(f"--suite {args.suite} takes one --data or --data_dir")
 
@@ -306,6 +323,9 @@ def load_problems(args):
             which, categories = {"people": args.people}, parse_people(args.people)
         elif args.suite == "countdown":
             which, categories = {"numbers": args.numbers}, task.parse_numbers(args.numbers)
+        elif args.suite == "gym":
+            which = {"gym": args.gym, "gym_options": args.gym_options}
+            categories = args.gym.split(",")
         else:
             which, categories = {}, getattr(task, "KINDS", ["all"])
         of_each = args.limit or {"kk": 100, "countdown": 512}.get(args.suite, 256)
@@ -538,11 +558,6 @@ def short_name(model):
 # ------------------------------------------------------------------------------------------------------------ figures
 
 
-def pass_at_k(n, c, k):
-    """Probability that k of n responses, drawn without replacement, include at least one of the c right ones."""
-    return 1 - math.comb(n - c, k) / math.comb(n, k)
-
-
 def columns_of(problems, args):
     """The table's columns: {key: (title, category or None for all, k of pass@k or None for the share of right ones)}.
 
@@ -554,7 +569,11 @@ def columns_of(problems, args):
         columns = {category: (f"{category}{unit}", category, None) for category in sorted(samples)}
         columns.pop("all", None)  # of a task without categories
         average = f"accuracy avg@{args.samples}" if args.samples > 1 else "accuracy"
-        return columns | ({"all": (average, None, None)} if args.suite != "kk" else {})
+        if args.suite != "kk":
+            columns["all"] = (average, None, None)
+        for k in measure.numbers_of_draws(args.samples) if args.pass_at_k else []:
+            columns[f"pass@{k}"] = (f"pass@{k}", None, k)
+        return columns
     columns = {}
     for name, n in samples.items():
         if name == "aime" and n > 1:
@@ -577,7 +596,7 @@ def contributions(column, problems, scored):
                 (len(scores), sum(score["correct"] for score in scores))
                 for scores in of_checkpoints
             ]
-            values.append(fmean(pass_at_k(n, c, k) if k else c / n for n, c in counts))
+            values.append(fmean(measure.pass_at_k(n, c, k) if k else c / n for n, c in counts))
             if k is None and problem["samples"] > 1:
                 noise.append(fmean(c / n * (1 - c / n) / (n - 1) for n, c in counts) / len(counts))
     return values, noise
@@ -600,7 +619,11 @@ def figure(values, noise=()):
 
 
 def mean_figure(columns, values):
-    """The mean over columns. Columns of one category share problems; each problem contributes the sum of its columns."""
+    """The mean over columns. Columns of one category share problems; each problem contributes the sum of its columns.
+
+    Columns over all problems (pass@k) are left out.
+    """
+    columns = {key: column for key, column in columns.items() if column[1] is not None}
     sets = {}
     for key, (_, category, _) in columns.items():
         sets.setdefault(category, []).append(values[key])
@@ -746,7 +769,7 @@ def tables_of(rows, comparisons, papers, columns, args):
 
 def settings_of(args):
     """{name: value} of the settings that the results depend on, without those that are not set."""
-    left_out = ("models", "versus", "words", "paper", "keep_responses", "out")
+    left_out = ("models", "versus", "words", "pass_at_k", "paper", "keep_responses", "out")
     values = {
         name: value for name, value in dataclasses.asdict(args).items() if name not in left_out
     }

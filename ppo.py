@@ -87,7 +87,7 @@ class Args(settings.RunArgs):
     value_clip: PositiveFloat = 0.2  # ε_V, how far a value may move in a step
 
     # ---- problems
-    task: str = "kk"  # kk, math, countdown, hitab (rewards/), or a Python file of your own
+    task: str = "kk"  # kk, math, countdown, hitab, gym (rewards/), or a Python file of your own
     chat_template: Literal["auto", "none"] = "auto"  # auto: the model's form of a chat; none: text
     max_prompt_tokens: PositiveInt = 1024  # longer prompts are left out
 
@@ -109,6 +109,7 @@ class Args(settings.RunArgs):
     epochs: PositiveInt = 5  # passes over the training problems
     eval_every: PositiveInt = 20  # evaluate every so many steps, at the start and at the end
     eval_temperature: EvaluationTemperature = 0.0  # of evaluation; 0: greedy
+    eval_samples: GroupSize = 1  # responses to a test problem; more than one also give pass@k
     save_every: PositiveInt = 20  # write a checkpoint every so many steps, and after the last
     seed: NonNegativeInt = 0  # of the order of prompts and of sampling
 
@@ -561,16 +562,20 @@ def update_values(value_model, optimizer, batch, step, args):
 
 
 def evaluate(llm, task, problems, step, run, args):
-    """Accuracy on the test problems, with one response to each; some of them go to the run's files.
+    """Accuracy on the test problems; some of the responses to them go to the run's files.
 
-    Returns it for each category of problems, and its mean over the categories.
+    Returns it for each category of problems, and its mean over the categories. With several
+    responses to each problem (--eval_samples) also pass@1, pass@2 … (Chen et al. 2021).
     """
     mine = own_part(problems)  # each process has its part
-    responses = generate(llm, mine, "test", args, temperature=args.eval_temperature)
-    scores = score(task, responses, mine)  # for each: reward, correct (answer), format (tags)
-    run.write_tests(step, mine, responses, scores)
-    accuracy = measure.accuracy_by_category("eval/accuracy", mine, scores)  # of all processes
-    return {"eval/accuracy": fmean(accuracy.values()), **accuracy}
+    k = args.eval_samples
+    responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
+    asked = [problem for problem in mine for _ in range(k)]  # the problem of each response
+    scores = score(task, responses, asked)  # for each: reward, correct (answer), format (tags)
+    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response to each problem
+    accuracy = measure.accuracy_by_category("eval/accuracy", asked, scores)  # of all processes
+    several = measure.pass_at_each_k("eval/pass", asked, scores, k)  # {} with one response to each
+    return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **several}
 
 
 # --------------------------------------------------------------------------------------------- main

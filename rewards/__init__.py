@@ -14,9 +14,9 @@ A task offers
 import importlib
 import random
 
-from rewards import countdown, kk, own
+from rewards import countdown, gym, kk, own
 
-TASKS = ("kk", "math", "countdown", "hitab")
+TASKS = ("kk", "math", "countdown", "hitab", "gym")
 
 
 def find_task(name, flag="--task"):
@@ -29,9 +29,11 @@ def find_task(name, flag="--task"):
 
 
 def check_options(args):
-    """ValueError if a setting of some task is wrong, also if another task is chosen."""
+    """ValueError if a setting of some task is wrong; people and numbers also if another task is chosen."""
     kk.parse_people(args.people)
     countdown.parse_numbers(args.numbers)
+    if args.task == "gym":  # the library need not be there for other tasks
+        gym.check(args.gym, args.gym_options, args.data or args.test_data)
 
 
 def load_task(args, tokenizer):
@@ -43,8 +45,8 @@ def load_task(args, tokenizer):
     """
     task = find_task(args.task)
     check_options(args)
-    own_options = {"kk": {"people": args.people}, "countdown": {"numbers": args.numbers}}
-    options = own_options.get(args.task, {})
+    names = {"kk": ["people"], "countdown": ["numbers"], "gym": ["gym", "gym_options"]}.get(args.task, [])
+    options = {name: getattr(args, name) for name in names}
     splits = []
     for split, source, size in (("train", args.data, None), ("test", args.test_data, args.eval_size)):
         if args.task in TASKS:

@@ -57,7 +57,7 @@ def worked_solutions(args, split):
 
 
 def read_chats(source, split):
-    """The chats of a file, a folder or a hub id. ValueError, with its row, if one does not end with the assistant."""
+    """The chats of a file, a folder or a hub id. ValueError, with its row, if one does not end with the assistant's."""
     examples = []
     for name, rows in math.read_source(source, split):
         for i, row in enumerate(rows, 1):
@@ -67,6 +67,8 @@ def read_chats(source, split):
                 raise ValueError(
                     f"{where}: the last turn must be the assistant's, to be learned, not the {last['role']}'s"
                 )
+            if not last["content"].strip():
+                raise ValueError(f"{where}: the assistant's last turn is empty: there is nothing to learn")
             examples.append({"messages": before, "prefix": "", "response": last["content"]})
     return examples
 

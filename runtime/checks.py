@@ -45,6 +45,16 @@ def check_prompts_per_step(args):
         )
 
 
+def check_eval_samples(args):
+    """ValueError if several responses to a test problem would all be the same."""
+    num_samples = getattr(args, "eval_samples", 1)  # sft.py has none
+    if num_samples > 1 and args.eval_temperature == 0:
+        raise ValueError(
+            f"--eval_samples is {num_samples}, but greedy responses are all alike: give an "
+            "--eval_temperature"
+        )
+
+
 def check_run_folders(args):
     """ValueError if --resume, --run_dir or --track can't be done."""
     if args.resume:

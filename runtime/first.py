@@ -36,6 +36,7 @@ def check_settings(args):
     find_task(args.task)
     check_options(args)
     checks.check_prompts_per_step(args)
+    checks.check_eval_samples(args)
     checks.check_run_folders(args)
     checks.check_model_folder(args.model)
     checks.check_data_files(args)

@@ -1,5 +1,6 @@
 """A step's metrics, over the responses and tokens of all processes."""
 
+import math
 from statistics import fmean
 
 import torch
@@ -70,6 +71,46 @@ def accuracy_by_category(name, problems, scores):
     for category, correct in gather(mine):  # the processes' lists, joined
         results.setdefault(f"{name}_{category}", []).append(correct)
     return {key: fmean(results[key]) for key in sorted(results)}
+
+
+def pass_at_each_k(name, problems, scores, num_samples):
+    """{name@1: …, name@2: …, name@4: …, …}, up to the number of responses to a problem.
+
+    Each is the mean over the problems of a category, then over the categories, as in accuracy.
+    problems, scores: those of each response; the responses to one problem follow each other. {}
+    with one response to each.
+    """
+    if num_samples == 1:
+        return {}
+    mine = []
+    for first in range(0, len(scores), num_samples):
+        num_right = sum(score["correct"] for score in scores[first : first + num_samples])
+        mine.append((problems[first]["category"], num_right))
+    right = {}  # {category: for each problem, how many of its responses are right}
+    for category, num_right in gather(mine):
+        right.setdefault(category, []).append(num_right)
+    results = {}
+    for k in numbers_of_draws(num_samples):
+        of_categories = [
+            fmean(pass_at_k(num_samples, c, k) for c in counts) for counts in right.values()
+        ]
+        results[f"{name}@{k}"] = fmean(of_categories)
+    return results
+
+
+def numbers_of_draws(num_samples):
+    """The k of pass@k: 1, 2, 4, … and the number of responses to a problem."""
+    powers = [2**i for i in range(num_samples.bit_length())]
+    return sorted({*powers, num_samples})
+
+
+def pass_at_k(n, c, k):
+    """Probability that k of n responses, drawn without replacement, include one of the c right.
+
+
+    The unbiased estimate of pass@k (Chen et al. 2021, arXiv 2107.03374).
+    """
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def token_mean(values, mask):

@@ -298,7 +298,8 @@ def all_but_disk_errors(args):
         threading.__excepthook__(args)
 
 
-RESULTS = ["lab/results", "benchmarks/results", "benchmarks/kk_tiny"]  # what commands write
+# What commands write.
+RESULTS = ["lab/results", "benchmarks/results", "benchmarks/kk_tiny", "benchmarks/llm"]
 
 
 def provenance():

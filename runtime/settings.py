@@ -108,6 +108,8 @@ class RunArgs:
     test_data: str = ""  # test problems, given in the same ways
     people: str = "3-7"  # kk: numbers of people in a puzzle, within 2-8: "3-7" or "2,3"
     numbers: str = "3-4"  # countdown: how many numbers in a puzzle, within 3-6: "3-4" or "5"
+    gym: str = "letter_counting"  # gym: generators of reasoning-gym: "letter_counting,chain_sum"
+    gym_options: str = "{}"  # gym: their parameters as JSON: '{"max_words": 3}'
 
     # ---- machine
     micro_batch_tokens: PositiveInt = 16384  # of one forward pass; changes memory, not results

@@ -62,7 +62,7 @@ def step_line(metrics):
 
 
 def evaluation_line(metrics):
-    """The test accuracy as a line, and by category; "" if this step has no evaluation."""
+    """The test accuracy as a line, by category, and pass@k; "" if this step has no evaluation."""
     if "eval/loss" in metrics:
         return f"{metrics['step']:7d}  loss on held-out examples {metrics['eval/loss']:.4f}"
     accuracy = metrics.get("eval/accuracy")
@@ -72,4 +72,6 @@ def evaluation_line(metrics):
     for key, value in metrics.items():
         if key.startswith("eval/accuracy_"):
             line += f"   {key.removeprefix('eval/accuracy_')}: {value:.3f}"
+        if key.startswith("eval/pass@"):
+            line += f"   {key.removeprefix('eval/')}: {value:.3f}"
     return line

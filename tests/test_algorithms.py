@@ -28,7 +28,7 @@ import reinforce
 import rloo
 from rewards import next_prompts
 from runtime import checks, engine, launch, passes, processes, sharing
-from tools import family
+from tools import updates
 
 TRAINERS = [grpo, grpo_ar_lopti]
 each_trainer = pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.__name__)
@@ -998,7 +998,7 @@ def test_all_weights_go_to_the_sampler_under_all_their_names(monkeypatch):
 
 def test_a_step_of_main_is_in_order(batch, monkeypatch):
     """Of every script: π_old and π_ref before the update, and after it the weights go to the sampler."""
-    for script in family.family():
+    for script in updates.ALGORITHMS:
         trainer, calls, values = importlib.import_module(script), [], []
         args = arguments(trainer)
         if script == "ppo":

@@ -113,7 +113,7 @@ def test_commands_in_the_readme_exist():
     for module in re.findall(r"python -m (\w+\.\w+)", text):
         assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
-    assert set(re.findall(r"\bmake (demo|test|site|docs|lab|bench|doctor)\b", text)) <= targets
+    assert set(re.findall(r"\bmake (demo|llm|test|site|docs|lab|bench|doctor)\b", text)) <= targets
 
 
 # ------------------------------------------------------------------------------------------------ the demo's picture

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 import evaluate
 from rewards import countdown, encode, hitab, kk
 from rewards.math import INSTRUCTION
-from runtime import machine
+from runtime import machine, measure
 from tools import words
 
 needs_files = pytest.mark.skipif(not (DATA / "math").is_dir(), reason=f"the papers' files are not in {DATA}")
@@ -33,11 +33,11 @@ needs_files = pytest.mark.skipif(not (DATA / "math").is_dir(), reason=f"the pape
 
 def test_pass_at_k_is_the_share_of_all_draws_of_k_that_have_a_right_one():
     """2 right of 5, 3 drawn: only the draw of the 3 wrong ones misses, 1 of C(5, 3) = 10."""
-    assert evaluate.pass_at_k(5, 2, 3) == pytest.approx(0.9)
+    assert measure.pass_at_k(5, 2, 3) == pytest.approx(0.9)
     for n, c, k in [(1, 0, 1), (1, 1, 1), (4, 0, 2), (4, 1, 4), (4, 4, 1), (6, 2, 5), (16, 3, 16), (7, 3, 2)]:
         draws = list(itertools.combinations([True] * c + [False] * (n - c), k))
-        assert evaluate.pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws)), (n, c, k)
-    assert evaluate.pass_at_k(8, 3, 1) == pytest.approx(3 / 8)
+        assert measure.pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws)), (n, c, k)
+    assert measure.pass_at_k(8, 3, 1) == pytest.approx(3 / 8)
 
 
 def scores_of(*counts):
@@ -131,6 +131,21 @@ def test_batches_are_cut_where_they_are_full():
     assert [len(batch) for batch in evaluate.batches(requests, 3)] == [3, 3]
     assert [len(batch) for batch in evaluate.batches(requests, 100)] == [6]
     assert list(itertools.chain(*evaluate.batches(requests, 1))) == requests
+
+
+def test_pass_at_k_over_all_problems_is_beside_the_columns_and_not_in_their_mean():
+    """Right of 4 responses: 1 and 4 with 2 people, 2 with 3 people. pass@2: 1 − 3/6, 1, 1 − 1/6."""
+    problems = [{"category": "2", "samples": 4}] * 2 + [{"category": "3", "samples": 4}]
+    args = settled("m", "--suite", "kk", "--samples", "4", "--temperature", "1", "--pass_at_k")
+    columns = evaluate.columns_of(problems, args)
+    assert list(columns) == ["2", "3", "pass@1", "pass@2", "pass@4"]
+    scored = [scores_of((1, 3), (4, 0), (2, 2))]
+    values = {key: evaluate.contributions(column, problems, scored)[0] for key, column in columns.items()}
+    assert values["pass@2"] == pytest.approx([1 / 2, 1, 5 / 6]) and values["pass@4"] == [1, 1, 1]
+    assert evaluate.mean_figure(columns, values)["value"] == pytest.approx((5 / 8 + 1 / 2) / 2)
+    for wrong in (["--samples", "1"], ["--suite", "math"]):
+        with pytest.raises(ValueError, match="--pass_at_k needs several --samples"):
+            settled("m", "--suite", "kk", "--samples", "4", "--temperature", "1", "--pass_at_k", *wrong)
 
 
 # -------------------------------------------------------------------------------------------------------------- words

@@ -12,9 +12,9 @@ import pytest
 from conftest import DATA, KK_TINY, ROOT, metrics, puzzles, run, small
 from safetensors.torch import load_file
 
-from tools import family, fingerprint
+from tools import fingerprint, updates
 
-SCRIPTS = family.family()
+SCRIPTS = updates.ALGORITHMS
 KEPT = json.loads(fingerprint.KEPT.read_text())
 KEYS = """step reward reward_std accuracy format_rate response_tokens truncated_rate zero_std_rate entropy grad_norm
     sampler_gap weights_changed optimizer_steps tokens time/sample time/score time/logprob time/train time/sync
@@ -65,6 +65,7 @@ def all_runs(folder):
         "prompts_per_step": 16, "updates_per_step": 16, "eval_temperature": 1, "save_every": 1, "keep_checkpoints": 1,
         "data": puzzles(),
     }  # fmt: skip
+    more["reinforce pass"] = same | {"eval_samples": 3, "eval_temperature": 1, "data": puzzles()}
     for name, flags in more.items():
         runs[name] = name.split()[0], [*small(folder / name.replace(" ", "_"), dtype="float32", **flags)]
     runs["grpo_ar_lopti cut"][1].append("--gradient_checkpointing")
@@ -116,6 +117,16 @@ def test_a_run_on_a_task_of_ones_own_logs_the_parts_of_its_rewards(trained):
         assert 0 <= row["reward/brief"] <= 0.5 and -3 <= row["reward/rule"] <= 3
     samples = [json.loads(line) for line in (trained["grpo own"] / "samples.jsonl").read_text().splitlines()]
     assert all(sample["reward"] == sum(sample["parts"].values()) for sample in samples)
+
+
+def test_several_responses_to_a_test_problem_give_pass_at_k(trained):
+    """And of the test's responses the first to each problem is kept."""
+    lines = (trained["reinforce pass"] / "metrics.jsonl").read_text().splitlines()
+    for row in (json.loads(lines[0]), json.loads(lines[-1])):
+        assert row["eval/pass@1"] == pytest.approx(row["eval/accuracy"])
+        assert 0 <= row["eval/pass@1"] <= row["eval/pass@2"] <= row["eval/pass@3"] <= 1
+    kept = [json.loads(line) for line in (trained["reinforce pass"] / "test_samples.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["id"]) for row in kept] == [(step, i) for step in (0, 2) for i in range(4)]
 
 
 def test_a_run_of_dapo_in_which_no_group_is_ever_kept(trained):

@@ -43,7 +43,7 @@ def test_what_is_generated_is_up_to_date():
 
 def test_every_script_has_a_page_and_no_page_is_left_over():
     names = {path.stem for path in pages.FOLDER.iterdir()}
-    assert names == {"README", "ladder", "grpo", *family.PARENT} == {"README", "ladder", *updates.ALGORITHMS}
+    assert names == {"README", "ladder", "grpo", *family.PARENT} == {"README", "ladder", "sft", *updates.ALGORITHMS}
 
 
 @pytest.mark.parametrize("script", updates.ALGORITHMS)
@@ -56,7 +56,7 @@ def test_a_page_has_its_parts_and_leads_to_script_parent_and_neighbours(script):
     assert links == [f"../../{script}.py", *grew_from, *(f"{name}.md" for name in around)]
 
 
-@pytest.mark.parametrize("script", updates.ALGORITHMS)
+@pytest.mark.parametrize("script", [*updates.ALGORITHMS, "sft"])
 def test_each_symbol_has_code_that_occurs_once(script):
     found = anchors.symbols(page(script))
     assert len(found) == part(script, PARTS[2]).count("\n| ") - 1 >= 6  # all rows but the head
@@ -82,7 +82,7 @@ def test_the_result_is_one_that_is_kept(script):
     assert "comparison.md" in measured and "lab/README.md" in measured and "claims.md" in measured
 
 
-@pytest.mark.parametrize("script", updates.ALGORITHMS)
+@pytest.mark.parametrize("script", [*updates.ALGORITHMS, "sft"])
 def test_the_command_is_that_of_the_docstring(script):
     docstring = ast.get_docstring(ast.parse(family.source(script)))
     commands = re.search(r"```bash\n(.*?)```", part(script, "Run it"), re.DOTALL)[1].splitlines()

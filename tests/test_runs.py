@@ -246,7 +246,8 @@ BAD = {
     "invalid choice": ["--lopti_stages", "high,high"],
     "could not convert": ["--lr", "fast"],
     "nrecognized": ["--no_such_flag", "1"],
-    "--task is 'chess'; it must be one of kk, math, countdown, hitab, or a Python file": ["--task", "chess"],
+    "--task is 'chess'; it must be one of kk, math, countdown, hitab, gym, or a Python file": ["--task", "chess"],
+    "--eval_samples is 4, but greedy responses are all alike": ["--eval_samples", "4", "--eval_temperature", "0"],
     "--task nowhere.py: there is no such file": ["--task", "nowhere.py"],
 }
 

@@ -183,11 +183,30 @@ def test_a_file_that_is_no_task_is_refused_in_one_line(text, says, a_task):
 
 def test_what_is_no_task_is_refused(tmp_path):
     assert find_task("countdown") is countdown
-    with pytest.raises(ValueError, match=r"--task is 'own'; it must be one of kk, math, countdown, hitab, or a Python"):
+    with pytest.raises(
+        ValueError, match=r"--task is 'own'; it must be one of kk, math, countdown, hitab, gym, or a Python"
+    ):
         find_task("own")  # a module of rewards/, and no task
     for path in (tmp_path / "nowhere.py", tmp_path):
         with pytest.raises(ValueError, match=r"there is no such file|must be one of"):
             find_task(str(path))
+
+
+def test_pass_at_k_by_hand():
+    """Of 4 responses 1 and 4 are right in category a, 2 in b. pass@2 of 1: the other drawn is wrong in 3 of 6 draws."""
+    right = [("a", 1), ("b", 2), ("a", 4)]
+    problems = [{"category": category} for category, _ in right for _ in range(4)]
+    scores = [{"correct": i < count} for _, count in right for i in range(4)]
+    found = measure.pass_at_each_k("eval/pass", problems, scores, 4)
+    assert found == {
+        "eval/pass@1": pytest.approx(((1 / 4 + 1) / 2 + 2 / 4) / 2),
+        "eval/pass@2": pytest.approx(((1 / 2 + 1) / 2 + 5 / 6) / 2),
+        "eval/pass@4": 1,
+    }
+    accuracy = measure.accuracy_by_category("eval/accuracy", problems, scores)
+    assert found["eval/pass@1"] == pytest.approx(sum(accuracy.values()) / 2)
+    assert measure.pass_at_each_k("eval/pass", problems[:3], scores[:3], 1) == {}
+    assert measure.numbers_of_draws(6) == [1, 2, 4, 6] and measure.numbers_of_draws(64)[-2:] == [32, 64]
 
 
 def test_parts_of_a_reward_are_means_over_the_responses_that_have_them():

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from models import make_kk_tiny
 from runtime import checks, curves, defaults
-from tools import compare, family, fits, plot
+from tools import compare, family, fits, get_smollm2, plot, updates
 
 
 def write_run(folder, script, values, **settings):
@@ -445,7 +445,7 @@ def test_the_entries_are_in_the_order_of_the_family_tree():
         stems = [words[0].removesuffix(".py") for words in compare.read_entries(entries).values()]
         assert list(dict.fromkeys(stems)) == [stem for stem in family.family() if stem in stems]
         compared |= set(stems)
-    assert compared == set(family.family())
+    assert compared == set(updates.ALGORITHMS)
 
 
 @pytest.mark.parametrize("n_entries, n_files", [(2, 3), (6, 4)])
@@ -494,7 +494,7 @@ def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
         args, _ = defaults.read([*flags, *shlex.split(common)], trainer.Args, trainer.TASKS)
         checks.check_prompts_per_step(args)
         args.check()
-        assert args.eval_size == (500 if suite in ("long", "learning_rate") else 300), name
+        assert args.eval_size == {"long": 500, "learning_rate": 500, "llm": 128}.get(suite, 300), name
 
 
 def test_suites_that_share_a_kept_run_share_its_flags():
@@ -607,3 +607,16 @@ def test_the_clip_suites_numbers_are_those_of_acpos_kept_run():
     assert float(mean[mean.index("--clip_base") + 1]) == round(average, 3)
     for words in commands.values():  # the clip alone differs: all are means over responses, at 16 updates
         assert words[0] == "acpo.py" and words[-2:] == ["--updates_per_step", "16"]
+
+
+# ----------------------------------------------------------------------------------------------------- get_smollm2.py
+
+
+def test_another_file_than_the_published_one_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"abc")
+    with pytest.raises(SystemExit, match=r"model\.gguf has the SHA-256 ba7816bf.* and should have b179c952"):
+        get_smollm2.check(file)
+    # FIPS 180-2's own example
+    monkeypatch.setattr(get_smollm2, "SHA256", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
+    get_smollm2.check(file)

@@ -58,6 +58,13 @@ SHORT = "--steps 8 --eval_every 4 --eval_size 300 --prompts_per_step 16 --dtype 
 QUICK = "--steps 8 --eval_every 4 --eval_size 300 --dtype float32"
 LONG = "--steps 40 --eval_every 8 --eval_size 500 --dtype float32"  # kk_tiny, until nothing more is learned
 
+# A pretrained model and a task that it learns in ten steps, as in `make llm`.
+SMOLLM2 = (
+    "--model models/SmolLM2-135M-Instruct --task rewards/largest.py --kl_coef 0 --lr 5e-5 --temperature 1"
+    " --prompts_per_step 8 --responses_per_prompt 16 --updates_per_step 1 --max_response_tokens 16"
+    " --micro_batch_tokens 1024 --kv_cache_gb 0.25 --steps 12 --eval_every 4 --eval_size 128"
+)
+
 
 def sweep(flag, values, others):
     """An entry of grpo_ar_lopti.py for each value of a flag."""
@@ -137,6 +144,14 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
                 ("", "grpo.py --updates_per_step 4"),
                 (", lopti", "grpo_ar_lopti.py --alpha 0 --eta 0.5"),
             )
+        ],
+    ),
+    "llm": (  # with --folder benchmarks/llm --limit 30
+        SMOLLM2,
+        [
+            "grpo, SmolLM2: grpo.py",
+            "dapo, SmolLM2: dapo.py",
+            "ar+lopti, SmolLM2: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
         ],
     ),
     "updates": (  # fig. 19: the 80/20 rule near and far off policy

@@ -1,9 +1,10 @@
 """Draws a run in one picture: test accuracy over its steps, and a test response before and after training.
 
     python -m tools.demo_picture runs/grpo_ar_lopti_kk_0_…    writes docs/demo.png and docs/demo.json
+    python -m tools.demo_picture runs/grpo_ar_lopti_largest_0_… --out docs/llm.json
 
-The README shows this picture of a run of `make demo`. The JSON file has all that the picture shows, with the run's
-settings, commit and machine; without a run, the picture is drawn again from that file.
+The README shows this picture of a run of `make demo`, and of one of `make llm`. The JSON file has all that the picture
+shows, with the run's settings, commit and machine; without a run, the picture is drawn again from that file.
 """
 
 import json
@@ -67,9 +68,10 @@ def draw(kept, path):
     """The picture: on the left the accuracy, on the right one response before and after. Gives the figure."""
     figure = curves.new_figure(15, 5.6, "")
     left, right = figure.subplots(1, 2, width_ratios=[1, 2])
-    draw_accuracy(left, kept["rows"], f"accuracy on {kept['settings']['eval_size']} test puzzles")
+    draw_accuracy(left, kept["rows"], f"accuracy on {kept['settings']['eval_size']} test problems")
     right.axis("off")
-    count = f"{kept['learned']} of {kept['kept_problems']} puzzles: wrong before training, right after it. One of them:"
+    learned = f"{kept['learned']} of {kept['kept_problems']} problems"
+    count = f"{learned}: wrong before training, right after it. One of them:"
     prompt = "\n".join(textwrap.wrap(" ".join(kept["before"]["prompt"].split()), 2 * COLUMN))
     write(right, 0, 1, count, size=13)
     write(right, 0, 0.92, prompt, color="0.35", family="monospace")
@@ -83,7 +85,8 @@ def draw(kept, path):
 
 
 def draw_accuracy(axis, rows, title):
-    for i, key in enumerate(curves.with_categories(rows, "eval/accuracy")):
+    keys = [key for key in curves.with_categories(rows, "eval/accuracy") if not key.endswith("_all")]
+    for i, key in enumerate(keys):  # "all": of a task without categories
         label = "all" if i == 0 else f"{key.rpartition('_')[2]} people"
         plot.draw_line(axis, [rows], key, color=curves.COLOURS[i], ls=curves.STYLES[i], label=label)
     axis.set(title=title, xlabel="training step", ylim=(0, 1))

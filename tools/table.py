@@ -21,6 +21,7 @@ SHORT = {  # script: what it is, for the README
     "grpo": "the reward normalised in its group of responses, PPO's clip, a KL term: the root of the tree",
     "reinforce": "reward minus the step's mean, times log π; no ratio, no clip, no groups: read it first",
     "rloo": "reward minus the mean of the group's other rewards",
+    "sft": "no reinforcement learning: given responses instead of sampled ones, all with weight 1",
     "dr_grpo": "divides neither by the standard deviation nor by lengths",
     "ppo": "a value model, trained beside the policy, gives the advantages (GAE)",
     "grpo_ar_lopti": "improbable tokens weigh less (AR) and are updated first, on their own (Lopti)",
@@ -51,6 +52,11 @@ TEXTS = {  # script: (its objective, the source); formulas have ∣ as the bar, 
         "that of `reinforce.py` with `A = r − mean of the group's other rewards`, where `--kl_coef` takes "
         "`β·log(π/π_ref)` of the response off r",
         "RLOO (Ahmadian et al. 2024)",
+    ),
+    "sft": (
+        "`1/Σ∣o_i∣ Σ_i Σ_t log π` of given responses: no sampler, no reward, no advantage. What comes before, if no "
+        "response is ever right",
+        "maximum likelihood",
     ),
     "dr_grpo": (
         "`1/(n·L) Σ_i Σ_t min[ρA, clip(ρ, 1−ε_low, 1+ε_high)A]` with `A = r − mean` of the group: divided neither by a "

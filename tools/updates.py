@@ -16,7 +16,7 @@ from torch import nn
 
 from runtime.processes import DEVICE
 
-ALGORITHMS = [  # all scripts with an update(), in the order of the README
+ALGORITHMS = [  # all scripts of reinforcement learning, which are all but sft.py, in the order to read them
     "reinforce", "rloo", "grpo", "dr_grpo", "ppo", "reinforce_pp", "dapo", "grpo_ar_lopti", "reinforce_pp_ar_lopti",
     "dapo_ar_lopti", "acpo", "cispo", "gspo", "sapo", "dppo", "entropy_top", "archer", "grpo_tis",
 ]  # fmt: skip

@@ -1,0 +1,202 @@
+"""reasoning-gym: problems of about a hundred generators, each with its own verifier (PyPI, Apache-2.0).
+
+The library (Stojanovski et al. 2025, arXiv 2505.24760) makes the questions and scores the answers; here is what makes
+them a task. `--gym letter_counting,chain_sum` names the generators, which are the categories, and
+`--gym_options '{"max_words": 3}'` sets their parameters: each generator takes those that it has. One parameter is this
+project's: with `{"think": true}` the model's turn begins with <think>, without it with <answer>, for a model that can
+only say the result.
+
+A question belongs to the test problems, or to those to train on, by a digest of its text, for any seed. So no problem
+is on both sides, nor do the two ever take the same of the library's seeds.
+
+Generators in UNSAFE are refused: their verifiers run the response as Python, or search without bound.
+"""
+
+import dataclasses
+import difflib
+import json
+import math
+import random
+import re
+from functools import cache
+from importlib.util import find_spec
+
+from rewards.countdown import last_answer
+from rewards.kk import TEST_SHARE, check_split, digest, take_turns
+
+INSTALL = "pip install -r requirements-gym.txt"
+DEFAULT_SIZE = {"train": 2000, "test": 200}
+OWN = ("seed", "size")  # the library's parameters that the trainers' settings decide
+UNSAFE = {
+    "binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24",
+    "simple_integration", "spiral_matrix", "string_insertion",
+}  # fmt: skip
+PREFIX = {False: "<answer>", True: "<think>"}  # the beginning of the model's turn, by "think"
+REQUEST = {
+    False: "Answer with the result alone, as in <answer>result</answer>.",
+    True: "First think inside <think> </think>, then give the result alone inside <answer> </answer>.",
+}
+
+# --------------------------------------------------------------------------------------------------------------------
+# Scoring
+
+MAX_LENGTH = 5000  # characters of an answer: the largest boards have half as many
+HUGE = re.compile(r"[eE][+-]?[0-9]{4}")  # as an exact fraction 1e999999 has a million digits
+
+
+def score(response, answer):
+    """Score one response by the generator's own verifier, which gets the last complete <answer>...</answer>.
+
+    In: `response`, the model's text after the prefix; `answer`, {"generator", "options", "think", "entry"} as `load`
+    gives it. Out: `reward`, the library's score, 1 for a right answer and of many generators a part of it for a nearly
+    right one; `correct` (the score is 1); `format` (there is an answer, of a size that can be read). It never raises
+    on any text.
+    """
+    text = last_answer(PREFIX[answer["think"]] + response).strip()
+    is_answer = 0 < len(text) <= MAX_LENGTH and not HUGE.search(text)
+    reward = 0.0
+    if is_answer:
+        verifier = dataset(answer["generator"], json.dumps(answer["options"]))
+        try:
+            reward = float(verifier.score_answer(text, answer["entry"]))
+        except Exception:  # some verifiers read a number, and raise if there is none
+            reward = 0.0
+    return {"reward": reward if math.isfinite(reward) else 0.0, "correct": reward == 1, "format": is_answer}
+
+
+def score_all(responses, answers):
+    """`score` of each response with its answer, in order."""
+    return [score(response, answer) for response, answer in zip(responses, answers, strict=True)]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Loading
+
+
+def check(names, options, source=""):
+    """({generator: its options}, think) of the two settings.
+
+    ValueError, with the nearest names, if one can't be right.
+    """
+    if source:
+        raise ValueError("--task gym generates its problems: it takes no --data or --test_data")
+    if not find_spec("reasoning_gym"):
+        raise ValueError(f"--task gym needs reasoning-gym: {INSTALL}")
+    options = read_options(options)
+    think = options.pop("think", False)
+    if not isinstance(think, bool):
+        raise ValueError(f"--gym_options: think is {think!r}; it must be true or false")
+    chosen = {name.strip(): {} for name in names.split(",")}
+    known = {"think"}
+    for name in chosen:
+        check_name(name)
+        known |= parameters(name)
+    for option, value in options.items():
+        if option not in known:
+            raise ValueError(f"--gym_options: {names} has no {option!r}{nearest(option, known)}")
+        for name in chosen:
+            if option in parameters(name):
+                chosen[name][option] = value
+    for name, own in chosen.items():
+        check_answers(name, own)
+    return chosen, think
+
+
+def read_options(text):
+    try:
+        options = json.loads(text)
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise ValueError(f"""--gym_options is {text}; it must be like '{{"max_words": 3}}'""")
+    return options
+
+
+def check_name(name):
+    names = registry().keys() - UNSAFE
+    if name in UNSAFE:
+        raise ValueError(f"--gym {name}: its verifier runs the response as a program, which is not safe")
+    if name not in names:
+        raise ValueError(f"--gym has no generator {name!r}{nearest(name, names)}")
+
+
+def check_answers(name, options):
+    """ValueError unless the generator takes these options, and the first problems have an answer."""
+    try:
+        made = dataset(name, json.dumps(options))
+        answers = [made[i]["answer"] for i in range(3)]
+    except Exception as error:  # the library asserts its ranges; a value of another type can raise anything
+        raise ValueError(f"--gym {name} can't take --gym_options {json.dumps(options)}: {error}") from error
+    if not any(answers):
+        raise ValueError(f"--gym {name}: the answer to its problems is empty")
+
+
+def nearest(name, names):
+    """The end of an error's line: the names that are most like this one, or all of a few."""
+    close = difflib.get_close_matches(name, names, n=3) or sorted(names)[:12]
+    return f"; nearest: {', '.join(close)}"
+
+
+def registry():
+    """{name: (class, class of its parameters)} of the library's generators, without the one that joins others."""
+    from reasoning_gym.factory import DATASETS  # late: importing takes a second
+
+    return {name: classes for name, classes in DATASETS.items() if name != "composite"}
+
+
+def parameters(name):
+    """The names of a generator's own parameters."""
+    return {field.name for field in dataclasses.fields(registry()[name][1])} - set(OWN)
+
+
+@cache
+def dataset(name, options, seed=0, size=10):
+    """The library's generator: a list of `size` problems, each made when it is asked for. options: as JSON."""
+    from reasoning_gym import create_dataset
+
+    return create_dataset(name, seed=seed, size=size, **json.loads(options))
+
+
+def load(source, split, *, gym="letter_counting", gym_options="{}", size=None, seed=0):
+    """Problems of the generators, in turn: equally many of each, or all that one has if those are fewer.
+
+    Out: a list of dicts with `messages`, `prefix`, `answer` (see `score`) and `category`, the generator's name.
+    ValueError if a setting can't be right.
+    """
+    check_split(split)
+    chosen, think = check(gym, gym_options, source)
+    wanted = size or DEFAULT_SIZE[split]
+    each = math.ceil(wanted / len(chosen))
+    groups = [generate(name, options, think, each, split, seed) for name, options in chosen.items()]
+    return take_turns(groups)[:wanted]
+
+
+def generate(name, options, think, count, split, seed):
+    """Up to `count` different problems of one generator."""
+    tries = 2 * TEST_SHARE * count  # a test needs TEST_SHARE for each, and some come twice
+    made = dataset(name, json.dumps(options), random.Random(f"{seed} {name}").randrange(2**31), tries)
+    problems = {}
+    for i in range(tries):
+        entry = made[i]
+        if split_of(entry["question"]) == split and entry["answer"]:
+            problems[entry["question"]] = make_item(name, options, think, entry)
+        if len(problems) == count:
+            break
+    if not problems:
+        raise ValueError(f"--gym {name}: no {split} problem among {tries}")
+    return list(problems.values())
+
+
+def split_of(question):
+    """The split that a question belongs to."""
+    return "test" if int(digest(question), 16) % TEST_SHARE == 0 else "train"
+
+
+def make_item(name, options, think, entry):
+    """A problem for the trainers. entry: the library's, with question, answer and metadata."""
+    return {
+        "messages": [{"role": "user", "content": f"{entry['question']}\n{REQUEST[think]}"}],
+        "prefix": PREFIX[think],
+        "answer": {"generator": name, "options": options, "think": think, "entry": entry},
+        "category": name,
+    }

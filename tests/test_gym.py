@@ -1,0 +1,198 @@
+"""rewards/gym.py: reasoning-gym's generators as a task. Its own verifiers score; here is what the task adds."""
+
+import inspect
+import json
+import re
+import time
+
+import pytest
+from conftest import KK_TINY, parse
+from test_tasks import settings
+from transformers import AutoTokenizer
+
+import grpo
+import rewards
+from rewards import gym
+from runtime import first
+
+pytest.importorskip("reasoning_gym", reason=f"reasoning-gym is not there: {gym.INSTALL}")
+
+TWO = {"gym": "letter_counting,chain_sum", "gym_options": '{"max_words": 6}'}
+
+
+def questions(problems):
+    return {problem["answer"]["entry"]["question"] for problem in problems}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Problems
+
+
+def test_no_problem_is_on_both_sides_whatever_the_seeds():
+    """Also of a generator with few questions: 2 terms of 1 digit make 81 sums and as many differences."""
+    few = {"gym": "chain_sum", "gym_options": '{"max_terms": 2, "max_digits": 1}'}
+    for which in (TWO, few):
+        train = [gym.load(None, "train", size=1000, seed=seed, **which) for seed in (0, 1)]
+        test = [gym.load(None, "test", size=100, seed=seed, **which) for seed in (0, 1)]
+        for some in train:
+            for others in test:
+                assert not questions(some) & questions(others)
+        assert all(len(questions(some)) == len(some) for some in [*train, *test])  # none comes twice
+        assert (questions(train[0]) != questions(train[1])) == (which is TWO)  # of the few each seed has all
+    assert len(test[0]) < 100
+
+
+def test_the_same_settings_give_the_same_problems():
+    assert gym.load(None, "test", size=20, **TWO) == gym.load(None, "test", size=20, **TWO)
+
+
+def test_the_splits_never_take_the_same_of_the_librarys_seeds():
+    """Problem i of a generator is that of seed + i: source_index."""
+    places = {}
+    for split in ("train", "test"):
+        problems = gym.load(None, split, size=50, gym="gcd", seed=3)
+        places[split] = {problem["answer"]["entry"]["metadata"]["source_index"] for problem in problems}
+    assert places["train"] and not places["train"] & places["test"]
+
+
+def test_the_categories_are_the_generators_in_turn_and_take_their_own_options():
+    problems = gym.load(None, "train", size=40, **TWO)
+    assert [problem["category"] for problem in problems] == ["letter_counting", "chain_sum"] * 20
+    words = [len(problem["answer"]["entry"]["metadata"]["span"]) for problem in problems[::2]]
+    assert max(words) <= 6 and problems[1]["answer"]["options"] == {}
+
+
+def test_load_task_gives_them_to_every_trainer():
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    args = settings("gym", {"gym": TWO}, max_prompt_tokens=300)
+    task, train, test = rewards.load_task(args, tokenizer)
+    assert task is gym and len(test) == 5 and len(train) > 1000
+    text = tokenizer.decode(test[0]["prompt_ids"])
+    assert text.endswith("<answer>") and gym.REQUEST[False] in text
+    json.dumps([problem["answer"] for problem in train])  # runs and evaluations write it down
+
+
+def test_think_asks_for_reasoning_first():
+    problem = gym.load(None, "test", size=1, gym="gcd", gym_options='{"think": true}')[0]
+    assert problem["prefix"] == "<think>" and gym.REQUEST[True] in problem["messages"][0]["content"]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Scoring
+
+
+@pytest.fixture(scope="module")
+def sum_of_two():
+    """A problem of chain_sum whose answer has two digits, so that a part of the reward can be told from all of it."""
+    problems = gym.load(None, "train", gym="chain_sum", gym_options='{"max_digits": 2}')
+    return next(
+        problem["answer"] for problem in problems if re.fullmatch("[0-9]{2}", problem["answer"]["entry"]["answer"])
+    )
+
+
+def test_a_score_by_hand(sum_of_two):
+    """The library gives a right answer in other text the share of its characters: 2 of 5."""
+    right = sum_of_two["entry"]["answer"]
+    assert gym.score(f"{right}</answer>", sum_of_two) == {"reward": 1.0, "correct": True, "format": True}
+    assert gym.score(f" {right}\n</answer> so", sum_of_two)["correct"]
+    assert gym.score(f"is {right}</answer>", sum_of_two) == {"reward": 0.4, "correct": False, "format": True}
+    assert gym.score("777</answer>", sum_of_two) == {"reward": 0.0, "correct": False, "format": True}
+    for unreadable in (right, "", "</answer>", "  </answer>"):
+        assert gym.score(unreadable, sum_of_two) == {"reward": 0.0, "correct": False, "format": False}, unreadable
+
+
+def test_the_last_complete_answer_counts(sum_of_two):
+    right = sum_of_two["entry"]["answer"]
+    assert gym.score(f"777</answer> no: <answer>{right}</answer>", sum_of_two)["correct"]
+    assert not gym.score(f"{right}</answer> no: <answer>777</answer>", sum_of_two)["correct"]
+    thinking = sum_of_two | {"think": True}
+    assert gym.score(f"hm</think><answer>{right}</answer>", thinking)["correct"]
+    assert not gym.score(f"{right}</answer>", thinking)["format"]  # never opened
+
+
+def test_options_reach_the_verifier():
+    """decimal_arithmetic compares as many places as its option says."""
+    exact, rough = (
+        gym.load(None, "train", size=1, gym="decimal_arithmetic",
+                 gym_options=json.dumps({"min_num_decimal_places": 1, "max_num_decimal_places": places}))[0]["answer"]
+        for places in (5, 1)
+    )  # fmt: skip
+    assert gym.dataset("decimal_arithmetic", json.dumps(exact["options"])).config.max_num_decimal_places == 5
+    assert gym.dataset("decimal_arithmetic", json.dumps(rough["options"])).config.max_num_decimal_places == 1
+    assert gym.score(f"{exact['entry']['answer']}</answer>", exact)["correct"]
+
+
+HOSTILE = ["0", "garbage", "[[[", "{'a':", "(" * 4000, "9" * 4500, "a b " * 1000, "1/0", "−", "\x00", "nan",
+           "1e999999", "1e99", "[1,2]", "{}", "None", "9" * 6000]  # fmt: skip
+
+
+@pytest.mark.parametrize("letter", "abcdefghijklmnopqrstuvwxyz")
+def test_every_generator_scores_its_own_answer_and_survives_any_text(letter):
+    """All that are neither refused nor without answers; in halves of a second each."""
+    for name in sorted(gym.registry().keys() - gym.UNSAFE):
+        if not name.startswith(letter):
+            continue
+        try:
+            gym.check_answers(name, {})
+        except ValueError as error:
+            assert "is empty" in str(error)
+            continue
+        entry = next(entry for i in range(10) if (entry := gym.dataset(name, "{}")[i])["answer"])
+        answer = {"generator": name, "options": {}, "think": False, "entry": entry}
+        found = gym.score(f"{entry['answer']}</answer>", answer)
+        assert found["reward"] == 1 and found["correct"], name
+        json.dumps(entry)
+        for text in HOSTILE:
+            start = time.process_time()
+            found = gym.score(f"{text}</answer>", answer)
+            assert isinstance(found["reward"], float) and found["reward"] <= 1, (name, text[:20])
+            assert time.process_time() - start < 0.5, (name, text[:20])
+
+
+def test_what_is_refused_as_unsafe_is_what_runs_the_response():
+    """The library's own source: eval, or sympy's parse_expr, which calls it, on the answer."""
+    runs_it = re.compile(r"\beval\(answer|parse_expr\(answer")
+    found = {name for name, (kind, _) in gym.registry().items() if runs_it.search(inspect.getsource(kind))}
+    assert found == gym.UNSAFE
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Bad input
+
+BAD = {
+    "--gym has no generator 'leter_counting'; nearest: letter_counting": ["--gym", "leter_counting"],
+    "--gym_options: gcd has no 'max_number'; nearest: max_numbers":
+        ["--gym", "gcd", "--gym_options", '{"max_number": 3}'],
+    "--gym gcd can't take --gym_options": ["--gym", "gcd", "--gym_options", '{"max_numbers": "x"}'],
+    "--gym letter_counting can't take --gym_options {\"max_words\": -1}: max_words must be >= min_words":
+        ["--gym_options", '{"max_words": -1}'],
+    "--gym_options is [1; it must be like": ["--gym_options", "[1"],
+    "--gym_options: think is 1; it must be true or false": ["--gym_options", '{"think": 1}'],
+    "--gym_options: letter_counting has no 'seed'": ["--gym_options", '{"seed": 3}'],
+    "--gym graph_color: the answer to its problems is empty": ["--gym", "graph_color"],
+    "--gym countdown: its verifier runs the response as a program": ["--gym", "countdown"],
+    "--task gym generates its problems: it takes no --data": ["--data", "x.json"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_refused_before_torch_loads(message):
+    args = parse(grpo, "--task", "gym", "--model", str(KK_TINY), *BAD[message])
+    with pytest.raises(ValueError) as error:
+        first.check_settings(args)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_without_the_library_a_line_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(gym, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=f"--task gym needs reasoning-gym: {re.escape(gym.INSTALL)}"):
+        gym.check("gcd", "{}")
+
+
+def test_the_check_imports_no_torch():
+    """first.check runs it before the seconds that torch takes."""
+    import subprocess
+    import sys
+
+    program = "import sys; from rewards import gym; gym.check('gcd', '{}'); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"

@@ -1,0 +1,250 @@
+"""sft.py: what is learned and what is not, whole runs, and the one line for bad input."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import KK_TINY, puzzles, run, timeless
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import sft
+from rewards import examples, kk
+
+CHATS = [
+    ("What is 2 + 2?", "4"),
+    ("Which number comes after 9?", "It is 10."),
+    ("Name a colour.", "Red, or blue."),
+    ("Count to five.", "One, two, three, four, five."),
+]
+
+
+def chat(question, answer):
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def write_chats(path, chats):
+    path.write_text("".join(json.dumps(one) + "\n" for one in chats))
+    return path
+
+
+def settings(**changes):
+    fixed = {"data": "", "test_data": "", "task": "kk", "people": "2-3", "careful": 0.5, "seed": 0, "eval_size": 3}
+    sizes = {"chat_template": "auto", "max_prompt_tokens": 600, "max_response_tokens": 400}
+    return SimpleNamespace(**fixed | sizes | changes)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(KK_TINY)
+
+
+def given(tokenizer, tmp_path):
+    """Four examples of different lengths."""
+    file = write_chats(tmp_path / "chats.jsonl", [chat(*words) for words in CHATS])
+    _, train, _ = examples.load_task(settings(data=str(file), test_data=str(file)), tokenizer)
+    return train
+
+
+def args_of(**changes):
+    """The settings of a policy on the CPU, in float32."""
+    return sft.Args(model=str(KK_TINY), dtype="float32", gradient_checkpointing=False, compile=False, **changes)
+
+
+def by_transformers(model, given):
+    """Σ log π over the response tokens, and their number, by transformers' own cross-entropy."""
+    total, count = 0.0, 0
+    for one in given:
+        ids = torch.tensor([one["prompt_ids"] + one["response_ids"]])
+        labels = ids.clone()
+        labels[:, : len(one["prompt_ids"])] = -100  # not learned
+        num = len(one["response_ids"])
+        total = total - model(input_ids=ids, labels=labels).loss * num  # transformers gives the mean
+        count += num
+    return total, count
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What is learned
+
+
+def test_the_gradient_is_that_of_the_cross_entropy_on_responses_alone(tokenizer, tmp_path, on_the_cpu):
+    """Against transformers; also if each example has a pass of its own."""
+    batch_of = given(tokenizer, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(KK_TINY, dtype=torch.float32)
+    total, count = by_transformers(model, batch_of)
+    (-total / count).backward()
+    expected = {name: weight.grad for name, weight in model.named_parameters()}
+    for tokens in (16, 4096):  # passes of one example, and of all
+        args = args_of(micro_batch_tokens=tokens, max_grad_norm=1e9, prompts_per_step=4)
+        policy = sft.load_policy(args, trained=True)
+        optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
+        before = {name: weight.detach().clone() for name, weight in policy.lm.named_parameters()}
+        found = sft.update(policy, optimizer, sft.to_batch(batch_of), 1, args)
+        assert found["loss"] == pytest.approx((-total / count).item(), rel=1e-5) and found["optimizer_steps"] == 1
+        for name, weight in policy.lm.named_parameters():
+            torch.testing.assert_close(before[name] - weight, expected[name], rtol=1e-3, atol=1e-6)
+
+
+def test_prompts_are_not_learned(tokenizer, tmp_path, on_the_cpu):
+    """By hand: three tokens of prompt and two of response, the log-probabilities 1 to 5."""
+    one = {"prompt_ids": [7, 8, 9], "response_ids": [5, 6]}
+    other = {"prompt_ids": [7], "response_ids": [5]}
+    batch = sft.to_batch([one, other])
+    assert batch["ids"].tolist() == [[7, 8, 9, 5, 6], [7, 5, 0, 0, 0]]
+    assert batch["mask"].tolist() == [[False, False, False, True, True], [False, True, False, False, False]]
+    logp = torch.tensor([[-1.0, -2, -3, -4, -5], [-6, -7, -8, -9, -10]], requires_grad=True)
+    loss = sft.policy_loss(logp, batch, divisor=3)
+    assert loss.item() == pytest.approx((4 + 5 + 7) / 3)
+    loss.backward()
+    assert (logp.grad != 0).tolist() == batch["mask"].tolist()
+
+
+def test_the_held_out_loss_is_transformers_own(tokenizer, tmp_path, on_the_cpu):
+    test = given(tokenizer, tmp_path)
+    args = args_of(micro_batch_tokens=64)
+    model = AutoModelForCausalLM.from_pretrained(KK_TINY, dtype=torch.float32)
+    with torch.no_grad():
+        total, count = by_transformers(model, test)
+    found = sft.evaluate(sft.load_policy(args, trained=True), test, args)
+    assert found == {"eval/loss": pytest.approx((-total / count).item(), rel=1e-5)}
+
+
+def test_worked_solutions_are_right_if_careful_and_end_with_the_end_token(tokenizer):
+    """Half are careful, and those are right; the others guess."""
+    _, train, test = examples.load_task(settings(eval_size=40), tokenizer)
+    scores = [kk.score(one["response"], one["answer"]) for one in train[:200]]
+    assert all(score["format"] for score in scores)
+    right = sum(score["correct"] for score in scores) / 200
+    assert 0.45 < right < 0.75  # the careful half, and a quarter or an eighth of the rest
+    assert all(one["response_ids"][-1] == tokenizer.eos_token_id for one in train[:20])
+    assert not {one["quiz"] for one in train} & {one["quiz"] for one in test}
+    _, careful, _ = examples.load_task(settings(careful=1.0, eval_size=40), tokenizer)
+    assert all(kk.score(one["response"], one["answer"])["reward"] == 3 for one in careful[:100])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Whole runs
+
+
+def small(run_dir, **changes):
+    """Flags of a run that takes seconds: kk_tiny learns solutions of 60 puzzles."""
+    flags = {
+        "model": KK_TINY, "run_dir": run_dir, "steps": 4, "prompts_per_step": 8, "eval_size": 8, "save_every": 2,
+        "micro_batch_tokens": 2000, "lr": 1e-3, "updates_per_step": 2, "dtype": "float32", "eval_every": 2,
+        "data": chats_of_puzzles(Path(run_dir).parent),
+    }  # fmt: skip
+    return [word for key, value in (flags | changes).items() for word in (f"--{key}", str(value))]
+
+
+def chats_of_puzzles(folder):
+    """Solutions as a file of chats, in another form than kk_tiny's own, so that there is something to learn."""
+    rows = []
+    for puzzle in kk.load(str(puzzles()), "train", people="2-3"):
+        text = ". ".join(f"{name}: {'knight' if role else 'knave'}" for name, role in puzzle["answer"].items())
+        last = {"role": "assistant", "content": text}
+        rows.append({"messages": [*puzzle["messages"], last]})
+    return write_chats(Path(folder, "chats.jsonl"), rows)
+
+
+def rows_of(run_dir):
+    return [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def four_steps(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("sft") / "run"
+    return run_dir, run("sft.py", *small(run_dir))
+
+
+def test_a_run_lowers_the_held_out_loss_and_writes_what_it_promises(four_steps):
+    run_dir, finished = four_steps
+    rows = rows_of(run_dir)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    losses = [row["eval/loss"] for row in rows if "eval/loss" in row]
+    assert len(losses) == 3 and losses[0] > losses[1] > losses[2] > 0
+    keys = "loss grad_norm optimizer_steps response_tokens tokens weights_changed time/train time/step peak_memory_gb"
+    assert all(row[key] is not None for row in rows[1:] for key in keys.split())
+    assert all(row["optimizer_steps"] == 2 for row in rows[1:])
+    assert "loss on held-out examples" in finished.stdout and "held back to test on" in finished.stdout
+    assert load_file(run_dir / "checkpoints/step_000004/model.safetensors")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU sums may be added up in another order")
+def test_a_resumed_run_equals_an_unbroken_one(four_steps, tmp_path):
+    shutil.copytree(four_steps[0], tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints/step_000004")
+    run("sft.py", "--resume", tmp_path / "run")
+    assert [timeless(row) for row in rows_of(tmp_path / "run")] == [timeless(row) for row in rows_of(four_steps[0])]
+    mine, theirs = (load_file(folder / "checkpoints/step_000004/model.safetensors")
+                    for folder in (tmp_path / "run", four_steps[0]))  # fmt: skip
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two processes need two GPUs, or none")
+def test_two_processes_learn_as_one(four_steps, tmp_path):
+    """No sampler: so beside rounding the numbers are the same in every step."""
+    run("sft.py", *small(tmp_path / "run"), processes=2)
+    for one, two in zip(rows_of(four_steps[0]), rows_of(tmp_path / "run"), strict=True):
+        for key in ("loss", "eval/loss", "grad_norm", "tokens", "response_tokens"):
+            if key in one:
+                assert two[key] == pytest.approx(one[key], rel=1e-3), (one["step"], key)
+
+
+def test_a_dry_run_says_what_would_fit_and_writes_nothing(tmp_path):
+    finished = run("sft.py", *small(tmp_path / "run"), "--dry_run")
+    assert "dry run: 4 steps would fit" in finished.stdout and not (tmp_path / "run").exists()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Bad input
+
+QUESTION, ANSWER = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[QUESTION, ANSWER], [QUESTION]], "row 2 is not complete: messages: List should have at least 2 items"),
+        ([[QUESTION, ANSWER, QUESTION]], "row 1: the last turn must be the assistant's, to be learned, not the user's"),
+        ([[QUESTION, {"role": "assistant"}]], "row 1 is not complete: messages.1.content: Field required"),
+        ([[QUESTION, {"role": "assistant", "content": " "}]], "row 1: the assistant's last turn is empty"),
+        ([[QUESTION, ANSWER]], "has one chat; without --test_data there must be two"),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_line_with_its_row(rows, message, tokenizer, tmp_path):
+    file = write_chats(tmp_path / "bad.jsonl", [{"messages": row} for row in rows])
+    with pytest.raises(ValueError, match=r"bad\.jsonl") as error:
+        examples.load_task(settings(data=str(file)), tokenizer)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_chat_that_the_template_refuses(tokenizer, tmp_path):
+    """Llama's and Mistral's templates, among others, ask that user and assistant take turns."""
+    strict = AutoTokenizer.from_pretrained(KK_TINY)
+    strict.chat_template = (
+        "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{{ m['content'] }}{% endfor %}"
+    )
+    file = write_chats(tmp_path / "chats.jsonl", [{"messages": [QUESTION, QUESTION, ANSWER]}] * 2)
+    with pytest.raises(ValueError, match="example 1: the model's chat template refuses the chat: roles must alternate"):
+        examples.load_task(settings(data=str(file)), strict)
+    examples.load_task(settings(data=str(file)), tokenizer)  # kk_tiny's takes any
+
+
+def test_examples_that_are_too_long(tokenizer, tmp_path, capsys):
+    long = chat("Go on.", "and so on " * 300)
+    file = write_chats(tmp_path / "chats.jsonl", [long, *(chat(*words) for words in CHATS)])
+    _, train, _ = examples.load_task(settings(data=str(file), test_data=str(file)), tokenizer)
+    assert len(train) == 4 and "1 of 5 examples are too long and left out" in capsys.readouterr().out
+    file = write_chats(tmp_path / "long.jsonl", [long, long])
+    with pytest.raises(ValueError, match="no train example has at most 600 tokens of prompt"):
+        examples.load_task(settings(data=str(file)), tokenizer)
+
+
+def test_a_task_without_worked_solutions(tokenizer):
+    with pytest.raises(ValueError, match="--task countdown has no worked solutions: give --data FILE"):
+        examples.load_task(settings(task="countdown"), tokenizer)
