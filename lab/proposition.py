@@ -269,16 +269,25 @@ def summary_of(rests, norms, lower, upper, groups):
     return result
 
 
-def of_responses(numbers, rests, norms, groups):
+def of_responses(numbers, rests, norms, lower, upper, groups):
     """Each response's tokens, for JSON: 1 − π, and the norms by group (means over its layers).
 
-    numbers: of each token's response, [n]. Tokens whose 1 − π rounds to 0 are left out.
+    numbers: of each token's response, [n]; lower, upper: as in summary_of. above, below: how many
+    times the median token's norm the upper bound is, and the median token's the lower bound, where
+    that is most, of the layers. Tokens whose 1 − π rounds to 0 are left out.
     """
     found = []
     for number in numbers.unique():
         of_it = (numbers == number) & (rests > TINY)
-        by_group = {name: norms[of_it][:, places].mean(1).tolist() for name, places in groups}
-        found.append({"rest": rests[of_it].tolist(), "norm": by_group})
+        slopes = (norms[of_it] / rests[of_it, None]).median(0).values.tolist()[:-1]
+        found.append(
+            {
+                "rest": rests[of_it].tolist(),
+                "norm": {name: norms[of_it][:, at].mean(1).tolist() for name, at in groups},
+                "above": max(bound / slope for bound, slope in zip(upper, slopes)),
+                "below": max(slope / bound for bound, slope in zip(lower, slopes)),
+            }
+        )
     return found
 
 
@@ -341,7 +350,7 @@ def main():
         "width": width,
         "groups": summary,
         "singular_values": functions,
-        "responses": of_responses(numbers, rests, norms, groups),
+        "responses": of_responses(numbers, rests, norms, lower, upper, groups),
     }
     common.finish(args, "proposition", result)
 
