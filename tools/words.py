@@ -33,7 +33,7 @@ def count_words(text):
 def related(problems, **options):
     """(correlation, its standard error) of the counts with the rewards, or (None, None) if one of them is constant.
 
-    problems: as in count_all's "problems"; options: those of inference.correlation. Whole problems are drawn anew, as
+    problems: as in count_all's "raw"; options: those of inference.correlation. Whole problems are drawn anew, as
     the responses to one are not independent.
     """
     return inference.correlation([(one["count"], one["reward"]) for one in problems], **options)
@@ -45,7 +45,7 @@ def count_all(responses):
     responses: for each problem a list of dicts with `response`, `reward` and, if there are several kinds of problems,
     `category`, such as the number of people. A relation: "pearson" and "spearman" over all responses; "by_category",
     {category: {"spearman", "error"}}, since what goes with the reward in one may go against it in another; and
-    "problems", the raw values: [{"category", "count", "reward"}], the latter two with a number for each response.
+    "raw", the raw values: [{"category", "count", "reward"}], the latter two with a number for each response.
     """
     counts = [[count_words(one["response"]) for one in of_problem] for of_problem in responses]
     by_problem, relations = {}, {}
@@ -61,7 +61,7 @@ def count_all(responses):
         for category in dict.fromkeys(one["category"] for one in problems):
             of_it = [one for one in problems if one["category"] == category]
             by_category[category] = dict(zip(("spearman", "error"), related(of_it, in_ranks=True)))
-        relations[family] = relation | {"by_category": by_category, "problems": problems}
+        relations[family] = relation | {"by_category": by_category, "raw": problems}
     return by_problem, relations
 
 
