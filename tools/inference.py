@@ -1,14 +1,97 @@
-"""What may be concluded from a few numbers: Student's t, Holm's procedure, a bootstrap of whole clusters.
+"""What may be concluded from a few numbers: an interval by Student's t, Holm's procedure, a bootstrap of clusters.
 
 Used by lab/verdicts.py and tools/words.py.
 """
 
 import functools
+import math
+from dataclasses import dataclass, replace
+from statistics import fmean, variance
 
 import mpmath
 import numpy
 
+SHOWS, OPPOSITE, NO_EFFECT = "shows", "the opposite", "no effect of that size"
+TOO_FEW = "too few runs to tell"
+LEAST = 3  # batches or seeds, below which nothing is told
+POWER = 0.8  # the chance to see an effect of the size that is called visible
 DRAWS = 2000  # of the bootstrap
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean of n values or clusters, above 0 if it is as claimed, and the four things it may say at a level."""
+
+    label: str
+    mean: float
+    error: float  # standard error of the mean
+    df: int
+    n: int
+    sides: tuple = ()  # the means of what is compared
+    size: float = 0.0  # the effect that is claimed; 0: a threshold
+    is_ratio: bool = False  # the values are logarithms
+
+    def p(self):
+        if self.n < LEAST:
+            return 1.0
+        if not self.error:
+            return float(self.mean == 0)
+        return p_value(self.mean / self.error, self.df)
+
+    def interval(self, level):
+        if self.n < LEAST:
+            return -math.inf, math.inf
+        half = student(level, self.df) * self.error
+        return self.mean - half, self.mean + half
+
+    def visible(self, level):
+        """The smallest effect that would have been seen at this level, with a chance of POWER."""
+        return (student(level, self.df) + student(2 * (1 - POWER), self.df)) * self.error
+
+    def word(self, level):
+        low, high = self.interval(level)
+        if low > 0:
+            return SHOWS
+        if high < 0:
+            return OPPOSITE
+        return NO_EFFECT if high < self.size else TOO_FEW
+
+    def reversed(self):
+        return replace(self, mean=-self.mean, sides=self.sides[::-1])
+
+    def numbers(self, level):
+        """In words: the two sides, the difference with its interval, and what would have been seen."""
+        label = f"{self.label}: " if self.label else ""
+        sides = " against ".join(map(shown, self.sides))
+        if self.n < LEAST:
+            return f"{label}{sides}, of {self.n} value{'s' * (self.n != 1)}"
+        numbers = (self.mean, *self.interval(level), self.visible(level))
+        if self.is_ratio:
+            mean, low, high, visible = (shown(math.exp(number)) for number in numbers)
+            mean += " times"
+        else:
+            mean, low, high = (shown(number, "+") for number in numbers[:3])
+            visible = shown(numbers[3])
+        return f"{label}{sides}{'; ' if sides else ''}{mean} ({low} to {high}), visible {visible}"
+
+
+def shown(value, sign=""):
+    """A number with three digits, or none behind the point if it is large: 0.0678, −12.4, 1559."""
+    text = f"{value:{sign}.0f}" if 100 <= abs(value) < 1e6 else f"{value:{sign}.3g}"
+    return text.replace("-", "−")
+
+
+def of_values(label, pairs, **more):
+    """The Estimate of values that are independent of each other. pairs: [(as claimed, compared with)]."""
+    values = [a - b for a, b in pairs]
+    error = math.sqrt(variance(values) / len(values)) if len(values) > 1 else 0.0
+    return Estimate(label, fmean(values), error, len(values) - 1, len(values), tuple(map(fmean, zip(*pairs))), **more)
+
+
+def pooled(estimates):
+    """The same with one standard deviation for all of them."""
+    squares, df = sum(e.error**2 * e.n * e.df for e in estimates), sum(e.df for e in estimates)
+    return [replace(e, error=math.sqrt(squares / df / e.n), df=df) if df else e for e in estimates]
 
 
 def p_value(t, df):
