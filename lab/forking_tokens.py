@@ -62,7 +62,7 @@ class Args(common.Args):
     share: PositiveFraction = 0.2  # of the tokens, in each of the three sets
     least: PositiveInt = 20  # a word that occurs less often is not listed
     listed: PositiveInt = 30  # words in each list of the JSON
-    checked: NonNegativeInt = 300  # tokens whose gradient at all weights is measured
+    checked: NonNegativeInt = 1500  # tokens whose gradient at all weights is measured
 
 
 QUICK = {"batches": 1, "least": 3, "checked": 6}
