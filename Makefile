@@ -71,7 +71,7 @@ table: install
 
 docs: table
 	$(PY) -m tools.pages
-	$(PY) -m tools.claims
+	$(PY) -m lab.verdicts
 
 lint: install
 	$(PY) -m ruff check .

@@ -83,6 +83,7 @@ def estimates_of(comparison, folders, stage=""):
     for each in map(str, comparison.get("for", [""])):
         filled = fill(comparison, each)
         more = {"size": filled.get("size", 0.0), "is_ratio": filled.get("ratio", False)}
+        more["is_amount"] = "amount" in filled or "equals" in filled
         more["label"] = ", ".join(filter(None, [filled.get("what", ""), each]))
         if "suite" in filled:
             found += of_runs(filled, folders, **more)

@@ -176,6 +176,8 @@ def test_the_four_words_by_hand():
 
     assert (word(4.4), word(-4.4)) == (inference.SHOWS, inference.OPPOSITE)
     assert (word(0.5, 5.0), word(-1.4, 3.0)) == (inference.NO_EFFECT, inference.NO_EFFECT)
+    amount = inference.replace(made[0.0], mean=-4.4, is_amount=True)
+    assert amount.word(0.05) == inference.NO_EFFECT  # less than what is claimed
     assert word(0.5, 3.0) == word(0.5) == word(1.0, 5.0) == inference.TOO_FEW
     assert made[0.0].visible(0.05) == pytest.approx(4.303 + 1.061, abs=1e-3)
     assert made[0.0].numbers(0.05) == "+0 (−4.3 to +4.3), visible 5.36"

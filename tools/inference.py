@@ -30,6 +30,7 @@ class Estimate:
     sides: tuple = ()  # the means of what is compared
     size: float = 0.0  # the effect that is claimed; 0: a threshold
     is_ratio: bool = False  # the values are logarithms
+    is_amount: bool = False  # 0 is an amount that is claimed: below it is less, and not the opposite
 
     def p(self):
         if self.n < LEAST:
@@ -52,7 +53,7 @@ class Estimate:
         low, high = self.interval(level)
         if low > 0:
             return SHOWS
-        if high < 0:
+        if high < 0 and not self.is_amount:
             return OPPOSITE
         return NO_EFFECT if high < self.size else TOO_FEW
 
@@ -60,7 +61,7 @@ class Estimate:
         return replace(self, mean=-self.mean, sides=self.sides[::-1])
 
     def numbers(self, level):
-        """In words: the two sides, the difference with its interval, and what would have been seen."""
+        """In words: the two sides, the difference with its interval, what would have been seen, what is claimed."""
         label = f"{self.label}: " if self.label else ""
         sides = " against ".join(map(shown, self.sides))
         if self.n < LEAST:
@@ -72,7 +73,8 @@ class Estimate:
         else:
             mean, low, high = (shown(number, "+") for number in numbers[:3])
             visible = shown(numbers[3])
-        return f"{label}{sides}{'; ' if sides else ''}{mean} ({low} to {high}), visible {visible}"
+        claimed = f", claimed {shown(self.size)}" if self.size else ""
+        return f"{label}{sides}{'; ' if sides else ''}{mean} ({low} to {high}), visible {visible}{claimed}"
 
 
 def shown(value, sign=""):
