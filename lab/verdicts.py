@@ -202,6 +202,12 @@ def measured(folders, stage="", names=MADE):
     return found
 
 
+def level_of(estimates):
+    """The level at which the intervals of these are drawn: Holm's, for those that can tell."""
+    p_values = [one.p() for one in estimates if one.n >= inference.LEAST]
+    return inference.holms_level(p_values, ALPHA)
+
+
 def levels_of(found):
     """({comparison: the first paper that names it}, {paper: the level of its comparisons})."""
     homes, levels = {}, {}
@@ -210,8 +216,7 @@ def levels_of(found):
             for name in claim.get("by", []) + claim.get("beside", []):
                 homes.setdefault(name.removeprefix("-"), paper["name"])
         own = [name for name in found if homes.get(name) == paper["name"]]
-        p_values = [estimate.p() for name in own for estimate in found[name]]
-        levels[paper["name"]] = inference.holms_level(p_values, ALPHA)
+        levels[paper["name"]] = level_of([one for name in own for one in found[name]])
     return homes, levels
 
 
@@ -239,8 +244,8 @@ def of_stages(folders):
                 of_it = [(stage, one) for (stage, _), one in zip(of_it, pooled)]
             for stage, one in of_it:
                 found.setdefault(name, {}).setdefault(stage, []).append(replace(one, label=""))
-    everything = [one for of in found.values() for several in of.values() for one in several]
-    level = inference.holms_level([one.p() for one in everything], ALPHA)
+    by_stage = [several for of in found.values() for several in of.values()]
+    level = level_of([one for several in by_stage for one in several])
     said_of = {}
     for name, of in found.items():
         said_of[name] = {
@@ -253,19 +258,11 @@ def of_stages(folders):
 def of_file(name, folder):
     """The verdicts on FOLDER/NAME.json alone, a line each: a command of the lab ends with them."""
     lines = []
-    for of_it in CLAIMS["comparisons"].values():
-        if of_it.get("file") == name:
-            for estimate in estimates_of(of_it, replace(Folders(), lab=folder)):
+    for comparison in MADE.values():
+        if comparison.get("file") == name:
+            for estimate in estimates_of(comparison, replace(Folders(), lab=folder)):
                 lines.append(f"{estimate.word(ALPHA).upper()}: {estimate.numbers(ALPHA)}")
     return lines
-
-
-@dataclass
-class Args:
-    """Where the page goes."""
-
-    check: bool = False  # only check if the file is up to date
-    file: Path = FILE  # the file to write
 
 
 def page(folders=Folders()):
@@ -297,6 +294,14 @@ def read_from(folders):
         runs = [run for entry in entries for run in kept_runs(folders.runs, suite, entry).values()]
         read_of.append((ROOT / "benchmarks" / "kk_tiny" / f"{suite}.md", runs))
     return read_of
+
+
+@dataclass
+class Args:
+    """Where the page goes."""
+
+    check: bool = False  # only check if the file is up to date
+    file: Path = FILE  # the file to write
 
 
 def main(args):

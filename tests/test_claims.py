@@ -182,7 +182,8 @@ def test_the_four_words_by_hand():
     assert made[0.0].visible(0.05) == pytest.approx(4.303 + 1.061, abs=1e-3)
     assert made[0.0].numbers(0.05) == "+0 (−4.3 to +4.3), visible 5.36"
     two = inference.Estimate("", 9.0, 0.1, 60, 2)
-    assert two.word(0.05) == inference.TOO_FEW and two.p() == 1  # however small the error that it shares
+    assert two.word(0.05) == inference.TOO_FEW  # however small the error that it shares
+    assert verdicts.level_of([two, made[0.0]]) == 0.05  # and it takes no level from the others
 
 
 def test_three_seeds_that_agree_by_luck_share_the_error_of_the_others():
@@ -283,10 +284,10 @@ def test_of_several_correlations_the_lowest_counts(folders):
     responses = [{"rest": [0.1, 0.5, 0.3 + i / 100], "norm": {"a": [1, 5, 3], "b": [5, 1, 3]}} for i in range(9)]
     (folders.lab / "proposition.json").write_text(json.dumps({"responses": responses}))
     [found] = verdicts.estimates_of(verdicts.MADE["norm_of_rest"], folders)
-    assert found.sides == (pytest.approx(-1, abs=0.02), 0.8) and found.n == 9 and found.word(0.05) == "the opposite"
-    assert verdicts.estimates_of(verdicts.MADE["norm_of_rest_unsure"], folders)[0].sides[0] == pytest.approx(
-        -1, abs=0.1
-    )
+    assert found.sides == (pytest.approx(-1, abs=0.02), 0.8) and found.n == 9
+    assert found.word(0.05) == inference.NO_EFFECT
+    [unsure] = verdicts.estimates_of(verdicts.MADE["norm_of_rest_unsure"], folders)
+    assert unsure.sides[0] == pytest.approx(-1, abs=0.1)
 
 
 def test_a_bound_that_nothing_can_break_is_no_finding(monkeypatch, tmp_path):

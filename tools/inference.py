@@ -33,8 +33,6 @@ class Estimate:
     is_amount: bool = False  # 0 is an amount that is claimed: below it is less, and not the opposite
 
     def p(self):
-        if self.n < LEAST:
-            return 1.0
         if not self.error:
             return float(self.mean == 0)
         return p_value(self.mean / self.error, self.df)
