@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from conftest import KK_TINY, ROOT
-from test_lab import on_the_cpu  # noqa: F401
+from test_lab import on_the_cpu, words_on  # noqa: F401
 
 import grpo
 from lab import common, forking_tokens, proposition, verdicts
@@ -236,12 +236,6 @@ def test_a_batchs_numbers_by_hand():
 # ----------------------------------------------------------------------------------------- verdicts
 
 
-def words(folder, rows):
-    """The words of all comparisons of batches."""
-    (folder / "forking_tokens.json").write_text(json.dumps({"batches": rows}))
-    return [line.split(":")[0].lower() for line in verdicts.of_file("forking_tokens", folder)]
-
-
 def row_of(certain, top, shared, gap, within=1.0):
     kind = {"entropy": 0.3 + gap, "entropy_of_others": 0.3}
     of_pair = dict(zip([f"{a}, {b}" for a, b in forking_tokens.PAIRS], shared))
@@ -250,17 +244,19 @@ def row_of(certain, top, shared, gap, within=1.0):
 
 
 def test_verdicts_can_say_yes_no_and_that_they_cannot_tell(tmp_path):
-    yes = words(tmp_path, [row_of(0.6, 0.9, (0.8, 0.7, 0.9), 0.2)] * 3)
-    assert yes[:-1] == ["shows"] * 8  # the last is that of the bounds, which can't fail
-    no = words(tmp_path, [row_of(0.4, 0.7, (0.4, 0.46, 0.45), -0.2, within=0.99)] * 3)
+    def words(*rows):
+        return words_on("forking_tokens", tmp_path, rows)
+
+    yes = row_of(0.6, 0.9, (0.8, 0.7, 0.9), 0.2)
+    assert words(yes, yes, yes)[:-1] == ["shows"] * 8  # the last is that of the bounds, which can't fail
     less = "no effect of that size"  # than the 80 % of the entropy, or all of the tokens, that are claimed
-    assert no == ["the opposite", less, *["the opposite"] * 6, less]
-    assert set(words(tmp_path, [row_of(0.6, 0.9, (0.8, 0.7, 0.9), 0.2)] * 2)) == {"too few runs to tell"}
-    varying = words(tmp_path, [row_of(0.6, 0.9, (0.8, 0.7, 0.9), gap) for gap in (0.5, -0.3, 0.1)])
-    assert varying[6:8] == ["too few runs to tell"] * 2
-    without = row_of(0.6, 0.9, (0.8, 0.7, 0.9), 0.2)
-    without["connects"] = without["connects"] | {"entropy": None}
-    assert len(words(tmp_path, [without] * 3)) == 8  # of a kind that no batch has, nothing is said
+    no = row_of(0.4, 0.7, (0.4, 0.46, 0.45), -0.2, within=0.99)
+    assert words(no, no, no) == ["the opposite", less, *["the opposite"] * 6, less]
+    assert set(words(yes, yes)) == {"too few runs to tell"}
+    varying = [row_of(0.6, 0.9, (0.8, 0.7, 0.9), gap) for gap in (0.5, -0.3, 0.1)]
+    assert words(*varying)[6:8] == ["too few runs to tell"] * 2
+    without = yes | {"connects": yes["connects"] | {"entropy": None}}
+    assert len(words(without, without, without)) == 8  # of a kind that no batch has, nothing is said
 
 
 # ---------------------------------------------------------------------------------------- the whole
@@ -286,16 +282,6 @@ def test_a_run_writes_json_and_picture(known, tmp_path, monkeypatch, capsys):
     assert [row["entropy"] for row in highest] == sorted(r["entropy"] for r in highest)[::-1]
     assert all(row["count"] % 3 == 0 for row in highest)
     assert shown.rstrip().splitlines()[-1] == verdicts.of_file("forking_tokens", tmp_path)[-1]
-
-
-def test_a_dry_run_measures_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["forking_tokens", "--dry_run", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit) as stop:
-        forking_tokens.main()
-    assert not stop.value.code
-    assert "--dry_run ends here" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
 
 
 # -------------------------------------------------------------------------------------- what is kept

@@ -4,17 +4,16 @@ What is worked out by hand is Python's float arithmetic, never the trainers' own
 """
 
 import importlib
-import json
 import math
 import sys
 
 import pytest
 import torch
 from conftest import ROOT
-from test_lab import A, batch_of, drawn, of_lab, on_the_cpu, script_args, two_tokens
+from test_lab import A, batch_of, drawn, of_lab, on_the_cpu, script_args, two_tokens, words_on
 
 import grpo
-from lab import common, key_factors, verdicts
+from lab import common, key_factors
 
 SHARED = (drawn, on_the_cpu)  # fixtures of test_lab.py, which pytest finds by their names here
 
@@ -316,23 +315,20 @@ AS_IN_THE_PAPER = (
 )  # fmt: skip
 
 
-def words(folder, rows):
-    (folder / "key_factors.json").write_text(json.dumps({"batches": rows}))
-    return [line.split(":")[0].lower() for line in verdicts.of_file("key_factors", folder)]
+def test_verdicts_agree_with_the_papers_own_numbers_and_can_say_no(tmp_path):
+    def words(*rows):
+        return words_on("key_factors", tmp_path, rows)
 
-
-def test_verdicts_agree_with_the_papers_own_numbers(tmp_path):
-    assert set(words(tmp_path, [row_of(*AS_IN_THE_PAPER)] * 3)) == {"shows"}
-
-
-def test_verdicts_can_say_no_and_that_they_cannot_tell(tmp_path):
+    paper = row_of(*AS_IN_THE_PAPER)
+    assert set(words(paper, paper, paper)) == {"shows"}
+    assert set(words(paper, paper)) == {"too few runs to tell"}
     subsets, methods = AS_IN_THE_PAPER
     opposite = {"p < 0.2": (0.5, 44), "p > 0.8": (2, 30), "top entropy": (0.9, 40), "A > 0": (3, 10), "A < 0": (1, 20)}
     alike = {name: (2.0 if name == "on-policy" else 1.0, 10.0) for name in methods}
-    assert set(words(tmp_path, [row_of(opposite, alike)] * 3)) == {"the opposite", "no effect of that size"}
-    assert set(words(tmp_path, [row_of(subsets, methods)] * 2)) == {"too few runs to tell"}
+    no = row_of(opposite, alike)
+    assert set(words(no, no, no)) == {"the opposite", "no effect of that size"}
     varying = [row_of(subsets, methods | {"no clip": (norm, 42.0)}) for norm in (1.0, 2.0, 14.0)]
-    assert words(tmp_path, varying)[7] == "too few runs to tell"  # 5.7 ± 4.2 times GRPO's norm
+    assert words(*varying)[7] == "too few runs to tell"  # 5.7 ± 4.2 times GRPO's norm
 
 
 @pytest.mark.parametrize("updates", ["1", "5"])
