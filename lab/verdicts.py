@@ -128,7 +128,8 @@ def of_runs(comparison, folders, label, **more):
         ours, theirs = (kept_runs(folders.runs, comparison["suite"], entry) for entry in pair)
         common = [seed for seed in ours if seed in theirs]
         values += [(late(ours[seed], metric), late(theirs[seed], metric)) for seed in common]
-    label = "; ".join(" minus ".join(pair) for pair in entries)
+    what = f" ({comparison['what']})" if "what" in comparison else ""
+    label = "; ".join(" minus ".join(pair) for pair in entries) + what
     return [replace(inference.of_values(label, values, **more), sides=())] if values else []
 
 

@@ -322,9 +322,10 @@ def test_one_effect_has_one_verdict_wherever_it_is_named():
     assert len(rows) == 3 and rows[0] == rows[1] == rows[2]
     measured = [str({key: made[key] for key in made if key != "size"}) for made in verdicts.MADE.values()]
     assert len(measured) == len(set(measured))
-    found = {"x": [inference.Estimate("", 9.0, 1.0, 9, 10)]}
-    both = [verdicts.said(name, found, {"x": "p"}, {"p": 0.05})[0][0] for name in ("x", "-x")]
-    assert both == ["shows", "the opposite"]
+    found = {"x": [inference.Estimate("a minus b (length)", 9.0, 1.0, 9, 10)]}
+    both = [verdicts.said(name, found, {"x": "p"}, {"p": 0.05})[0] for name in ("x", "-x")]
+    assert [word for word, _ in both] == ["shows", "the opposite"]
+    assert both[1][1].startswith("b minus a (length): −9 (")
 
 
 # ---------------------------------------------------------------------------------------------------------- the page

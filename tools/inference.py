@@ -5,6 +5,7 @@ Used by lab/verdicts.py and tools/words.py.
 
 import functools
 import math
+import re
 from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
@@ -56,7 +57,8 @@ class Estimate:
         return NO_EFFECT if high < self.size else TOO_FEW
 
     def reversed(self):
-        return replace(self, mean=-self.mean, sides=self.sides[::-1])
+        label = re.sub(r"^(.*) minus (.*?)( \(.*\))?$", r"\2 minus \1\3", self.label)
+        return replace(self, label=label, mean=-self.mean, sides=self.sides[::-1])
 
     def numbers(self, level):
         """In words: the two sides, the difference with its interval, what would have been seen, what is claimed."""
