@@ -64,10 +64,8 @@ def commands_of(claim, comparisons):
     found = [claim["command"]] if "command" in claim else []
     for name in claim.get("by", []) + claim.get("beside", []):
         of = comparisons[name.removeprefix("-")]
-        folder, _, module = of.get("file", "").rpartition("/")
-        of_lab = f"python -m lab.{module}" + f" --out lab/results/{folder}" * bool(folder)
-        of_suite = f"python tools/compare.py --suite {of['suite']}" if "suite" in of else of_lab
-        found.append(of.get("command", of_suite))
+        usual = f"tools/compare.py --suite {of['suite']}" if "suite" in of else f"-m lab.{of['file']}"
+        found.append(of.get("command", f"python {usual}"))
     found += [f"pytest tests/{test.split('::')[0]}" for test in claim.get("tests", [])]
     return [f"`{command}`" for command in dict.fromkeys(found)]
 
