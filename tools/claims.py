@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 NOT_MEASURED, BY_CONSTRUCTION = "not measured here", "by construction"
 TESTED, NO_CLAIM = "holds in a test", "no claim"
 # A row has the first of these that it is judged by.
-WORDS = [NOT_MEASURED, OPPOSITE, NO_EFFECT, TOO_FEW, SHOWS, BY_CONSTRUCTION, TESTED, NO_CLAIM]
+WORDS = [NOT_MEASURED, OPPOSITE, NO_EFFECT, TOO_FEW, SHOWS, BY_CONSTRUCTION, NO_CLAIM, TESTED]
 KEYS = ("commit", "machine", "date")
 
 
