@@ -88,7 +88,7 @@ table: install
 
 docs: table
 	$(PY) -m tools.pages
-	$(PY) -m tools.claims
+	$(PY) -m lab.verdicts
 
 lint: install $(VENV)/installed-test
 	$(PY) -m ruff check .

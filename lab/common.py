@@ -11,6 +11,7 @@ import importlib
 import json
 import math
 import os
+import re
 import shlex
 import sys
 import time
@@ -21,8 +22,10 @@ from typing import Annotated
 
 import torch
 import tyro
+from tqdm import tqdm
 
 import grpo
+from lab import verdicts
 from rewards import TASKS, load_task, score
 from runtime import (
     checks,
@@ -417,11 +420,55 @@ def mean_and_error(values):
     return fmean(values), error
 
 
+def over_batches(rows):
+    """[a batch's tree of numbers, …] → the same tree with [mean, standard error] over batches."""
+    if isinstance(rows[0], dict):
+        return {name: over_batches([row[name] for row in rows]) for name in rows[0]}
+    if isinstance(rows[0], list):
+        return [over_batches(list(values)) for values in zip(*rows)]
+    return list(mean_and_error(rows))
+
+
+def correlation(a, b):
+    """Pearson's, of two vectors; 0 if one is constant or there are fewer than three numbers."""
+    found = torch.corrcoef(torch.stack([a, b]))[0, 1].item() if len(a) > 2 else 0.0
+    return 0.0 if math.isnan(found) else found
+
+
+def ranks(values):
+    """The ranks of the values [n], from 1 for the least; equal values share the mean of theirs."""
+    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0)
+    return (last - (counts - 1) / 2)[inverse].double()
+
+
+def rank_correlation(a, b):
+    """Spearman's, of two vectors; 0 if one is constant or there are fewer than three values."""
+    return correlation(ranks(a), ranks(b))
+
+
+def measured(args, name, policy, batches, measure):
+    """[measure(a batch) for each of them]; a command that was stopped goes on where it was.
+
+    What is measured is kept in --cache, under the name of the weights, the settings and the commit.
+    Nothing is taken from there if the code differs from the commit.
+    """
+    settings_of_it = dataclasses.asdict(args) | {"out": "", "cache": ""}
+    about = json.dumps([fingerprint(policy), records.commit(), settings_of_it], default=str)
+    path = Path(args.cache, f"{name}_{hashlib.sha256(about.encode()).hexdigest()[:16]}.pt")
+    is_known = path.exists() and not str(records.commit()).endswith("+")
+    rows = torch.load(path) if is_known else []
+    for sampled in tqdm(batches[len(rows) :], desc=name):
+        rows.append(measure(sampled))
+        torch.save(rows, path)
+    return rows
+
+
 # ------------------------------------------------------------------------------------------ results
 
 
-def write(args, name, result):
-    """Writes OUT/NAME.json: the result, and what one must know to make it again."""
+def finish(args, name, result):
+    """Writes OUT/NAME.json, with what one must know to make it again, and prints the verdicts."""
     command = ["python", "-m", f"lab.{name}", *sys.argv[1:]]
     about = records.provenance() | {
         "script": f"lab.{name}",
@@ -432,7 +479,13 @@ def write(args, name, result):
         "settings": dataclasses.asdict(args),
     }
     text = json.dumps(rounded(about | result), indent=1, ensure_ascii=False)
-    files.write(Path(args.out, f"{name}.json"), text + "\n")
+    files.write(Path(args.out, f"{name}.json"), with_lists_in_lines(text) + "\n")
+    print("\n".join(verdicts.of_file(name, Path(args.out))))
+
+
+def with_lists_in_lines(text):
+    """JSON in which a list of numbers is one line."""
+    return re.sub(r"\[[^][{}\"]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
 
 
 def rounded(value):
@@ -453,16 +506,3 @@ def new_figure(width, height, title):
 
 def save_figure(figure, args, name):
     curves.save(figure, [Path(args.out, f"{name}.png")])
-
-
-def verdict(holds, enough=True):
-    """In words, whether the measurement shows a claim. enough: whether it can tell at all."""
-    if not enough:
-        return "cannot tell at this scale"
-    return "shows" if holds else "does not show"
-
-
-def show_verdicts(verdicts):
-    """Prints a command's verdicts: [(claim, what verdict() says, the numbers in words)]."""
-    for claim, words, numbers in verdicts:
-        print(f"{words.upper()}: {claim}\n    {numbers}")

@@ -62,7 +62,7 @@ class Args(common.Args):
     share: PositiveFraction = 0.2  # of the tokens, in each of the three sets
     least: PositiveInt = 20  # a word that occurs less often is not listed
     listed: PositiveInt = 30  # words in each list of the JSON
-    checked: NonNegativeInt = 300  # tokens whose gradient at all weights is measured
+    checked: NonNegativeInt = 1500  # tokens whose gradient at all weights is measured
 
 
 QUICK = {"batches": 1, "least": 3, "checked": 6}
@@ -194,18 +194,6 @@ def overlap(some, others):
     return (some & others).sum().item() / max(1, int(some.sum()))
 
 
-def ranks(values):
-    """The ranks of the values [n], from 1 for the least; equal values share the mean of theirs."""
-    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
-    last = counts.cumsum(0)
-    return (last - (counts - 1) / 2)[inverse].double()
-
-
-def rank_correlation(some, others):
-    """Spearman's, of two vectors; 0 if one is constant or there are fewer than three values."""
-    return proposition.correlation(ranks(some), ranks(others))
-
-
 def mean_of(values, chosen):
     """The mean of the chosen values; None if none is chosen."""
     return values[chosen].mean().item() if chosen.any() else None
@@ -244,7 +232,7 @@ def numbers_of(found, vocabulary):
     for some, others in PAIRS:
         pair = f"{some}, {others}"
         numbers["overlap"][pair] = overlap(found[f"in {some}"], found[f"in {others}"])
-        numbers["rank_correlation"][pair] = rank_correlation(found[some], found[others])
+        numbers["rank_correlation"][pair] = common.rank_correlation(found[some], found[others])
     for name in ("connects", "begins"):
         inside = found[name]
         numbers[name] = {
@@ -286,112 +274,6 @@ def lists_of(rows, listed):
         ordered = sorted(rows, key=lambda row, key=key: (row[key], row["word"]), reverse=descending)
         lists[name] = ordered[:listed]
     return lists
-
-
-# ----------------------------------------------------------------------------------------- verdicts
-
-
-def difference(rows, of):
-    """(mean, standard error) of a number over the batches; of: takes a batch's numbers."""
-    return common.mean_and_error([of(row) for row in rows])
-
-
-def mean(rows, of):
-    return fmean(of(row) for row in rows)
-
-
-def verdicts_of(rows, checked, args):
-    """What the batches' numbers say.
-
-    rows: of numbers_of. checked: {"correlation": of the norm at all weights with 1 − π, "ranks":
-    with the norm at the last layer, "tokens"}. A difference counts from two standard errors on.
-    """
-    enough = len(rows) >= 3
-    certain = mean(rows, lambda row: row["nearly_certain"])
-    carried = mean(rows, lambda row: row["entropy_of_top"])
-    needed = mean(rows, lambda row: row["tokens_with_most_of_the_entropy"])
-    verdicts = [
-        (
-            f"most tokens have an entropy near 0 (below {NEARLY_CERTAIN} nats)",
-            common.verdict(certain > 0.5, enough),
-            f"{certain:.1%} of the tokens; the mean is "
-            f"{mean(rows, lambda row: row['mean_entropy']):.2f} nats",
-        ),
-        (
-            f"{args.share:.0%} of the tokens have at least {MOST:.0%} of the entropy",
-            common.verdict(carried >= MOST, enough),
-            f"they have {carried:.1%} of it; {needed:.1%} of the tokens have {MOST:.0%}",
-        ),
-    ]
-    claims = [
-        "the tokens of highest entropy are mostly those of lowest probability",
-        "the tokens of highest entropy are mostly those of largest gradient",
-        "the tokens of lowest probability are mostly those of largest gradient",
-    ]
-    for claim, (some, others) in zip(claims, PAIRS):
-        pair = f"{some}, {others}"
-        shared, error = difference(rows, lambda row, pair=pair: row["overlap"][pair])
-        relation = mean(rows, lambda row, pair=pair: row["rank_correlation"][pair])
-        verdicts.append(
-            (
-                claim,
-                common.verdict(shared - 2 * error > 0.5, enough),
-                f"the sets share {shared:.1%} ± {error:.1%} of their tokens ({args.share:.0%} by "
-                f"chance); rank correlation of all tokens {relation:+.2f}",
-            )
-        )
-    by_probability, by_entropy = "probability, gradient", "entropy, gradient"
-    gap, error = difference(
-        rows, lambda row: row["overlap"][by_probability] - row["overlap"][by_entropy]
-    )
-    verdicts.append(
-        (
-            "low probability finds the tokens of largest gradient better than high entropy does",
-            common.verdict(gap > 2 * error, enough),
-            f"its set shares {gap:+.1%} ± {error:.1%} more of them",
-        )
-    )
-    claims = {
-        "connects": "words that connect steps of reasoning have more entropy than the others",
-        "begins": "tokens that begin a step have more entropy than the others",
-    }
-    for name, claim in claims.items():
-        verdicts.append(verdict_of_kind(rows, name, claim, enough))
-    within = min(row["within_bounds"] for row in rows)
-    verdicts.append(
-        (
-            "every token's entropy is within the bounds that its probability sets",
-            common.verdict(within == 1),
-            f"least share of a batch's tokens: {within:.2%}",
-        )
-    )
-    verdicts.append(
-        (
-            "the norm of a token's gradient at all weights is roughly proportional to 1 − π",
-            common.verdict(
-                checked["correlation"] >= proposition.PROPORTIONAL,
-                checked["tokens"] >= proposition.ENOUGH,
-            ),
-            f"correlation {checked['correlation']:.2f} over {checked['tokens']} tokens (of the "
-            f"ranks of both norms, at all weights and at the last layer: {checked['ranks']:.2f})",
-        )
-    )
-    return verdicts
-
-
-def verdict_of_kind(rows, name, claim, enough):
-    """The verdict on a kind of tokens, "connects" or "begins"; of batches that have both kinds."""
-    rows = [row[name] for row in rows if None not in row[name].values()]
-    if not rows:
-        return claim, common.verdict(False, enough=False), "no such token"
-    gap, error = difference(rows, lambda row: row["entropy"] - row["entropy_of_others"])
-    numbers = (
-        f"mean entropy {mean(rows, lambda row: row['entropy']):.2f} and "
-        f"{mean(rows, lambda row: row['entropy_of_others']):.2f} nats; they are "
-        f"{mean(rows, lambda row: row['share']):.1%} of all tokens and "
-        f"{mean(rows, lambda row: row['share_of_top']):.1%} of those of highest entropy"
-    )
-    return claim, common.verdict(gap > 2 * error, enough), numbers
 
 
 # ------------------------------------------------------------------------------------------ picture
@@ -452,7 +334,7 @@ def draw_overlaps(axes, rows):
     """The shares that the sets have in common, means over the batches."""
     shared = torch.eye(len(MEASURES))
     for some, others in PAIRS:
-        value = mean(rows, lambda row, pair=f"{some}, {others}": row["overlap"][pair])
+        value = fmean(row["overlap"][f"{some}, {others}"] for row in rows)
         shared[MEASURES.index(some), MEASURES.index(others)] = value
         shared[MEASURES.index(others), MEASURES.index(some)] = value
     axes.imshow(shared, cmap="Blues", vmin=0, vmax=1)
@@ -488,16 +370,20 @@ def draw_words(panels, lists):
 
 
 def check_gradients(policy, sampled, found, args):
-    """What the norms at all weights say of --checked tokens: correlations, see verdicts_of."""
+    """[{"rest": 1 − π, "all_weights", "last_layer": norms}] of --checked tokens, by response."""
     rows, positions, at_all = norms_at_all_weights(policy, sampled.batch, args)
     number = torch.full(sampled.batch["mask"].shape, -1)
     number[sampled.batch["mask"]] = torch.arange(len(found["gradient"]))
     chosen = number[rows, positions]  # their places among the batch's tokens
-    return {
-        "tokens": len(at_all),
-        "correlation": proposition.correlation(at_all, 1 - found["probability"][chosen]),
-        "ranks": rank_correlation(at_all, found["gradient"][chosen]),
+    values = {
+        "rest": 1 - found["probability"][chosen],
+        "all_weights": at_all,
+        "last_layer": found["gradient"][chosen],
     }
+    return [
+        {name: of_all[rows == row].tolist() for name, of_all in values.items()}
+        for row in rows.unique()
+    ]
 
 
 def print_lists(lists, shown=10):
@@ -510,27 +396,27 @@ def print_lists(lists, shown=10):
 def main():
     args, policy, tokenizer, batches = common.begin(Args, __doc__, QUICK, need_gradient=False)
     policy.eval()  # nothing is recomputed: the activations are looked at
-    found = []
-    for sampled in tqdm(batches, desc="batches"):
-        found.append(measure(policy, tokenizer, sampled, args))
+    found = common.measured(
+        args,
+        "forking_tokens",
+        policy,
+        batches,
+        lambda sampled: measure(policy, tokenizer, sampled, args),
+    )
     vocabulary = policy.lm.config.vocab_size
     rows = [numbers_of(of_batch, vocabulary) for of_batch in found]
-    checked = check_gradients(policy, batches[0], found[0], args)
     table = word_table(found, args.least)
     lists = lists_of(table, args.listed)
-    verdicts = verdicts_of(rows, checked, args)
     draw(found, rows, lists, args)
     result = {
         "tokens": sum(row["tokens"] for row in rows),
         "batches": rows,
-        "gradient_at_all_weights": checked,
+        "responses": check_gradients(policy, batches[0], found[0], args),
         "words": len(table),
         "lists": lists,
-        "verdicts": verdicts,
     }
-    common.write(args, "forking_tokens", result)
     print_lists(lists)
-    common.show_verdicts(verdicts)
+    common.finish(args, "forking_tokens", result)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ import importlib
 from statistics import fmean
 
 import torch
-from tqdm import tqdm
 
 import grpo
 from lab import common, who_dominates
@@ -76,10 +75,6 @@ PAPER = {  # norm in per cent of GRPO's, angle to GRPO's in degrees; None: the t
     "DAPO": (None, 1.3),
     "CISPO": (3268, 49.7),
 }
-EXPLODED = 2.0  # times GRPO's norm, from which on a gradient is called much larger
-TURNED = 20.0  # degrees, from which on a direction is called another
-SAME = 5.0  # degrees, up to which it is called the same
-COMPARABLE = 1.5  # times each other, up to which two norms are called comparable
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -299,143 +294,6 @@ def measure(policy, before, sampled, other, k, args):
     return result
 
 
-def average_of(rows):
-    """[a batch's tree of numbers, …] → the same tree with [mean, standard error] over batches."""
-    if isinstance(rows[0], dict):
-        return {name: average_of([row[name] for row in rows]) for name in rows[0]}
-    if isinstance(rows[0], list):
-        return [average_of(list(values)) for values in zip(*rows)]
-    return list(common.mean_and_error(rows))
-
-
-def verdicts_of(rows):
-    """What the batches' numbers say about the paper's claims; an inequality must hold by two
-    standard errors of its difference."""
-    enough = len(rows) >= 3
-    average = average_of(rows)
-    subsets = average["subsets"]
-    to_grpo = average["off_policy"]["GRPO"]
-
-    def above(of, bound=0.0):
-        mean, error = common.mean_and_error([of(row) for row in rows])
-        return mean - 2 * error > bound
-
-    def below(of, bound=0.0):
-        mean, error = common.mean_and_error([of(row) for row in rows])
-        return mean + 2 * error < bound
-
-    def words(found, paper):
-        """Norm and angle, ours and the paper's."""
-        norm, angle = paper
-        of_paper = f"{angle}°" if norm is None else f"{norm:,} % at {angle}°"
-        return f"{found['norm'][0]:.0%} at {found['angle'][0]:.1f}° (paper: {of_paper})"
-
-    def subset(row, name, number):
-        return row["subsets"][name][number]
-
-    def method(row, name, number):
-        return row["off_policy"]["GRPO"][name][number]
-
-    verdicts = []
-    larger = above(lambda row: subset(row, "p < 0.2", "norm") - 1)
-    smaller = below(lambda row: subset(row, "p > 0.8", "norm") - 1)
-    closer = above(lambda row: subset(row, "p > 0.8", "angle") - subset(row, "p < 0.2", "angle"))
-    verdicts.append(
-        (
-            "the gradient of p < 0.2 is larger than the whole and closer to it than that of "
-            "p > 0.8, which is smaller",
-            common.verdict(larger and smaller and closer, enough),
-            "; ".join(
-                f"{name}: {words(subsets[name], SUBSETS[name])}" for name in ("p < 0.2", "p > 0.8")
-            ),
-        )
-    )
-    larger = above(lambda row: subset(row, "top entropy", "norm") - 1)
-    farther = above(
-        lambda row: subset(row, "top entropy", "angle") - subset(row, "p < 0.2", "angle")
-    )
-    verdicts.append(
-        (
-            "the gradient of the highest entropies is larger than the whole, but less aligned than "
-            "that of p < 0.2",
-            common.verdict(larger and farther, enough),
-            words(subsets["top entropy"], SUBSETS["top entropy"]),
-        )
-    )
-    signs = "; ".join(
-        f"{name}: {words(subsets[name], SUBSETS[name])}" for name in ("A > 0", "A < 0")
-    )
-    closer = above(lambda row: subset(row, "A > 0", "angle") - subset(row, "A < 0", "angle"))
-    verdicts.append(
-        (
-            "the gradient of A < 0 is closer to the whole than that of A > 0",
-            common.verdict(closer, enough),
-            signs,
-        )
-    )
-    ratio = subsets["A > 0"]["norm"][0] / max(subsets["A < 0"]["norm"][0], 1e-300)
-    verdicts.append(
-        (
-            "the gradients of A > 0 and A < 0 have comparable norms",
-            common.verdict(1 / COMPARABLE < ratio < COMPARABLE, enough),
-            f"the first is {ratio:.2f} times the second (paper: 1.33)",
-        )
-    )
-    exploded = above(lambda row: method(row, "no clip", "norm"), EXPLODED)
-    verdicts.append(
-        (
-            "without clip the norm explodes beside GRPO's",
-            common.verdict(exploded, enough),
-            words(to_grpo["no clip"], PAPER["no clip"]),
-        )
-    )
-    same_norm = abs(to_grpo["on-policy"]["norm"][0] - 1) < 0.1
-    turned = above(lambda row: method(row, "on-policy", "angle"), TURNED)
-    verdicts.append(
-        (
-            "the on-policy gradient has GRPO's off-policy norm, but another direction",
-            common.verdict(same_norm and turned, enough),
-            words(to_grpo["on-policy"], PAPER["on-policy"])
-            + f"; at the moved weights {to_grpo['on-policy, moved']['norm'][0]:.0%} at "
-            f"{to_grpo['on-policy, moved']['angle'][0]:.1f}°",
-        )
-    )
-    exploded = above(lambda row: method(row, "CISPO", "norm"), EXPLODED)
-    turned = above(lambda row: method(row, "CISPO", "angle"), TURNED)
-    verdicts.append(
-        (
-            "CISPO's gradient is much larger than GRPO's and has another direction",
-            common.verdict(exploded and turned, enough),
-            words(to_grpo["CISPO"], PAPER["CISPO"]),
-        )
-    )
-    same = below(lambda row: method(row, "DAPO", "angle"), SAME)
-    verdicts.append(
-        (
-            "a higher ε_high (DAPO) hardly turns GRPO's gradient",
-            common.verdict(same, enough),
-            words(to_grpo["DAPO"], PAPER["DAPO"]),
-        )
-    )
-    for name in ("ACPO", "DPPO"):
-        for reference in REFERENCES[1:]:
-
-            def gain(row, name=name, reference=reference):
-                found = row["off_policy"][reference]
-                return found["GRPO"]["angle"] - found[name]["angle"]
-
-            found = average["off_policy"][reference]
-            verdicts.append(
-                (
-                    f"{name}'s gradient is closer to the one {reference} than GRPO's",
-                    common.verdict(above(gain), enough),
-                    f"{found[name]['angle'][0]:.1f}° and {found['GRPO']['angle'][0]:.1f}° "
-                    "(the paper has no number)",
-                )
-            )
-    return verdicts
-
-
 # ------------------------------------------------------------------------------------------ picture
 
 OURS, OTHER, PAPERS = curves.COLOURS[0], curves.COLOURS[6], curves.COLOURS[1]
@@ -538,26 +396,26 @@ def main():
     args, policy, _, batches = common.begin(Args, __doc__, QUICK, also_check=check)
     args.k = args.k or max(1, min(PAPERS_K, policy.lm.config.hidden_size // 16))
     before = common.copy_weights(policy)
-    rows = []
-    for i, sampled in enumerate(tqdm(batches, desc="batches")):
-        other = batches[(i + 1) % len(batches)] if len(batches) > 1 else None
-        rows.append(measure(policy, before, sampled, other, args.k, args))
-    average = average_of(rows)
+    others = batches[1:] + batches[:1] if len(batches) > 1 else [None]
+    rows = common.measured(
+        args,
+        "key_factors",
+        policy,
+        list(zip(batches, others)),
+        lambda pair: measure(policy, before, *pair, args.k, args),
+    )
     by_chance = {
         "angle": chance(policy, args.k),
         f"angle_with_k_{PAPERS_K}": chance(policy, PAPERS_K),
     }
-    verdicts = verdicts_of(rows)
-    draw(average, by_chance["angle"], args)
+    draw(common.over_batches(rows), by_chance["angle"], args)
     result = {
         "paper": {"subsets": SUBSETS, "off_policy": PAPER},  # [norm in %, angle in degrees]
         "random_matrices": by_chance,
         "matrices": [name for name, weight in policy.named_parameters() if weight.dim() == 2],
-        "average": average,  # [mean, standard error]; off_policy: by reference
-        "verdicts": verdicts,
+        "batches": rows,  # off_policy: by reference
     }
-    common.write(args, "key_factors", result)
-    common.show_verdicts(verdicts)
+    common.finish(args, "key_factors", result)
 
 
 if __name__ == "__main__":

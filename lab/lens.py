@@ -39,7 +39,6 @@ from tools.updates import ALGORITHMS, token_weights
 PAGE = Path(__file__).parent / "page.html"
 CUT = 0.01  # a token is cut off if it has less than this share of its weight at the first update
 TOP = 0.01  # of the tokens of a bin, by |weight|, is left out of means, as in AR-Lopti's figure 1
-FEW = 20  # from fewer tokens that are cut off no share is worth comparing
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -160,57 +159,6 @@ def summary_of(found, batch):
     return result
 
 
-def verdicts_of(summary):
-    """What the summary, {script: summary_of}, says about the papers' claims."""
-
-    def lowest(script, when):  # how much the improbable count, beside GRPO
-        of_grpo = summary["grpo"][when]["relative"][0]
-        return summary[script][when]["relative"][0] / max(of_grpo, 1e-300)
-
-    verdicts = []
-    for script, less in (("grpo_ar_lopti", True), ("entropy_top", False)):
-        value = lowest(script, "first")
-        verdicts.append(
-            (
-                f"beside its own mean weight, {script} gives tokens of p ≤ 0.25 "
-                f"{'less' if less else 'more'} than grpo does",
-                common.verdict(value < 0.99 if less else value > 1.01),
-                f"their weight over the script's mean weight is {value:.2f} times that of grpo",
-            )
-        )
-    of_grpo = summary["grpo"]["later"]
-    of_dppo = summary["dppo"]["later"]
-    shares = (of_grpo["cut"][0], of_dppo["cut"][0], of_grpo["cut"][-1], of_dppo["cut"][-1])
-    verdicts.append(
-        (
-            "after some updates grpo's clip cuts off more of the improbable tokens than dppo's",
-            common.verdict(shares[0] > shares[1], max(of_grpo["cut_tokens"], 0) >= FEW),
-            "cut off at p ≤ 0.25: grpo {:.1%}, dppo {:.1%}; at p > 0.75: grpo {:.1%}, dppo {:.1%} "
-            "({} and {} tokens in all)".format(
-                *shares, of_grpo["cut_tokens"], of_dppo["cut_tokens"]
-            ),
-        )
-    )
-    largest = of_grpo["largest"]
-    verdicts.append(
-        (
-            "after some updates a single token can outweigh hundreds in grpo",
-            common.verdict(abs(largest["weight"]) > 100 * of_grpo["mean_weight"]),
-            "the largest weight is {:+.3g} (the mean size of the others is {:.2g}): a token with A "
-            "{:+.2f} and ρ {:.2g}; the top 1 % of the tokens have {:.0%} of grpo's |weight|, and "
-            "{:.0%} of dppo's".format(
-                largest["weight"],
-                of_grpo["mean_weight"],
-                largest["advantage"],
-                largest["ratio"],
-                of_grpo["top_share"],
-                of_dppo["top_share"],
-            ),
-        )
-    )
-    return verdicts
-
-
 # --------------------------------------------------------------------------------- picture and page
 
 
@@ -323,14 +271,12 @@ def main():
     for script in tqdm(ALGORITHMS, desc="algorithms"):
         found[script] = measure(script, policy, sampled, args)
     summary = {script: summary_of(of_script, sampled.batch) for script, of_script in found.items()}
-    verdicts = verdicts_of(summary)
     draw(summary, args)
     write_page(page_data(sampled, found, summary, tokenizer, args), Path(args.out, "lens.html"))
     bins = common.bins_of(sampled.batch["old_logp"])[sampled.batch["mask"]]
     shares = [(bins == i).double().mean().item() for i in range(common.BINS)]
     result = {"bins": common.BIN_NAMES, "share_of_tokens": shares, "scripts": summary}
-    common.write(args, "lens", result | {"verdicts": verdicts})
-    common.show_verdicts(verdicts)
+    common.finish(args, "lens", result)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ tokens of the batch. Bins are of the probability π that a token had when it was
 - The norm of the gradient of each bin's part of the loss, as a share of the bins' summed norms.
 - Remark 1: near on-policy the mean gradient of improbable tokens is the larger one, from some κ on
   that of probable ones. Compared are p ≤ 0.25 and p > 0.75 (the paper leaves the thresholds open),
-  in two ways: the norm of the gradient of the mean loss over these tokens alone, and the mean of
-  (1 − π)·ρ·|A| over them, 0 if clipped: the size of the paper's eq. 3.
+  in three ways: the norm of the gradient of the mean loss over these tokens alone; and, of the
+  paper's eq. 3, G = (1 − π)·ρ·A, or 0 if clipped, the mean size and the size of the mean. The last
+  is the Remark's own, and the noisiest, since advantages of both signs cancel.
 
 And the entropy of the distribution that each token was drawn from, against its probability, with
 the tokens that the clip has cut off after the last update. Appendix C expects these at low
@@ -21,10 +22,10 @@ probability and low entropy. The lines are its bounds of the entropy for a given
 Updates are grpo.py's own, with its AdamW and its settings for the model, from a fresh optimizer
 state as in the first step of a run; --max_grad_norm is in force. There is no KL term, as in the
 paper. Remark 1's formula is not drawn: eq. 6 has Φ(ε_h/σ) − Φ(ε_l/σ), which is 0 for equal ε, and
-eq. 56 has Φ(ε_h/σ) − Φ(−ε_l/σ).
+eq. 56 and 64 have Φ(ε_h/σ) − Φ(−ε_l/σ).
 
 Results: off_policy.json and off_policy.png. Boxes hold the middle half of the tokens, whiskers nine
-tenths, without the top 1 % by size. Error bars: standard deviation over batches.
+tenths, without the top 1 % by size. Error bars: standard errors over batches.
 
     python -m lab.off_policy
     python -m lab.off_policy --model Qwen/Qwen2.5-3B-Instruct --people 3-7 --max_tokens 2048 \\
@@ -33,10 +34,8 @@ tenths, without the top 1 % by size. Error bars: standard deviation over batches
 
 import dataclasses
 import math
-from statistics import fmean
 
 import torch
-from tqdm import tqdm
 
 import acpo
 import grpo
@@ -47,13 +46,13 @@ from tools.updates import token_weights
 
 EDGES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99]  # of the bins whose σ is fitted
 EXPONENT = 4  # of 1 − π in Lemma 1
-SLACK = 0.5  # how far from it a fitted exponent may be
-FEW = 20  # a bin with fewer tokens is not fitted; nor is a share of fewer tokens worth comparing
+FEW = 20  # a bin with fewer tokens is not fitted
 UNSURE = 0.75  # tokens up to this probability are correlated with entropy a second time
 MOST_SHOWN = 300  # tokens that are cut off, in the picture: more would hide the others
-SIGNALS = {  # in which two ways improbable and probable tokens are compared
+SIGNALS = {  # in which ways improbable and probable tokens are compared; G is the paper's eq. 3
     "gradient": "norm of the mean gradient",
-    "mean_signal": "mean (1 − π)·ρ·|A|",
+    "mean_signal": "mean |G|",
+    "signed_signal": "|mean G|",
 }
 
 # ----------------------------------------------------------------------------------------- settings
@@ -196,16 +195,19 @@ def of_clip(is_cut, batch):
 
 
 def mean_signals(weight, logp, batch):
-    """The mean size of the paper's eq. 3 in each bin: (1 − π)·ρ·|A|, or 0 if clipped.
+    """(mean size, size of the mean) in each bin of eq. 3, G = (1 − π)·ρ·A, or 0 if clipped.
 
     weight: of ∇log π of each token, ρ·A over the number of tokens; logp: at the update; [N, T].
     """
     mask = batch["mask"]
-    sizes = (-logp.double().expm1() * weight.abs() * mask.sum())[mask]
+    signals = (-logp.double().expm1() * weight * mask.sum())[mask]
     bins = common.bins_of(batch["old_logp"])[mask]
-    return [
-        sizes[bins == i].sum().item() / max(1, (bins == i).sum().item()) for i in range(common.BINS)
-    ]
+    sizes, means = [], []
+    for i in range(common.BINS):
+        count = max(1, (bins == i).sum().item())
+        sizes.append(signals[bins == i].abs().sum().item() / count)
+        means.append(abs(signals[bins == i].sum().item()) / count)
+    return sizes, means
 
 
 def gradient_norms(policy, batch, args):
@@ -249,7 +251,7 @@ def measure_at(number, policy, batch, args):
     norms = gradient_norms(policy, batch, of_script)
     # Of the mean over a bin's tokens alone, so the divisor is their own number.
     own_norms = [norm * len(bins) / tokens for norm, tokens in zip(norms, num_tokens)]
-    signals = mean_signals(weight, logp, batch)
+    sizes, means = mean_signals(weight, logp, batch)
     _, of_acpo = acpo.clip_ranges(logp, batch, common.trainer_args("acpo", args))
     numbers = {
         "spread": spread,
@@ -258,8 +260,13 @@ def measure_at(number, policy, batch, args):
         "norm": norms,
         "norm_share": [norm / max(sum(norms), 1e-300) for norm in norms],
         "own_norm": own_norms,
-        "mean_signal": signals,
-        "log_ratio": {"gradient": log_ratio(own_norms), "mean_signal": log_ratio(signals)},
+        "mean_signal": sizes,
+        "signed_signal": means,
+        "log_ratio": {
+            "gradient": log_ratio(own_norms),
+            "mean_signal": log_ratio(sizes),
+            "signed_signal": log_ratio(means),
+        },
         "acpo_clip_ranges": [of_bin["clip_range"] for of_bin in of_acpo],  # in acpo.py's own bins
     }
     return numbers, ratio, is_cut
@@ -271,8 +278,8 @@ def of_entropy(logp, entropy):
     entropy = entropy.double()
     unsure = p <= UNSURE
     return {
-        "all": who_dominates.correlation(p, entropy),
-        "unsure": who_dominates.correlation(p[unsure], entropy[unsure]),
+        "all": common.correlation(p, entropy),
+        "unsure": common.correlation(p[unsure], entropy[unsure]),
         "tokens_unsure": int(unsure.sum()),
     }
 
@@ -304,152 +311,6 @@ def measure(policy, before, sampled, args):
     return numbers, values
 
 
-# ----------------------------------------------------------------------------------------- verdicts
-
-
-def column(rows, number, *path):
-    """A number of each batch, after so many updates: what `path` leads to in its dictionaries."""
-    values = []
-    for row in rows:
-        value = row["after"][number]
-        for key in path:
-            value = value[key]
-        values.append(value)
-    return values
-
-
-def is_above(values, others=None):
-    """Whether the mean over batches is more than two standard errors above 0, or above others'."""
-    if others is not None:
-        values = [a - b for a, b in zip(values, others)]
-    mean, error = common.mean_and_error(values)
-    return mean > 0 and mean > 2 * error
-
-
-def verdicts_of(rows, counts):
-    """What the batches' numbers say about the paper's claims; differences count in errors.
-
-    counts: after how many updates there are numbers, 0 first.
-    """
-    enough = len(rows) >= 3
-    found = of_spread(rows, counts, enough) + of_dominance(rows, counts, enough)
-    return found + of_cut_tokens(rows, counts[-1], enough) + of_correlation(rows, enough)
-
-
-def of_spread(rows, counts, enough):
-    """Verdicts about σ of ρ and Lemma 1."""
-    first, last = counts[1], counts[-1]
-    low = column(rows, last, "sigma", 0)
-    high = column(rows, last, "sigma", common.BINS - 1)
-    # As ratios, since a few tokens of the lowest bin make most of its σ, and differ by batch.
-    logs = [log_ratio([a, b]) for a, b in zip(low, high)]
-    path = ("spread", "all", "fit")
-    exponents = column(rows, first, *path, "exponent")
-    mean, error = common.mean_and_error(exponents)
-    factor = fmean(column(rows, first, *path, "factor"))
-    kappa = fmean(column(rows, first, *path, "kappa"))
-    path_of_others = ("spread", "all", "fit_without_last", "exponent")
-    mean_of_others, error_of_others = common.mean_and_error(column(rows, first, *path_of_others))
-    numbers = (
-        f"exponent {mean:.2f} ± {error:.2f}; without the tokens of p > {EDGES[-1]} "
-        f"{mean_of_others:.2f} ± {error_of_others:.2f}; with 4, κ is {kappa:.2g} and the worst "
-        f"bin's σ is off by a factor of {factor:.2g}"
-    )
-    if last > first:  # some tokens' own update is still to come
-        of_others = fmean(column(rows, first, "spread", "waiting", "fit", "kappa"))
-        numbers += f"; κ of the tokens not updated on yet {of_others:.2g}"
-    is_fitted = min(column(rows, first, *path, "bins")) >= 3
-    return [
-        (
-            f"ρ of improbable tokens (p ≤ 0.25) spreads more than that of probable ones (p > 0.75; "
-            f"{last} updates)",
-            common.verdict(is_above(logs), enough),
-            f"σ of ρ: {fmean(low):.3g} and {fmean(high):.3g}; the ratio's geometric mean is "
-            f"{math.exp(fmean(logs)):.3g}",
-        ),
-        (
-            f"σ² of ρ grows as (1 − π)⁴ (Lemma 1; {first} update)",
-            common.verdict(abs(mean - EXPONENT) <= SLACK, enough and is_fitted),
-            numbers,
-        ),
-    ]
-
-
-def of_dominance(rows, counts, enough):
-    """Verdicts about who dominates, near on-policy and far off policy (Remark 1)."""
-    first, last = counts[1], counts[-1]
-    after = f"after {', '.join(map(str, counts))} updates"
-    verdicts = []
-    for kind, words in SIGNALS.items():
-        logs = {number: column(rows, number, "log_ratio", kind) for number in counts}
-        ratios = [f"{math.exp(fmean(values)):.3g}" for values in logs.values()]  # geometric means
-        numbers = f"that of p ≤ 0.25 divided by that of p > 0.75, {after}: {', '.join(ratios)}"
-        near = is_above(logs[first])
-        far = is_above([-value for value in logs[last]])
-        verdicts += [
-            (
-                f"near on-policy improbable tokens dominate (Remark 1; {words}; {first} update)",
-                common.verdict(near, enough),
-                numbers,
-            ),
-            (
-                f"far off policy probable tokens dominate (Remark 1; {words}; {last} updates)",
-                common.verdict(far, enough),
-                numbers,
-            ),
-        ]
-    shares = {number: column(rows, number, "norm_share", 0) for number in counts}
-    means = [f"{fmean(values):.1%}" for values in shares.values()]
-    verdicts.append(
-        (
-            "the share of improbable tokens (p ≤ 0.25) in the gradient falls with the updates",
-            common.verdict(is_above(shares[0], shares[last]), enough),
-            f"share of the bins' summed norms {after}: {', '.join(means)}",
-        )
-    )
-    return verdicts
-
-
-def of_cut_tokens(rows, last, enough):
-    """Verdicts about which tokens the clip has cut off after the last update."""
-    num_cut = sum(column(rows, last, "clip", "tokens"))
-    improbable = column(rows, last, "clip", "improbable")
-    share_low = column(rows, last, "clip", "share", 0)
-    share_high = column(rows, last, "clip", "share", common.BINS - 1)
-    low = column(rows, last, "clip", "by_entropy", "low")
-    high = column(rows, last, "clip", "by_entropy", "high")
-    return [
-        (
-            f"the clip cuts off mostly improbable tokens ({last} updates)",
-            common.verdict(
-                is_above([value - 0.5 for value in improbable]), enough and num_cut >= FEW
-            ),
-            f"{fmean(improbable):.0%} of the {num_cut} tokens cut off have p ≤ 0.25; cut off are "
-            f"{fmean(share_low):.1%} of p ≤ 0.25 and {fmean(share_high):.2%} of p > 0.75",
-        ),
-        (
-            f"and of these more at low entropy than at high (Appendix C; {last} updates)",
-            common.verdict(is_above(low, high), enough and num_cut >= FEW),
-            f"cut off of p ≤ 0.25: {fmean(low):.1%} below its median entropy, {fmean(high):.1%} "
-            "above",
-        ),
-    ]
-
-
-def of_correlation(rows, enough):
-    """The verdict about probability and entropy."""
-    over_all = [row["entropy"]["all"] for row in rows]
-    unsure = [row["entropy"]["unsure"] for row in rows]
-    return [
-        (
-            "the less probable a token, the higher the entropy",
-            common.verdict(is_above([-value for value in over_all]), enough),
-            f"correlation {fmean(over_all):.2f}; of tokens with p ≤ {UNSURE} alone "
-            f"{fmean(unsure):.2f}",
-        )
-    ]
-
-
 # ------------------------------------------------------------------------------------------ picture
 
 
@@ -470,7 +331,7 @@ def draw_spread(axes, average, counts, colours):
 
 
 def draw_lines(axes, counts, lines, title):
-    """lines: {name: [mean, standard deviation] after each count}."""
+    """lines: {name: [mean, standard error] after each count}."""
     markers = "o s D ^".split()
     for place, (name, values) in enumerate(lines.items()):
         axes.errorbar(
@@ -514,7 +375,7 @@ def draw(average, values, counts, lr, vocabulary, args):
     from matplotlib import colormaps
 
     title = (
-        "{} updates on one batch by {}, AdamW, lr {:g}; {} batches, bars: standard deviation"
+        "{} updates on one batch by {}, AdamW, lr {:g}; {} batches, bars: standard error"
     ).format(args.updates, args.model.rstrip("/").split("/")[-1], lr, args.batches)
     figure = common.new_figure(18, 11, title)
     panels = figure.subplots(2, 3)
@@ -564,27 +425,26 @@ def draw(average, values, counts, lr, vocabulary, args):
 def main():
     args, policy, _, batches = common.begin(Args, __doc__, QUICK, also_check=check)
     before = common.copy_weights(policy)
-    rows = []
-    of_tokens = []
-    for sampled in tqdm(batches, desc="batches"):
-        numbers, values = measure(policy, before, sampled, args)
-        rows.append(numbers)
-        of_tokens.append(values)
+    found = common.measured(
+        args,
+        "off_policy",
+        policy,
+        batches,
+        lambda sampled: measure(policy, before, sampled, args),
+    )
+    rows, of_tokens = zip(*found)
     pooled = {name: torch.cat([values[name] for values in of_tokens]) for name in of_tokens[0]}
-    counts = counts_of(args.updates)
     lr = common.learning_rate(args)
-    average = who_dominates.over_batches(rows)  # [mean, standard deviation over batches]
+    vocabulary = policy.lm.config.vocab_size
+    draw(common.over_batches(rows), pooled, counts_of(args.updates), lr, vocabulary, args)
     result = {
         "bins": common.BIN_NAMES,
         "edges": EDGES,  # of the bins in "spread"
         "lr": lr,
         "tokens": len(pooled["logp"]),
-        "average": average,
-        "verdicts": verdicts_of(rows, counts),
+        "batches": rows,
     }
-    draw(average, pooled, counts, lr, policy.lm.config.vocab_size, args)
-    common.write(args, "off_policy", result)
-    common.show_verdicts(result["verdicts"])
+    common.finish(args, "off_policy", result)
 
 
 if __name__ == "__main__":

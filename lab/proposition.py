@@ -43,8 +43,7 @@ from runtime.processes import DEVICE
 from runtime.settings import PositiveInt
 
 MOST_GROUPS = 5  # of the embedding and the layers, besides the logits
-PROPORTIONAL = 0.8  # the correlation from which the verdict calls the norm proportional to 1 − π
-ENOUGH = 100  # tokens from which on a verdict about a correlation is given
+TINY = 1e-6  # a 1 − π below which float32 log-probabilities have no digits left
 UNSURE = 0.25  # the least 1 − π of a token that is not nearly certain
 
 # ----------------------------------------------------------------------------------------- settings
@@ -166,16 +165,16 @@ def extremes(matrix):
 
 
 def measure(policy, sampled, args):
-    """(1 − π of each token [n], norms of its gradients [n, L + 1], singular values of some tokens).
+    """(each token's response, its 1 − π, [n]; norms of its gradients [n, L + 1]; singular values).
 
-    The norms are those at a_0, …, a_L−1 and at the logits.
+    The norms are those at a_0, …, a_L−1 and at the logits; singular values are of some tokens.
     """
     batch = sampled.batch
     generator = torch.Generator().manual_seed(args.seed)
     rows = torch.randperm(len(batch["ids"]), generator=generator)[: args.rows].tolist()
     per_row = -(-args.tokens // len(rows))
     per_row_jacobians = -(-args.jacobians // len(rows))
-    rests, norms, singular = [], [], []
+    numbers, rests, norms, singular = [], [], [], []
     for row in tqdm(rows, desc="responses"):
         positions = batch["mask"][row].nonzero()[:, 0]  # of the response's tokens
         end = int(positions[-1]) + 1
@@ -191,11 +190,13 @@ def measure(policy, sampled, args):
                 state = policy.lm.model.norm(activations[-1][0, 0])
                 logits = policy.lm.lm_head(state)
             of_token.append(gradient_at_logits(logits, ids[0, t], args.temperature).norm().item())
+            numbers.append(row)
             norms.append(of_token)
             rests.append(-math.expm1(min(0.0, logp.item())))  # 1 − π, also if π is near 1
             if number < per_row_jacobians and len(singular) < args.jacobians:
                 singular.append(singular_values(policy, activations, args.temperature))
-    return torch.tensor(rests).double(), torch.tensor(norms).double(), singular
+    rests, norms = torch.tensor(rests).double(), torch.tensor(norms).double()
+    return torch.tensor(numbers), rests, norms, singular
 
 
 def bounds_of(singular, vocabulary):
@@ -229,12 +230,6 @@ def groups_of(num_layers):
     return groups
 
 
-def correlation(a, b):
-    """Pearson's, of two vectors; 0 if there are fewer than three numbers, or all are equal."""
-    found = torch.corrcoef(torch.stack([a, b]))[0, 1].item() if len(a) > 2 else 0.0
-    return 0.0 if math.isnan(found) else found
-
-
 def summary_of(rests, norms, lower, upper, groups):
     """For each group the correlation with 1 − π, the bounds and how many tokens obey them.
 
@@ -243,7 +238,7 @@ def summary_of(rests, norms, lower, upper, groups):
     own bounds, up to rounding. correlation_if_unsure: of the tokens with 1 − π of at least UNSURE.
     Tokens whose 1 − π rounds to 0 are left out.
     """
-    kept = rests > 1e-6  # below, float32 log-probabilities have no digits left
+    kept = rests > TINY
     rests = rests[kept]
     result = {}
     for name, places in groups:
@@ -259,9 +254,11 @@ def summary_of(rests, norms, lower, upper, groups):
             above |= norms[kept][:, i] > upper[i] * rests * (1 + slack)
             below |= norms[kept][:, i] < lower[i] * rests * (1 - slack)
         result[name] = {
-            "correlation": correlation(norm, rests),
-            "correlation_if_unsure": correlation(norm[rests >= UNSURE], rests[rests >= UNSURE]),
-            "correlation_of_logs": correlation(norm.clamp(min=1e-30).log(), rests.log()),
+            "correlation": common.correlation(norm, rests),
+            "correlation_if_unsure": common.correlation(
+                norm[rests >= UNSURE], rests[rests >= UNSURE]
+            ),
+            "correlation_of_logs": common.correlation(norm.clamp(min=1e-30).log(), rests.log()),
             "lower": low,
             "upper": high,
             "median_slope": (norm / rests).median().item(),
@@ -272,45 +269,26 @@ def summary_of(rests, norms, lower, upper, groups):
     return result
 
 
-def verdicts_of(summary, enough):
-    """What the groups' numbers say. enough: whether there are tokens enough for a correlation."""
-    verdicts = []
-    claims = {
-        "correlation_of_logs": "over orders of magnitude the norm of a token's gradient follows "
-        "1 − π (correlation of the logarithms)",
-        "correlation": "the norm is roughly proportional to 1 − π at every layer",
-        "correlation_if_unsure": f"and so it is among the tokens with 1 − π ≥ {UNSURE} alone",
-    }
-    for key, claim in claims.items():
-        least = min(group[key] for group in summary.values())
-        numbers = [f"{name} {group[key]:.2f}" for name, group in summary.items()]
-        verdicts.append(
-            (
-                claim,
-                common.verdict(least >= PROPORTIONAL, enough),
-                "correlation with 1 − π: " + ", ".join(numbers),
-            )
+def of_responses(numbers, rests, norms, lower, upper, groups):
+    """Each response's tokens, for JSON: 1 − π, and the norms by group (means over its layers).
+
+    numbers: of each token's response, [n]; lower, upper: as in summary_of. above, below: how many
+    times the median token's norm the upper bound is, and the median token's the lower bound, where
+    that is most, of the layers. Tokens whose 1 − π rounds to 0 are left out.
+    """
+    found = []
+    for number in numbers.unique():
+        of_it = (numbers == number) & (rests > TINY)
+        slopes = (norms[of_it] / rests[of_it, None]).median(0).values.tolist()[:-1]
+        found.append(
+            {
+                "rest": rests[of_it].tolist(),
+                "norm": {name: norms[of_it][:, at].mean(1).tolist() for name, at in groups},
+                "above": max(bound / slope for bound, slope in zip(upper, slopes)),
+                "below": max(slope / bound for bound, slope in zip(lower, slopes)),
+            }
         )
-    inner = [group for name, group in summary.items() if name != "logits"]
-    worst = min(group["inside"] for group in inner)
-    loosest = max(group["upper"] / group["median_slope"] for group in inner)
-    tightest = min(group["upper"] / group["median_slope"] for group in inner)
-    lowest = max(group["lower"] / group["median_slope"] for group in inner)
-    verdicts += [
-        (
-            "every token is within the bounds of the proposition",
-            common.verdict(worst == 1 and summary["logits"]["inside"] == 1),
-            f"least share inside: {worst:.1%} at the layers, "
-            f"{summary['logits']['inside']:.1%} at the logits",
-        ),
-        (
-            "the bounds at the layers say how large a gradient is, within a factor of 10",
-            common.verdict(loosest <= 10 and lowest >= 0.1),
-            f"upper bound over the median token: {tightest:.2g} to {loosest:.2g}; lower bound: at "
-            f"most {lowest:.1g} of it",
-        ),
-    ]
-    return verdicts
+    return found
 
 
 # ------------------------------------------------------------------------------------------ picture
@@ -323,7 +301,7 @@ def draw(rests, norms, summary, groups, args):
     title = f"gradient of log π at the activations of {len(rests)} tokens of {name}"
     figure = common.new_figure(5.2 * columns, 4.6 * rows, title)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
-    kept = rests > 1e-6
+    kept = rests > TINY
     ends = torch.tensor([rests[kept].min().item(), 1.0])
     for number, (group, places) in enumerate(groups):
         axes = panels[number // columns, number % columns]
@@ -357,18 +335,24 @@ def draw(rests, norms, summary, groups, args):
 def main():
     args, policy, _, [sampled] = common.begin(Args, __doc__, QUICK, need_gradient=False)
     policy.eval()  # a model that recomputes activations while it trains takes no cache
-    rests, norms, singular = measure(policy, sampled, args)
-    lower, upper = bounds_of(singular, policy.lm.config.vocab_size)
+    numbers, rests, norms, singular = measure(policy, sampled, args)
+    vocabulary, width = policy.lm.lm_head.weight.shape
+    lower, upper = bounds_of(singular, vocabulary)
     groups = groups_of(len(policy.lm.model.layers))
     summary = summary_of(rests, norms, lower, upper, groups)
-    verdicts = verdicts_of(summary, len(rests) >= ENOUGH)
     draw(rests, norms, summary, groups, args)
     functions = [
         {"least": min(v[0] for v in of), "greatest": max(v[1] for v in of)} for of in zip(*singular)
     ]
-    result = {"tokens": len(rests), "groups": summary, "singular_values": functions}
-    common.write(args, "proposition", result | {"verdicts": verdicts})
-    common.show_verdicts(verdicts)
+    result = {
+        "tokens": len(rests),
+        "vocabulary": vocabulary,
+        "width": width,
+        "groups": summary,
+        "singular_values": functions,
+        "responses": of_responses(numbers, rests, norms, lower, upper, groups),
+    }
+    common.finish(args, "proposition", result)
 
 
 if __name__ == "__main__":

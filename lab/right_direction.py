@@ -25,7 +25,6 @@ import dataclasses
 import importlib
 
 import torch
-from tqdm import tqdm
 
 from lab import common, who_dominates
 from runtime import curves
@@ -67,18 +66,6 @@ def check(args):
 # ------------------------------------------------------------------------------------------ measure
 
 
-def learning_rate(policy, before, sampled, args):
-    """The lr at which an SGD step changes probabilities as much as a run's first update."""
-    of_script = common.trainer_args("grpo", args, kl_coef=0.0)
-    batch = common.with_advantages("grpo", sampled, of_script)
-    batch["fine_logp"] = common.fine_log_probs(policy, batch, of_script)
-    gradient = common.gradient_of(policy, batch, of_script)
-    small = who_dominates.changes(policy, before, gradient, 1e-3, batch, of_script)
-    adamw_lr = args.adamw_lr or of_script.lr
-    wanted = who_dominates.adamw_change(policy, before, batch, of_script, adamw_lr)
-    return float(f"{1e-3 * wanted / max(small.abs().mean().item(), 1e-12):.2g}")
-
-
 def step_of(method, policy, before, sampled, lr, updates, args):
     """Δθ, a list of tensors, of a method's step with so many updates. The policy stays as it is."""
     script, changes = METHODS[method]
@@ -109,17 +96,20 @@ def shares_right(change, advantages, bins):
     return result
 
 
+def name_of(updates, kind):
+    return f"{kind}, {updates} update{'s' if updates > 1 else ''}"
+
+
 def measure(policy, before, sampled, lr, args):
-    """One batch: {number of updates: {kind of step: {method: shares_right and ‖Δθ‖}}}."""
+    """One batch: {name_of a step: {method: shares_right and the step's length ‖Δθ‖}}."""
     of_script = common.trainer_args("grpo", args)
     batch = common.with_advantages("grpo", sampled, of_script)
     batch["fine_logp"] = common.fine_log_probs(policy, batch, of_script)
     mask = batch["mask"]
     bins = common.bins_of(batch["old_logp"])[mask]
     advantages = batch["advantages"][mask]
-    result = {}
+    found = {name_of(updates, kind): {} for updates in (1, args.updates) for kind in STEPS}
     for updates in (1, args.updates):
-        found = {kind: {} for kind in STEPS}
         length_of_grpo = None
         for method in METHODS:
             step = step_of(method, policy, before, sampled, lr, updates, args)
@@ -128,85 +118,41 @@ def measure(policy, before, sampled, lr, args):
             for kind in STEPS:
                 scale = 1.0 if kind == "equal lr" else length_of_grpo / max(length, 1e-300)
                 if method == "GRPO" and kind != "equal lr":
-                    found[kind][method] = found["equal lr"][method]
+                    same = found[name_of(updates, "equal lr")][method]
+                    found[name_of(updates, kind)][method] = same
                     continue
                 # θ − lr · gradient with lr −1 is θ + step.
                 scaled = [scale * part for part in step]
                 change = who_dominates.changes(policy, before, scaled, -1.0, batch, of_script)
-                found[kind][method] = shares_right(change, advantages, bins)
-                found[kind][method]["step"] = scale * length
-        result[updates] = found
-    return result
+                shares = shares_right(change, advantages, bins)
+                found[name_of(updates, kind)][method] = shares | {"step": scale * length}
+    return found
 
 
-def average(rows, updates, kind, method, sign, i):
+def average(rows, step, method, sign, i):
     """(mean, standard error) over the batches that have such tokens; None if none has."""
-    values = [row[updates][kind][method][sign][i] for row in rows]
+    values = [row[step][method][sign][i] for row in rows]
     values = [value for value in values if value is not None]
     return common.mean_and_error(values) if values else None
 
 
-def gain(rows, updates, kind, method, sign="positive", i=-1):
+def gain(rows, step, method, sign="positive", i=-1):
     """(mean, standard error) over batches of a method's share minus GRPO's, of tokens in bin i."""
     differences = []
     for row in rows:
-        found = row[updates][kind]
-        own, of_grpo = found[method][sign][i], found["GRPO"][sign][i]
+        own, of_grpo = row[step][method][sign][i], row[step]["GRPO"][sign][i]
         if own is not None and of_grpo is not None:
             differences.append(own - of_grpo)
     return common.mean_and_error(differences) if differences else (0.0, 0.0)
 
 
-def verdicts_of(rows, args):
-    """What the batches' shares say about figure 3; a gain counts from two standard errors on."""
-    enough = len(rows) >= 3
-    verdicts = []
-    lowest = [row[1]["equal lr"]["GRPO"]["positive"][0] for row in rows]
-    highest = [row[1]["equal lr"]["GRPO"]["positive"][-1] for row in rows]
-    gaps = [a - b for a, b in zip(lowest, highest) if a is not None and b is not None]
-    mean, error = common.mean_and_error(gaps) if gaps else (0.0, 0.0)
-    verdicts.append(
-        (
-            "GRPO moves positive improbable tokens (p ≤ 0.25) the right way more often than "
-            "probable ones (p > 0.75)",
-            common.verdict(mean > 2 * error, enough and bool(gaps)),
-            f"the shares differ by {mean:+.3f} ± {error:.3f}",
-        )
-    )
-    for kind in STEPS:
-        for method, updates in compared(args):
-            numbers = {}
-            for sign in SIGNS:
-                mean, error = gain(rows, updates, kind, method, sign)
-                numbers[sign] = f"{mean:+.3f} ± {error:.3f}"
-            of_negative = f"; of the negative ones {numbers['negative']}"
-            for sign, tokens, more in (
-                ("positive", "the positive tokens", of_negative),
-                ("both signs", "all tokens", ""),
-            ):
-                mean, error = gain(rows, updates, kind, method, sign)
-                claim = (
-                    f"{method} moves more of {tokens} with p > 0.75 the right way than GRPO "
-                    f"({kind}, {updates} update{'s' if updates > 1 else ''})"
-                )
-                word = common.verdict(mean > 2 * error, enough)
-                verdicts.append((claim, word, f"share {numbers[sign]}{more}"))
-    return verdicts
-
-
-def compared(args):
-    """[(method, number of updates)] that are judged; at one update DPPO's loss is GRPO's."""
-    pairs = [(method, 1) for method in ("AR", "Lopti", "AR + Lopti")]
-    return pairs + [(method, args.updates) for method in METHODS if method != "GRPO"]
-
-
 # ------------------------------------------------------------------------------------------ picture
 
 
-def draw_shares(axes, rows, updates, kind, sign):
+def draw_shares(axes, rows, step, sign):
     """Each method's share by bin, with its standard error."""
     for number, method in enumerate(METHODS):
-        points = [average(rows, updates, kind, method, sign, i) for i in range(common.BINS)]
+        points = [average(rows, step, method, sign, i) for i in range(common.BINS)]
         places = [i for i, point in enumerate(points) if point]
         axes.errorbar(
             [i + 0.12 * (number - 2.5) for i in places],
@@ -221,11 +167,11 @@ def draw_shares(axes, rows, updates, kind, sign):
     axes.set_xticks(range(common.BINS), common.BIN_NAMES, fontsize="small")
 
 
-def draw_gains(axes, rows, updates, kind):
+def draw_gains(axes, rows, step):
     """For tokens of p > 0.75: each method's share minus GRPO's, of both signs and of each."""
     others = [method for method in METHODS if method != "GRPO"]
     for number, (sign, colour) in enumerate(zip(SIGNS, ("0.6", "0.6", "black"))):
-        gains = [gain(rows, updates, kind, method, sign) for method in others]
+        gains = [gain(rows, step, method, sign) for method in others]
         axes.errorbar(
             [place + 0.2 * (number - 1) for place in range(len(others))],
             [mean for mean, _ in gains],
@@ -248,10 +194,11 @@ def draw(rows, lr, args):
     panels = figure.subplots(3, 4, sharex="row", sharey="row")
     columns = [(updates, kind) for updates in (1, args.updates) for kind in STEPS]
     for x, (updates, kind) in enumerate(columns):
-        draw_shares(panels[0, x], rows, updates, kind, "positive")
-        draw_shares(panels[1, x], rows, updates, kind, "negative")
-        draw_gains(panels[2, x], rows, updates, kind)
-        panels[0, x].set_title(f"{updates} update{'s' if updates > 1 else ''}, {kind}")
+        step = name_of(updates, kind)
+        draw_shares(panels[0, x], rows, step, "positive")
+        draw_shares(panels[1, x], rows, step, "negative")
+        draw_gains(panels[2, x], rows, step)
+        panels[0, x].set_title(step)
         panels[1, x].set_xlabel("probability when sampled")
     limits = [limit for axes in panels[:2, 0] for limit in axes.get_ylim()]
     for axes in panels[:2, 0]:  # both signs on one scale; each row shares its own
@@ -272,30 +219,17 @@ def draw(rows, lr, args):
 def main():
     args, policy, _, batches = common.begin(Args, __doc__, QUICK, also_check=check)
     before = common.copy_weights(policy)
-    lr = args.lr or learning_rate(policy, before, batches[0], args)
-    rows = []
-    for sampled in tqdm(batches, desc="batches"):
-        rows.append(measure(policy, before, sampled, lr, args))
-    averages = {}
-    for updates in (1, args.updates):
-        averages[updates] = {kind: {} for kind in STEPS}
-        for kind in STEPS:
-            for method in METHODS:
-                steps = [row[updates][kind][method]["step"] for row in rows]
-                shares = {"step": common.mean_and_error(steps)[0]}
-                for sign in SIGNS:
-                    shares[sign] = [
-                        average(rows, updates, kind, method, sign, i) for i in range(common.BINS)
-                    ]
-                    shares[f"{sign}, minus GRPO's"] = [
-                        gain(rows, updates, kind, method, sign, i) for i in range(common.BINS)
-                    ]
-                averages[updates][kind][method] = shares
-    verdicts = verdicts_of(rows, args)
+    lr = args.lr or who_dominates.learning_rate(policy, before, batches[0], args)
+    rows = common.measured(
+        args,
+        "right_direction",
+        policy,
+        batches,
+        lambda sampled: measure(policy, before, sampled, lr, args),
+    )
     draw(rows, lr, args)
-    result = {"bins": common.BIN_NAMES, "lr": lr, "average": averages, "verdicts": verdicts}
-    common.write(args, "right_direction", result)  # average: [mean, standard error]
-    common.show_verdicts(verdicts)
+    result = {"bins": common.BIN_NAMES, "lr": lr, "batches": rows}
+    common.finish(args, "right_direction", result)
 
 
 if __name__ == "__main__":

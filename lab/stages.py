@@ -35,7 +35,7 @@ FEWER = {
     "forking_tokens": "--checked 20 --least 5".split(),
 }
 
-TITLE = "tokens and gradients over training; error bars: standard deviation over the batches"
+TITLE = "tokens and gradients over training; error bars: standard errors over the batches"
 
 
 @dataclasses.dataclass
@@ -49,7 +49,7 @@ class Args:
     run: str = "runs/lab_stages"  # the run's folder; trained if it is not there
     batches: PositiveInt = 3  # for each stage and command
     smollm2: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # SmolLM2-135M as well
-    out: str = "lab/results"  # where stages.json, stages.png and the stages' own files are written
+    out: str = "lab/results"  # where stages.png and the stages' own files are written
     seed: NonNegativeInt = 0  # of the run and of the batches
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # tiny sizes, to see that it works
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # show the commands and end
@@ -119,29 +119,19 @@ def read(stages, args):
     return found
 
 
-def verdicts_by_stage(found):
-    """[(claim, {stage: (verdict, numbers)})], in the order of the commands."""
-    rows = {}
-    for stage, results in found.items():
-        for result in results.values():
-            for claim, words, numbers in result["verdicts"]:
-                rows.setdefault(claim, {})[stage] = (words, numbers)
-    return list(rows.items())
-
-
 def draw(found, args):
     """For each stage that has rewards: its shares of tokens and of gradient norms by bin."""
     found = {stage: results for stage, results in found.items() if "who_dominates" in results}
     figure = common.new_figure(4.6 * len(found), 8, TITLE)
     panels = figure.subplots(2, len(found), squeeze=False, sharey="row")
     for column, (stage, results) in enumerate(found.items()):
-        average = results["who_dominates"]["average"]
+        average = common.over_batches(results["who_dominates"]["batches"])
         tokens = results["who_dominates"]["tokens"]
         titles = (f"{stage}\nshare of {tokens} tokens [%]", "share of the gradient norms [%]")
         for row, (key, title) in enumerate(zip(("share", "norm_share"), titles)):
             axes = panels[row, column]
             heights = [100 * mean for mean, _ in average[key]]
-            errors = [100 * deviation for _, deviation in average[key]]
+            errors = [100 * error for _, error in average[key]]
             look = {"color": ("#0072B2", "#D55E00")[row], "ecolor": "black", "capsize": 4}
             axes.bar(range(common.BINS), heights, yerr=errors, **look)
             for x, height in enumerate(heights):
@@ -167,22 +157,7 @@ def main():
         call(training(args))
     for words in todo:
         call(words)
-    found = read(commands, args)
-    rows = verdicts_by_stage(found)
-    verdicts = [
-        (f"{claim} ({stage})", words, numbers)
-        for claim, by_stage in rows
-        for stage, (words, numbers) in by_stage.items()
-    ]
-    draw(found, args)
-    models = {
-        stage: results["proposition"]["settings"]["model"] for stage, results in found.items()
-    }
-    common.write(args, "stages", {"models": models, "verdicts": verdicts})
-    for claim, by_stage in rows:
-        print(claim)
-        for stage, (words, numbers) in by_stage.items():
-            print(f"    {stage}: {words.upper()}: {numbers}")
+    draw(read(commands, args), args)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from statistics import fmean
 from typing import Annotated
 
 import tyro
-from tqdm import tqdm
 
 from lab import common
 from runtime import curves, settings
@@ -92,48 +91,6 @@ def measure(policy, sampled, args, with_rewards):
     }
 
 
-def average_of(rows):
-    """[mean, standard error] over the batches of every number of measure()."""
-    average = {}
-    for name, value in rows[0].items():
-        values = [row[name] for row in rows]
-        if isinstance(value, list):
-            average[name] = [common.mean_and_error(of_bin) for of_bin in zip(*values)]
-        else:
-            average[name] = common.mean_and_error(values)
-    return average
-
-
-def verdicts_of(averages, count):
-    """What the two tasks' averages say. averages: {task: average_of}; count: batches of each.
-
-    A difference between the tasks counts from two standard errors on.
-    """
-    enough = count >= 3
-    (first, of_first), (second, of_second) = averages.items()
-    mean, error = of_first["share"][0]
-    other_mean, other_error = of_second["share"][0]
-    apart = mean - other_mean
-    error_of_both = (error**2 + other_error**2) ** 0.5
-    verdicts = [
-        (
-            f"{second} has fewer improbable tokens (p ≤ 0.25) than {first}",
-            common.verdict(apart > 2 * error_of_both, enough),
-            f"{other_mean:.1%} ± {other_error:.1%} of its tokens, and {mean:.1%} ± {error:.1%}",
-        )
-    ]
-    for task, average in averages.items():
-        norms = [mean for mean, _ in average["norm_share"]]
-        verdicts.append(
-            (
-                f"improbable tokens have the largest part of the gradient on {task}",
-                common.verdict(norms[0] > max(norms[1:]), enough),
-                f"{norms[0]:.1%} of the bins' summed norms; p > 0.75: {norms[-1]:.1%}",
-            )
-        )
-    return verdicts
-
-
 # ------------------------------------------------------------------------------------------ picture
 
 
@@ -186,22 +143,24 @@ def main():
             )
     all_batches = [sampled for several in batches.values() for sampled in several]
     with_rewards = all(has_gradient(sampled, args) for sampled in all_batches)
-    averages = {}
+    found = {}
     for task, several in batches.items():
-        progress = tqdm(several, desc=task)
-        averages[task] = average_of(
-            [measure(policy, sampled, args, with_rewards) for sampled in progress]
+        found[task] = common.measured(
+            args,
+            f"two_tasks_{task}",
+            policy,
+            several,
+            lambda sampled: measure(policy, sampled, args, with_rewards),
         )
-    verdicts = verdicts_of(averages, args.batches)
-    draw(averages, with_rewards, args)
+    rows = [dict(zip(found, of_both)) for of_both in zip(*found.values())]
+    draw(common.over_batches(rows), with_rewards, args)
     result = {
         "bins": common.BIN_NAMES,
+        "tasks": list(found),
         "advantages": "GRPO" if with_rewards else "1",
-        "average": averages,  # [mean, standard error over batches]
-        "verdicts": verdicts,
+        "batches": rows,
     }
-    common.write(args, "two_tasks", result)
-    common.show_verdicts(verdicts)
+    common.finish(args, "two_tasks", result)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""tools/claims.py: every item of the papers once, every verdict read from a result, every command one that exists."""
+"""docs/claims.toml and what reads it: every item of the papers once, every verdict from raw values, by hand."""
 
 import ast
-import dataclasses
 import json
+import math
 import re
 import shlex
 import shutil
@@ -10,10 +10,12 @@ import shutil
 import pytest
 from conftest import ROOT
 
-from tools import claims, compare
+from lab import verdicts
+from tools import claims, compare, inference
 
-ALL = [claim for _, of_paper in claims.PAPERS.values() for claim in of_paper]
-ITEMS = {paper: [claim.item for claim in of_paper] for paper, (_, of_paper) in claims.PAPERS.items()}
+PAPERS = {paper["name"]: paper["claims"] for paper in verdicts.CLAIMS["papers"]}
+ALL = [claim for of_paper in PAPERS.values() for claim in of_paper]
+ITEMS = {paper: [claim["item"] for claim in of_paper] for paper, of_paper in PAPERS.items()}
 
 
 def numbered(kind, items):
@@ -82,27 +84,22 @@ def test_every_figure_of_the_notes_is_listed():
 
 
 def test_no_verdict_is_typed_by_hand():
-    """Neither in the words of a claim nor in the table: only the sources give one."""
+    """Neither in the words of a claim nor in a comparison: these have numbers alone."""
     for claim in ALL:
-        for word in (claims.SHOWS, claims.DOES_NOT_SHOW, "cannot tell", "not measured", claims.TESTED):
-            assert word not in f"{claim.says} {claim.why}", claim.item
-    tree = ast.parse((ROOT / "tools" / "claims.py").read_text())
-    tables = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in ("AR_LOPTI", "ACPO", "NOTES")
-    ]
-    assert len(tables) == 3
-    names = {node.id for table in tables for node in ast.walk(table) if isinstance(node, ast.Name)}
-    assert not names & {"SHOWS", "DOES_NOT_SHOW", "CANNOT_TELL", "NOT_MEASURED", "TESTED", "NO_CLAIM", "Finding"}
+        for word in (*claims.WORDS[:5], claims.TESTED, "does not show", "cannot tell"):
+            assert word not in claim["says"] + claim.get("note", ""), claim["item"]
+    for name, made in verdicts.MADE.items():
+        assert not set(map(str, made.values())) & set(claims.WORDS), name
+        assert ("suite" in made) != ("file" in made) and len({"more", "less", "equals"} & made.keys()) <= 1, name
 
 
-def test_the_words_are_the_labs():
-    """Read from its source, because to import it takes seconds."""
-    text = (ROOT / "lab" / "common.py").read_text()
-    function = text[text.index("def verdict(") :].split("\ndef ")[0]
-    found = {node.value for node in ast.walk(ast.parse(function)) if isinstance(node, ast.Constant)}
-    assert {claims.SHOWS, claims.DOES_NOT_SHOW, claims.CANNOT_TELL} <= found
+def named_by(claim):
+    return [name.removeprefix("-") for name in claim.get("by", []) + claim.get("beside", [])]
+
+
+def test_every_comparison_is_named_by_a_claim_and_every_name_is_one():
+    assert {name for claim in ALL for name in named_by(claim)} == set(verdicts.MADE)
+    assert set(verdicts.CLAIMS["stages"]["by"]) <= set(verdicts.MADE)
 
 
 # ----------------------------------------------------------------------------------------------------- the commands
@@ -125,9 +122,8 @@ def flags_of(file, name="Args"):
 def commands():
     found = []
     for claim in ALL:
-        for source in claim.sources:
-            found += re.findall(r"`([^`]+)`", source.command())
-        found += [text for text in re.findall(r"`([^`]+)`", claim.why) if text.startswith("python")]
+        found += [command.strip("`") for command in claims.commands_of(claim, verdicts.MADE)]
+        found += [text for text in re.findall(r"`([^`]+)`", claim.get("note", "")) if text.startswith("python")]
     return sorted(set(found))
 
 
@@ -149,40 +145,75 @@ def test_every_command_exists(command):
         assert given["suite"] in compare.SUITES
 
 
-def test_every_entry_that_is_compared_is_one_of_its_suite():
-    for claim in ALL:
-        for source in claim.sources:
-            if isinstance(source, claims.Ahead):
-                entries = compare.read_entries(compare.SUITES[source.suite][1])
-                assert {source.entry, source.base} <= set(entries), claim.item
-                assert source.key == claims.EVALUATION or source.key in compare.KEPT
-
-
 def test_what_is_named_in_the_code_is_there():
     """A test or definition that is gone would leave its row not measured."""
     for claim in ALL:
-        for source in claim.sources:
-            if isinstance(source, claims.Test | claims.Where):
-                assert source.findings(claims.Folders()), (claim.item, source)
+        only = {key: claim[key] for key in ("tests", "where") if key in claim}
+        assert not only or claims.judged(only, {})[0] != claims.NOT_MEASURED, claim["item"]
 
 
-def test_every_key_finds_its_verdicts_in_the_results_that_are_kept():
-    for claim in ALL:
-        for source in claim.sources:
-            if isinstance(source, claims.Lab) and (claims.LAB / f"{source.name}.json").exists():
-                found = [verdict[0] for verdict in source.verdicts(claims.Folders())]
-                for key in source.claims:
-                    assert any(text.startswith(key) for text in found), (claim.item, key)
+# ----------------------------------------------------------------------------------------------------- the statistics
 
 
-# ------------------------------------------------------------------------------------------------------ the verdicts
+@pytest.mark.parametrize(("df", "t"), [(1, 12.706), (2, 4.303), (9, 2.262), (30, 2.042), (120, 1.980)])
+def test_students_t_is_that_of_the_tables(df, t):
+    assert inference.student(0.05, df) == pytest.approx(t, abs=5e-4)
+    assert inference.p_value(t, df) == pytest.approx(0.05, abs=5e-5)
+
+
+def test_holms_level_by_hand():
+    """0.001 ≤ 0.05/4, 0.02 > 0.05/3: one is rejected, and the three others are tested at 0.05/3."""
+    assert inference.holms_level([0.9, 0.02, 0.001, 0.04], 0.05) == pytest.approx(0.05 / 3)
+    assert inference.holms_level([0.001, 0.01], 0.05) == 0.05 and inference.holms_level([], 0.05) == 0.05
+
+
+def test_the_four_words_by_hand():
+    """Three values of error 1 and mean m: the interval is m ± 4.303, and 7.364 would have been seen."""
+    made = {size: inference.Estimate("", 0.0, 1.0, 2, 3, size=size) for size in (0.0, 3.0, 5.0)}
+
+    def word(mean, size=0.0):
+        return inference.replace(made[size], mean=mean).word(0.05)
+
+    assert (word(4.4), word(-4.4)) == (inference.SHOWS, inference.OPPOSITE)
+    assert (word(0.5, 5.0), word(-1.4, 3.0)) == (inference.NO_EFFECT, inference.NO_EFFECT)
+    amount = inference.replace(made[0.0], mean=-4.4, is_amount=True)
+    assert amount.word(0.05) == inference.NO_EFFECT  # less than what is claimed
+    assert word(0.5, 3.0) == word(0.5) == word(1.0, 5.0) == inference.TOO_FEW
+    assert made[0.0].visible(0.05) == pytest.approx(4.303 + 1.061, abs=1e-3)
+    assert made[0.0].numbers(0.05) == "+0 (−4.3 to +4.3), visible 5.36"
+    two = inference.Estimate("", 9.0, 0.1, 60, 2)
+    assert two.word(0.05) == inference.TOO_FEW  # however small the error that it shares
+    assert verdicts.level_of([two, made[0.0]]) == 0.05  # and it takes no level from the others
+
+
+def test_three_seeds_that_agree_by_luck_share_the_error_of_the_others():
+    """Alone 0.01 ± 0.002 would show at the level of 5 %, and with the others' deviation it can't."""
+    lucky = inference.of_values("", [(0.01, 0.0), (0.0065, 0.0), (0.0135, 0.0)])
+    other = inference.of_values("", [(0.05, 0.0), (0.0, 0.0), (-0.05, 0.0)])
+    assert lucky.error == pytest.approx(0.00202, abs=1e-5) and lucky.word(0.05) == inference.SHOWS
+    lucky, other = inference.pooled([lucky, other])
+    assert lucky.error == other.error == pytest.approx(math.sqrt((0.0035**2 + 0.05**2) / 2 / 3)) and lucky.df == 4
+    assert lucky.word(0.05) == inference.TOO_FEW
+
+
+def test_the_bootstrap_draws_whole_clusters():
+    """Each response four times over in its cluster is no more than once; scattered it would halve the error."""
+    once = [([float(x)], [float(x * (1 if x % 3 else -1))]) for x in range(-20, 21)]
+    value, error = inference.correlation(once)
+    assert inference.correlation([(x * 4, y * 4) for x, y in once]) == pytest.approx((value, error), rel=1e-6)
+    assert inference.correlation(once * 4)[1] == pytest.approx(error / 2, rel=0.15)
+    assert inference.correlation([([1, 2], [3, 3])]) == (None, None)
+    assert inference.correlation([([1, 5], [2, 9]), ([7], [100])], in_ranks=True)[0] == pytest.approx(1)
+
+
+# ------------------------------------------------------------------------------------------------------- the verdicts
 
 
 @pytest.fixture
 def folders(tmp_path):
-    for name in ("lab", "runs"):
+    for name in ("lab", "runs", "results"):
         (tmp_path / name).mkdir()
-    return claims.Folders(tmp_path / "lab", tmp_path / "runs", tmp_path / "limit.json", tmp_path / "words.json")
+    return verdicts.Folders(tmp_path / "lab", tmp_path / "runs", tmp_path / "results")
 
 
 def keep(folders, suite, entry, seed, accuracies, **metrics):
@@ -197,135 +228,131 @@ def keep(folders, suite, entry, seed, accuracies, **metrics):
     return path
 
 
-AHEAD = claims.Ahead("comparison", "ar", "grpo")
+AHEAD = {"suite": "comparison", "more": "ar", "than": "grpo"}
 
 
-def test_a_difference_by_hand(folders):
-    """Differences in the mean 0.1, 0.2, 0.3: 0.2 ± 0.058; at the end 0.1 each."""
+def test_a_difference_of_runs_by_hand(folders):
+    """Of the mean of the evaluations 0.1, 0.2, 0.3: 0.2 ± 0.058; of other metrics, of the last five steps."""
+    assert verdicts.estimates_of(AHEAD, folders) == []
     for seed, gain in enumerate((0.1, 0.2, 0.3)):
-        keep(folders, "comparison", "grpo", seed, [0.2, 0.2, 0.5])
-        keep(folders, "comparison", "ar", seed, [0.2 + 1.5 * gain - 0.05, 0.2 + 1.5 * gain - 0.05, 0.6])
-    [found] = AHEAD.findings(folders)
-    assert found == claims.Finding(claims.SHOWS, "ar minus grpo: +0.200 ± 0.058 mean, +0.100 ± 0.000 at step 12")
-    [other] = dataclasses.replace(AHEAD, sign=-1).findings(folders)
-    assert other.word == claims.DOES_NOT_SHOW and other.numbers == f"{found.numbers} (the opposite)"
-
-
-def test_one_measure_of_two_cannot_tell(folders):
-    for seed, noise in enumerate((-0.1, 0.0, 0.1)):
-        keep(folders, "comparison", "grpo", seed, [0.2, 0.2, 0.5])
-        keep(folders, "comparison", "ar", seed, [0.6, 0.6, 0.5 + noise])
-    assert AHEAD.findings(folders)[0].word == claims.CANNOT_TELL
-    for seed, noise in enumerate((-0.1, 0.0, 0.1)):
-        keep(folders, "comparison", "ar", seed, [0.2, 0.2, 0.5 + noise])
-    assert AHEAD.findings(folders)[0].word == claims.DOES_NOT_SHOW
-
-
-def test_too_few_seeds_cannot_tell_and_none_is_not_measured(folders):
-    assert AHEAD.findings(folders) == []
-    for seed in (0, 1):
-        keep(folders, "comparison", "grpo", seed, [0.2, 0.2, 0.2])
-    keep(folders, "comparison", "ar", 2, [0.9, 0.9, 0.9])
-    assert AHEAD.findings(folders) == []  # no seed in common
-    for seed in (0, 1):
-        keep(folders, "comparison", "ar", seed, [0.9, 0.9, 0.9])
-    [found] = AHEAD.findings(folders)
-    assert found.word == claims.CANNOT_TELL and found.numbers.endswith("; 2 seeds")
-
-
-def test_a_metric_is_the_mean_of_the_last_five_steps(folders):
-    for seed in range(3):
-        keep(folders, "comparison", "grpo", seed, [0.2] * 6, response_tokens=100 + seed)
-        keep(folders, "comparison", "ar", seed, [0.2] * 6, response_tokens=110 + seed)
-    [found] = dataclasses.replace(AHEAD, key="response_tokens").findings(folders)
-    expected = "ar minus grpo: +10.000 ± 0.000 response length [tokens], last 5 steps"
-    assert found == claims.Finding(claims.SHOWS, expected)
-
-
-def test_a_run_with_other_flags_is_an_error(folders):
-    path = keep(folders, "comparison", "ar", 0, [0.2])
+        keep(folders, "comparison", "grpo", seed, [0.2] * 6, response_tokens=100)
+        path = keep(folders, "comparison", "ar", seed, [0.2] * 3 + [0.2 + gain] * 3, response_tokens=110)
+    [found] = verdicts.estimates_of(AHEAD, folders)
+    assert (found.mean, found.error) == (pytest.approx(0.2), pytest.approx(0.1 / math.sqrt(3)))
+    assert (found.n, found.df, found.label) == (3, 2, "ar minus grpo")
+    [longer] = verdicts.estimates_of(AHEAD | {"metric": "response_tokens"}, folders)
+    assert longer.mean == 10
+    [twice] = verdicts.estimates_of({"suite": "comparison", "pairs": [["ar", "grpo"]] * 2}, folders)
+    assert (twice.mean, twice.n) == (pytest.approx(0.2), 6)
     path.write_text(path.read_text().replace("--alpha 0.3", "--alpha 0.2"))
     with pytest.raises(ValueError, match="was made by"):
-        AHEAD.findings(folders)
+        verdicts.estimates_of(AHEAD, folders)
 
 
-def test_the_labs_verdicts_are_read_by_the_beginning_of_the_claim(folders):
-    source = claims.Lab("who_dominates", ("one thing",))
-    claim = claims.Claim("Figure 0", "", (source,), "")
-    assert claims.judged(claim, folders) == claims.Finding(claims.NOT_MEASURED)
-    verdicts = [["one thing (a)", "shows", "1"], ["another: one thing", "shows", "2"]]
-    path = folders.lab / "who_dominates.json"
-    path.write_text(json.dumps({"verdicts": verdicts}))
-    assert claims.judged(claim, folders) == claims.Finding("shows", "1")
-    path.write_text(json.dumps({"verdicts": [*verdicts, ["one thing (b)", "does not show", "3"]]}))
-    assert claims.judged(claim, folders) == claims.Finding("does not show", "(1 × shows, 1 × does not show) a: 1; b: 3")
-    assert ("who_dominates", "another: one thing", "shows", "2") in claims.unused(folders)
+def test_a_comparison_of_batches_by_hand(folders):
+    batches = [{"a": [2.0, 1.0, 1.5], "b": {"c": 4.0}}, {"a": [3.0, 1.0, 2.5], "b": {"c": None}}]
+    (folders.lab / "x.json").write_text(json.dumps({"advantages": "1", "batches": batches}))
+
+    def means(**comparison):
+        return [(found.mean, found.n) for found in verdicts.estimates_of({"file": "x"} | comparison, folders)]
+
+    assert means(more="a/0", than=["a/1", "a/2"]) == means(more="a/0", than="a/2") == [(0.5, 2)]
+    assert means(less="a/{}", than=1.75, **{"for": [0, 1]}) == [(-0.75, 2), (0.75, 2)]
+    assert means(equals="b/c", than=3, slack=1.5) == [(0.5, 1)]  # the batch without one is left out
+    assert means(more="a/0", than="a/1", ratio=True) == [(pytest.approx(math.log(6) / 2), 2)]
+    assert means(more="a/0", needs={"advantages": "GRPO"}) == means(more="d") == means(more="a/0", rows="e") == []
 
 
-def test_all_sources_count_except_controls_and_files_of_the_lab_that_are_not_there(folders):
-    assert claims.combined(["shows", "shows"]) == "shows"
-    assert claims.combined(["shows", "cannot tell at this scale"]) == "cannot tell at this scale"
-    assert claims.combined(["cannot tell at this scale", "does not show"]) == "does not show"
-    assert claims.combined([]) == claims.NOT_MEASURED
-    (folders.lab / "lens.json").write_text(json.dumps({"verdicts": [["a", "shows", "1"]]}))
-    here, elsewhere = claims.Lab("lens", ("a",)), claims.Lab("proposition", ("a",))
-    assert claims.judged(claims.Claim("", "", (here, elsewhere), ""), folders).word == "shows"
-    assert claims.judged(claims.Claim("", "", (here, AHEAD), ""), folders).word == claims.NOT_MEASURED
-    control = dataclasses.replace(AHEAD, is_control=True)
-    assert claims.judged(claims.Claim("", "", (here, control), ""), folders).word == "shows"
+def test_words_that_turn_with_the_number_of_people_are_not_pooled(folders):
+    """With two people more of the words go with the reward, with three fewer: pooled, nothing would be seen."""
+    raw = []
+    for problem in range(40):
+        for people, sign in (("2", 1), ("3", -1)):
+            count = [problem % 5, problem % 3]
+            raw.append({"category": people, "count": count, "reward": [sign * x for x in count]})
+    words = {family: {"raw": raw} for family in ("conclusion indicator", "analysis")}
+    (folders.results / "words.json").write_text(json.dumps({"rows": [{"words": words}]}))
+    assert inference.correlation([(one["count"], one["reward"]) for one in raw])[0] == pytest.approx(0, abs=1e-9)
+    expected = {"words analysis": ["shows", "the opposite"], "words conclusion indicator": ["the opposite", "shows"]}
+    for name, of_name in expected.items():
+        made = verdicts.MADE[name]
+        assert made["for"] == [2, 3, 4] and made["only"] == {"category": "{}"}
+        assert [found.word(0.05) for found in verdicts.estimates_of(made | {"for": [2, 3]}, folders)] == of_name
 
 
-def test_words_go_both_ways_from_two_standard_errors_on(folders):
-    """Of 101 responses a rank correlation has a standard error of 0.1."""
-    source = claims.Words("evaluate.py")
-    assert source.findings(folders) == []
-    for low, high, word in ((-0.21, 0.25, "shows"), (-0.19, 0.25, "does not show"), (0.3, 0.4, "does not show")):
-        of_words = {"a": {"spearman": low}, "b": {"spearman": high}, "never said": {"spearman": None}}
-        folders.words.write_text(json.dumps({"rows": [{"responses": 101, "words": of_words}]}))
-        [found] = source.findings(folders)
-        assert found.word == word
-        numbers = f"b {high:+.2f}, a {low:+.2f}".replace("-", "−")
-        assert f"{numbers} (101 responses; counts from 0.20 on)" in found.numbers
+def test_of_several_correlations_the_lowest_counts(folders):
+    responses = [{"rest": [0.1, 0.5, 0.3 + i / 100], "norm": {"a": [1, 5, 3], "b": [5, 1, 3]}} for i in range(9)]
+    (folders.lab / "proposition.json").write_text(json.dumps({"responses": responses}))
+    [found] = verdicts.estimates_of(verdicts.MADE["norm_of_rest"], folders)
+    assert found.sides == (pytest.approx(-1, abs=0.02), 0.8) and found.n == 9
+    assert found.word(0.05) == inference.NO_EFFECT
+    [unsure] = verdicts.estimates_of(verdicts.MADE["norm_of_rest_unsure"], folders)
+    assert unsure.sides[0] == pytest.approx(-1, abs=0.1)
 
 
-def test_the_cost_by_hand(folders):
-    source = claims.Cost(least=1.5, most=1.1)
-    assert source.findings(folders) == []
-    for lopti, ar, word in ((1.7, 1.0, "shows"), (1.2, 1.0, "does not show"), (1.7, 1.3, "does not show")):
-        seconds = {"update": 10.0, "update, AR": 10 * ar, "update, Lopti": 10 * lopti}
-        phases = {name: {"seconds": value} for name, value in seconds.items()}
-        folders.times.write_text(json.dumps({"phases": phases}))
-        [found] = source.findings(folders)
-        assert found.word == word and f"{lopti:.2f} times GRPO's with Lopti" in found.numbers
+def test_a_bound_that_nothing_can_break_is_no_finding(monkeypatch, tmp_path):
+    """The vocabulary exceeds the width, so the head's Jacobian shrinks some vector to 0."""
+    claim = next(claim for claim in ALL if claim["item"].startswith("Proposition 4.2"))
+    verdicts_of = {"inside_the_bounds": [("shows", "all")]}
+    assert claims.judged(claim, verdicts_of)[0] == claims.BY_CONSTRUCTION
+    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    (tmp_path / "lab" / "results").mkdir(parents=True)
+    (tmp_path / "lab" / "results" / "proposition.json").write_text('{"vocabulary": 60, "width": 128}')
+    assert claims.judged(claim, verdicts_of) == ("shows", "all")
+
+
+def test_a_row_has_the_worst_of_its_words():
+    def word(*words, **more):
+        names = [str(i) for i in range(len(words))]
+        return claims.judged({"by": names} | more, {n: [(w, "n")] if w else [] for n, w in zip(names, words)})
+
+    assert word("shows", "shows") == ("shows", "n; n")
+    assert word("shows", "too few runs to tell") == (
+        "too few runs to tell", "(1 × shows, 1 × too few runs to tell) n; n",
+    )  # fmt: skip
+    assert word("the opposite", "no effect of that size", "shows")[0] == "the opposite"
+    assert word("shows", None)[0] == word()[0] == claims.NOT_MEASURED
+    beside = claims.judged({"by": ["a"], "beside": ["b"]}, {"a": [("shows", "n")], "b": [("the opposite", "m")]})
+    assert beside == ("shows", "n; for comparison, the opposite: m")
+
+
+def test_one_effect_has_one_verdict_wherever_it_is_named():
+    """AR and Lopti together on GRPO, REINFORCE++ and DAPO; and in the row that claims its opposite."""
+    rows = [claim["by"] for claim in ALL if re.fullmatch(r"(Figure 4|Table [78]), AR and Lopti", claim["item"])]
+    assert len(rows) == 3 and rows[0] == rows[1] == rows[2]
+    measured = [str({key: made[key] for key in made if key != "size"}) for made in verdicts.MADE.values()]
+    assert len(measured) == len(set(measured))
+    found = {"x": [inference.Estimate("a minus b (length)", 9.0, 1.0, 9, 10)]}
+    both = [verdicts.said(name, found, {"x": "p"}, {"p": 0.05})[0] for name in ("x", "-x")]
+    assert [word for word, _ in both] == ["shows", "the opposite"]
+    assert both[1][1].startswith("b minus a (length): −9 (")
 
 
 # ---------------------------------------------------------------------------------------------------------- the page
 
 
 def test_the_file_is_up_to_date():
-    assert claims.FILE.read_text() == claims.page(), "python -m tools.claims"
+    assert verdicts.FILE.read_text() == verdicts.page(), "python -m lab.verdicts"
 
 
-def test_a_new_result_of_the_lab_changes_the_page(folders):
-    shutil.copy(claims.LAB / "who_dominates.json", folders.lab)
-    before = claims.page(dataclasses.replace(claims.Folders(), lab=folders.lab))
+def test_a_new_raw_value_changes_the_page(folders):
+    """Every verdict is read from the values of the batches, none from a word that is kept."""
+    shutil.copytree(verdicts.Folders.lab, folders.lab, dirs_exist_ok=True)
     path = folders.lab / "who_dominates.json"
-    path.write_text(path.read_text().replace('"shows"', '"does not show"'))
-    after = claims.page(dataclasses.replace(claims.Folders(), lab=folders.lab))
-    assert "| Figure 1(a), (d) |" in before
-    row = next(line for line in before.splitlines() if line.startswith("| Figure 1(a), (d) |"))
-    assert "**shows**" in row and row.replace("**shows**", "**does not show**") in after
-
-
-def test_every_verdict_of_the_lab_is_somewhere_on_the_page():
-    page = claims.FILE.read_text()
-    for path in claims.LAB.glob("*.json"):
-        for _, _, numbers in claims.read_lab(path):
-            assert numbers.replace("|", "∣") in page, path
+    data = json.loads(path.read_text())
+    assert "verdicts" not in data
+    for batch in data["batches"]:
+        batch["norm_share"] = batch["norm_share"][::-1]
+    path.write_text(json.dumps(data))
+    of = verdicts.Folders()
+    rows = []
+    for page in (verdicts.page(), verdicts.page(verdicts.Folders(folders.lab, of.runs, of.results))):
+        rows.append(next(line for line in page.splitlines() if line.startswith("| Figure 1(a), (d) |")))
+    assert "**shows**" in rows[0] and "**the opposite**" in rows[1]
 
 
 def test_links_lead_somewhere_and_rows_have_all_cells():
-    page = claims.FILE.read_text()
+    page = verdicts.FILE.read_text()
     for target in re.findall(r"\]\(\.\./([^)]+)\)", page):
         assert (ROOT / target).exists(), target
     for line in page.splitlines():
@@ -337,9 +364,9 @@ def test_links_lead_somewhere_and_rows_have_all_cells():
 def test_check_changes_nothing(tmp_path, capsys):
     file = tmp_path / "claims.md"
     with pytest.raises(SystemExit) as ended:
-        claims.main(claims.Args(check=True, file=file))
+        verdicts.main(verdicts.Args(check=True, file=file))
     assert ended.value.code == 1 and not file.exists() and "out of date" in capsys.readouterr().out
-    claims.main(claims.Args(file=file))
+    verdicts.main(verdicts.Args(file=file))
     with pytest.raises(SystemExit) as ended:
-        claims.main(claims.Args(check=True, file=file))
+        verdicts.main(verdicts.Args(check=True, file=file))
     assert ended.value.code == 0 and "is up to date" in capsys.readouterr().out

@@ -24,7 +24,7 @@ import evaluate
 from rewards import countdown, encode, hitab, kk
 from rewards.math import INSTRUCTION
 from runtime import machine, measure
-from tools import words
+from tools import inference, words
 
 needs_files = pytest.mark.skipif(not (DATA / "math").is_dir(), reason=f"the papers' files are not in {DATA}")
 
@@ -177,8 +177,7 @@ def test_no_text_makes_counting_slow():
 
 
 def test_ranks_share_ties_and_correlations_are_of_responses():
-    assert words.ranks([3.0, 1.0, 3.0, 2.0]) == [3.5, 1.0, 3.5, 2.0]
-    assert words.related([1.0, 1.0], [0.0, 1.0]) is None
+    assert inference.ranks([3.0, 1.0, 3.0, 2.0]).tolist() == [3.5, 1.0, 3.5, 2.0]
     responses = [[{"response": "so " * n, "reward": reward} for n, reward in some] for some in RELATED]
     counts, relations = words.count_all(responses)
     assert counts["conclusion indicator"] == [0.5, 5] and counts["assertion"] == [0, 0]
@@ -186,7 +185,9 @@ def test_ranks_share_ties_and_correlations_are_of_responses():
     # By hand: counts 0 1 3 7 (mean 2.75), rewards -1 0 0 5 (mean 1): 18 − … ; ranks 1 2 3 4 and 1 2.5 2.5 4.
     assert found["pearson"] == pytest.approx((35 - 4 * 2.75) / math.sqrt((59 - 4 * 2.75**2) * (26 - 4)))
     assert found["spearman"] == pytest.approx((29.5 - 25) / math.sqrt(5 * 4.5))
-    assert relations["assertion"] == {"pearson": None, "spearman": None}
+    assert relations["assertion"]["pearson"] is relations["assertion"]["spearman"] is None
+    assert found["raw"][1] == {"category": "all", "count": [3, 7], "reward": [0.0, 5.0]}
+    assert found["by_category"]["all"]["spearman"] == found["spearman"]
 
 
 RELATED = [[(0, -1.0), (1, 0.0)], [(3, 0.0), (7, 5.0)]]

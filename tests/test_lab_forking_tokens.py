@@ -2,16 +2,15 @@
 
 import json
 import math
-import re
 import sys
 
 import pytest
 import torch
 from conftest import KK_TINY, ROOT
-from test_lab import on_the_cpu  # noqa: F401
+from test_lab import on_the_cpu, words_on  # noqa: F401
 
 import grpo
-from lab import common, forking_tokens, proposition
+from lab import common, forking_tokens, proposition, verdicts
 
 TEXTS = [  # (prompt, response); every word of the responses is a token of kk_tiny
     (" You meet Zoey and Rafael.", " Well, Zoey is honest, so Rafael is a knave.\n Suppose"),
@@ -169,11 +168,11 @@ def test_overlaps_and_ranks_by_hand():
     some = torch.tensor([True, True, False, False])
     assert forking_tokens.overlap(some, torch.tensor([False, True, True, False])) == 0.5
     assert forking_tokens.overlap(~some & some, some) == 0
-    ranks = forking_tokens.ranks(torch.tensor([5.0, 1.0, 5.0, 7.0]))
+    ranks = common.ranks(torch.tensor([5.0, 1.0, 5.0, 7.0]))
     assert ranks.tolist() == [2.5, 1.0, 2.5, 4.0]
     rising = torch.tensor([1.0, 2.0, 4.0, 80.0])
-    assert forking_tokens.rank_correlation(rising, rising**3) == pytest.approx(1)
-    assert forking_tokens.rank_correlation(rising, -rising) == pytest.approx(-1)
+    assert common.rank_correlation(rising, rising**3) == pytest.approx(1)
+    assert common.rank_correlation(rising, -rising) == pytest.approx(-1)
     top = forking_tokens.top_tokens(torch.tensor([1.0, 3.0, 3.0, 2.0]), 1)
     assert top.tolist() == [False, True, False, False]
 
@@ -238,39 +237,26 @@ def test_a_batchs_numbers_by_hand():
 
 
 def row_of(certain, top, shared, gap, within=1.0):
-    kind = {"share": 0.1, "share_of_top": 0.3, "entropy": 0.3 + gap, "entropy_of_others": 0.3}
+    kind = {"entropy": 0.3 + gap, "entropy_of_others": 0.3}
     of_pair = dict(zip([f"{a}, {b}" for a, b in forking_tokens.PAIRS], shared))
-    return {
-        "nearly_certain": certain, "mean_entropy": 0.3, "entropy_of_top": top,
-        "tokens_with_most_of_the_entropy": 0.2, "overlap": of_pair, "rank_correlation": of_pair,
-        "connects": kind, "begins": kind, "within_bounds": within,
-    }  # fmt: skip
+    found = {"nearly_certain": certain, "entropy_of_top": top, "overlap": of_pair, "within_bounds": within}
+    return found | {"connects": kind, "begins": kind}
 
 
-def test_verdicts_can_say_yes_no_and_that_they_cannot_tell():
-    def words(rows, **checked):
-        checked = {"tokens": 300, "correlation": 0.9, "ranks": 0.99} | checked
-        return [word for _, word, _ in forking_tokens.verdicts_of(rows, checked, of_lab())]
+def test_verdicts_can_say_yes_no_and_that_they_cannot_tell(tmp_path):
+    def words(*rows):
+        return words_on("forking_tokens", tmp_path, rows)
 
-    yes = [row_of(0.6, 0.9, (0.8, 0.7, 0.9), 0.2)] * 3
-    assert words(yes) == ["shows"] * 10
-    no = [row_of(0.4, 0.7, (0.4, 0.5, 0.45), -0.2, within=0.99)] * 3
-    assert words(no, correlation=0.5) == ["does not show"] * 10
-    few = words(yes[:2], tokens=50)
-    assert few[8] == "shows" and set(few[:8] + few[9:]) == {"cannot tell at this scale"}
-
-
-def test_a_difference_within_two_errors_shows_nothing():
-    rows = [row_of(0.6, 0.9, (0.8, 0.7, 0.9), gap) for gap in (0.5, -0.3, 0.1)]
-    verdicts = forking_tokens.verdicts_of(rows, {"tokens": 300, "correlation": 0.9, "ranks": 1.0}, of_lab())
-    assert [word for _, word, _ in verdicts[6:8]] == ["does not show"] * 2
-
-
-def test_a_kind_that_no_batch_has_cannot_be_told():
-    row = row_of(0.6, 0.9, (0.8, 0.7, 0.9), 0.2)
-    row["connects"] = row["connects"] | {"entropy": None}
-    verdict = forking_tokens.verdict_of_kind([row] * 3, "connects", "a claim", True)
-    assert verdict == ("a claim", "cannot tell at this scale", "no such token")
+    yes = row_of(0.6, 0.9, (0.8, 0.7, 0.9), 0.2)
+    assert words(yes, yes, yes)[:-1] == ["shows"] * 8  # the last is that of the bounds, which can't fail
+    less = "no effect of that size"  # than the 80 % of the entropy, or all of the tokens, that are claimed
+    no = row_of(0.4, 0.7, (0.4, 0.46, 0.45), -0.2, within=0.99)
+    assert words(no, no, no) == ["the opposite", less, *["the opposite"] * 6, less]
+    assert set(words(yes, yes)) == {"too few runs to tell"}
+    varying = [row_of(0.6, 0.9, (0.8, 0.7, 0.9), gap) for gap in (0.5, -0.3, 0.1)]
+    assert words(*varying)[6:8] == ["too few runs to tell"] * 2
+    without = yes | {"connects": yes["connects"] | {"entropy": None}}
+    assert len(words(without, without, without)) == 8  # of a kind that no batch has, nothing is said
 
 
 # ---------------------------------------------------------------------------------------- the whole
@@ -291,22 +277,11 @@ def test_a_run_writes_json_and_picture(known, tmp_path, monkeypatch, capsys):
     assert result["command"].startswith("python -m lab.forking_tokens --batches 3")
     assert result["tokens"] == 3 * int(sampled.batch["mask"].sum())
     assert [row["within_bounds"] for row in result["batches"]] == [1, 1, 1]
-    assert result["gradient_at_all_weights"]["tokens"] == 4
+    assert sum(len(of["all_weights"]) for of in result["responses"]) == 4
     highest = result["lists"]["highest entropy"]
     assert [row["entropy"] for row in highest] == sorted(r["entropy"] for r in highest)[::-1]
     assert all(row["count"] % 3 == 0 for row in highest)
-    for claim, word, numbers in result["verdicts"]:
-        assert f"{word.upper()}: {claim}\n    {numbers}" in shown
-
-
-def test_a_dry_run_measures_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["forking_tokens", "--dry_run", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit) as stop:
-        forking_tokens.main()
-    assert not stop.value.code
-    assert "--dry_run ends here" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
+    assert shown.rstrip().splitlines()[-1] == verdicts.of_file("forking_tokens", tmp_path)[-1]
 
 
 # -------------------------------------------------------------------------------------- what is kept
@@ -320,9 +295,3 @@ def test_what_the_labs_readme_says_is_what_is_kept():
         key = name.split()[1]
         words = ", ".join(f"`{row['word']}` {row[key]:.2g}" for row in rows[:10])
         assert words.replace("|", "\\|") in section, name
-    assert len(kept["verdicts"]) == 10
-    for claim, word, numbers in kept["verdicts"]:
-        if "within the bounds" not in claim:
-            assert f"| {word} |" in section
-            first = re.search(r"\d+\.\d+", numbers)[0]
-            assert first in section, claim

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from conftest import ROOT
-from test_lab import A, batch_of, drawn, of_lab, on_the_cpu, script_args, two_tokens
+from test_lab import A, batch_of, drawn, of_lab, on_the_cpu, script_args, two_tokens, words_on
 
 import grpo
 from lab import common, key_factors
@@ -315,30 +315,20 @@ AS_IN_THE_PAPER = (
 )  # fmt: skip
 
 
-def test_verdicts_agree_with_the_papers_own_numbers():
-    verdicts = key_factors.verdicts_of([row_of(*AS_IN_THE_PAPER)] * 3)
-    assert [words for _, words, _ in verdicts] == ["shows"] * len(verdicts)
-    assert any("20177% at 50.7° (paper: 20,177 % at 50.7°)" in numbers for _, _, numbers in verdicts)
+def test_verdicts_agree_with_the_papers_own_numbers_and_can_say_no(tmp_path):
+    def words(*rows):
+        return words_on("key_factors", tmp_path, rows)
 
-
-def test_verdicts_can_say_no_and_that_they_cannot_tell():
+    paper = row_of(*AS_IN_THE_PAPER)
+    assert set(words(paper, paper, paper)) == {"shows"}
+    assert set(words(paper, paper)) == {"too few runs to tell"}
     subsets, methods = AS_IN_THE_PAPER
     opposite = {"p < 0.2": (0.5, 44), "p > 0.8": (2, 30), "top entropy": (0.9, 40), "A > 0": (3, 10), "A < 0": (1, 20)}
     alike = {name: (2.0 if name == "on-policy" else 1.0, 10.0) for name in methods}
-    verdicts = key_factors.verdicts_of([row_of(opposite, alike)] * 3)
-    assert [words for _, words, _ in verdicts] == ["does not show"] * len(verdicts)
-    verdicts = key_factors.verdicts_of([row_of(subsets, methods)] * 2)
-    assert {words for _, words, _ in verdicts} == {"cannot tell at this scale"}
-
-
-def test_a_difference_within_two_errors_is_not_shown():
-    rows = []
-    for shift in (-20, 0, 20):
-        subsets = dict(AS_IN_THE_PAPER[0])
-        subsets["A < 0"] = (0.92, 28.0 + shift)
-        rows.append(row_of(subsets, AS_IN_THE_PAPER[1]))
-    words = {claim: words for claim, words, _ in key_factors.verdicts_of(rows)}
-    assert words["the gradient of A < 0 is closer to the whole than that of A > 0"] == "does not show"
+    no = row_of(opposite, alike)
+    assert set(words(no, no, no)) == {"the opposite", "no effect of that size"}
+    varying = [row_of(subsets, methods | {"no clip": (norm, 42.0)}) for norm in (1.0, 2.0, 14.0)]
+    assert words(*varying)[7] == "too few runs to tell"  # 5.7 ± 4.2 times GRPO's norm
 
 
 @pytest.mark.parametrize("updates", ["1", "5"])

@@ -1,5 +1,6 @@
 """lab/off_policy.py: each of its measurements on numbers worked by hand, and one run without a sampler."""
 
+import itertools
 import json
 import math
 import statistics
@@ -9,10 +10,10 @@ import pytest
 import torch
 from conftest import ROOT
 from test_algorithms import PROMPTS
-from test_lab import A, OneLayer, batch_of, drawn, of_lab, on_the_cpu, script_args, sigmoid, two_tokens
+from test_lab import A, OneLayer, batch_of, drawn, of_lab, on_the_cpu, script_args, sigmoid, two_tokens, words_on
 
 import grpo
-from lab import common, off_policy
+from lab import common, off_policy, verdicts
 
 SHARED = (drawn, on_the_cpu)  # fixtures of test_lab.py, which pytest finds by their names here
 
@@ -97,8 +98,8 @@ def test_before_the_first_update_improbable_tokens_dominate_by_hand():
     assert found["norm_share"] == pytest.approx([0.9, 0, 0, 0.1])
     assert found["own_norm"] == pytest.approx([2 * low, 0, 0, 2 * high])
     assert found["mean_signal"] == pytest.approx([0.9 * A, 0, 0, 0.1 * A])
-    logs = {"gradient": pytest.approx(math.log(9)), "mean_signal": pytest.approx(math.log(9))}
-    assert found["log_ratio"] == logs
+    nine = pytest.approx(math.log(9))
+    assert found["log_ratio"] == {"gradient": nine, "mean_signal": nine, "signed_signal": nine}
     assert ratio[batch["mask"]].tolist() == pytest.approx([1, 1])
     assert not is_cut.any() and found["clip"]["tokens"] == 0
     assert set(found["spread"]) == {"all", "waiting"}  # no token has had its update
@@ -113,7 +114,7 @@ def test_a_token_beyond_the_clip_has_no_gradient_and_dominance_reverses():
     assert is_cut[batch["mask"]].tolist() == [True, False]
     assert found["norm"] == pytest.approx([0, 0, 0, A * math.sqrt(2) * 0.9 * 0.19 / 2])
     assert found["norm_share"] == pytest.approx([0, 0, 0, 1])
-    assert found["mean_signal"] == pytest.approx([0, 0, 0, A * 0.9 * 0.19])
+    assert found["mean_signal"] == found["signed_signal"] == pytest.approx([0, 0, 0, A * 0.9 * 0.19])
     assert found["log_ratio"]["gradient"] < -100
     clip = found["clip"]
     assert (clip["tokens"], clip["share"], clip["share_of_all"]) == (1, [1, 0, 0, 0], 0.5)
@@ -180,6 +181,14 @@ def test_the_updates_are_those_of_one_step_of_the_trainer():
 # ---------------------------------------------------------------------------- the clip and entropy
 
 
+def test_signals_of_both_signs_cancel_in_the_remarks_own_quantity():
+    """(1 − π)·ρ·A of p ≤ 0.25: 0.9·1·2 and −0.8·1·1; their mean size is 1.3, and the size of their mean 0.5."""
+    batch, logp = batch_of([[{"p": 0.1}, {"p": 0.2}], [{"p": 0.9}]])
+    weight = torch.tensor([[0, 2.0, -1.0], [0, -3.0, 0]]).double() / 3
+    sizes, means = off_policy.mean_signals(weight, logp, batch)
+    assert sizes == pytest.approx([1.3, 0, 0, 0.3]) and means == pytest.approx([0.5, 0, 0, 0.3])
+
+
 def test_what_the_clip_cuts_off_by_hand():
     """Of p ≤ 0.25: entropies 1, 2, 3, 4 with the first and the third cut off; one more has no advantage."""
     improbable = [{"p": 0.1, "entropy": float(n)} for n in (1, 2, 3, 4)] + [{"p": 0.1, "A": 0.0, "entropy": 0.0}]
@@ -210,48 +219,34 @@ def test_probability_and_entropy_by_hand():
 # --------------------------------------------------------------------------------------- verdicts
 
 
-def row(low, high, exponent, near, far, shares, low_entropy, correlation, cut=50):
-    """One batch's numbers, as verdicts_of reads them, after 0, 1 and 2 updates."""
-    fit = {"exponent": exponent, "factor": 2.0, "kappa": 0.3, "bins": 9}
-    clip = {"tokens": cut, "improbable": shares, "share": [0.3, 0, 0, 0.1]}
-    clip["by_entropy"] = {"low": low_entropy, "high": 0.3}
+def row(low, high, exponent, near, far, shares, low_entropy, correlation):
+    """One batch's numbers, as the comparisons read them, after 0, 1 and 16 updates."""
+    fit = {"exponent": exponent}
+    clip = {"improbable": shares, "by_entropy": {"low": low_entropy, "high": 0.3}}
     after = {}
-    for number, log in ((0, 1.0), (1, near), (2, far)):
+    for number, log in ((0, 1.0), (1, near), (16, far)):
         after[number] = {
             "sigma": [low, 0, 0, high],
-            "spread": {"all": {"fit": fit, "fit_without_last": fit}, "waiting": {"fit": fit}},
-            "log_ratio": {"gradient": log, "mean_signal": log},
-            "norm_share": [0.5 - 0.1 * number * (far < 0)],
+            "spread": {"all": {"fit": fit, "fit_without_last": fit}},
+            "log_ratio": dict.fromkeys(off_policy.SIGNALS, log),
+            "norm_share": [0.5 - 0.01 * number * (far < 0) + 0.02 * number * (far > 0)],
             "clip": clip,
         }
     return {"after": after, "entropy": {"all": correlation, "unsure": correlation}}
 
 
-def words(rows, counts=(0, 1, 2)):
-    return [word for _, word, _ in off_policy.verdicts_of(rows, counts)]
+def test_verdicts_can_say_yes_no_and_that_they_cannot_tell(tmp_path):
+    def words(*rows):
+        return words_on("off_policy", tmp_path, rows)
 
-
-def test_verdicts_can_say_yes_no_and_that_they_cannot_tell():
-    yes = row(0.3, 0.1, 4.3, near=1.0, far=-1.0, shares=0.8, low_entropy=0.5, correlation=-0.5)
-    no = row(0.1, 0.3, 2.0, near=-1.0, far=1.0, shares=0.4, low_entropy=0.2, correlation=0.5)
-    assert words([yes] * 3) == ["shows"] * 10
-    assert words([no] * 3) == ["does not show"] * 10
-    assert words([yes] * 2) == ["cannot tell at this scale"] * 10
+    yes = row(0.9, 0.1, 4.3, near=1.0, far=-1.0, shares=0.8, low_entropy=0.5, correlation=-0.5)
+    no = row(0.1, 0.3, 2.0, near=-1.0, far=1.5, shares=0.4, low_entropy=0.2, correlation=0.5)
+    assert words(yes, yes, yes) == ["shows"] * 15
+    no_such_exponent = ["no effect of that size"] * 2
+    assert words(no, no, no) == ["the opposite", *no_such_exponent, *["the opposite"] * 12]
+    assert words(yes, yes) == ["too few runs to tell"] * 15
     wide = row(2.0, 0.1, 4.3, near=1.0, far=-1.0, shares=0.8, low_entropy=0.5, correlation=-0.5)
-    assert words([yes, yes, wide])[0] == "shows"  # a ratio above 1 in each, though σ differs by batch
-    for number in yes["after"].values():
-        del number["spread"]["waiting"]
-    assert words([yes] * 3, [0, 1])[1] == "shows"  # one update on the whole batch: no token waits
-    few = row(0.3, 0.1, 4.3, near=1.0, far=-1.0, shares=0.8, low_entropy=0.5, correlation=-0.5, cut=5)
-    cannot = [i for i, word in enumerate(words([few] * 3)) if word.startswith("cannot")]
-    assert cannot == [7, 8]  # those about 15 tokens that are cut off
-
-
-def test_a_difference_counts_from_two_standard_errors_on():
-    assert off_policy.is_above([1.0, 1.2, 0.8])
-    assert not off_policy.is_above([1.0, -1.0, 1.0])  # 0.33 ± 0.67
-    assert not off_policy.is_above([-1.0, -1.0])
-    assert off_policy.is_above([3.0, 5.0], [2.0, 4.0]) and not off_policy.is_above([2.0, 4.0], [2.0, 4.0])
+    assert words(yes, yes, yes, wide)[0] == "shows"  # a ratio above 1 in each, though σ differs by batch
 
 
 # ------------------------------------------------------------------------------------- the command
@@ -275,15 +270,12 @@ def test_a_run_without_a_sampler(drawn, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "off_policy.png").stat().st_size > 20_000
     assert result["command"].startswith(f"python -m lab.off_policy --prompts {PROMPTS}")
     assert result["lr"] == 1e-4 and result["tokens"] == int(batch["mask"].sum())
-    after = result["average"]["after"]
+    after = result["batches"][0]["after"]
     assert set(after) == {"0", "1", "2"}
-    assert sum(share for share, _ in after["2"]["norm_share"]) == pytest.approx(1, abs=1e-3)
-    spread = {number: max(sigma for sigma, _ in after[number]["sigma"]) for number in after}
+    assert sum(after["2"]["norm_share"]) == pytest.approx(1, abs=1e-3)
+    spread = {number: max(after[number]["sigma"]) for number in after}
     assert spread["0"] < 1e-5 < spread["1"] < spread["2"]
-    assert len(result["verdicts"]) == 10
-    for claim, word, numbers in result["verdicts"]:
-        assert f"{word.upper()}: {claim}\n    {numbers}" in shown
-        assert word == "cannot tell at this scale"  # of one batch
+    assert shown.rstrip().splitlines()[-1] == verdicts.of_file("off_policy", tmp_path)[-1]
 
 
 def test_updates_that_do_not_fit_are_refused(monkeypatch, capsys):
@@ -293,16 +285,6 @@ def test_updates_that_do_not_fit_are_refused(monkeypatch, capsys):
         off_policy.main()
     assert stop.value.code == 2
     assert "--updates is 5; it must be at least 1 and divide --prompts, which is 16" in capsys.readouterr().err
-
-
-def test_a_dry_run_measures_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["off_policy", "--dry_run", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit) as stop:
-        off_policy.main()
-    assert not stop.value.code
-    assert "--dry_run ends here" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
 
 
 # ------------------------------------------------------------------------------ ACPO, Proposition 1
@@ -335,23 +317,28 @@ def test_grpos_mean_weight_is_that_of_the_proposition_under_its_assumptions(sigm
     assert logp.grad.abs().sum().item() > 0.8 * sigma_of_a * math.sqrt(2 / math.pi) > 10 * abs(expected)
 
 
-def ratio_of_the_means(of_sigma, kappa, low=0.25, high=0.75, cells=500):
-    """|mean of (1 − π)·F(σ) over π ≤ low| over that of π ≥ high, with Lemma 1's σ = κ(1 − π)² (ACPO, eq. 54 and 55)."""
-    means = []
-    for start, end in ((0, low), (high, 1)):
-        rests = [1 - (start + (end - start) * (i + 0.5) / cells) for i in range(cells)]  # 1 − π
-        means.append(abs(sum(rest * of_sigma(kappa * rest**2) for rest in rests) / cells))
-    return means[0] / means[1]
+def mean_of(of_sigma, kappa, start, end, cells=500):
+    """The mean of (1 − π)·F(σ) over π from start to end, with Lemma 1's σ = κ(1 − π)² (ACPO, eq. 54 and 55)."""
+    rests = [1 - (start + (end - start) * (i + 0.5) / cells) for i in range(cells)]  # 1 − π
+    return sum(rest * of_sigma(kappa * rest**2) for rest in rests) / cells
+
+
+def ratio_of_the_means(of_sigma, kappa, low=0.25, high=0.75):
+    """|mean over π ≤ low| over that of π ≥ high."""
+    return abs(mean_of(of_sigma, kappa, 0, low) / mean_of(of_sigma, kappa, high, 1))
 
 
 def test_by_the_propositions_own_formula_the_dominance_does_not_reverse():
-    """lab/README.md says so. Eq. 56, in the derivation of Remark 1, has Φ(−ε_l/σ) where eq. 6 has Φ(ε_l/σ)."""
+    """lab/README.md says so. Eq. 56 and 64, in Remark 1's derivation, have Φ(−ε_l/σ) where eq. 6 has Φ(ε_l/σ)."""
     normal = statistics.NormalDist()
     high, low = 0.24, 0.2
 
+    def above(x):  # 1 − Φ(x), with its digits where Φ is 1 to the last one
+        return math.erfc(x / math.sqrt(2)) / 2
+
     def with_signs(sigma):  # eq. 6
         edges = normal.pdf(high / sigma) + normal.pdf(low / sigma)
-        return normal.cdf(high / sigma) - normal.cdf(low / sigma) - sigma * edges
+        return above(low / sigma) - above(high / sigma) - sigma * edges
 
     def remarks(sigma):  # eq. 56
         edges = normal.pdf(high / sigma) + normal.pdf(low / sigma)
@@ -361,10 +348,21 @@ def test_by_the_propositions_own_formula_the_dominance_does_not_reverse():
         edges = normal.pdf(low / sigma) - normal.pdf(high / sigma)
         return normal.cdf(high / sigma) + normal.cdf(low / sigma) + sigma * edges
 
-    kappas = [0.1, 0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 1, 2, 3, 5, 10, 30]
+    kappas = [0.1, 0.17, 0.1703, 0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 1, 2, 3, 5, 10, 30]
     assert min(ratio_of_the_means(with_signs, kappa) for kappa in kappas) > 100
+    # The improbable tokens' mean passes through 0 near 0.1703, and there alone is it below the others', which is 1e-82.
+    means = {kappa: mean_of(with_signs, kappa, 0, 0.25) for kappa in kappas}
+    assert [kappa for kappa in kappas if means[kappa] > 0] == [0.1, 0.17, 0.1703]
+    slope = (mean_of(with_signs, 0.1704, 0, 0.25) - means[0.1703]) / 1e-4
+    zero = 0.1703 - means[0.1703] / slope
+    band = 2 * abs(mean_of(with_signs, zero, 0.75, 1) / slope)
+    assert zero == pytest.approx(0.17031, abs=1e-5) and 1e-83 < band < 1e-80
     assert ratio_of_the_means(size, 0.01) == pytest.approx(7)  # the mean 1 − π of both: 0.875 and 0.125
     sizes = [ratio_of_the_means(size, kappa) for kappa in kappas]
     assert min(sizes) == sizes[kappas.index(3)] == pytest.approx(3.9, abs=0.05)
     reversed_at = [kappa for kappa in kappas if ratio_of_the_means(remarks, kappa) < 1]
     assert reversed_at == [0.55, 0.6, 0.7]
+    high = low  # where the bounds are equal |F| = 2σφ(ε/σ), which grows with σ: improbable tokens have the larger one
+    sigmas = [0.02 * 1.3**i for i in range(30)]
+    assert [with_signs(s) for s in sigmas] == pytest.approx([-2 * s * normal.pdf(low / s) for s in sigmas])
+    assert all(with_signs(b) < with_signs(a) < 0 for a, b in itertools.pairwise(sigmas))

@@ -1,7 +1,6 @@
-"""lab/stages.py: which commands it calls, and how it puts their verdicts side by side."""
+"""lab/stages.py: which commands it calls."""
 
 import importlib
-import json
 import sys
 
 import pytest
@@ -55,21 +54,3 @@ def test_stages_must_grow(steps, monkeypatch, capsys):
         stages.main()
     error = capsys.readouterr().err
     assert stop.value.code == 2 and "give growing numbers" in error and error.count("\n") == 1
-
-
-def test_verdicts_stand_side_by_side():
-    found = {
-        "step 0": {"a": {"verdicts": [["x", "shows", "1"], ["y", "shows", "2"]]}},
-        "step 5": {"a": {"verdicts": [["x", "does not show", "3"]]}},
-    }
-    both = {"step 0": ("shows", "1"), "step 5": ("does not show", "3")}
-    assert stages.verdicts_by_stage(found) == [("x", both), ("y", {"step 0": ("shows", "2")})]
-
-
-def test_the_kept_stages_are_those_of_their_own_files():
-    kept = json.loads((ROOT / "lab" / "results" / "stages.json").read_text())
-    for claim, words, numbers in kept["verdicts"]:
-        claim, _, stage = claim.removesuffix(")").rpartition(" (")
-        folder = ROOT / "lab" / "results" / "stages" / stage.lower().replace(" ", "_")
-        own = [v for path in folder.glob("*.json") for v in json.loads(path.read_text())["verdicts"]]
-        assert [claim, words, numbers] in own

@@ -10,7 +10,7 @@ import torch
 from conftest import KK_TINY, ROOT, run
 from test_lab import A, of_lab, on_the_cpu, two_tokens  # noqa: F401
 
-from lab import common, two_tasks
+from lab import common, two_tasks, verdicts
 
 
 @pytest.mark.parametrize("with_rewards", [True, False])
@@ -45,34 +45,23 @@ def test_the_norms_agree_with_finite_differences():
         assert found["norm"][place] == pytest.approx(math.hypot(*slopes), rel=1e-5)
 
 
-def test_an_average_has_a_mean_and_its_error():
-    rows = [{"tokens": 4, "share": [0.1, 0.9]}, {"tokens": 6, "share": [0.3, 0.7]}]
-    average = two_tasks.average_of(rows)
-    assert average["tokens"] == pytest.approx((5, 1))
-    assert average["share"] == [pytest.approx((0.2, 0.1)), pytest.approx((0.8, 0.1))]
-
-
-def averages(first, second, error):
-    """Two tasks with these shares of improbable tokens."""
-    norms = [[(0.4, 0.0), (0.1, 0.0)], [(0.2, 0.0), (0.3, 0.0)]]
-    shares = [[(first, error)], [(second, error)]]
-    return {task: {"share": share, "norm_share": norm} for task, share, norm in zip(("kk", "math"), shares, norms)}
-
-
 @pytest.mark.parametrize(
-    ("second", "error", "count", "expected"),
+    ("second", "count", "advantages", "expected"),
     [
-        (0.10, 0.02, 3, "shows"),  # 0.06 apart; both errors together are 0.028
-        (0.10, 0.03, 3, "does not show"),  # 0.042
-        (0.20, 0.01, 3, "does not show"),  # the other way round
-        (0.10, 0.02, 2, "cannot tell at this scale"),
+        (0.08, 3, "GRPO", "SHOWS"),
+        (0.20, 3, "GRPO", "THE OPPOSITE"),
+        (0.08, 2, "GRPO", "TOO FEW RUNS TO TELL"),
+        (0.08, 3, "1", None),  # a model that is never right: not measured
     ],
 )
-def test_fewer_improbable_tokens_count_from_two_errors_on(second, error, count, expected):
-    verdicts = two_tasks.verdicts_of(averages(0.16, second, error), count)
-    assert verdicts[0][:2] == ("math has fewer improbable tokens (p ≤ 0.25) than kk", expected)
-    if count >= 3:
-        assert [words for _, words, _ in verdicts[1:]] == ["shows", "does not show"]
+def test_fewer_improbable_tokens_on_the_second_task(second, count, advantages, expected, tmp_path):
+    norms = {"kk": [0.4, 0.2, 0.2, 0.2], "countdown": [0.2, 0.3, 0.3, 0.2]}
+    shares = {"kk": [0.14, 0.86], "countdown": [second, 1 - second]}
+    batch = {task: {"share": shares[task], "norm_share": norms[task]} for task in shares}
+    (tmp_path / "two_tasks.json").write_text(json.dumps({"advantages": advantages, "batches": [batch] * count}))
+    words = [line.split(":")[0] for line in verdicts.of_file("two_tasks", tmp_path)]
+    assert words[:-2] == ([expected] if expected else [])
+    assert count < 3 or words[-2:] == ["SHOWS", "THE OPPOSITE"]
 
 
 def test_a_batch_has_a_gradient_if_one_group_differs():
@@ -107,14 +96,14 @@ def test_a_quick_run_of_two_tasks(tmp_path):
     folders = ["--out", tmp_path, "--cache", tmp_path / "cache"]
     done = run("lab/two_tasks.py", "--quick", "--model", KK_TINY, *folders)
     result = json.loads((tmp_path / "two_tasks.json").read_text())
-    assert list(result["average"]) == ["kk", "countdown"]
-    for average in result["average"].values():
-        assert sum(mean for mean, _ in average["share"]) == pytest.approx(1, abs=1e-4)
-        assert all(mean > 0 for mean, _ in average["norm"])
+    [batch] = result["batches"]
+    assert list(batch) == result["tasks"] == ["kk", "countdown"]
+    for found in batch.values():
+        assert sum(found["share"]) == pytest.approx(1, abs=1e-4)
+        assert all(norm > 0 for norm in found["norm"])
     assert result["advantages"] == "1"  # it is never right on Countdown
     assert (tmp_path / "two_tasks.png").stat().st_size > 20_000
-    for claim, word, numbers in result["verdicts"]:
-        assert f"{word.upper()}: {claim}\n    {numbers}" in done.stdout
-    kept = sorted(path.name.split("_")[-2] for path in (tmp_path / "cache").iterdir())
+    assert done.stdout.count("TOO FEW RUNS TO TELL: ") == 2
+    kept = sorted(path.name.split("_")[-2] for path in (tmp_path / "cache").glob("batch_*"))
     assert kept == ["2-3", "countdown"]
     assert common.TASKS == ("kk", "math", "countdown", "hitab")

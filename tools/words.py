@@ -6,10 +6,10 @@ is any possessive before "statement". "if … then …" must lie within one sent
 """
 
 import re
-from bisect import bisect_left, bisect_right
-from statistics import StatisticsError, correlation, fmean
+from statistics import fmean
 
 from runtime.curves import COLOURS
+from tools import inference
 
 WORDS = {  # family: patterns of whole words
     "analysis": [r"analyz(e|es|ed|ing)", r"consider(s|ed|ing)?", r"look(s|ed|ing)?\s+at", r"check(s|ed|ing)?"],
@@ -30,32 +30,38 @@ def count_words(text):
     return {family: sum(len(p.findall(text)) for p in patterns) for family, patterns in PATTERNS.items()}
 
 
-def ranks(values):
-    """The ranks of the values, from 1. Equal values share the mean of their ranks."""
-    ordered = sorted(values)
-    return [(bisect_left(ordered, value) + bisect_right(ordered, value) + 1) / 2 for value in values]
+def related(problems, **options):
+    """(correlation, its standard error) of the counts with the rewards, or (None, None) if one of them is constant.
 
-
-def related(a, b):
-    """Pearson's correlation of two lists (Spearman's if they are ranks()), or None if one of them is constant."""
-    try:
-        return correlation(a, b)
-    except StatisticsError:
-        return None
+    problems: as in count_all's "raw"; options: those of inference.correlation. Whole problems are drawn anew, as
+    the responses to one are not independent.
+    """
+    return inference.correlation([(one["count"], one["reward"]) for one in problems], **options)
 
 
 def count_all(responses):
-    """Returns ({family: the mean count per response, for each problem}, {family: {"pearson", "spearman"}}).
+    """Returns ({family: the mean count per response, for each problem}, {family: its relation to the reward}).
 
-    responses: for each problem a list of dicts with `response` and `reward`. The correlations are over responses.
+    responses: for each problem a list of dicts with `response`, `reward` and, if there are several kinds of problems,
+    `category`, such as the number of people. A relation: "pearson" and "spearman" over all responses; "by_category",
+    {category: {"spearman", "error"}}, since what goes with the reward in one may go against it in another; and
+    "raw", the raw values: [{"category", "count", "reward"}], the latter two with a number for each response.
     """
     counts = [[count_words(one["response"]) for one in of_problem] for of_problem in responses]
-    rewards = [float(one["reward"]) for of_problem in responses for one in of_problem]
     by_problem, relations = {}, {}
     for family in WORDS:
-        flat = [float(count[family]) for of_problem in counts for count in of_problem]
         by_problem[family] = [fmean(count[family] for count in of_problem) for of_problem in counts]
-        relations[family] = {"pearson": related(flat, rewards), "spearman": related(ranks(flat), ranks(rewards))}
+        problems = []
+        for of_problem, of_counts in zip(responses, counts):
+            category = of_problem[0].get("category", "all")
+            rewards = [float(one["reward"]) for one in of_problem]
+            problems.append({"category": category, "count": [count[family] for count in of_counts], "reward": rewards})
+        relation = {"pearson": related(problems)[0], "spearman": related(problems, in_ranks=True)[0]}
+        by_category = {}
+        for category in dict.fromkeys(one["category"] for one in problems):
+            of_it = [one for one in problems if one["category"] == category]
+            by_category[category] = dict(zip(("spearman", "error"), related(of_it, in_ranks=True)))
+        relations[family] = relation | {"by_category": by_category, "raw": problems}
     return by_problem, relations
 
 
@@ -84,7 +90,9 @@ def lines_of(rows):
 
 
 def draw(rows, path):
-    """Draws two panels to the file `path`: each family's count per response, and its correlation with the reward.
+    """Draws two panels to the file `path`: each family's count per response, and its rank correlation with the reward.
+
+    The correlations are those within a category of problems, such as a number of people, for the first row's model.
 
     rows: as for lines_of.
     """
@@ -100,12 +108,19 @@ def draw(rows, path):
         found = [row["words"][family] for family in WORDS]
         errors = [one["error"] or 0 for one in found]
         left.bar(places, [one["value"] for one in found], width, yerr=errors, color=colour, label=row["model"])
-        for kind, shift, alpha in (("pearson", -0.25, 1), ("spearman", 0.25, 0.5)):
-            at = [place + shift * width for place in places]
-            right.bar(at, [one[kind] or 0 for one in found], width / 2, color=colour, alpha=alpha)
+    categories = list(rows[0]["words"]["analysis"]["by_category"])
+    width = 0.8 / len(categories)
+    for i, (category, colour) in enumerate(zip(categories, COLOURS * len(categories))):
+        found = [rows[0]["words"][family]["by_category"][category] for family in WORDS]
+        places = [j + (i + 0.5) * width - 0.4 for j in range(len(WORDS))]
+        look = {"fmt": "o", "color": colour, "capsize": 3, "label": category}
+        errors = [2 * (one["error"] or 0) for one in found]
+        right.errorbar(places, [one["spearman"] or 0 for one in found], yerr=errors, **look)
     left.set(title="words in a response, ± standard error", ylabel="count")
-    right.set(title="correlation with the reward: Pearson (full), Spearman (pale)", ylim=(-1, 1))
+    title = "with the reward, by kind of problem, ± 2 standard errors"
+    right.set(title=title, ylabel="rank correlation", ylim=(-1, 1))
     right.axhline(0, color="black", lw=0.8)
+    right.legend(frameon=False)
     for axis in (left, right):
         axis.set_xticks(range(len(WORDS)), [family.replace(" ", "\n") for family in WORDS])
     figure.legend(loc="outside lower center", ncols=2)

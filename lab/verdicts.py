@@ -1,0 +1,313 @@
+"""What the papers claim, and what came out here: writes docs/claims.md from the kept raw values.
+
+    python -m lab.verdicts            writes the page
+    python -m lab.verdicts --check    changes nothing; exit code 1 if the file is out of date
+
+docs/claims.toml has every figure, table, equation and numbered statement of the papers, and the
+comparisons that measure them: two numbers of each batch, of each seed's run or of each token. No
+verdict stands there. Comparisons of a kind share one standard deviation, pooled over them. Holm's
+procedure leaves one level for the comparisons of a paper that it does not reject; at that level the
+paper's intervals are drawn, and an interval decides. A comparison that several rows name, as it is
+or with a − for its opposite, is made once.
+"""
+
+import json
+import math
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+import tyro
+
+from runtime import curves
+from tools import claims, compare, generated, inference
+from tools.inference import Estimate
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "docs" / "claims.md"
+CLAIMS = tomllib.loads((ROOT / "docs" / "claims.toml").read_text(encoding="utf-8"))
+MADE = CLAIMS["comparisons"]
+OTHERS = ("limit", "words")  # files of benchmarks/results
+ALPHA = 0.05  # the chance, at most, that any "shows" or "the opposite" of a paper is luck
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where the raw values are."""
+
+    lab: Path = ROOT / "lab" / "results"
+    runs: Path = ROOT / "benchmarks" / "kk_tiny"
+    results: Path = ROOT / "benchmarks" / "results"
+
+
+# ------------------------------------------------------------------------------------- comparisons
+
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def at(tree, path):
+    """What "tails/p < 0.2/norm" leads to. A number is itself; of several paths the largest counts.
+
+    None if there is no such value.
+    """
+    if isinstance(path, list):
+        return max(at(tree, one) for one in path)
+    if not isinstance(path, str):
+        return path
+    for key in filter(None, path.split("/")):
+        try:
+            tree = tree[int(key)] if isinstance(tree, list) else tree[key]
+        except (KeyError, IndexError):
+            return None
+    return tree
+
+
+def fill(value, each):
+    """The value with `each` in place of {}."""
+    if isinstance(value, list):
+        return [fill(one, each) for one in value]
+    if isinstance(value, dict):
+        return {key: fill(one, each) for key, one in value.items()}
+    return value.replace("{}", each) if isinstance(value, str) else value
+
+
+def estimates_of(comparison, folders, stage=""):
+    """[Estimate] of a comparison, one for each of its `for`; [] if its values are not kept.
+
+    stage: the folder of lab/results in which to look.
+    """
+    found = []
+    for each in map(str, comparison.get("for", [""])):
+        filled = fill(comparison, each)
+        more = {"size": filled.get("size", 0.0), "is_ratio": filled.get("ratio", False)}
+        more["is_amount"] = "amount" in filled or "equals" in filled
+        more["label"] = ", ".join(filter(None, [filled.get("what", ""), each]))
+        if "suite" in filled:
+            found += of_runs(filled, folders, **more)
+            continue
+        file = filled["file"]
+        folder = folders.results if file in OTHERS else folders.lab / stage
+        data = read(folder / f"{file}.json")
+        if any(data.get(key) != value for key, value in filled.get("needs", {}).items()):
+            continue
+        rows = at(data, filled.get("rows", "batches"))
+        if rows:
+            of = of_tokens if "correlation" in filled else of_batches
+            found += of(filled, rows if isinstance(rows, list) else [rows], **more)
+    return found
+
+
+def of_batches(comparison, rows, is_ratio, **more):
+    """[the Estimate] of two numbers of each batch: `more` than, `less` than, or `equals`."""
+    [claimed] = {"more", "less", "equals"} & comparison.keys()
+    pairs = [(at(row, comparison[claimed]), at(row, comparison.get("than", 0.0))) for row in rows]
+    pairs = [pair for pair in pairs if None not in pair]
+    if not pairs:
+        return []
+    if is_ratio and "is_log" not in comparison:
+        pairs = [tuple(math.log(max(value, 1e-300)) for value in pair) for pair in pairs]
+    found = inference.of_values(pairs=pairs, is_ratio=is_ratio, **more)
+    sides = map(math.exp, found.sides) if is_ratio else found.sides
+    found = replace(found, sides=tuple(sides)[: 2 if "than" in comparison else 1])
+    if claimed == "less":
+        return [replace(found, mean=-found.mean)]
+    if claimed == "equals":  # how far inside the slack it is
+        return [replace(found, mean=comparison["slack"] - abs(found.mean), is_ratio=False)]
+    return [found]
+
+
+def of_runs(comparison, folders, label, **more):
+    """[the Estimate] of a metric of one entry of tools/compare.py and another, or of `pairs`."""
+    metric = comparison.get("metric", "eval/accuracy")  # of two, their difference
+    entries = comparison.get("pairs") or [[comparison["more"], comparison["than"]]]
+    values = []
+    for pair in entries:
+        ours, theirs = (kept_runs(folders.runs, comparison["suite"], entry) for entry in pair)
+        common = [seed for seed in ours if seed in theirs]
+        values += [(late(ours[seed], metric), late(theirs[seed], metric)) for seed in common]
+    what = f" ({comparison['what']})" if "what" in comparison else ""
+    label = "; ".join(" minus ".join(pair) for pair in entries) + what
+    return [replace(inference.of_values(label, values, **more), sides=())] if values else []
+
+
+def kept_runs(folder, suite, entry):
+    """{seed: kept run} of a suite's entry. ValueError if one was made with other flags."""
+    common, entries = compare.SUITES[suite]
+    command = " ".join([*compare.read_entries(entries)[entry], *common.split()])
+    runs = {}
+    for path in sorted(folder.glob(compare.kept_file(folder, entry, "*").name)):
+        seed = int(path.stem.rpartition("_")[2])
+        runs[seed] = compare.read_kept(path, f"{command} --seed {seed}")
+    return runs
+
+
+def late(run, metric):
+    """The mean of the last three evaluations, as in the papers; of other metrics, of five steps."""
+    if isinstance(metric, list):
+        return late(run, metric[0]) - late(run, metric[1])
+    if metric.startswith("eval/"):
+        return compare.final(run, metric)
+    return fmean(curves.points(run["rows"], metric)[1][-5:])
+
+
+def of_tokens(comparison, rows, label, **more):
+    """[the Estimate] of the correlation of two numbers of each token; of several the lowest.
+
+    rows: clusters of tokens, such as responses. `above`: the least second number that counts.
+    """
+    wanted = comparison.get("only", {})
+    rows = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    first, second = comparison["correlation"]
+    least = comparison.get("above", -math.inf)
+    several = at(rows[0], first)
+    paths = [f"{first}/{name}" for name in several] if isinstance(several, dict) else [first]
+    found, draws = [], []
+    for path in paths:
+        clusters = []
+        for row in rows:
+            tokens = [(x, y) for x, y in zip(at(row, path), at(row, second)) if y >= least]
+            if "log" in comparison:
+                tokens = [(math.log(max(x, 1e-30)), math.log(y)) for x, y in tokens]
+            clusters.append(([x for x, _ in tokens], [y for _, y in tokens]))
+        draws.append([])
+        value, _ = inference.correlation(clusters, comparison.get("ranks", False), draws[-1])
+        if value is None:
+            return []
+        found.append(value)
+    than = comparison.get("than", 0.0)
+    mean = min(found) - than
+    mean = -mean if "negative" in comparison else mean
+    error = stdev(min(of_draw) for of_draw in zip(*draws))
+    sides = (min(found), than)[: 2 if "than" in comparison else 1]
+    return [Estimate(label, mean, error, len(rows) - 1, len(rows), sides, **more)]
+
+
+# ------------------------------------------------------------------------------------ the verdicts
+
+
+def measured(folders, stage="", names=MADE):
+    """{name: [Estimate]} of the comparisons; those of a kind have one standard deviation."""
+    found = {name: estimates_of(MADE[name], folders, stage) for name in names}
+    kinds = {}
+    for name in found:
+        if "suite" in MADE[name]:
+            kinds.setdefault(str(MADE[name].get("metric")), []).append(name)
+        elif "kind" in MADE[name]:
+            kinds.setdefault(MADE[name]["kind"], []).append(name)
+    for of_kind in kinds.values():
+        estimates = iter(inference.pooled([one for name in of_kind for one in found[name]]))
+        found |= {name: [next(estimates) for _ in found[name]] for name in of_kind}
+    return found
+
+
+def level_of(estimates):
+    """The level at which the intervals of these are drawn: Holm's, for those that can tell."""
+    p_values = [one.p() for one in estimates if one.n >= inference.LEAST]
+    return inference.holms_level(p_values, ALPHA)
+
+
+def levels_of(found):
+    """({comparison: the first paper that names it}, {paper: the level of its comparisons})."""
+    homes, levels = {}, {}
+    for paper in CLAIMS["papers"]:
+        for claim in paper["claims"]:
+            for name in claim.get("by", []) + claim.get("beside", []):
+                homes.setdefault(name.removeprefix("-"), paper["name"])
+        own = [name for name in found if homes.get(name) == paper["name"]]
+        levels[paper["name"]] = level_of([one for name in own for one in found[name]])
+    return homes, levels
+
+
+def said(name, found, homes, levels):
+    """[(word, numbers)] of a comparison, or of its opposite if there is a − before its name."""
+    estimates, level = found[name.removeprefix("-")], levels[homes[name.removeprefix("-")]]
+    if name.startswith("-"):
+        estimates = [estimate.reversed() for estimate in estimates]
+    return [(estimate.word(level), estimate.numbers(level)) for estimate in estimates]
+
+
+def of_stages(folders):
+    """({comparison: {stage: [(word, numbers)]}}, the level) of lab.stages.
+
+    A comparison's standard deviation is pooled over the stages of one model.
+    """
+    about = CLAIMS["stages"]
+    found = {}
+    for stages in about["models"]:
+        columns = {name: measured(folders, place, about["by"]) for name, place in stages.items()}
+        for name in about["by"]:
+            of_it = [(stage, one) for stage, column in columns.items() for one in column[name]]
+            if "correlation" not in MADE[name]:
+                pooled = inference.pooled([one for _, one in of_it])
+                of_it = [(stage, one) for (stage, _), one in zip(of_it, pooled)]
+            for stage, one in of_it:
+                found.setdefault(name, {}).setdefault(stage, []).append(replace(one, label=""))
+    by_stage = [several for of in found.values() for several in of.values()]
+    level = level_of([one for several in by_stage for one in several])
+    said_of = {}
+    for name, of in found.items():
+        said_of[name] = {
+            stage: [(one.word(level), one.numbers(level)) for one in several]
+            for stage, several in of.items()
+        }
+    return said_of, level
+
+
+def of_file(name, folder):
+    """The verdicts on FOLDER/NAME.json alone, a line each: a command of the lab ends with them."""
+    lines = []
+    for comparison in MADE.values():
+        if comparison.get("file") == name:
+            for estimate in estimates_of(comparison, replace(Folders(), lab=folder)):
+                lines.append(f"{estimate.word(ALPHA).upper()}: {estimate.numbers(ALPHA)}")
+    return lines
+
+
+def page(folders=Folders()):
+    """docs/claims.md."""
+    found = measured(folders)
+    homes, levels = levels_of(found)
+    verdicts = {}
+    for paper in CLAIMS["papers"]:
+        for claim in paper["claims"]:
+            for name in claim.get("by", []) + claim.get("beside", []):
+                verdicts[name] = said(name, found, homes, levels)
+    return claims.page(CLAIMS, verdicts, levels, *of_stages(folders), read_from(folders))
+
+
+def read_from(folders):
+    """[(a result's name, what it says of itself)] of all that was read; of runs a list of them."""
+    paths = sorted(folders.lab.glob("**/*.json"))
+    paths += [path for path in sorted(folders.results.glob("*.json")) if path.stem in OTHERS]
+    read_of = [(path, read(path).get("provenance") or read(path)) for path in paths]
+    suites = {}
+    for comparison in MADE.values():
+        for each in map(str, comparison.get("for", [""])):
+            of = fill(comparison, each)
+            if "suite" in of:
+                pairs = of.get("pairs") or [[of["more"], of["than"]]]
+                entries = suites.setdefault(of["suite"], {})
+                entries |= dict.fromkeys(entry for pair in pairs for entry in pair)
+    for suite, entries in sorted(suites.items()):
+        runs = [run for entry in entries for run in kept_runs(folders.runs, suite, entry).values()]
+        read_of.append((ROOT / "benchmarks" / "kk_tiny" / f"{suite}.md", runs))
+    return read_of
+
+
+@dataclass
+class Args:
+    """Where the page goes."""
+
+    check: bool = False  # only check if the file is up to date
+    file: Path = FILE  # the file to write
+
+
+def main(args):
+    generated.keep({args.file: page()}, args.check, "python -m lab.verdicts")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))

@@ -1,0 +1,155 @@
+"""What may be concluded from a few numbers: an interval by Student's t, Holm's procedure, a bootstrap of clusters.
+
+Used by lab/verdicts.py and tools/words.py.
+"""
+
+import functools
+import math
+import re
+from dataclasses import dataclass, replace
+from statistics import fmean, variance
+
+import mpmath
+import numpy
+
+SHOWS, OPPOSITE, NO_EFFECT = "shows", "the opposite", "no effect of that size"
+TOO_FEW = "too few runs to tell"
+LEAST = 3  # batches or seeds, below which nothing is told
+POWER = 0.8  # the chance to see an effect of the size that is called visible
+DRAWS = 2000  # of the bootstrap
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean of n values or clusters, above 0 if it is as claimed, and the four things it may say at a level."""
+
+    label: str
+    mean: float
+    error: float  # standard error of the mean
+    df: int
+    n: int
+    sides: tuple = ()  # the means of what is compared
+    size: float = 0.0  # the effect that is claimed; 0: a threshold
+    is_ratio: bool = False  # the values are logarithms
+    is_amount: bool = False  # 0 is an amount that is claimed: below it is less, and not the opposite
+
+    def p(self):
+        if not self.error:
+            return float(self.mean == 0)
+        return p_value(self.mean / self.error, self.df)
+
+    def interval(self, level):
+        if self.n < LEAST:
+            return -math.inf, math.inf
+        half = student(level, self.df) * self.error
+        return self.mean - half, self.mean + half
+
+    def visible(self, level):
+        """The smallest effect that would have been seen at this level, with a chance of POWER."""
+        return (student(level, self.df) + student(2 * (1 - POWER), self.df)) * self.error
+
+    def word(self, level):
+        low, high = self.interval(level)
+        if low > 0:
+            return SHOWS
+        if high < 0 and not self.is_amount:
+            return OPPOSITE
+        return NO_EFFECT if high < self.size else TOO_FEW
+
+    def reversed(self):
+        label = re.sub(r"^(.*) minus (.*?)( \(.*\))?$", r"\2 minus \1\3", self.label)
+        return replace(self, label=label, mean=-self.mean, sides=self.sides[::-1])
+
+    def numbers(self, level):
+        """In words: the two sides, the difference with its interval, what would have been seen, what is claimed."""
+        label = f"{self.label}: " if self.label else ""
+        sides = " against ".join(map(shown, self.sides))
+        if self.n < LEAST:
+            return f"{label}{sides}, of {self.n} value{'s' * (self.n != 1)}"
+        numbers = (self.mean, *self.interval(level), self.visible(level))
+        if self.is_ratio:
+            mean, low, high, visible = (shown(math.exp(number)) for number in numbers)
+            mean += " times"
+        else:
+            mean, low, high = (shown(number, "+") for number in numbers[:3])
+            visible = shown(numbers[3])
+        claimed = f", claimed {shown(self.size)}" if self.size else ""
+        return f"{label}{sides}{'; ' if sides else ''}{mean} ({low} to {high}), visible {visible}{claimed}"
+
+
+def shown(value, sign=""):
+    """A number with three digits, or none behind the point if it is large: 0.0678, −12.4, 1559."""
+    text = f"{value:{sign}.0f}" if 100 <= abs(value) < 1e6 else f"{value:{sign}.3g}"
+    return text.replace("-", "−")
+
+
+def of_values(label, pairs, **more):
+    """The Estimate of values that are independent of each other. pairs: [(as claimed, compared with)]."""
+    values = [a - b for a, b in pairs]
+    error = math.sqrt(variance(values) / len(values)) if len(values) > 1 else 0.0
+    return Estimate(label, fmean(values), error, len(values) - 1, len(values), tuple(map(fmean, zip(*pairs))), **more)
+
+
+def pooled(estimates):
+    """The same with one standard deviation for all of them."""
+    squares, df = sum(e.error**2 * e.n * e.df for e in estimates), sum(e.df for e in estimates)
+    return [replace(e, error=math.sqrt(squares / df / e.n), df=df) if df else e for e in estimates]
+
+
+def p_value(t, df):
+    """The chance of a |t| at least that large under Student's distribution."""
+    return float(mpmath.betainc(df / 2, 0.5, 0, df / (df + t * t), regularized=True))
+
+
+@functools.cache
+def student(chance, df):
+    """The t that |t| exceeds with this chance, by bisection."""
+    low, high = 0.0, 1e6
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p_value(middle, df) > chance else (low, middle)
+    return high
+
+
+def holms_level(p_values, alpha):
+    """The level at which Holm's procedure tests what it does not reject; all it rejects is below that, too.
+
+    alpha: the chance, at most, that anything is rejected by luck.
+    """
+    rejected = 0
+    for p in sorted(p_values):
+        if p > alpha / (len(p_values) - rejected):
+            break
+        rejected += 1
+    return alpha / max(1, len(p_values) - rejected)
+
+
+def correlation(clusters, in_ranks=False, draws=None):
+    """(Pearson's correlation, its standard error by bootstrap); (None, None) if a number is constant.
+
+    clusters: [(x, y)], two lists of numbers each, such as those of a puzzle's responses. Whole clusters are drawn, as
+    what one holds is not independent. in_ranks: the ranks among all numbers count, which gives Spearman's. draws: a
+    list that gets the bootstrap's correlations.
+    """
+    sides = [numpy.concatenate([numpy.asarray(c[i], float) for c in clusters]) for i in (0, 1)]
+    if any(len(set(side)) < 2 for side in sides):
+        return None, None
+    # Centred, so that the sums of squares keep their digits.
+    x, y = ((of - of.mean()) / of.std() for of in (map(ranks, sides) if in_ranks else sides))
+    ends = numpy.cumsum([len(c[0]) for c in clusters])[:-1]
+    columns = [numpy.ones(len(x)), x, y, x * x, y * y, x * y]
+    sums = numpy.array([[part.sum() for part in numpy.split(column, ends)] for column in columns])
+    share = [1 / len(clusters)] * len(clusters)
+    counts = numpy.random.default_rng(0).multinomial(len(clusters), share, DRAWS)
+    n, x, y, xx, yy, xy = sums @ numpy.vstack([numpy.ones(len(clusters)), counts]).T
+    with numpy.errstate(invalid="ignore"):
+        found = numpy.nan_to_num((n * xy - x * y) / numpy.sqrt((n * xx - x * x) * (n * yy - y * y)))
+    if draws is not None:
+        draws.extend(found[1:])
+    return float(found[0]), float(found[1:].std(ddof=1))
+
+
+def ranks(values):
+    """The ranks of the values, from 1; equal values share the mean of theirs."""
+    _, places, counts = numpy.unique(values, return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[places]
