@@ -330,6 +330,16 @@ def table(lines):
     return shown_table
 
 
+def show(lines, console):
+    """Prints the verdicts, and below them what the functions print."""
+    if not console.is_terminal:
+        console.width = 150  # for a file, or a report
+    console.print(table(lines))
+    for exercise, _, _, printed in lines:
+        for line in printed.splitlines():
+            console.print(f"{exercise.function} prints | {line}")
+
+
 # ------------------------------------------------------------------------------------------------------------- main
 
 
@@ -365,17 +375,12 @@ def main(args):
         sys.exit(2)
     folder = COURSE / "solutions" if args.solutions else args.folder
     console = Console(highlight=False, emoji=False, markup=False)
-    if not console.is_terminal:
-        console.width = 150  # for a file, or a report
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     lines = []
     with Sandbox() as box:
         for lesson in lessons:
             lines += check_lesson(lesson, folder, seed, box)
-    console.print(table(lines))
-    for exercise, _, _, printed in lines:
-        for line in printed.splitlines():
-            console.print(f"{exercise.function} prints | {line}")
+    show(lines, console)
     num_passed = sum(verdict == PASS for _, verdict, *_ in lines)
     console.print(f"{num_passed} of {len(lines)} pass (random inputs: --seed {seed} repeats them)")
     sys.exit(int(num_passed < len(lines)))

@@ -140,13 +140,23 @@ def load(file):
     return module
 
 
-def run_function(request):
-    """What `attempt` gives for the function of a file, or {"unreadable": error} or {"missing": True}."""
+def run_function(request, harness):
+    """What `attempt` gives for the function of a file, or {"unreadable": error} or {"missing": True}.
+
+    With a harness, a module, it is {"gave": what its run() gives}.
+    """
     file = Path(request["file"])
     try:
         module = load(file)
     except BaseException as error:
         return {"unreadable": described(error, file)}
+    if harness:
+        gave = {}
+        try:
+            harness.run(module, request["arguments"][0], gave)
+        except BaseException as error:
+            return {"gave": gave, "error": described(error, file)}
+        return {"gave": gave}
     function = getattr(module, request["function"], None)
     if not callable(function):
         return {"missing": True}
@@ -164,8 +174,8 @@ REFUSED = (  # audit events, by what they begin with
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def guard(file):
-    """An audit hook that refuses what a function has no need of."""
+def guard(file, may_also_read=()):
+    """An audit hook that refuses what a function has no need of. may_also_read: folders of the repository."""
     environment, python = os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)
     libraries = os.path.realpath(os.path.dirname(os.__file__))
     inside = os.path.commonpath
@@ -177,7 +187,7 @@ def guard(file):
         if environment != python and inside([path, environment]) == environment:
             return True  # a virtual environment, which may lie in the repository
         if inside([path, str(ROOT)]) == str(ROOT):
-            return False
+            return any(inside([path, str(ROOT / folder)]) == str(ROOT / folder) for folder in may_also_read)
         return any(inside([path, folder]) == folder for folder in (python, libraries))
 
     def hook(event, arguments):
@@ -207,9 +217,10 @@ def become_child(request, result, printed, leave=os._exit, save=torch.save):
     }
     for limit, value in limits.items():
         resource.setrlimit(limit, (value, value))
-    sys.addaudithook(guard(request["file"]))
+    harness = load(Path(request["harness"])) if request["harness"] else None
+    sys.addaudithook(guard(request["file"], harness.MAY_READ if harness else ()))
     try:
-        save(run_function(request), result)
+        save(run_function(request, harness), result)
         result.flush()
         sys.stdout.flush()
     finally:
@@ -221,6 +232,8 @@ def serve():
     torch.set_num_threads(1)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     while (request := receive(requests)) is not None:
+        if request["harness"]:
+            load(Path(request["harness"]))  # imports what it needs, once for all processes
         with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as printed:
             child = os.fork()
             if child == 0:
@@ -282,14 +295,17 @@ class Sandbox:
             [sys.executable, "-I", str(Path(__file__).resolve())], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
-    def attempt(self, file, function, all_arguments, gradient_of="", seconds=SECONDS):
+    def attempt(self, file, function, all_arguments, gradient_of="", seconds=SECONDS, harness=""):
         """As the function `attempt`, for the function of this name in a file.
+
+        harness: a Python file that is trusted, whose run() calls functions of the file. Then it is {"gave": what it
+        gave}, and "error" if one failed.
 
         Other answers: {"unreadable": error of the file}, {"missing": True}, {"ended": "time", or the exit code of a
         process that gave nothing}. All have "printed": what the file printed.
         """
         request = {"file": str(file), "function": function, "arguments": all_arguments}
-        request |= {"gradient_of": gradient_of, "seconds": float(seconds)}
+        request |= {"gradient_of": gradient_of, "seconds": float(seconds), "harness": str(harness)}
         try:
             send(self.server.stdin, request)
             answer = receive(self.server.stdout)
@@ -308,6 +324,8 @@ def read_result(answer, count):
         return {"ended": "time"}
     try:
         found = torch.load(io.BytesIO(answer["result"].encode("latin-1")), weights_only=True)
+        if "gave" in found:
+            return found
         for other in ("unreadable", "missing", "error"):
             if other in found:
                 return {other: found[other], "at": found.get("at", 0)}
