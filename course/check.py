@@ -17,6 +17,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 import torch
@@ -25,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from course import sandbox
+from course import cases, sandbox
 from course.sandbox import Sandbox, call
 
 COURSE = Path(__file__).parent
@@ -63,8 +64,8 @@ class Key:
 @cache
 def key_of(exercise, solution, seed):
     """The Key with the fresh cases of a seed. solution: the right function."""
-    cases = [*exercise.cases, *exercise.fresh_cases(seed)]
-    return Key(exercise, cases, [expected_outcome(exercise, case, solution) for case in cases])
+    all_cases = [*exercise.cases, *exercise.fresh_cases(seed)]
+    return Key(exercise, all_cases, [expected_outcome(exercise, case, solution) for case in all_cases])
 
 
 def expected_outcome(exercise, case, solution):
@@ -133,7 +134,7 @@ def judge(function, exercise, solution, file, seed=0):
 
 def verdict(done, key, file):
     """(PASS, NOT YET or WRONG, what to say). done: what course/sandbox.py gives of the function."""
-    exercise, cases, expected = key.exercise, key.cases, key.expected
+    exercise, expected = key.exercise, key.expected
     if "unreadable" in done:
         return WRONG, unreadable(done["unreadable"], file)
     if "missing" in done:
@@ -145,23 +146,23 @@ def verdict(done, key, file):
     if "error" in done:
         if done["error"]["type"] == "NotImplementedError":
             return NOT_YET, "not written yet"
-        return WRONG, raised(done["error"], cases[done["at"]], file)
+        return WRONG, raised(done["error"], key.cases[done["at"]], file)
     found = done["outcomes"]
     for outcome in found:
         if outcome.changed:
             return WRONG, f"changes its argument {outcome.changed}: make a new tensor (no in-place operation)"
-    failing = [i for i in range(len(cases)) if not same(found[i], expected[i], exercise, cases[i])]
+    failing = [i for i in range(len(key.cases)) if not same(found[i], expected[i], exercise, key.cases[i])]
     if not failing:
         return (PASS, "") if all(outcome.drew for outcome in found) else (WRONG, IGNORES_GENERATOR)
     first = failing[0]
     if found[first].parts == ["NoneType"]:
         return WRONG, "gives nothing (None): the return is missing"
-    if cases[first].padded:  # everything else is right
+    if key.cases[first].padded:  # everything else is right
         return WRONG, PADDING.format(exercise.padding.replace(" ", " or "))
     mistake = known_mistake(found, key, failing)
     if mistake:
         return WRONG, mistake
-    return WRONG, difference(found[first], expected[first], cases[first], exercise)
+    return WRONG, difference(found[first], expected[first], key.cases[first], exercise)
 
 
 def known_mistake(found, key, failing):
@@ -316,7 +317,19 @@ def check_lesson(lesson, folder, seed=None, box=None, seconds=sandbox.SECONDS):
 
 
 def kept_keys(lesson, seed):
-    raise NotImplementedError
+    """The same from the students' version: numbers that were kept when it was made, for a few seeds."""
+    keys = []
+    for kept in torch.load(KEPT, weights_only=True)[lesson]:
+        one = kept["sets"][seed % len(kept["sets"])]
+        kept_cases = [cases.Case(arguments, padded=padded) for arguments, padded in one["cases"]]
+        key = Key(SimpleNamespace(**kept["about"]), kept_cases, read_outcomes(one["expected"]))
+        key.mistakes = {message: read_outcomes(outcomes) for message, outcomes in one["mistakes"].items()}
+        keys.append(key)
+    return keys
+
+
+def read_outcomes(dictionaries):
+    return [found and sandbox.Outcome(**found) for found in dictionaries]
 
 
 def table(lines):
@@ -372,6 +385,9 @@ def main(args):
         lessons = chosen_lessons(args)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    if args.solutions and KEPT.exists():
+        print("error: the students' version has no solutions", file=sys.stderr)
         sys.exit(2)
     folder = COURSE / "solutions" if args.solutions else args.folder
     console = Console(highlight=False, emoji=False, markup=False)
