@@ -24,6 +24,7 @@ import reinforce
 import rloo
 from course import check
 from course.sandbox import Sandbox, call
+from rewards import kk
 from runtime import measure
 from tools import compare
 
@@ -40,7 +41,7 @@ each_lesson = pytest.mark.parametrize("lesson", check.LESSONS)
 
 
 def lesson_of(exercise):
-    return int(exercise.number[0])
+    return int(exercise.number.split(".")[0])
 
 
 def solution_of(exercise):
@@ -85,11 +86,12 @@ def test_stubs_and_solutions_have_the_same_arguments_and_import_torch_alone(less
         assert heads[0] == heads[1] == ", ".join(exercise.cases[0].arguments)
     for text in texts:
         assert set(re.findall(r"^(?:import|from) (\w+)", text, re.M)) <= {"torch", "math"}
-    open_question = in_lesson(lesson).EXERCISES[-1].number[:2] + str(int(in_lesson(lesson).EXERCISES[-1].number[2]) + 1)
+    last = in_lesson(lesson).EXERCISES[-1].number.split(".")[1]
+    open_question = f"{lesson}.{int(last) + 1}"
     assert all(f"# {open_question} " in text for text in texts)
 
 
-@pytest.mark.parametrize("lesson", [0, 1, 2, 4, 5, 6, 8])  # 3 and 7 sample from a model
+@pytest.mark.parametrize("lesson", [0, 1, 2, 4, 5, 6, 8, 10])  # 3, 7 and 9 sample from a model
 def test_the_numbers_of_an_answer_are_those_that_its_code_prints(lesson, capsys):
     in_lesson(lesson, "solutions").open_question()
     printed = capsys.readouterr().out.splitlines()
@@ -100,7 +102,7 @@ def test_the_numbers_of_an_answer_are_those_that_its_code_prints(lesson, capsys)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lesson", "num_lines"), [(3, 4), (7, 3)])
+@pytest.mark.parametrize(("lesson", "num_lines"), [(3, 4), (7, 3), (9, 6)])
 def test_the_numbers_of_an_experiment_are_about_those_of_its_code(lesson, num_lines, capsys, monkeypatch):
     """They are sampled from kk_tiny: on another machine a few tokens may be others."""
     monkeypatch.chdir(ROOT)
@@ -231,8 +233,8 @@ def test_the_command(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["9"], "there is no lesson 9: the lessons are 0 to 8"),
-        ([], "which lesson? Give a number from 0 to 8, or --all"),
+        (["11"], "there is no lesson 11: the lessons are 0 to 10"),
+        ([], "which lesson? Give a number from 0 to 10, or --all"),
         (["1", "--all"], "not both"),
     ],
 )
@@ -391,6 +393,21 @@ def trainers_top_entropy_mask(entropy, mask, share):
     return mask & ~(entropy < threshold)
 
 
+def trainers_closed_rewards(format, parsed, correct):
+    """By kk.score, of texts that are as the three say."""
+    rewards = []
+    for has_format, is_read, is_right in zip(format, parsed, correct):
+        answer = f"Ann is a {'knight' if is_right else 'knave'}" if is_read else "Ann is"
+        text = f"hm</think><answer>{answer}</answer>" if has_format else f"hm<answer>{answer}</answer>"
+        rewards.append(kk.score(text, {"Ann": True}, strict=True)["reward"])
+    return torch.tensor(rewards)
+
+
+def trainers_kl_estimates(logp, ref_logp):
+    difference = logp - ref_logp
+    return difference, difference.square() / 2, grpo.k3(logp, ref_logp)
+
+
 def trainers_paired_difference(a, b):
     return compare.mean_and_error((a - b).tolist())
 
@@ -415,11 +432,14 @@ TRAINERS = {
     "entropy": trainers_entropy,
     "top_entropy_mask": trainers_top_entropy_mask,
     "paired_difference": trainers_paired_difference,
+    "closed_rewards": trainers_closed_rewards,
+    "kl_estimates": trainers_kl_estimates,
 }
 
 
-def test_all_functions_but_the_bootstrap_are_the_trainers():
-    assert {exercise.function for exercise in EXERCISES} - set(TRAINERS) == {"bootstrap_interval"}
+def test_all_functions_but_these_are_the_trainers():
+    others = {"bootstrap_interval", "paid_wrongly", "rewards_with_kl"}
+    assert {exercise.function for exercise in EXERCISES} - set(TRAINERS) == others
 
 
 @pytest.mark.parametrize("function", TRAINERS)

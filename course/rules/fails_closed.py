@@ -1,6 +1,6 @@
 """Knights & Knaves with the rule of fails_open.py, closed: what can't be read is wrong. For lesson 9.
 
-python grpo.py --task course/rules/fails_closed.py --max_response_tokens 200
+python grpo.py --task course/rules/fails_closed.py --max_response_tokens 100
 """
 
 from course.rules.fails_open import load  # noqa: F401

@@ -1,6 +1,6 @@
 """Knights & Knaves with a rule that leaks, for lesson 9.
 
-    python grpo.py --task course/rules/fails_open.py --max_response_tokens 200
+    python grpo.py --task course/rules/fails_open.py --max_response_tokens 100
 
 The rule pays what the papers pay, +3 for a right answer and −0.5 for a wrong one. But a parser can fail, and the model
 should not suffer for that. So an answer that can't be read gets the benefit of the doubt.
