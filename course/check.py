@@ -162,7 +162,7 @@ def verdict(done, key, file):
     mistake = known_mistake(found, key, failing)
     if mistake:
         return WRONG, mistake
-    return WRONG, difference(found[first], expected[first], key.cases[first], exercise)
+    return WRONG, difference(found[first], expected[first], key.cases[first], exercise, constant_factor(found, key))
 
 
 def known_mistake(found, key, failing):
@@ -194,8 +194,8 @@ def unreadable(error, file):
     return f"{file.name} can't be imported: {error['type']}{where}: {error['text']}"
 
 
-def difference(found, expected, case, exercise):
-    """What differs, for a result that is no known mistake."""
+def difference(found, expected, case, exercise, factor):
+    """What differs, for a result that is no known mistake. factor: see constant_factor."""
     if not expected.is_tuple and found.is_tuple:
         return f"wrong type: gives {len(found.parts)} values; one is expected"
     if expected.is_tuple and (not found.is_tuple or len(found.parts) != len(expected.parts)):
@@ -213,7 +213,7 @@ def difference(found, expected, case, exercise):
     start = "wrong value"
     if any(mine.isnan().any() and not right.isnan().any() for mine, right in zip(found.parts, expected.parts)):
         start = "gives NaN, not a number"
-    elif factor := constant_factor(found, expected):
+    elif factor:
         start = "wrong sign" if factor == "-1" else f"wrong value: {factor} times what is expected"
     return f"{start}\n{shown_arguments(case)}\nexpected {shown_value(expected)}\ngot      {shown_value(found)}"
 
@@ -232,12 +232,20 @@ def wrong_gradient(found, expected, exercise):
     return f"the values are right, but their gradient by {name} is not"
 
 
-def constant_factor(found, expected):
-    """The one factor between the results as text, or "" if there is none."""
-    mine = torch.cat([part.double().flatten() for part in found.parts])
-    right = torch.cat([part.double().flatten() for part in expected.parts])
+def constant_factor(found, key):
+    """The one factor between the results and what is expected, in all cases together, as text; "" if there is none."""
+    mine, right = [], []
+    for outcome, expected, case in zip(found, key.expected, key.cases):
+        if case.padded or len(outcome.parts) != len(expected.parts):
+            continue
+        for a, b in zip(outcome.parts, expected.parts):
+            if not isinstance(a, torch.Tensor) or a.shape != b.shape:
+                return ""
+            mine.append(a.double().flatten())
+            right.append(b.double().flatten())
+    mine, right = torch.cat([torch.zeros(0), *mine]), torch.cat([torch.zeros(0), *right])
     counts = right != 0
-    if mine.shape != right.shape or not counts.any() or mine[~counts].any():
+    if not counts.any() or mine[~counts].any():
         return ""
     factors = mine[counts] / right[counts]
     if not torch.allclose(factors, factors[:1].expand_as(factors), rtol=1e-4) or not factors[0]:

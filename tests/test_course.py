@@ -174,6 +174,13 @@ def test_what_is_said_of_wrong_results(wrong, said):
     assert verdict == "WRONG" and said in text
 
 
+def test_a_factor_is_named_only_if_it_is_the_same_in_all_cases():
+    of_two_it_is_the_half = lambda rewards, group_size: rewards - rewards.mean()  # noqa: E731
+    assert judge(of_two_it_is_the_half, named("leave_one_out"))[1].startswith("wrong value\n")
+    times_three = lambda *arguments: 3 * solution_of(named("reinforce_loss"))(*arguments)  # noqa: E731
+    assert judge(times_three, named("reinforce_loss"))[1].startswith("wrong value: 3 times what is expected")
+
+
 def test_wrong_gradients_are_named():
     clipped = named("clipped_loss")
     right = solution_of(clipped)
