@@ -14,11 +14,14 @@ import torch
 import grpo
 import grpo_tis
 import rloo
+from course.solutions import lesson_10
+from rewards import kk
 from tools import anchors, compare
 
 ROOT = Path(__file__).parents[1]
 COURSE = ROOT / "course"
 PAGES = sorted(COURSE.glob("*.md"))
+LESSONS = range(11)
 COMMAND = re.compile(r"^(?:nice )?python ((?:-m )?[\w./]+)(.*)$", re.MULTILINE)
 # "<!-- test accuracy: A, B -->", then a table: a column of steps and one column for each kept run.
 SNIPPET = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
@@ -48,7 +51,7 @@ def settings_of(path):
 def test_each_lesson_names_places_in_scripts_and_has_a_section_for_the_lecturer():
     lecturer = (COURSE / "lecturer.md").read_text()
     overview = (COURSE / "README.md").read_text()
-    for number in range(9):
+    for number in LESSONS:
         text = (COURSE / f"lesson_{number}.md").read_text()
         assert anchors.NAMED.search(text), number
         assert f"python -m course.check {number}" in text
@@ -64,7 +67,7 @@ def test_commands_have_only_settings_that_exist(page):
         rest = rest.split(" #")[0].rstrip()
         module = program.removeprefix("-m ")
         if module == "course.check":
-            assert re.fullmatch(r" ([0-8](\.\d)?( --solutions)?|--all( --solutions)?)", rest), rest
+            assert re.fullmatch(r" (([0-9]|10)( --solutions)?|--all( --solutions)?)", rest), rest
             continue
         path = ROOT / (module.replace(".", "/") + ".py" if program != module else module)
         assert path.exists(), program
@@ -90,12 +93,12 @@ def test_quoted_accuracies_are_those_of_the_kept_runs():
     assert num_tables >= 5
 
 
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("number", LESSONS)
 def test_live_snippets_print_what_is_said(number, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT))
     text = (COURSE / "lecturer.md").read_text()
-    section = re.split(r"^## Lesson \d: ", text, flags=re.MULTILINE)[number + 1]
+    section = re.split(r"^## Lesson \d+: ", text, flags=re.MULTILINE)[number + 1]
     [(code, expected)] = SNIPPET.findall(section)
     exec(code, {})
     assert capsys.readouterr().out == expected
@@ -206,3 +209,32 @@ def test_pairing_did_not_help_in_lesson_8():
     _, paired = compare.mean_and_error([a - b for a, b in zip(lopti_runs, grpo_runs)])
     errors = [compare.mean_and_error(runs)[1] for runs in (grpo_runs, lopti_runs)]
     assert f"{paired:.3f}" == "0.037" and f"{math.hypot(*errors):.3f}" == "0.030"
+
+
+def test_the_six_gradients_of_lesson_10():
+    policy = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    reference = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    found, means = lesson_10.gradients(policy, reference)
+    text = (COURSE / "lesson_10.md").read_text().replace("−", "-")
+    shown = {name: ", ".join(f"{round(value, 3) + 0:.3f}" for value in row.tolist()) for name, row in found.items()}
+    for k in ("k1", "k2", "k3"):
+        assert f"| {k} | {shown[f'{k} in the loss']} | {shown[f'{k} in the reward']} |" in text
+    for name, latex in (("KL(π ‖ π_ref)", r"\pi \Vert \pi_{ref}"), ("KL(π_ref ‖ π)", r"\pi_{ref} \Vert \pi")):
+        ratio = (policy / reference).log()
+        value = (policy * ratio).sum() if name == "KL(π ‖ π_ref)" else -(reference * ratio).sum()
+        assert rf"| $\text{{KL}}({latex})$ | {value:.3f} | {shown[name]} |" in text
+    estimates = lesson_10.kl_estimates(policy.log(), reference.log())
+    for k, values, mean in zip(("k1", "k2", "k3"), estimates, means):
+        numbers = [f"{value:.3f}" if value else "0" for value in values.tolist()]
+        assert f"| {k} | {' | '.join(numbers)} | {mean:.3f} |" in text
+    assert torch.allclose(found["KL(π_ref ‖ π)"], policy - reference)
+
+
+def test_what_the_rule_pays_in_lesson_9():
+    text = (COURSE / "lesson_9.md").read_text().replace("`", "").replace("−", "-")
+    rows = re.findall(r"^\| (.*</answer>).* \| (.*) \| (.*) \|$", text, re.M)
+    assert len(rows) == 4
+    for response, reward, strict in rows:
+        answer = {"Ann": True, "Ben": False}
+        assert kk.score(response, answer)["reward"] == float(reward)
+        assert kk.score(response, answer, strict=True)["reward"] == float(strict)
