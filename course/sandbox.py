@@ -231,6 +231,7 @@ def serve():
     """Answers requests from stdin until it ends."""
     torch.set_num_threads(1)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    send(answers, {"ready": True})
     while (request := receive(requests)) is not None:
         if request["harness"]:
             load(Path(request["harness"]))  # imports what it needs, once for all processes
@@ -294,6 +295,8 @@ class Sandbox:
         self.server = subprocess.Popen(
             [sys.executable, "-I", str(Path(__file__).resolve())], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
+        if receive(self.server.stdout) is None:  # -I: only packages of the environment itself are seen
+            raise RuntimeError("the process that runs the functions could not start; what it says stands above")
 
     def attempt(self, file, function, all_arguments, gradient_of="", seconds=SECONDS, harness=""):
         """As the function `attempt`, for the function of this name in a file.

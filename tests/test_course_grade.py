@@ -1,6 +1,7 @@
 """A class is graded, and the students' version is made."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,9 @@ def test_the_students_version_holds_no_solution_and_checks_all_the_same(tmp_path
     assert not (folder / "course" / "solutions").exists() and not (folder / "course" / "lecturer.md").exists()
     assert [path.name for path in (folder / "course" / "cases").iterdir() if path.suffix == ".py"] == ["__init__.py"]
     assert "lecturer.md" not in (folder / "course" / "README.md").read_text()
+    for page in (folder / "course").glob("*.md"):
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            assert link.startswith("http") or (page.parent / link).exists(), (page, link)
     assert (folder / "grpo.py").exists() and (folder / "models" / "kk_tiny" / "model.safetensors").exists()
     for name in ("solutions", "exercises"):
         shutil.copytree(COURSE / name, tmp_path / name)

@@ -238,3 +238,32 @@ def test_what_the_rule_pays_in_lesson_9():
         answer = {"Ann": True, "Ben": False}
         assert kk.score(response, answer)["reward"] == float(reward)
         assert kk.score(response, answer, strict=True)["reward"] == float(strict)
+
+
+def kept_hacks(rule):
+    """{seed: {step: metrics}} of the kept runs of lesson 9."""
+    runs = {}
+    for path in sorted((COURSE / "results").glob(f"{rule}_seed_*.json")):
+        kept = json.loads(path.read_text())
+        assert f"--task course/rules/{rule}.py --max_response_tokens 100" in kept["command"]
+        runs[int(path.stem[-1])] = {row["step"]: row for row in kept["rows"]}
+    return runs
+
+
+def test_the_numbers_of_lesson_9_are_those_of_the_kept_runs():
+    opened, closed = kept_hacks("fails_open"), kept_hacks("fails_closed")
+    text = (COURSE / "lesson_9.md").read_text().replace("−", "-")
+    places = {"reward": 2, "accuracy": 3, "format_rate": 3, "response_tokens": 0, "eval/accuracy": 3}
+    for step in (0, 1, 4, 8, 12):
+        row = opened[0][step]
+        cells = [f"{row[name]:.{digits}f}" if name in row else "" for name, digits in places.items()]
+        assert f"| {step} | {' | '.join(cells)} |" in text
+    pairs = [(closed[seed][12]["eval/accuracy"], opened[seed][12]["eval/accuracy"]) for seed in opened]
+    for seed, (of_closed, of_open) in zip(opened, pairs):
+        assert f"| {seed} | {of_closed:.3f} | {of_open:.3f} | {of_open - of_closed:+.3f} |" in text
+    mean, error = compare.mean_and_error([of_open - of_closed for of_closed, of_open in pairs])
+    assert f"{mean:+.3f} ± {error:.3f} |" in text and len(pairs) == 3
+    assert mean + 4.303 * error < 0  # so the leak harms
+    for runs, sign in ((opened, -1), (closed, 1)):  # falls with the leak, rises without it
+        assert all(sign * (run[12]["eval/accuracy"] - run[0]["eval/accuracy"]) > 0 for run in runs.values())
+    assert all(run[12]["reward"] > run[1]["reward"] + 1 for run in opened.values())
