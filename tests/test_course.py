@@ -1,5 +1,6 @@
 """The course: that its checks find what is wrong and say it, and that its solutions are what the trainers compute."""
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -219,21 +220,22 @@ def run_check(*words):
     )
 
 
-def main(*words, capsys):
-    """(exit code, what is printed) of the command in this process."""
+def main(*words, capsys, box=None):
+    """(exit code, what is printed) of the command in this process. box: the Sandbox that it takes."""
     args = check.tyro.cli(check.Args, args=words, use_underscores=True)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(check, "Sandbox", lambda: contextlib.nullcontext(box))
         check.main(args)
     out = capsys.readouterr()
     return ended.value.code, out.out + out.err
 
 
-def test_the_command(capsys):
+def test_the_command(capsys, box):
     done = run_check("1", "--solutions")
     assert done.returncode == 0 and done.stdout.count("PASS") == 2 and "2 of 2 pass" in done.stdout
-    code, text = main("1", capsys=capsys)
+    code, text = main("1", capsys=capsys, box=box)
     assert code == 1 and text.count("NOT YET") == 2 and "0 of 2 pass" in text
-    code, text = main("--all", "--solutions", capsys=capsys)
+    code, text = main("--all", "--solutions", capsys=capsys, box=box)
     assert code == 0 and f"{len(EXERCISES)} of {len(EXERCISES)} pass" in text
 
 
@@ -250,15 +252,15 @@ def test_a_lesson_that_does_not_exist(words, said, capsys):
     assert code == 2 and text.startswith("error: ") and said in text and text.count("\n") == 1
 
 
-def test_files_that_cannot_be_read(tmp_path, capsys):
-    code, text = main("1", "--folder", str(tmp_path), capsys=capsys)
+def test_files_that_cannot_be_read(tmp_path, capsys, box):
+    code, text = main("1", "--folder", str(tmp_path), capsys=capsys, box=box)
     assert code == 1 and text.count("WRONG") == 2 and "there is no" in text
     file = tmp_path / "lesson_1.py"
     file.write_text("import torch\n\n\ndef leave_one_out(rewards, group_size)\n    return 1\n")
-    _, text = main("1", "--folder", str(tmp_path), capsys=capsys)
+    _, text = main("1", "--folder", str(tmp_path), capsys=capsys, box=box)
     assert "lesson_1.py can't be imported: SyntaxError in line 4: expected ':'" in text
     file.write_text("def leave_one_out(rewards, group_size):\n    return rewards.nothing()\n")
-    _, text = main("1", "--folder", str(tmp_path), capsys=capsys)
+    _, text = main("1", "--folder", str(tmp_path), capsys=capsys, box=box)
     assert "raises AttributeError" in text and "in line 2 of lesson_1.py: return rewards.nothing()" in text
     assert "lesson_1.py has no function of this name" in text
 

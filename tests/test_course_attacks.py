@@ -9,7 +9,7 @@ from course import check
 from course.sandbox import Sandbox
 
 LESSON = 1  # leave_one_out(rewards, group_size)
-SECONDS = 3
+SECONDS = 20
 RIGHT = """
     groups = rewards.view(-1, group_size)
     return (groups - (groups.sum(1, keepdim=True) - groups) / (group_size - 1)).reshape(-1)
@@ -183,7 +183,8 @@ def test_an_attack_is_refused(name, box, tmp_path):
     text, said = ATTACKS[name]
     file = tmp_path / f"lesson_{LESSON}.py"
     file.write_text(text)
-    (_, verdict, found, _), _ = check.check_lesson(LESSON, tmp_path, box=box, seconds=SECONDS)
+    seconds = 1 if said == TIME else SECONDS
+    (_, verdict, found, _), _ = check.check_lesson(LESSON, tmp_path, box=box, seconds=seconds)
     assert verdict == check.WRONG and (said is None or said in found), found
     assert file.read_text() == text
     file.write_text(function(RIGHT))  # and the next student's function is judged as ever

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from conftest import ROOT
 
-from course import check, release
+from course import check, grade, release
 from course.sandbox import Sandbox
 
 COURSE = ROOT / "course"
@@ -60,10 +60,10 @@ def test_the_hidden_inputs_are_those_of_the_seed():
     assert first == again != other
 
 
-def test_a_folder_without_students(tmp_path):
-    words = [sys.executable, "-m", "course.grade", str(tmp_path)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "has no folders of students" in done.stderr
+def test_a_folder_without_students(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        grade.main(grade.Args(tmp_path))
+    assert ended.value.code == 2 and "has no folders of students" in capsys.readouterr().err
 
 
 @pytest.mark.slow
