@@ -4,18 +4,20 @@
     python -m course.check --all            checks the exercises of all lessons
     python -m course.check 1 --solutions    checks course/solutions/lesson_1.py
 
-Each function gets inputs whose results were worked out by hand (course/cases), and mostly a larger one. If a result is
-wrong, it is compared with what known mistakes give, and the mistake is named. Otherwise the first input that fails is
-shown. The exit code is 0 if all functions pass, and 1 otherwise.
+Each function gets inputs whose results were worked out by hand (course/cases), and fresh random ones. It runs in a
+process of its own, which knows no result and has a time limit (course/sandbox.py). If a result is wrong, it is compared
+with what known mistakes give, and the mistake is named. Otherwise the first input that fails is shown. The exit code is
+0 if all functions pass, and 1 otherwise.
 """
 
 import importlib
-import importlib.util
 import linecache
+import secrets
 import sys
-import traceback
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 import torch
@@ -24,82 +26,62 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from course import cases, sandbox
+from course.sandbox import Sandbox, call
+
 COURSE = Path(__file__).parent
-LESSONS = range(9)
+LESSONS = range(11)
 PASS, NOT_YET, WRONG = "PASS", "NOT YET", "WRONG"
 COLOURS = {PASS: "green", NOT_YET: "yellow", WRONG: "bold red"}
 IGNORES_GENERATOR = "does not draw from the generator: give it to torch.randint, so that a seed repeats the result"
+PADDING = (
+    "padding is not left out: −inf or NaN in {}, where mask is False, changes the result. 0 · (−inf) is NaN, so "
+    "x * mask does not leave it out; x[mask], or masked_fill before anything else, does"
+)
 MOST_SHOWN = 24  # numbers of an input that is printed
+KEPT = COURSE / "cases" / "kept.pt"  # what a students' version has in place of the solutions (course/release.py)
 
-# ------------------------------------------------------------------------------------------------ calling a function
+# -------------------------------------------------------------------------------- what must come back, and what not
 
 
 @dataclass
-class Outcome:
-    """What one call gave. parts: its tensors, one unless it gave a tuple."""
+class Key:
+    """What a function is judged by: cases, what must come back in each, and what known mistakes give there."""
 
-    value: object
-    parts: list
-    is_tuple: bool
-    has_gradient: bool
-    gradient: torch.Tensor | None  # of a weighted sum of the result, by the argument that the exercise names
+    exercise: object
+    cases: list
+    expected: list  # an Outcome for each case
 
-
-def fresh(case, gradient_of=""):
-    """The case's arguments, copied: a function can't change the next call's. Generators begin anew."""
-    arguments = {}
-    for name, value in case.arguments.items():
-        if isinstance(value, torch.Generator):
-            value = torch.Generator().manual_seed(value.initial_seed())
-        elif isinstance(value, torch.Tensor):
-            value = value.clone()
-        if name == gradient_of:
-            value.requires_grad_()
-        arguments[name] = value
-    return arguments
+    @cached_property
+    def mistakes(self):
+        """{what to say: [an Outcome for each case, or None where the mistake has no result]}"""
+        return {
+            message: [outcome_of(wrong, case, self.exercise) for case in self.cases]
+            for message, wrong in self.exercise.mistakes.items()
+        }
 
 
-def call(function, case, gradient_of=""):
-    """The Outcome of a function in a case. Whatever the function raises comes through."""
-    arguments = fresh(case, gradient_of)
-    value = function(*arguments.values())
-    is_tuple = isinstance(value, tuple | list)
-    parts = []
-    for part in value if is_tuple else [value]:
-        if isinstance(part, bool | int | float):
-            part = torch.tensor(part, dtype=torch.bool if isinstance(part, bool) else torch.float64)
-        parts.append(part)
-    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-    has_gradient = any(part.requires_grad for part in tensors)
-    gradient = None
-    if gradient_of and has_gradient:
-        # With different weights, so that a gradient in the wrong place shows.
-        total = sum((part * torch.arange(1, part.numel() + 1).view(part.shape)).sum() for part in tensors)
-        (gradient,) = torch.autograd.grad(total, arguments[gradient_of], allow_unused=True)
-    return Outcome(value, [detached(part) for part in parts], is_tuple, has_gradient, gradient)
+@cache
+def key_of(exercise, solution, seed):
+    """The Key with the fresh cases of a seed. solution: the right function."""
+    all_cases = [*exercise.cases, *exercise.fresh_cases(seed)]
+    return Key(exercise, all_cases, [expected_outcome(exercise, case, solution) for case in all_cases])
 
 
-def detached(part):
-    return part.detach() if isinstance(part, torch.Tensor) else part
+def expected_outcome(exercise, case, solution):
+    """What must come back: the numbers worked out by hand if the case has them, otherwise the solution's."""
+    outcome = call(solution, case.arguments, exercise.gradient)
+    if case.expected is not None:
+        by_hand = call(lambda *_: case.expected, case.arguments)
+        outcome.parts, outcome.is_tuple = by_hand.parts, by_hand.is_tuple
+    return outcome
 
 
-def changed_argument(function, case):
-    """The name of an argument that the function changes, or None."""
-    arguments = fresh(case)
-    function(*arguments.values())
-    for name, value in case.arguments.items():
-        if isinstance(value, torch.Tensor) and not same_tensor(arguments[name], value, 0):
-            return name
-    return None
-
-
-def ignores_generator(function, case):
-    """Whether the case has a generator that the function draws nothing from."""
-    arguments = fresh(case)
-    generators = [value for value in arguments.values() if isinstance(value, torch.Generator)]
-    before = [generator.get_state() for generator in generators]
-    function(*arguments.values())
-    return any(torch.equal(generator.get_state(), state) for generator, state in zip(generators, before))
+def outcome_of(wrong, case, exercise):
+    try:
+        return call(wrong, case.arguments, exercise.gradient)
+    except Exception:  # it may have no result here
+        return None
 
 
 # -------------------------------------------------------------------------------------------------------- comparing
@@ -121,89 +103,99 @@ def same_values(a, b, tolerance):
     return all(same_tensor(*pair, tolerance) for pair in pairs)
 
 
-def same_gradient(a, b, tolerance):
+def same_gradient(a, b, tolerance, where=None):
+    """where [N, T]: the places that count; None: all."""
     if (a.gradient is None) != (b.gradient is None) or a.has_gradient != b.has_gradient:
         return False
-    return a.gradient is None or same_tensor(a.gradient, b.gradient, tolerance)
+    if a.gradient is None:
+        return True
+    if where is None or a.gradient.shape != b.gradient.shape:
+        return same_tensor(a.gradient, b.gradient, tolerance)
+    return same_tensor(a.gradient[where], b.gradient[where], tolerance)
 
 
-def same(a, b, exercise):
-    """Whether two Outcomes are the same, up to the exercise's tolerance."""
-    if not same_values(a, b, exercise.tolerance):
+def same(a, b, exercise, case):
+    """Whether two Outcomes of a case are the same, up to the exercise's tolerance."""
+    if a is None or b is None or not same_values(a, b, exercise.tolerance):
         return False
-    return not exercise.gradient or same_gradient(a, b, exercise.tolerance)
-
-
-def expected_outcome(exercise, case, solution):
-    """What must come back: the numbers worked out by hand if the case has them, otherwise the solution's."""
-    outcome = call(solution, case, exercise.gradient)
-    if case.expected is not None:
-        by_hand = call(lambda *_: case.expected, case)
-        outcome.value, outcome.parts, outcome.is_tuple = by_hand.value, by_hand.parts, by_hand.is_tuple
-    return outcome
+    where = case.arguments["mask"] if case.padded else None
+    return not exercise.gradient or same_gradient(a, b, exercise.tolerance, where)
 
 
 # --------------------------------------------------------------------------------------------------------- verdicts
 
 
-def judge(function, exercise, solution, file):
-    """(PASS, NOT YET or WRONG, what to say) of one function. file: where it is written."""
-    cases = exercise.cases
-    expected = [expected_outcome(exercise, case, solution) for case in cases]
-    found = []
-    for case in cases:
-        try:
-            found.append(call(function, case, exercise.gradient))
-            changed = changed_argument(function, case)
-        except NotImplementedError:
+def judge(function, exercise, solution, file, seed=0):
+    """(PASS, NOT YET or WRONG, what to say) of a function of this process. file: where it is written."""
+    key = key_of(exercise, solution, seed)
+    done = sandbox.attempt(function, [case.arguments for case in key.cases], exercise.gradient, file)
+    return verdict(done, key, file)
+
+
+def verdict(done, key, file):
+    """(PASS, NOT YET or WRONG, what to say). done: what course/sandbox.py gives of the function."""
+    exercise, expected = key.exercise, key.expected
+    if "unreadable" in done:
+        return WRONG, unreadable(done["unreadable"], file)
+    if "missing" in done:
+        return WRONG, f"{file.name} has no function of this name"
+    if done.get("ended") == "time":
+        return WRONG, "takes too long: it was ended. Is there a loop without an end?"
+    if "ended" in done:
+        return WRONG, f"ends the program (exit code {done['ended']}): a function gives its result with return"
+    if "error" in done:
+        if done["error"]["type"] == "NotImplementedError":
             return NOT_YET, "not written yet"
-        except Exception as error:
-            return WRONG, raised(error, case, file)
-        if changed:
-            return WRONG, f"changes its argument {changed}: make a new tensor (no in-place operation)"
-    failing = [i for i in range(len(cases)) if not same(found[i], expected[i], exercise)]
-    if not failing and any(ignores_generator(function, case) for case in cases):
-        return WRONG, IGNORES_GENERATOR
+        return WRONG, raised(done["error"], key.cases[done["at"]], file)
+    found = done["outcomes"]
+    for outcome in found:
+        if outcome.changed:
+            return WRONG, f"changes its argument {outcome.changed}: make a new tensor (no in-place operation)"
+    failing = [i for i in range(len(key.cases)) if not same(found[i], expected[i], exercise, key.cases[i])]
     if not failing:
-        return PASS, ""
-    if found[failing[0]].value is None:
+        return (PASS, "") if all(outcome.drew for outcome in found) else (WRONG, IGNORES_GENERATOR)
+    first = failing[0]
+    if found[first].parts == ["NoneType"]:
         return WRONG, "gives nothing (None): the return is missing"
-    mistake = known_mistake(found, exercise, failing)
+    if key.cases[first].padded:  # everything else is right
+        return WRONG, PADDING.format(exercise.padding.replace(" ", " or "))
+    mistake = known_mistake(found, key, failing)
     if mistake:
         return WRONG, mistake
-    first = failing[0]
-    return WRONG, difference(found[first], expected[first], cases[first], exercise)
+    return WRONG, difference(found[first], expected[first], key.cases[first], exercise, constant_factor(found, key))
 
 
-def known_mistake(found, exercise, failing):
-    """The mistake that gives the same in all cases, or in all that fail, or in the first that fails; or None."""
-    everywhere = range(len(exercise.cases))
-    for places in (everywhere, failing, failing[:1]):
-        for message, wrong in exercise.mistakes.items():
-            if all(makes_it(wrong, exercise, found[i], exercise.cases[i]) for i in places):
+def known_mistake(found, key, failing):
+    """The mistake that gives the same in all cases, or in all that fail if these are several; or None.
+
+    Cases with −inf or NaN in the padding do not count: how the padding is left out is another question.
+    """
+    everywhere = [i for i, case in enumerate(key.cases) if not case.padded]
+    failing = [i for i in failing if not key.cases[i].padded]
+    for places in (everywhere, failing if len(failing) > 1 else []):
+        for message, outcomes in key.mistakes.items():
+            if places and all(same(outcomes[i], found[i], key.exercise, key.cases[i]) for i in places):
                 return message
     return None
 
 
-def makes_it(wrong, exercise, outcome, case):
-    """Whether a known mistake gives this outcome in a case."""
-    try:
-        return same(call(wrong, case, exercise.gradient), outcome, exercise)
-    except Exception:  # it may have no result here
-        return False
-
-
 def raised(error, case, file):
     """What an exception says, and the last line of the file that it came through."""
-    text = f"raises {type(error).__name__}: {error}".rstrip(": ")
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    if lines:
-        text += f"\nin line {lines[-1]} of {Path(file).name}: {linecache.getline(str(file), lines[-1]).strip()}"
+    text = f"raises {error['type']}: {error['text']}".rstrip(": ")
+    if error["line"]:
+        line = linecache.getline(str(file), error["line"]).strip()
+        text += f"\nin line {error['line']} of {Path(file).name}: {line}"
     return f"{text}\n{shown_arguments(case)}"
 
 
-def difference(found, expected, case, exercise):
-    """What differs, for a result that is no known mistake."""
+def unreadable(error, file):
+    """Why a file can't be imported."""
+    where = f" in line {error['line']}" if error["line"] else ""
+    return f"{file.name} can't be imported: {error['type']}{where}: {error['text']}"
+
+
+def difference(found, expected, case, exercise, factor):
+    """What differs, for a result that is no known mistake. factor: see constant_factor."""
     if not expected.is_tuple and found.is_tuple:
         return f"wrong type: gives {len(found.parts)} values; one is expected"
     if expected.is_tuple and (not found.is_tuple or len(found.parts) != len(expected.parts)):
@@ -211,7 +203,7 @@ def difference(found, expected, case, exercise):
         return f"wrong type: gives {number}; a tuple of {len(expected.parts)} is expected"
     for mine, right in zip(found.parts, expected.parts):
         if not isinstance(mine, torch.Tensor):
-            return f"wrong type: gives a {type(mine).__name__}; a tensor or number is expected"
+            return f"wrong type: gives a {mine}; a tensor or number is expected"
         if mine.shape != right.shape:
             return f"wrong shape: expected {list(right.shape)}, got {list(mine.shape)}\n{shown_arguments(case)}"
         if (mine.dtype == torch.bool) != (right.dtype == torch.bool):
@@ -221,7 +213,7 @@ def difference(found, expected, case, exercise):
     start = "wrong value"
     if any(mine.isnan().any() and not right.isnan().any() for mine, right in zip(found.parts, expected.parts)):
         start = "gives NaN, not a number"
-    elif factor := constant_factor(found, expected):
+    elif factor:
         start = "wrong sign" if factor == "-1" else f"wrong value: {factor} times what is expected"
     return f"{start}\n{shown_arguments(case)}\nexpected {shown_value(expected)}\ngot      {shown_value(found)}"
 
@@ -240,12 +232,20 @@ def wrong_gradient(found, expected, exercise):
     return f"the values are right, but their gradient by {name} is not"
 
 
-def constant_factor(found, expected):
-    """The one factor between the results as text, or "" if there is none."""
-    mine = torch.cat([part.double().flatten() for part in found.parts])
-    right = torch.cat([part.double().flatten() for part in expected.parts])
+def constant_factor(found, key):
+    """The one factor between the results and what is expected, in all cases together, as text; "" if there is none."""
+    mine, right = [], []
+    for outcome, expected, case in zip(found, key.expected, key.cases):
+        if case.padded or len(outcome.parts) != len(expected.parts):
+            continue
+        for a, b in zip(outcome.parts, expected.parts):
+            if not isinstance(a, torch.Tensor) or a.shape != b.shape:
+                return ""
+            mine.append(a.double().flatten())
+            right.append(b.double().flatten())
+    mine, right = torch.cat([torch.zeros(0), *mine]), torch.cat([torch.zeros(0), *right])
     counts = right != 0
-    if mine.shape != right.shape or not counts.any() or mine[~counts].any():
+    if not counts.any() or mine[~counts].any():
         return ""
     factors = mine[counts] / right[counts]
     if not torch.allclose(factors, factors[:1].expand_as(factors), rtol=1e-4) or not factors[0]:
@@ -258,9 +258,7 @@ def shown_arguments(case):
     if max(sizes, default=0) > MOST_SHOWN:
         what = ", ".join(f"{name} {shape_of(value)}" for name, value in case.arguments.items())
         return f"with a larger input: {what}"
-    rows = [
-        f"{name} = {shown(value)}" for name, value in case.arguments.items() if not isinstance(value, torch.Generator)
-    ]
+    rows = [f"{name} = {shown(value)}" for name, value in case.arguments.items() if not isinstance(value, dict)]
     return "with " + "\n     ".join(rows)
 
 
@@ -294,45 +292,52 @@ def nested(value):
 # ---------------------------------------------------------------------------------------------------------- lessons
 
 
-def load(file):
-    """The module of a lesson's file, read anew. Errors of the file come through."""
-    linecache.checkcache(str(file))
-    spec = importlib.util.spec_from_file_location(f"checked_{file.stem}", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def check_lesson(lesson, folder):
-    """A list of (exercise, verdict, what to say) of a lesson, 0 to 8; folder: where lesson_N.py is."""
+def keys_of_lesson(lesson, seed):
+    """The Keys of a lesson's exercises, in order."""
+    if KEPT.exists():
+        return kept_keys(lesson, seed)
     exercises = importlib.import_module(f"course.cases.lesson_{lesson}").EXERCISES
     solutions = importlib.import_module(f"course.solutions.lesson_{lesson}")
+    return [key_of(exercise, getattr(solutions, exercise.function), seed) for exercise in exercises]
+
+
+def check_lesson(lesson, folder, seed=None, box=None, seconds=sandbox.SECONDS):
+    """A list of (exercise, verdict, what to say, what it printed) of a lesson.
+
+    folder: where lesson_N.py is. seed: of the fresh cases; None: another one each time. box: a Sandbox to use.
+    """
+    if box is None:
+        with Sandbox() as box:
+            return check_lesson(lesson, folder, seed, box, seconds)
+    seed = secrets.randbelow(2**31) if seed is None else seed
     file = (Path(folder) / f"lesson_{lesson}.py").resolve()
-    try:
-        module = load(file)
-    except FileNotFoundError:
-        return [(exercise, WRONG, f"there is no {file}") for exercise in exercises]
-    except Exception as error:
-        return [(exercise, WRONG, unreadable(error, file)) for exercise in exercises]
+    linecache.checkcache(str(file))
     lines = []
-    for exercise in exercises:
-        function = getattr(module, exercise.function, None)
-        if not callable(function):
-            verdict = WRONG, f"{file.name} has no function of this name"
-        else:
-            verdict = judge(function, exercise, getattr(solutions, exercise.function), file)
-        lines.append((exercise, *verdict))
+    for key in keys_of_lesson(lesson, seed):
+        exercise = key.exercise
+        if not file.exists():
+            lines.append((exercise, WRONG, f"there is no {file}", ""))
+            continue
+        arguments = [case.arguments for case in key.cases]
+        done = box.attempt(file, exercise.function, arguments, exercise.gradient, seconds)
+        lines.append((exercise, *verdict(done, key, file), done["printed"]))
     return lines
 
 
-def unreadable(error, file):
-    """Why a file can't be imported."""
-    place = getattr(error, "lineno", None)
-    frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    if place is None and frames:
-        place = frames[-1]
-    where = f" in line {place}" if place else ""
-    return f"{file.name} can't be imported: {type(error).__name__}{where}: {getattr(error, 'msg', error)}"
+def kept_keys(lesson, seed):
+    """The same from the students' version: numbers that were kept when it was made, for a few seeds."""
+    keys = []
+    for kept in torch.load(KEPT, weights_only=True)[lesson]:
+        one = kept["sets"][seed % len(kept["sets"])]
+        kept_cases = [cases.Case(arguments, padded=padded) for arguments, padded in one["cases"]]
+        key = Key(SimpleNamespace(**kept["about"]), kept_cases, read_outcomes(one["expected"]))
+        key.mistakes = {message: read_outcomes(outcomes) for message, outcomes in one["mistakes"].items()}
+        keys.append(key)
+    return keys
+
+
+def read_outcomes(dictionaries):
+    return [found and sandbox.Outcome(**found) for found in dictionaries]
 
 
 def table(lines):
@@ -341,9 +346,19 @@ def table(lines):
     for _ in range(3):
         shown_table.add_column(no_wrap=True)
     shown_table.add_column(overflow="fold")
-    for exercise, verdict, text in lines:
+    for exercise, verdict, text, _ in lines:
         shown_table.add_row(exercise.number, exercise.function, Text(verdict, COLOURS[verdict]), Text(text))
     return shown_table
+
+
+def show(lines, console):
+    """Prints the verdicts, and below them what the functions print."""
+    if not console.is_terminal:
+        console.width = 150  # for a file, or a report
+    console.print(table(lines))
+    for exercise, _, _, printed in lines:
+        for line in printed.splitlines():
+            console.print(f"{exercise.function} prints | {line}")
 
 
 # ------------------------------------------------------------------------------------------------------------- main
@@ -353,10 +368,11 @@ def table(lines):
 class Args:
     """Which lesson, and whose functions."""
 
-    lesson: tyro.conf.Positional[Annotated[int | None, tyro.conf.arg(metavar="LESSON")]] = None  # 0 to 8
+    lesson: tyro.conf.Positional[Annotated[int | None, tyro.conf.arg(metavar="LESSON")]] = None  # 0 to 10
     all: tyro.conf.FlagCreatePairsOff[bool] = False  # all lessons
     solutions: tyro.conf.FlagCreatePairsOff[bool] = False  # the solutions instead of the exercises
     folder: Path = COURSE / "exercises"  # where lesson_N.py is
+    seed: int | None = None  # of the random inputs, 0 or greater; None: others in each check
 
 
 def chosen_lessons(args):
@@ -378,16 +394,19 @@ def main(args):
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    if args.solutions and KEPT.exists():
+        print("error: the students' version has no solutions", file=sys.stderr)
+        sys.exit(2)
     folder = COURSE / "solutions" if args.solutions else args.folder
     console = Console(highlight=False, emoji=False, markup=False)
-    if not console.is_terminal:
-        console.width = 150  # for a file, or a report
+    seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     lines = []
-    for lesson in lessons:
-        lines += check_lesson(lesson, folder)
-    console.print(table(lines))
-    num_passed = sum(verdict == PASS for _, verdict, _ in lines)
-    console.print(f"{num_passed} of {len(lines)} pass")
+    with Sandbox() as box:
+        for lesson in lessons:
+            lines += check_lesson(lesson, folder, seed, box)
+    show(lines, console)
+    num_passed = sum(verdict == PASS for _, verdict, *_ in lines)
+    console.print(f"{num_passed} of {len(lines)} pass (random inputs: --seed {seed} repeats them)")
     sys.exit(int(num_passed < len(lines)))
 
 

@@ -1,5 +1,6 @@
 """The course: that its checks find what is wrong and say it, and that its solutions are what the trainers compute."""
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -23,6 +24,8 @@ import ppo
 import reinforce
 import rloo
 from course import check
+from course.sandbox import Sandbox, call
+from rewards import kk
 from runtime import measure
 from tools import compare
 
@@ -39,7 +42,7 @@ each_lesson = pytest.mark.parametrize("lesson", check.LESSONS)
 
 
 def lesson_of(exercise):
-    return int(exercise.number[0])
+    return int(exercise.number.split(".")[0])
 
 
 def solution_of(exercise):
@@ -50,6 +53,12 @@ def judge(function, exercise):
     return check.judge(function, exercise, solution_of(exercise), __file__)
 
 
+@pytest.fixture(scope="module")
+def box():
+    with Sandbox() as started:
+        yield started
+
+
 def named(function):
     return next(exercise for exercise in EXERCISES if exercise.function == function)
 
@@ -58,15 +67,16 @@ def named(function):
 
 
 @each_lesson
-def test_every_stub_is_not_written_yet(lesson):
-    lines = check.check_lesson(lesson, COURSE / "exercises")
-    assert len(lines) >= 2 and {(verdict, text) for _, verdict, text in lines} == {("NOT YET", "not written yet")}
+def test_every_stub_is_not_written_yet(lesson, box):
+    lines = check.check_lesson(lesson, COURSE / "exercises", box=box)
+    assert len(lines) >= 2 and {line[1:] for line in lines} == {("NOT YET", "not written yet", "")}
 
 
 @each_lesson
-def test_every_solution_passes(lesson):
-    lines = check.check_lesson(lesson, COURSE / "solutions")
-    assert [(verdict, text) for _, verdict, text in lines] == [("PASS", "")] * len(lines)
+def test_every_solution_passes(lesson, box):
+    for seed in (1, 2):
+        lines = check.check_lesson(lesson, COURSE / "solutions", seed, box)
+        assert [line[1:] for line in lines] == [("PASS", "", "")] * len(lines)
 
 
 @each_lesson
@@ -77,11 +87,12 @@ def test_stubs_and_solutions_have_the_same_arguments_and_import_torch_alone(less
         assert heads[0] == heads[1] == ", ".join(exercise.cases[0].arguments)
     for text in texts:
         assert set(re.findall(r"^(?:import|from) (\w+)", text, re.M)) <= {"torch", "math"}
-    open_question = in_lesson(lesson).EXERCISES[-1].number[:2] + str(int(in_lesson(lesson).EXERCISES[-1].number[2]) + 1)
+    last = in_lesson(lesson).EXERCISES[-1].number.split(".")[1]
+    open_question = f"{lesson}.{int(last) + 1}"
     assert all(f"# {open_question} " in text for text in texts)
 
 
-@pytest.mark.parametrize("lesson", [0, 1, 2, 4, 5, 6, 8])  # 3 and 7 sample from a model
+@pytest.mark.parametrize("lesson", [0, 1, 2, 4, 5, 6, 8, 10])  # 3, 7 and 9 sample from a model
 def test_the_numbers_of_an_answer_are_those_that_its_code_prints(lesson, capsys):
     in_lesson(lesson, "solutions").open_question()
     printed = capsys.readouterr().out.splitlines()
@@ -91,7 +102,8 @@ def test_the_numbers_of_an_answer_are_those_that_its_code_prints(lesson, capsys)
         assert f"#     {line}\n" in text
 
 
-@pytest.mark.parametrize(("lesson", "num_lines"), [(3, 4), (7, 3)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("lesson", "num_lines"), [(3, 4), (7, 3), (9, 6)])
 def test_the_numbers_of_an_experiment_are_about_those_of_its_code(lesson, num_lines, capsys, monkeypatch):
     """They are sampled from kk_tiny: on another machine a few tokens may be others."""
     monkeypatch.chdir(ROOT)
@@ -119,10 +131,8 @@ def test_every_known_mistake_is_named(exercise):
 
 @each_exercise
 def test_the_right_function_is_no_known_mistake(exercise):
-    found = [check.call(solution_of(exercise), case, exercise.gradient) for case in exercise.cases]
-    for wrong in exercise.mistakes.values():
-        pairs = zip(found, exercise.cases)
-        assert not all(check.makes_it(wrong, exercise, outcome, case) for outcome, case in pairs)
+    key = check.key_of(exercise, solution_of(exercise), 0)
+    assert check.known_mistake(key.expected, key, list(range(len(key.cases)))) is None
 
 
 def plus(function, amount):
@@ -165,6 +175,13 @@ def test_what_is_said_of_wrong_results(wrong, said):
     assert verdict == "WRONG" and said in text
 
 
+def test_a_factor_is_named_only_if_it_is_the_same_in_all_cases():
+    of_two_it_is_the_half = lambda rewards, group_size: rewards - rewards.mean()  # noqa: E731
+    assert judge(of_two_it_is_the_half, named("leave_one_out"))[1].startswith("wrong value\n")
+    times_three = lambda *arguments: 3 * solution_of(named("reinforce_loss"))(*arguments)  # noqa: E731
+    assert judge(times_three, named("reinforce_loss"))[1].startswith("wrong value: 3 times what is expected")
+
+
 def test_wrong_gradients_are_named():
     clipped = named("clipped_loss")
     right = solution_of(clipped)
@@ -203,29 +220,30 @@ def run_check(*words):
     )
 
 
-def main(*words, capsys):
-    """(exit code, what is printed) of the command in this process."""
+def main(*words, capsys, box=None):
+    """(exit code, what is printed) of the command in this process. box: the Sandbox that it takes."""
     args = check.tyro.cli(check.Args, args=words, use_underscores=True)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(check, "Sandbox", lambda: contextlib.nullcontext(box))
         check.main(args)
     out = capsys.readouterr()
     return ended.value.code, out.out + out.err
 
 
-def test_the_command(capsys):
+def test_the_command(capsys, box):
     done = run_check("1", "--solutions")
     assert done.returncode == 0 and done.stdout.count("PASS") == 2 and "2 of 2 pass" in done.stdout
-    code, text = main("1", capsys=capsys)
+    code, text = main("1", capsys=capsys, box=box)
     assert code == 1 and text.count("NOT YET") == 2 and "0 of 2 pass" in text
-    code, text = main("--all", "--solutions", capsys=capsys)
+    code, text = main("--all", "--solutions", capsys=capsys, box=box)
     assert code == 0 and f"{len(EXERCISES)} of {len(EXERCISES)} pass" in text
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["9"], "there is no lesson 9: the lessons are 0 to 8"),
-        ([], "which lesson? Give a number from 0 to 8, or --all"),
+        (["11"], "there is no lesson 11: the lessons are 0 to 10"),
+        ([], "which lesson? Give a number from 0 to 10, or --all"),
         (["1", "--all"], "not both"),
     ],
 )
@@ -234,15 +252,15 @@ def test_a_lesson_that_does_not_exist(words, said, capsys):
     assert code == 2 and text.startswith("error: ") and said in text and text.count("\n") == 1
 
 
-def test_files_that_cannot_be_read(tmp_path, capsys):
-    code, text = main("1", "--folder", str(tmp_path), capsys=capsys)
+def test_files_that_cannot_be_read(tmp_path, capsys, box):
+    code, text = main("1", "--folder", str(tmp_path), capsys=capsys, box=box)
     assert code == 1 and text.count("WRONG") == 2 and "there is no" in text
     file = tmp_path / "lesson_1.py"
     file.write_text("import torch\n\n\ndef leave_one_out(rewards, group_size)\n    return 1\n")
-    _, text = main("1", "--folder", str(tmp_path), capsys=capsys)
+    _, text = main("1", "--folder", str(tmp_path), capsys=capsys, box=box)
     assert "lesson_1.py can't be imported: SyntaxError in line 4: expected ':'" in text
     file.write_text("def leave_one_out(rewards, group_size):\n    return rewards.nothing()\n")
-    _, text = main("1", "--folder", str(tmp_path), capsys=capsys)
+    _, text = main("1", "--folder", str(tmp_path), capsys=capsys, box=box)
     assert "raises AttributeError" in text and "in line 2 of lesson_1.py: return rewards.nothing()" in text
     assert "lesson_1.py has no function of this name" in text
 
@@ -384,6 +402,21 @@ def trainers_top_entropy_mask(entropy, mask, share):
     return mask & ~(entropy < threshold)
 
 
+def trainers_closed_rewards(format, parsed, correct):
+    """By kk.score, of texts that are as the three say."""
+    rewards = []
+    for has_format, is_read, is_right in zip(format, parsed, correct):
+        answer = f"Ann is a {'knight' if is_right else 'knave'}" if is_read else "Ann is"
+        text = f"hm</think><answer>{answer}</answer>" if has_format else f"hm<answer>{answer}</answer>"
+        rewards.append(kk.score(text, {"Ann": True}, strict=True)["reward"])
+    return torch.tensor(rewards)
+
+
+def trainers_kl_estimates(logp, ref_logp):
+    difference = logp - ref_logp
+    return difference, difference.square() / 2, grpo.k3(logp, ref_logp)
+
+
 def trainers_paired_difference(a, b):
     return compare.mean_and_error((a - b).tolist())
 
@@ -408,11 +441,14 @@ TRAINERS = {
     "entropy": trainers_entropy,
     "top_entropy_mask": trainers_top_entropy_mask,
     "paired_difference": trainers_paired_difference,
+    "closed_rewards": trainers_closed_rewards,
+    "kl_estimates": trainers_kl_estimates,
 }
 
 
-def test_all_functions_but_the_bootstrap_are_the_trainers():
-    assert {exercise.function for exercise in EXERCISES} - set(TRAINERS) == {"bootstrap_interval"}
+def test_all_functions_but_these_are_the_trainers():
+    others = {"bootstrap_interval", "paid_wrongly", "rewards_with_kl"}
+    assert {exercise.function for exercise in EXERCISES} - set(TRAINERS) == others
 
 
 @pytest.mark.parametrize("function", TRAINERS)
@@ -420,7 +456,7 @@ def test_what_is_expected_is_what_the_trainers_compute(function):
     exercise = named(function)
     for case in exercise.cases:
         expected = check.expected_outcome(exercise, case, solution_of(exercise))
-        theirs = check.call(TRAINERS[function], case)
+        theirs = call(TRAINERS[function], case.arguments)
         assert check.same_values(theirs, expected, 1e-5), (theirs.parts, expected.parts)
 
 
@@ -430,17 +466,45 @@ def test_what_is_expected_is_what_the_trainers_compute(function):
 def test_the_gradients_are_the_trainers(function):
     exercise = named(function)
     for case in exercise.cases:
-        ours = check.call(solution_of(exercise), case, exercise.gradient)
-        theirs = check.call(TRAINERS[function], case, exercise.gradient)
+        ours = call(solution_of(exercise), case.arguments, exercise.gradient)
+        theirs = call(TRAINERS[function], case.arguments, exercise.gradient)
         assert ours.gradient is not None and check.same_gradient(ours, theirs, 1e-5)
 
 
 @each_exercise
-def test_every_exercise_has_numbers_by_hand_and_a_larger_case(exercise):
+def test_every_exercise_has_numbers_by_hand_and_random_cases(exercise):
     by_hand = [case for case in exercise.cases if case.expected is not None]
-    assert len(by_hand) >= 2 and by_hand == exercise.cases[: len(by_hand)]
-    without_larger = ("overlong_penalty", "bootstrap_interval")
-    assert len(by_hand) < len(exercise.cases) or exercise.function in without_larger
+    assert len(by_hand) >= 2 and by_hand == exercise.cases[: len(by_hand)] and len(by_hand) < len(exercise.cases)
+    fresh, others = exercise.fresh_cases(1), exercise.fresh_cases(1000)
+    assert all(case.expected is None for case in fresh) and {tuple(case.arguments) for case in fresh} == {
+        tuple(exercise.cases[0].arguments)
+    }
+    assert all(shown_case(a) != shown_case(b) for a, b in zip(fresh, others))
+    assert sum(case.padded for case in fresh) == (2 if exercise.padding else 0)
+    names = "mask" in exercise.cases[0].arguments and exercise.function != "generalized_advantages"
+    assert bool(exercise.padding) == names  # there the values are zero outside the mask
+
+
+def shown_case(case):
+    return {name: value.tolist() if torch.is_tensor(value) else value for name, value in case.arguments.items()}
+
+
+MULTIPLIED = {  # right as long as the padding is finite
+    "reinforce_loss": lambda logp, rewards, mask: -(rewards[:, None] * logp * mask).sum() / mask.sum(),
+    "clipped_loss": lambda logp, old_logp, advantages, mask, low, high: (
+        -(in_lesson(2).surrogate(logp, old_logp, advantages, low, high) * mask).sum() / mask.sum()
+    ),
+    "sampler_gap": lambda sampler, trainer, mask: ((sampler - trainer).abs() * mask).sum() / mask.sum(),
+    "token_mean": lambda loss, mask: (loss * mask).sum() / mask.sum(),
+    "mean_of_means": lambda loss, mask: ((loss * mask).sum(1) / mask.sum(1).clamp(min=1)).mean(),
+    "sequence_ratio": lambda logp, old_logp, mask: in_lesson(6).mean_log_ratio(logp, old_logp, mask).exp(),
+}
+
+
+@pytest.mark.parametrize("function", MULTIPLIED)
+def test_padding_that_is_multiplied_by_zero(function):
+    verdict, text = judge(MULTIPLIED[function], named(function))
+    assert verdict == "WRONG" and text.startswith("padding is not left out")
 
 
 # --------------------------------------------------------------------------------------------------------- notebook

@@ -2,17 +2,26 @@
 
 import ast
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from tools import anchors
+import grpo
+import grpo_tis
+import rloo
+from course.solutions import lesson_10
+from rewards import kk
+from tools import anchors, compare
 
 ROOT = Path(__file__).parents[1]
 COURSE = ROOT / "course"
 PAGES = sorted(COURSE.glob("*.md"))
+LESSONS = range(11)
 COMMAND = re.compile(r"^(?:nice )?python ((?:-m )?[\w./]+)(.*)$", re.MULTILINE)
 # "<!-- test accuracy: A, B -->", then a table: a column of steps and one column for each kept run.
 SNIPPET = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
@@ -42,7 +51,7 @@ def settings_of(path):
 def test_each_lesson_names_places_in_scripts_and_has_a_section_for_the_lecturer():
     lecturer = (COURSE / "lecturer.md").read_text()
     overview = (COURSE / "README.md").read_text()
-    for number in range(9):
+    for number in LESSONS:
         text = (COURSE / f"lesson_{number}.md").read_text()
         assert anchors.NAMED.search(text), number
         assert f"python -m course.check {number}" in text
@@ -58,7 +67,7 @@ def test_commands_have_only_settings_that_exist(page):
         rest = rest.split(" #")[0].rstrip()
         module = program.removeprefix("-m ")
         if module == "course.check":
-            assert re.fullmatch(r" ([0-8](\.\d)?( --solutions)?|--all( --solutions)?)", rest), rest
+            assert re.fullmatch(r" (([0-9]|10)( --solutions)?|--all( --solutions)?)", rest), rest
             continue
         path = ROOT / (module.replace(".", "/") + ".py" if program != module else module)
         assert path.exists(), program
@@ -84,12 +93,177 @@ def test_quoted_accuracies_are_those_of_the_kept_runs():
     assert num_tables >= 5
 
 
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("number", LESSONS)
 def test_live_snippets_print_what_is_said(number, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT))
     text = (COURSE / "lecturer.md").read_text()
-    section = re.split(r"^## Lesson \d: ", text, flags=re.MULTILINE)[number + 1]
+    section = re.split(r"^## Lesson \d+: ", text, flags=re.MULTILINE)[number + 1]
     [(code, expected)] = SNIPPET.findall(section)
     exec(code, {})
     assert capsys.readouterr().out == expected
+
+
+# ------------------------------------------------------------------------------------- numbers that the lessons claim
+
+
+def rows_of(lesson, first):
+    """The numbers of the table's rows whose first cell is one of `first`: {cell: [number, ...]}."""
+    text = (COURSE / f"lesson_{lesson}.md").read_text().replace("−", "-")
+    rows = {}
+    for line in re.findall(r"^\| (.*) \|$", text, re.M):
+        name, *cells = line.split(" | ")
+        if name in first:
+            rows[name] = [float(cell) for cell in cells]
+    assert set(rows) == set(first)
+    return rows
+
+
+def gradient_of_two_tokens(weight):
+    """∇J by the logits of a first "a" and of an "a" after it, over the old policy's responses; "aa" has reward 1.
+
+    weight: what multiplies a response, from the ratios of its two tokens.
+    """
+    logits = torch.tensor([math.log(0.8 / 0.2), math.log(0.6 / 0.4)], dtype=torch.float64, requires_grad=True)
+    first, second = logits.sigmoid()
+    return torch.autograd.grad(0.25 * weight(first / 0.5, second / 0.5), logits)[0].tolist()
+
+
+def test_the_ratio_of_a_token_does_not_correct_its_prefix():
+    logits = torch.tensor([math.log(4), math.log(1.5)], dtype=torch.float64, requires_grad=True)
+    true = torch.autograd.grad(logits.sigmoid().prod(), logits)[0].tolist()  # J = π(aa)
+    computed = {
+        "true": true,
+        "weighted by the ratio of the response": gradient_of_two_tokens(lambda first, second: first * second),
+        "weighted by the ratio of each token": gradient_of_two_tokens(lambda first, second: first + second),
+    }
+    assert rows_of(2, computed) == {name: pytest.approx(values, abs=5e-4) for name, values in computed.items()}
+
+
+@pytest.mark.parametrize("shares", ["0.6, 0.4", "0.999, 0.001"])
+def test_neither_k1_nor_k3_is_always_less_noisy(shares):
+    policy = torch.tensor([float(share) for share in shares.split(", ")], dtype=torch.float64)
+    reference = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    k1, k3 = (policy / reference).log(), grpo.k3(policy.log(), reference.log())
+    assert (policy * k1).sum() == pytest.approx((policy * k3).sum())  # both have the mean KL(π ‖ π_ref)
+    variances = [((policy * k.square()).sum() - (policy * k).sum() ** 2).item() for k in (k1, k3)]
+    [(k1_said, k3_said)] = re.findall(
+        rf"\| {shares} \| 0.5, 0.5 \| (.*) \| (.*) \|", (COURSE / "lesson_2.md").read_text()
+    )
+    assert [float(k1_said), float(k3_said)] == pytest.approx(variances, rel=0.02)
+
+
+def test_the_loss_of_the_notebook_is_not_near_zero():
+    notebook = (COURSE / "grpo_by_hand.ipynb").read_text()
+    assert "response tokens: [33, 157, 32, 29] - together: 251" in notebook
+    advantages = [-0.5, 1.5, -0.5, -0.5]
+    loss = -sum(a * n for a, n in zip(advantages, (33, 157, 32, 29))) / 251
+    assert f"{loss:.3f}" == "-0.751" and "−0.751" in (COURSE / "lesson_2.md").read_text()
+
+
+def test_a_group_of_one_response():
+    args, batch = SimpleNamespace(responses_per_prompt=1), {"mask": torch.ones(1, 1, dtype=torch.bool)}
+    reward = torch.tensor([3.0])
+    assert rloo.compute_advantages(reward, batch, args).item() == 0
+    assert grpo.compute_advantages(reward, batch, args).item() == pytest.approx(3, rel=1e-5)
+
+
+def test_weights_of_tis_correct_a_temperature():
+    logits = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)
+    sampler, trainer = logits.log_softmax(0), (logits / 0.7).log_softmax(0)
+    args = SimpleNamespace(correction="tis", correction_max=1e9, correction_min=0.5)
+    batch = {"old_logp": trainer[None], "sampler_logp": sampler[None]}
+    weight, _ = grpo_tis.sampler_correction(batch, args)
+    assert torch.allclose(sampler.exp() * weight[0], trainer.exp())
+
+
+def test_the_three_divisors_of_lesson_4():
+    lengths, largest = torch.tensor([10.0, 1000.0]), 1000
+    computed = {
+        "mean over tokens": 1 / lengths.sum().expand(2),
+        "mean of means": 1 / lengths / 2,
+        "a constant": torch.full((2,), 1 / (2 * largest)),
+    }
+    for name, said in rows_of(4, computed).items():
+        of_token = computed[name]
+        assert said == pytest.approx([*of_token.tolist(), *(of_token * lengths).tolist()], rel=0.02)
+
+
+def test_the_spikes_are_of_one_seed_and_of_the_script_with_a_kl_term():
+    def largest(entry, seed):
+        rows = json.loads((ROOT / "benchmarks" / "kk_tiny" / f"{entry}_seed_{seed}.json").read_text())["rows"]
+        return max(row.get("grad_norm", 0) for row in rows)
+
+    assert largest("16_updates", 0) > 20 and max(largest("16_updates", seed) for seed in (1, 2)) < 0.5
+    assert max(largest("acpo_16_updates", seed) for seed in range(3)) == pytest.approx(0.56, abs=0.005)
+
+
+def test_an_undecided_place_may_have_a_probable_token():
+    shares = torch.tensor([0.6] + [0.001] * 400, dtype=torch.float64)
+    assert -(shares * shares.log()).sum() == pytest.approx(3.07, abs=0.005)
+    assert 2 * math.log(4) < 3.07
+
+
+def test_pairing_did_not_help_in_lesson_8():
+    grpo_runs, lopti_runs = (0.667, 0.630, 0.713), (0.743, 0.713, 0.683)
+    _, paired = compare.mean_and_error([a - b for a, b in zip(lopti_runs, grpo_runs)])
+    errors = [compare.mean_and_error(runs)[1] for runs in (grpo_runs, lopti_runs)]
+    assert f"{paired:.3f}" == "0.037" and f"{math.hypot(*errors):.3f}" == "0.030"
+
+
+def test_the_six_gradients_of_lesson_10():
+    policy = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    reference = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    found, means = lesson_10.gradients(policy, reference)
+    text = (COURSE / "lesson_10.md").read_text().replace("−", "-")
+    shown = {name: ", ".join(f"{round(value, 3) + 0:.3f}" for value in row.tolist()) for name, row in found.items()}
+    for k in ("k1", "k2", "k3"):
+        assert f"| {k} | {shown[f'{k} in the loss']} | {shown[f'{k} in the reward']} |" in text
+    for name, latex in (("KL(π ‖ π_ref)", r"\pi \Vert \pi_{ref}"), ("KL(π_ref ‖ π)", r"\pi_{ref} \Vert \pi")):
+        ratio = (policy / reference).log()
+        value = (policy * ratio).sum() if name == "KL(π ‖ π_ref)" else -(reference * ratio).sum()
+        assert rf"| $\text{{KL}}({latex})$ | {value:.3f} | {shown[name]} |" in text
+    estimates = lesson_10.kl_estimates(policy.log(), reference.log())
+    for k, values, mean in zip(("k1", "k2", "k3"), estimates, means):
+        numbers = [f"{value:.3f}" if value else "0" for value in values.tolist()]
+        assert f"| {k} | {' | '.join(numbers)} | {mean:.3f} |" in text
+    assert torch.allclose(found["KL(π_ref ‖ π)"], policy - reference)
+
+
+def test_what_the_rule_pays_in_lesson_9():
+    text = (COURSE / "lesson_9.md").read_text().replace("`", "").replace("−", "-")
+    rows = re.findall(r"^\| (.*</answer>).* \| (.*) \| (.*) \|$", text, re.M)
+    assert len(rows) == 4
+    for response, reward, strict in rows:
+        answer = {"Ann": True, "Ben": False}
+        assert kk.score(response, answer)["reward"] == float(reward)
+        assert kk.score(response, answer, strict=True)["reward"] == float(strict)
+
+
+def kept_hacks(rule):
+    """{seed: {step: metrics}} of the kept runs of lesson 9."""
+    runs = {}
+    for path in sorted((COURSE / "results").glob(f"{rule}_seed_*.json")):
+        kept = json.loads(path.read_text())
+        assert f"--task course/rules/{rule}.py --max_response_tokens 100" in kept["command"]
+        runs[int(path.stem[-1])] = {row["step"]: row for row in kept["rows"]}
+    return runs
+
+
+def test_the_numbers_of_lesson_9_are_those_of_the_kept_runs():
+    opened, closed = kept_hacks("fails_open"), kept_hacks("fails_closed")
+    text = (COURSE / "lesson_9.md").read_text().replace("−", "-")
+    places = {"reward": 2, "accuracy": 3, "format_rate": 3, "response_tokens": 0, "eval/accuracy": 3}
+    for step in (0, 1, 4, 8, 12):
+        row = opened[0][step]
+        cells = [f"{row[name]:.{digits}f}" if name in row else "" for name, digits in places.items()]
+        assert f"| {step} | {' | '.join(cells)} |" in text
+    pairs = [(closed[seed][12]["eval/accuracy"], opened[seed][12]["eval/accuracy"]) for seed in opened]
+    for seed, (of_closed, of_open) in zip(opened, pairs):
+        assert f"| {seed} | {of_closed:.3f} | {of_open:.3f} | {of_open - of_closed:+.3f} |" in text
+    mean, error = compare.mean_and_error([of_open - of_closed for of_closed, of_open in pairs])
+    assert f"{mean:+.3f} ± {error:.3f} |" in text and len(pairs) == 3
+    assert mean + 4.303 * error < 0  # so the leak harms
+    for runs, sign in ((opened, -1), (closed, 1)):  # falls with the leak, rises without it
+        assert all(sign * (run[12]["eval/accuracy"] - run[0]["eval/accuracy"]) > 0 for run in runs.values())
+    assert all(run[12]["reward"] > run[1]["reward"] + 1 for run in opened.values())

@@ -7,14 +7,12 @@ import torch
 from course.cases import Case, Exercise, bools, floats, random_logp, random_mask
 
 
-def larger_logits():
-    rng = torch.Generator().manual_seed(0)
+def random_logits(rng):
     logits = 3 * torch.randn(4, 6, 7, generator=rng)
     return {"logits": logits, "ids": torch.randint(7, (4, 6), generator=rng)}
 
 
-def larger_batch():
-    rng = torch.Generator().manual_seed(0)
+def random_batch(rng):
     mask = random_mask(rng)
     return {"logp": random_logp(rng, mask.shape), "rewards": torch.randn(len(mask), generator=rng), "mask": mask}
 
@@ -42,8 +40,8 @@ TOKEN_LOG_PROBS = Exercise(
             {"logits": floats([[[1000, 0], [1000, 0]]]), "ids": torch.tensor([[1, 0]])},
             floats([[-1000, 0]]),
         ),
-        Case(larger_logits()),
     ],
+    random=random_logits,
     mistakes={
         "gives probabilities: their logarithm is asked for": lambda logits, ids: chosen(logits.softmax(-1), ids),
         "gives the logits themselves: they must be normalised first, by log_softmax over the vocabulary": chosen,
@@ -93,8 +91,9 @@ REINFORCE_LOSS = Exercise(
             },
             5.5 / 3,
         ),
-        Case(larger_batch()),
     ],
+    random=random_batch,
+    padding="logp",
     mistakes={
         "has the wrong sign: this is the objective, which should grow; the loss is its negative": (
             lambda logp, rewards, mask: objective(logp, rewards, mask).sum() / mask.sum()

@@ -7,8 +7,7 @@ import torch
 from course.cases import Case, Exercise, floats
 
 
-def larger():
-    rng = torch.Generator().manual_seed(0)
+def random_rewards(rng):
     return {"rewards": torch.randn(12, generator=rng), "group_size": 4}
 
 
@@ -57,8 +56,8 @@ LEAVE_ONE_OUT = Exercise(
         Case({"rewards": floats([1, 0]), "group_size": 2}, floats([1, -1])),
         # Baselines (1 + 2)/2, (3 + 2)/2, (3 + 1)/2; then (0 + 6)/2, (0 + 6)/2, (0 + 0)/2.
         Case({"rewards": floats([3, 1, 2, 0, 0, 6]), "group_size": 3}, floats([1.5, -1.5, 0, -3, -3, 6])),
-        Case(larger()),
     ],
+    random=random_rewards,
     mistakes={
         "the baseline contains the response's own reward: that is dr_grpo.py's; leave it out": less_mean,
         "wrong denominator: the sum of the others has group_size − 1 rewards, not group_size": (
@@ -94,8 +93,8 @@ GROUP_ADVANTAGES = Exercise(
             {"rewards": floats([1, 2, 3, 0, 0, 6]), "group_size": 3},
             floats([-1, 0, 1, -2 / math.sqrt(12), -2 / math.sqrt(12), 4 / math.sqrt(12)]),
         ),
-        Case(larger()),
     ],
+    random=random_rewards,
     mistakes={
         "wrong standard deviation: ddof 0 (the population's); grpo.py has ddof 1, which divides by G − 1": (
             lambda rewards, group_size: normalised(rewards, group_size, correction=0)

@@ -22,14 +22,13 @@ def loss_case(ratios, advantages, mask, expected, clip_low=0.2, clip_high=0.24):
     return Case(arguments, expected)
 
 
-def larger_loss():
-    rng = torch.Generator().manual_seed(0)
+def random_loss(rng):
     mask = random_mask(rng)
     old_logp = random_logp(rng, mask.shape)
     logp = old_logp + 0.3 * torch.randn(mask.shape, generator=rng)
     advantages = torch.randn(len(mask), 1, generator=rng).expand(mask.shape).clone()
     rest = {"advantages": advantages, "mask": mask, "clip_low": 0.2, "clip_high": 0.28}
-    return Case({"logp": logp, "old_logp": old_logp} | rest)
+    return {"logp": logp, "old_logp": old_logp} | rest
 
 
 def surrogate(logp, old_logp, advantages, clip_low, clip_high, choose=torch.min):
@@ -72,8 +71,9 @@ CLIPPED_LOSS = Exercise(
             [[1, 1, 0], [1, 0, 0]],
             -(2.2 + 1 - 0.9) / 3,
         ),
-        larger_loss(),
     ],
+    random=random_loss,
+    padding="logp old_logp advantages",
     mistakes={
         "has the wrong sign: this is the objective, which should grow; the loss is its negative": (
             lambda logp, old_logp, advantages, mask, low, high: tokens_mean(
@@ -152,13 +152,16 @@ CLIPPED_LOSS = Exercise(
 # ------------------------------------------------------------------------------------------- generalized_advantages
 
 
-def larger_values():
-    rng = torch.Generator().manual_seed(0)
+def random_values(rng):
     mask = random_mask(rng)
     values = torch.randn(mask.shape, generator=rng) * mask  # zero elsewhere, as ppo.py has them
-    return Case(
-        {"rewards": torch.randn(len(mask), generator=rng), "values": values, "mask": mask, "gamma": 0.9, "lam": 0.8}
-    )
+    return {
+        "rewards": torch.randn(len(mask), generator=rng),
+        "values": values,
+        "mask": mask,
+        "gamma": 0.9,
+        "lam": 0.8,
+    }
 
 
 def gae(rewards, values, mask, gamma, lam, place="last", after="zero", decay=None, masked=True):
@@ -236,8 +239,8 @@ GENERALIZED_ADVANTAGES = Exercise(
             },
             floats([[0, 1.5, 1.75, 1], [-1.5, 0, 0, 0]]),
         ),
-        larger_values(),
     ],
+    random=random_values,
     mistakes={
         "has the wrong sign: a reward above the value is a positive surprise": lambda *args: -gae(*args),
         "λ is missing: the surprises to come decay by γ·λ for each token, not by γ": (
@@ -275,10 +278,9 @@ GENERALIZED_ADVANTAGES = Exercise(
 # ------------------------------------------------------------------------------------------------------------ k3_kl
 
 
-def larger_k3():
-    rng = torch.Generator().manual_seed(0)
+def random_policies(rng):
     logp = random_logp(rng, (4, 6))
-    return Case({"logp": logp, "ref_logp": logp + 0.5 * torch.randn(4, 6, generator=rng)})
+    return {"logp": logp, "ref_logp": logp + 0.5 * torch.randn(4, 6, generator=rng)}
 
 
 def k3(difference):
@@ -299,8 +301,8 @@ K3_KL = Exercise(
             {"logp": floats([[-1, math.log(0.25)]]), "ref_logp": floats([[-1, math.log(0.5)]])},
             floats([[0, 1 - math.log(2)]]),
         ),
-        larger_k3(),
     ],
+    random=random_policies,
     mistakes={
         "wrong sign in k3: the difference is ref_logp − logp (π_ref/π), not logp − ref_logp": (
             lambda logp, ref_logp: k3(logp - ref_logp)

@@ -7,22 +7,21 @@ import torch
 from course.cases import Case, Exercise, bools, floats, random_logp, random_mask
 
 
-def larger(*names):
-    rng = torch.Generator().manual_seed(0)
+def two_policies(rng, *names):
     mask = random_mask(rng)
     first = random_logp(rng, mask.shape)
     second = first + 0.5 * torch.randn(mask.shape, generator=rng)
     return dict(zip(names, (first, second))), mask
 
 
-def larger_gap():
-    arguments, mask = larger("sampler_logp", "trainer_logp")
-    return Case(arguments | {"mask": mask})
+def random_gap(rng):
+    arguments, mask = two_policies(rng, "sampler_logp", "trainer_logp")
+    return arguments | {"mask": mask}
 
 
-def larger_weights():
-    arguments, _ = larger("trainer_logp", "sampler_logp")
-    return Case(arguments | {"cap": 1.5})
+def random_weights(rng):
+    arguments, _ = two_policies(rng, "trainer_logp", "sampler_logp")
+    return arguments | {"cap": 1.5}
 
 
 def mean(values, mask):
@@ -51,8 +50,9 @@ SAMPLER_GAP = Exercise(
             },
             1.75 / 3,
         ),
-        larger_gap(),
     ],
+    random=random_gap,
+    padding="sampler_logp trainer_logp",
     mistakes={
         "lacks the absolute value: differences of both signs cancel, and a large gap may look small": (
             lambda sampler, trainer, mask: mean(sampler - trainer, mask)
@@ -105,8 +105,8 @@ TRUNCATED_WEIGHTS = Exercise(
         ),
         # Far below 1/cap: no lower bound.
         Case({"trainer_logp": floats([[-4]]), "sampler_logp": floats([[-1]]), "cap": 2.0}, floats([[math.exp(-3)]])),
-        larger_weights(),
     ],
+    random=random_weights,
     mistakes={
         "a gradient flows through the weights: they are constants, detach them": (
             lambda trainer, sampler, cap: (trainer - sampler).exp().clamp(max=cap)

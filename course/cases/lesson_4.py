@@ -5,8 +5,7 @@ import torch
 from course.cases import Case, Exercise, bools, floats, random_mask
 
 
-def larger():
-    rng = torch.Generator().manual_seed(0)
+def random_loss(rng):
     mask = random_mask(rng)
     return {"loss": torch.randn(mask.shape, generator=rng), "mask": mask}
 
@@ -39,7 +38,9 @@ TOKEN_MEAN = Exercise(
     "token_mean",
     gradient="loss",
     # (1 + 1 + 4) / 3. (1 + 2 + 4) / 3: a row without response tokens changes nothing.
-    cases=[Case(TWO, 6 / 3), Case(TWO_AND_NONE, 7 / 3), Case(larger())],
+    cases=[Case(TWO, 6 / 3), Case(TWO_AND_NONE, 7 / 3)],
+    random=random_loss,
+    padding="loss",
     mistakes=BOTH
     | {
         "wrong denominator: takes the mean of the responses' means (that is mean_of_means); all response tokens "
@@ -56,7 +57,9 @@ MEAN_OF_MEANS = Exercise(
     "mean_of_means",
     gradient="loss",
     # Means (1 + 1)/2 = 1 and 4, so 5/2. Means 1.5 and 4, and 0 for the row without response tokens, so 5.5/3.
-    cases=[Case(TWO, 5 / 2), Case(TWO_AND_NONE, 5.5 / 3), Case(larger())],
+    cases=[Case(TWO, 5 / 2), Case(TWO_AND_NONE, 5.5 / 3)],
+    random=random_loss,
+    padding="loss",
     mistakes=BOTH
     | {
         "is the mean over all tokens (that is token_mean): each response's mean counts alike here": by_tokens,
@@ -83,6 +86,13 @@ def penalty_case(length, max_tokens, buffer, expected):
     return Case({"length": length, "max_tokens": max_tokens, "buffer": buffer}, expected)
 
 
+def random_length(rng):
+    max_tokens = int(torch.randint(100, 1000, (), generator=rng))
+    buffer = int(torch.randint(10, max_tokens // 2, (), generator=rng))
+    past_the_edge = int(torch.randint(1, buffer, (), generator=rng))
+    return {"length": max_tokens - buffer + past_the_edge, "max_tokens": max_tokens, "buffer": buffer}
+
+
 def penalty(length, max_tokens, buffer):
     return min(0, max_tokens - buffer - length) / max(1, buffer)
 
@@ -97,6 +107,7 @@ OVERLONG_PENALTY = Exercise(
         penalty_case(100, 100, 20, -1.0),  # all of them
         penalty_case(100, 100, 0, 0.0),  # no buffer, no penalty
     ],
+    random=random_length,
     mistakes={
         "has the wrong sign: a penalty is added to the reward, so it is never positive": lambda *args: -penalty(*args),
         "rewards short responses: up to max_tokens − buffer the penalty is 0": (

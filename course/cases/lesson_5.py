@@ -7,10 +7,13 @@ import torch
 from course.cases import Case, Exercise, bools, floats, random_logp, random_mask
 
 
-def larger():
-    rng = torch.Generator().manual_seed(0)
+def random_weights(rng):
+    return {"old_logp": random_logp(rng, (5, 9)), "alpha": 0.1}
+
+
+def random_stages(rng):
     mask = random_mask(rng)
-    return random_logp(rng, mask.shape), mask
+    return {"logp": random_logp(rng, mask.shape), "mask": mask, "eta": 0.3}
 
 
 def stages_case(probabilities, mask, eta, low, high):
@@ -53,8 +56,8 @@ AR_WEIGHT = Exercise(
         # 0.3 · 0.5 + 0.7. 0.3 · 0.1 + 0.7. 0.3 · 1 + 0.7: a certain token keeps its advantage.
         Case({"old_logp": floats([[0.5, 0.1, 1]]).log(), "alpha": 0.3}, floats([[0.85, 0.73, 1]])),
         Case({"old_logp": floats([[0.5, 0.1, 1]]).log(), "alpha": 0.0}, floats([[1, 1, 1]])),
-        Case({"old_logp": larger()[0], "alpha": 0.1}),
     ],
+    random=random_weights,
     mistakes={
         "uses the log-probability: eq. 4 has the probability, exp(old_logp)": (
             lambda old_logp, alpha: alpha * old_logp + 1 - alpha
@@ -88,8 +91,9 @@ LOPTI_STAGES = Exercise(
             {"logp": floats([[-1000, -1]]), "mask": bools([[1, 1]]), "eta": 0.0},
             (bools([[0, 0]]), bools([[1, 1]])),
         ),
-        Case({"logp": larger()[0], "mask": larger()[1], "eta": 0.3}),
     ],
+    random=random_stages,
+    padding="logp",
     mistakes={
         "the order is wrong: the stage of the improbable tokens comes first": lambda *args: stages(*args)[::-1],
         "a token with π = η is low: Algorithm 1 has ≤, not <": without_tie,

@@ -4,18 +4,17 @@ import math
 
 import torch
 
-from course.cases import Case, Exercise, bools, floats, random_logp, random_mask
+from course.cases import Case, Exercise, bools, floats, generator, random_logp, random_mask
 
 
-def larger_responses():
-    rng = torch.Generator().manual_seed(0)
+def random_responses(rng):
     mask = random_mask(rng)
     old_logp = random_logp(rng, mask.shape)
     return {"logp": old_logp + 0.3 * torch.randn(mask.shape, generator=rng), "old_logp": old_logp, "mask": mask}
 
 
-def larger_ratios(method):
-    rng = torch.Generator().manual_seed(0)
+def random_ratios(rng):
+    method = ("grpo", "cispo")[int(torch.randint(2, (), generator=rng))]
     ratio = (0.4 * torch.randn(4, 8, generator=rng)).exp()
     advantages = torch.randn(4, 1, generator=rng).expand(4, 8).clone()
     return {"ratio": ratio, "advantages": advantages, "clip_low": 0.2, "clip_high": 0.28, "method": method}
@@ -48,8 +47,9 @@ SEQUENCE_RATIO = Exercise(
             },
             floats([2, 0.5]),
         ),
-        Case(larger_responses()),
     ],
+    random=random_responses,
+    padding="logp old_logp",
     mistakes={
         "is the product of the ratios: GSPO takes the root of it, exp of the mean of the log-ratios": (
             lambda logp, old_logp, mask: ((logp - old_logp) * mask).sum(1).exp()
@@ -135,9 +135,10 @@ TOKEN_WEIGHTS = Exercise(
         weights_case("cispo", (1.1, 1.45, -1.45, 0.5, -0.5), 1.0, 0.45),
         # The same within 0.8 and 1.24, with A 2.
         weights_case("cispo", (2.48, 1.6), 0.2, 0.24, (1.5, 0.5), (2, 2)),
-        Case(larger_ratios("grpo")),
-        Case(larger_ratios("cispo")),
+        Case(random_ratios(generator(0)) | {"method": "grpo"}),
+        Case(random_ratios(generator(1)) | {"method": "cispo"}),
     ],
+    random=random_ratios,
     mistakes={
         "a gradient flows through the weights: what multiplies ∇log π is a constant (sg in CISPO's J), detach it": (
             attached

@@ -7,12 +7,11 @@ import torch
 from course.cases import Case, Exercise, bools, floats, random_mask
 
 
-def larger_logits():
-    return {"logits": 3 * torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))}
+def random_logits(rng):
+    return {"logits": 3 * torch.randn(3, 5, 8, generator=rng)}
 
 
-def larger_entropies():
-    rng = torch.Generator().manual_seed(0)
+def random_entropies(rng):
     mask = random_mask(rng, num_rows=6)
     return {"entropy": 3 * torch.rand(mask.shape, generator=rng), "mask": mask, "share": 0.3}
 
@@ -36,8 +35,8 @@ ENTROPY = Exercise(
         Case({"logits": floats([[0, 0, 0, 0], [1, 1, 1, 1]])}, floats([math.log(4), math.log(4)])),
         # e^−1000 rounds to 0, and 0 · log 0 would be NaN: the distribution is certain, its entropy 0.
         Case({"logits": floats([[1000, 0]])}, floats([0])),
-        Case(larger_logits()),
     ],
+    random=random_logits,
     mistakes={
         "has the wrong sign: an entropy is never negative": lambda logits: -entropy(logits),
         "gives NaN where softmax rounds a probability to 0, because 0 · log 0 = NaN: begin with log_softmax": (
@@ -120,8 +119,9 @@ TOP_ENTROPY_MASK = Exercise(
         ),
         # ⌈0.2 · 4⌉ = 1, but three tokens have the largest entropy: all three enter.
         Case({"entropy": floats([[2, 2, 1, 2]]), "mask": bools([[1, 1, 1, 1]]), "share": 0.2}, bools([[1, 1, 0, 1]])),
-        Case(larger_entropies()),
     ],
+    random=random_entropies,
+    padding="entropy",
     mistakes={
         "chooses in each response: τ is one number for the whole mini-batch": by_row,
         "padding is not masked: positions where mask is False must not be among those that are counted": with_padding,

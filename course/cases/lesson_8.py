@@ -4,11 +4,11 @@ import math
 
 import torch
 
+from course import sandbox
 from course.cases import Case, Exercise, bools, floats
 
 
-def larger_runs():
-    rng = torch.Generator().manual_seed(0)
+def random_runs(rng):
     seeds = torch.rand(7, generator=rng)
     return {"a": seeds + 0.1 * torch.rand(7, generator=rng), "b": seeds + 0.1 * torch.rand(7, generator=rng)}
 
@@ -31,8 +31,8 @@ PAIRED_DIFFERENCE = Exercise(
         Case({"a": floats([0.7, 0.5]), "b": floats([0.5, 0.5])}, (0.1, 0.1)),
         # Differences 1, 2, −3: mean 0; variance (1 + 4 + 9)/2 = 7; √(7/3).
         Case({"a": floats([6, 9, 1]), "b": floats([5, 7, 4])}, (0.0, math.sqrt(7 / 3))),
-        Case(larger_runs()),
     ],
+    random=random_runs,
     mistakes={
         "has the wrong sign: the difference is a − b": lambda a, b: paired(a, b, sign=-1),
         "wrong standard deviation: ddof 0 (the population's); with few seeds divide by their number less one": (
@@ -76,9 +76,17 @@ def normal_interval(correct, errors):
     return mean - errors * error, mean + errors * error
 
 
-def bootstrap_case(correct, expected, seed=0):
-    rng = torch.Generator().manual_seed(seed)
-    return Case({"correct": bools(correct), "repeats": 10_000, "generator": rng}, expected)
+def of_answers(correct, seed=0):
+    return {"correct": correct, "repeats": 10_000, "generator": {sandbox.GENERATOR: seed}}
+
+
+def bootstrap_case(correct, expected):
+    return Case(of_answers(bools(correct)), expected)
+
+
+def random_answers(rng):
+    share = 0.3 + 0.6 * torch.rand(1, generator=rng)
+    return of_answers(torch.rand(100, generator=rng) < share, int(torch.randint(1000, (), generator=rng)))
 
 
 BOOTSTRAP_INTERVAL = Exercise(
@@ -93,6 +101,7 @@ BOOTSTRAP_INTERVAL = Exercise(
         # 60 of 100: the quantiles of the binomial (100, 0.6) are 50 and 69 or 70.
         bootstrap_case([1] * 60 + [0] * 40, (0.50, 0.695)),
     ],
+    random=random_answers,
     mistakes={
         "is an interval of 90 %: the quantiles are 0.025 and 0.975": (
             lambda *args: interval(resampled(*args), share=0.9)

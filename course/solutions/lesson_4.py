@@ -9,7 +9,7 @@ def token_mean(loss, mask):
 
 def mean_of_means(loss, mask):
     length = mask.sum(1).clamp(min=1)  # [N]; a row without response tokens counts as 0
-    means = (loss * mask).sum(1) / length  # [N]
+    means = loss.masked_fill(~mask, 0).sum(1) / length  # [N]; loss * mask would keep a NaN
     return means.mean()
 
 

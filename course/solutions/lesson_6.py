@@ -3,8 +3,8 @@
 
 def sequence_ratio(logp, old_logp, mask):
     length = mask.sum(1)  # [N], |o_i|
-    log_ratio = ((logp - old_logp) * mask).sum(1) / length  # [N]
-    return log_ratio.exp()  # s
+    log_ratio = (logp - old_logp).masked_fill(~mask, 0)  # [N, T]; 0 · −inf would be NaN
+    return (log_ratio.sum(1) / length).exp()  # s, [N]
 
 
 def token_weights(ratio, advantages, clip_low, clip_high, method):

@@ -1,0 +1,121 @@
+"""Break it, find it, prove it: a run of grpo.py with one hidden change, for a team to find.
+
+    python -m course.capstone --team 3 --secret WORD             trains, and writes what the team gets
+    python -m course.capstone --team 3 --secret WORD --reveal    says what was changed
+
+The lecturer runs it. The secret draws the change, so only who knows it can look it up. A team gets the folder
+capstone/team_3: metrics.jsonl, samples.jsonl, curves.png and the command, but no script. It also gets this file, with
+the list of CHANGES. It names the change from the curves and samples. Then it proves it: it makes the change in its own
+copy of grpo.py, with the same command and seed, and compares the metrics step by step, beside those of an unchanged
+run.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+ROOT = Path(__file__).resolve().parents[1]
+GIVEN = ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl", "curves.png")
+FLAGS = "--steps 8 --eval_every 4 --eval_size 300 --dtype float32 --seed {seed}"
+
+Change = namedtuple("Change", "name old new")
+CHANGES = [  # of grpo.py; each old text is there once
+    Change(
+        "the sampler never gets the new weights",
+        '        clock.lap("train")\n        sync_weights(policy, llm, args)\n',
+        '        clock.lap("train")\n',
+    ),
+    Change("the learning rate is ten times as large", "lr=args.lr,", "lr=10 * args.lr,"),
+    Change("the learning rate is a tenth", "lr=args.lr,", "lr=args.lr / 10,"),
+    Change("the loss has the wrong sign", "(logp, batch[\"ref_logp\"]) - surr", "(logp, batch[\"ref_logp\"]) + surr"),
+    Change("β is ten thousand times as large", "loss = args.kl_coef *", "loss = 10_000 * args.kl_coef *"),
+    Change("log-probabilities are of the next token", "hidden[:, :-1][mask[:, 1:]]", "hidden[:, 1:][mask[:, 1:]]"),
+    Change("the end token is not in the loss", "mask[i, begin:end] = True", "mask[i, begin : end - 1] = True"),
+    Change(
+        "only responses better than their group's mean count",
+        "advantages = (groups - mean) / (std + 1e-6)",
+        "advantages = (groups - mean).clamp(min=0) / (std + 1e-6)",
+    ),
+    Change(
+        "only responses worse than their group's mean count",
+        "advantages = (groups - mean) / (std + 1e-6)",
+        "advantages = (groups - mean).clamp(max=0) / (std + 1e-6)",
+    ),
+    Change(
+        "the advantages are those of another prompt",
+        "return advantages.reshape(-1, 1) * batch[\"mask\"]",
+        "return advantages.roll(1, 0).reshape(-1, 1) * batch[\"mask\"]",
+    ),
+    Change(
+        "the groups are not groups: every k-th response is one",
+        "groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]",
+        "groups = rewards.view(args.responses_per_prompt, -1).t().reshape(-1, args.responses_per_prompt)",
+    ),
+    Change(
+        "the clip lets ρ move by a thousandth",
+        "low = 1 - args.clip_low\n    high = 1 + args.clip_high",
+        "low = 0.999\n    high = 1.001",
+    ),
+]  # fmt: skip
+
+
+def drawn(team, secret):
+    """The Change of a team."""
+    digest = hashlib.sha256(f"{secret}/{team}".encode()).digest()
+    return CHANGES[int.from_bytes(digest[:8], "big") % len(CHANGES)]
+
+
+def changed(text, change):
+    """The script with the change. ValueError if its place is not there once."""
+    if text.count(change.old) != 1:
+        raise ValueError(f"{change.old!r} occurs {text.count(change.old)} times in grpo.py")
+    return text.replace(change.old, change.new)
+
+
+def train(change, command, folder):
+    """Trains with the changed script, and leaves in the folder what a team gets."""
+    with tempfile.TemporaryDirectory() as place:
+        script = Path(place, "grpo.py")
+        script.write_text(changed((ROOT / "grpo.py").read_text(), change))
+        words = [sys.executable, str(script), *command.split()[2:], "--run_dir", str(Path(place, "run"))]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(words, cwd=ROOT, env=environment)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in GIVEN:
+            if Path(place, "run", name).exists():
+                shutil.copyfile(Path(place, "run", name), folder / name)
+        ended = "to its end" if done.returncode == 0 else f"and ended with exit code {done.returncode}"
+        (folder / "README.txt").write_text(f"{command}\n\nof a grpo.py with one change. It ran {ended}.\n")
+
+
+@dataclass
+class Args:
+    """Which team, and where to."""
+
+    team: int
+    secret: str  # a word that the teams don't know
+    reveal: tyro.conf.FlagCreatePairsOff[bool] = False  # say what was changed, and end
+    seed: int = 0  # of the run
+    out: Path = Path("capstone")  # gets a folder team_N
+
+
+def main(args):
+    change = drawn(args.team, args.secret)
+    if args.reveal:
+        print(f"team {args.team}: {change.name}\n- {change.old}\n+ {change.new}")
+        return
+    folder = args.out / f"team_{args.team}"
+    train(change, f"python grpo.py {FLAGS.format(seed=args.seed)}", folder)
+    print(f"for the team: {folder}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))

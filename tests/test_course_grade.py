@@ -1,0 +1,103 @@
+"""A class is graded, and the students' version is made."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from conftest import ROOT
+
+from course import check, grade, release
+from course.sandbox import Sandbox
+
+COURSE = ROOT / "course"
+HEAD = "import torch\n\n\ndef leave_one_out(rewards, group_size):\n    "
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """What the command writes of a class of six: the folder of grades, and what is printed."""
+    folder = tmp_path_factory.mktemp("class")
+    for student in ("ada", "bob", "crash", "eve", "none", "table"):
+        (folder / student).mkdir()
+    shutil.copy(COURSE / "solutions" / "lesson_1.py", folder / "ada")
+    shutil.copy(COURSE / "exercises" / "lesson_1.py", folder / "bob")
+    (folder / "crash" / "lesson_1.py").write_text("import os\nos.abort()\n")
+    (folder / "eve" / "lesson_1.py").symlink_to(COURSE / "solutions" / "lesson_1.py")
+    (folder / "table" / "lesson_1.py").write_text(HEAD + "return torch.tensor([1.0, -1.0])\n\x07")
+    words = [sys.executable, "-m", "course.grade", folder, "--lessons", "1", "--seed", "7", "--out", folder / "grades"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder / "grades", done.stdout
+
+
+def test_the_points_of_a_class(graded):
+    folder, printed = graded
+    grades = json.loads((folder / "grades.json").read_text())
+    points = {student: found["points"] for student, found in grades["students"].items()}
+    assert points == {"ada": 2, "bob": 0, "crash": 0, "eve": 0, "none": 0, "table": 0} and grades["seed"] == 7
+    said = {student: found["functions"][0] for student, found in grades["students"].items()}
+    assert said["bob"]["verdict"] == "NOT YET" and "ends the program" in said["crash"]["text"]
+    assert "is a link" in said["eve"]["text"] and "there is no" in said["none"]["text"]
+    assert "ada" in printed and "2/2" in printed
+
+
+def test_junit(graded):
+    suites = ElementTree.parse(graded[0] / "grades.xml").getroot()
+    counts = {suite.get("name"): (suite.get("tests"), suite.get("failures"), suite.get("skipped")) for suite in suites}
+    assert counts["ada"] == ("2", "0", "0") and counts["bob"] == ("2", "0", "2") and counts["crash"] == ("2", "2", "0")
+    for suite in suites:
+        assert len(suite.findall("testcase")) == 2
+        assert len(suite.findall("testcase/failure")) == int(suite.get("failures"))
+
+
+def test_the_hidden_inputs_are_those_of_the_seed():
+    exercise = check.importlib.import_module("course.cases.lesson_1").EXERCISES[0]
+    first, again, other = (exercise.fresh_cases(seed)[0].arguments["rewards"].tolist() for seed in (7, 7, 8))
+    assert first == again != other
+
+
+def test_a_folder_without_students(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        grade.main(grade.Args(tmp_path))
+    assert ended.value.code == 2 and "has no folders of students" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_students_version_holds_no_solution_and_checks_all_the_same(tmp_path):
+    folder = tmp_path / "students"
+    release.release(folder)
+    assert not (folder / "course" / "solutions").exists() and not (folder / "course" / "lecturer.md").exists()
+    assert [path.name for path in (folder / "course" / "cases").iterdir() if path.suffix == ".py"] == ["__init__.py"]
+    assert "lecturer.md" not in (folder / "course" / "README.md").read_text()
+    for page in (folder / "course").glob("*.md"):
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            assert link.startswith("http") or (page.parent / link).exists(), (page, link)
+    assert (folder / "grpo.py").exists() and (folder / "models" / "kk_tiny" / "model.safetensors").exists()
+    for name in ("solutions", "exercises"):
+        shutil.copytree(COURSE / name, tmp_path / name)
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    (wrong / "lesson_1.py").write_text(
+        HEAD + "return rewards - rewards.view(-1, group_size).mean(1).repeat_interleave(group_size)"
+    )
+    for place, said in ((tmp_path / "solutions", "2 of 2 pass"), (wrong, "contains the response's own reward")):
+        words = [sys.executable, "-m", "course.check", "1", "--folder", str(place)]
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
+        assert said in done.stdout, done.stdout + done.stderr
+    with pytest.raises(ValueError, match="is not empty"):
+        release.release(folder)
+
+
+def test_kept_numbers_are_those_of_the_solutions(tmp_path, monkeypatch):
+    exercise = check.importlib.import_module("course.cases.lesson_4").EXERCISES[0]
+    solution = check.importlib.import_module("course.solutions.lesson_4").token_mean
+    check.torch.save({4: [release.kept_of(exercise, solution)]}, tmp_path / "kept.pt")
+    monkeypatch.setattr(check, "KEPT", tmp_path / "kept.pt")
+    with Sandbox() as box:
+        for seed in range(release.NUM_SEEDS):
+            [line] = check.check_lesson(4, COURSE / "solutions", seed, box)
+            assert line[1] == check.PASS
