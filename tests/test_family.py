@@ -630,11 +630,12 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     assert table.table(tmp_path).splitlines() == [
         "| script | what it maximises | from | code lines | changed |",
         "|---|---|---|---|---|",
-        "| `grpo.py` | max grpo | from grpo | 2 | |",
-        "| `dapo.py` | max dapo | from dapo | 2 | 2 |",
-        "| └ `dapo_ar_lopti.py` | max dapo_ar_lopti | from dapo_ar_lopti | 5 | 3 (`dapo.py`) |",
-        "| `acpo.py` | max acpo | from acpo | 4 | 2 |",
-        "| `archer.py` | max archer | from archer | 3 | 1 |",
+        "| [`grpo.py`](algorithms/grpo.md) | max grpo | from grpo | 2 | |",
+        "| [`dapo.py`](algorithms/dapo.md) | max dapo | from dapo | 2 | 2 |",
+        "| └ [`dapo_ar_lopti.py`](algorithms/dapo_ar_lopti.md) | max dapo_ar_lopti | from dapo_ar_lopti | 5 "
+        "| 3 (`dapo.py`) |",
+        "| [`acpo.py`](algorithms/acpo.md) | max acpo | from acpo | 4 | 2 |",
+        "| [`archer.py`](algorithms/archer.md) | max archer | from archer | 3 | 1 |",
         "",
         "Changed, median: 2 lines.",  # of 1, 2, 2, 3
     ]
@@ -666,6 +667,7 @@ def test_the_tables_are_written_between_their_marks_and_checked(tmp_path, capsys
     done = call("tools/table.py", "--readme", places["readme"], "--objectives", places["objectives"], "--check")
     assert done.returncode == 1 and done.stdout.count("out of date") == 2 and places["readme"].read_text() == old
     table.main(table.Args(**places))
+    assert "└ rloo.py" in capsys.readouterr().out
     for name, made in (("readme", table.short_table()), ("objectives", table.table())):
         text = places[name].read_text()
         assert text == f"before\n\n{table.BEGIN}\n\n{made}\n{table.END}\n\nafter\n"

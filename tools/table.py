@@ -1,6 +1,6 @@
 """Writes the tables of the scripts: in the README what each one is, in docs/objectives.md what it maximises.
 
-    python tools/table.py            puts the tables into the two files, between their marks
+    python tools/table.py            prints the short table, and puts both into their files, between the marks
     python tools/table.py --check    changes nothing; exit code 1 if a table is out of date
 
 The lengths and differences come from the scripts, the descriptions from SHORT and TEXTS below.
@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median_high
 
 import tyro
+from rich.console import Console
+from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools import family, generated
@@ -165,7 +167,8 @@ def table(folder=family.ROOT):
         changed = str(row.changed) if row.changed else ""
         if row.parent not in (None, "grpo"):
             changed += f" (`{row.parent}.py`)"
-        cells = [f"{row.indent}`{row.stem}.py`", *TEXTS[row.stem], str(row.length), changed]
+        name = f"{row.indent}[`{row.stem}.py`](algorithms/{row.stem}.md)"
+        cells = [name, *TEXTS[row.stem], str(row.length), changed]
         lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
     return "\n".join([*lines, *median(folder)]) + "\n"
 
@@ -199,6 +202,17 @@ def median(folder):
     return ["", f"Changed, median: {median_high(differences)} lines."] if differences else []
 
 
+def show(folder):
+    """Prints the short table."""
+    shown = Table("script", "what it is", box=None, pad_edge=False)
+    for title in ("code lines", "changed"):
+        shown.add_column(title, justify="right")
+    for row in rows(folder):
+        indent = row.indent.replace("&emsp;", " ")
+        shown.add_row(f"{indent}{row.stem}.py", SHORT[row.stem], str(row.length), str(row.changed or ""))
+    Console().print(shown)
+
+
 def with_table(text, new):
     """A file's text with this table between its marks. ValueError unless each mark occurs once, in order."""
     if [text.count(mark) for mark in (BEGIN, END)] != [1, 1] or text.index(BEGIN) > text.index(END):
@@ -213,6 +227,8 @@ def main(args):
     except (ValueError, OSError, SyntaxError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    if not args.check:
+        show(args.folder)
     generated.keep(new, args.check, "python tools/table.py")
 
 
