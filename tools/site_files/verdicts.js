@@ -1,0 +1,54 @@
+// Colours the verdicts of the page of claims, and shows those rows alone that are asked for.
+// The words are those of the page's own table of verdicts. A cell that begins with one of them is a verdict.
+"use strict";
+
+{ // the names stay in here: the site has scripts of its own
+  const KINDS = [[/^(shows|holds)/, "yes"], [/^does not/, "no"], [/^cannot/, "open"], [/./, "none"]];
+  const firstWords = (row) => row.cells[0].textContent.trim();
+  const tables = [...document.querySelectorAll("article table")];
+  const key = tables.find((table) => firstWords(table.rows[0]) === "verdict");
+  const words = key ? [...key.tBodies[0].rows].map(firstWords) : [];
+
+  // A cell's verdict, the longest word that it begins with; undefined if it has none.
+  function verdictOf(cell) {
+    const text = (cell.querySelector(":scope > strong:first-child") ?? cell).textContent.trim();
+    return words.find((word) => text === word);
+  }
+
+  function colour(cell, word) {
+    const shown = cell.querySelector(":scope > strong:first-child") ?? cell;
+    shown.classList.add("verdict", KINDS.find(([pattern]) => pattern.test(word))[1]);
+  }
+
+  if (key) {
+    const found = []; // {row, paper, verdict}
+    for (const row of key.tBodies[0].rows) colour(row.cells[0], firstWords(row));
+    for (const table of tables.filter((one) => one !== key)) {
+      let heading = table.closest(".md-typeset__scrollwrap") ?? table;
+      while (heading && heading.tagName !== "H2") heading = heading.previousElementSibling;
+      const paper = heading ? heading.firstChild.textContent.trim() : "";
+      for (const row of table.tBodies[0].rows) {
+        const cell = [...row.cells].find(verdictOf);
+        if (!cell) continue;
+        colour(cell, verdictOf(cell));
+        found.push({ row, paper, verdict: verdictOf(cell) });
+      }
+    }
+    const menu = (name, values) =>
+      `<label>${name} <select><option value="">all</option>${values.map((one) => `<option>${one}</option>`).join("")}</select></label>`;
+    const form = document.createElement("form");
+    form.className = "ask";
+    form.innerHTML = `${menu("Verdict", words)} ${menu("Paper", [...new Set(found.map((one) => one.paper))])} <span role="status"></span>`;
+    const [verdicts, papers] = form.querySelectorAll("select");
+    const filter = () => {
+      for (const one of found) {
+        one.row.hidden = ![["", one.verdict].includes(verdicts.value), ["", one.paper].includes(papers.value)].every(Boolean);
+      }
+      form.querySelector("span").textContent = `${found.filter((one) => !one.row.hidden).length} of ${found.length} claims`;
+    };
+    form.addEventListener("change", filter);
+    filter();
+    const place = key.closest(".md-typeset__scrollwrap") ?? key;
+    place.after(form);
+  }
+}
