@@ -1,7 +1,15 @@
-// Colours the verdicts of the page of claims, and shows those rows alone that are asked for.
-// The words are those of the page's own table of verdicts. A cell that begins with one of them is a verdict.
+// What the theme does not do: names for the buttons of code, and verdicts in colour.
 "use strict";
 
+// Each block of code has a bar with a button. Programs that read a page aloud need a name for each bar.
+new MutationObserver(() => {
+  for (const bar of document.querySelectorAll(".md-code__nav:not([aria-label])")) {
+    bar.setAttribute("aria-label", `actions for ${bar.parentElement.id.replace("__", "").replace("_", " ")}`);
+  }
+}).observe(document.body, { childList: true, subtree: true });
+
+// Colours the verdicts of the page of claims, and shows those rows alone that are asked for.
+// The words are those of the page's own table of verdicts. A cell that begins with one of them is a verdict.
 { // the names stay in here: the site has scripts of its own
   const KINDS = [[/^(shows|holds)/, "yes"], [/^does not/, "no"], [/^cannot/, "open"], [/./, "none"]];
   const firstWords = (row) => row.cells[0].textContent.trim();
@@ -9,7 +17,7 @@
   const key = tables.find((table) => firstWords(table.rows[0]) === "verdict");
   const words = key ? [...key.tBodies[0].rows].map(firstWords) : [];
 
-  // A cell's verdict, the longest word that it begins with; undefined if it has none.
+  // A cell's verdict: the word in bold at its beginning, or all of the cell; undefined if it has none.
   function verdictOf(cell) {
     const text = (cell.querySelector(":scope > strong:first-child") ?? cell).textContent.trim();
     return words.find((word) => text === word);
