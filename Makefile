@@ -15,7 +15,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install doctor model demo test bench lab table docs site lint format
+.PHONY: install doctor model demo watch test bench lab table docs site lint format
 
 install: $(VENV)/installed
 
@@ -43,6 +43,9 @@ $(SMOLLM)/model.safetensors: | $(VENV)/installed
 
 demo: install
 	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5
+
+watch: install
+	$(VENV)/bin/tensorboard --logdir runs
 
 test: install model lint $(SITE_VENV)/installed
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -140,6 +140,7 @@ def test_the_tables_are_up_to_date():
     readme, objectives = ((ROOT / name).read_text() for name in ("README.md", "docs/objectives.md"))
     assert table.with_table(readme, table.short_table()) == readme
     assert table.with_table(objectives, table.table()) == objectives
+    assert table.drawing() == (ROOT / "docs/family.svg").read_text()
 
 
 # --------------------------------------------------------------------------------------------------------- family.py
@@ -661,24 +662,26 @@ def test_no_cell_has_a_bar_in_it():
 
 def test_the_tables_are_written_between_their_marks_and_checked(tmp_path, capsys):
     places = {"readme": tmp_path / "README.md", "objectives": tmp_path / "objectives.md"}
+    drawn = {"drawing": tmp_path / "family.svg"}
     old = f"before\n\n{table.BEGIN}\nold\n{table.END}\n\nafter\n"
     for path in places.values():
         path.write_text(old)
-    done = call("tools/table.py", "--readme", places["readme"], "--objectives", places["objectives"], "--check")
-    assert done.returncode == 1 and done.stdout.count("out of date") == 2 and places["readme"].read_text() == old
-    table.main(table.Args(**places))
+    flags = [word for name, path in {**places, **drawn}.items() for word in (f"--{name}", path)]
+    done = call("tools/table.py", *flags, "--check")
+    assert done.returncode == 1 and done.stdout.count("out of date") == 3 and places["readme"].read_text() == old
+    table.main(table.Args(**places, **drawn))
     assert "└ rloo.py" in capsys.readouterr().out
     for name, made in (("readme", table.short_table()), ("objectives", table.table())):
         text = places[name].read_text()
         assert text == f"before\n\n{table.BEGIN}\n\n{made}\n{table.END}\n\nafter\n"
     with pytest.raises(SystemExit) as ended:
-        table.main(table.Args(**places, check=True))
+        table.main(table.Args(**places, **drawn, check=True))
     assert ended.value.code == 0
-    assert capsys.readouterr().out.count("up to date") == 2
+    assert capsys.readouterr().out.count("up to date") == 3
     for words, code, message in [(old, 1, "out of date"), ("no marks", 2, "must have the marks")]:
         places["objectives"].write_text(words)
         with pytest.raises(SystemExit) as ended:
-            table.main(table.Args(**places, check=True))
+            table.main(table.Args(**places, **drawn, check=True))
         assert ended.value.code == code and message in "".join(capsys.readouterr())
         assert places["objectives"].read_text() == words
 

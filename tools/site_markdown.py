@@ -15,6 +15,7 @@ import posixpath
 import re
 import sys
 from functools import cache
+from pathlib import Path
 from urllib.parse import unquote
 
 from latex2mathml.converter import convert
@@ -165,6 +166,9 @@ def parser():
 
     def image(self, tokens, index, options, env):
         token = tokens[index]
+        path, _ = resolved(token.attrGet("src"), env["page"])
+        if path and path.endswith(".svg"):  # in the page, so that it has the colour of its text
+            return (Path(__file__).parents[1] / path).read_text(encoding="utf-8")
         token.attrSet("alt", self.renderInlineAsText(token.children, options, env))
         token.attrSet("src", site_link(token.attrGet("src"), env["page"], env["files"]))
         token.attrSet("loading", "lazy")
@@ -261,7 +265,8 @@ def mark_numbers(tokens):
         elif token.type == "tr_open":
             column = 0
         elif token.type in ("th_open", "td_open"):
-            columns.setdefault(column, []).append((token, inside.content))
+            text = "".join(child.content for child in inside.children)
+            columns.setdefault(column, []).append((token, text))
             column += 1
         elif token.type == "tbody_close":
             for [(title, _), *cells] in columns.values():

@@ -1,7 +1,8 @@
 """Writes the tables of the scripts: in the README what each one is, in docs/objectives.md what it maximises.
 
-    python tools/table.py            prints the short table, and puts both into their files, between the marks
-    python tools/table.py --check    changes nothing; exit code 1 if a table is out of date
+    python tools/table.py            prints the short table, puts both into their files, between the marks, and draws
+                                     docs/family.svg
+    python tools/table.py --check    changes nothing; exit code 1 if a table or the drawing is out of date
 
 The lengths and differences come from the scripts, the descriptions from SHORT and TEXTS below.
 """
@@ -136,6 +137,7 @@ class Args:
     check: bool = False  # only check if they are up to date
     readme: Path = family.ROOT / "README.md"  # the file with the short table's marks
     objectives: Path = family.ROOT / "docs" / "objectives.md"  # the file with the long table's marks
+    drawing: Path = family.ROOT / "docs" / "family.svg"  # what grew from what
     folder: Path = family.ROOT  # the scripts' folder
 
 
@@ -213,6 +215,29 @@ def show(folder):
     Console().print(shown)
 
 
+def drawing(folder=family.ROOT):
+    """The tree of the scripts as SVG, in the colour of the system's light or dark (the site gives it that of its text).
+
+    Beside each script stands how many lines of code differ from its parent's.
+    """
+    places, lines, texts = {}, [], []
+    for number, row in enumerate(rows(folder)):
+        x, y = places[row.stem] = 10 + 60 * family.depth(row.stem), 18 + 24 * number
+        texts.append(f'<text x="{x}" y="{y}">{row.stem}.py</text>')
+        if row.parent:
+            left, top = places[row.parent]
+            lines.append(f"M{left + 8} {top + 6}V{y - 5}H{x - 6}")
+            texts.append(f'<text x="430" y="{y}" text-anchor="end">{row.changed} lines</text>')
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" id="family" viewBox="0 0 440 {y + 12}" width="440" role="img"
+  font-family="monospace" font-size="14" aria-label="What grew from what, and how many lines of code differ">
+<style>#family {{ color: #222; fill: currentColor }}
+@media (prefers-color-scheme: dark) {{ #family {{ color: #ddd }} }}</style>
+<path d="{" ".join(lines)}" fill="none" stroke="currentColor" shape-rendering="crispEdges"/>
+{chr(10).join(texts)}
+</svg>
+"""
+
+
 def with_table(text, new):
     """A file's text with this table between its marks. ValueError unless each mark occurs once, in order."""
     if [text.count(mark) for mark in (BEGIN, END)] != [1, 1] or text.index(BEGIN) > text.index(END):
@@ -224,6 +249,7 @@ def main(args):
     try:
         tables = {args.readme: short_table(args.folder), args.objectives: table(args.folder)}
         new = {path: with_table(path.read_text(encoding="utf-8"), made) for path, made in tables.items()}
+        new[args.drawing] = drawing(args.folder)
     except (ValueError, OSError, SyntaxError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
