@@ -62,6 +62,8 @@ def look(page, site, name, axe):
     page.run(axe)
     yield from (f"{name}: {fault}" for fault in page.run(AXE.replace("OPTIONS", "{}")))
     page.dark()
+    page.open(address)
+    page.run(axe)
     yield from (f"{name}, dark: {fault}" for fault in page.run(AXE.replace("OPTIONS", CONTRAST)))
     page.dark(False)
     page.resize(NARROW, HEIGHT)
