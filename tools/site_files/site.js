@@ -17,20 +17,15 @@ new MutationObserver(() => {
   const key = tables.find((table) => firstWords(table.rows[0]) === "verdict");
   const words = key ? [...key.tBodies[0].rows].map(firstWords) : [];
 
-  // A cell's verdict: the word in bold at its beginning, or all of the cell; undefined if it has none.
-  function verdictOf(cell) {
-    const text = (cell.querySelector(":scope > strong:first-child") ?? cell).textContent.trim();
-    return words.find((word) => text === word);
-  }
-
-  function colour(cell, word) {
-    const shown = cell.querySelector(":scope > strong:first-child") ?? cell;
-    shown.classList.add("verdict", KINDS.find(([pattern]) => pattern.test(word))[1]);
-  }
+  // Where a cell's verdict would be: the word in bold at its beginning, or all of the cell.
+  const placeIn = (cell) => cell.querySelector(":scope > strong:first-child") ?? cell;
+  const verdictOf = (cell) => words.find((word) => word === placeIn(cell).textContent.trim());
+  const colour = (cell) =>
+    placeIn(cell).classList.add("verdict", KINDS.find(([pattern]) => pattern.test(verdictOf(cell)))[1]);
 
   if (key) {
     const found = []; // {row, paper, verdict}
-    for (const row of key.tBodies[0].rows) colour(row.cells[0], firstWords(row));
+    for (const row of key.tBodies[0].rows) colour(row.cells[0]);
     for (const table of tables.filter((one) => one !== key)) {
       let heading = table.closest(".md-typeset__scrollwrap") ?? table;
       while (heading && heading.tagName !== "H2") heading = heading.previousElementSibling;
@@ -38,7 +33,7 @@ new MutationObserver(() => {
       for (const row of table.tBodies[0].rows) {
         const cell = [...row.cells].find(verdictOf);
         if (!cell) continue;
-        colour(cell, verdictOf(cell));
+        colour(cell);
         found.push({ row, paper, verdict: verdictOf(cell) });
       }
     }
