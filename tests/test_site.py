@@ -457,6 +457,6 @@ def test_a_line_of_a_source_file_is_shown(page):
 
 
 @pytest.mark.slow
-def test_every_page_passes_the_check_of_the_site(python, site):
+def test_every_page_passes_the_check_of_the_site(python, chromium, site):
     done = subprocess.run([python, ROOT / "tests/check_site.py", site], capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -44,7 +44,13 @@ SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py"]
 AS_THEY_ARE = {f".{kind}" for kind in "png svg jpg gif html json csv pdf ipynb".split()}  # linked, and copied
 LARGEST = 200_000  # characters of a file that is shown as a source
 RAW = "benchmarks/kk_tiny/"  # tables that the search leaves out: every script's name is in all of them
-WHOLE = ("README.md", "docs/claims.md", "docs/comparison.md", "docs/objectives.md", RAW)  # texts with nothing beside them
+WHOLE = (
+    "README.md",
+    "docs/claims.md",
+    "docs/comparison.md",
+    "docs/objectives.md",
+    RAW,
+)  # texts with nothing beside them
 NEVER = {".git", ".venv", ".site", "site", ".venv-site", "runs", "__pycache__"}
 START = ("grpo", "grpo_ar_lopti")  # what the viewer shows first
 KINDS = {Comment: "comment", String: "string", Keyword: "keyword", Operator.Word: "keyword", Number: "number"}
