@@ -9,6 +9,7 @@ import difflib
 import html
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,7 +38,8 @@ def python():
 def site(python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "site"
     command = [python, "-m", "tools.site", "--out", folder]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    env = os.environ | {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "some/repository"}
+    made = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1500)
     assert made.returncode == 0, made.stdout + made.stderr
     return folder
 
@@ -207,6 +209,14 @@ def test_every_source_file_has_a_page_with_an_anchor_for_each_line(site):
         assert [int(number) for number, _ in lines] == list(range(1, len(lines) + 1))
         texts = [html.unescape(re.sub("<[^>]+>", "", line)) for _, line in lines]
         assert texts == path.read_text().splitlines(), path
+
+
+def test_every_page_leads_home_and_to_the_repository(site):
+    address = re.search(r"^repository-code: *(.*)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    address = address[1].strip('"') if address else "https://github.com/some/repository"
+    for path in site.rglob("*.html"):
+        shown = path.read_text()
+        assert f'<a href="{address}"' in shown and 'class="md-header__button md-logo"' in shown, path
 
 
 def test_the_lens_is_there_in_the_design_of_the_site(page, site):

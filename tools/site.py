@@ -426,6 +426,8 @@ def publish(built, out):
         raise ValueError(f"{out} exists, and no earlier build wrote it")
     for name in ("404.html", "sitemap.xml"):  # their links need the address of a server
         (built / name).unlink(missing_ok=True)
+    for page in built.rglob("*.html"):  # the theme would ask GitHub how many stars the repository has
+        write(page, page.read_text(encoding="utf-8").replace(' data-md-component="source"', ""))
     mend_search(built)
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
