@@ -308,9 +308,9 @@ def viewer_page():
         + '<label><input type="checkbox" id="code"> Code only, without docstrings and comments</label>\n</form>\n\n'
         + "<noscript><p>This page needs JavaScript. In a terminal, tools/diff.py shows the same.</p></noscript>\n"
         + '<div id="viewer"></div>\n\n'
-        + "<details>\n<summary>What grew from what</summary>\n\n"
+        + "## What grew from what\n\n"
         + "\n".join(f"- {grew_from(stem)}" for stem in names[1:])
-        + "\n\n</details>\n\n"
+        + "\n\n"
         + '<script src="site_files/scripts.js"></script>\n<script src="site_files/viewer.js"></script>\n'
     )
 
