@@ -16,7 +16,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install doctor model demo llm test test-all bench lab table docs site lint format
+.PHONY: install doctor model demo llm watch test test-all bench lab table docs site lint format
 
 install: $(VENV)/installed
 
@@ -56,6 +56,9 @@ llm: install model
 		--model $(SMOLLM) --task rewards/largest.py --steps 12 --eval_every 4 --eval_size 128 \
 		--prompts_per_step 8 --responses_per_prompt 16 --updates_per_step 1 --max_response_tokens 16 \
 		--micro_batch_tokens 1024 --kv_cache_gb 0.25
+
+watch: install
+	$(VENV)/bin/tensorboard --logdir runs
 
 test: install $(VENV)/installed-test model lint $(SITE_VENV)/installed
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"

@@ -61,22 +61,33 @@ from tools import words
 
 # ---------------------------------------------------------------------------------------------------------- arguments
 
+EXAMPLE = __doc__.rstrip().rpartition("\n")[2].strip()
+HELP = f"""{__doc__.splitlines()[0]}
+
+For example:
+    {EXAMPLE}
+
+None: the value that the given runs have; without runs, the papers'."""
+
 
 @dataclasses.dataclass
-class Args:
-    """What to evaluate, and how. None: the given runs' value if they have one, otherwise the papers'."""
+class Models:
+    """Which models."""
 
     # Model folders, hub ids, run folders (their newest checkpoint) or checkpoints.
     models: tyro.conf.Positional[list[str]]
+    last: int = 1  # a run's row is the mean over so many of its newest checkpoints, > 0
+    versus: str = ""  # a model or run; each of the others is compared with it, problem by problem
+
+
+@dataclasses.dataclass
+class Problems:
+    """Which problems the models are asked."""
+
     # The problems: kk, math, countdown, hitab, gym, or a task in a Python file; None: the runs' task, or kk
     suite: str | None = None
     # math: the paper that decides the sets, samples and temperature
     protocol: Literal["ar_lopti", "acpo"] = "ar_lopti"
-    last: int = 1  # a run's row is the mean over so many of its newest checkpoints, > 0
-    versus: str = ""  # a model or run; each of the others is compared with it, problem by problem
-    pass_at_k: bool = False  # not math: also pass@1, pass@2, pass@4 … up to --samples
-    words: bool = False  # count words of reasoning; relate them to the reward; compare models
-    paper: bool = False  # add the papers' rows to the table
     # A folder with the suite's files, or with a subfolder of the suite's name that has them.
     data_dir: str = ""
     # A file, folder or hub id; for math SET=SOURCE, once for each set that does not come from data_dir. Without data
@@ -90,6 +101,12 @@ class Args:
     # How many problems of each set, number of people or numbers, kind of question or generator, from the first on, > 0.
     # None: all; of generated problems 100 (kk), 512 (countdown) and 256 (hitab, gym).
     limit: int | None = None
+
+
+@dataclasses.dataclass
+class Sampling:
+    """How the models answer."""
+
     # auto: the tokenizer's; none: plain text, as in math and hitab
     chat_template: Literal["auto", "none"] | None = None
     samples: int | None = None  # responses to a problem, if they are not greedy, > 0
@@ -103,9 +120,46 @@ class Args:
     # Responses that are sampled and saved together, > 0; None: 512, on a CPU 128
     batch: int | None = None
     seed: int = 0  # of generated puzzles and of sampling, 0 or greater, below 2**32
+
+
+@dataclasses.dataclass
+class Output:
+    """What is counted and written."""
+
+    paper: bool = False  # add the papers' rows to the table
+    pass_at_k: bool = False  # not math: also pass@1, pass@2, pass@4 … up to --samples
+    words: bool = False  # count words of reasoning; relate them to the reward; compare models
     keep_responses: bool = False  # also write every response with its score
     # Folder for results and responses; a rerun reads the responses instead of sampling them again.
     out: str = "evaluations"
+
+
+@dataclasses.dataclass
+class Args(Output, Sampling, Problems, Models):
+    """All of these. None: the given runs' value if they have one, otherwise the papers'."""
+
+
+@dataclasses.dataclass
+class Groups:
+    """The same in groups, as --help shows them."""
+
+    models: Models
+    problems: Problems
+    sampling: Sampling
+    output: Output
+
+
+def parse(command=None):
+    """The Args of a command line; None: of this process."""
+    groups = tyro.cli(
+        tyro.conf.OmitArgPrefixes[Groups],
+        args=command,
+        use_underscores=True,
+        description=HELP,
+    )
+    return Args(
+        **{name: value for group in vars(groups).values() for name, value in vars(group).items()}
+    )
 
 
 # The papers' settings.
@@ -805,7 +859,7 @@ def caption(rows, problems, args):
 
 def main():
     try:
-        args = tyro.cli(Args, use_underscores=True, description=__doc__.split("\n\n")[0])
+        args = parse()
         settle(args)
         for model in args.models:
             hub.ask(model)

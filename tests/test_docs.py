@@ -186,3 +186,11 @@ def test_the_toy_variant_is_one_line_of_grpo():
     for line, expected in ((old, [0.866, -0.866, -0.866, 0.866]), (new, [0.866, 0, 0, 0.866])):
         exec(line.strip(), {}, values)
         assert torch.allclose(values["advantages"], torch.tensor([expected]), atol=1e-3)
+
+
+def test_the_drawing_of_the_loop_names_functions_of_the_scripts():
+    drawn = (ROOT / "docs/loop.svg").read_text()
+    code = re.findall(r"<g font-family.*?</g>|<tspan.*?</tspan>", drawn, re.DOTALL)
+    names = re.findall(r"\w+", re.sub(r"<.*?>", " ", " ".join(code)))
+    assert len(names) == 6
+    assert all(f"{name}(" in (ROOT / "grpo.py").read_text() for name in names)

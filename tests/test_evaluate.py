@@ -616,7 +616,7 @@ def test_a_run_is_its_newest_checkpoint_and_a_checkpoint_has_its_runs_settings(a
 def settled(*flags):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["evaluate.py"])
-        args = evaluate.tyro.cli(evaluate.Args, args=[*map(str, flags or ["m"])], use_underscores=True)
+        args = evaluate.parse([*map(str, flags or ["m"])])
         args.models = args.models or ["m"]
         evaluate.settle(args)
     return args

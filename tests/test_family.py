@@ -143,6 +143,7 @@ def test_the_tables_are_up_to_date():
     readme, objectives = ((ROOT / name).read_text() for name in ("README.md", "docs/objectives.md"))
     assert table.with_table(readme, table.short_table()) == readme
     assert table.with_table(objectives, table.table()) == objectives
+    assert table.drawing() == (ROOT / "docs/family.svg").read_text()
 
 
 # --------------------------------------------------------------------------------------------------------- family.py
@@ -633,11 +634,11 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     assert table.table(tmp_path).splitlines() == [
         "| script | what it maximises | from |",
         "|---|---|---|",
-        "| `grpo.py` | max grpo | from grpo |",
-        "| `dapo.py` | max dapo | from dapo |",
-        "| └ `dapo_ar_lopti.py` | max dapo_ar_lopti | from dapo_ar_lopti |",
-        "| `acpo.py` | max acpo | from acpo |",
-        "| `archer.py` | max archer | from archer |",
+        "| [`grpo.py`](algorithms/grpo.md) | max grpo | from grpo |",
+        "| [`dapo.py`](algorithms/dapo.md) | max dapo | from dapo |",
+        "| └ [`dapo_ar_lopti.py`](algorithms/dapo_ar_lopti.md) | max dapo_ar_lopti | from dapo_ar_lopti |",
+        "| [`acpo.py`](algorithms/acpo.md) | max acpo | from acpo |",
+        "| [`archer.py`](algorithms/archer.md) | max archer | from archer |",
     ]
     monkeypatch.delitem(table.SHORT, "dapo_ar_lopti")
     with pytest.raises(ValueError, match=r"dapo_ar_lopti\.py has no words for the table: add them to SHORT"):
@@ -663,23 +664,26 @@ def test_no_cell_has_a_bar_in_it():
 
 def test_the_tables_are_written_between_their_marks_and_checked(tmp_path, capsys):
     places = {"readme": tmp_path / "README.md", "objectives": tmp_path / "objectives.md"}
+    drawn = {"drawing": tmp_path / "family.svg"}
     old = f"before\n\n{table.BEGIN}\nold\n{table.END}\n\nafter\n"
     for path in places.values():
         path.write_text(old)
-    done = call("tools/table.py", "--readme", places["readme"], "--objectives", places["objectives"], "--check")
-    assert done.returncode == 1 and done.stdout.count("out of date") == 2 and places["readme"].read_text() == old
-    table.main(table.Args(**places))
+    flags = [word for name, path in {**places, **drawn}.items() for word in (f"--{name}", path)]
+    done = call("tools/table.py", *flags, "--check")
+    assert done.returncode == 1 and done.stdout.count("out of date") == 3 and places["readme"].read_text() == old
+    table.main(table.Args(**places, **drawn))
+    assert "└ rloo.py" in capsys.readouterr().out
     for name, made in (("readme", table.short_table()), ("objectives", table.table())):
         text = places[name].read_text()
         assert text == f"before\n\n{table.BEGIN}\n\n{made}\n{table.END}\n\nafter\n"
     with pytest.raises(SystemExit) as ended:
-        table.main(table.Args(**places, check=True))
+        table.main(table.Args(**places, **drawn, check=True))
     assert ended.value.code == 0
-    assert capsys.readouterr().out.count("up to date") == 2
+    assert capsys.readouterr().out.count("up to date") == 3
     for words, code, message in [(old, 1, "out of date"), ("no marks", 2, "must have the marks")]:
         places["objectives"].write_text(words)
         with pytest.raises(SystemExit) as ended:
-            table.main(table.Args(**places, check=True))
+            table.main(table.Args(**places, **drawn, check=True))
         assert ended.value.code == code and message in "".join(capsys.readouterr())
         assert places["objectives"].read_text() == words
 

@@ -9,6 +9,7 @@ import difflib
 import html
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,7 +38,8 @@ def python():
 def site(python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "site"
     command = [python, "-m", "tools.site", "--out", folder]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    env = os.environ | {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "some/repository"}
+    made = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1500)
     assert made.returncode == 0, made.stdout + made.stderr
     return folder
 
@@ -119,6 +121,19 @@ def test_links_of_github_lead_to_pages(inside, link, expected):
     assert re.findall(r'href="([^"]+)"', found) == [expected, expected]
 
 
+def test_numbers_of_papers_are_links_to_them_once(inside):
+    found = rendered(inside, "*DAPO* (arXiv 2503.14476). [arXiv 2402.03300](x.md), `2402.03301`, 1.25001, 2.2402.03302")
+    assert re.findall(r'href="(https:[^"]+)">(.*?)</a>', found) == [("https://arxiv.org/abs/2503.14476", "2503.14476")]
+    found = rendered(inside, '```python numbered\n"""arXiv 2503.14476"""\n```\n')
+    assert '<a href="https://arxiv.org/abs/2503.14476">2503.14476</a>' in found
+
+
+def test_columns_of_numbers_are_marked(inside):
+    table = "| a | b | c |\n|---|---|---|\n| 1 ± 0.5 | 3 | [2](x.md) |\n|  | x | −1,000.5 % |\n"
+    found = rendered(inside, table)
+    assert re.findall(r'<t[hd] class="number">(?:<a.*?>)?(.*?)<', found) == ["a", "c", "1 ± 0.5", "2", "", "−1,000.5 %"]
+
+
 def test_formulas_become_mathml(inside):
     found = rendered(
         inside, "A half is $\\frac{1}{2}$, not `$\\frac{1}{2}$`.\n\n$$\nx \\sim \\pi_\\theta\n$$\n\n```math\nz\n```\n"
@@ -196,8 +211,46 @@ def test_every_source_file_has_a_page_with_an_anchor_for_each_line(site):
         assert texts == path.read_text().splitlines(), path
 
 
-def test_the_lens_is_there(site):
-    assert (site / "lab/results/lens.html").read_bytes() == (ROOT / "lab/results/lens.html").read_bytes()
+def test_every_page_leads_home_and_to_the_repository(site):
+    address = re.search(r"^repository-code: *(.*)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    address = address[1].strip('"') if address else "https://github.com/some/repository"
+    for path in site.rglob("*.html"):
+        shown = path.read_text()
+        assert f'<a href="{address}"' in shown and 'class="md-header__button md-logo"' in shown, path
+
+
+def test_the_lens_is_there_in_the_design_of_the_site(page, site):
+    data = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+    shown, kept = ((folder / "lab/results/lens.html").read_text() for folder in (site, ROOT))
+    assert json.loads(data.search(shown)[1]) == json.loads(data.search(kept)[1])
+    page.open_page("lab/results/lens.html")
+    assert page.run("document.querySelectorAll('.token').length") > 10
+    assert page.run("document.querySelector('.md-tabs a').href").endswith("/index.html")
+    colours = []
+    for scheme in (False, True):
+        page.dark(scheme)
+        page.open_page("lab/results/lens.html")
+        colours.append(page.run("getComputedStyle(document.querySelector('#lens select')).backgroundColor"))
+    assert colours[0] != colours[1]
+
+
+def test_no_page_is_found_twice_and_no_raw_table(site):
+    items = json.loads((site / "search.json").read_text())["items"]
+    assert (site / "search.js").read_text() == f"var __index = {(site / 'search.json').read_text()};"
+    titles = [(item["location"].partition("#")[0], item["title"]) for item in items if item["level"] == 1]
+    assert len(titles) > 40 and len(titles) == len(set(titles))
+    assert not [item for item in items if item["location"].startswith("benchmarks/kk_tiny/")]
+
+
+def test_an_algorithms_page_has_one_next(site):
+    seen = 0
+    for path in (ROOT / "docs/algorithms").glob("*.md"):
+        shown = (site / f"docs/algorithms/{path.stem}.html").read_text() if path.stem != "README" else ""
+        ours = re.search(r' next: <a href="([^"]+)">', shown)
+        if ours:
+            seen += 1
+            assert re.search(r'<link rel="next" href="([^"]+)"', shown)[1].rpartition("/")[2] == ours[1]
+    assert seen == 17
 
 
 def test_places_in_scripts_are_links_to_their_lines_and_differences_to_the_viewer(site):
@@ -339,6 +392,30 @@ def test_a_link_to_a_section_goes_there(page):
     assert 0 <= page.run("document.activeElement.getBoundingClientRect().top") < 300
 
 
+def test_the_viewers_first_change_is_above_the_fold(page):
+    for address in ("diff.html", "diff.html#left=grpo&right=dapo", "diff.html#left=reinforce&right=rloo"):
+        page.open_page(address)
+        assert page.run("document.querySelector('tr.differs').getBoundingClientRect().bottom") < 900, address
+        assert page.run(
+            "[...document.querySelectorAll('.both pre')].every((one) => one.scrollWidth <= one.clientWidth)"
+        )
+
+
+def test_claims_are_chosen_by_verdict_and_paper(page):
+    page.open_page("docs/claims.html")
+    rows = "[...document.querySelectorAll('article tbody tr')].filter((row) => row.querySelector('strong.verdict'))"
+    counts = dict(re.findall(r"^\| ([a-z ]+) \| (\d+) \|", (ROOT / "docs/claims.md").read_text(), re.MULTILINE))
+    assert page.run(f"{rows}.length") >= sum(map(int, counts.values())) > 90
+    choose = "(([verdict, paper]) => { [...document.querySelectorAll('.ask select')].forEach((menu, k) => "
+    choose += "{ menu.value = [verdict, paper][k]; menu.dispatchEvent(new Event('change', {bubbles: true})) }) })"
+    page.run(f"{choose}(['does not show', 'AR-Lopti'])")
+    left = page.run(f"{rows}.filter((row) => !row.hidden).map((row) => row.querySelector('.verdict').textContent)")
+    assert left and set(left) == {"does not show"}
+    assert page.run("document.querySelector('.ask span').textContent").startswith(f"{len(left)} of ")
+    page.run(f"{choose}(['does not show', ''])")
+    assert len(left) < page.run(f"{rows}.filter((row) => !row.hidden).length")
+
+
 def test_search_works_from_a_folder(page, site):
     page.open_page("index.html")
     page.run("document.querySelector('.md-search__button').click()")
@@ -387,3 +464,9 @@ def test_a_line_of_a_source_file_is_shown(page):
     page.open_page("grpo.py.html#L417")
     assert page.run("document.querySelector(':target').id") == "L417"
     assert 0 < page.run("document.querySelector(':target').getBoundingClientRect().top") < 900
+
+
+@pytest.mark.slow
+def test_every_page_passes_the_check_of_the_site(python, chromium, site):
+    done = subprocess.run([python, ROOT / "tests/check_site.py", site], capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -15,6 +15,7 @@ NAMED = re.compile(r"\[(\w+\.py),\s+([^\[\]]+)\]\(([^()\s#]+\.py)\)")
 SYMBOLS = re.compile(r"^## Where each symbol is computed\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| (.+) \| (.+) \| `([^`\n]+)` \|$", re.MULTILINE)
 DIFF = re.compile(r"`python tools/diff\.py (\w+)(?: (\w+))?`")
+GREW = re.compile(r"· grew from \[`\w+\.py`\]\(\w+\.md\)")  # on an algorithm's page
 PAGES = "docs/algorithms/"
 
 
@@ -68,7 +69,8 @@ def with_anchors(text, page):
     """A page's Markdown with what the site adds to it. page: its path from the repository's root.
 
     Links that name a place lead to its line, the code of symbols links to its line, and calls of tools/diff.py link to
-    the page that shows the difference. ValueError, saying where, if a place is not there.
+    the page that shows the difference, as does the first line of an algorithm's page. ValueError, saying where, if a
+    place is not there.
     """
     folder = posixpath.dirname(page)
     script = page.removeprefix(PAGES).removesuffix(".md")
@@ -100,6 +102,9 @@ def with_anchors(text, page):
         return match[0]
 
     text = NAMED.sub(named, text)
+    if script in family.PARENT:
+        link = f"[side by side](../../diff.html#left={family.PARENT[script]}&right={script})"
+        text = GREW.sub(rf"\g<0> ({link})", text, count=1)
     if page.startswith(PAGES):
         text = SYMBOLS.sub(lambda part: ROW.sub(symbol, part[0]), text)
     return DIFF.sub(viewer, text)

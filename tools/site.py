@@ -43,6 +43,14 @@ LENS = "lab/results/lens.html"
 SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py"]
 AS_THEY_ARE = {f".{kind}" for kind in "png svg jpg gif html json csv pdf ipynb".split()}  # linked, and copied
 LARGEST = 200_000  # characters of a file that is shown as a source
+RAW = "benchmarks/kk_tiny/"  # tables that the search leaves out: every script's name is in all of them
+WHOLE = (
+    "README.md",
+    "docs/claims.md",
+    "docs/comparison.md",
+    "docs/objectives.md",
+    RAW,
+)  # texts with nothing beside them
 NEVER = {".git", ".venv", ".site", "site", ".venv-site", "runs", "__pycache__"}
 START = ("grpo", "grpo_ar_lopti")  # what the viewer shows first
 KINDS = {Comment: "comment", String: "string", Keyword: "keyword", Operator.Word: "keyword", Number: "number"}
@@ -126,7 +134,7 @@ def collect(texts):
         files.texts.append(text)
         for link in site_markdown.links((ROOT / text).read_text(encoding="utf-8")):
             path, _ = site_markdown.resolved(link, text)
-            if path is None or path in {*files.texts, *waiting, *files.sources, *files.folders, *files.copies}:
+            if path in (None, LENS) or path in {*files.texts, *waiting, *files.sources, *files.folders, *files.copies}:
                 continue
             there = ROOT / path
             if path.startswith("..") or not there.exists() or not shown(path):
@@ -143,8 +151,6 @@ def collect(texts):
                 files.copies.append(path)
             else:
                 files.sources.append(path)
-    if (ROOT / LENS).is_file() and LENS not in files.copies:
-        files.copies.append(LENS)
     return files
 
 
@@ -162,6 +168,14 @@ def front(title, **settings):
     """The front matter of a page. settings: JSON values."""
     lines = [f"{name}: {json.dumps(value)}" for name, value in {"title": title, **settings}.items()]
     return "\n".join(["---", *lines, "---", "", ""])
+
+
+def settings_of(path, text):
+    """The front matter of the page of a text; "" if it has none."""
+    if not path.startswith(WHOLE):
+        return ""
+    more = {"search": {"exclude": True}} if path.startswith(RAW) else {}
+    return front(title_of(text, path), hide=["navigation"] if path == "README.md" else ["navigation", "toc"], **more)
 
 
 def title_of(text, path):
@@ -191,6 +205,46 @@ def source_page(path, texts):
         front(path, hide=["navigation"], search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
         f"{FENCE}{language} {site_markdown.NUMBERED}\n{text.rstrip()}\n{FENCE}\n"
     )
+
+
+def home(text):
+    """The README with what its page has besides: three ways to begin, and a glimpse of the viewer."""
+    ladder = (ROOT / "docs/algorithms/ladder.md").read_text(encoding="utf-8")
+    glimpse = re.search(r"^## 2\. .*?^(```diff\n.*?^```)$", ladder, re.MULTILINE | re.DOTALL)[1]
+    title, first, rest = text.split("\n\n", 2)
+    return f"""{title}
+
+{first}
+
+<p class="begin">
+<a class="md-button md-button--primary" href="#try-it">Run it</a>
+<a class="md-button" href="course/lesson_0.md">Lesson 0</a>
+<a class="md-button" href="diff.html#{state("reinforce", "rloo")}">Put two scripts side by side</a>
+</p>
+
+<details open><summary>What RLOO changes in the advantages of REINFORCE</summary>
+
+{glimpse}
+
+</details>
+
+{rest}"""
+
+
+def lens_page(text):
+    """The Markdown of the lens (lab/page.html with its data) in the design of the site.
+
+    Its styles hold inside #lens alone, and the site's choice of light or dark takes the place of the system's.
+    """
+    style = re.search(r"<style>\n(.*?)</style>", text, re.DOTALL)[1]
+    dark = "@media (prefers-color-scheme: dark) {"
+    style = style.replace(dark, '[data-md-color-scheme="slate"] & {').replace("color-scheme: light dark;", "")
+    style = re.sub(r"(?m)^( *)(:root|body)(?= \{)", r"\1&", style)
+    body, *scripts = re.search(r"<body>\n(.*)</body>", text, re.DOTALL)[1].split("<script")
+    parts = [f'<div id="lens">\n{body}</div>', f"<style>\n#lens {{\n{style}}}\n</style>"]
+    parts = [re.sub(r"\n\s*\n", "\n", part) for part in parts]  # an empty line would end a block of HTML
+    parts += [f"<script{script.rstrip()}" for script in scripts]
+    return front("The lens", hide=["navigation", "toc"], search={"exclude": True}) + "\n\n".join(parts) + "\n"
 
 
 def folder_page(path):
@@ -253,10 +307,10 @@ def viewer_page():
         + '<button type="button" id="swap">Swap</button>\n'
         + '<label><input type="checkbox" id="code"> Code only, without docstrings and comments</label>\n</form>\n\n'
         + "<noscript><p>This page needs JavaScript. In a terminal, tools/diff.py shows the same.</p></noscript>\n"
-        + "<details>\n<summary>What grew from what</summary>\n\n"
+        + '<div id="viewer"></div>\n\n'
+        + "## What grew from what\n\n"
         + "\n".join(f"- {grew_from(stem)}" for stem in names[1:])
-        + "\n\n</details>\n\n"
-        + '<div id="viewer"></div>\n'
+        + "\n\n"
         + '<script src="site_files/scripts.js"></script>\n<script src="site_files/viewer.js"></script>\n'
     )
 
@@ -301,7 +355,7 @@ def navigation(whole, texts):
     for name, paths in whole.items():
         pages = [{title_of((ROOT / path).read_text(encoding="utf-8"), path): path} for path in paths]
         if name == "Lab" and (ROOT / LENS).is_file():
-            pages.append({"The lens": LENS})
+            pages.append({"The lens": LENS.replace(".html", ".md")})
         entries.append({name: pages})
     rest = set(texts) - {"README.md"} - {path for paths in whole.values() for path in paths}
     if rest:
@@ -319,6 +373,15 @@ def toml(value):
     return json.dumps(value, ensure_ascii=False)
 
 
+def repository():
+    """The address of the repository: CITATION.cff's, or that of the workflow that builds; None if there is neither."""
+    found = re.search(r'^repository-code: *"?([^"\s]+)', (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
+    if found:
+        return found[1]
+    if "GITHUB_REPOSITORY" in os.environ:
+        return f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}"
+
+
 def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -331,7 +394,8 @@ def prepare(folder):
     whole = chapters()
     files = collect(["README.md", *(path for paths in whole.values() for path in paths)])
     for path in files.texts:
-        write(pages / path, anchors.with_anchors((ROOT / path).read_text(encoding="utf-8"), path))
+        text = anchors.with_anchors((ROOT / path).read_text(encoding="utf-8"), path)
+        write(pages / path, settings_of(path, text) + (home(text) if path == "README.md" else text))
     for path in files.sources:
         write(pages / f"{path}.md", source_page(path, files.texts))
     for path in files.folders:
@@ -339,15 +403,17 @@ def prepare(folder):
     for path in files.copies:
         (pages / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, pages / path)
-    for path in OWN.glob("*.*s"):
-        (pages / "site_files").mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, pages / "site_files" / path.name)
+    if (ROOT / LENS).is_file():
+        write(pages / LENS.replace(".html", ".md"), lens_page((ROOT / LENS).read_text(encoding="utf-8")))
+    shutil.copytree(OWN, pages / "site_files", ignore=shutil.ignore_patterns("*.toml"))
     write(pages / "source.md", sources_page(files.sources))
     write(pages / "diff.md", viewer_page())
     write(pages / "site_files/scripts.js", viewer_data(family.family()))
     settings = (OWN / "zensical.toml").read_text(encoding="utf-8")
     title = title_of((ROOT / "README.md").read_text(encoding="utf-8"), "README.md")
     ours = f"site_name = {toml(title)}\nnav = {toml(navigation(whole, files.texts))}"
+    if address := repository():
+        ours += f"\nrepo_url = {toml(address)}"
     settings = settings.replace("[project]\n", f"[project]\n{ours}\n", 1)
     settings += f'\n[project.markdown_extensions."tools.site_markdown"]\nfiles = {toml(files.pages())}\n'
     write(folder / "zensical.toml", settings)
@@ -360,9 +426,22 @@ def publish(built, out):
         raise ValueError(f"{out} exists, and no earlier build wrote it")
     for name in ("404.html", "sitemap.xml"):  # their links need the address of a server
         (built / name).unlink(missing_ok=True)
+    for page in built.rglob("*.html"):  # the theme would ask GitHub how many stars the repository has
+        write(page, page.read_text(encoding="utf-8").replace(' data-md-component="source"', ""))
+    mend_search(built)
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(built, out)
+
+
+def mend_search(built):
+    """Takes from the index of the search pages without a text, whose first heading is there, too."""
+    found = json.loads((built / "search.json").read_text(encoding="utf-8"))
+    pages = {item["location"].partition("#")[0] for item in found["items"] if item["text"]}
+    found["items"] = [item for item in found["items"] if item["text"] or item["location"] not in pages]
+    text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+    write(built / "search.json", text)
+    write(built / "search.js", f"var __index = {text};")
 
 
 # -------------------------------------------------------------------------------------------------------------- check

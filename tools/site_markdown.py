@@ -10,10 +10,12 @@ the page of that file, at the same line.
 
 import ast
 import html
+import itertools
 import posixpath
 import re
 import sys
 from functools import cache
+from pathlib import Path
 from urllib.parse import unquote
 
 from latex2mathml.converter import convert
@@ -30,11 +32,17 @@ SAME_AS = [  # what the converter lacks, and the same in its words
     (r"\{(aligned|gathered)\}", r"{align*}"),
     (r"\\lbrace\b", r"\{"),
     (r"\\rbrace\b", r"\}"),
+    (r"(?<!\\left)\\lvert\b", r"\left|"),
+    (r"(?<!\\right)\\rvert\b", r"\right|"),
 ]
+FUNCTION = re.compile(r"<m([io])>(log|min|max|exp)</m\1>")
 UNKNOWN = re.compile(r">\s*(\\[A-Za-z]+|&)\s*<")  # what the converter leaves as it was
 UNREADABLE = '<code class="unreadable-formula">'  # begins a formula that could not be converted
 NUMBERED = "numbered"  # second word of a fence whose lines get numbers and anchors, as on the pages of source files
 ATTRIBUTE = re.compile(r"""(?<=\s)(href|src)=(["'])(.*?)\2""")  # of a tag that is written as HTML
+ARXIV = re.compile(r"(?<![\d.])(\d\d(?:0[1-9]|1[0-2])\.\d{5})(?![\d.]\d)")  # the number of a paper
+NUMBER = re.compile(r"[-−+]?\d[\d.,]*( ?%)?( ± \d[\d.]*)?")  # all of a cell
+LONG_NAME = re.compile(r"\w{30,}")
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|//")  # begins the address of another place
 
 
@@ -50,6 +58,11 @@ def page_url(path):
     """Where the page of a Markdown file lies: README.md is the index of its folder."""
     folder, name = posixpath.split(path)
     return posixpath.join(folder, "index.html" if name == "README.md" else f"{name.removesuffix('.md')}.html")
+
+
+def with_papers(text):
+    """HTML with links from the numbers of arXiv to its pages."""
+    return ARXIV.sub(r'<a href="https://arxiv.org/abs/\1">\1</a>', text)
 
 
 def resolved(target, page):
@@ -90,6 +103,8 @@ def formula(latex, display):
         raise ValueError(f"{latex!r} is no formula: {type(error).__name__}") from error
     if unknown := UNKNOWN.search(found):
         raise ValueError(f"unknown in the formula {latex!r}: {unknown[1]}")
+    found = FUNCTION.sub(r'<mi class="function">\2</mi>', found)  # site.css puts thin spaces around it
+    found = found.replace('<mn mathvariant="double-struck">1</mn>', "<mn>𝟙</mn>")  # browsers don't know the attribute
     return found.replace("<mi>&#x0007E;</mi>", "<mo>∼</mo>")  # \sim, which the converter takes for a variable
 
 
@@ -116,12 +131,12 @@ def shown_code(text, language, numbered=False):
     if numbered:
         lines = [
             f'<span id="L{number}" class="line"><a href="#L{number}" aria-hidden="true" tabindex="-1" '
-            f'data-line="{number}"></a>{line}\n</span>'
+            f'data-line="{number}"></a>{with_papers(line)}\n</span>'
             for number, line in enumerate(lines, 1)
         ]
     code = "".join(lines) if numbered else "\n".join(lines) + "\n"
     classes = "highlight numbered" if numbered else "highlight"
-    return f'<div class="{classes}"><pre tabindex="0"><code>{code}</code></pre></div>\n'
+    return f'<div class="{classes}"><pre><code tabindex="0">{code}</code></pre></div>\n'
 
 
 def definitions(text):
@@ -144,8 +159,16 @@ def parser():
         token.attrSet("href", site_link(token.attrGet("href"), env["page"], env["files"]))
         return self.renderToken(tokens, index, options, env)
 
+    def text(self, tokens, index, options, env):
+        is_linked = sum(token.nesting for token in tokens[:index] if token.tag == "a")
+        shown = html.escape(tokens[index].content, quote=False)
+        return shown if is_linked else with_papers(shown)
+
     def image(self, tokens, index, options, env):
         token = tokens[index]
+        path, _ = resolved(token.attrGet("src"), env["page"])
+        if path and path.endswith(".svg"):  # in the page, so that it has the colour of its text
+            return (Path(__file__).parents[1] / path).read_text(encoding="utf-8")
         token.attrSet("alt", self.renderInlineAsText(token.children, options, env))
         token.attrSet("src", site_link(token.attrGet("src"), env["page"], env["files"]))
         token.attrSet("loading", "lazy")
@@ -160,6 +183,7 @@ def parser():
 
     def code_inline(self, tokens, index, options, env):
         code = re.sub(r"(--\w[\w-]*)", r'<span class="flag">\1</span>', html.escape(tokens[index].content))
+        code = LONG_NAME.sub(lambda name: name[0].replace("_", "_<wbr>"), code)  # or a table would be as wide
         return f"<code>{code}</code>"
 
     def inline(self, tokens, index, options, env):
@@ -191,7 +215,7 @@ def parser():
         link = f'<a class="headerlink" href="#{anchor}" aria-label="Link to {html.escape(title)}">&para;</a>'
         return link + self.renderToken(tokens, index, options, env)
 
-    for rule in (link_open, image, heading_open, heading_close, fence, code_inline):
+    for rule in (link_open, text, image, heading_open, heading_close, fence, code_inline):
         md.add_render_rule(rule.__name__, rule)
     for name, rule in {
         "html_inline": as_html,
@@ -232,10 +256,32 @@ def contents(headings):
     return root["children"]
 
 
+def mark_numbers(tokens):
+    """Gives the class "number" to the columns of tables that have nothing else below their titles."""
+    columns = {}  # of one table: {column: [(token, text), …]}
+    for token, inside in itertools.pairwise(tokens):
+        if token.type == "table_open":
+            columns = {}
+        elif token.type == "tr_open":
+            column = 0
+        elif token.type in ("th_open", "td_open"):
+            text = "".join(child.content for child in inside.children)
+            columns.setdefault(column, []).append((token, text))
+            column += 1
+        elif token.type == "tbody_close":
+            for [(title, _), *cells] in columns.values():
+                texts = [text for _, text in cells if text]
+                if texts and all(NUMBER.fullmatch(text) for text in texts):
+                    for cell in [title, *(cell for cell, _ in cells)]:
+                        cell.attrJoin("class", "number")
+
+
 def rendered(text, page, files):
     """(HTML, headings) of a Markdown text; headings: [(level, anchor, title), …]. page, files: as in site_link()."""
     env = {"page": page, "files": files, "anchors": {}, "headings": []}
-    return parser().render(text, env), env["headings"]
+    tokens = parser().parse(text, env)
+    mark_numbers(tokens)
+    return parser().renderer.render(tokens, parser().options, env), env["headings"]
 
 
 class Whole(Preprocessor):

@@ -1,7 +1,8 @@
 """Writes the tables of the scripts: in the README what each one is, in docs/objectives.md what it maximises.
 
-    python tools/table.py            puts the tables into the two files, between their marks
-    python tools/table.py --check    changes nothing; exit code 1 if a table is out of date
+    python tools/table.py            prints the short table, puts both into their files, between the marks, and draws
+                                     docs/family.svg
+    python tools/table.py --check    changes nothing; exit code 1 if a table or the drawing is out of date
 
 The lengths and differences come from the scripts, the descriptions from SHORT and TEXTS below.
 """
@@ -12,6 +13,8 @@ from pathlib import Path
 from statistics import median_high
 
 import tyro
+from rich.console import Console
+from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools import family, generated
@@ -140,6 +143,7 @@ class Args:
     check: bool = False  # only check if they are up to date
     readme: Path = family.ROOT / "README.md"  # the file with the short table's marks
     objectives: Path = family.ROOT / "docs" / "objectives.md"  # the file with the long table's marks
+    drawing: Path = family.ROOT / "docs" / "family.svg"  # what grew from what
     folder: Path = family.ROOT  # the scripts' folder
 
 
@@ -168,7 +172,7 @@ def table(folder=family.ROOT):
     for row in rows(folder):
         if row.stem not in TEXTS:
             raise ValueError(f"{row.stem}.py has no words for the table: add them to TEXTS in tools/table.py")
-        cells = [f"{row.indent}`{row.stem}.py`", *TEXTS[row.stem]]
+        cells = [f"{row.indent}[`{row.stem}.py`](algorithms/{row.stem}.md)", *TEXTS[row.stem]]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -202,6 +206,40 @@ def median(folder):
     return ["", f"Changed, median: {median_high(differences)} lines."] if differences else []
 
 
+def show(folder):
+    """Prints the short table."""
+    shown = Table("script", "what it is", box=None, pad_edge=False)
+    for title in ("code lines", "changed"):
+        shown.add_column(title, justify="right")
+    for row in rows(folder):
+        indent = row.indent.replace("&emsp;", " ")
+        shown.add_row(f"{indent}{row.stem}.py", SHORT[row.stem], str(row.length), str(row.changed or ""))
+    Console().print(shown)
+
+
+def drawing(folder=family.ROOT):
+    """The tree of the scripts as SVG, in the colour of the system's light or dark (the site gives it that of its text).
+
+    Beside each script stands how many lines of code differ from its parent's.
+    """
+    places, lines, texts = {}, [], []
+    for number, row in enumerate(rows(folder)):
+        x, y = places[row.stem] = 10 + 60 * family.depth(row.stem), 18 + 24 * number
+        texts.append(f'<text x="{x}" y="{y}">{row.stem}.py</text>')
+        if row.parent:
+            left, top = places[row.parent]
+            lines.append(f"M{left + 8} {top + 6}V{y - 5}H{x - 6}")
+            texts.append(f'<text x="430" y="{y}" text-anchor="end">{row.changed} lines</text>')
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" id="family" viewBox="0 0 440 {y + 12}" width="440" role="img"
+  font-family="monospace" font-size="14" aria-label="What grew from what, and how many lines of code differ">
+<style>#family {{ color: #222; fill: currentColor }}
+@media (prefers-color-scheme: dark) {{ #family {{ color: #ddd }} }}</style>
+<path d="{" ".join(lines)}" fill="none" stroke="currentColor" shape-rendering="crispEdges"/>
+{chr(10).join(texts)}
+</svg>
+"""
+
+
 def with_table(text, new):
     """A file's text with this table between its marks. ValueError unless each mark occurs once, in order."""
     if [text.count(mark) for mark in (BEGIN, END)] != [1, 1] or text.index(BEGIN) > text.index(END):
@@ -213,9 +251,12 @@ def main(args):
     try:
         tables = {args.readme: short_table(args.folder), args.objectives: table(args.folder)}
         new = {path: with_table(path.read_text(encoding="utf-8"), made) for path, made in tables.items()}
+        new[args.drawing] = drawing(args.folder)
     except (ValueError, OSError, SyntaxError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    if not args.check:
+        show(args.folder)
     generated.keep(new, args.check, "python tools/table.py")
 
 

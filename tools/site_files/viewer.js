@@ -325,7 +325,7 @@ function address({ left, right, code, section }) {
 
 function summary(scripts, found, state) {
   const about = scripts.map((of) => {
-    const objective = of.objective && `<pre tabindex="0" aria-label="objective of ${of.name}.py">${escaped(of.objective)}</pre>`;
+    const objective = of.objective && `<pre aria-label="objective of ${of.name}.py">${escaped(of.objective)}</pre>`;
     return `<div><h2><a href="${of.name}.py.html">${of.name}.py</a></h2><p>${escaped(of.about)}</p>${objective}</div>`;
   });
   const [removed, added] = count(found.flatMap((part) => part.rows));
@@ -336,7 +336,7 @@ function summary(scripts, found, state) {
   });
   const list = items.length ? `<nav aria-label="Sections that differ"><ul>${items.join("")}</ul></nav>` : "";
   const same = state.left === state.right ? "Both sides are the same script." : `−${removed} +${added} ${what}.`;
-  return `<div class="both">${about.join("")}</div><p role="status">${same}</p>${list}`;
+  return `<div class="both">${about.join("")}</div><div class="counts"><p role="status">${same}</p>${list}</div>`;
 }
 
 let shown = ""; // the address of what is on the page, without the section
