@@ -979,7 +979,7 @@ def test_an_evaluation_is_of_this_processs_part_and_a_mean_over_the_categories(m
     run = SimpleNamespace(write_tests=lambda *given: written.append(given))
     found = grpo.evaluate(None, None, problems, 6, run, arguments(eval_temperature=0.25))
     expected = {"eval/accuracy": 2 / 3, "eval/accuracy_a": 1 / 3, "eval/accuracy_b": 1}
-    assert found == pytest.approx(expected) and asked == {"when": "test", "temperature": 0.25}
+    assert found == pytest.approx(expected) and asked == {"when": "test", "n": 1, "temperature": 0.25}
     ((step, part, responses, scores),) = written
     assert step == 6 and [p["id"] for p in part] == [1, 3, 5, 7] and len(responses) == len(scores) == 4
 

@@ -115,7 +115,7 @@ def flags_of(file, name="Args"):
         if isinstance(node, ast.ClassDef) and node.name == name:
             names |= {member.target.id for member in node.body if isinstance(member, ast.AnnAssign)}
             for base in map(ast.unparse, node.bases):
-                names |= flags_of(INHERITED[base], base.split(".")[1])
+                names |= flags_of(INHERITED.get(base, file), base.split(".")[-1])
     return names
 
 

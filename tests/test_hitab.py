@@ -149,8 +149,8 @@ def test_score_all_keeps_the_order():
         hitab.score_all(texts, golds[:2])
 
 
-def test_tolerance_is_a_millionth_or_half_of_the_sixth_place():
-    assert score("1000000.99", 1000000) == RIGHT and score("1000001.01", 1000000) == WRONG
+def test_tolerance_is_half_of_the_sixth_place_and_nothing_for_a_whole_number():
+    assert score("1000000.0", 1000000) == RIGHT and score("1000000.99", 1000000) == WRONG
     assert score("0.1234564", 0.123456) == RIGHT and score("0.1234567", 0.123456) == WRONG
 
 

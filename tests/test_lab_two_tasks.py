@@ -106,4 +106,4 @@ def test_a_quick_run_of_two_tasks(tmp_path):
     assert done.stdout.count("TOO FEW RUNS TO TELL: ") == 2
     kept = sorted(path.name.split("_")[-2] for path in (tmp_path / "cache").glob("batch_*"))
     assert kept == ["2-3", "countdown"]
-    assert common.TASKS == ("kk", "math", "countdown", "hitab")
+    assert common.TASKS == ("kk", "math", "countdown", "hitab", "gym")

@@ -250,7 +250,7 @@ def test_an_algorithms_page_has_one_next(site):
         if ours:
             seen += 1
             assert re.search(r'<link rel="next" href="([^"]+)"', shown)[1].rpartition("/")[2] == ours[1]
-    assert seen == 17
+    assert seen == 18
 
 
 def test_places_in_scripts_are_links_to_their_lines_and_differences_to_the_viewer(site):
@@ -408,11 +408,11 @@ def test_claims_are_chosen_by_verdict_and_paper(page):
     assert page.run(f"{rows}.length") >= sum(map(int, counts.values())) > 90
     choose = "(([verdict, paper]) => { [...document.querySelectorAll('.ask select')].forEach((menu, k) => "
     choose += "{ menu.value = [verdict, paper][k]; menu.dispatchEvent(new Event('change', {bubbles: true})) }) })"
-    page.run(f"{choose}(['does not show', 'AR-Lopti'])")
+    page.run(f"{choose}(['no effect of that size', 'AR-Lopti'])")
     left = page.run(f"{rows}.filter((row) => !row.hidden).map((row) => row.querySelector('.verdict').textContent)")
-    assert left and set(left) == {"does not show"}
+    assert left and set(left) == {"no effect of that size"}
     assert page.run("document.querySelector('.ask span').textContent").startswith(f"{len(left)} of ")
-    page.run(f"{choose}(['does not show', ''])")
+    page.run(f"{choose}(['no effect of that size', ''])")
     assert len(left) < page.run(f"{rows}.filter((row) => !row.hidden).length")
 
 

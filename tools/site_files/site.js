@@ -11,7 +11,7 @@ new MutationObserver(() => {
 // Colours the verdicts of the page of claims, and shows those rows alone that are asked for.
 // The words are those of the page's own table of verdicts. A cell that begins with one of them is a verdict.
 { // the names stay in here: the site has scripts of its own
-  const KINDS = [[/^(shows|holds)/, "yes"], [/^does not/, "no"], [/^cannot/, "open"], [/./, "none"]];
+  const KINDS = [[/^(shows|holds)/, "yes"], [/^(the opposite|no effect)/, "no"], [/^too few/, "open"], [/./, "none"]];
   const firstWords = (row) => row.cells[0].textContent.trim();
   const tables = [...document.querySelectorAll("article table")];
   const key = tables.find((table) => firstWords(table.rows[0]) === "verdict");
