@@ -244,8 +244,8 @@ def log_probs(policy, batch, args, with_entropy=True):
     for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
-        # +=, because each pass gathers the split weights from all processes, so they make equally
-        # many: one with fewer micro-batches repeats one with an empty mask, which adds zeros.
+        # +=: each process holds a part of the weights, so a pass needs all of them, and all make
+        # equally many. One that has fewer micro-batches repeats one with an empty mask: it adds 0.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -485,7 +485,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
     # Tokens with A = 0 need no pass if there is no KL term; the divisor still counts them. If none
-    # is left, AdamW makes no step.
+    # is left on any process, gradients stay None, and AdamW leaves the weights as they are.
     minibatch = passes.without_idle_tokens(minibatch, args)
     minibatch_loss = 0.0
     num_clipped = 0
@@ -568,7 +568,7 @@ def main():
         clock.lap("logprob")
 
         # Update the policy, and hand the new weights to the sampler.
-        weights_before = weights.subset(policy, args.dtype)  # a metric: do they change in --dtype?
+        weights_before = weights.subset(policy, args.dtype)  # metric: small steps vanish in --dtype
         updated = update(policy, optimizer, batch, step, args)  # metrics
         clock.lap("train")
         sync_weights(policy, llm, args)

@@ -35,6 +35,9 @@ taken. So there is one update a step (a mini-batch is the whole step here), and 
 
 The weights exist twice: in PyTorch, which computes gradients, and in vLLM, which generates text
 many times faster. After each update they are copied to vLLM. Otherwise an old policy would write.
+vLLM rounds differently; the metric sampler_gap says how much. With several GPUs there is a process
+for each: it samples its part of the prompts and holds its part of the weights, and the gradients
+are summed.
 
 What the next scripts add to this one, and why (docs/algorithms/ladder.md shows it step by step):
 - rloo.py and grpo.py compare a response with others to the same prompt: prompts differ in
@@ -49,9 +52,9 @@ one update a step.
 Where this file deviates from the textbook, and why:
 - J is divided by the number of tokens, where the textbook has the number of responses. That is the
   same, divided by the mean length, and keeps the gradient's size when responses get longer.
-- The mean contains r_i itself: A_i is (1 − 1/n) times r_i minus the mean of the other n − 1 rewards
-  of the step, which do not depend on o_i. So the gradient is a little shorter, in the same
-  direction. rloo.py leaves r_i out.
+- The mean contains r_i itself: A_i is (1 − 1/n) times the difference of r_i and the mean of the
+  other n − 1 rewards of the step, which do not depend on o_i. So the gradient is a little shorter,
+  in the same direction. rloo.py leaves r_i out.
 - AdamW makes the step, not gradient ascent, and a gradient of norm above max_grad_norm is scaled
   down.
 - With `--updates_per_step 2` the second update has responses that the policy before the first one
@@ -248,8 +251,8 @@ def log_probs(policy, batch, args, with_entropy=True):
     for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
-        # +=, because each pass gathers the split weights from all processes, so they make equally
-        # many: one with fewer micro-batches repeats one with an empty mask, which adds zeros.
+        # +=: each process holds a part of the weights, so a pass needs all of them, and all make
+        # equally many. One that has fewer micro-batches repeats one with an empty mask: it adds 0.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -406,7 +409,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
     # Tokens with A = 0 need no pass if there is no KL term; the divisor still counts them. If none
-    # is left, AdamW makes no step.
+    # is left on any process, gradients stay None, and AdamW leaves the weights as they are.
     minibatch = passes.without_idle_tokens(minibatch, args)
     minibatch_loss = 0.0
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
@@ -476,7 +479,8 @@ def main():
         engine.sleep(llm)  # on a GPU: frees its memory for training; sync_weights wakes it
 
         # Score them.
-        # Of each response: reward (for K&K −3 to 3), correct (its answer) and format (its tags).
+        # Of each response: correct (its answer), format (has it the tags that the prompt asks for)
+        # and reward (for K&K −3 to 3, made of both).
         scores = score(task, responses, problems)
         rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
@@ -487,7 +491,7 @@ def main():
         clock.lap("logprob")
 
         # Update the policy, and hand the new weights to the sampler.
-        weights_before = weights.subset(policy, args.dtype)  # a metric: do they change in --dtype?
+        weights_before = weights.subset(policy, args.dtype)  # metric: small steps vanish in --dtype
         updated = update(policy, optimizer, batch, step, args)  # metrics
         clock.lap("train")
         sync_weights(policy, llm, args)

@@ -182,8 +182,8 @@ def log_probs(policy, batch, args, with_entropy=True):
     for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], 1.0, with_entropy)
         length = logp.shape[1]
-        # +=, because each pass gathers the split weights from all processes, so they make equally
-        # many: one with fewer micro-batches repeats one with an empty mask, which adds zeros.
+        # +=: each process holds a part of the weights, so a pass needs all of them, and all make
+        # equally many. One that has fewer micro-batches repeats one with an empty mask: it adds 0.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -302,7 +302,7 @@ def main():
         # The next examples, and an update of the policy.
         given, num_used = next_problems(train, num_used, args)  # this process's
         batch = to_batch(given)
-        weights_before = weights.subset(policy, args.dtype)  # a metric: do they change in --dtype?
+        weights_before = weights.subset(policy, args.dtype)  # metric: small steps vanish in --dtype
         updated = update(policy, optimizer, batch, step, args)  # metrics
         clock.lap("train")
         timings = clock.end("rest")  # seconds of each phase, and the peak of the memory
