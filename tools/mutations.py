@@ -22,7 +22,7 @@ from queue import Queue
 
 ROOT = Path(__file__).parents[1]
 LIST = ROOT / "tests" / "mutations.toml"
-LINKED = (".venv", "models/SmolLM2-135M-Instruct")  # what git does not list and tests use
+LINKED = (".git", ".venv", "models/SmolLM2-135M-Instruct")  # what git does not list and tests use
 PATIENCE = 600  # seconds for one test
 
 
