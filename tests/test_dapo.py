@@ -101,8 +101,9 @@ def test_a_group_of_one_response_is_kept():
     assert found([1, 0, 1], size=1) == [([0], [1]), ([1], [0]), ([2], [1])]
 
 
-def test_each_refill_has_seeds_of_its_own_and_enough_groups_end_it(monkeypatch):
-    """Three prompts a round, of which two have a mixed group: after the second round four are there, one too many."""
+@pytest.mark.parametrize(("mixed", "kept"), [({0, 1, 3, 4}, [0, 1, 3]), ({0, 1, 4}, [0, 1, 4])])
+def test_each_refill_has_seeds_of_its_own_and_enough_groups_end_it(mixed, kept, monkeypatch):
+    """Three prompts a round: after the second one there are one group too many, and exactly enough."""
     args = dapo.Args(prompts_per_step=3, responses_per_prompt=2, updates_per_step=1, max_refills=5)
     asked = []
 
@@ -112,8 +113,7 @@ def test_each_refill_has_seeds_of_its_own_and_enough_groups_end_it(monkeypatch):
         return {"ids": ids, "mask": torch.tensor([[False, True, True]] * 6)}, [answer(2) for _ in problems]
 
     def score(task, responses, problems):
-        """The last prompt's responses of each round are alike."""
-        return [{"reward": float(p["id"] % 3 < 2 and i % 2)} for i, p in enumerate(problems)]
+        return [{"reward": float(p["id"] in mixed and i % 2)} for i, p in enumerate(problems)]
 
     monkeypatch.setattr(dapo, "sample", sample)
     monkeypatch.setattr(dapo, "score", score)
@@ -121,8 +121,8 @@ def test_each_refill_has_seeds_of_its_own_and_enough_groups_end_it(monkeypatch):
     train = [{"id": i} for i in range(12)]
     batch, *_, num_used, of_groups = dapo.dynamic_sampling(None, None, train, 0, 7, clock.Clock(), args)
     assert asked == [7, "7+3"] and num_used == 6
-    assert of_groups == {"groups_sampled": 6, "groups_dropped": 2, "groups_kept": 3}
-    assert batch["ids"][:, 0].tolist() == [0, 0, 1, 1, 3, 3]
+    assert of_groups == {"groups_sampled": 6, "groups_dropped": 6 - len(mixed), "groups_kept": 3}
+    assert batch["ids"][:, 0].tolist() == [i for i in kept for _ in range(2)]
 
 
 def test_groups_of_all_processes_come_in_the_order_of_their_prompts(monkeypatch):
