@@ -698,6 +698,8 @@ def train_share_in_bfloat16(folder, rows):
     weight = policy.lm.model.layers[1].mlp.up_proj.weight
     found["kept"] = weight.dtype
     found["gradient"] = found["gradients"][0].dtype
+    if processes.WORLD_SIZE > 1:
+        found["summed"] = policy.lm.model.layers[1]._get_fsdp_state()._mp_policy.reduce_dtype
     return found
 
 
@@ -752,6 +754,7 @@ def test_two_processes_gather_weights_in_bfloat16_and_sum_gradients_in_float32(t
         assert found["residual"] == torch.float32  # between the layers
         expected = two_processes[0, 1]["bfloat16"]["gradients"][0]
         assert distance(found["gradients"][0], expected) < 0.05  # what is rounded is not all the same
+        assert found["summed"] == torch.float32  # as FSDP2 was told; what bfloat16 would round hides behind the rest
         assert torch.equal(found["reference"], found["policy"])  # so that the KL term is exactly 0 at first
 
 
