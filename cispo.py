@@ -181,7 +181,7 @@ class Policy(nn.Module):
         # autocast rounds only what enters a matrix product, so the sum keeps all its digits.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # the rows have the same prompt: compute it once
+        if length > 0:  # all rows have the same prompt: compute it once
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
@@ -218,13 +218,13 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    # A micro-batch is as many rows as fit in a forward pass, cut to the longest of them. The text
-    # is the progress bar's title.
+    # A micro-batch is as many rows as fit in a forward pass, cut to the longest of them and on the
+    # policy's device. The text is the progress bar's title.
     for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
-        # +=: each process holds a part of the weights, so a pass needs all of them, and all make
-        # equally many. One that has fewer micro-batches repeats one with an empty mask: it adds 0.
+        # All processes must make equally many passes, since each holds a part of the weights. One
+        # with fewer micro-batches repeats one with an empty mask: its values are 0, hence the +=.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -252,7 +252,8 @@ def generate(llm, problems, when, args, **sampling_params):
     """vLLM's responses to the problems, in order, with their texts.
 
     when: the step, or "test". The seed of a request is made of --seed, when and the problem, so the
-    responses do not depend on the number of processes. sampling_params: more for SamplingParams.
+    responses do not depend on the number of processes; vLLM makes another one of it for each of n
+    responses. sampling_params: more for SamplingParams.
     """
     from vllm import SamplingParams
 
@@ -424,8 +425,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
-    # Tokens with A = 0 need no pass if there is no KL term; the divisor still counts them. If none
-    # is left on any process, gradients stay None, and AdamW leaves the weights as they are.
+    # For speed alone: tokens with A = 0 need no pass if there is no KL term. The divisor has them.
+    # If no others are left, one pass is made all the same, and gives AdamW gradients of 0.
     minibatch = passes.without_idle_tokens(minibatch, args)
     minibatch_loss = 0.0
     num_clipped = 0
@@ -514,7 +515,8 @@ def main():
         clock.lap("logprob")
 
         # Update the policy, and hand the new weights to the sampler.
-        weights_before = weights.subset(policy, args.dtype)  # metric: small steps vanish in --dtype
+        # For a metric: the share of weights that change when rounded to --dtype, as vLLM gets them.
+        weights_before = weights.subset(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
         clock.lap("train")
         sync_weights(policy, llm, args)

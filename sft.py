@@ -140,7 +140,7 @@ class Policy(nn.Module):
         # autocast rounds only what enters a matrix product, so the sum keeps all its digits.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # the rows have the same prompt: compute it once
+        if length > 0:  # all rows have the same prompt: compute it once
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
@@ -177,13 +177,13 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    # A micro-batch is as many rows as fit in a forward pass, cut to the longest of them. The text
-    # is the progress bar's title.
+    # A micro-batch is as many rows as fit in a forward pass, cut to the longest of them and on the
+    # policy's device. The text is the progress bar's title.
     for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], 1.0, with_entropy)
         length = logp.shape[1]
-        # +=: each process holds a part of the weights, so a pass needs all of them, and all make
-        # equally many. One that has fewer micro-batches repeats one with an empty mask: it adds 0.
+        # All processes must make equally many passes, since each holds a part of the weights. One
+        # with fewer micro-batches repeats one with an empty mask: its values are 0, hence the +=.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -302,7 +302,8 @@ def main():
         # The next examples, and an update of the policy.
         given, num_used = next_problems(train, num_used, args)  # this process's
         batch = to_batch(given)
-        weights_before = weights.subset(policy, args.dtype)  # metric: small steps vanish in --dtype
+        # For a metric: the share of weights that change when rounded to --dtype, as vLLM gets them.
+        weights_before = weights.subset(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
         clock.lap("train")
         timings = clock.end("rest")  # seconds of each phase, and the peak of the memory

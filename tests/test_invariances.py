@@ -176,6 +176,17 @@ def test_responses_of_advantage_0_go_through_no_pass_and_change_nothing(tiny_mod
         assert others.get("clip_rate") == metrics.get("clip_rate")  # a share of all tokens as before
 
 
+def test_if_no_token_has_an_advantage_adamw_still_makes_its_step(tiny_model, batch):
+    """Without a KL term its gradient is 0, as if the tokens went through passes: the weights decay."""
+    args = args_of("grpo", tiny_model, kl_coef=0.0, weight_decay=0.1, lr=1e-3, updates_per_step=1)
+    policy = grpo.load_policy(args, trained=True)
+    before = policy.lm.lm_head.weight.detach().clone()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    metrics = grpo.update(policy, optimizer, batch | {"advantages": 0 * batch["advantages"]}, 1, args)
+    assert metrics["grad_norm"] == 0 and metrics["optimizer_steps"] == 1
+    torch.testing.assert_close(policy.lm.lm_head.weight, before * (1 - 1e-4), rtol=1e-6, atol=0)
+
+
 @each_case
 def test_gradients_are_scaled_down_to_max_grad_norm_and_the_norm_before_is_told(tiny_model, batch, case):
     trainer = CASES[case][0]

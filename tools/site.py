@@ -200,7 +200,7 @@ def source_page(path, texts):
     about.append(f"[all source files]({above}source.md)")
     language = {".py": "python", ".toml": "toml", ".js": "javascript", ".sh": "bash"}.get(Path(path).suffix, "text")
     language = "make" if name == "Makefile" else language
-    # no search: 18 scripts that share most lines would answer every question; no navigation: lines are 100 columns wide
+    # no search: scripts that share most lines would answer every question; no navigation: lines are 100 columns wide
     return (
         front(path, hide=["navigation"], search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
         f"{FENCE}{language} {site_markdown.NUMBERED}\n{text.rstrip()}\n{FENCE}\n"
