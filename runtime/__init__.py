@@ -11,8 +11,10 @@ How a run begins
 Where it runs
 - launch, processes: which process this is; devices, and what processes tell each other
 - peers: says which process died, if one does
+- threads: how those of a CPU wait for each other
 - machine, memory: what the machine has; how much a run needs and used
 - placement: a policy on its device: compiled, recomputing, split by FSDP2
+- lora: adapters that are trained in place of the weights
 - engine: vLLM's options for the machine, seeds of requests, sleeping and waking
 - quiet: hides notices of the libraries, never their errors
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from rewards import check_options, find_task
-from runtime import checks, defaults, files, folders, settings, signals
+from runtime import checks, defaults, files, folders, settings, signals, threads
 from runtime.launch import RANK
 
 
@@ -25,9 +25,10 @@ def check(args_class, tasks):
         check_settings(args)
         if args.resume or args.run_dir:
             files.check_unlocked(folders.run_of(args.resume or args.run_dir))
+    threads.choose_waiting(args.model)
     if RANK == 0:
-        what = "nothing will be trained" if args.dry_run else "this takes a while"
-        print(f"{Path(sys.argv[0]).name}: loading torch and the model; {what}", flush=True)
+        what = "torch; no model" if args.dry_run else "torch and the model; this takes a while"
+        print(f"{Path(sys.argv[0]).name}: loading {what}", flush=True)
 
 
 def check_settings(args):
@@ -37,6 +38,8 @@ def check_settings(args):
     check_options(args)
     checks.check_prompts_per_step(args)
     checks.check_eval_samples(args)
+    checks.check_lora(args)
     checks.check_run_folders(args)
     checks.check_model_folder(args.model)
+    checks.check_teacher(args)
     checks.check_data_files(args)

@@ -43,10 +43,11 @@ def show(args, sizes, layers, papers_command):
         console.print("The paper's settings are those of this command:")
         console.print(wrapped(papers_command, console.width), soft_wrap=True)
     console.rule()
+    steps = "1 step" if args.steps == 1 else f"{args.steps} steps"
     if args.dry_run:
-        console.print(f"dry run: {args.steps} steps would fit; nothing was loaded", soft_wrap=True)
+        console.print(f"dry run: {steps} would fit; no model was loaded", soft_wrap=True)
     else:
-        console.print(f"{args.steps} steps, written to {args.run_dir}", soft_wrap=True)
+        console.print(f"{steps}, written to {args.run_dir}", soft_wrap=True)
 
 
 def show_group(console, title, names, args, different):

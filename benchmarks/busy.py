@@ -1,0 +1,75 @@
+"""What another program, or a second run, costs a run on a CPU: seconds of a step of grpo.py, by phase.
+
+    python benchmarks/busy.py --out FILE
+
+Each model trains for four steps alone, beside a Python program that never stops, and beside a second run that starts
+at the same moment. The first step, which loads and compiles, is left out. runtime/threads.py chooses how threads wait;
+OMP_WAIT_POLICY and VLLM_CPU_OMP_THREADS_BIND in the environment override it. Nothing else should run meanwhile.
+Results: benchmarks/results/busy.json.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import common
+import tyro
+from tqdm import tqdm
+
+COMMANDS = {
+    "kk_tiny": "--prompts_per_step 6 --max_response_tokens 256",
+    "SmolLM2-135M-Instruct": "--task rewards/largest.py --temperature 1 --prompts_per_step 4 --responses_per_prompt 8 "
+    "--max_response_tokens 32 --updates_per_step 1 --kl_coef 0",
+}
+PHASES = ("sample", "logprob", "train", "step")
+
+
+@dataclass
+class Args:
+    """Measure what a busy machine costs."""
+
+    out: str = "busy"  # name of the file in benchmarks/results, without .json
+
+
+def seconds(folder):
+    """{phase: mean seconds over the steps 2 to 4 of the run in this folder}."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["step"] > 1]
+    return {phase: round(fmean(row[f"time/{phase}"] for row in steps), 2) for phase in PHASES}
+
+
+def measure(model, beside):
+    """[{phase: seconds}, …], one for each run. beside: "nothing", "program" or "run"."""
+    with tempfile.TemporaryDirectory() as folder:
+        folders = [Path(folder, str(i)) for i in range(2 if beside == "run" else 1)]
+        other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if beside == "program" else None
+        flags = f"{COMMANDS[model]} --steps 4 --eval_every 4 --eval_size 2".split()
+        commands = [
+            [sys.executable, "grpo.py", "--model", f"models/{model}", *flags, "--run_dir", str(one)] for one in folders
+        ]
+        runs = [subprocess.Popen(command, cwd=common.ROOT, stdout=subprocess.DEVNULL) for command in commands]
+        failed = [run.wait() for run in runs]
+        if other:
+            other.kill()
+        if any(failed):
+            raise RuntimeError(f"{model} beside {beside}: a run ended with {failed}")
+        return [seconds(one) for one in folders]
+
+
+def main():
+    """Measures all and writes the results."""
+    args = tyro.cli(Args)
+    jobs = [(model, beside) for model in COMMANDS for beside in ("nothing", "program", "run")]
+    results = [
+        {"model": model, "beside": beside, "runs": measure(model, beside)}
+        for model, beside in tqdm(jobs, desc="busy", unit="case")
+    ]
+    common.write(args.out, {"commands": COMMANDS, "results": results})
+
+
+if __name__ == "__main__":
+    main()
