@@ -51,6 +51,7 @@ from runtime.settings import (
     EvaluationTemperature,
     Fraction,
     GroupSize,
+    KLTerm,
     LearningRate,
     NonNegativeFloat,
     NonNegativeInt,
@@ -74,6 +75,7 @@ class Args(settings.RunArgs):
     divergence: Literal["tv", "kl"] = "tv"  # of π from π_old: total variation, or Kullback-Leibler
     delta: PositiveFloat | None = None  # δ, the region's radius; None: tv 0.15, kl 0.05
     kl_coef: NonNegativeFloat = 0.0  # β, weight of the KL term; 0: no reference model is loaded
+    kl: KLTerm = "k3"  # by mean gradient: k1 0; k2 and k3_ratio ∇KL(π ‖ π_ref); k3 ∇KL(π_ref ‖ π)
     updates_per_step: PositiveInt = 2  # mini-batches of a step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -91,6 +93,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # gradients are scaled down to this norm
+    lora_rank: NonNegativeInt = 0  # r of LoRA, e.g. 16, with ten times the lr; 0: train all weights
+    lora_alpha: PositiveFloat = 32.0  # α of LoRA, which trains A and B in W + α/r · B·A
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -142,6 +146,7 @@ from rewards import decode, score
 from runtime import (
     checkpoints,
     engine,
+    lora,
     measure,
     passes,
     processes,
@@ -218,6 +223,8 @@ def load_policy(args, trained):
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
     policy = Policy(lm, args)
     policy.requires_grad_(trained)
+    if trained and args.lora_rank > 0:
+        lora.add_adapters(policy, args)  # to train in place of the weights, now in --dtype
     return place(policy, args)  # on its device; split over the processes if there are several
 
 
@@ -338,7 +345,7 @@ def sync_weights(policy, llm, args):
         # If embedding and head are one tensor, it is sent under both names (remove_duplicate):
         # vLLM may keep two copies. full_tensor joins the parts that the processes have; all of them
         # must ask for the tensors in the same order.
-        for name, weight in policy.lm.named_parameters(remove_duplicate=False):
+        for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             yield name, full_tensor(weight).to(getattr(torch, args.dtype))
 
     engine.load_weights(llm, named_weights())
@@ -410,8 +417,24 @@ def policy_loss(logp, batch, divisor, args):
     outside = outside_region(logp.detach(), batch["old_logp"], advantages, args)
     clipped = outside & mask
     surrogate = (ratio * advantages * logp).masked_fill(outside, 0)
-    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    loss = args.kl_coef * kl_term(logp, batch, args) - surrogate  # [N, T]
     return loss[mask].sum() / divisor, clipped.sum()
+
+
+def kl_term(logp, batch, args):
+    """The KL term of each token, [N, T], in nats: the estimate that --kl names.
+
+    Its gradient is what counts: course/lesson_10.md compares them. logp carries it, also in ρ.
+    """
+    ref_logp = batch["ref_logp"]
+    if args.kl == "k1":
+        return logp - ref_logp
+    if args.kl == "k2":
+        return (logp - ref_logp) ** 2 / 2
+    if args.kl == "k3_ratio":
+        rho = (logp - batch["old_logp"]).clamp(-20, 20).exp()
+        return rho * k3(logp, ref_logp)
+    return k3(logp, ref_logp)
 
 
 def k3(logp, ref_logp):
@@ -498,7 +521,9 @@ def main():
 
     llm = load_sampler(args)
     policy = load_policy(args, trained=True)
-    reference = load_policy(args, trained=False) if args.kl_coef > 0 else None
+    reference = None
+    if args.kl_coef > 0:  # with LoRA it is the policy with its adapters off
+        reference = lora.without_adapters(policy) or load_policy(args, trained=False)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True
     )

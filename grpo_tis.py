@@ -18,17 +18,33 @@ gradient, and the KL term has none: it is about the trainer's policy alone. IceP
 2025, of Ring) leaves out a token on which the two disagree too much, in either direction, instead
 of bounding its weight.
 
+--mask sequence also leaves out whole responses (*DeepSeek-V3.2*, arXiv 2512.02556, eq. 9): w is 0
+for all tokens of a response o_i if
+
+    A_i < 0  and  1/|o_i| · Σ_t log(π_sampler(o_it) / π(o_it)) > δ          δ: --mask_delta
+
+That is a bad response which the policy by now holds much less probable than the sampler did, for
+two reasons: they compute differently, and updates have moved π since. It would hardly be written
+any more, so there is little to learn from it. Logarithms of both signs add up: tokens that became
+more probable make up for others. A good response is never left out. The divisor still counts the
+tokens left out, and their KL term stays.
+
 What differs from grpo.py: --correction, --correction_max and --correction_min; sampler_correction,
-which policy_loss multiplies in; two metrics. correction_mean is the mean w over a step's tokens: 1
-if the two agree. correction_cut is the share of tokens whose π_old/π_sampler is out of bounds. How
-far the two differ is sampler_gap, in every script. If it is small, so is the effect of this file.
-It grows with a sampler of lower precision, and it is large if something is wrong.
+which policy_loss multiplies in; --mask and --mask_delta; left_out; three metrics. correction_mean
+is the mean w over a step's tokens before the updates, without --mask: 1 if the two agree.
+correction_cut is the share of tokens whose π_old/π_sampler is out of bounds. mask_rate is the share
+of tokens in responses left out, over all updates. How far the two differ is sampler_gap, in every
+script. If it is small, so is the effect of w. It grows with a sampler of lower precision, and it is
+large if something is wrong.
 
 Where this file deviates from its sources, and why:
 - w multiplies the token's term in grpo.py's objective, PPO's ratio to π_old included, as in Yao et
   al., verl ("decoupled") and TRL. Using π/π_sampler as PPO's ratio would clip the mismatch as well.
 - C is 2, as in verl. TRL began with 2 and has 3 today, for the ratio of a whole response. IcePop's
   own bounds are 0.5 and 5; here they are C_min 0.5 and C.
+- DeepSeek-V3.2 does not give δ. 0.5 is what TRL suggests. slime and miles have 1e-4, with the
+  trainer's π_old, recomputed after sampling, in place of π_sampler. The paper's mask comes without
+  w; here both act.
 - Everything in which grpo.py deviates.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_tis.py` for four):
@@ -43,6 +59,7 @@ from runtime.settings import (
     EvaluationTemperature,
     Fraction,
     GroupSize,
+    KLTerm,
     LearningRate,
     NonNegativeFloat,
     NonNegativeInt,
@@ -68,7 +85,10 @@ class Args(settings.RunArgs):
     correction: Literal["tis", "icepop"] = "tis"  # for the sampler: bound the weight, or leave out
     correction_max: PositiveFloat = 2.0  # C, the largest weight
     correction_min: NonNegativeFloat = 0.5  # C_min, the least weight; of icepop alone
+    mask: Literal["none", "sequence"] = "none"  # sequence: leave out bad responses that are stale
+    mask_delta: NonNegativeFloat = 0.5  # δ: nats a token that it has become less probable
     kl_coef: NonNegativeFloat = 0.001  # β, weight of the KL term; 0: no reference model is loaded
+    kl: KLTerm = "k3"  # by mean gradient: k1 0; k2 and k3_ratio ∇KL(π ‖ π_ref); k3 ∇KL(π_ref ‖ π)
     updates_per_step: PositiveInt = 2  # mini-batches of a step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -86,6 +106,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # gradients are scaled down to this norm
+    lora_rank: NonNegativeInt = 0  # r of LoRA, e.g. 16, with ten times the lr; 0: train all weights
+    lora_alpha: PositiveFloat = 32.0  # α of LoRA, which trains A and B in W + α/r · B·A
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -145,6 +167,7 @@ from rewards import decode, score
 from runtime import (
     checkpoints,
     engine,
+    lora,
     measure,
     passes,
     processes,
@@ -221,6 +244,8 @@ def load_policy(args, trained):
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
     policy = Policy(lm, args)
     policy.requires_grad_(trained)
+    if trained and args.lora_rank > 0:
+        lora.add_adapters(policy, args)  # to train in place of the weights, now in --dtype
     return place(policy, args)  # on its device; split over the processes if there are several
 
 
@@ -341,7 +366,7 @@ def sync_weights(policy, llm, args):
         # If embedding and head are one tensor, it is sent under both names (remove_duplicate):
         # vLLM may keep two copies. full_tensor joins the parts that the processes have; all of them
         # must ask for the tensors in the same order.
-        for name, weight in policy.lm.named_parameters(remove_duplicate=False):
+        for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             yield name, full_tensor(weight).to(getattr(torch, args.dtype))
 
     engine.load_weights(llm, named_weights())
@@ -384,6 +409,20 @@ def sampler_correction(batch, args):
     return weight.masked_fill(cut, 0), cut
 
 
+def left_out(logp, batch, args):
+    """Which tokens are of a response that --mask sequence leaves out (eq. 9 of V3.2), [N, T].
+
+    logp [N, T]: under the policy that is updated; no gradient is taken through it. The batch's
+    sampler_logp, advantages and mask are [N, T].
+    """
+    mask = batch["mask"]
+    if args.mask == "none":
+        return torch.zeros_like(mask)
+    fallen = (batch["sampler_logp"] - logp.detach()).masked_fill(~mask, 0)  # [N, T], in nats
+    mean_fallen = fallen.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    return mask & (batch["advantages"] < 0) & (mean_fallen > args.mask_delta)
+
+
 def policy_loss(logp, batch, divisor, args):
     """The negative of J for one micro-batch, and how many of its tokens are clipped.
 
@@ -403,8 +442,25 @@ def policy_loss(logp, batch, divisor, args):
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
     weight, _ = sampler_correction(batch, args)
-    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - weight * surrogate  # [N, T]
+    weight = weight.masked_fill(left_out(logp, batch, args), 0)
+    loss = args.kl_coef * kl_term(logp, batch, args) - weight * surrogate  # [N, T]
     return loss[mask].sum() / divisor, clipped.sum()
+
+
+def kl_term(logp, batch, args):
+    """The KL term of each token, [N, T], in nats: the estimate that --kl names.
+
+    Its gradient is what counts: course/lesson_10.md compares them. logp carries it, also in ρ.
+    """
+    ref_logp = batch["ref_logp"]
+    if args.kl == "k1":
+        return logp - ref_logp
+    if args.kl == "k2":
+        return (logp - ref_logp) ** 2 / 2
+    if args.kl == "k3_ratio":
+        rho = (logp - batch["old_logp"]).clamp(-20, 20).exp()
+        return rho * k3(logp, ref_logp)
+    return k3(logp, ref_logp)
 
 
 def k3(logp, ref_logp):
@@ -419,24 +475,27 @@ def k3(logp, ref_logp):
 def update(policy, optimizer, batch, step, args):
     """All optimizer updates of a step, one on each mini-batch.
 
-    Returns clip_rate (a share of tokens), grad_norm (a mean) and optimizer_steps.
+    Returns clip_rate and mask_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
     """
     num_clipped = 0
+    num_left_out = 0
     grad_norms = []  # one for each update
     for minibatch in minibatches(batch, args.updates_per_step):
         divisor = all_reduce(minibatch["mask"].sum())  # tokens: all_reduce adds the processes'
-        clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
+        clipped, stale, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
+        num_left_out += stale
         grad_norms.append(grad_norm)
     return {
         "clip_rate": measure.token_rate(num_clipped, batch["mask"]),
+        "mask_rate": measure.token_rate(num_left_out, batch["mask"]),
         "grad_norm": measure.mean(grad_norms),
         "optimizer_steps": len(grad_norms),
     }
 
 
 def update_once(policy, optimizer, minibatch, divisor, step, args):
-    """One optimizer update. Returns the number of clipped tokens and the gradient norm.
+    """One optimizer update. Returns the numbers of tokens clipped and left out, the gradient norm.
 
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
@@ -445,6 +504,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     minibatch = passes.without_idle_tokens(minibatch, args)
     minibatch_loss = 0.0
     num_clipped = 0
+    num_left_out = 0
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
         loss, clipped = policy_loss(logp, micro, divisor, args)
@@ -452,13 +512,14 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         (loss * WORLD_SIZE).backward()
         minibatch_loss += loss.item()
         num_clipped += clipped
+        num_left_out += left_out(logp, micro, args).sum()
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     grad_norm = full_tensor(grad_norm).item()  # a number; under FSDP2 put together first
     # Ends the program, before the weights are touched, if one of the two is NaN or infinite.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
     optimizer.step()
     optimizer.zero_grad()
-    return num_clipped, grad_norm
+    return num_clipped, num_left_out, grad_norm
 
 
 # --------------------------------------------------------------------------------------- evaluation
@@ -491,7 +552,9 @@ def main():
 
     llm = load_sampler(args)
     policy = load_policy(args, trained=True)
-    reference = load_policy(args, trained=False) if args.kl_coef > 0 else None
+    reference = None
+    if args.kl_coef > 0:  # with LoRA it is the policy with its adapters off
+        reference = lora.without_adapters(policy) or load_policy(args, trained=False)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True
     )

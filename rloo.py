@@ -87,6 +87,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # gradients are scaled down to this norm
+    lora_rank: NonNegativeInt = 0  # r of LoRA, e.g. 16, with ten times the lr; 0: train all weights
+    lora_alpha: PositiveFloat = 32.0  # α of LoRA, which trains A and B in W + α/r · B·A
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -138,6 +140,7 @@ from rewards import decode, score
 from runtime import (
     checkpoints,
     engine,
+    lora,
     measure,
     passes,
     processes,
@@ -214,6 +217,8 @@ def load_policy(args, trained):
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
     policy = Policy(lm, args)
     policy.requires_grad_(trained)
+    if trained and args.lora_rank > 0:
+        lora.add_adapters(policy, args)  # to train in place of the weights, now in --dtype
     return place(policy, args)  # on its device; split over the processes if there are several
 
 
@@ -334,7 +339,7 @@ def sync_weights(policy, llm, args):
         # If embedding and head are one tensor, it is sent under both names (remove_duplicate):
         # vLLM may keep two copies. full_tensor joins the parts that the processes have; all of them
         # must ask for the tensors in the same order.
-        for name, weight in policy.lm.named_parameters(remove_duplicate=False):
+        for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             yield name, full_tensor(weight).to(getattr(torch, args.dtype))
 
     engine.load_weights(llm, named_weights())
@@ -441,7 +446,9 @@ def main():
 
     llm = load_sampler(args)
     policy = load_policy(args, trained=True)
-    reference = load_policy(args, trained=False) if args.kl_coef > 0 else None
+    reference = None
+    if args.kl_coef > 0:  # with LoRA it is the policy with its adapters off
+        reference = lora.without_adapters(policy) or load_policy(args, trained=False)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True
     )

@@ -68,6 +68,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-5  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # gradients are scaled down to this norm
+    lora_rank: NonNegativeInt = 0  # r of LoRA, e.g. 16, with ten times the lr; 0: train all weights
+    lora_alpha: PositiveFloat = 32.0  # α of LoRA, which trains A and B in W + α/r · B·A
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -91,6 +93,7 @@ from transformers import AutoModelForCausalLM
 from rewards import examples
 from runtime import (
     checkpoints,
+    lora,
     measure,
     passes,
     processes,
@@ -166,6 +169,8 @@ def load_policy(args, trained):
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
     policy = Policy(lm, args)
     policy.requires_grad_(trained)
+    if trained and args.lora_rank > 0:
+        lora.add_adapters(policy, args)  # to train in place of the weights, now in --dtype
     return place(policy, args)  # on its device; split over the processes if there are several
 
 

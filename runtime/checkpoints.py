@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from runtime import faults, files, processes
+from runtime import faults, files, lora, processes
 from runtime.folders import POSITION, all_of, complete, run_of, step_of, to_resume
 
 CHECKSUMS = "checksums.json"
@@ -38,6 +38,7 @@ def save(policy, optimizer, tokenizer, step, n_used, args, critic=None):
     """Writes checkpoints/step_STEP and deletes all but the newest args.keep_checkpoints.
 
     The model is written in args.dtype, which is the sampler's, the state of training in float32.
+    With LoRA the model has its adapters added; the state of training is that of the adapters.
     step: steps done; n_used: training problems used, which is the place in the data; critic: as in
     trainer_state.
     All processes must call it. If it can't be written, the run ends with one message.
@@ -220,7 +221,8 @@ def load(policy, optimizer, resume, critic=None):
         )
     except CheckpointException as error:
         errors = [of_process for of_process, _ in error.failures.values()]
-        sys.exit(f"error: checkpoint {path} is not of this model or of this version: {errors[0]}")
+        reason = " ".join(str(errors[0]).split())
+        sys.exit(f"error: checkpoint {path} is not of this model or of this version: {reason}")
     torch.set_rng_state(state["rng"])
     position = position_in(path)
     if processes.RANK == 0:
@@ -322,6 +324,9 @@ class CheckedReader(dcp.FileSystemReader):
 def trainer_state(policy, optimizer, critic=None):
     """{parameter name: {weight, exp_avg, exp_avg_sq, step}} and torch's random state, "rng".
 
+    Of the parameters that are trained: with LoRA these are the adapters, and the others stay as
+    --model has them.
+
     critic: a pair, another model that is trained and its optimizer (ppo.py). The names of its
     parameters begin with "critic.".
 
@@ -336,8 +341,9 @@ def trainer_state(policy, optimizer, critic=None):
         trained["critic."] = critic
     for prefix, (model, its_optimizer) in trained.items():
         for name, parameter in model.lm.named_parameters():
-            of_optimizer = of_adamw(parameter, its_optimizer)
-            state[prefix + name] = {**of_optimizer, "weight": parameter.detach()}
+            if parameter.requires_grad:
+                of_optimizer = of_adamw(parameter, its_optimizer)
+                state[prefix + name] = {**of_optimizer, "weight": parameter.detach()}
     return state
 
 
@@ -359,9 +365,9 @@ def of_adamw(parameter, optimizer):
 def whole_weights(policy, dtype):
     """{name: weight on the CPU} in process 0, {} in the others. All must call it."""
     weights = {}
-    for name, parameter in policy.lm.named_parameters():
+    for name, weight in lora.merged_weights(policy.lm):
         # one at a time, so that a GPU never holds the whole model
-        weight = processes.full_tensor(parameter)
+        weight = processes.full_tensor(weight)
         if processes.RANK == 0:
             weights[name] = weight.to(dtype).cpu()
     return weights

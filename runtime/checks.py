@@ -3,6 +3,8 @@
 from importlib.util import find_spec
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from rewards.kk import SUFFIXES
 from runtime import curves, folders, launch
 
@@ -55,6 +57,15 @@ def check_eval_samples(args):
         )
 
 
+def check_lora(args):
+    """ValueError if LoRA's α is given, but no rank."""
+    if args.lora_rank == 0 and args.lora_alpha != type(args).lora_alpha:
+        raise ValueError(
+            f"--lora_alpha is {args.lora_alpha}, but there is no LoRA: give a --lora_rank, such as "
+            "16"
+        )
+
+
 def check_run_folders(args):
     """ValueError if --resume, --run_dir or --track can't be done."""
     if args.resume:
@@ -97,19 +108,36 @@ def check_model(args, head_chunk):
     from runtime import memory
 
     config, tokenizer = read_config(args.model)
+    check_teacher(args, tokenizer.get_vocab())
     n_params, needed, available = memory.estimate(config, args, head_chunk)
     if needed > available:
         raise ValueError(
             f"{args.model} at these sizes needs about {needed:.0f} GiB of memory, and there are "
             f"{available:.0f}: a smaller --model, --micro_batch_tokens or --kv_cache_gb, more "
-            "processes, or no reference (--kl_coef 0) need less"
+            "processes, no reference (--kl_coef 0), or LoRA (--lora_rank 16) need less"
         )
+    machine = memory.this_machine()
+    if machine.on_gpu:
+        check_main_memory(args, memory.main_memory(n_params, args.dtype, machine))
     sizes = {
         "parameters": n_params,
         "estimated_memory_gb": needed,
         "memory_gb": available,
     }
     return tokenizer, sizes
+
+
+def check_main_memory(args, needed):
+    """ValueError if this machine has less main memory than a run on its GPUs needs. In GiB."""
+    from runtime import memory
+
+    there = memory.machine_bytes() / memory.GIB
+    if needed > there:
+        raise ValueError(
+            f"{args.model} on the GPUs of this machine needs about {needed:.0f} GiB of main "
+            f"memory, and there are {there:.0f}: every process loads the model there, and its "
+            "sampler sleeps there. Fewer processes or a smaller --model need less"
+        )
 
 
 def read_config(model):
@@ -131,6 +159,41 @@ def check_data_files(args):
         written_as_path = name.startswith((".", "/", "~")) or Path(name).suffix in SUFFIXES
         if name and written_as_path and not Path(name).expanduser().exists():
             raise ValueError(f"{flag} {name}: there is no such file or folder")
+
+
+def check_teacher(args, vocabulary=None):
+    """ValueError if opd.py's --teacher is missing, is no model folder, or has other tokens.
+
+    Nothing happens in a script without a teacher. vocabulary: {token: number} of --model, which is
+    read from its folder if it has one. Without both only the teacher's folder is checked.
+    """
+    if not hasattr(args, "teacher"):
+        return
+    if not args.teacher:
+        raise ValueError("--teacher is missing: it takes the folder of the model to learn from")
+    for name in ("config.json", "tokenizer.json"):
+        if not Path(args.teacher, name).exists():
+            raise ValueError(f"--teacher {args.teacher} is not a model folder: no {name} in it")
+    teachers = read_vocabulary(Path(args.teacher, "tokenizer.json"))
+    own_file = Path(args.model, "tokenizer.json")
+    if own_file.exists():
+        vocabulary = read_vocabulary(own_file)
+    if vocabulary is None:  # a hub id, which is asked later
+        return
+    different = vocabulary.items() - teachers.items()
+    if different:
+        raise ValueError(
+            f"--teacher {args.teacher} has other tokens than --model {args.model}: "
+            f"{len(different)} of the model's {len(vocabulary)} are missing or have another number"
+        )
+
+
+def read_vocabulary(tokenizer_file):
+    """{token: number} of a tokenizer.json. ValueError if it can't be read."""
+    try:
+        return Tokenizer.from_file(str(tokenizer_file)).get_vocab(with_added_tokens=True)
+    except Exception as error:  # the library raises nothing more special
+        raise ValueError(f"{tokenizer_file} can't be read: {error}") from None
 
 
 def check_model_folder(model):

@@ -74,6 +74,8 @@ def papers_command(args_class, tasks, task):
         for name in names:
             if here.get(name, paper[name]) != paper[name]:
                 words += settings.as_flags(name, paper[name])
+    if "teacher" in paper:  # of opd.py: it must be given, and no paper says which
+        words += ["--teacher", "FOLDER"]
     return ["python", Path(sys.argv[0]).name, *words]
 
 

@@ -98,7 +98,7 @@ def plan_passes(mask, lengths, args):
         left = left[num_rows:]
     if prompts_can_be_shared(args):
         sharing_passes, sharing_cost = plan_passes_sharing_prompts(rows, mask, lengths, args)
-        if sharing_cost < cost:
+        if all_reduce(sharing_cost - cost) < 0:  # of all processes together
             return sharing_passes
     return passes
 
@@ -158,13 +158,17 @@ def with_shared_prompt(model, embedded, length):
 def length_to_share(ids, mask, args):
     """How many of the rows' first tokens with_shared_prompt should compute once; 0: it doesn't pay.
 
-    ids, mask: [N, T].
+    ids, mask: [N, T]. Under FSDP2 every process must call the model equally often, and sharing
+    calls it twice. So all processes share if it pays in one of them, unless one has nothing to
+    share.
     """
     if not prompts_can_be_shared(args):
         return 0
     length = shared_prompt_length(ids, mask)
     saved = length * (len(ids) - 1)  # tokens
-    return length if saved > PASS_COST else 0
+    pays = all_reduce(saved, dist.ReduceOp.MAX) > PASS_COST
+    possible = all_reduce(length, dist.ReduceOp.MIN) > 0
+    return length if pays and possible else 0
 
 
 def shared_prompt_length(ids, mask):

@@ -5,6 +5,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from runtime import processes
 
+# How many programs torch.compile may make of a layer, for all layers together; for what comes after
+# them it gives up, and the run is slow. Its own limit is 8. A run needs 6: with gradient, without,
+# and of the reference, each for one row and for several; in bfloat16, with recomputing, it needs 8.
+# Several processes (FSDP2) and a critic need no more.
+PROGRAMS = 24
+
 
 def place(policy, args):
     """The policy on this process's device; with several processes it is sharded.
@@ -19,6 +25,7 @@ def place(policy, args):
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         lm.train()  # otherwise transformers recomputes nothing; these models have no dropout
     if args.compile:
+        torch.compiler.config.recompile_limit = PROGRAMS
         for layer in lm.model.layers:
             layer.compile(dynamic=True)  # one program for all lengths
     if processes.WORLD_SIZE > 1:

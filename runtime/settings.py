@@ -20,7 +20,7 @@ import sys
 import typing
 from collections import ChainMap
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 import pydantic
 import tyro
@@ -60,6 +60,7 @@ NonNegativeInt = number(int, "0 or greater, below 2**32", ge=0, le=2**32 - 1)
 GroupSize = number(int, "in [1, 16384]", ge=1, le=16384)  # vLLM's limit for one prompt
 PositiveFloat = number(float, "greater than 0", gt=0, **FINITE)
 NonNegativeFloat = number(float, "0 or greater", ge=0, **FINITE)
+KLTerm = Literal["k1", "k2", "k3", "k3_ratio"]  # of a loss; k3_ratio: ρ·k3
 Temperature = number(float, "0.01 or greater", ge=0.01, **FINITE)  # the least that vLLM takes
 EvaluationTemperature = Annotated[
     number(float, "0 or at least 0.01", ge=0, **FINITE),
@@ -122,6 +123,7 @@ class RunArgs:
     keep_checkpoints: PositiveInt = 3  # how many of the newest checkpoints stay on disk
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
     resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
+    stop_at_gap: bool = True  # end the run if sampler_gap jumps at the sampler's first update
     track: bool = False  # also log to Weights & Biases (pip install wandb)
     dry_run: bool = False  # check everything, estimate the memory, load nothing and end
 
@@ -302,7 +304,8 @@ def of_resumed_run(argv, args_class):
     foreign = settings.keys() - {field.name for field in dataclasses.fields(args_class)}
     if foreign:
         names = ", ".join(sorted(foreign))
-        raise ValueError(f"--resume {folder}: made by another script, which has {names}")
+        maker = f"another version of {this_script}.py" if about.exists() else "another script"
+        raise ValueError(f"--resume {folder}: made by {maker}, which has {names}{at_commit(about)}")
     if not about.exists():
         raise ValueError(f"{about} is missing: it says which script made the run")
     check_file(folder / "args.json", settings, args_class)
@@ -312,11 +315,21 @@ def of_resumed_run(argv, args_class):
     return settings
 
 
+def at_commit(about):
+    """Where the version that made a run is found, in words; "" if run.json does not say."""
+    commit = files.read_object(about).get("commit") if about.exists() else None
+    return f"; it was made at commit {commit}" if commit else ""
+
+
 def check_file(path, settings, args_class):
     """ValueError, with the file's name, unless it has all of args_class's settings, in range."""
     missing = {field.name for field in dataclasses.fields(args_class)} - settings.keys()
     if missing:
-        raise ValueError(f"{path} is not complete: it lacks {', '.join(sorted(missing))}")
+        names = ", ".join(sorted(missing))
+        where = at_commit(path.with_name("run.json"))
+        raise ValueError(
+            f"{path} is damaged or of another version of the script: it lacks {names}{where}"
+        )
     try:
         # strict: true is no number, and "5" is none
         pydantic.TypeAdapter(args_class).validate_json(json.dumps(settings), strict=True)

@@ -6,22 +6,26 @@ In bfloat16 a small learning rate can change none of them; weights_changed in th
 import torch
 from torch.distributed.tensor import DTensor
 
+from runtime import lora
 from runtime.processes import all_reduce
 
 
 def subset(policy, dtype):
     """About a million of a policy's weights, in this dtype, as [n]: the same ones at each call.
 
-    Under FSDP2 every process gives some of its own shards.
+    Under FSDP2 every process gives some of its own shards. LoRA's adapters are added.
     """
+    stride = 1 + sum(own_part(parameter).numel() for parameter in policy.parameters()) // 2**20
     parts = []
-    for parameter in policy.parameters():
-        part = parameter.detach()
-        if isinstance(part, DTensor):
-            part = part.to_local()
-        parts.append(part.flatten())
-    stride = 1 + sum(len(part) for part in parts) // 2**20
-    return torch.cat([part[::stride].to(getattr(torch, dtype)) for part in parts])
+    for _, weight in lora.merged_weights(policy):  # one at a time
+        parts.append(own_part(weight).flatten()[::stride].to(getattr(torch, dtype)))
+    return torch.cat(parts)
+
+
+def own_part(weight):
+    """This process's shard of a weight, or all of it, without gradient."""
+    weight = weight.detach()
+    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def changed(before, policy, dtype):

@@ -35,6 +35,11 @@ def all_fits():
     return fits.all_fits()
 
 
+@pytest.fixture(scope="module")
+def with_lora():
+    return fits.all_fits(lora=True)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # The estimate for another machine
 
@@ -72,11 +77,13 @@ def test_numbers_worked_out_by_hand():
     """1000 M parameters' worth of state on 4 GPUs: 12 bytes each for weight and moments, 2 for the reference."""
     args = SimpleNamespace(kl_coef=0.001)
     machine = memory.Machine(on_gpu=True, processes=4, local_processes=4, gib=80)
-    assert memory.always_bytes(1e9, 2, args, machine) == 14e9 / 4
+    assert memory.always_bytes(1e9, 0, 2, args, machine) == 14e9 / 4
+    # With LoRA 2 bytes for a weight and 12 for a parameter of an adapter. The reference has the same weights.
+    assert memory.always_bytes(1e9, 1e7, 2, args, machine) == (2e9 + 12e7) / 4
     args.kl_coef = 0
-    assert memory.always_bytes(1e9, 2, args, machine) == 12e9 / 4
+    assert memory.always_bytes(1e9, 0, 2, args, machine) == 12e9 / 4
     machine.processes = 8  # two machines of four: each holds all shards
-    assert memory.always_bytes(1e9, 2, args, machine) == 12e9 / 4
+    assert memory.always_bytes(1e9, 0, 2, args, machine) == 12e9 / 4
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -103,13 +110,13 @@ def test_the_shape_of_smollm2_is_that_of_the_model_at_hand():
 # The tables
 
 
-def test_the_file_is_up_to_date(all_fits):
-    assert fits.FILE.read_text() == fits.page(all_fits), "python -m tools.fits"
+def test_the_file_is_up_to_date(all_fits, with_lora):
+    assert fits.FILE.read_text() == fits.page(all_fits, with_lora), "python -m tools.fits"
 
 
-def test_more_gpus_or_larger_cards_never_cost_more(all_fits):
+def test_larger_cards_never_cost_more(all_fits, with_lora):
     """The setting of a cell is no later in SETTINGS than that of a smaller card."""
-    for counts in all_fits.values():
+    for counts in (*all_fits.values(), *with_lora.values()):
         for found in counts.values():
             places = [fits.SETTINGS.index(fit.setting) if fit else len(fits.SETTINGS) for fit in found.values()]
             assert places == sorted(places, reverse=True)
@@ -122,16 +129,31 @@ def test_the_papers_model_trains_on_one_card_of_80_gb_with_the_papers_settings(a
     assert found[40] is None
 
 
-def test_every_command_passes_the_trainers_checks(all_fits, tmp_path, monkeypatch):
+def test_with_lora_3b_trains_on_one_card_of_24_gb_and_7b_on_one_of_48(all_fits, with_lora):
+    found = with_lora["Qwen/Qwen2.5-3B-Instruct"][1]
+    assert found[24].setting.name == "short passes" and found[80].setting.name == "default"
+    assert found[80].command == "python grpo.py --model Qwen/Qwen2.5-3B-Instruct --lora_rank 16 --lr 1e-5"
+    found = with_lora["Qwen/Qwen2.5-7B-Instruct"][1]
+    assert found[48].setting.name == "short passes" and found[80].setting.name == "default"
+    for model, counts in all_fits.items():
+        for count, of_cards in counts.items():
+            for card, fit in of_cards.items():
+                assert not fit or fits.SETTINGS.index(with_lora[model][count][card].setting) <= fits.SETTINGS.index(
+                    fit.setting
+                )
+
+
+def test_every_command_passes_the_trainers_checks(all_fits, with_lora, tmp_path, monkeypatch):
     """On a machine that has just the card's usable memory. The models have their shapes, and kk_tiny's tokenizer."""
     monkeypatch.setattr(defaults, "ON_GPU", True)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 2**40)
     commands = 0
     for model, counts in all_fits.items():
         folder = tmp_path / fits.short(model)
         fits.MODELS[model].save_pretrained(folder)
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copy(KK_TINY / name, folder)
-        for count, found in counts.items():
+        for count, found in [*counts.items(), *with_lora[model].items()]:
             for module in (launch, processes):
                 monkeypatch.setattr(module, "WORLD_SIZE", count)
             smallest = {}  # of the cards that take a command
@@ -149,7 +171,7 @@ def test_every_command_passes_the_trainers_checks(all_fits, tmp_path, monkeypatc
                 _, sizes = checks.check_model(args, fits.HEAD_CHUNK)
                 assert sizes["estimated_memory_gb"] <= sizes["memory_gb"] == fits.usable(card)
                 commands += 1
-    assert commands > 40
+    assert commands > 80
 
 
 def test_a_command_does_not_pass_on_a_smaller_card(tmp_path, monkeypatch):
@@ -161,6 +183,22 @@ def test_a_command_does_not_pass_on_a_smaller_card(tmp_path, monkeypatch):
     args, _ = defaults.read(["--model", str(tmp_path)], grpo.Args, grpo.TASKS)
     with pytest.raises(ValueError, match="needs about 69 GiB of memory, and there are 36"):
         checks.check_model(args, fits.HEAD_CHUNK)
+
+
+def test_a_machine_with_gpus_needs_main_memory_for_the_weights_of_every_process():
+    """By hand, for 10⁹ parameters: 8 processes load 4 GB each; in float32 a sampler keeps 4 each, a checkpoint 4."""
+    machine = memory.Machine(on_gpu=True, processes=16, local_processes=8, gib=80)
+    needed = memory.main_memory(10**9, "bfloat16", machine)
+    assert needed == pytest.approx(8 * memory.LIBRARIES + 32e9 / 2**30)
+    assert memory.main_memory(10**9, "float32", machine) == pytest.approx(8 * memory.LIBRARIES + 36e9 / 2**30)
+
+
+def test_a_run_that_does_not_fit_into_main_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(memory, "this_machine", lambda: fits.machine_with(80, 1))
+    checks.check_model(grpo.Args(model=str(KK_TINY), max_response_tokens=64), fits.HEAD_CHUNK)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 2**30)
+    with pytest.raises(ValueError, match="needs about 1 GiB of main memory, and there are 1"):
+        checks.check_model(grpo.Args(model=str(KK_TINY), max_response_tokens=64), fits.HEAD_CHUNK)
 
 
 def test_the_defaults_are_left_as_they_were():
@@ -177,8 +215,8 @@ def test_the_defaults_are_left_as_they_were():
     assert here() == before
 
 
-def test_check_changes_nothing(tmp_path, capsys, monkeypatch, all_fits):
-    monkeypatch.setattr(fits, "all_fits", lambda: all_fits)
+def test_check_changes_nothing(tmp_path, capsys, monkeypatch, all_fits, with_lora):
+    monkeypatch.setattr(fits, "all_fits", lambda lora=False: with_lora if lora else all_fits)
     file = tmp_path / "docs" / "what_fits.md"
     with pytest.raises(SystemExit) as ended:
         fits.main(fits.Args(check=True, file=file))
@@ -216,7 +254,7 @@ def dry_run(tmp_path, monkeypatch, capsys):
 def test_a_dry_run_checks_everything_and_loads_nothing(script, dry_run):
     code, text = dry_run(script)
     assert not code
-    assert "dry run: 2 steps would fit; nothing was loaded" in text
+    assert "dry run: 2 steps would fit; no model was loaded" in text
     assert "GiB for each process" in text and "0.9 M parameters" in text
 
 

@@ -171,10 +171,90 @@ def test_with_a_sampler_that_is_the_trainer_it_is_grpo_to_the_last_bit(tiny_mode
         path = [loss.detach(), clipped, *torch.autograd.grad(loss, logp)]
         for step in (1, 2):
             metrics = trainer.update(policy, optimizer, same | {"advantages": step * batch["advantages"]}, step, args)
+            assert metrics.pop("mask_rate", 0) == 0
             path += [weights(policy), torch.tensor(list(metrics.values()))]
         assert not torch.equal(path[-2], start)
         reached[trainer] = path
     assert all(torch.equal(a, b) for a, b in zip(reached[grpo], reached[grpo_tis], strict=True))
+
+
+# ------------------------------------------------------------------------------------ responses that are left out
+
+
+# A, log π_sampler − log π of each token → whether the response is left out; δ 0.5
+RESPONSES = {
+    "bad, and less probable": (-1, [0.9, 0.3], True),
+    "bad, less probable at first and more later": (-1, [1.5, -0.7], False),  # signed: the mean is 0.4
+    "bad, one absurd token": (-1, [30.0, 0.1], True),
+    "bad, one token at the very bound": (-1, [0.5], False),
+    "bad, one token beyond it": (-2, [0.75], True),
+    "bad, and more probable": (-1, [-3.0, -2.0], False),
+    "good, and less probable": (1, [3.0, 3.0], False),
+    "neither good nor bad": (0, [3.0, 3.0], False),
+}
+
+
+def responses_batch():
+    """(logp with gradient, batch) of RESPONSES: log π_sampler is −0.5, π_old is π, and the padding is nonsense."""
+    shape = len(RESPONSES), 4
+    rest = {"mask": torch.zeros(shape, dtype=torch.bool)}
+    rest["sampler_logp"] = torch.full(shape, -3e29, dtype=torch.float64)
+    rest["advantages"] = torch.zeros(shape, dtype=torch.float64)
+    logp = torch.zeros(shape, dtype=torch.float64)
+    for i, (advantage, fallen, _) in enumerate(RESPONSES.values()):
+        tokens = slice(1, 1 + len(fallen))
+        rest["mask"][i, tokens] = True
+        rest["advantages"][i, tokens] = advantage
+        rest["sampler_logp"][i, tokens] = -0.5
+        logp[i, tokens] = -0.5 - torch.tensor(fallen, dtype=torch.float64)
+    rest |= {"old_logp": logp.clone(), "ref_logp": logp + 0.2 * rest["mask"].double()}
+    return logp.requires_grad_(), rest
+
+
+def test_which_responses_are_left_out_by_hand():
+    logp, rest = responses_batch()
+    found = grpo_tis.left_out(logp, rest, arguments(grpo_tis, mask="sequence"))
+    expected = [is_out for _, _, is_out in RESPONSES.values()]
+    assert (found == rest["mask"] & torch.tensor(expected)[:, None]).all() and not found.requires_grad
+    assert not grpo_tis.left_out(logp, rest, arguments(grpo_tis)).any()
+    assert not grpo_tis.left_out(logp, rest, arguments(grpo_tis, mask="sequence", mask_delta=100.0)).any()
+
+
+def test_a_response_that_is_left_out_keeps_its_kl_term_and_its_place_in_the_divisor():
+    """ρ is 1, log(π_ref/π) 0.2, β 0.1: the slope of the loss is (0.1·(1 − e^0.2) − w·A)/7, with w 0 or TIS's."""
+    logp, rest = responses_batch()
+    loss, _ = grpo_tis.policy_loss(logp, rest, 7, arguments(grpo_tis, mask="sequence"))
+    loss.backward()
+    expected_loss = 0.0
+    for i, (advantage, fallen, is_out) in enumerate(RESPONSES.values()):
+        for t, nats in enumerate(fallen, 1):
+            weight = 0 if is_out else min(math.exp(-min(nats, 20)), 2)
+            slope = (0.1 * (1 - math.exp(0.2)) - weight * advantage) / 7
+            assert logp.grad[i, t].item() == pytest.approx(slope, rel=1e-12)
+            expected_loss += (0.1 * (math.exp(0.2) - 0.2 - 1) - weight * advantage) / 7
+    assert loss.item() == pytest.approx(expected_loss, rel=1e-12)
+
+
+def test_an_update_leaves_responses_out_by_the_policy_as_it_is(tiny_model, batch):
+    """Of transformers' own log-probabilities, as in the gradient above; mask_rate is the share of tokens."""
+    args = arguments(grpo_tis, model=str(tiny_model), micro_batch_tokens=300, mask="sequence", mask_delta=0.002)
+    logp, _ = grpo.log_probs(grpo.load_policy(args, trained=False), batch, args)
+    out = []
+    for i, row in enumerate(batch["mask"]):
+        tokens = row.nonzero()[:, 0].tolist()
+        fallen = [batch["sampler_logp"][i, t].item() - logp[i, t].item() for t in tokens]
+        out.append(batch["advantages"][i, tokens[0]] < 0 and sum(fallen) / len(fallen) > 0.002)
+    share = (batch["mask"] & torch.tensor(out)[:, None]).sum() / batch["mask"].sum()
+
+    def weight(logp, i, t):
+        keys = ("old_logp", "ref_logp", "sampler_logp", "advantages")
+        old, ref, sampler, advantage = (batch[key][i, t].item() for key in keys)
+        given = 0 if out[i] else weight_by_hand(old - sampler, args)
+        return slope_by_hand(logp - old, ref - logp, advantage, given, args)
+
+    (one,), metrics = gradients(grpo_tis, batch, args)
+    assert 0.05 < share < 0.5 and metrics["mask_rate"] == pytest.approx(share.item(), rel=1e-6)
+    assert distance(one, plain_gradient(tiny_model, batch, args, weight)) < 1e-5
 
 
 # -------------------------------------------------------------------------------- a sampler that is not the trainer

@@ -35,12 +35,13 @@ import grpo
 import grpo_ar_lopti
 import grpo_tis
 import gspo
+import opd
 import ppo
 import reinforce
 import reinforce_pp
 import rloo
 import sapo
-from runtime import processes
+from runtime import passes, processes
 
 N = PROMPTS * GROUP
 # Settings at which some tokens of the batch are cut off, and others not.
@@ -49,6 +50,7 @@ CASES = {
     "grpo_ar_lopti": (grpo_ar_lopti, {}),
     "reinforce": (reinforce, {}),
     "rloo": (rloo, {}),
+    "opd": (opd, {}),
     "dr_grpo": (dr_grpo, {}),
     "ppo": (ppo, {}),
     "reinforce_pp": (reinforce_pp, {}),
@@ -62,8 +64,9 @@ CASES = {
     "sapo": (sapo, {"tau_positive": 5.0, "tau_negative": 7.0}),
     "grpo_tis tis": (grpo_tis, {"correction_max": 1.1}),
     "grpo_tis icepop": (grpo_tis, {"correction": "icepop", "correction_max": 1.1, "correction_min": 0.9}),
+    "grpo_tis mask": (grpo_tis, {"mask": "sequence", "mask_delta": 0.0}),
 }
-WITHOUT_CLIP = (reinforce, rloo)
+WITHOUT_CLIP = (reinforce, rloo, opd)
 each_case = pytest.mark.parametrize("case", CASES)
 
 
@@ -72,13 +75,13 @@ pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 @pytest.fixture(scope="module")
 def batch(tiny_model):
-    """With rewards, of which the second group's are all equal, and with values."""
+    """With rewards, of which the second group's are all equal, with values, and with a teacher."""
     batch = make_batch(tiny_model)
     rng = torch.Generator().manual_seed(2)
     rewards = torch.tensor([-3, -0.5, -1, 3])[torch.randint(4, (N,), generator=rng)]
     rewards[GROUP : 2 * GROUP] = -0.5
     values = torch.randn(batch["mask"].shape, generator=rng) * batch["mask"]
-    return batch | {"rewards": rewards[:, None], "values": values}
+    return batch | {"rewards": rewards[:, None], "values": values, "teacher_logp": batch["ref_logp"].clone()}
 
 
 def args_of(case, model, **changes):
@@ -170,7 +173,7 @@ def test_responses_of_advantage_0_go_through_no_pass_and_change_nothing(tiny_mod
     steps, metrics = gradients(trainer, batch, args, policy)
     sent = {i for i, row in enumerate(batch["ids"].tolist()) for ids in seen if row[: len(ids)] == ids}
     assert sent == set(range(N)) - {0, 1, 2, 7, 20}
-    if trainer is not reinforce:
+    if trainer not in (reinforce, opd):
         all_steps, others = gradients(trainer, batch, dataclasses.replace(args, kl_coef=1e-12), policy)
         assert all(distance(a, b) < 1e-5 for a, b in zip(steps, all_steps, strict=True))
         assert others.get("clip_rate") == metrics.get("clip_rate")  # a share of all tokens as before
@@ -241,10 +244,26 @@ def compute_share(folder):
         result = {"rows": rows, "metrics": timeless(metrics), "advantages": given["advantages"]}
         result["gradients"], result["update"] = gradients(trainer, given, args)
         without_kl = dataclasses.replace(args, **kl_term(trainer, 0.0))
-        equal = batch | {"values": torch.zeros(batch["mask"].shape)}
+        equal = batch | {"values": torch.zeros(batch["mask"].shape), "teacher_logp": batch["old_logp"]}
         equal = trainer.compute_advantages(torch.full_like(rewards, 0.7), equal, without_kl)
         results[case] = result | {"of equal rewards": equal}
+        if case == "grpo":
+            results["of each pass cost"] = gradients_by_pass_cost(given, args)
     torch.save(results, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
+
+
+# What a pass costs, in tokens: with the first of them sharing a prompt always pays, with the last never.
+PASS_COSTS = (0, 20, 40, 80, 160, 500)
+
+
+def gradients_by_pass_cost(batch, args):
+    """The gradients for each of PASS_COSTS, which decides whether a pass computes its prompt once."""
+    found = []
+    for cost in PASS_COSTS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(passes, "PASS_COST", cost)
+            found.append(gradients(grpo, batch, args)[0])
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -282,6 +301,15 @@ def test_two_processes_have_the_advantages_gradients_and_metrics_of_one(two_proc
         assert two["update"] == pytest.approx(one["update"], rel=1e-5, abs=2e-6)
         assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-9)
         assert not two["of equal rewards"].any() and not one["of equal rewards"].any()
+
+
+def test_two_processes_agree_whether_a_pass_computes_its_prompt_once(two_processes):
+    """It calls each layer twice, and FSDP2 needs as many calls in each process. Process 1 has short prompts, for which
+    it pays less."""
+    for rank in range(2):
+        found = zip(two_processes[rank, 2]["of each pass cost"], two_processes[0, 1]["of each pass cost"], strict=True)
+        for two, one in found:
+            assert all(distance(a, b) < 1e-5 for a, b in zip(two, one, strict=True))
 
 
 def test_the_two_processes_shares_differ_in_their_mean_reward(two_processes, batch):

@@ -23,7 +23,7 @@ from runtime import checks, defaults, launch, memory, processes
 from tools import family, generated
 
 FILE = family.ROOT / "docs" / "what_fits.md"
-CARDS = (16, 24, 40, 80)  # GB of one GPU
+CARDS = (16, 24, 40, 48, 80)  # GB of one GPU
 COUNTS = (1, 4, 8)  # GPUs of one machine
 
 # What is left of a card's nominal memory. The CUDA context of the trainer and of vLLM takes 0.5 to 1 GiB; error
@@ -31,6 +31,7 @@ COUNTS = (1, 4, 8)  # GPUs of one machine
 CONTEXT = 1.0  # GiB
 RESERVE = 0.08  # share of the card
 HEAD_CHUNK = 4096  # what passes.HEAD_CHUNK is on a GPU
+LORA = "--lora_rank 16 --lr 1e-5"  # ten times the paper's learning rate
 
 
 # ------------------------------------------------------------------------------------------------------------ models
@@ -166,48 +167,52 @@ def on_gpus(count):
 
 
 @functools.cache
-def args_of(setting, count):
-    """grpo.py's Args with these flags on `count` GPUs. They are the same for every model here."""
+def args_of(setting, count, lora):
+    """grpo.py's Args with these flags, and LORA's, on `count` GPUs. They are the same for every model here."""
     with on_gpus(count):
-        args, _ = defaults.read(setting.flags.split(), grpo.Args, grpo.TASKS)
+        args, _ = defaults.read(flags_of(setting, lora).split(), grpo.Args, grpo.TASKS)
         checks.check_prompts_per_step(args)
     return args
 
 
-def fits_on(model, config, count):
+def flags_of(setting, lora):
+    return f"{LORA} {setting.flags}".strip() if lora else setting.flags
+
+
+def fits_on(model, config, count, lora):
     """{card: the first of SETTINGS with which the model trains on `count` GPUs of it, or None}."""
     fits = dict.fromkeys(CARDS)
     for setting in SETTINGS:
         if all(fits.values()):
             break
-        args = dataclasses.replace(args_of(setting, count), model=model)
+        args = dataclasses.replace(args_of(setting, count, lora), model=model)
         # What is needed does not depend on how much a card has.
         _, needed, _ = memory.estimate(config, args, HEAD_CHUNK, machine_with(CARDS[0], count))
         for card in CARDS:
             if fits[card] is None and needed <= usable(card):
-                fits[card] = Fit(setting, command(model, setting, count), needed)
+                fits[card] = Fit(setting, command(model, setting, count, lora), needed)
     return fits
 
 
-def command(model, setting, count):
+def command(model, setting, count, lora):
     """grpo.py with the setting's flags, started for `count` GPUs."""
     start = "python" if count == 1 else f"torchrun --nproc-per-node {count}"
-    return f"{start} grpo.py --model {model} {setting.flags}".strip()
+    return f"{start} grpo.py --model {model} {flags_of(setting, lora)}".strip()
 
 
-def all_fits():
-    """{model: {count: {card: Fit or None}}}."""
+def all_fits(lora=False):
+    """{model: {count: {card: Fit or None}}}; lora: with LoRA."""
     fits = {}
     for model, config in MODELS.items():
-        fits[model] = {count: fits_on(model, config, count) for count in COUNTS}
+        fits[model] = {count: fits_on(model, config, count, lora) for count in COUNTS}
     return fits
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
 
 
-def page(fits):
-    """docs/what_fits.md: what was estimated, the settings, a table of all models, each model's commands."""
+def page(fits, with_lora):
+    """docs/what_fits.md: what was estimated, the settings, tables of all models, each model's commands."""
     sizes = ", ".join(f"{usable(card):.1f} GiB of {card} GB" for card in CARDS)
     most = max(COUNTS)
     largest = list(MODELS)[-1]
@@ -233,9 +238,18 @@ def page(fits):
     lines += ["| setting | what it costs |", "|---|---|"]
     for setting in SETTINGS:
         lines.append(f"| {setting.name} | {setting.cost} |")
-    lines += ["", *overview(fits), "", "## Commands", "", "GiB: what each GPU needs, estimated."]
+    lines += ["", *overview(fits), "", "## With LoRA", ""]
+    about_lora = (
+        f"With `{LORA}` the weights are frozen, in bfloat16, and adapters of rank 16 on all linear layers except the "
+        "head are trained: 1% as many parameters as Qwen2.5-3B has. Gradients and AdamW's state are those of the "
+        "adapters. The reference is the same model with its adapters off, so it needs no memory. "
+        "[More GPUs, less memory](scaling.md) says what LoRA computes."
+    )
+    lines += [*textwrap.wrap(about_lora, 120, break_on_hyphens=False), "", *overview(with_lora), ""]
+    lines += ["## Commands", "", "GiB: what each GPU needs, estimated."]
     for model, counts in fits.items():
-        lines += ["", f"### {short(model)}", "", *commands(counts)]
+        lines += ["", f"### {short(model)}", "", "| GPUs | setting | GiB | command |", "|---|---|---|---|"]
+        lines += [*commands(counts), *commands(with_lora[model], "LoRA, ")]
     return "\n".join(lines) + "\n"
 
 
@@ -250,9 +264,9 @@ def overview(fits):
     return lines
 
 
-def commands(counts):
-    """A model's table of commands: cards that take the same command share a row."""
-    lines = ["| GPUs | setting | GiB | command |", "|---|---|---|---|"]
+def commands(counts, label=""):
+    """Rows of a model's table of commands: cards that take the same command share one."""
+    lines = []
     for count, found in counts.items():
         cards_of = {}  # fit: its cards
         for card, fit in found.items():
@@ -260,7 +274,7 @@ def commands(counts):
                 cards_of.setdefault(fit, []).append(str(card))
         for fit, cards in cards_of.items():
             lines.append(
-                f"| {count} × {', '.join(cards)} GB | {fit.setting.name} | {fit.needed:.1f} | `{fit.command}` |"
+                f"| {count} × {', '.join(cards)} GB | {label}{fit.setting.name} | {fit.needed:.1f} | `{fit.command}` |"
             )
     return lines
 
@@ -289,7 +303,7 @@ class Args:
 
 
 def main(args):
-    generated.keep({args.file: page(all_fits())}, args.check, "python -m tools.fits")
+    generated.keep({args.file: page(all_fits(), all_fits(lora=True))}, args.check, "python -m tools.fits")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,113 @@
+"""--kl: which gradient each estimate has, by enumeration of all tokens that can be drawn.
+
+A policy that writes one of three tokens, its weights the logits. The exact gradients are autograd's of the two sums.
+"""
+
+import importlib
+import math
+
+import pytest
+import torch
+from test_algorithms import arguments
+
+import grpo
+from tools import family
+
+POLICY = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+REFERENCE = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+OLD = torch.tensor([0.3, 0.5, 0.2], dtype=torch.float64)  # the policy that sampled, before some updates
+
+# The scripts that have the KL term in their loss: those that call kl_term.
+IN_THE_LOSS = [stem for stem in family.family() if "kl_term(" in family.source(stem)]
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
+
+def gradient_of(value_of):
+    """The gradient by the logits of a function of log π, [3]; at POLICY."""
+    logits = POLICY.log().requires_grad_()
+    return torch.autograd.grad(value_of(logits.log_softmax(0)), logits)[0].tolist()
+
+
+TO_POLICY = gradient_of(lambda logp: (logp.exp() * (logp - REFERENCE.log())).sum())  # KL(π ‖ π_ref)
+TO_REFERENCE = gradient_of(lambda logp: (REFERENCE * (REFERENCE.log() - logp)).sum())  # KL(π_ref ‖ π)
+
+
+def in_the_loss(kl, sampler):
+    """What grpo.py's loss without advantages has as its gradient, over tokens drawn from the sampler.
+
+    A row of one token for each; its weight is the probability of drawing it, since the loss is a sum over rows.
+    """
+    args = arguments(grpo, kl=kl, kl_coef=1.0)
+
+    def loss(logp):
+        total = 0.0
+        for k in range(3):
+            batch = {
+                "old_logp": sampler.log()[None, k : k + 1],
+                "ref_logp": REFERENCE.log()[None, k : k + 1],
+                "advantages": torch.zeros(1, 1, dtype=torch.float64),
+                "mask": torch.ones(1, 1, dtype=torch.bool),
+            }
+            of_token, _ = grpo.policy_loss(logp[None, k : k + 1], batch, 1, args)
+            total = total + sampler[k] * of_token
+        return total
+
+    return gradient_of(loss)
+
+
+def close_to(gradient):
+    return pytest.approx(gradient, rel=1e-12, abs=1e-12)
+
+
+def test_on_policy_each_estimate_follows_its_own_divergence():
+    assert in_the_loss("k1", POLICY) == close_to([0, 0, 0])
+    assert in_the_loss("k2", POLICY) == close_to(TO_POLICY)
+    assert in_the_loss("k3", POLICY) == close_to(TO_REFERENCE)
+    assert in_the_loss("k3_ratio", POLICY) == close_to(TO_POLICY)
+
+
+def test_off_policy_only_k3_times_the_ratio_stays_exact():
+    """Its mean over the sampler's tokens is KL(π ‖ π_ref) as a function of the weights, wherever these are."""
+    assert in_the_loss("k3_ratio", OLD) == close_to(TO_POLICY)
+    assert in_the_loss("k2", OLD) != pytest.approx(TO_POLICY, rel=1e-2)
+    assert in_the_loss("k3", OLD) != pytest.approx(TO_REFERENCE, rel=1e-2)
+    assert in_the_loss("k1", OLD) != pytest.approx([0, 0, 0], abs=1e-2)
+
+
+def test_the_values_by_hand():
+    """π/π_ref is 3, 1 and 1/5, and ρ 2 at the first token."""
+    logp, ref_logp = POLICY.log()[None], REFERENCE.log()[None]
+    batch = {"ref_logp": ref_logp, "old_logp": logp - torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64).log()}
+    log_3, log_5 = 1.0986122886681098, 1.6094379124341003
+    k3 = [1 / 3 + log_3 - 1, 0, 5 - log_5 - 1]
+    expected = {"k1": [log_3, 0, -log_5], "k2": [log_3**2 / 2, 0, log_5**2 / 2], "k3": k3}
+    expected["k3_ratio"] = [2 * k3[0], 0, k3[2]]
+    for kl, values in expected.items():
+        found = grpo.kl_term(logp, batch, arguments(grpo, kl=kl))[0].tolist()
+        assert found == pytest.approx(values, rel=1e-12, abs=1e-12), kl
+
+
+def test_the_scripts_with_a_kl_term_in_the_loss_are_those_with_the_flag():
+    assert {"grpo", "dapo", "acpo"} <= set(IN_THE_LOSS)
+    for stem in family.family():
+        args = importlib.import_module(stem).Args()
+        assert getattr(args, "kl", None) == ("k3" if stem in IN_THE_LOSS else None), stem
+
+
+@pytest.mark.parametrize("stem", IN_THE_LOSS)
+def test_a_scripts_loss_has_the_term_that_is_asked_for(stem):
+    """One token, A 0, β 0.1, π twice π_ref and three halves of π_old: 0.1 times k1, k2, k3 and ρ·k3 by hand."""
+    trainer = importlib.import_module(stem)
+    d = math.log(2)
+    terms = {"k1": d, "k2": d * d / 2, "k3": 0.5 + d - 1, "k3_ratio": 1.5 * (0.5 + d - 1)}
+    logp = torch.full((1, 1), -1.0, dtype=torch.float64)
+    rest = {"mask": torch.ones(1, 1, dtype=torch.bool), "advantages": torch.zeros_like(logp)}
+    rest |= {"old_logp": logp - math.log(1.5), "ref_logp": logp - d, "sampler_logp": logp - math.log(1.2)}
+    rest |= {"clip_range": torch.full_like(logp, 0.2), "weight": torch.ones_like(logp)}  # acpo.py's
+    rest["reasoning"] = torch.zeros_like(rest["mask"])  # archer.py's
+    for kl, term in terms.items():
+        args = arguments(trainer, kl=kl, kl_coef=0.1)
+        divisor = () if stem == "acpo" else (1,)
+        loss, _ = trainer.policy_loss(logp, rest, *divisor, args)
+        assert loss.item() == pytest.approx(0.1 * term, rel=1e-12), kl

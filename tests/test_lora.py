@@ -1,0 +1,350 @@
+"""LoRA: what adapters compute, what of them is trained, sent to the sampler and saved, on one process and on two."""
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import KK_TINY, ROOT, metrics, run, run_together, small, timeless
+from safetensors.torch import load_file
+from test_algorithms import GROUP, PROMPTS, adamw, arguments, batch, distance, rows_of  # noqa: F401
+from transformers import AutoModelForCausalLM
+
+import grpo
+import ppo
+from runtime import checkpoints, engine, lora, memory, processes
+from tools import fits
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+each_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+
+
+def with_lora(model, **changes):
+    return arguments(model=str(model), **{"lora_rank": 3, "temperature": 1.0} | changes)
+
+
+def adapted(args, spread=0.1):
+    """A policy whose adapters do something: B is random."""
+    policy = grpo.load_policy(args, trained=True)
+    rng = torch.Generator().manual_seed(1)
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            parameter.data = spread * torch.randn(parameter.shape, generator=rng)
+    return policy
+
+
+def ordinary(args, weights):
+    """A policy without adapters that has these weights, {name: weight}."""
+    policy = grpo.load_policy(dataclasses.replace(args, lora_rank=0), trained=True)
+    missing = policy.lm.load_state_dict(weights, strict=False)
+    assert missing.missing_keys in ([], ["lm_head.weight"]) and not missing.unexpected_keys
+    return policy
+
+
+def largest(a, b):
+    return (a - b).abs().max().item()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The adapters
+
+
+@each_dtype
+def test_a_run_begins_with_the_model_itself(tiny_model, batch, dtype):  # noqa: F811
+    """B is 0. And A is uniform within 1/√in, the same for a seed, and leaves torch's random state alone."""
+    args = with_lora(tiny_model, dtype=dtype, lora_rank=8)
+    before = torch.get_rng_state()
+    policy = grpo.load_policy(args, trained=True)
+    assert torch.equal(before, torch.get_rng_state())
+    plain = grpo.load_policy(dataclasses.replace(args, lora_rank=0), trained=True)
+    assert torch.equal(grpo.log_probs(policy, batch, args)[0], grpo.log_probs(plain, batch, args)[0])
+    a = policy.lm.model.layers[1].mlp.down_proj.lora_A["default"].weight  # [8, 128]
+    assert 0.95 / 128**0.5 < a.abs().max() <= 1 / 128**0.5
+    assert a.std().item() == pytest.approx((1 / 128 / 3) ** 0.5, rel=0.1)
+    again, other = (grpo.load_policy(dataclasses.replace(args, seed=seed), trained=True) for seed in (0, 1))
+    assert torch.equal(a, again.lm.model.layers[1].mlp.down_proj.lora_A["default"].weight)
+    assert not torch.equal(a, other.lm.model.layers[1].mlp.down_proj.lora_A["default"].weight)
+
+
+@each_dtype
+def test_all_linear_layers_have_an_adapter_and_the_weights_are_frozen_in_dtype(dtype):
+    """kk_tiny's head is its embedding: neither has one. The critic of ppo.py is trained whole."""
+    args = with_lora(KK_TINY, dtype=dtype)
+    policy = grpo.load_policy(args, trained=True)
+    plain = dict(AutoModelForCausalLM.from_pretrained(KK_TINY).named_parameters())
+    layers = {name for name in plain if name.endswith("_proj.weight")}
+    found = set()
+    for name, parameter in policy.lm.named_parameters():
+        is_adapter = "lora_" in name
+        assert parameter.requires_grad == is_adapter
+        assert parameter.dtype == (torch.float32 if is_adapter else getattr(torch, dtype))
+        if is_adapter:
+            found.add(name.partition(".lora_")[0] + ".weight")
+    assert found == layers and len(layers) == 7 * len(policy.lm.model.layers)
+    num_trained = sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
+    assert num_trained == memory.adapter_size(grpo.load_policy(arguments(model=str(KK_TINY)), trained=True).lm, 3)
+    critic = ppo.load_policy(with_lora(KK_TINY, dtype=dtype), trained=True, kind=ppo.ValueModel)
+    assert all(weight.requires_grad and weight.dtype == torch.float32 for weight in critic.parameters())
+
+
+@each_dtype
+def test_merged_weights_are_those_of_an_ordinary_model_that_computes_the_same(tiny_model, batch, dtype):  # noqa: F811
+    """W + α/r·B·A by hand; the model's own weights stay as they are, to the last bit."""
+    args = with_lora(tiny_model, dtype=dtype)
+    policy = adapted(args)
+    before = {name: weight.clone() for name, weight in policy.state_dict().items()}
+    merged = dict(lora.merged_weights(policy.lm))
+    assert all(torch.equal(before[name], weight) for name, weight in policy.state_dict().items())
+    plain = grpo.load_policy(dataclasses.replace(args, lora_rank=0), trained=False)
+    assert {name: weight.shape for name, weight in merged.items()} == {
+        name: weight.shape for name, weight in plain.lm.named_parameters()
+    }
+    layer = policy.lm.model.layers[0].self_attn.q_proj
+    a, b = layer.lora_A["default"].weight.double(), layer.lora_B["default"].weight.double()
+    expected = layer.base_layer.weight.double() + 32 / 3 * b @ a
+    exact = {"float32": 1e-6, "bfloat16": 2**-8}[dtype]
+    assert distance(merged["model.layers.0.self_attn.q_proj.weight"], expected) < exact
+
+    with_adapters = grpo.log_probs(policy, batch, args)[0]
+    of_merged = grpo.log_probs(ordinary(args, merged), batch, args)[0]
+    of_base = grpo.log_probs(plain, batch, args)[0]
+    assert largest(with_adapters, of_merged) < {"float32": 1e-4, "bfloat16": 0.2}[dtype]
+    assert largest(with_adapters, of_base) > 1
+
+
+def test_the_reference_is_the_policy_with_its_adapters_off(tiny_model, batch):  # noqa: F811
+    args = with_lora(tiny_model, dtype="bfloat16")
+    policy = adapted(args)
+    logp = grpo.log_probs(policy, batch, args)[0]
+    reference = lora.without_adapters(policy)
+    plain = grpo.load_policy(args, trained=False)
+    expected = grpo.log_probs(plain, batch, args, with_entropy=False)[0]
+    assert torch.equal(grpo.log_probs(reference, batch, args, with_entropy=False)[0], expected)
+    assert torch.equal(grpo.log_probs(policy, batch, args)[0], logp)  # they are on again
+    assert any(parameter.requires_grad for parameter in policy.parameters())
+    assert lora.without_adapters(plain) is None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Training
+
+
+class Keeping(torch.optim.SGD):
+    """An optimizer that keeps the gradients, {name: gradient}, and leaves the weights alone."""
+
+    def __init__(self, policy):
+        super().__init__(policy.parameters(), lr=0.0)
+        self.policy = policy
+
+    def step(self):
+        named = self.policy.lm.named_parameters()
+        self.gradients = {name: weight.grad.clone() for name, weight in named if weight.grad is not None}
+
+
+def gradients(args, policy, batch):  # noqa: F811
+    optimizer = Keeping(policy)
+    grpo.update(policy, optimizer, batch, 1, args)
+    return optimizer.gradients
+
+
+@pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"micro_batch_tokens": 100}])
+def test_gradients_follow_from_those_of_the_merged_weights(tiny_model, batch, changes):  # noqa: F811
+    """With G that of W: α/r·G·Aᵀ for B and α/r·Bᵀ·G for A."""
+    args = with_lora(tiny_model, **changes)
+    policy = adapted(args)
+    expected = gradients(args, ordinary(args, dict(lora.merged_weights(policy.lm))), batch)
+    found = gradients(args, policy, batch)
+    assert len(found) == 2 * 7 * 2  # nothing else has one
+    for name in [name for name in found if "lora_A" in name]:
+        layer = name.partition(".lora_A")[0]
+        a, b = (policy.lm.get_submodule(f"{layer}.{which}.default").weight.detach() for which in ("lora_A", "lora_B"))
+        of_weight = expected[layer + ".weight"]
+        assert distance(found[name], 32 / 3 * b.T @ of_weight) < 1e-4
+        assert distance(found[name.replace("lora_A", "lora_B")], 32 / 3 * of_weight @ a.T) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compiled_layers_have_adapters_that_go_on_and_off(tiny_model, batch):  # noqa: F811
+    """All layers share a program for each way: without gradient, with it, and with adapters off."""
+    args = with_lora(tiny_model, micro_batch_tokens=300)
+    plain, compiled = adapted(args), adapted(dataclasses.replace(args, compile=True))
+    torch._dynamo.utils.counters.clear()
+    for model, expected in ((compiled, plain), (lora.without_adapters(compiled), lora.without_adapters(plain))):
+        for a, b in zip(grpo.log_probs(model, batch, args), grpo.log_probs(expected, batch, args)):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+    found = gradients(args, compiled, batch)
+    for name, gradient in gradients(args, plain, batch).items():
+        assert distance(found[name], gradient) < 1e-4
+    assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 6
+    torch._dynamo.reset()
+
+
+def train_share(folder):
+    """Two steps of two updates of this process's rows, in each type; what the sampler gets, and the log-probabilities.
+
+    Rank 3: two processes can't divide A equally.
+    """
+    processes.start()
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        args = grpo.Args(**torch.load(folder / "args.pt") | {"run_dir": str(folder), "dtype": dtype})
+        rows = rows_of(processes.RANK, processes.WORLD_SIZE)
+        share = {key: value[rows] for key, value in torch.load(folder / "batch.pt").items()}
+        policy = grpo.load_policy(args, trained=True)
+        optimizer, sent = adamw(policy, lr=1e-2), {}
+        updated = [grpo.update(policy, optimizer, share, step, args) for step in (1, 2)]
+        engine.load_weights = lambda llm, named, sent=sent: sent.update(named)
+        grpo.sync_weights(policy, None, args)
+        logp = grpo.log_probs(policy, share, args)[0]
+        reference = lora.without_adapters(policy)
+        ref_logp = grpo.log_probs(reference, share, args, with_entropy=False)[0]
+        base = {name: processes.full_tensor(weight) for name, weight in policy.lm.named_parameters() if "base" in name}
+        found[dtype] = {"sent": sent, "logp": logp, "ref_logp": ref_logp, "base": base, "updated": updated}
+        found[dtype]["types"] = {weight.dtype for weight in policy.parameters() if weight.requires_grad}
+    torch.save(found, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
+
+
+@pytest.fixture(scope="module")
+def shares(tiny_model, batch, tmp_path_factory):  # noqa: F811
+    """What train_share finds in one process and in each of two."""
+    folder = tmp_path_factory.mktemp("shares")
+    args = with_lora(tiny_model, updates_per_step=2, micro_batch_tokens=60)
+    torch.save(dataclasses.asdict(args), folder / "args.pt")
+    torch.save(batch, folder / "batch.pt")
+    for number in (1, 2):
+        run_together(train_share, folder, processes=number)
+    return [torch.load(folder / f"of_{rank}_in_{number}.pt") for rank, number in ((0, 1), (0, 2), (1, 2))]
+
+
+@each_dtype
+def test_two_processes_send_the_sampler_the_merged_weights(tiny_model, batch, shares, dtype):  # noqa: F811
+    """Not the weights without adapters: an ordinary model with what is sent gives the policy's probabilities."""
+    args = with_lora(tiny_model, dtype=dtype)
+    fresh = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=getattr(torch, dtype)).state_dict()
+    one = shares[0][dtype]
+    for rank, found in enumerate(shares[1:]):
+        found = found[dtype]
+        assert found["sent"].keys() == fresh.keys() and found["types"] == {torch.float32}
+        assert {weight.dtype for weight in found["sent"].values()} == {getattr(torch, dtype)}
+        for name, weight in found["base"].items():  # frozen
+            assert torch.equal(weight, fresh[name.replace(".base_layer", "")])
+        for name, weight in found["sent"].items():
+            if not name.endswith("_proj.weight"):
+                assert torch.equal(weight, fresh[name])
+            else:
+                moved = weight.float() - fresh[name].float()
+                assert distance(moved, one["sent"][name].float() - fresh[name].float()) < 0.15, name
+        share = {key: value[rows_of(rank, 2)] for key, value in batch.items()}
+        of_sent = grpo.log_probs(ordinary(args, found["sent"]), share, args)[0]
+        assert largest(found["logp"], of_sent) < {"float32": 1e-4, "bfloat16": 0.2}[dtype]
+        plain = grpo.load_policy(args, trained=False)
+        assert (
+            largest(found["ref_logp"], grpo.log_probs(plain, share, args)[0])
+            < {"float32": 1e-5, "bfloat16": 0.1}[dtype]
+        )
+        assert largest(found["logp"], found["ref_logp"]) > 0.5
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def four_steps(tmp_path_factory):
+    """A run of grpo.py with LoRA."""
+    run_dir = tmp_path_factory.mktemp("lora") / "run"
+    flags = {"lora_rank": 3, "lr": 5e-3, "prompts_per_step": 8, "dtype": "float32"}
+    run("grpo.py", *small(run_dir, steps=4, save_every=2, **flags))
+    return run_dir
+
+
+def from_step_2(run_dir, folder, number):
+    """The metrics of the run when steps 3 and 4 are made again by so many processes."""
+    shutil.copytree(run_dir, folder)
+    shutil.rmtree(folder / "checkpoints/step_000004")
+    run("grpo.py", "--resume", folder, processes=number)
+    return metrics(folder)
+
+
+def test_a_run_with_lora_learns_and_the_sampler_follows(four_steps):
+    rows = metrics(four_steps)
+    assert rows[0]["kl"] == 0 and rows[3]["kl"] > 0.005
+    assert all(0 < row["sampler_gap"] < 0.001 for row in rows)
+    assert all(0.1 < row["weights_changed"] <= 1 for row in rows)  # of merged weights: the embedding stays
+    assert rows[3]["reward"] > rows[0]["reward"] + 0.2
+
+
+def test_a_checkpoint_is_an_ordinary_model_and_trains_on_from_its_adapters(four_steps):
+    folder = four_steps / "checkpoints/step_000004"
+    weights, base = load_file(folder / "model.safetensors"), load_file(KK_TINY / "model.safetensors")
+    assert weights.keys() == base.keys()
+    for name in weights:
+        assert torch.equal(weights[name], base[name].float()) == (not name.endswith("_proj.weight")), name
+    lm = AutoModelForCausalLM.from_pretrained(folder)
+    assert not any("lora" in name for name, _ in lm.named_parameters()) and not list(folder.glob("adapter*"))
+    of_state = checkpoints.read_metadata(folder / "trainer").state_dict_metadata
+    assert len(of_state) == 1 + 4 * 2 * 7 * len(lm.model.layers)  # "rng"; weight, two moments and step of A and B
+    assert all("lora_" in name or name == "rng" for name in of_state)
+
+
+def test_a_resumed_run_with_lora_equals_an_unbroken_one(four_steps, tmp_path):
+    again = from_step_2(four_steps, tmp_path / "run", 1)
+    assert [timeless(row) for row in again] == [timeless(row) for row in metrics(four_steps)]
+    mine, theirs = (
+        load_file(folder / "checkpoints/step_000004/model.safetensors") for folder in (tmp_path / "run", four_steps)
+    )
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_two_processes_go_on_from_a_run_of_one(four_steps, tmp_path):
+    """The samplers of both get the merged weights, at once and after a step."""
+    third, fourth = from_step_2(four_steps, tmp_path / "run", 2)[2:]
+    unbroken = metrics(four_steps)[2]
+    for key in ("reward", "kl", "entropy", "grad_norm"):
+        assert third[key] == pytest.approx(unbroken[key], rel=0.2, abs=0.02), key
+    assert max(third["sampler_gap"], fourth["sampler_gap"]) < 0.001
+    state = checkpoints.read_metadata(tmp_path / "run/checkpoints/step_000004/trainer").state_dict_metadata
+    assert all("lora_" in name or name == "rng" for name in state)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Before a run
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--lora_rank", "-1"], "error: --lora_rank is -1; it must be 0 or greater"),
+        (["--lora_alpha", "16"], "error: --lora_alpha is 16.0, but there is no LoRA"),
+        (["--lora_rank", "8", "--lora_alpha", "0"], "error: --lora_alpha is 0.0; it must be greater than 0"),
+    ],
+)
+def test_bad_input_ends_with_one_line_before_torch_is_loaded(flags, message):
+    for script in ("grpo.py", "sft.py"):
+        done = subprocess.run([sys.executable, script, *flags], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.startswith(message) and done.stderr.count("\n") == 1
+        assert not done.stdout  # it would say that torch is loaded
+
+
+@pytest.mark.parametrize(("rank", "code"), [(16, 0), (0, 2)])
+def test_a_model_of_3_billion_parameters_fits_on_a_card_of_24_gb(rank, code, tmp_path, monkeypatch, capsys):
+    """--dry_run on such a machine, with the flags of docs/what_fits.md; without LoRA it refuses."""
+    fits.MODELS["Qwen/Qwen2.5-3B-Instruct"].save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(KK_TINY / name, tmp_path)
+    monkeypatch.setattr(memory, "this_machine", lambda: fits.machine_with(24, 1))
+    flags = small(tmp_path / "run", model=tmp_path, dtype="bfloat16", max_response_tokens=4096, lora_rank=rank)
+    flags += ["--gradient_checkpointing", "--micro_batch_tokens", "5120", "--kv_cache_gb", "8", "--dry_run"]
+    monkeypatch.setattr(sys, "argv", ["grpo.py", *flags])
+    with pytest.raises(SystemExit) as ended:
+        grpo.main()
+    said = capsys.readouterr()
+    assert ended.value.code in ([None, 0] if code == 0 else [code])
+    if code:
+        assert "GiB of memory, and there are 21" in said.err
+    else:
+        assert "3085.9 M parameters" in said.out and "of 21.1 GiB for each process" in said.out
+        assert "2 steps would fit; no model was loaded" in said.out
