@@ -10,6 +10,7 @@ TITLES = {
     "accuracy": "accuracy while training",
     "eval/accuracy": "test accuracy",
     "response_tokens": "response length [tokens]",
+    "format_rate": "share in the right format",
     "entropy": "entropy [nats]",
     "kl": "KL to the reference [nats]",
     "clip_rate": "clip rate",

@@ -45,6 +45,11 @@ from runtime.header import device_name
 KEPT_TESTS = 20  # test problems whose responses are kept
 # nats; sampler_gap stays below if sampler and trainer compute the same model
 USUAL_GAP = {"bfloat16": 0.1, "float32": 0.01}
+# When the sampler gets its first update, sampler_gap hardly changes: by a factor of 0.8 to 1.3 in
+# two runs of SmolLM2 (bfloat16) and in tests/fingerprint.json (kk_tiny). With an old output layer
+# in the sampler it was 4 (SmolLM2, 0.13 nats); without a sync it went from 4e-7 to 0.23 nats
+# (kk_tiny, float32, --lr 1e-3).
+JUMP = 3
 
 
 def choose_folder(args):
@@ -118,6 +123,8 @@ class Records:
         self.console = terminal.console()
         self.n_lines = 0  # of steps, printed so far
         self.has_warned = False  # of a step without different rewards
+        self.gaps = []  # sampler_gap of each step
+        self.problem = ""  # why the run ends early with exit code 1
 
     def open(self, step):
         """Opens the files; from now on Ctrl-C or SIGTERM ends the run after a step.
@@ -192,16 +199,18 @@ class Records:
             self.console.print(evaluation, style="bold", soft_wrap=True)
         if metrics.get("zero_std_rate") == 1 and not self.has_warned:
             self.has_warned = True
-            self.console.print(
-                f"warning: step {metrics['step']} gave all responses to a prompt the same reward, "
-                "for every prompt: there was nothing to tell good from bad. What helps: easier "
-                "problems, longer responses (--max_response_tokens), or more of them "
-                "(--responses_per_prompt). samples.jsonl in the run's folder has some of them.",
-                style="yellow",
-            )
-        gap = metrics.get("sampler_gap") or 0
+            self.console.print(terminal.no_difference_line(metrics), style="yellow")
+        if metrics.get("sampler_gap") is not None:
+            self.check_gap(metrics["sampler_gap"])
+
+    def check_gap(self, gap):
+        """Warns if sampler_gap is large; ends the run if it jumps at the sampler's first update.
+
+        gap: a step's, in nats. A NaN is large.
+        """
         usual = USUAL_GAP[self.args.dtype]
-        if gap > usual:
+        self.gaps.append(gap)
+        if not gap <= usual:
             self.console.print(
                 f"warning: sampler_gap is {gap:.3f} nats, usually below {usual}: "
                 "vLLM and the trainer give the same tokens different probabilities. If --dtype "
@@ -209,6 +218,14 @@ class Records:
                 "compute this model's head (soft-capping, scaled logits), or not all weights reach "
                 "the sampler.",
                 style="yellow",
+            )
+        jumps = len(self.gaps) == 2 and not gap <= max(usual, JUMP * self.gaps[0])
+        if jumps and self.args.stop_at_gap:
+            self.asked_to_stop.append("a jump of sampler_gap")
+            self.problem = (
+                f"error: sampler_gap jumped from {self.gaps[0]:.2g} to {gap:.2g} nats when the "
+                "sampler got its first update: sampler and trainer no longer compute the same "
+                f"model. This tells which of them is wrong: python -m tools.gap {self.folder}"
             )
 
     @by_process_0
@@ -240,9 +257,17 @@ class Records:
         curves.draw(rows, self.folder / "curves.png")
 
     def close(self, step):
-        """Ends the records, and says how the run ended. step: the last one."""
+        """Ends the records, and says how the run ended. step: the last one.
+
+        If sampler_gap has jumped, it ends the program (exit code 1).
+        """
         self.show_results(step)
         peers.stop_watching()
+        problem = processes.broadcast(self.problem)
+        if problem:
+            if processes.RANK == 0:
+                print(problem, file=sys.stderr)
+            sys.exit(1)
 
     @by_process_0
     def show_results(self, step):

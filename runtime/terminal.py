@@ -61,6 +61,22 @@ def step_line(metrics):
     return "".join(cells)
 
 
+def no_difference_line(metrics):
+    """A warning that all responses to a prompt have the same reward, for every prompt of a step."""
+    if metrics["accuracy"] > 0.5:  # most are right
+        advice = "harder problems"
+    else:
+        advice = (
+            "easier problems, longer responses (--max_response_tokens), or more of them "
+            "(--responses_per_prompt)"
+        )
+    return (
+        f"warning: step {metrics['step']} gave all responses to a prompt the same reward, for "
+        f"every prompt: there was nothing to tell good from bad. What helps: {advice}. "
+        "samples.jsonl in the run's folder has some of them."
+    )
+
+
 def evaluation_line(metrics):
     """The test accuracy as a line, by category, and pass@k; "" if this step has no evaluation."""
     if "eval/loss" in metrics:

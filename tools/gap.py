@@ -1,0 +1,141 @@
+"""Tells which side is wrong if sampler_gap is large: the sampler, or the trainer.
+
+    python -m tools.gap RUN        a run, or one of its checkpoints
+
+Both get the checkpoint's weights as in the run: the trainer loads them, the sampler begins with --model's and gets them
+by the script's sync_weights; then once more, on a GPU after it has slept. Both give log-probabilities of the same
+sampled tokens, and so does a judge: transformers alone, in float32 on the CPU, without compiled layers or shared
+prompts. The side that is far from the judge is wrong. Exit code 1 if one of them is.
+"""
+
+import dataclasses
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from transformers import AutoModelForCausalLM
+
+from rewards import load_task
+from runtime import checks, engine, files, folders, memory, passes, processes, records, settings
+
+NUM_PROBLEMS = 4
+RESPONSES = 4  # to each
+RESPONSE_TOKENS = 128  # at most: enough for a mean, and the judge is slow
+STAGES = ("its first update", "sleep and another update")
+
+
+@dataclass
+class Args:
+    """Which run."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+
+
+def read(run):
+    """(the run's script as a module, its settings made small, the checkpoint's folder).
+
+    ValueError if there is none.
+    """
+    checkpoint = folders.to_resume(str(run))
+    folder = folders.run_of(str(run))
+    if checkpoint is None or not (folder / "run.json").exists():
+        raise ValueError(f"{run} is not a run with a checkpoint")
+    trainer = importlib.import_module(files.read_object(folder / "run.json")["script"])
+    if not hasattr(trainer, "load_sampler"):
+        raise ValueError(f"{run} is a run of {trainer.__name__}.py, which has no sampler")
+    values = settings.of_resumed_run([f"--resume={folder}"], trainer.Args)
+    args = trainer.Args(**values)
+    args.max_response_tokens = min(args.max_response_tokens, RESPONSE_TOKENS)
+    args.responses_per_prompt = RESPONSES
+    args.run_dir = args.resume = ""
+    return trainer, args, checkpoint
+
+
+@torch.no_grad()
+def judged(judge, batch, temperature):
+    """The judge's log-probabilities of the response tokens, [N, T], zero elsewhere: a row at a time."""
+    logp = torch.zeros(batch["ids"].shape)
+    for row, (ids, mask) in enumerate(zip(batch["ids"], batch["mask"])):
+        end = int(mask.nonzero().max()) + 1
+        logits = judge(ids[None, :end]).logits[0, :-1].float() / temperature  # [end − 1, vocabulary]
+        found = logits.log_softmax(-1).gather(-1, ids[1:end, None])[:, 0]  # of the tokens from the second on
+        logp[row, 1:end] = found * mask[1:end]
+    return logp
+
+
+def distance(a, b, mask):
+    """The mean absolute difference over the response tokens, in nats. a, b, mask: [N, T]."""
+    return (a - b)[mask].abs().mean().item()
+
+
+def measure(trainer, args, checkpoint):
+    """For each of STAGES: the distances "sampler, trainer", "sampler, judge" and "trainer, judge", in nats."""
+    tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
+    _, problems, _ = load_task(args, tokenizer)
+    asked = [problem for problem in problems[:NUM_PROBLEMS] for _ in range(RESPONSES)]
+    llm = trainer.load_sampler(args)
+    policy = trainer.load_policy(dataclasses.replace(args, model=str(checkpoint)), trained=True)
+    judge = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, trust_remote_code=False)
+    found = []
+    for step in range(1, 1 + len(STAGES)):
+        if step > 1:
+            engine.sleep(llm)
+        trainer.sync_weights(policy, llm, args)
+        responses = trainer.generate(
+            llm, problems[:NUM_PROBLEMS], step, args,
+            n=RESPONSES, temperature=args.temperature, logprobs=0, flat_logprobs=True,
+        )  # fmt: skip
+        batch = trainer.to_batch(asked, responses)
+        mask = batch["mask"]
+        trainer_logp, _ = trainer.log_probs(policy, batch, args)
+        judge_logp = judged(judge, batch, args.temperature)
+        found.append(
+            {
+                "sampler, trainer": distance(batch["sampler_logp"], trainer_logp, mask),
+                "sampler, judge": distance(batch["sampler_logp"], judge_logp, mask),
+                "trainer, judge": distance(trainer_logp, judge_logp, mask),
+            }
+        )
+    return found
+
+
+def verdict(found, usual):
+    """What the distances say, in words; "" if nothing is wrong. usual: nats; what is right stays below it."""
+    for stage, distances in zip(STAGES, found):
+        if not distances["trainer, judge"] <= usual:
+            return (
+                "the trainer is wrong: its Policy does not compute what transformers computes with these weights. If "
+                "--no_compile closes the gap, torch.compile is to blame; otherwise the model's head (soft-capping, "
+                "scaled logits)"
+            )
+        if not distances["sampler, judge"] <= usual:
+            return (
+                f"the sampler is wrong after {stage}: not all weights reach it, or sleep mode loses some of its "
+                "memory. Another version of vLLM may help; please report the table of python -m tools.doctor"
+            )
+    return ""
+
+
+def main(args):
+    with settings.errors_in_one_line():
+        trainer, run_args, checkpoint = read(args.run)
+        memory.keep_freed_memory()
+        processes.start()
+        found = measure(trainer, run_args, checkpoint)
+    usual = records.USUAL_GAP[run_args.dtype]
+    print(f"\nmean |difference of log-probabilities|, in nats, of {checkpoint}; usually below {usual}\n")
+    print(f"| after | {' | '.join(found[0])} |\n|---|---|---|---|")
+    for stage, distances in zip(STAGES, found):
+        print(f"| {stage} | {' | '.join(f'{value:.2g}' for value in distances.values())} |")
+    words = verdict(found, usual)
+    print(f"\n{words or 'both compute the same as the judge: nothing is wrong with these weights'}")
+    processes.end()
+    sys.exit(1 if words else 0)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
