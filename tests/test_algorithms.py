@@ -468,6 +468,29 @@ def test_prompts_are_shared_where_that_saves_more_than_it_costs(monkeypatch):
         assert len(passes.plan_passes(mask, lengths, dataclasses.replace(args, **changes))) == 1
 
 
+@pytest.mark.parametrize(("of_another", "length"), [(1, 40), (0, 0)])
+def test_no_process_shares_a_prompt_if_another_has_nothing_to_share(of_another, length, monkeypatch):
+    """Eight rows with 40 tokens in common; in another process it doesn't pay, or there are none."""
+
+    def all_reduce(value, op):
+        return min(value, of_another) if op == torch.distributed.ReduceOp.MIN else max(value, 7 * of_another)
+
+    monkeypatch.setattr(passes, "all_reduce", all_reduce)
+    monkeypatch.setattr(passes, "PASS_COST", 200)
+    mask = (torch.arange(50) >= 40).expand(8, 50)
+    assert passes.length_to_share(mask.long(), mask, arguments()) == length
+
+
+@pytest.mark.parametrize(("of_another", "n_passes"), [(230, 2), (250, 1)])
+def test_all_processes_make_passes_of_one_group_or_none_does(of_another, n_passes, monkeypatch):
+    """Else one would have passes too large to be computed without sharing. Here sharing saves 240 tokens."""
+    monkeypatch.setattr(passes, "all_reduce", lambda value: value + of_another)
+    monkeypatch.setattr(passes, "PASS_COST", 0)
+    mask = (torch.arange(50) >= 40).expand(8, 50)
+    found = passes.plan_passes(mask, passes.used_lengths(mask), arguments(responses_per_prompt=4))
+    assert len(found) == n_passes
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_model, batch, late, monkeypatch):
     """Also where the mask begins late, as in a stage of Lopti: rows still share no more than what is the same."""
@@ -537,7 +560,7 @@ def test_a_process_with_fewer_passes_repeats_one_with_an_empty_mask(tiny_model, 
     policy = grpo.load_policy(args, trained=True)
     expected = grpo.log_probs(policy, batch, args)
     n_passes = len(list(grpo.micro_batches(batch, args)))
-    monkeypatch.setattr(passes, "all_reduce", lambda value, op: value + 3)
+    monkeypatch.setattr(passes, "all_reduce", lambda value, op=None: value + 3 * (op == torch.distributed.ReduceOp.MAX))
     repeated = [micro for _, micro in grpo.micro_batches(batch, args)][n_passes:]
     assert len(repeated) == 3 and not any(micro["mask"].any() for micro in repeated)
     for found, before in zip(grpo.log_probs(policy, batch, args), expected):
@@ -893,15 +916,15 @@ def test_a_mini_batch_without_tokens_in_one_stage_is_passed_over_in_that_one_alo
     assert metrics["optimizer_steps"] == 3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_alpha_0_and_eta_0_are_grpo_to_the_last_bit(tiny_model, batch, dtype):
+@pytest.mark.parametrize(("dtype", "lora_rank"), [("float32", 0), ("bfloat16", 0), ("bfloat16", 4)])
+def test_alpha_0_and_eta_0_are_grpo_to_the_last_bit(tiny_model, batch, dtype, lora_rank):
     """Advantages and three steps of two AdamW updates each, every time with other rewards: every weight and metric."""
     rng = torch.Generator().manual_seed(8)
     all_rewards = [torch.randn(len(batch["ids"]), generator=rng) for _ in range(3)]
     reached = {}
     for trainer, off in ((grpo, {}), (grpo_ar_lopti, {"alpha": 0.0, "eta": 0.0})):
         settings = {"updates_per_step": 2, "micro_batch_tokens": 300, "max_grad_norm": 0.1, "dtype": dtype}
-        args = arguments(trainer, model=str(tiny_model), **settings, **off)
+        args = arguments(trainer, model=str(tiny_model), lora_rank=lora_rank, **settings, **off)
         policy = trainer.load_policy(args, trained=True)
         optimizer, start, path = adamw(policy), weights(policy), []
         for step, rewards in enumerate(all_rewards):
@@ -1009,7 +1032,8 @@ def test_a_step_of_main_is_in_order(batch, monkeypatch):
             monkeypatch.setattr(trainer, "update_values", lambda *_, seen=values: seen.append("values") or {})
         step_of_main(trainer, args, batch, [float(i % 3) for i in range(len(batch["ids"]))], monkeypatch, calls)
         critic = " with critic" if script == "ppo" else ""
-        reference = ["reference"] if getattr(args, "kl_coef", 0) else []
+        has_second_model = getattr(args, "kl_coef", 0) or script == "opd"
+        reference = ["reference"] if has_second_model else []
         start = ["load" + critic, "sync", "open", "evaluate", "sample", "policy", *reference]
         assert calls == [
             *start, "update", "sync", "evaluate", "write_samples", "save" + critic, "close", "end"

@@ -188,7 +188,26 @@ def test_differences_name_the_entry_the_step_and_the_number():
     assert fingerprint.differences(kept, {"a": kept["a"][:1], "b": kept["b"]}) == ["a: 2 rows -> 1"]
 
 
-@pytest.mark.parametrize("flags", [["--only", "nothing"], ["--renew", "--only", "grpo"]])
+@pytest.mark.parametrize("flags", [[], ["--renew"]])
 def test_a_wrong_request_ends_before_anything_runs(flags):
+    flags = [*flags, "--only", "nothing"]
     done = subprocess.run([sys.executable, "tools/fingerprint.py", *flags], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("error: --") and not done.stdout
+
+
+def test_numbers_of_one_entry_are_renewed_and_the_others_stay(tmp_path, monkeypatch, capsys):
+    """As after a new script, which has none yet."""
+    path = tmp_path / "kept.json"
+    monkeypatch.setattr(fingerprint, "KEPT", path)
+    monkeypatch.setattr(fingerprint, "measure", lambda only: {"dapo": [{"step": 0}]})
+    of_grpo = [{"step": 0, "x": 1}]
+    path.write_text(json.dumps({"holds_for": fingerprint.holds_for(), "metrics": {"grpo": of_grpo}}))
+    with pytest.raises(SystemExit) as ended:
+        fingerprint.main(fingerprint.Args(only=["dapo"]))
+    assert ended.value.code == 2 and f"{path} has no numbers of dapo: " in capsys.readouterr().err
+    fingerprint.main(fingerprint.Args(renew=True, only=["dapo"]))
+    assert json.loads(path.read_text())["metrics"] == {"grpo": of_grpo, "dapo": [{"step": 0}]}
+    path.write_text(json.dumps({"holds_for": {"processor": "another"}, "metrics": {}}))
+    with pytest.raises(SystemExit) as ended:
+        fingerprint.main(fingerprint.Args(renew=True, only=["dapo"]))
+    assert ended.value.code == 2 and f"{path} holds for " in capsys.readouterr().err

@@ -181,7 +181,7 @@ def show(console, scripts, docstring):
     found = sections(left, right, docstring)
     same = [name for name, rows in found.items() if not any(counts(rows))]
     num_changed = family.changed(left.text, right.text)
-    lines = [f"{left.name} → {right.name}: {num_changed} lines of code removed or added"]
+    lines = [f"{left.name} → {right.name}: {num_changed} line{'s' * (num_changed != 1)} of code removed or added"]
     for name in [name for name in found if name not in same]:
         lines.append("  {:<14} −{} +{}".format(name, *counts(found[name])))
     lines.append(f"  the same: {', '.join(same) or 'none'}")

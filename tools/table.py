@@ -4,7 +4,8 @@
                                      docs/family.svg
     python tools/table.py --check    changes nothing; exit code 1 if a table or the drawing is out of date
 
-The lengths and differences come from the scripts, the descriptions from SHORT and TEXTS below.
+The lengths and differences come from the scripts, the formulas from the pages of docs/algorithms, and the descriptions
+from SHORT and TEXTS below.
 """
 
 import sys
@@ -24,7 +25,9 @@ SHORT = {  # script: what it is, for the README
     "grpo": "the reward normalised in its group of responses, PPO's clip, a KL term: the root of the tree",
     "reinforce": "reward minus the step's mean, times log π; no ratio, no clip, no groups: read it first",
     "rloo": "reward minus the mean of the group's other rewards",
+    "maxrl": "reward minus the group's mean, divided by that mean: rarely solved prompts count more",
     "sft": "no reinforcement learning: given responses instead of sampled ones, all with weight 1",
+    "opd": "a teacher's log-probability of each token minus the student's, in place of rewards: distillation",
     "dr_grpo": "divides neither by the standard deviation nor by lengths",
     "ppo": "a value model, trained beside the policy, gives the advantages (GAE)",
     "grpo_ar_lopti": "improbable tokens weigh less (AR) and are updated first, on their own (Lopti)",
@@ -37,100 +40,91 @@ SHORT = {  # script: what it is, for the README
     "cispo": "the clip bounds a token's weight and never drops the token",
     "dppo": "bounds the change of the probability, not its ratio",
     "sapo": "a gate that closes softly in place of the clip",
-    "grpo_tis": "corrects for the difference between sampler and trainer (TIS, IcePop)",
+    "grpo_tis": "corrects for the difference between sampler and trainer (TIS, IcePop, V3.2's mask)",
     "entropy_top": "learns from the 20 % of tokens with the highest entropy",
     "archer": "a wider clip and no KL term for tokens of high entropy",
 }
-TEXTS = {  # script: (its objective, the source); formulas have ∣ as the bar, because | would end the table's cell
+TEXTS = {  # script: (what its objective's formulas don't say, the source)
     "grpo": (
-        "`1/Σ∣o_i∣ Σ_i Σ_t min[ρA, clip(ρ, 1−ε_low, 1+ε_high)A] − β·k3`, with A the reward normalised in its group",
+        r"$\mu_i$ and $\sigma_i$ are mean and standard deviation of the rewards in the group of response $i$",
         "AR-Lopti paper, eq. 1; Shao et al. 2024",
     ),
     "reinforce": (
-        "`1/Σ∣o_i∣ Σ_i Σ_t A·log π`, with `A = r − mean` over the step: no ratio, no clip, no groups, no KL term; one "
-        "update a step. The first script to read",
+        r"$\mu$ is the step's mean; one update a step; no clip, no groups, no KL term. The first script to read",
         "REINFORCE (Williams 1992)",
     ),
     "rloo": (
-        "that of `reinforce.py` with `A = r − mean of the group's other rewards`, where `--kl_coef` takes "
-        "`β·log(π/π_ref)` of the response off r",
+        r"the mean of the group's other rewards is the baseline; $\beta$ is 0 by default",
         "RLOO (Ahmadian et al. 2024)",
     ),
+    "maxrl": (
+        "$r$ is 1 for a correct response and 0 otherwise; $J_T$, with $T = G - 1$ and $p$ the probability of a correct "
+        r"response, is what this maximises in expectation: the first terms of $\log p$",
+        "MaxRL (Tajwar et al. 2026)",
+    ),
     "sft": (
-        "`1/Σ∣o_i∣ Σ_i Σ_t log π` of given responses: no sampler, no reward, no advantage. What comes before, if no "
-        "response is ever right",
+        "of given responses: no sampler, no reward, no advantage. What comes before, if no response is ever right",
         "maximum likelihood",
     ),
+    "opd": (
+        r"the mean gradient is that of $-\text{KL}(\pi \Vert \pi_{\text{teacher}})$ at each token; no reward is in it",
+        "on-policy distillation (Lu and Thinking Machines Lab 2025)",
+    ),
     "dr_grpo": (
-        "`1/(n·L) Σ_i Σ_t min[ρA, clip(ρ, 1−ε_low, 1+ε_high)A]` with `A = r − mean` of the group: divided neither by a "
-        "standard deviation nor by lengths, but by the largest length L; no KL term",
+        "divided neither by a standard deviation nor by lengths, but by the largest length $L$; no KL term",
         "Dr. GRPO (Liu et al. 2025)",
     ),
     "ppo": (
-        "the same with A from a value model, trained beside the policy: generalised advantages (GAE), whitened over "
-        "the step; the KL term is in the rewards",
+        "$V$ is a value model, trained beside the policy; generalised advantages (GAE), whitened over the step",
         "PPO, GAE (Schulman et al. 2017, 2015)",
     ),
     "grpo_ar_lopti": (
-        "the same with `A ← (α·π_old + 1 − α)·A` (AR, eq. 4), "
-        "in two stages: the tokens with `π_old ≤ η`, then the others (Lopti, Algorithm 1)",
+        r"AR, eq. 4; in two stages: tokens with $\pi_{\text{old}} \le \eta$, then the others (Lopti, Algorithm 1)",
         "*Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs*",
     ),
     "reinforce_pp": (
-        "the same with `A_t = (R_t − μ)/σ` over all response tokens of the step, not by group; the KL term is in the "
-        "return, `R_t = r − β·Σ_{j≥t} log(π_old/π_ref)`, and not in the loss",
+        r"$\mu$ and $\sigma$ are those of all tokens of the step, not of a group; the KL term is in the return",
         "REINFORCE++ (Hu 2025); AR-Lopti paper, eq. 20 and 21",
     ),
     "dapo": (
-        "the same on groups whose rewards are not all equal (dynamic sampling puts new prompts in place of others), "
-        "with `r + min[0, (L − B − ∣o∣)/B]` as the reward (overlong shaping: the last B of L tokens cost up to 1)",
+        "on groups whose rewards differ (dynamic sampling puts new prompts in place of others); the last $B$ "
+        "of $L$ tokens cost up to 1 (overlong shaping)",
         "DAPO (Yu et al. 2025)",
     ),
-    "reinforce_pp_ar_lopti": (
-        "that of `reinforce_pp.py` with AR, α 0.1, and in Lopti's two stages",
-        "AR-Lopti paper, Appendix D.1.1, Table 7",
-    ),
+    "reinforce_pp_ar_lopti": (r"in Lopti's two stages, with $\alpha$ 0.1", "AR-Lopti paper, Appendix D.1.1, Table 7"),
     "dapo_ar_lopti": (
-        "that of `dapo.py` with AR and in Lopti's two stages",
+        "in Lopti's two stages, on groups like those of `dapo.py`",
         "AR-Lopti paper, Appendix D.1.2, Table 8",
     ),
     "acpo": (
-        "`1/n Σ_i 1/∣o_i∣ Σ_t min[ρA, clip(ρ, 1−ε_a, 1+ε_a)A]`, where `ε_a = ε_b + α·σ_a` is wider for a bin of "
-        "probabilities π in which ρ has a larger standard deviation σ_a",
+        r"wider for a bin $a$ of probabilities in which $\rho$ has a larger standard deviation $\sigma_a$",
         "*What Are Key Factors for Updates in RL for LLM Reasoning?* (ACPO), eq. 8",
     ),
     "gspo": (
-        "`1/n Σ_i min[s_i·A, clip(s_i, 1−ε_low, 1+ε_high)·A]`, where s_i, the geometric mean of a response's ρ, takes "
-        "the place of each token's; no KL term",
+        r"the geometric mean of a response's $\rho$ takes the place of each token's; no KL term",
         "GSPO (Zheng et al. 2025)",
     ),
     "cispo": (
-        "`1/Σ∣o_i∣ Σ_i Σ_t sg[clip(ρ, 1−ε_low, 1+ε_high)]·A·log π`: the clip bounds a token's weight and cuts none "
-        "off; no KL term",
+        "the clip bounds a token's weight and cuts none off; no KL term",
         "CISPO (Chen et al. 2025, MiniMax-M1), with the ACPO release's bounds",
     ),
     "dppo": (
-        "`1/Σ∣o_i∣ Σ_i Σ_t sg[min(ρ, 20)]·A·log π` over the tokens whose π has moved by at most δ from π_old in the "
-        "direction of A: a bound on the difference, not on the ratio; no KL term",
+        "and $M_{i,t} = 1$ otherwise: a bound on the difference of the probabilities, not on their ratio; no KL term",
         "DPPO (Qi et al. 2026)",
     ),
-    "sapo": (
-        "`1/n Σ_i 1/∣o_i∣ Σ_t 4/τ·sigmoid(τ(ρ − 1))·A`: a gate that closes softly in place of the clip; no KL term",
-        "SAPO (Gao et al. 2025)",
-    ),
+    "sapo": ("a gate that closes softly in place of the clip; no KL term", "SAPO (Gao et al. 2025)"),
     "grpo_tis": (
-        "the same with each token weighed by `min(π_old/π_sampler, C)`: sampler and trainer differ, and this corrects "
-        "for it; `--correction icepop` leaves out the tokens on which they differ much",
-        "TIS (Yao et al. 2025), IcePop",
+        "sampler and trainer differ, and $w$ corrects for it; `--correction icepop` leaves out tokens on which they "
+        "differ much, `--mask sequence` bad responses that have become improbable since they were sampled",
+        "TIS (Yao et al. 2025), IcePop, DeepSeek-V3.2",
     ),
     "entropy_top": (
-        "the same over the tokens whose entropy is among the mini-batch's highest 20% (`H ≥ τ`), still divided by all: "
-        "`1/Σ∣o_i∣ Σ_i Σ_t 1[H ≥ τ]·{…}`",
+        "the tokens whose entropy is among the mini-batch's highest 20 %, still divided by all",
         "*Beyond the 80/20 Rule* (Wang et al. 2025); AR-Lopti paper, fig. 19",
     ),
     "archer": (
-        "the same with two kinds of tokens: those above the 0.8 entropy quantile of their response have ε 0.5 and no "
-        "KL term, the others ε 0.2 and β 0.001",
+        r"tokens above the 0.8 entropy quantile of their response have $\epsilon$ 0.5 and no KL term, the others "
+        r"$\epsilon$ 0.2 and $\beta$ 0.001",
         "*Stabilizing Knowledge, Promoting Reasoning* (Archer, Wang et al. 2025)",
     ),
 }
@@ -155,7 +149,8 @@ def short_table(folder=family.ROOT):
     lines = ["| script | what it is | code lines | changed |", "|---|---|---|---|"]
     for row in rows(folder):
         if row.stem not in SHORT:
-            raise ValueError(f"{row.stem}.py has no words for the table: add them to SHORT in tools/table.py")
+            entry = f'"{row.stem}": "what it is"'
+            raise ValueError(f"{row.stem}.py has no words for the table: add them to SHORT in tools/table.py, {entry}")
         page = f"docs/algorithms/{row.stem}.md"
         changed = f"[{row.changed}]({page}#the-difference)" if row.changed else ""
         cells = [f"{row.indent}[`{row.stem}.py`]({page})", SHORT[row.stem], str(row.length), changed]
@@ -168,13 +163,26 @@ def table(folder=family.ROOT):
 
     ValueError if a script is not in TEXTS.
     """
-    lines = ["| script | what it maximises | from |", "|---|---|---|"]
+    lines = ["| script | what it maximises |", "|---|---|"]
     for row in rows(folder):
         if row.stem not in TEXTS:
-            raise ValueError(f"{row.stem}.py has no words for the table: add them to TEXTS in tools/table.py")
-        cells = [f"{row.indent}[`{row.stem}.py`](algorithms/{row.stem}.md)", *TEXTS[row.stem]]
-        lines.append(f"| {' | '.join(cells)} |")
+            entry = f'"{row.stem}": ("what its formulas don\'t say", "the source")'
+            raise ValueError(f"{row.stem}.py has no words for the table: add them to TEXTS in tools/table.py, {entry}")
+        words, source = TEXTS[row.stem]
+        formulas = "$" + ",$&emsp; $".join(objective(row.stem, folder)) + "$"
+        name = f"{row.indent}[`{row.stem}.py`](algorithms/{row.stem}.md)"
+        lines.append(f"| {name} <br> {source} | {formulas} <br> {words} |")
     return "\n".join(lines) + "\n"
+
+
+def objective(stem, folder=family.ROOT):
+    """The equations, in LaTeX, of "The objective" on a script's page."""
+    path = folder / "docs" / "algorithms" / f"{stem}.md"
+    if not path.exists():
+        raise ValueError(f"{path} is missing: it is written by hand, from a copy of the parent's page")
+    section = path.read_text(encoding="utf-8").partition("\n## The objective\n")[2].partition("\n## ")[0]
+    formulas = [" ".join(formula.split()) for formula in section.split("\n$$\n")[1::2]]
+    return [formula for formula in formulas if " = " in formula]
 
 
 @dataclass

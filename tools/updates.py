@@ -15,11 +15,14 @@ import torch
 from torch import nn
 
 from runtime.processes import DEVICE
+from tools import family
 
 ALGORITHMS = [  # all scripts of reinforcement learning, which are all but sft.py, in the order to read them
     "reinforce", "rloo", "grpo", "dr_grpo", "ppo", "reinforce_pp", "dapo", "grpo_ar_lopti", "reinforce_pp_ar_lopti",
-    "dapo_ar_lopti", "acpo", "cispo", "gspo", "sapo", "dppo", "entropy_top", "archer", "grpo_tis",
+    "dapo_ar_lopti", "acpo", "cispo", "gspo", "sapo", "dppo", "entropy_top", "archer", "grpo_tis", "opd",
 ]  # fmt: skip
+# A script that is new comes last.
+ALGORITHMS += [script for script in family.family() if script not in [*ALGORITHMS, "sft"]]
 
 
 def with_advantages(script, batch, rewards, args):
@@ -27,8 +30,9 @@ def with_advantages(script, batch, rewards, args):
 
     batch: ids, mask, sampler_logp, old_logp, ref_logp and entropy, [N, T]; rewards: of the task's rule, [N]; args: the
     script's own settings. Some scripts do more than compute_advantages. dapo.py adds penalties to the rewards; its
-    dynamic sampling is left out, so all groups stay. rloo.py takes the KL penalty from the rewards. ppo.py has values,
-    which are 0 before the critic has learned, unless the batch has some. AR scales the advantages.
+    dynamic sampling is left out, so all groups stay. rloo.py takes the KL penalty from the rewards. maxrl.py has 1 for
+    each correct response. ppo.py has values, which are 0 before the critic has learned, unless the batch has some. AR
+    scales the advantages. opd.py's teacher is the reference, unless the batch has the log-probabilities of another.
     """
     trainer = importlib.import_module(script)
     batch = dict(batch)
@@ -38,12 +42,21 @@ def with_advantages(script, batch, rewards, args):
         rewards = rewards + torch.tensor(penalties)
     if script == "rloo":
         rewards = rewards - args.kl_coef * ((batch["old_logp"] - batch["ref_logp"]) * mask).sum(1)
+    if script == "maxrl":
+        rewards = correct(rewards)
     if hasattr(trainer, "ValueModel"):
         batch.setdefault("values", torch.zeros(mask.shape))
+    if script == "opd":
+        batch.setdefault("teacher_logp", batch["ref_logp"])
     batch["advantages"] = trainer.compute_advantages(rewards, batch, args)  # [N, T]
     if hasattr(trainer, "ar_weight"):
         batch["advantages"] = batch["advantages"] * trainer.ar_weight(batch["old_logp"], args.alpha)
     return batch
+
+
+def correct(rewards):
+    """1 where the answer is correct, 0 elsewhere: in all tasks of rewards/, a reward above 0 says so."""
+    return (rewards > 0).to(rewards.dtype)
 
 
 class Recorder(torch.optim.SGD):

@@ -1,0 +1,523 @@
+"""OPD: on-policy distillation, in which a teacher grades every token that the student writes.
+
+From *On-Policy Distillation* (Lu and Thinking Machines Lab 2025). The student is the policy: it
+writes the responses. The teacher, a better model, writes nothing: it only computes the
+probability that it gives to each of these tokens. A token to which the student gives more than the
+teacher does becomes less probable, and the other way round. Maximise
+
+    J = 1/Σ_i|o_i| · Σ_i Σ_t A_it · log π(o_it)
+
+    A_it = −(log π(o_it) − log π_teacher(o_it))      before the update, without gradient
+
+A is about one token, so the tokens of a response get different advantages: a reward says whether
+the answer was right, and the teacher says where it went wrong. The responses are the student's own,
+so it learns in places to which its own mistakes lead. sft.py on the teacher's responses never gets
+there.
+
+Why this is right. After a given text, the mean of −A over tokens drawn from π is the KL divergence
+KL(π ‖ π_teacher) = Σ_o π(o)·log(π(o)/π_teacher(o)), of the next token: the "reverse" KL, since the
+student's probabilities weigh it. Its gradient is
+
+    Σ_o ∇π(o)·log(π(o)/π_teacher(o)) + Σ_o π(o)·∇log π(o)
+
+The last sum is ∇Σ_o π(o) = 0. With ∇π = π·∇log π the first one is the mean of −A·∇log π. So the
+mean gradient of J is that of −KL, the text before the token held fixed: what a token does to the
+later ones is not counted (a discount of 0). At A = 0 everywhere the student is the teacher. Reverse
+KL is large where the student writes what the teacher would not. So the student learns to avoid
+that, and need not learn everything that the teacher might write.
+
+Both probabilities are at the sampling temperature. If they agree at one temperature, they agree at
+all.
+
+Rewards are computed for the metrics: they are not in J. So groups have no meaning, and
+--responses_per_prompt 1 is as good. The metric kl is the mean of −A, in nats per token.
+
+What differs from reinforce.py: --teacher and the second model, loaded as grpo.py loads its
+reference; compute_advantages, which has no baseline; the metric kl. The teacher may be of any size,
+but must have the tokens of the student under the same numbers.
+
+Where others do it differently:
+- Thinking Machines' log π in A is the sampler's, and the loss is A·π/π_sampler: importance
+  sampling. Here both come from the trainer, and with one update a step the ratio would be 1. They
+  write 4 responses to a prompt.
+- tinker's cookbook adds this A, with the coefficient 1, to the group's advantage of the rewards.
+  Its learning rates are 1e-4 with LoRA and 5e-5 without. slime and miles subtract
+  c·(log π − log π_teacher) from the task's advantage. NeMo RL ignores rewards, as here.
+- prime-rl multiplies by π/π_sampler without a clip, and leaves out tokens where π − π_sampler is
+  below −0.2.
+- verl's default is another loss: the forward KL(π_teacher ‖ π) over the teacher's k most probable
+  tokens, with its gradient. Its example has the A of this file.
+- Everything in which reinforce.py deviates from the textbook, except for its mean.
+
+Command (one 80 GB GPU; `torchrun --nproc-per-node 4 opd.py …` for four):
+    python opd.py --teacher models/Qwen2.5-7B-Instruct
+"""
+
+import dataclasses
+from typing import Literal
+
+from runtime import first, settings
+from runtime.settings import (
+    EvaluationTemperature,
+    Fraction,
+    GroupSize,
+    LearningRate,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Temperature,
+)
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(settings.RunArgs):
+    """The AR-Lopti paper's settings for logic puzzles, Knights & Knaves (Appendix B).
+
+    RunArgs adds files, and sizes for the machine, which no algorithm reads. A type says which
+    values are allowed: a Fraction is in [0, 1].
+    """
+
+    # ---- objective
+    teacher: str = ""  # a model's folder, or a checkpoint's; must be given
+    updates_per_step: PositiveInt = 1  # mini-batches of a step; more than 1 are off-policy
+
+    # ---- problems
+    task: str = "kk"  # kk, math, countdown, hitab, gym (rewards/), or a Python file of your own
+    chat_template: Literal["auto", "none"] = "auto"  # auto: the model's form of a chat; none: text
+    max_prompt_tokens: PositiveInt = 1024  # longer prompts are left out
+
+    # ---- sampling
+    prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes
+    responses_per_prompt: GroupSize = 8  # G: a prompt's responses are its group
+    max_response_tokens: PositiveInt = 4096  # longer responses are cut off
+    temperature: Temperature = 0.7  # π is softmax(logits / temperature), sampled and in the loss
+
+    # ---- optimizer
+    lr: LearningRate = 1e-6  # AdamW's learning rate, constant
+    weight_decay: Fraction = 0.01  # AdamW's weight decay
+    max_grad_norm: PositiveFloat = 1.0  # gradients are scaled down to this norm
+    lora_rank: NonNegativeInt = 0  # r of LoRA, e.g. 16, with ten times the lr; 0: train all weights
+    lora_alpha: PositiveFloat = 32.0  # α of LoRA, which trains A and B in W + α/r · B·A
+
+    # ---- run
+    model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute; trained weights are float32
+    steps: PositiveInt | None = None  # None: worked out from --epochs at the start
+    epochs: PositiveInt = 5  # passes over the training problems
+    eval_every: PositiveInt = 20  # evaluate every so many steps, at the start and at the end
+    eval_temperature: EvaluationTemperature = 0.0  # of evaluation; 0: greedy
+    eval_samples: GroupSize = 1  # responses to a test problem; more than one also give pass@k
+    save_every: PositiveInt = 20  # write a checkpoint every so many steps, and after the last
+    seed: NonNegativeInt = 0  # of the order of prompts and of sampling
+
+
+# What the papers set differently for other tasks. What is not named stays as it is above.
+TASKS = {
+    "math": {  # AR-Lopti, Section 5.2: a base model, which knows no chat
+        "model": "Qwen/Qwen2.5-7B",
+        "chat_template": "none",
+        "epochs": 1,  # of Open-Reasoner-Zero's 57k problems; for its 10k: --data FILE --epochs 5
+        "prompts_per_step": 128,
+        "temperature": 1.0,
+    },
+    "countdown": {  # the ACPO paper (arXiv 2606.22570), Section 4.2, and its release's scripts
+        "prompts_per_step": 128,
+        "responses_per_prompt": 10,
+        "max_response_tokens": 3072,
+        "temperature": 1.0,
+    },
+    "hitab": {  # the same, Table 1b: a base model
+        "model": "Qwen/Qwen2.5-3B",
+        "chat_template": "none",
+        "prompts_per_step": 128,
+        "responses_per_prompt": 10,
+        "max_response_tokens": 3072,
+        "temperature": 1.0,
+    },
+}
+
+# What follows imports torch, which takes seconds. A bad flag or --help ends here.
+first.check(Args, TASKS)
+
+from statistics import fmean
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from rewards import decode, score
+from runtime import (
+    checkpoints,
+    engine,
+    lora,
+    measure,
+    passes,
+    processes,
+    quiet,
+    records,
+    start,
+    weights,
+)
+from runtime.clock import Clock
+from runtime.passes import micro_batches, minibatches
+from runtime.placement import place
+from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime.sharing import next_problems, own_part
+
+# ----------------------------------------------------------------------- policy (log-probabilities)
+
+
+class Policy(nn.Module):
+    """A causal language model that gives log-probabilities of the tokens it is shown."""
+
+    def __init__(self, lm, args):
+        super().__init__()
+        self.lm = lm
+        self.args = args
+
+    def forward(self, ids, mask, temperature, with_entropy=False):
+        """Log-probability and entropy, in nats, of each response token under the policy.
+
+        ids [N, T]: prompt and response, padded on the right. Padding needs no attention mask: under
+        causal attention no real token sees what comes after it. mask [N, T]: True on response
+        tokens. Returns two float32 [N, T], zero outside the mask. The entropy is that of the full
+        distribution; it is zero unless with_entropy asks for it.
+        """
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.args.dtype == "bfloat16"):
+            hidden = self.hidden_states(ids, mask)  # [N, T, D]
+            # The output at a position predicts the next token: take the one before each response
+            # token. A response never begins a row, since the prompt comes first.
+            states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
+            targets = ids[mask]  # [num_tokens], in the same order
+            # self.head(states, targets, …), a chunk of tokens at a time, since all logits together
+            # would be the largest tensor here. None are kept: the backward pass makes them again.
+            logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
+        return to_rows(logp, mask), to_rows(entropy, mask)
+
+    def hidden_states(self, ids, mask):
+        """The output of the last layer, below the head, for every token: [N, T, D]."""
+        # In float32, however the weights are stored. Each layer adds its output to this, and
+        # autocast rounds only what enters a matrix product, so the sum keeps all its digits.
+        embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
+        length = passes.length_to_share(ids, mask, self.args)
+        if length > 0:  # all rows have the same prompt: compute it once
+            return passes.with_shared_prompt(self.lm.model, embedded, length)
+        return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+
+    def head(self, states, targets, temperature, with_entropy):
+        """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
+        logits = self.lm.lm_head(states).float()  # [n, vocabulary]
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
+        entropy = torch.zeros_like(logp)
+        if with_entropy:
+            entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
+        return logp, entropy
+
+
+def to_rows(values, mask):
+    """Puts response tokens' values, [num_tokens], in their places: [N, T], zero elsewhere."""
+    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
+
+
+def load_policy(args, trained):
+    """The model to train, with float32 weights; or a frozen reference, with weights in --dtype."""
+    dtype = torch.float32 if trained else getattr(torch, args.dtype)
+    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
+    policy = Policy(lm, args)
+    policy.requires_grad_(trained)
+    if trained and args.lora_rank > 0:
+        lora.add_adapters(policy, args)  # to train in place of the weights, now in --dtype
+    return place(policy, args)  # on its device; split over the processes if there are several
+
+
+@torch.no_grad()
+def log_probs(policy, batch, args, with_entropy=True):
+    """Log-probability and entropy of a batch's response tokens, without gradient.
+
+    Two [N, T] on the CPU, zero outside the mask.
+    """
+    all_logp = torch.zeros(batch["ids"].shape)
+    all_entropy = torch.zeros(batch["ids"].shape)
+    # A micro-batch is as many rows as fit in a forward pass, cut to the longest of them and on the
+    # policy's device. The text is the progress bar's title.
+    for rows, micro in micro_batches(batch, args, "log-probabilities"):
+        logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
+        length = logp.shape[1]
+        # All processes must make equally many passes, since each holds a part of the weights. One
+        # with fewer micro-batches repeats one with an empty mask: its values are 0, hence the +=.
+        all_logp[rows, :length] += logp.cpu()
+        all_entropy[rows, :length] += entropy.cpu()
+    return all_logp, all_entropy
+
+
+# ------------------------------------------------------------------------------------------ sampler
+
+
+def load_sampler(args):
+    """The vLLM engine of this process, made before the policy takes its memory."""
+    options = engine.options(args)  # for this machine; also sets what vLLM reads when imported
+    from vllm import LLM
+
+    with quiet.library_notices():  # hides what vLLM prints; errors are shown
+        return LLM(
+            model=args.model,
+            dtype=args.dtype,
+            seed=args.seed,
+            logprobs_mode="processed_logprobs",  # log-probabilities at the sampling temperature
+            **options,
+        )
+
+
+def generate(llm, problems, when, args, **sampling_params):
+    """vLLM's responses to the problems, in order, with their texts.
+
+    when: the step, or "test". The seed of a request is made of --seed, when and the problem, so the
+    responses do not depend on the number of processes; vLLM makes another one of it for each of n
+    responses. sampling_params: more for SamplingParams.
+    """
+    from vllm import SamplingParams
+
+    prompts = []
+    params = []
+    for problem in problems:
+        prompts.append({"prompt_token_ids": problem["prompt_ids"]})
+        params.append(
+            SamplingParams(
+                seed=engine.request_seed(args.seed, when, problem["id"]),
+                max_tokens=args.max_response_tokens,
+                stop_token_ids=engine.end_tokens(args.model),
+                detokenize=False,  # decode does it for all responses together
+                **sampling_params,
+            )
+        )
+    engine.empty_prefix_cache(llm)  # attention's keys and values of prompts, by older weights
+    outputs = llm.generate(prompts, params, use_tqdm=engine.progress_bar(when))
+    responses = []
+    for output in outputs:  # one for each prompt
+        responses += output.outputs
+    for response, text in zip(responses, decode(llm.get_tokenizer(), responses)):
+        response.text = text
+    return responses
+
+
+def sample(llm, problems, step, args):
+    """The current policy's responses: as tensors (see to_batch), and as vLLM gives them.
+
+    problems: the problem of each response to come, so that each problem is there G times in a row.
+    """
+    responses = generate(
+        llm,
+        problems[:: args.responses_per_prompt],  # each problem once
+        step,
+        args,
+        n=args.responses_per_prompt,
+        temperature=args.temperature,
+        logprobs=0,  # log-probabilities of the sampled tokens, and of no alternatives
+        flat_logprobs=True,  # as plain lists of numbers, quickly made
+    )
+    return to_batch(problems, responses), responses
+
+
+def to_batch(problems, responses):
+    """Prompts and responses as tensors, a row for each of the N responses.
+
+    ids [N, T]: prompt and response, padded with zeros on the right. mask [N, T]: True on response
+    tokens, the end token included. sampler_logp [N, T]: the sampler's own log-probabilities.
+    """
+    prompts = [problem["prompt_ids"] for problem in problems]
+    rows = list(zip(prompts, responses))
+    longest = max(len(prompt) + len(response.token_ids) for prompt, response in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    sampler_logp = torch.zeros(len(rows), longest)
+    for i, (prompt, response) in enumerate(rows):
+        begin = len(prompt)
+        end = begin + len(response.token_ids)
+        ids[i, :begin] = torch.tensor(prompt)
+        ids[i, begin:end] = torch.tensor(response.token_ids)
+        mask[i, begin:end] = True
+        sampler_logp[i, begin:end] = torch.tensor(response.logprobs.logprobs)
+    return {"ids": ids, "mask": mask, "sampler_logp": sampler_logp}
+
+
+def sync_weights(policy, llm, args):
+    """Copies the policy's weights to vLLM, one tensor at a time, in --dtype."""
+
+    def named_weights():
+        # If embedding and head are one tensor, it is sent under both names (remove_duplicate):
+        # vLLM may keep two copies. full_tensor joins the parts that the processes have; all of them
+        # must ask for the tensors in the same order.
+        for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
+            yield name, full_tensor(weight).to(getattr(torch, args.dtype))
+
+    engine.load_weights(llm, named_weights())
+
+
+# --------------------------------------------------------------------------------------- advantages
+
+
+def compute_advantages(rewards, batch, args):
+    """Advantage of every response token, [N, T]: −(log π − log π_teacher), zero elsewhere.
+
+    The batch's old_logp, teacher_logp and mask are [N, T]. The rewards [N] are not used, and there
+    is no baseline: the advantage is 0 where student and teacher agree.
+    """
+    return (batch["teacher_logp"] - batch["old_logp"]) * batch["mask"]  # [N, T]
+
+
+# --------------------------------------------------------------------------------------------- loss
+
+
+def policy_loss(logp, batch, divisor, args):
+    """The negative of J for one micro-batch.
+
+    logp [N, T] carries the gradient; the batch's advantages and mask are [N, T] too. divisor:
+    Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that the losses of
+    its micro-batches add up to −J.
+    """
+    loss = -batch["advantages"] * logp  # [N, T]
+    return loss[batch["mask"]].sum() / divisor
+
+
+# ------------------------------------------------------------------------------------------- update
+
+
+def update(policy, optimizer, batch, step, args):
+    """All optimizer updates of a step, one on each mini-batch.
+
+    Returns grad_norm (a mean) and optimizer_steps.
+    """
+    grad_norms = []  # one for each update
+    for minibatch in minibatches(batch, args.updates_per_step):
+        divisor = all_reduce(minibatch["mask"].sum())  # tokens: all_reduce adds the processes'
+        grad_norms.append(update_once(policy, optimizer, minibatch, divisor, step, args))
+    return {"grad_norm": measure.mean(grad_norms), "optimizer_steps": len(grad_norms)}
+
+
+def update_once(policy, optimizer, minibatch, divisor, step, args):
+    """One optimizer update. Returns the gradient norm.
+
+    The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
+    """
+    # For speed alone: tokens with A = 0 need no pass if there is no KL term. The divisor has them.
+    # If no others are left, one pass is made all the same, and gives AdamW gradients of 0.
+    minibatch = passes.without_idle_tokens(minibatch, args)
+    minibatch_loss = 0.0
+    for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
+        logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
+        loss = policy_loss(logp, micro, divisor, args)
+        # FSDP2, which splits the model over processes, averages their gradients. We want the sum.
+        (loss * WORLD_SIZE).backward()
+        minibatch_loss += loss.item()
+    grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+    grad_norm = full_tensor(grad_norm).item()  # a number; under FSDP2 put together first
+    # Ends the program, before the weights are touched, if one of the two is NaN or infinite.
+    records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
+    optimizer.step()
+    optimizer.zero_grad()
+    return grad_norm
+
+
+# --------------------------------------------------------------------------------------- evaluation
+
+
+def evaluate(llm, task, problems, step, run, args):
+    """Accuracy on the test problems; some of the responses to them go to the run's files.
+
+    Returns it for each category of problems, and its mean over the categories. With several
+    responses to each problem (--eval_samples) also pass@1, pass@2 … (Chen et al. 2021).
+    """
+    mine = own_part(problems)  # each process has its part
+    k = args.eval_samples
+    responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
+    asked = [problem for problem in mine for _ in range(k)]  # the problem of each response
+    scores = score(task, responses, asked)  # for each: reward, correct (answer), format (tags)
+    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response to each problem
+    accuracy = measure.accuracy_by_category("eval/accuracy", asked, scores)  # of all processes
+    several = measure.pass_at_each_k("eval/pass", asked, scores, k)  # {} with one response to each
+    return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **several}
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def main():
+    # Reads the flags, the tokenizer and the problems, and prints the header. What first.check could
+    # not know, such as a missing file, ends the program here, and so does --dry_run.
+    args, run, tokenizer, task, train, test = start.begin(Args, TASKS)
+
+    llm = load_sampler(args)
+    policy = load_policy(args, trained=True)
+    teacher = load_policy(dataclasses.replace(args, model=args.teacher), trained=False)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True
+    )
+    # How many steps are done and how many training problems they used: 0, 0 in a new run.
+    step, num_used = checkpoints.load(policy, optimizer, args.resume)
+    sync_weights(policy, llm, args)  # after a resume, vLLM still has the first weights
+    run.open(step)  # its files; from now on Ctrl-C or SIGTERM ends the run after a step
+    if step == 0:
+        run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
+
+    saved = step
+    while step < args.steps and not run.interrupted():
+        step += 1
+        clock = Clock()  # a lap for each phase
+
+        # Sample a group of responses to each prompt.
+        problems, num_used = next_problems(train, num_used, args)  # this process's, each G times
+        batch, responses = sample(llm, problems, step, args)
+        clock.lap("sample")
+        engine.sleep(llm)  # on a GPU: frees its memory for training; sync_weights wakes it
+
+        # Score them.
+        # Of each response: correct (its answer), format (has it the tags that the prompt asks for)
+        # and reward (for K&K −3 to 3, made of both).
+        scores = score(task, responses, problems)
+        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
+        clock.lap("score")
+
+        # Probabilities before the update and the teacher's, and advantages.
+        batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
+        batch["teacher_logp"], _ = log_probs(teacher, batch, args, with_entropy=False)  # [N, T]
+        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        clock.lap("logprob")
+
+        # Update the policy, and hand the new weights to the sampler.
+        # For a metric: the share of weights that change when rounded to --dtype, as vLLM gets them.
+        weights_before = weights.subset(policy, args.dtype)
+        updated = update(policy, optimizer, batch, step, args)  # metrics
+        clock.lap("train")
+        sync_weights(policy, llm, args)
+        timings = clock.end("sync")  # seconds of each phase, and the peak of the memory
+
+        # Write down, evaluate, save.
+        metrics = {
+            "step": step,
+            **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
+            **measure.of_tokens(batch),  # entropy, and sampler_gap: |log π − vLLM's|
+            "kl": measure.token_mean(batch["old_logp"] - batch["teacher_logp"], batch["mask"]),
+            **updated,
+            "weights_changed": weights.changed(weights_before, policy, args.dtype),
+            **timings,
+        }
+        if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
+            metrics.update(evaluate(llm, task, test, step, run, args))
+        run.write(metrics)
+        run.write_samples(step, problems, responses, scores)  # a few of them
+        if step % args.save_every == 0:
+            checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
+            saved = step
+
+    if saved < step:  # the last step, or the one after which the run was interrupted
+        checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
+    run.close(step)
+    del llm  # it uses the connection of the processes, which ends now
+    processes.end()
+
+
+if __name__ == "__main__":
+    main()

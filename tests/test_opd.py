@@ -1,0 +1,211 @@
+"""On-policy distillation in numbers: the advantage by hand, the mean gradient against that of the exact KL divergence,
+and a teacher that can't be one.
+
+As in test_algorithms.py: no sampler runs here. Where a sampler matters, all that it could draw is enumerated, each with
+its probability. test_every_script.py has a whole run.
+"""
+
+import dataclasses
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from conftest import KK_TINY, run, step_of_main
+from test_algorithms import (
+    GROUP,
+    PROMPTS,
+    arguments,
+    distance,
+    flat,
+    gradients,
+    make_batch,
+    plain_log_softmax,
+)
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import opd
+from runtime import checks, memory
+
+N = PROMPTS * GROUP
+
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_model):
+    return make_batch(tiny_model)
+
+
+# -------------------------------------------------------------------------------------------------------- advantages
+
+
+def test_the_advantage_by_hand():
+    """The student gives two tokens 0.5 and 0.1, the teacher 0.25 and 0.4: log 1/2 and log 4."""
+    batch = {"mask": torch.tensor([[False, True, True, False]])}
+    batch["old_logp"] = torch.tensor([[0.7, 0.5, 0.1, 0.9]], dtype=torch.float64).log()
+    batch["teacher_logp"] = torch.tensor([[0.3, 0.25, 0.4, 0.2]], dtype=torch.float64).log()
+    advantages = opd.compute_advantages(torch.tensor([3.0]), batch, arguments(opd))
+    assert advantages[0].tolist() == pytest.approx([0, math.log(1 / 2), math.log(4), 0], rel=1e-12)
+
+
+def test_rewards_change_nothing_but_their_metrics(batch, monkeypatch):
+    """And kl is the mean over the response tokens of log π − log π_teacher."""
+    found = {}
+    for rewards in ([0.0] * N, [float(i % 4) for i in range(N)]):
+        metrics, given = step_of_main(opd, arguments(opd), batch, rewards, monkeypatch)
+        found[metrics["reward"]] = given["advantages"]
+        assert given["teacher_logp"] is batch["ref_logp"]  # those of the second model that main loads
+        tokens = batch["mask"].nonzero().tolist()
+        by_hand = [batch["old_logp"][i, t].item() - batch["ref_logp"][i, t].item() for i, t in tokens]
+        assert metrics["kl"] == pytest.approx(sum(by_hand) / len(tokens), rel=1e-6)
+    assert len(found) == 2 and torch.equal(*found.values())
+
+
+def test_the_teacher_comes_from_its_own_folder_and_is_not_trained(monkeypatch):
+    loaded = []
+
+    def load_policy(args, trained):
+        loaded.append((args.model, trained))
+        if len(loaded) == 2:
+            raise InterruptedError
+
+    monkeypatch.setattr(opd, "load_policy", load_policy)
+    monkeypatch.setattr(opd, "load_sampler", lambda args: None)
+    begun = (arguments(opd, model="student", teacher="a teacher"), None, None, None, [], [])
+    monkeypatch.setattr(opd.start, "begin", lambda *_: begun)
+    with pytest.raises(InterruptedError):
+        opd.main()
+    assert loaded == [("student", True), ("a teacher", False)]
+
+
+# ---------------------------------------------------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(tiny_model, batch, dtype):
+    """The advantages and the gradient are exactly 0."""
+    args = arguments(opd, model=str(tiny_model), teacher=str(tiny_model), dtype=dtype, micro_batch_tokens=300)
+    student = opd.load_policy(args, trained=True)
+    teacher = opd.load_policy(dataclasses.replace(args, model=args.teacher), trained=False)
+    old_logp, _ = opd.log_probs(student, batch, args)
+    teacher_logp, _ = opd.log_probs(teacher, batch, args)
+    found = {"ids": batch["ids"], "mask": batch["mask"], "old_logp": old_logp, "teacher_logp": teacher_logp}
+    assert old_logp[batch["mask"]].max() < 0
+    found["advantages"] = opd.compute_advantages(torch.arange(N), found, args)
+    assert not found["advantages"].any()
+    [gradient], metrics = gradients(opd, found, args, student)
+    assert not gradient.any() and metrics == {"grad_norm": 0, "optimizer_steps": 1}
+
+
+def test_the_mean_gradient_of_one_token_is_that_of_the_exact_reverse_kl():
+    """Six tokens after a fixed text, 50 students and teachers; the slope of −KL in logit k is worked out by hand:
+
+    −π_k·(log(π_k/π_teacher_k) − KL).
+    """
+    rng = torch.Generator().manual_seed(1)
+    for _ in range(50):
+        logits = (2 * torch.randn(6, generator=rng, dtype=torch.float64)).requires_grad_()
+        teacher_logp = (2 * torch.randn(6, generator=rng, dtype=torch.float64)).log_softmax(-1)
+        logp = logits.log_softmax(-1)[:, None]  # [6, 1]: a row for each token that can come
+        batch = {"mask": torch.ones(6, 1, dtype=torch.bool)}
+        batch |= {"old_logp": logp.detach(), "teacher_logp": teacher_logp[:, None]}
+        advantages = opd.compute_advantages(torch.zeros(6), batch, arguments(opd))
+        batch["advantages"] = logp.detach().exp() * advantages  # each row as often as it is drawn
+        opd.policy_loss(logp, batch, 1, arguments(opd)).backward()
+
+        student = [math.exp(value) for value in logp[:, 0].tolist()]
+        ratios = [math.log(p) - q for p, q in zip(student, teacher_logp.tolist())]
+        kl = sum(p * ratio for p, ratio in zip(student, ratios))
+        by_hand = [-p * (ratio - kl) for p, ratio in zip(student, ratios)]
+        assert (-logits.grad).tolist() == pytest.approx(by_hand, rel=1e-9, abs=1e-12)
+
+
+def test_the_mean_gradient_of_a_model_is_that_of_the_exact_reverse_kl(tiny_model, batch):
+    """All 640 tokens that can follow a prompt, through update(), against transformers' own log-probabilities."""
+    args = arguments(opd, model=str(tiny_model), teacher=str(tiny_model), temperature=0.7)
+    student = opd.load_policy(args, trained=True)
+    with torch.no_grad():  # the student is the teacher with some noise
+        rng = torch.Generator().manual_seed(3)
+        for weight in student.parameters():
+            weight += 0.2 * weight.std() * torch.randn(weight.shape, generator=rng)
+    teacher = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    prompt = batch["ids"][9, : batch["mask"][9].int().argmax()]
+
+    logp = plain_log_softmax(student.lm, prompt, 0.7)[-1]  # [640], with gradient
+    with torch.no_grad():
+        teacher_logp = plain_log_softmax(teacher, prompt, 0.7)[-1]
+    kl = (logp.exp() * (logp - teacher_logp)).sum()
+    exact = -flat(torch.autograd.grad(kl, student.parameters()))
+    assert kl.item() > 0.01
+
+    size = len(logp)
+    ids = torch.cat([prompt.expand(size, -1), torch.arange(size)[:, None]], 1)
+    every = {"ids": ids, "mask": torch.zeros(ids.shape, dtype=torch.bool)}
+    every["mask"][:, -1] = True
+    every["old_logp"], _ = opd.log_probs(student, every, args)
+    every["teacher_logp"] = opd.to_rows(teacher_logp.float(), every["mask"])
+    advantages = opd.compute_advantages(torch.zeros(size), every, args)
+    # Each row as often as it is drawn; times the divisor, which is the number of rows.
+    every["advantages"] = size * every["old_logp"].exp() * advantages
+    [found], _ = gradients(opd, every, args, student)
+    assert distance(-found, exact) < 1e-4
+
+
+# -------------------------------------------------------------------------------------------- what can't be a teacher
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([], "error: --teacher is missing: it takes the folder of the model to learn from"),
+        (["--teacher", "nowhere"], "error: --teacher nowhere is not a model folder: no config.json in it"),
+    ],
+)
+def test_a_missing_teacher_ends_the_program_in_one_line_before_torch_is_loaded(flags, told):
+    done = run("opd.py", *flags, check=False)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1] == told
+    assert "loading torch" not in done.stdout
+
+
+def test_a_teacher_with_other_tokens_is_refused_and_one_with_more_is_not(tmp_path):
+    """Also if the student is a hub id, whose tokens are known only later."""
+    teacher = tmp_path / "teacher"
+    shutil.copytree(KK_TINY, teacher)
+    tokenizer = json.loads((teacher / "tokenizer.json").read_text())
+    args = opd.Args(model=str(KK_TINY), teacher=str(teacher))
+    checks.check_teacher(args)
+
+    token = {"id": 636, "content": "<|more|>", "special": True, "single_word": False, "lstrip": False}
+    tokenizer["added_tokens"].append(token | {"rstrip": False, "normalized": False})
+    (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    checks.check_teacher(args)
+    other_way = f"^--teacher {KK_TINY} has other tokens than --model {teacher}: 1 of the model's 637 are missing"
+    with pytest.raises(ValueError, match=other_way):
+        checks.check_teacher(opd.Args(model=str(teacher), teacher=str(KK_TINY)))
+
+    of_hub = opd.Args(model="some/model", teacher=str(KK_TINY))
+    checks.check_teacher(of_hub)
+    with pytest.raises(ValueError, match="2 of the model's 3 are missing or have another number"):
+        vocabulary = checks.read_vocabulary(KK_TINY / "tokenizer.json")
+        a, b, c = sorted(vocabulary, key=vocabulary.get)[100:103]
+        checks.check_teacher(of_hub, {a: 100, b: 102, c: 101})
+
+    (teacher / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json can't be read"):
+        checks.check_teacher(args)
+    (teacher / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"is not a model folder: no tokenizer\.json in it$"):
+        checks.check_teacher(args)
+
+
+def test_the_teacher_is_in_the_estimate_of_the_memory():
+    """Its weights in --dtype, beside what reinforce.py needs."""
+    machine = memory.Machine(on_gpu=True, processes=2, local_processes=2, gib=80)
+    args = opd.Args(model=str(KK_TINY), teacher=str(KK_TINY), max_prompt_tokens=256, max_response_tokens=640)
+    config = AutoConfig.from_pretrained(KK_TINY)
+    num_params, needed, _ = memory.estimate(config, args, 4096, machine)
+    _, without, _ = memory.estimate(config, dataclasses.replace(args, teacher=""), 4096, machine)
+    assert (needed - without) * 2**30 == pytest.approx(2 * num_params / 2, rel=1e-6)
