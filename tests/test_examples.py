@@ -1,0 +1,127 @@
+"""examples/: what can be checked without Slurm, Docker, Colab and a GPU."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from conftest import ROOT, metrics, small
+from test_journeys import until
+
+EXAMPLES = ROOT / "examples"
+PROGRAMS = Path(sys.executable).parent  # where pip puts shellcheck and hadolint
+
+
+def quiet(*words, **options):
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, **options)
+    assert done.returncode == 0 and not done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_shell_and_dockerfile_are_as_their_linters_want_them():
+    quiet("bash", "-n", EXAMPLES / "slurm.sh")
+    quiet(PROGRAMS / "shellcheck", EXAMPLES / "slurm.sh")
+    quiet(PROGRAMS / "hadolint", EXAMPLES / "Dockerfile")
+    for name in re.findall(r"requirements\S*\.txt", (EXAMPLES / "Dockerfile").read_text()):
+        assert (ROOT / name).exists()
+
+
+@pytest.mark.parametrize("name", ["examples/first_run.ipynb", "course/grpo_by_hand.ipynb"])
+def test_a_notebook_is_valid(name):
+    nbformat.validate(nbformat.read(ROOT / name, as_version=4))
+
+
+# ------------------------------------------------------------------------------------------------------- the notebook
+
+
+@pytest.mark.slow
+def test_the_notebook_trains_and_draws(tmp_path, monkeypatch):
+    """Its cells in order; with two small steps, and without what it installs."""
+    (tmp_path / "examples").mkdir()
+    for name in (".venv", "grpo.py", "grpo_ar_lopti.py", "models"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "examples" / "first_run.ipynb").touch()
+    monkeypatch.chdir(tmp_path / "examples")
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    names = {}
+    for cell in json.loads((EXAMPLES / "first_run.ipynb").read_text())["cells"]:
+        lines = []
+        for line in "".join(cell["source"]).splitlines() * (cell["cell_type"] == "code"):
+            if line.startswith("!.venv/bin/python"):
+                words = [sys.executable, *line.split()[1:], "--steps", "2", *small("x")[4:]]
+                subprocess.run(words, check=True, timeout=600, capture_output=True)
+            elif not re.match(r"\s*!(test|make|git)", line):
+                lines.append(line)
+        code = "\n".join(lines).replace('    os.chdir("repository")', "    raise AssertionError")
+        exec(compile(code, cell["id"], "exec"), names)
+    accuracy, length = names["figure"].axes
+    assert [len(line.get_xdata()) for line in accuracy.lines] == [2, 2] and len(length.lines[0].get_xdata()) == 2
+
+
+# -------------------------------------------------------------------------------------------------------------- Slurm
+
+STAND_INS = {  # for Slurm's commands, with all nodes on this machine
+    "scontrol": 'if [ "$1" = requeue ]; then touch "$FAKE/requeued"; else echo localhost; fi',
+    "scancel": 'xargs kill -TERM < "$FAKE/pids"',
+    "srun": """\
+shift  # --kill-on-bad-exit=1
+for _ in $(seq "$SLURM_NNODES"); do
+    "$@" &
+    echo $! >> "$FAKE/pids"
+done
+wait
+""",
+}
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """A function that starts examples/slurm.sh with two nodes, as Slurm would, and what a job of it writes: a log."""
+    for name, text in STAND_INS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    for name in (".venv", "grpo.py", "models"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2"}
+    environment = os.environ | job | {"FAKE": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    started = []
+
+    def start(*words):
+        (tmp_path / "pids").unlink(missing_ok=True)
+        with open(tmp_path / "log", "a") as log:
+            command = ["bash", str(EXAMPLES / "slurm.sh"), *map(str, words)]
+            started.append(
+                subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True)
+            )
+        return started[-1]
+
+    yield start, tmp_path / "runs" / f"slurm_{os.getpid()}", tmp_path
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".venv/bin/torchrun").exists(), reason="the script calls .venv/bin/torchrun")
+def test_a_job_of_two_nodes_goes_on_after_it_was_queued_again(slurm):
+    start, run, folder = slurm
+    flags = small(run, steps=4, save_every=1, updates_per_step=1)
+    flags = [word for i, word in enumerate(flags) if "--run_dir" not in (word, flags[i - 1])]
+    first = start("grpo.py", *flags)
+    until(lambda: list(run.glob("checkpoints/step_000001")), 300)
+    first.send_signal(signal.SIGTERM)
+    first.wait(timeout=300)
+    log = (folder / "log").read_text()
+    assert "stopped by SIGTERM after step" in log and "queued again" in log, log[-3000:]
+    assert (folder / "requeued").exists()
+    (folder / "requeued").unlink()
+    reached = len(metrics(run))
+    assert 1 <= reached < 4
+
+    assert start("grpo.py", *flags).wait(timeout=600) == 0, (folder / "log").read_text()[-3000:]
+    assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4] and not (folder / "requeued").exists()
+    assert "2 on CPU" in (folder / "log").read_text()  # processes: one of each node
