@@ -24,7 +24,7 @@ import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
 GIVEN = ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl", "curves.png")
-FLAGS = "--steps 8 --eval_every 4 --eval_size 300 --dtype float32 --seed {seed}"
+FLAGS = "--steps 8 --eval_every 4 --eval_size 300 --dtype float32 --no_stop_at_gap --seed {seed}"
 
 Change = namedtuple("Change", "name old new")
 CHANGES = [  # of grpo.py; each old text is there once
@@ -35,7 +35,7 @@ CHANGES = [  # of grpo.py; each old text is there once
     ),
     Change("the learning rate is ten times as large", "lr=args.lr,", "lr=10 * args.lr,"),
     Change("the learning rate is a tenth", "lr=args.lr,", "lr=args.lr / 10,"),
-    Change("the loss has the wrong sign", "(logp, batch[\"ref_logp\"]) - surr", "(logp, batch[\"ref_logp\"]) + surr"),
+    Change("the loss has the wrong sign", "(logp, batch, args) - surr", "(logp, batch, args) + surr"),
     Change("β is ten thousand times as large", "loss = args.kl_coef *", "loss = 10_000 * args.kl_coef *"),
     Change("log-probabilities are of the next token", "hidden[:, :-1][mask[:, 1:]]", "hidden[:, 1:][mask[:, 1:]]"),
     Change("the end token is not in the loss", "mask[i, begin:end] = True", "mask[i, begin : end - 1] = True"),

@@ -43,7 +43,8 @@ def test_what_a_team_gets(tmp_path):
     """A run without sync: the gap between sampler and trainer grows."""
     change = capstone.CHANGES[0]
     command = "python grpo.py --model models/kk_tiny --steps 3 --eval_every 3 --eval_size 8 --dtype float32"
-    capstone.train(change, f"{command} --prompts_per_step 4 --max_response_tokens 64", tmp_path / "team_1")
+    sizes = "--prompts_per_step 4 --max_response_tokens 64 --no_stop_at_gap"
+    capstone.train(change, f"{command} {sizes}", tmp_path / "team_1")
     assert {path.name for path in (tmp_path / "team_1").iterdir()} == {*capstone.GIVEN, "README.txt"}
     rows = (tmp_path / "team_1" / "metrics.jsonl").read_text().splitlines()
     gaps = [json.loads(row)["sampler_gap"] for row in rows[1:]]

@@ -21,7 +21,7 @@ from tools import anchors, compare
 ROOT = Path(__file__).parents[1]
 COURSE = ROOT / "course"
 PAGES = sorted(COURSE.glob("*.md"))
-LESSONS = range(11)
+LESSONS = range(12)
 COMMAND = re.compile(r"^(?:nice )?python ((?:-m )?[\w./]+)(.*)$", re.MULTILINE)
 # "<!-- test accuracy: A, B -->", then a table: a column of steps and one column for each kept run.
 SNIPPET = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
@@ -67,7 +67,7 @@ def test_commands_have_only_settings_that_exist(page):
         rest = rest.split(" #")[0].rstrip()
         module = program.removeprefix("-m ")
         if module == "course.check":
-            assert re.fullmatch(r" (([0-9]|10)( --solutions)?|--all( --solutions)?)", rest), rest
+            assert re.fullmatch(r" (([0-9]|1[01])( --solutions)?|--all( --solutions)?)", rest), rest
             continue
         path = ROOT / (module.replace(".", "/") + ".py" if program != module else module)
         assert path.exists(), program
@@ -267,3 +267,62 @@ def test_the_numbers_of_lesson_9_are_those_of_the_kept_runs():
     for runs, sign in ((opened, -1), (closed, 1)):  # falls with the leak, rises without it
         assert all(sign * (run[12]["eval/accuracy"] - run[0]["eval/accuracy"]) > 0 for run in runs.values())
     assert all(run[12]["reward"] > run[1]["reward"] + 1 for run in opened.values())
+
+
+FAILED_RUNS = {  # row of a table of lesson 11: the kept run and its metric, by heading
+    "Format lost": {
+        "gradient norm": ("format_lost", "grad_norm"),
+        "the same, healthy, seed 0": ("healthy", "grad_norm"),
+        "KL": ("format_lost", "kl"),
+        "format": ("format_lost", "format_rate"),
+        "tokens": ("format_lost", "response_tokens"),
+        "reward": ("format_lost", "reward"),
+    },
+    "KL blow-up": {
+        "KL": ("kl_blow_up", "kl"),
+        "the same, healthy, seed 0": ("healthy", "kl"),
+        "reward": ("kl_blow_up", "reward"),
+        "format": ("kl_blow_up", "format_rate"),
+        "entropy": ("kl_blow_up", "entropy"),
+        "tokens": ("kl_blow_up", "response_tokens"),
+    },
+    "Stale weights": {
+        "sampler gap": ("stale_weights", "sampler_gap"),
+        "the same, healthy, seed 0": ("healthy", "sampler_gap"),
+        "KL": ("stale_weights", "kl"),
+        "gradient norm": ("stale_weights", "grad_norm"),
+        "reward": ("stale_weights", "reward"),
+        "test accuracy": ("stale_weights", "eval/accuracy"),
+    },
+    "Paid for length": {
+        "tokens": ("length_explosion", "response_tokens"),
+        "the same without the bonus": ("no_bonus", "response_tokens"),
+        "reward": ("length_explosion", "reward"),
+        "accuracy": ("length_explosion", "accuracy"),
+        "test accuracy": ("length_explosion", "eval/accuracy"),
+        "test accuracy without the bonus": ("no_bonus", "eval/accuracy"),
+    },
+    "Entropy collapse": {
+        f"{name}, {script}.py": (kept, key)
+        for script, kept in (("grpo", "grpo_smollm2"), ("grpo_ar_lopti", "ar_lopti_smollm2"))
+        for name, key in (("entropy", "entropy"), ("accuracy", "accuracy"), ("test accuracy", "eval/accuracy"))
+    },
+}
+
+
+@pytest.mark.parametrize("heading", FAILED_RUNS)
+def test_the_numbers_of_lesson_11_are_those_of_the_kept_runs(heading):
+    text = (COURSE / "lesson_11.md").read_text().replace("−", "-").replace("`", "")
+    section = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text.split(f"### {heading}\n")[1].split("\n##")[0])
+    head, _, *rows = [re.split(r" *\| *", line[2:-2]) for line in re.findall(r"^\|.*\|$", section, re.M)]
+    said, right = {}, {}
+    for name, *cells in rows:
+        kept, key = FAILED_RUNS[heading][name]
+        file = f"benchmarks/llm/{kept}_seed_1.json" if "smollm2" in kept else f"course/results/{kept}_seed_0.json"
+        of_run = {f"step {row['step']}": row for row in json.loads((ROOT / file).read_text())["rows"]}
+        for step, cell in zip(head[1:], cells):
+            if cell.strip():
+                style = ".2e" if "e" in cell else f".{len(cell.partition('.')[2])}f"
+                said[name, step], right[name, step] = cell, f"{of_run[step][key]:{style}}"
+    assert len(said) >= 15
+    assert said == right
