@@ -90,7 +90,7 @@ table: install
 	$(PY) -m tools.fits
 
 docs: table
-	$(PY) -m tools.pages
+	TQDM_DISABLE=1 $(PY) -m tools.pages
 	$(PY) -m lab.verdicts
 
 lint: install $(VENV)/installed-test

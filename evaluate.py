@@ -50,7 +50,6 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer
 
 from rewards import decode, encode, find_task, own
@@ -90,8 +89,8 @@ class Problems:
     protocol: Literal["ar_lopti", "acpo"] = "ar_lopti"
     # A folder with the suite's files, or with a subfolder of the suite's name that has them.
     data_dir: str = ""
-    # A file, folder or hub id; for math SET=SOURCE, once for each set that does not come from data_dir. Without data
-    # and data_dir, kk, countdown and hitab are generated, and math comes from the hub.
+    # A file, folder or hub id; for math SET=SOURCE, once for each set that does not come from data_dir, or one file of
+    # your own. Without data and data_dir, kk, countdown and hitab are generated, and math comes from the hub.
     data: tyro.conf.UseAppendAction[list[str]] = dataclasses.field(default_factory=list)
     sets: str = ""  # math: only these sets, as in "math500,aime"; empty: the protocol's
     people: str | None = None  # kk: numbers of people, from 2 to 8: "3-7" or "2,3"
@@ -218,7 +217,9 @@ SETS = {  # math: title, possible names of its file (letters and digits only), h
     ),
 }
 PROTOCOLS = {"ar_lopti": list(SETS), "acpo": ["amc", "minerva", "math500", "olympiad_bench"]}
-GREEDY = ["olympiad_bench", "minerva", "math500"]  # in ar_lopti
+OWN = "own"  # the set of --data FILE, which is in no paper
+TITLES = {name: title for name, (title, *_) in SETS.items()} | {OWN: "own problems"}
+GREEDY = ["olympiad_bench", "minerva", "math500", OWN]  # in ar_lopti
 PAPERS_FILES = "the GitHub repository zhyang2226/AR-Lopti"
 
 
@@ -369,7 +370,8 @@ def load_problems(args):
             try:
                 problems += [problem | {"category": name} for problem in task.load(source, "test")]
             except ValueError as error:
-                raise ValueError(f"{SETS[name][0]}: {error} {where_from(name)}") from error
+                where = "" if name == OWN else f" {where_from(name)}"
+                raise ValueError(f"{TITLES[name]}: {error}{where}") from error
     else:
         source = args.data[0] if args.data else str(folder) if args.data_dir else None
         hub.ask("", source or "")
@@ -406,14 +408,20 @@ def load_problems(args):
 
 
 def math_sources(args, folder):
-    """{set: file or hub id}: from --data SET=SOURCE, otherwise from the folder, or from the hub without a folder."""
+    """{set: file or hub id}: from --data SET=SOURCE, otherwise from the folder, or from the hub without a folder.
+
+    --data FILE, without a set, is all that is asked then.
+    """
+    if len(args.data) == 1 and "=" not in args.data[0] and not (args.sets or args.data_dir):
+        return {OWN: args.data[0]}
     sets = (
         [name.strip() for name in args.sets.split(",")] if args.sets else PROTOCOLS[args.protocol]
     )
     given = dict(text.partition("=")[::2] for text in args.data)
     if unknown := {*sets, *given} - set(SETS):
         raise ValueError(
-            f"{min(unknown)!r} is no set; --sets and --data SET=SOURCE take {', '.join(SETS)}"
+            f"{min(unknown)!r} is no set; --sets and --data SET=SOURCE take {', '.join(SETS)}; "
+            "a file of your own is one --data, alone"
         )
     files = {}
     for file in sorted(folder.iterdir(), reverse=True) if args.data_dir else []:
@@ -431,7 +439,8 @@ def math_sources(args, folder):
             f"{SETS[name][0]} ({name}.parquet, .json or .jsonl)" for name in missing
         )
         raise ValueError(
-            f"{where} there is no {lacking}. {' '.join(map(where_from, missing))} --sets leaves sets out."
+            f"{where} there is no {lacking}. {' '.join(map(where_from, missing))} --sets leaves sets out. "
+            "Problems of your own: --data FILE."
         )
     return sources
 
@@ -520,11 +529,6 @@ def sample(llm, batch, stop, title, done, total):
     """
     from vllm import SamplingParams
 
-    def bar(*items, **options):
-        return tqdm(
-            *items, **options | {"desc": title, "initial": done, "total": total, "leave": False}
-        )
-
     engine.empty_prefix_cache(llm)
     params = []
     for request in batch:
@@ -532,9 +536,9 @@ def sample(llm, batch, stop, title, done, total):
         params.append(
             SamplingParams(n=request["samples"], stop_token_ids=stop, detokenize=False, **options)
         )
-    outputs = llm.generate(
-        [{"prompt_token_ids": r["prompt_ids"]} for r in batch], params, use_tqdm=bar
-    )
+    bar = engine.bar_with(title, initial=done, total=total)
+    prompts = [{"prompt_token_ids": r["prompt_ids"]} for r in batch]
+    outputs = llm.generate(prompts, params, use_tqdm=bar)
     found = []
     for output in outputs:
         texts = decode(llm.get_tokenizer(), output.outputs)
@@ -632,7 +636,7 @@ def columns_of(problems, args):
     for name, n in samples.items():
         if name == "aime" and n > 1:
             columns[f"aime pass@{min(n, 16)}"] = (f"AIME24 pass@{min(n, 16)}", name, min(n, 16))
-        columns[name] = (SETS[name][0] + f" avg@{n}" * (n > 1), name, None)
+        columns[name] = (TITLES[name] + f" avg@{n}" * (n > 1), name, None)
     return columns
 
 

@@ -18,6 +18,7 @@ def options(args):
     chosen = common_options(context, args.kv_cache_gb)
     if ON_GPU:
         chosen["enable_sleep_mode"] = True
+        chosen["sleep_mode_offload_cudagraph"] = True  # or its CUDA graphs would stay on the GPU
         # vLLM checks that this share of the memory is free. The cache's size is set above.
         chosen["gpu_memory_utilization"] = 0.1
     elif not args.compile:
@@ -39,6 +40,9 @@ def common_options(context, kv_cache_gb):
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     cores = ",".join(map(str, processes.own_cores()))
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
+    # FlashInfer's sampler is for top-k and top-p, which we don't use. At the start it would be
+    # compiled by nvcc, which is missing on most machines: pip's CUDA has none.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     chosen = {
         "max_model_len": context,
         "generation_config": "vllm",  # no top-p, top-k or temperature of the model's own
@@ -81,12 +85,21 @@ def progress_bar(when):
     """What vLLM calls instead of tqdm, in process 0; False in the others. when: as above."""
     if RANK != 0:
         return False
-    title = "evaluating" if when == "test" else f"step {when}: sampling"
+    return bar_with("evaluating" if when == "test" else f"step {when}: sampling")
 
-    def titled(*items, **options):
-        return tqdm(*items, **{**options, "desc": title, "leave": False})
 
-    return titled
+def bar_with(title, **options):
+    """A tqdm with this title and these options, to give vLLM as use_tqdm.
+
+    False if bars are turned off: vLLM would divide by the seconds of the bar, which are then 0.
+    """
+    if os.environ.get("TQDM_DISABLE"):
+        return False
+
+    def bar(*items, **of_vllm):
+        return tqdm(*items, **{**of_vllm, **options, "desc": title, "leave": False})
+
+    return bar
 
 
 def empty_prefix_cache(llm):

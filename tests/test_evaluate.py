@@ -655,7 +655,8 @@ def test_a_runs_temperature_goes_for_puzzles_and_defaults_are_the_papers(tmp_pat
         ([KK_TINY, "--data_dir", "a", "--data", "b"], "--suite kk takes one --data or --data_dir"),
         ([KK_TINY, "--kv_cache_gb", 1e-4], "one sequence of"),
         ([KK_TINY, "--suite", "math", "--sets", "gsm8k"], "'gsm8k' is no set"),
-        ([KK_TINY, "--suite", "math", "--data", "x.json"], "'x.json' is no set"),
+        ([KK_TINY, "--suite", "math", "--data", "x.json"], "own problems: x.json"),
+        ([KK_TINY, "--suite", "math", "--data", "x.json", "--sets", "amc"], "'x.json' is no set"),
         ([KK_TINY, "--suite", "math"], "Olympiad Bench (olympiad_bench.parquet"),
         ([KK_TINY, "--suite", "hitab", "--data_dir", "models"], "models holds no test_samples.jsonl"),
     ],
@@ -733,6 +734,16 @@ def test_every_suite_runs_on_the_papers_files(suite, tmp_path):
     columns["math"] = ["olympiad_bench", "minerva", "math500", "amc", "aime pass@2", "aime", "mean"]
     assert list(figures) == columns[suite] and results["papers"]
     assert all(found["problems"] == 1 for key, found in figures.items() if key not in ("mean", "all"))
+
+
+def test_problems_of_your_own_are_a_set_alone_and_greedy(tmp_path):
+    """As docs/data.md has them."""
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"problem": "What is 17 + 25?", "answer": "42"}\n{"problem": "What is 2 + 3?", "answer": "5"}\n')
+    args = settled("m", "--suite", "math", "--data", file)
+    _, problems = evaluate.load_problems(args)
+    assert [(p["category"], p["samples"], p["temperature"]) for p in problems] == [("own", 1, 0.0)] * 2
+    assert evaluate.columns_of(problems, args) == {"own": ("own problems", "own", None)}
 
 
 @needs_files

@@ -56,12 +56,12 @@ OTHER_TITLES = {
     ("gspo", "left"): "left of $s A$",
     ("sapo", "left"): r"$f'(\rho)$",
     ("reinforce", "second"): "weight",
-    ("rloo", "second"): "weight",
+    ("opd", "ref"): r"$\pi_{\text{teacher}}$",
+    ("opd", "second"): "weight",
 }
 FLAGS = ["reasoning", "in_loss", "outside_kl", "value_clipped"]  # "yes" or nothing
-TABLES = {  # the columns of the tables of tokens
+TABLES = {  # the columns of the tables of tokens; a script that is not here has those of its parent
     "reinforce": ["old logp advantages second"],
-    "rloo": ["old logp advantages second"],
     "grpo": ["old new ref ratio advantages left k3 first second"],
     "dr_grpo": ["old new ratio advantages left first second"],
     "ppo": [
@@ -80,6 +80,7 @@ TABLES = {  # the columns of the tables of tokens
     "dppo": ["old new difference ratio advantages left outside_kl first second"],
     "entropy_top": ["old new ref entropy_new in_loss ratio advantages left first second"],
     "archer": ["old new ref entropy reasoning ratio left k3 first second"],
+    "opd": ["old ref logp advantages second"],
     "grpo_tis": ["old new ref sampler correction icepop ratio left first second"],
 }
 WEIGHTS = {  # rows of the ladder's tables: what it is, script, which update, settings
@@ -128,23 +129,31 @@ def table(titles, rows):
     return lines + [f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in rows]
 
 
+def columns_of(script):
+    """(the titles of columns that are not TITLES', the columns of each table of tokens), of a script or its parent."""
+    if script not in TABLES:
+        return columns_of(family.PARENT[script])
+    return {name: title for (of, name), title in OTHER_TITLES.items() if of == script}, TABLES[script]
+
+
 def worked_example(script):
     """The responses, the tokens, and acpo.py's bins."""
     found = example_of(script)
-    lines = response_table(script, found)
-    for names in map(str.split, TABLES[script]):
-        titles = [OTHER_TITLES.get((script, name), TITLES[name]) for name in names]
+    lines = ["**The responses**", "", *response_table(script, found)]
+    other_titles, tables = columns_of(script)
+    for names in map(str.split, tables):
+        titles = [other_titles.get(name, TITLES[name]) for name in names]
         rows = []
         for k, token in enumerate(example.TOKENS):
             numbers = [cell(found.columns[name][k], name) for name in names]
             rows.append([str(token.response), f"`{token.text}`", *numbers])
-        lines += ["", *table(["response", "token", *titles], rows)]
+        lines += ["", "**The tokens**", "", *table(["response", "token", *titles], rows)]
     if found.bins:
         rows = []
         for i, of_bin in enumerate(found.bins):
             edges = f"{i / len(found.bins):.1f} – {(i + 1) / len(found.bins):.1f}"
             rows.append([edges, str(of_bin["tokens"]), cell(of_bin["sigma"]), cell(of_bin["clip_range"])])
-        lines += ["", *table([r"bin of $\pi$", "tokens", r"$\sigma_a$", r"$\epsilon_a$"], rows)]
+        lines += ["", "**The bins**", "", *table([r"bin of $\pi$", "tokens", r"$\sigma_a$", r"$\epsilon_a$"], rows)]
     return lines
 
 
@@ -152,7 +161,9 @@ def response_table(script, found):
     """The responses with their rewards, and with their advantages if all tokens of a response have the same."""
     columns = {"reward": example.REWARDS}
     if found.penalties:
-        columns |= {"penalty": found.penalties, "$r$": found.rewards}
+        columns["penalty"] = found.penalties
+    if found.rewards != example.REWARDS:
+        columns["$r$"] = found.rewards
     if script == "rloo":
         columns["mean of the others"] = [r - a for r, a in zip(found.rewards, found.advantages)]
     if found.advantages:
@@ -175,12 +186,15 @@ def weights_table(rows):
 
 
 def ladder_table(names):
-    rows = {}
+    """The weights of the twelve tokens, which stand below each other. names: keys of WEIGHTS."""
+    columns = []
     for name in names:
-        title, script, update, settings = WEIGHTS[name]
+        _, script, update, settings = WEIGHTS[name]
         found = example.example(script, **settings) if settings else example_of(script)
-        rows[title] = found.columns[update]
-    return weights_table(rows)
+        columns.append(map(cell, found.columns[update]))
+    tokens = [[str(token.response), f"`{token.text}`"] for token in example.TOKENS]
+    titles = ["response", "token", *(WEIGHTS[name][0] for name in names)]
+    return table(titles, [[*token, *weights] for token, *weights in zip(tokens, *columns)])
 
 
 def link(script):
@@ -225,10 +239,12 @@ def with_blocks(text, blocks):
 
 
 def all_pages():
-    """{path: text} of all pages. ValueError if the marks of one are not as they must be."""
-    pages = {}
-    for name in ["README", "ladder", *updates.ALGORITHMS]:
-        path = FOLDER / f"{name}.md"
+    """{path: text} of all pages. ValueError if one is missing, or its marks are not as they must be."""
+    pages = {FOLDER / f"{name}.md": name for name in ["README", "ladder", *updates.ALGORITHMS]}
+    for path in pages:
+        if not path.exists():
+            raise ValueError(f"{path} is missing: it is written by hand, from a copy of the parent's page")
+    for path, name in pages.items():
         try:
             pages[path] = with_blocks(path.read_text(encoding="utf-8"), blocks_of(name))
         except ValueError as error:
