@@ -271,6 +271,12 @@ def test_a_wrong_value_in_args_json_is_named(values, says, three):
     assert str(refused.value) == f"{three}/args.json: {says}"
 
 
+def test_a_run_of_another_version_is_refused_in_one_line():
+    words = [sys.executable, "tools/faults.py", "--only", "versions"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "| versions | 8 | 0 |" in done.stdout, done.stdout + done.stderr
+
+
 def test_half_a_sign_in_args_json_is_refused(three):
     of_the_run = json.loads((three / "args.json").read_text())
     (three / "args.json").write_text(json.dumps(of_the_run | {"model": "\ud800"}))

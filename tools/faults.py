@@ -1,11 +1,11 @@
-"""Tries many faults on the files of a run, the rewards and the command lines; prints a table of what held.
+"""Tries many faults on the files of a run, its processes, the rewards and the command lines; prints what held.
 
     python tools/faults.py                          everything, for an hour or more
     python tools/faults.py --only exits full_disk   some of the kinds
     python tools/faults.py --kills 50 --responses 500
 
-Each kind runs in processes that are forked from this one, so that nothing has to be loaded again. tests/test_faults.py
-tries each kind once. Exit code 1 if something did not hold.
+Most kinds run in processes that are forked from this one, so that nothing has to be loaded again; "deaths" and "growth"
+start runs as a user does. tests/test_faults.py tries each of the others once. Exit code 1 if something did not hold.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,18 +34,23 @@ ROOT = Path(__file__).parents[1]
 LIMIT = 120  # seconds that one try may take
 
 
+Kind = Literal[
+    "exits", "full_disk", "records", "kills", "damage", "versions", "responses", "commands", "deaths", "growth"
+]  # fmt: skip
+
+
 @dataclass
 class Args:
     """What to try, and how often."""
 
-    only: list[Literal["exits", "full_disk", "records", "kills", "damage", "responses", "commands"]] = field(
-        default_factory=list
-    )  # kinds of faults; empty: all
+    only: list[Kind] = field(default_factory=list)  # kinds of faults; empty: all
     calls: int = 0  # exits, full_disk and records: so many filesystem calls, drawn at random; 0: all
     kills: int = 1000  # kills at random moments of saves
     damages: int = 200  # files damaged at random places
     responses: int = 20_000  # fuzzed responses for each task
     commands: int = 300  # bad command lines
+    deaths: int = 4  # runs of two processes of which one is killed
+    steps: int = 200  # of the run whose memory may not grow
     seed: int = 0  # of everything that is random
     out: str = ""  # a file for the results, as JSON; empty: none
 
@@ -222,7 +228,7 @@ class Run:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Kinds of faults. Each gives (number of tries, [what did not hold, in words]).
+# Kinds of faults. Each gives (number of tries, [what did not hold, in words]), and what else is kept of it.
 
 
 def at_every_call(run, work, how, args):
@@ -317,6 +323,52 @@ def damage(run, args):
     return args.damages, broken
 
 
+def versions(run, args):
+    """A run of another version is refused: a setting more or less, another script, a model of another shape."""
+    import torch
+
+    settings = json.loads((run.whole / "args.json").read_text())
+    about = {"script": "grpo", "commit": "0123abc"}
+    less = {name: value for name, value in settings.items() if name != "clip_low"}
+    changes = {  # how it differs: (args.json, run.json)
+        "a setting more": (settings | {"clip": 0.2}, about),
+        "a setting less": (less, about),
+        "a setting renamed": (less | {"clip": 0.2}, about),
+        "another type of a setting": (settings | {"people": 3}, about),
+        "another script": (settings, about | {"script": "ppo"}),
+        "no script": (settings, {}),
+    }
+    broken = []
+    for how, (values, made_by) in changes.items():
+        run.restore()
+        (run.folder / "args.json").write_text(json.dumps(values))
+        (run.folder / "run.json").write_text(json.dumps(made_by))
+
+        def resume():
+            sys.argv = ["grpo.py", f"--resume={run.folder}", "--dry_run"]
+            importlib.import_module("grpo").main()
+
+        ended = forked(resume)
+        if not ended.is_one_message(2) or len(ended.text.splitlines()) != 1:
+            broken.append(f"{how}: exit code {ended.code}: {ended.text[-300:]}")
+    run.restore()
+    for how in ("a larger weight", "a weight more"):
+
+        def load(how=how):
+            lm = run.policy.lm
+            if how == "a weight more":
+                lm.more = torch.nn.Linear(2, 2)
+            else:
+                lm.model.norm.weight = torch.nn.Parameter(torch.ones(2 * len(lm.model.norm.weight)))
+            optimizer = torch.optim.AdamW(run.policy.parameters())
+            run.checkpoints.load(run.policy, optimizer, str(run.folder))
+
+        ended = forked(load)
+        if not ended.is_one_message(1) or len(ended.text.splitlines()) != 1:
+            broken.append(f"{how}: exit code {ended.code}: {ended.text[-300:]}")
+    return len(changes) + 2, broken
+
+
 SIGNS = ["<answer>", "</answer>", "<think>", "</think>", "\\boxed{", "}", "{", "(1)", "knight", "knave", "\\frac{1}{2}"]
 SIGNS += [
     "+",
@@ -400,14 +452,112 @@ def commands(run, args):
     return args.commands, broken
 
 
+SMALL = (
+    "--model models/kk_tiny --people 2 --prompts_per_step 4 --responses_per_prompt 4 --max_response_tokens 48 "
+    "--eval_size 4 --kv_cache_gb 0.25"
+)
+WITHIN = 60  # seconds in which a run has ended after one of its processes has died
+
+
+def deaths(run, args):
+    """One of two processes is killed at a random moment: within a minute the run ends, says which, and can go on."""
+    chance = random.Random(args.seed)
+    broken = []
+    for n in range(args.deaths):
+        if words := after_a_death(run.folder.with_name(f"deaths_{n}"), n % 2, 3 * chance.random()):
+            broken.append(f"death {n}: {words}")
+    return args.deaths, broken
+
+
+def after_a_death(folder, rank, seconds):
+    """Kills a process of a run of two, so many seconds after its first save: what does not hold then, in words."""
+    from runtime import checkpoints
+
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "grpo.py", *SMALL.split()]
+    words += ["--run_dir", str(folder), "--steps", "1000", "--save_every", "1", "--dtype", "float32"]
+    log = folder.with_suffix(".log")
+    with log.open("w") as output:
+        launcher = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=output, stderr=output)
+    try:
+        wait_until(lambda: list(folder.glob("checkpoints/step_*[0-9]")), 5 * LIMIT)
+        time.sleep(seconds)
+        pid = processes_of(launcher.pid)[rank]
+        os.kill(pid, signal.SIGKILL)
+        code = launcher.wait(WITHIN)
+        says = f"process {rank} (pid {pid}) has died, so the run ends: --resume {folder} goes on from"
+        wait_until(lambda: last_line(log).startswith(says), 10)
+    except (TimeoutError, subprocess.TimeoutExpired) as error:
+        return f"{error}: {last_line(log)}"
+    finally:
+        launcher.kill()
+    newest = checkpoints.to_resume(str(folder))
+    steps = [row["step"] for row in rows_of(folder)]
+    if code != 1:
+        return f"exit code {code}"
+    if damage := checkpoints.damage_of(newest):
+        return f"{newest} is damaged: {damage}"
+    if steps != list(range(len(steps))) or steps[-1] - checkpoints.step_of(newest) not in (0, 1):
+        return f"rows of the steps {steps}, and the newest checkpoint is {newest.name}"
+    return ""
+
+
+def wait_until(happens, seconds):
+    """Returns when it has happened. TimeoutError after so many seconds."""
+    latest = time.monotonic() + seconds
+    while not happens():
+        if time.monotonic() > latest:
+            raise TimeoutError(f"nothing happened within {seconds} s")
+        time.sleep(0.1)
+
+
+def processes_of(launcher):
+    """{rank: process id} of the processes that torchrun, with this process id, has started."""
+    found = {}
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        ranks = [int(word.removeprefix(b"RANK=")) for word in environment if word.startswith(b"RANK=")]
+        found.update({rank: int(child) for rank in ranks})
+    return found
+
+
+def last_line(log):
+    return log.read_text().rstrip().rpartition("\n")[2]
+
+
+SETTLED = 120  # steps, after which all lengths have come and their kernels are kept
+MOST_GROWTH = 0.02  # as a share
+
+
+def growth(run, args):
+    """A run of many steps: after step 120 its peak memory grows by less than 2 %."""
+    folder = run.folder.with_name("growth")
+    words = ["grpo.py", *SMALL.split(), "--run_dir", str(folder)]
+    words += ["--steps", str(args.steps), "--save_every", "50", "--eval_every", "50"]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        return args.steps, [f"exit code {done.returncode}: {done.stderr[-300:]}"]
+    peaks = {row["step"]: row["peak_memory_gb"] for row in rows_of(folder)[1:]}
+    kept = {f"GiB at step {step}": round(peaks[step], 3) for step in (20, SETTLED, args.steps)}
+    grown = peaks[args.steps] / peaks[SETTLED] - 1
+    return args.steps, [] if grown < MOST_GROWTH else [f"{kept}"], kept
+
+
+def rows_of(folder):
+    """The rows of a run's metrics."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 KINDS = {
     "exits": exits,
     "full_disk": full_disk,
     "records": records_of_a_resume,
     "kills": kills,
     "damage": damage,
+    "versions": versions,
     "responses": responses,
     "commands": commands,
+    "deaths": deaths,
+    "growth": growth,
 }
 
 
@@ -419,9 +569,11 @@ def main(args):
         run = Run(Path(folder, "run"))
         for name in args.only or KINDS:
             started = time.monotonic()
-            tries, broken = KINDS[name](run, args)
+            tries, broken, *kept = KINDS[name](run, args)
             seconds = time.monotonic() - started
             results[name] = {"tries": tries, "broken": broken, "seconds": round(seconds)}
+            if kept:
+                results[name]["kept"] = kept[0]
             print(f"| {name} | {tries} | {len(broken)} | {seconds:.0f} | {KINDS[name].__doc__} |", flush=True)
     for name, result in results.items():
         for words in result["broken"]:

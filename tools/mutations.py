@@ -56,6 +56,21 @@ def mutations(path=LIST):
     return [Mutation(**entry) for entry in tomllib.loads(path.read_text())["mutation"]]
 
 
+def stale(chosen, root=ROOT):
+    """What of the list is not so any more, a line each: a text that its file lacks, a test that is not there."""
+    lines = []
+    for mutation in chosen:
+        try:
+            mutation.made((root / mutation.file).read_text())
+        except (OSError, ValueError) as error:
+            lines.append(f"{mutation.name}: {error}")
+        file, _, case = mutation.test.partition("::")
+        test, path = case.partition("[")[0], root / "tests" / file
+        if not path.exists() or f"\ndef {test}(" not in path.read_text():
+            lines.append(f"{mutation.name}: there is no test {mutation.test}")
+    return lines
+
+
 def copy_of_the_tree(folder):
     """Copies what git knows, and what it would add, to the folder."""
     command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
@@ -124,8 +139,8 @@ def main(args):
     began = time.monotonic()
     words = args.only.lower()
     chosen = [m for m in mutations() if words in f"{m.name} {m.file} {m.test}".lower()]
-    for mutation in chosen:
-        mutation.made((ROOT / mutation.file).read_text())  # before anything runs
+    if lines := stale(chosen):  # before anything runs
+        sys.exit("\n".join(lines))
     with tempfile.TemporaryDirectory(prefix="mutations") as folder:
         copies = Queue()
         for i in range(args.workers):
