@@ -112,9 +112,29 @@ def growth(result):
     return [*lines, "", f"{where(result)}.", "", "![growth](../benchmarks/results/growth.png)"]
 
 
+def busy(result):
+    lines = [
+        "**Beside other work** (`python benchmarks/busy.py`): seconds of a step of grpo.py, mean of three, and how "
+        "many times as long as alone. The other program is a Python process that never stops; two runs start together.",
+        "",
+        "| model | alone | beside a program | two runs |",
+        "|---|---|---|---|",
+    ]
+    cells = {}
+    for row in result["results"]:
+        seconds = [run["step"] for run in row["runs"]]
+        cells.setdefault(row["model"], []).append(seconds)
+    for model, ((alone,), *others) in cells.items():
+        texts = [f"{' and '.join(f'{s:.1f}' for s in seconds)} ({max(seconds) / alone:.1f} ×)" for seconds in others]
+        lines.append(f"| {model} | {alone:.1f} | {' | '.join(texts)} |")
+    commands = "; ".join(f"{model} with `{flags}`" for model, flags in result["commands"].items())
+    return [*lines, "", f"{commands}. {where(result)}."]
+
+
 def main():
     lines = []
-    for name, write in (("trl", against_trl), ("limit", limit), ("operations", operations), ("growth", growth)):
+    writers = {"trl": against_trl, "limit": limit, "operations": operations, "growth": growth, "busy": busy}
+    for name, write in writers.items():
         if result := read(name):
             lines += [*write(result), ""]
     page = common.ROOT / "docs" / "speed.md"
