@@ -11,7 +11,8 @@ The weights are measured twice:
 - at a later one: the script first updates the model with this batch, --updates times with AdamW,
   and the table then holds the log-probabilities of the model that has moved. The reference stays.
 
-Each script has its own settings, as in the papers. What is not shown: dapo.py's choice of groups
+Each script has its own settings, as in the papers. What is not shown: opd.py, which has a teacher;
+dapo.py's choice of groups
 (all are kept), ppo.py's critic (its values are 0, as at its first step, so that its advantages are
 whitened returns), and the scaling of gradients to --max_grad_norm.
 
@@ -36,6 +37,7 @@ from runtime import files
 from runtime.settings import PositiveFraction, PositiveInt
 from tools.updates import ALGORITHMS, token_weights
 
+SCRIPTS = [script for script in ALGORITHMS if script != "opd"]  # its weights are those of a teacher
 PAGE = Path(__file__).parent / "page.html"
 CUT = 0.01  # a token is cut off if it has less than this share of its weight at the first update
 TOP = 0.01  # of the tokens of a bin, by |weight|, is left out of means, as in AR-Lopti's figure 1
@@ -268,7 +270,7 @@ def write_page(data, path):
 def main():
     args, policy, tokenizer, [sampled] = common.begin(Args, __doc__, QUICK, also_check=check)
     found = {}
-    for script in tqdm(ALGORITHMS, desc="algorithms"):
+    for script in tqdm(SCRIPTS, desc="algorithms"):
         found[script] = measure(script, policy, sampled, args)
     summary = {script: summary_of(of_script, sampled.batch) for script, of_script in found.items()}
     draw(summary, args)

@@ -136,11 +136,11 @@ def of_runs(comparison, folders, label, **more):
 def kept_runs(folder, suite, entry):
     """{seed: kept run} of a suite's entry. ValueError if one was made with other flags."""
     common, entries = compare.SUITES[suite]
-    command = " ".join([*compare.read_entries(entries)[entry], *common.split()])
+    words = compare.read_entries(entries)[entry]
     runs = {}
     for path in sorted(folder.glob(compare.kept_file(folder, entry, "*").name)):
         seed = int(path.stem.rpartition("_")[2])
-        runs[seed] = compare.read_kept(path, f"{command} --seed {seed}")
+        runs[seed] = compare.read_kept(path, compare.command_of(words, common, seed))
     return runs
 
 

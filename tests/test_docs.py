@@ -15,7 +15,7 @@ from tools import anchors, demo_picture
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "course/*.md", "lab/*.md", "models/kk_tiny/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "course/*.md", "examples/*.md", "lab/*.md", "models/kk_tiny/*.md")
     for path in ROOT.glob(pattern)
 )
 
@@ -26,9 +26,10 @@ def without_code(text):
 
 
 def headings(text):
-    """The names of a page's headings, as links on GitHub give them."""
+    """The names of a page's headings, as links on GitHub give them, and of its rows."""
     found = re.findall(r"^#+ (.*)$", text, re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
+    names = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
+    return names | set(re.findall(r'<a id="([^"]+)"></a>', text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -39,7 +40,7 @@ def test_every_link_of_a_page_leads_somewhere(page):
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), f"{page}: {link}"
-        if anchor:  # a heading: no text has numbers of lines
+        if anchor:  # a heading or a row: no text has numbers of lines
             assert anchor in headings(target.read_text()), f"{page}: {link}"
 
 
@@ -129,19 +130,22 @@ def test_the_readmes_accuracies_are_those_of_the_picture():
     assert kept_demo()["before"]["correct"] is False and kept_demo()["after"]["correct"] is True
 
 
-def test_the_picture_is_that_of_the_kept_figures(tmp_path):
+def test_picture_and_text_are_those_of_the_kept_figures(tmp_path):
+    readme = (ROOT / "README.md").read_text()
     path = tmp_path / "demo.json"
     path.write_text((ROOT / "docs" / "demo.json").read_text())
-    words = [sys.executable, "-m", "tools.demo_picture", "--out", path]
+    (tmp_path / "README.md").write_text(re.sub("before training .step 0.", "", readme))
+    words = [sys.executable, "-m", "tools.demo_picture", "--out", path, "--readme", tmp_path / "README.md"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "demo.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    figure = demo_picture.draw(kept_demo(), tmp_path / "again.png")
-    accuracy, words = figure.axes
+    llm = json.loads((ROOT / "docs" / "llm.json").read_text())
+    assert demo_picture.with_words((tmp_path / "README.md").read_text(), "llm", llm) == readme
+    [accuracy] = demo_picture.draw(kept_demo(), tmp_path / "again.png").axes
     drawn = dict(zip(accuracy.lines[0].get_xdata(), accuracy.lines[0].get_ydata()))
     assert drawn == {row["step"]: row["eval/accuracy"] for row in kept_demo()["rows"] if "eval/accuracy" in row}
-    texts = [text.get_text() for text in words.texts]
-    assert any("before training: wrong" in text for text in texts) and any("step 10: right" in text for text in texts)
+    with pytest.raises(ValueError, match="must have the marks"):
+        demo_picture.with_words("none", "demo", kept_demo())
 
 
 def sample(step, number, correct, response):

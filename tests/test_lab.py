@@ -43,7 +43,7 @@ def on_the_cpu():
 def script_args(script, model=KK_TINY, rows=2, **changes):
     """A script's settings for `rows` responses to as many prompts; no KL term unless asked for."""
     of_lab = common.Args(model=str(model), prompts=rows, responses=1, max_tokens=100)
-    if script != "reinforce":
+    if script not in ("reinforce", "opd", "maxrl"):
         changes = {"kl_coef": 0.0} | changes
     return common.trainer_args(script, of_lab, **changes)
 
@@ -302,7 +302,7 @@ def drawn():
 @pytest.mark.parametrize("script", updates.ALGORITHMS)
 def test_weights_times_gradients_of_log_pi_are_the_update_of_a_real_model(script, drawn):
     batch, policy = drawn
-    kl = {} if script == "reinforce" else {"kl_coef": 0.1}
+    kl = {} if script in ("reinforce", "opd", "maxrl") else {"kl_coef": 0.1}
     args = script_args(script, rows=len(batch["ids"]), **kl)
     logp, entropy = grpo.log_probs(policy, batch, args)
     weight, _ = updates.token_weights(script, batch, logp, entropy, args, is_first=True)
@@ -396,7 +396,7 @@ def quick(tmp_path_factory):
 def test_a_quick_run_writes_page_picture_and_json(quick):
     out, done = quick
     result = json.loads((out / "lens.json").read_text())
-    assert list(result["scripts"]) == updates.ALGORITHMS
+    assert list(result["scripts"]) == lens.SCRIPTS
     assert {"command", "commit", "machine", "versions", "date", "settings"} <= set(result)
     assert sum(result["share_of_tokens"]) == pytest.approx(1, abs=1e-4)
     assert (out / "lens.png").stat().st_size > 20_000

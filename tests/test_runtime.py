@@ -76,6 +76,7 @@ class Args:
     max_response_tokens: PositiveInt = 640
     micro_batch_tokens: PositiveInt = 2048
     max_grad_norm: PositiveFloat = 1.0
+    lora_rank: NonNegativeInt = 0
     kv_cache_gb: PositiveFloat = 0.5
     gradient_checkpointing: bool = True  # less memory
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -274,7 +275,7 @@ def test_settings_of_a_resumed_run(tmp_path):
     assert settings.of_resumed_run([resume, "--epochs", "2"], Args)["steps"] is None
     assert settings.of_resumed_run([resume, "--epochs=2", "--steps=3"], Args)["steps"] == 9
     (tmp_path / "args.json").write_text(json.dumps({"alpha": 9}))
-    with pytest.raises(ValueError, match="made by another script, which has alpha"):
+    with pytest.raises(ValueError, match=r"made by another version of test_runtime\.py, which has alpha"):
         settings.of_resumed_run([resume], Args)
     (tmp_path / "run.json").write_text(json.dumps({"script": "cispo"}))
     with pytest.raises(ValueError, match=f"another script, cispo.py, not by {__name__}.py"):
@@ -491,6 +492,8 @@ def test_the_header(width, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert max(widths(text)) <= width
     assert "50 steps, written to runs/[red]a b" in text
+    header.show(dataclasses.replace(args, steps=1), SIZES, LAYERS, ["python", "grpo.py"])
+    assert "\n1 step, written to runs/[red]a b" in capsys.readouterr().out
     assert "0.9 M parameters" in text and "GiB" in text and "640 to train on" in text
     settings_shown, command = text.split("    python ")
     rows = [line.split() for line in settings_shown.splitlines()]
@@ -533,6 +536,11 @@ def test_the_line_of_an_evaluation():
     assert terminal.evaluation_line(STEP) == ""
     line = terminal.evaluation_line({"step": 20, "eval/accuracy": 0.745, "eval/accuracy_2": 0.8})
     assert line.split() == ["20", "test", "accuracy", "0.745", "2:", "0.800"]
+
+
+def test_what_helps_if_rewards_do_not_differ_depends_on_whether_they_are_right():
+    assert "What helps: harder problems." in terminal.no_difference_line({"step": 3, "accuracy": 0.9})
+    assert "What helps: easier problems, longer" in terminal.no_difference_line({"step": 3, "accuracy": 0.1})
 
 
 def row(step, number, correct, response="so"):
@@ -591,7 +599,7 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     book.write({"step": 0, "eval/accuracy": 0.25})
     book.write_tests(0, tests, answers, [{"correct": False, "reward": -1.5}] * 30)
     for step in range(1, 4):
-        book.write(dict(STEP, step=step, kl=None, sampler_gap=0.2 * (step == 2)))
+        book.write(dict(STEP, step=step, kl=None, sampler_gap=0.2 if step == 2 else 0.09))  # no jump: 0.2 < 3 × 0.09
         problems = [{"messages": [{"content": f"p{i // 3}"}], "answer": i // 3} for i in range(9)]
         responses = [SimpleNamespace(text=letter) for letter in "abcdefghi"]
         scores = [{"reward": i, "correct": False, "format": True} for i in range(9)]
@@ -630,6 +638,38 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     assert steps == {"metrics": [0, 1, 2], "samples": [1] * 4 + [2] * 4, "test_samples": [0] * 20 + [1] * 20 + [2] * 20}
     first = json.loads((run_dir / "test_samples.jsonl").read_text().splitlines()[0])
     assert first == dict(row(0, 0, False), step=0)
+
+
+@pytest.mark.parametrize(
+    "gaps, asks",
+    [
+        ([0.03, 0.13], True),  # as with an old output layer in the sampler
+        ([0.03, math.nan], True),
+        ([0.03, 0.099], False),  # below what is usual in bfloat16
+        ([0.2, 0.5], False),  # large from the start: nothing has jumped
+        ([0.03, 0.04, 0.9], False),  # later the policy itself may be the reason: a warning
+    ],
+)
+def test_a_jump_of_sampler_gap_at_the_samplers_first_update_ends_the_run(gaps, asks, tmp_path, capsys):
+    for stop_at_gap in (True, False):
+        folder = tmp_path / str(stop_at_gap)
+        folder.mkdir()
+        args = Args(run_dir=str(folder))
+        args.stop_at_gap = stop_at_gap
+        book = records.Records(args, SIZES)
+        book.open(0)
+        book.write({"step": 0, "eval/accuracy": 0.25})
+        for step, gap in enumerate(gaps, 1):
+            book.write(dict(STEP, step=step, sampler_gap=gap))
+        assert book.interrupted() == (asks and stop_at_gap)
+        with pytest.raises(SystemExit) if book.interrupted() else contextlib.nullcontext() as ended:
+            book.close(len(gaps))
+        text = capsys.readouterr()
+        assert text.out.count("warning: sampler_gap") == sum(not gap <= 0.1 for gap in gaps)
+        if asks and stop_at_gap:
+            assert ended.value.code == 1 and f"python -m tools.gap {folder}\n" in text.err
+        else:
+            assert not text.err
 
 
 def test_a_changed_file_is_told_from_a_new_result(tmp_path):
@@ -890,3 +930,41 @@ def test_the_folders_import_in_one_direction(folder, may_not):
 def test_no_module_of_runtime_imports_itself_by_way_of_others():
     order = list(graphlib.TopologicalSorter(imports_of("runtime")).static_order())  # CycleError
     assert order.index("runtime.processes") < order.index("runtime.records") < order.index("runtime.start")
+
+
+WAITING = """
+import os, sys
+from runtime import threads
+threads.BUSY = float(sys.argv[2])
+threads.choose_waiting(sys.argv[1])
+assert "torch" not in sys.modules
+print(os.environ.get("OMP_WAIT_POLICY"), os.environ.get("VLLM_CPU_OMP_THREADS_BIND"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "busy", "given", "chosen"),
+    [
+        (128, 2, {}, "None None"),  # never busy: a small model's threads spin
+        (128, -1, {}, "PASSIVE nobind"),  # always busy
+        (576, 2, {}, "PASSIVE nobind"),
+        (576, 2, {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE nobind"),
+        (576, 2, {"WORLD_SIZE": "2"}, "PASSIVE None"),
+    ],
+)
+def test_threads_sleep_while_they_wait_if_spinning_does_not_help(hidden_size, busy, given, chosen, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": hidden_size}))
+    kept = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "WORLD_SIZE")}
+    kept.pop("VLLM_CPU_OMP_THREADS_BIND", None)
+    command = [sys.executable, "-c", WAITING, str(tmp_path), str(busy)]
+    assert subprocess.check_output(command, env={**kept, **given}, cwd=ROOT, text=True).strip() == chosen
+
+
+def test_two_runs_that_start_together_see_each_other():
+    command = [
+        sys.executable,
+        "-c",
+        "from runtime import threads; threads.BUSY = 0.05; print(threads._machine_is_busy())",
+    ]
+    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [one.communicate()[0].strip() for one in both] == ["True", "True"]

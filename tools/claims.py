@@ -84,17 +84,21 @@ def page(data, verdicts, levels, stages, level_of_stages, read):
     lines += [row(word, str(words.count(word)), data["meaning"][word]) for word in WORDS]
     lines += ["", "## In short", ""]
     for word in (SHOWS, OPPOSITE, NO_EFFECT, TOO_FEW):
-        items = {name: [claim["item"] for claim, one, _ in of if one == word] for name, of in rows.items()}
+        items = {}
+        for name, of in rows.items():
+            places = [(claim["item"], anchor(name, i)) for i, (claim, one, _) in enumerate(of) if one == word]
+            items[name] = [f"[{item}](#{place})" for item, place in places]
         text = ". ".join(f"{name}: {'; '.join(of)}" for name, of in items.items() if of)
         lines += wrapped(f"- **{word}**: {text or 'nothing'}.", subsequent_indent="  ")
     for paper in data["papers"]:
         title = f"{paper['title']} Intervals of {1 - levels[paper['name']]:.2%}."
         lines += ["", f"## {paper['name']}", "", *wrapped(title), ""]
         lines += ["| item | what it says | command | what came out here | note |", "|---|---|---|---|---|"]
-        for claim, word, numbers in rows[paper["name"]]:
+        for i, (claim, word, numbers) in enumerate(rows[paper["name"]]):
+            item = f'<a id="{anchor(paper["name"], i)}"></a>{claim["item"]}'
             cell = f"**{word}**" + f": {numbers}" * bool(numbers)
             commands = ", ".join(commands_of(claim, data["comparisons"]))
-            lines.append(row(claim["item"], claim["says"], commands, cell, claim.get("note", "")))
+            lines.append(row(item, claim["says"], commands, cell, claim.get("note", "")))
     columns = [stage for model in data["stages"]["models"] for stage in model]
     says = f"{data['stages']['says']} Intervals of {1 - level_of_stages:.2%}."
     lines += ["", "## Over training, and another model", "", *wrapped(says), ""]
@@ -111,6 +115,11 @@ def page(data, verdicts, levels, stages, level_of_stages, read):
         count = f": {len(about)} kept runs" if isinstance(about, list) else ""
         lines.append(row(f"[`{name}`](../{name}){count}", *cells))
     return "\n".join(lines) + "\n"
+
+
+def anchor(paper, i):
+    """What a link to the row of a paper's claim number i, counted from 0, names."""
+    return f"{''.join(sign if sign.isalnum() else '-' for sign in paper.lower())}--{i + 1}"
 
 
 def wrapped(text, **options):

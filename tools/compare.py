@@ -3,15 +3,16 @@
     python tools/compare.py                                  every script, seeds 0, 1 and 2
     python tools/compare.py --suite stages                   an ablation of the papers, see SUITES below
     python tools/compare.py --seeds 0 1 2 3 4                more seeds; what is there already is not run again
-    python tools/compare.py --only grpo ar                   some of the entries
+    python tools/compare.py --only grpo ar                   run some of the entries; the table has all that are kept
     python tools/compare.py --dry_run                        which runs are missing, and how long they will take
     python tools/compare.py --name eta --entries "eta 0.3: grpo_ar_lopti.py --eta 0.3" "eta 0.7: …"
 
-An entry is a name, a script and the script's flags. Every finished run is kept as a small JSON file in
-benchmarks/kk_tiny/ (flags, metrics of every step, commit, versions, machine), so that a comparison can be spread over
-days and machines. NAME.md, NAME.png and NAME.svg are made of those files alone, anywhere; NAME is the suite unless
-another is given. With more than five entries NAME.png shows each beside the one it grew from, and NAME_metrics.png
-the other metrics. NAME_budget.png shows the accuracy by training steps, by optimizer steps and by seconds.
+An entry is a name, a script and the script's flags, which take the place of the same flags of all entries. Every
+finished run is kept as a small JSON file in benchmarks/kk_tiny/ (flags, metrics of every step, commit, versions,
+machine), so that a comparison can be spread over days and machines. NAME.md, NAME.png and NAME.svg are made of those
+files alone, anywhere; NAME is the suite unless another is given. With more than five entries NAME.png shows each beside
+the one it grew from, and NAME_metrics.png the other metrics. NAME_budget.png shows the accuracy by training steps, by
+optimizer steps and by seconds.
 """
 
 import json
@@ -80,6 +81,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "grpo, float32: grpo.py",
             "reinforce: reinforce.py",
             "rloo: rloo.py",
+            "maxrl: maxrl.py",
             "dr. grpo: dr_grpo.py",
             "ppo: ppo.py",
             "dppo: dppo.py",
@@ -150,8 +152,19 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
         SMOLLM2,
         [
             "grpo, SmolLM2: grpo.py",
+            "grpo 2 updates, SmolLM2: grpo.py --updates_per_step 2",  # as many optimizer steps as Lopti makes
             "dapo, SmolLM2: dapo.py",
             "ar+lopti, SmolLM2: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
+        ],
+    ),
+    "lora": (  # the rank of LoRA, with ten times the learning rate; the same flags
+        SMOLLM2,
+        [
+            "ar+lopti, SmolLM2: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
+            *(
+                f"rank {rank}, SmolLM2: grpo_ar_lopti.py --alpha 0.3 --eta 0.5 --lora_rank {rank} --lr 5e-4"
+                for rank in (1, 8, 32)
+            ),
         ],
     ),
     "updates": (  # fig. 19: the 80/20 rule near and far off policy
@@ -169,6 +182,7 @@ PAPERS = " Paper: AR-Lopti, Table 9, Llama-3.2-3B-Instruct, mean over 3 to 7 peo
 LAST = 3  # evaluations in the mean, as the papers average their last three checkpoints
 KEPT = """step reward accuracy accuracy_2 accuracy_3 accuracy_4 eval/accuracy eval/accuracy_2 eval/accuracy_3
     eval/accuracy_4 response_tokens format_rate entropy kl clip_rate low_rate grad_norm optimizer_steps
+    reward_std truncated_rate zero_std_rate sampler_gap peak_memory_gb
     time/step time/value value_loss value_clip_rate explained_variance correction_mean correction_cut
     top_rate clip_range_max clip_range_mean clip_range_max_1 clip_range_max_2 clip_range_max_3
     clip_range_max_4 clip_range_max_5 clip_range_mean_1 clip_range_mean_2 clip_range_mean_3 clip_range_mean_4
@@ -207,7 +221,14 @@ def read_entries(entries):
 
 
 def command_of(words, common, seed):
-    return shlex.join([*words, *shlex.split(common), "--seed", str(seed)])
+    """An entry's command: its own words, then those flags of all entries that it does not set itself."""
+    others, its_own = [], False
+    for word in shlex.split(common):
+        if word.startswith("--"):
+            its_own = word in words
+        if not its_own:
+            others.append(word)
+    return shlex.join([*words, *others, "--seed", str(seed)])
 
 
 def kept_file(folder, name, seed):
@@ -396,11 +417,13 @@ def table(runs, commands, common):
     commits, machines = ({run[key] for run in everything} for key in ("commit", "machine"))
     versions = {f"{name} {version}" for run in everything for name, version in run["versions"].items()}
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
+    flags_of_all = {word for word in shlex.split(common) if word.startswith("--")}
     what = f"difference to {first}" if minus != "difference" else f'"NAME, X" minus "NAME", others minus "{first}"'
+    differ = ", if the row does not say otherwise" * any({*commands[name]} & flags_of_all for name in runs)
     lines += [
         "",
-        f"All entries: `{common}`; seeds {', '.join(map(str, seeds))}. Test accuracy, mean over the numbers of people: "
-        "one response to each test puzzle at the evaluation's temperature. "
+        f"All entries{differ}: `{common}`; seeds {', '.join(map(str, seeds))}. Test accuracy, mean over the numbers of "
+        "people: one response to each test puzzle at the evaluation's temperature. "
         f"It is given as the mean of {several} (the one before training left out) and at {last}; "
         f"mean ± standard error over the seeds. Before training it is {fmean(start):.3f}. "
         f"{minus.capitalize()}: {what} with the same seed, which means the same puzzles in the same order. "
@@ -422,6 +445,13 @@ def check_args(args):
         raise ValueError(f"--seeds {wrong[0]}: a seed must be 0 or greater, below 2**32")
     if Path(args.name).name != args.name:
         raise ValueError(f"--name {args.name} must be a name, not a path")
+    usual = Args()
+    is_other = args.entries or args.common or not set(usual.seeds) <= set(args.seeds)
+    if is_other and not args.name and args.folder == usual.folder:
+        raise ValueError(
+            f"{args.suite}.md in {args.folder} is the table of the whole suite: with other entries, flags or fewer "
+            "seeds give a --folder or a --name of your own"
+        )
     args.folder.mkdir(parents=True, exist_ok=True)
     if not args.draw_only:
         files.check_writable(args.folder)
@@ -435,24 +465,23 @@ def main(args):
         commands = read_entries(args.entries or entries)
         if unknown := set(args.only) - commands.keys():
             raise ValueError(f"--only {' '.join(sorted(unknown))}: the entries are {', '.join(commands)}")
-        wanted = {name: words for name, words in commands.items() if name in (args.only or commands)}
-        runs = {name: {} for name in wanted}
-        missing = {name: [] for name in wanted}
-        for name, words in wanted.items():
+        runs = {name: {} for name in commands}
+        missing = {name: [] for name in args.only or commands}
+        for name, words in commands.items():
             for seed in args.seeds:
                 kept = read_kept(kept_file(args.folder, name, seed), command_of(words, common, seed))
                 if kept:
                     runs[name][seed] = kept
-                else:
+                elif name in missing:
                     missing[name].append(seed)
         if not args.draw_only:
             print(plan(missing, runs))
         if args.dry_run:
             sys.exit()
-        todo = [(seed, name) for seed in args.seeds for name in wanted if seed in missing[name]]
+        todo = [(seed, name) for seed in args.seeds for name in missing if seed in missing[name]]
         todo = [] if args.draw_only else todo
         for seed, name in tqdm(todo, desc="runs", disable=not todo):
-            kept = run(command_of(wanted[name], common, seed), args.limit)
+            kept = run(command_of(commands[name], common, seed), args.limit)
             text = json.dumps(kept).replace('{"step"', '\n{"step"') + "\n"
             files.write(kept_file(args.folder, name, seed), text)
             runs[name][seed] = kept
@@ -473,4 +502,4 @@ def main(args):
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__.split("\n\n")[0]))
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))

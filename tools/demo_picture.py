@@ -1,26 +1,25 @@
-"""Draws a run in one picture: test accuracy over its steps, and a test response before and after training.
+"""Draws a run's test accuracy over its steps, and writes a test response before and after training into the README.
 
-    python -m tools.demo_picture runs/grpo_ar_lopti_kk_0_…    writes docs/demo.png and docs/demo.json
+    python -m tools.demo_picture runs/grpo_ar_lopti_kk_0_…    writes docs/demo.png, docs/demo.json and README.md
     python -m tools.demo_picture runs/grpo_ar_lopti_largest_0_… --out docs/llm.json
 
-The README shows this picture of a run of `make demo`, and of one of `make llm`. The JSON file has all that the picture
-shows, with the run's settings, commit and machine; without a run, the picture is drawn again from that file.
+The README shows both of a run of `make demo`, and of one of `make llm`. The JSON file has all that is shown, with the
+run's settings, commit and machine; without a run, picture and text are made again from that file.
 """
 
 import json
 import sys
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+from rich.console import Console
 
 from runtime import before_after, curves, files
 from tools import plot
 
 ROOT = Path(__file__).parents[1]
-COLUMN = 45  # characters in a line of a response
-LONGEST = 17  # lines of a response that are drawn
+WIDTH = 88  # characters of a line in the README
 
 
 @dataclass
@@ -29,6 +28,7 @@ class Args:
 
     run: tyro.conf.Positional[Path | None] = None  # a run's folder; without one, the kept figures are drawn
     out: Path = ROOT / "docs" / "demo.json"  # the kept figures; the picture has the same name with .png
+    readme: Path = ROOT / "README.md"  # has the text between the marks with the kept figures' name
 
 
 def read(folder):
@@ -55,31 +55,25 @@ def read(folder):
     }
 
 
-def lines_of(text, longest=LONGEST):
-    """A text in lines of COLUMN characters. What is beyond `longest` lines is left out, and the last line says so."""
-    lines = [part for line in text.strip().splitlines() for part in textwrap.wrap(line, COLUMN) or [""]]
-    if len(lines) > longest:
-        left_out = len(lines) - longest + 1
-        lines = [*lines[: longest - 1], f"[{left_out} more lines]"]
-    return "\n".join(lines)
+def with_words(text, name, kept):
+    """The README with the responses before and after training, as the terminal shows them, between a run's marks."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    if [text.count(mark) for mark in (begin, end)] != [1, 1]:
+        raise ValueError(f"the README must have the marks {begin} and {end}, each once")
+    console = Console(width=WIDTH, color_system=None)
+    with console.capture() as shown:
+        console.print(before_after.side_by_side(kept["before"], kept["after"]))
+    lines = "\n".join(line.rstrip() for line in shown.get().strip("\n").splitlines())
+    count = f"Of {kept['kept_problems']} problems, {kept['learned']} are wrong before training and right after it"
+    words = f"{count}. One of them, as the terminal shows it:\n\n```text\n{lines}\n```"
+    return f"{text.partition(begin)[0]}{begin}\n\n{words}\n\n{end}{text.partition(end)[2]}"
 
 
 def draw(kept, path):
-    """The picture: on the left the accuracy, on the right one response before and after. Gives the figure."""
-    figure = curves.new_figure(15, 5.6, "")
-    left, right = figure.subplots(1, 2, width_ratios=[1, 2])
-    draw_accuracy(left, kept["rows"], f"accuracy on {kept['settings']['eval_size']} test problems")
-    right.axis("off")
-    learned = f"{kept['learned']} of {kept['kept_problems']} problems"
-    count = f"{learned}: wrong before training, right after it. One of them:"
-    prompt = "\n".join(textwrap.wrap(" ".join(kept["before"]["prompt"].split()), 2 * COLUMN))
-    write(right, 0, 1, count, size=13)
-    write(right, 0, 0.92, prompt, color="0.35", family="monospace")
-    for x, colour, row in ((0, curves.COLOURS[1], kept["before"]), (0.51, curves.COLOURS[2], kept["after"])):
-        when = "before training" if row["step"] == 0 else f"after step {row['step']}"
-        verdict = "right" if row["correct"] else "wrong"
-        write(right, x, 0.58, f"{when}: {verdict}", color=colour, weight="bold", size=13)
-        write(right, x, 0.51, lines_of(row["response"]), family="monospace")
+    """The accuracy over the steps. Gives the figure."""
+    figure = curves.new_figure(6, 3, "")
+    title = f"accuracy on {kept['settings']['eval_size']} test problems"
+    draw_accuracy(figure.subplots(), kept["rows"], title)
     curves.save(figure, [path])
     return figure
 
@@ -93,11 +87,6 @@ def draw_accuracy(axis, rows, title):
     axis.legend(loc="lower right", frameon=False)
 
 
-def write(axis, x, y, text, **look):
-    """Writes text below a point of the axis; x and y from 0 to 1."""
-    axis.text(x, y, text, va="top", transform=axis.transAxes, **{"size": 11.5} | look)
-
-
 def main(args):
     try:
         if args.run:
@@ -106,10 +95,11 @@ def main(args):
         kept = files.read_object(args.out)
         picture = args.out.with_suffix(".png")
         draw(kept, picture)
+        files.write(args.readme, with_words(args.readme.read_text(encoding="utf-8"), args.out.stem, kept))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    print(f"wrote {picture}")
+    print(f"wrote {picture} and {args.readme}")
 
 
 if __name__ == "__main__":

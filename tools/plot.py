@@ -292,4 +292,4 @@ def main(args):
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__.split("\n\n")[0]))
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))

@@ -35,7 +35,7 @@ OWN = ROOT / "tools/site_files"  # the configuration, styles and programs of the
 CHAPTERS = {  # of the navigation: the Markdown files in each, in order
     "Course": ["course/README.md", "course/lesson_*.md", "course/lecturer.md", "course/*.md"],
     "Algorithms": ["docs/algorithms/README.md", "docs/algorithms/ladder.md", "docs/algorithms/*.md"],
-    "Guides": ["docs/README.md", "docs/*.md", "docs/**/*.md"],
+    "Guides": ["docs/README.md", "docs/*.md", "docs/**/*.md", "examples/README.md"],
     "Lab": ["lab/README.md", "lab/**/*.md"],
     "Measurements": ["models/kk_tiny/README.md", "benchmarks/README.md", "benchmarks/kk_tiny/*.md"],
 }
@@ -49,6 +49,7 @@ WHOLE = (
     "docs/claims.md",
     "docs/comparison.md",
     "docs/objectives.md",
+    "benchmarks/llm/",
     RAW,
 )  # texts with nothing beside them
 NEVER = {".git", ".venv", ".site", "site", ".venv-site", "runs", "__pycache__"}

@@ -172,7 +172,9 @@ def parser():
         token.attrSet("alt", self.renderInlineAsText(token.children, options, env))
         token.attrSet("src", site_link(token.attrGet("src"), env["page"], env["files"]))
         token.attrSet("loading", "lazy")
-        return self.renderToken(tokens, index, options, env)
+        shown = self.renderToken(tokens, index, options, env)
+        is_linked = sum(token.nesting for token in tokens[:index] if token.tag == "a")
+        return shown if is_linked else f'<a href="{token.attrGet("src")}">{shown}</a>'  # a click shows it in full size
 
     def as_html(self, tokens, index, options, env):
         def link(match):
