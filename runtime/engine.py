@@ -5,17 +5,18 @@ import hashlib
 import os
 
 import torch
+from torch import set_num_threads  # vLLM replaces torch's own by one that does nothing
 from tqdm import tqdm
 from transformers import AutoConfig, GenerationConfig
 
-from runtime import processes
+from runtime import processes, threads
 from runtime.processes import ON_GPU, RANK, WORLD_SIZE
 
 
 def options(args):
     """vLLM's options for a trainer on this machine. To call before vLLM is imported."""
     context = args.max_prompt_tokens + args.max_response_tokens
-    chosen = common_options(context, args.kv_cache_gb)
+    chosen = common_options(args.model, context, args.kv_cache_gb)
     if ON_GPU:
         chosen["enable_sleep_mode"] = True
         chosen["sleep_mode_offload_cudagraph"] = True  # or its CUDA graphs would stay on the GPU
@@ -30,7 +31,7 @@ def options(args):
     return chosen
 
 
-def common_options(context, kv_cache_gb):
+def common_options(model, context, kv_cache_gb):
     """What a trainer and evaluate.py have in common. To call before vLLM is imported.
 
     For vLLM reads some of it from the environment, which is set here. context: the most tokens of a
@@ -38,6 +39,9 @@ def common_options(context, kv_cache_gb):
     """
     # In this process, so that weights can be handed over.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if threads.is_small(model) and not ON_GPU:
+        set_num_threads(threads.OF_SMALL_SAMPLER)
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # it would set the number
     cores = ",".join(map(str, processes.own_cores()))
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
     # FlashInfer's sampler is for top-k and top-p, which we don't use. At the start it would be
@@ -113,9 +117,11 @@ def empty_prefix_cache(llm):
 
 
 def sleep(llm):
-    """On a GPU: the engine's memory is the trainer's until load_weights."""
+    """On a GPU the engine's memory is the trainer's until load_weights, on a CPU the cores are."""
     if ON_GPU:
         llm.sleep(level=1)
+    elif threads.is_small(llm.model_config.model):
+        set_num_threads(len(processes.own_cores()))
 
 
 def load_weights(llm, named_weights):
@@ -126,3 +132,5 @@ def load_weights(llm, named_weights):
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
     if ON_GPU:
         llm.wake_up(tags=["kv_cache"])
+    elif threads.is_small(llm.model_config.model):
+        set_num_threads(threads.OF_SMALL_SAMPLER)

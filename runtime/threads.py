@@ -14,7 +14,11 @@ from runtime.launch import WORLD_SIZE
 # as fast, with SmolLM2-135M (576) no faster. Beside another program they hold up the threads that
 # they wait for: a step takes 3 to 4 times as long instead of 1.6 to 2.5, and 13 times beside a
 # second run that spins.
-SPINNING_HELPS = 256  # hidden size; measured at 128 and 576 only
+SMALL = 256  # hidden size of the smallest model that is not small; measured at 128 and 576 only
+# With kk_tiny two threads save a tenth of the sampler's seconds. Beside another program, which holds
+# one of them up, they take two to four times as long as one. The number must not depend on that:
+# log-probabilities differ in rounding with it, and a resumed run equals an unbroken one.
+OF_SMALL_SAMPLER = 1
 BUSY = 0.2  # share of the machine's cores that others use
 
 
@@ -23,7 +27,7 @@ def choose_waiting(model):
 
     model: a model's folder or its name on the hub. Keeps what the environment already says.
     """
-    if _is_small(model) and not _machine_is_busy():
+    if is_small(model) and not _machine_is_busy():
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if WORLD_SIZE == 1:
@@ -32,11 +36,15 @@ def choose_waiting(model):
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
-def _is_small(model):
+def is_small(model):
+    """Whether a token of the model is computed in so short a time that threads gain little.
+
+    model: a folder. One on the hub is taken for large.
+    """
     config = Path(model, "config.json")
     if not config.is_file():  # on the hub
         return False
-    return files.read_object(config).get("hidden_size", SPINNING_HELPS) < SPINNING_HELPS
+    return files.read_object(config).get("hidden_size", SMALL) < SMALL
 
 
 def _machine_is_busy():

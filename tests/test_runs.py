@@ -178,11 +178,16 @@ def test_a_kill_in_a_save_leaves_the_last_good_checkpoint_and_a_signal_in_a_save
 @bit_for_bit
 @pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_after_a_sync_the_sampler_is_a_fresh_engine_of_the_same_weights(tied, tmp_path):
-    """Ids and log-probabilities, to the last bit: weights are changed, handed over and saved; a new process loads."""
+    """Ids and log-probabilities, to the last bit: weights are changed, handed over and saved; a new process loads.
+
+    The model is small, so its sampler has one thread, and while it sleeps the trainer has all.
+    """
     model = KK_TINY if tied else make_tiny_model(tmp_path / "model", tied=False)
     worker = tmp_path / "worker.py"
     worker.write_text(f"""
-import sys, torch
+import os, sys
+os.sched_setaffinity(0, range(os.cpu_count()))
+import torch
 sys.path.insert(0, {str(ROOT)!r})
 import grpo
 from rewards import load_task
@@ -194,13 +199,17 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 problems = [problem for problem in load_task(args, tokenizer)[1][:8] for _ in range(4)]  # of each response
 llm = grpo.load_sampler(args)
 policy = grpo.load_policy(args, trained=True)
+assert torch.get_num_threads() == 1
 before = grpo.sample(llm, problems, 1, args)[1]
 if what == "change":
+    grpo.engine.sleep(llm)
+    assert torch.get_num_threads() == os.cpu_count()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=2e-2)
     for i, p in enumerate(policy.parameters()):
         p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
     optimizer.step()
     grpo.sync_weights(policy, llm, args)
+    assert torch.get_num_threads() == 1
     args.run_dir = {str(tmp_path / "run")!r}
     grpo.checkpoints.save(policy, optimizer, tokenizer, 1, 0, args)
 batch, responses = grpo.sample(llm, problems, 1, args)
