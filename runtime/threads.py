@@ -15,9 +15,9 @@ from runtime.launch import WORLD_SIZE
 # they wait for: a step takes 3 to 4 times as long instead of 1.6 to 2.5, and 13 times beside a
 # second run that spins.
 SMALL = 256  # hidden size of the smallest model that is not small; measured at 128 and 576 only
-# With kk_tiny two threads save a tenth of the sampler's seconds. Beside another program, which holds
-# one of them up, they take two to four times as long as one. The number must not depend on that:
-# log-probabilities differ in rounding with it, and a resumed run equals an unbroken one.
+# With kk_tiny two threads save a tenth of the sampler's seconds. Beside another program, which
+# holds one of them up, they take two to four times as long as one. The number must not depend on
+# that: log-probabilities differ in rounding with it, and a resumed run equals an unbroken one.
 OF_SMALL_SAMPLER = 1
 BUSY = 0.2  # share of the machine's cores that others use
 
