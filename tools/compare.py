@@ -72,6 +72,17 @@ def sweep(flag, values, others):
     return [f"{flag} {value}: grpo_ar_lopti.py --{flag} {value} {others}" for value in values]
 
 
+def with_parts(base, script, alpha):
+    """Entries of a script with AR alone, Lopti alone, Lopti's stages the other way round, and both."""
+    parts = {
+        "ar": f"--alpha {alpha} --eta 0",
+        "lopti": "--alpha 0 --eta 0.5",
+        "high, then low": "--alpha 0 --eta 0.5 --lopti_stages high,low",
+        "ar+lopti": f"--alpha {alpha} --eta 0.5",
+    }
+    return [f"{base}{name}, float32: {script} {flags}" for name, flags in parts.items()]
+
+
 SUITES = {  # name: (flags of all, entries); the ablations that the papers print
     "comparison": (COMMON, ENTRIES),
     # The scripts that came later, beside a GRPO of their own: float32, which any processor computes fast.
@@ -109,6 +120,21 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "grpo, float32: grpo.py",
             "grpo 4 updates, float32: grpo.py --updates_per_step 4",
             *sweep("eta", (0.1, 0.3, 0.5, 0.7, 0.9), "--alpha 0"),
+        ],
+    ),
+    # What AR and Lopti give, on three algorithms, beside as many optimizer steps without them. With --seeds 0 to 7.
+    "control": (
+        QUICK,
+        [
+            "grpo, float32: grpo.py",
+            "grpo 4 updates, float32: grpo.py --updates_per_step 4",
+            *with_parts("", "grpo_ar_lopti.py", 0.3),
+            "reinforce++, float32: reinforce_pp.py",
+            "reinforce++ 4 updates, float32: reinforce_pp.py --updates_per_step 4",
+            *with_parts("reinforce++ ", "reinforce_pp_ar_lopti.py", 0.1),
+            "dapo, float32: dapo.py",
+            "dapo 4 updates, float32: dapo.py --updates_per_step 4",
+            *with_parts("dapo ", "dapo_ar_lopti.py", 0.3),
         ],
     ),
     # ACPO, Table 3, off policy. Every entry is a mean of the responses' means, as in the paper's release: only the clip
