@@ -83,6 +83,18 @@ def save(policy, optimizer, tokenizer, step, n_used, args, critic=None):
                 delete(old)
 
 
+def export(run_dir, folder):
+    """Copies the model of the newest checkpoint, an ordinary one, to a folder of its own.
+
+    All processes must call it. If it can't be written, the run ends with one message.
+    """
+    with faults.disk_errors_end_the_run(f"--export {folder}", run_dir):
+        if processes.RANK == 0:
+            not_the_model = shutil.ignore_patterns("trainer", POSITION, CHECKSUMS)
+            newest = complete(run_dir)[-1]
+            shutil.copytree(newest, folder, ignore=not_the_model, dirs_exist_ok=True)
+
+
 def make_way(path, unfinished):
     """Makes the folder that a checkpoint is written in; removes what would be in its way."""
     for left_by_a_kill in path.parent.glob("*.tmp"):

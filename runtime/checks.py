@@ -67,7 +67,9 @@ def check_lora(args):
 
 
 def check_run_folders(args):
-    """ValueError if --resume, --run_dir or --track can't be done."""
+    """ValueError if --resume, --run_dir, --export or --track can't be done."""
+    if args.export and not args.resume and Path(args.export).exists():
+        raise ValueError(f"--export {args.export} is there already: give a new folder")
     if args.resume:
         run = folders.run_of(args.resume)
         if not folders.all_of(run) or not (run / "args.json").exists():

@@ -257,11 +257,13 @@ class Records:
         curves.draw(rows, self.folder / "curves.png")
 
     def close(self, step):
-        """Ends the records, and says how the run ended. step: the last one.
+        """Ends the records, and says how the run ended; --export. step: the last one.
 
         If sampler_gap has jumped, it ends the program (exit code 1).
         """
         self.show_results(step)
+        if self.args.export:
+            checkpoints.export(self.folder, self.args.export)
         peers.stop_watching()
         problem = processes.broadcast(self.problem)
         if problem:

@@ -124,6 +124,7 @@ class RunArgs:
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
     resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
     stop_at_gap: bool = True  # end the run if sampler_gap jumps at the sampler's first update
+    export: str = ""  # a folder for the model at the end: a checkpoint's, without training state
     track: bool = False  # also log to Weights & Biases (pip install wandb)
     dry_run: bool = False  # check everything, estimate the memory, load nothing and end
 

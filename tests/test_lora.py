@@ -257,6 +257,7 @@ def four_steps(tmp_path_factory):
     """A run of grpo.py with LoRA."""
     run_dir = tmp_path_factory.mktemp("lora") / "run"
     flags = {"lora_rank": 3, "lr": 5e-3, "prompts_per_step": 8, "dtype": "float32"}
+    flags["export"] = run_dir.parent / "model"
     run("grpo.py", *small(run_dir, steps=4, save_every=2, **flags))
     return run_dir
 
@@ -283,7 +284,10 @@ def test_a_checkpoint_is_an_ordinary_model_and_trains_on_from_its_adapters(four_
     assert weights.keys() == base.keys()
     for name in weights:
         assert torch.equal(weights[name], base[name].float()) == (not name.endswith("_proj.weight")), name
-    lm = AutoModelForCausalLM.from_pretrained(folder)
+    exported = four_steps.parent / "model"
+    assert (exported / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert not (exported / "trainer").exists()
+    lm = AutoModelForCausalLM.from_pretrained(exported)
     assert not any("lora" in name for name, _ in lm.named_parameters()) and not list(folder.glob("adapter*"))
     of_state = checkpoints.read_metadata(folder / "trainer").state_dict_metadata
     assert len(of_state) == 1 + 4 * 2 * 7 * len(lm.model.layers)  # "rng"; weight, two moments and step of A and B

@@ -242,6 +242,7 @@ BAD = {
     "--seed is 5000000000; it must be 0 or greater, below 2**32": ["--seed", "5000000000"],
     "--responses_per_prompt is 100000000; it must be": ["--responses_per_prompt", "100000000"],
     "--resume is empty": ["--resume", ""],
+    "--export docs is there already": ["--export", "docs"],
     "numbers must be like 3-4": ["--numbers", "1e400"],  # though this task does not use it
     "people must be like 3-7": ["--people", "3-9"],
     "GiB of memory": ["--kv_cache_gb", "5000"],
