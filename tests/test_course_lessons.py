@@ -254,6 +254,13 @@ def test_the_runs_of_lesson_10():
     assert k2[6]["kl"] / weak[6]["kl"] == pytest.approx(0.5, abs=0.05)
 
 
+def test_the_gaps_of_healthy_runs_in_lesson_3():
+    runs = [rows_of_run(f"course/results/healthy_seed_{seed}") for seed in range(3)]
+    gaps = [row["sampler_gap"] for run in runs for step, row in run.items() if step > 0]
+    assert len(gaps) == 30 and (f"{min(gaps):.0e}", f"{max(gaps):.0e}") == ("2e-07", "4e-07")
+    assert "2e-7 to 4e-7 nats in each of their ten steps" in " ".join((COURSE / "lesson_3.md").read_text().split())
+
+
 def test_what_the_rule_pays_in_lesson_9():
     text = (COURSE / "lesson_9.md").read_text().replace("`", "").replace("−", "-")
     rows = re.findall(r"^\| (.*</answer>).* \| (.*) \| (.*) \|$", text, re.M)
