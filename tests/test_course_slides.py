@@ -79,6 +79,7 @@ def test_a_made_deck_has_its_slides_and_loads_nothing(made):
         page = (made / f"lesson_{number}.html").read_text()
         assert len(re.findall(r"<section ", page)) == len(re.findall(r"^##? ", without_code(text), re.M)), number
         assert not re.search(r"(src|href)=[\"']?(https?:)?//|url\([\"']?(https?:)?//", page), number
+        assert page.count('bespoke-marp-note" data-index') == text.count("<!--\n"), number
         assert "<mjx-container" in page or "$" not in text, number
 
 
