@@ -6,6 +6,7 @@ VENV ?= .venv
 SITE_VENV ?= .venv-site
 PY = $(VENV)/bin/python
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check
+MARP = .marp/node_modules/.bin/marp
 SMOLLM = models/SmolLM2-135M-Instruct
 GPU := $(shell nvidia-smi --list-gpus 2>/dev/null | grep -c GPU)
 TORCH_CPU_WHEELS = https://download.pytorch.org/whl/cpu
@@ -16,7 +17,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install doctor model demo llm watch test test-all bench lab table docs site lint format
+.PHONY: install doctor model demo llm watch test test-all bench lab table docs site slides lint format
 
 install: $(VENV)/installed
 
@@ -61,6 +62,7 @@ watch: install
 	$(VENV)/bin/tensorboard --logdir runs
 
 test: install $(VENV)/installed-test model lint $(SITE_VENV)/installed
+	@$(MAKE) --no-print-directory $(MARP) || echo "the tests that build slides will be skipped"
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: install $(VENV)/installed-test model lint $(SITE_VENV)/installed
@@ -109,3 +111,11 @@ $(SITE_VENV)/installed: requirements-site.txt
 	test -x $(SITE_VENV)/bin/python || $(PYTHON) -m venv $(SITE_VENV)
 	$(SITE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-site.txt
 	touch $@
+
+slides: $(MARP) $(SITE_VENV)/installed
+	$(SITE_VENV)/bin/python -m course.slides
+
+# Marp makes slides of Markdown. Its HTML is one file, with a view for the presenter.
+$(MARP):
+	@npm --version >/dev/null 2>&1 || { echo "error: slides need Node.js 18 or later with npm (on Debian: apt install nodejs npm)" >&2; exit 1; }
+	npm install --no-save --no-audit --no-fund --loglevel=error --fetch-retries=1 --prefix .marp @marp-team/marp-cli@4.5.1

@@ -7,7 +7,8 @@ The lecturer runs it. The secret draws the change, so only who knows it can look
 capstone/team_3: metrics.jsonl, samples.jsonl, curves.png and the command, but no script. It also gets this file, with
 the list of CHANGES. It names the change from the curves and samples. Then it proves it: it makes the change in its own
 copy of grpo.py, with the same command and seed, and compares the metrics step by step, beside those of an unchanged
-run.
+run. A copy called suspect.py, whose docstring has "What differs from grpo.py: ...", is also shown by
+`python -m lab.lens --out runs/lens`, with the weights that it puts on tokens.
 """
 
 import hashlib

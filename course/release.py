@@ -2,9 +2,10 @@
 
     python -m course.release FOLDER
 
-FOLDER gets what git tracks, except the solutions, the lecturer's page, the grading and the tests of the course. The
-checks need what the solutions compute, and what known mistakes give. Both are kept as numbers, for NUM_SEEDS seeds of
-random inputs (course/cases/kept.pt). `python -m course.grade` draws other inputs, in the whole repository.
+FOLDER gets what git tracks, except the solutions, the lecturer's page, the slides, the grading and the tests of the
+course. The checks need what the solutions compute, and what known mistakes give. Both are kept as numbers, for
+NUM_SEEDS seeds of random inputs (course/cases/kept.pt). `python -m course.grade` draws other inputs, in the whole
+repository.
 """
 
 import importlib
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NUM_SEEDS = 4
 FIRST_SEED = 100  # of the kept inputs
 LEFT_OUT = re.compile(
-    r"course/solutions/.*|course/cases/lesson_\d+\.py|course/(lecturer\.md|grade\.py|release\.py)|tests/test_course.*"
+    r"course/solutions/.*|course/cases/lesson_\d+\.py|course/(lecturer\.md|(grade|release|slides)\.py|decks/.*)|tests/test_course.*"
 )
 
 

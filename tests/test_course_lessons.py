@@ -1,6 +1,7 @@
 """The course's texts: commands, quoted accuracies and outputs are right. test_docs.py looks at their links."""
 
 import ast
+import importlib
 import json
 import math
 import re
@@ -14,6 +15,7 @@ import torch
 import grpo
 import grpo_tis
 import rloo
+from course import failures
 from course.solutions import lesson_10
 from rewards import kk
 from tools import anchors, compare
@@ -230,6 +232,35 @@ def test_the_six_gradients_of_lesson_10():
     assert torch.allclose(found["KL(π_ref ‖ π)"], policy - reference)
 
 
+def rows_of_run(file):
+    """{step: metrics} of a kept run."""
+    return {row["step"]: row for row in json.loads((ROOT / f"{file}.json").read_text())["rows"]}
+
+
+def test_the_runs_of_lesson_10():
+    names = ("kl_k1", "kl_k2", "kl_k3", "healthy")
+    k1, k2, k3, weak = runs = [rows_of_run(f"course/results/{name}_seed_0") for name in names]
+    text = (COURSE / "lesson_10.md").read_text()
+    keys = {"metric `kl`": "kl", "gradient norm": "grad_norm", "reward": "reward", "test accuracy": "eval/accuracy"}
+    table = re.findall(rf"^\| ({'|'.join(keys)}) at step (\d) \| (.*) \|$", text, re.M)
+    assert len(table) == 7
+    for name, step, cells in table:
+        for run, cell in zip(runs, cells.split("|")):
+            if cell.strip():
+                places = len(cell.strip().partition(".")[2])
+                assert cell.strip() == f"{run[int(step)][keys[name]]:.{places}f}", (name, step)
+    assert all(k1[step]["kl"] > weak[step]["kl"] > max(k2[step]["kl"], k3[step]["kl"]) for step in range(2, 7))
+    assert all(k1[step]["grad_norm"] > max(k2[step]["grad_norm"], k3[step]["grad_norm"]) for step in range(1, 7))
+    assert k2[6]["kl"] / weak[6]["kl"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_gaps_of_healthy_runs_in_lesson_3():
+    runs = [rows_of_run(f"course/results/healthy_seed_{seed}") for seed in range(3)]
+    gaps = [row["sampler_gap"] for run in runs for step, row in run.items() if step > 0]
+    assert len(gaps) == 30 and (f"{min(gaps):.0e}", f"{max(gaps):.0e}") == ("2e-07", "4e-07")
+    assert "2e-7 to 4e-7 nats in each of their ten steps" in " ".join((COURSE / "lesson_3.md").read_text().split())
+
+
 def test_what_the_rule_pays_in_lesson_9():
     text = (COURSE / "lesson_9.md").read_text().replace("`", "").replace("−", "-")
     rows = re.findall(r"^\| (.*</answer>).* \| (.*) \| (.*) \|$", text, re.M)
@@ -326,3 +357,85 @@ def test_the_numbers_of_lesson_11_are_those_of_the_kept_runs(heading):
                 said[name, step], right[name, step] = cell, f"{of_run[step][key]:{style}}"
     assert len(said) >= 15
     assert said == right
+
+
+def test_the_numbers_of_the_quiz_are_those_of_the_kept_runs():
+    text = " ".join((COURSE / "quiz.md").read_text().split())
+    runs = {letter: rows_of_run(name) for letter, (name, _) in failures.QUIZ.items()}
+    healthy = {letter: [rows_of_run(name) for name in others] for letter, (_, others) in failures.QUIZ.items()}
+
+    def said(letter, words, step, key, style):
+        assert words.format(f"{runs[letter][step][key]:{style}}") in text, (letter, words)
+
+    said("A", "The KL is first: {} at step 2", 2, "kl", ".3f")
+    said("B", "from 3e-7 to {} at step 2", 2, "sampler_gap", ".3f")
+    said("C", "a test accuracy of {} at step 10, beside 0.63 to 0.66", 10, "eval/accuracy", ".2f")
+    said("E", "The gradient norm of step 1 is {}.", 1, "grad_norm", ".0f")
+    said("E", "and the KL is {}.", 2, "kl", ".1f")
+    said("F", "At step 6 the entropy is {}, where the healthy runs have 0.74 to 1.25", 6, "entropy", ".2f")
+    said("F", "the test accuracy falls from 0.87 to {}", 12, "eval/accuracy", ".2f")
+    tests = [run[10]["eval/accuracy"] for run in healthy["C"]]
+    assert (min(tests), max(tests)) == (0.63, 0.66)
+    assert len({runs["B"][step]["eval/accuracy"] for step in (0, 5, 10)}) == 1
+    assert runs["B"][6]["kl"] > 5 and runs["B"][9]["kl"] > 200  # the spikes
+    assert round(64 * (1 - runs["C"][3]["format_rate"])) == 6
+    assert all(runs["C"][step]["kl"] > max(run[step]["kl"] for run in healthy["C"]) for step in range(2, 11))
+    above = [runs["D"][step]["response_tokens"] - max(run[step]["response_tokens"] for run in healthy["D"])
+             for step in range(6, 11)]  # fmt: skip
+    assert min(above) > 80 and max(above) < 115
+    entropies = [run[6]["entropy"] for run in healthy["F"]]
+    assert [f"{entropy:.2f}" for entropy in (min(entropies), max(entropies))] == ["0.74", "1.25"]
+    assert f"{runs['F'][4]['eval/accuracy']:.2f}" == "0.87" and runs["F"][9]["accuracy"] == 1
+
+
+# -------------------------------------------------------------------------------------------------- weeks and hours
+
+COMPUTED = {  # lesson: the kept runs whose training steps the lecturer's page counts, and its words
+    0: (["kk_tiny/reinforce_seed_0"], "one run: {}"),
+    1: (["kk_tiny/rloo_seed_0", "kk_tiny/grpo_float32_seed_0"], "two runs: {}"),
+    2: (["kk_tiny/ppo_seed_0"], "one run: {},"),
+    4: (["kk_tiny/dapo_seed_0", "kk_tiny/grpo_seed_0"], "two runs: {},"),
+    5: (["kk_tiny/lopti_seed_0"], "one run: {};"),
+    6: (["kk_tiny/16_updates_seed_0", "kk_tiny/acpo_16_updates_seed_0"], "two runs: {}"),
+    7: (["kk_tiny/2_updates_80_20_seed_0"], "one run: {}"),
+    8: (6 * ["kk_tiny/grpo_float32_seed_0"], "in week 2: {}"),
+    9: ([f"fails_{rule}_seed_{seed}" for rule in ("open", "closed") for seed in range(3)], "six runs: {}"),
+    10: ([f"kl_{estimate}_seed_0" for estimate in ("k1", "k2", "k3")], "three runs: {}"),
+    11: ([f"{name}_seed_0" for name in ("healthy", "format_lost", "kl_blow_up", "stale_weights", "length_explosion")],
+         "five runs: {};"),
+}  # fmt: skip
+
+
+def weeks():
+    """{lesson: (needs, session, computing)} of the lecturer's table."""
+    text = (COURSE / "lecturer.md").read_text()
+    rows = re.findall(r"^\| [\d, ]+ \| (\d+)[^|]* \| ([^|]+) \| (\d+) \| \d+ \| ([^|]+) \|$", text, re.M)
+    return {int(lesson): (needs, int(session), computing) for lesson, needs, session, computing in rows}
+
+
+def test_the_weeks_have_every_lesson_with_its_minutes_and_what_it_needs():
+    assert sorted(weeks()) == list(LESSONS)
+    lecturer = (COURSE / "lecturer.md").read_text()
+    for lesson, (needs, session, _) in weeks().items():
+        [(total, parts)] = re.findall(rf"^## Lesson {lesson}: .*\n\n\*\*Timing \((\d+) minutes\)\.\*\* ((?:.+\n)+)",
+                                      lecturer, re.M)  # fmt: skip
+        minutes = [int(part) for part in re.findall(r"(?:^|; )(\d+) ", " ".join(parts.split()))]
+        assert session == int(total) == sum(minutes), lesson
+        head = (COURSE / f"lesson_{lesson}.md").read_text().split("## After this you can")[0]
+        before = {int(number) for number in re.findall(r"\[lesson\s+(\d+)\]", head)}
+        assert before == {int(number) for number in re.findall(r"\d+", needs)}, lesson
+
+
+@pytest.mark.parametrize("lesson", COMPUTED)
+def test_the_minutes_of_computing_are_those_of_the_kept_runs(lesson):
+    runs, words = COMPUTED[lesson]
+    files = [f"benchmarks/{run}" if "/" in run else f"course/results/{run}" for run in runs]
+    seconds = [row.get("time/step", 0) for file in files for row in rows_of_run(file).values()]
+    assert words.format(round(sum(seconds) / 60)) in weeks()[lesson][2]
+
+
+def test_the_readme_says_which_lessons_have_three_functions():
+    exercises = [importlib.import_module(f"course.cases.lesson_{lesson}").EXERCISES for lesson in LESSONS]
+    assert [lesson for lesson in LESSONS if len(exercises[lesson]) == 3] == [2, 4, 11]
+    assert sum(map(len, exercises)) == 2 * 12 + 3
+    assert "two functions to write (lessons 2, 4 and 11 have three)" in (COURSE / "README.md").read_text()
