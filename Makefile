@@ -62,10 +62,10 @@ watch: install
 	$(VENV)/bin/tensorboard --logdir runs
 
 test: install $(VENV)/installed-test model lint $(SITE_VENV)/installed
-	@$(MAKE) --no-print-directory $(MARP) || echo "the tests that build slides will be skipped"
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: install $(VENV)/installed-test model lint $(SITE_VENV)/installed
+	@$(MAKE) --no-print-directory $(MARP) || echo "the tests that build slides will be skipped"
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(PY) tools/mutations.py
 
