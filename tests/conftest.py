@@ -129,7 +129,7 @@ def small(run_dir, **changes):
     """Flags of a run that takes seconds: of kk_tiny, whose hasty solutions fit in 48 tokens and no others."""
     flags = {
         "model": KK_TINY, "run_dir": run_dir, "steps": 2, "prompts_per_step": 4, "responses_per_prompt": 4,
-        "max_response_tokens": 48, "eval_size": 4, "kv_cache_gb": 0.25, "micro_batch_tokens": 2000,
+        "max_response_tokens": 48, "eval_size": 4, "kv_cache_gb": 0.1, "micro_batch_tokens": 2000,
     }  # fmt: skip
     if "task" not in changes:
         flags["data"] = puzzles()
