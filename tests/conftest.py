@@ -229,6 +229,7 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
         for name, result in (("load", (0, 0)), ("save", None)):
             patch.setattr(trainer.checkpoints, name, named(name, result))
         patch.setattr(trainer.processes, "end", lambda: calls.append("end"))
+        patch.setattr(trainer.engine, "sleep", lambda llm: None)
         trainer.main()
     return written[-1], given[0]
 
