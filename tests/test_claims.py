@@ -127,22 +127,22 @@ def commands():
     return sorted(set(found))
 
 
-@pytest.mark.parametrize("command", commands())
-def test_every_command_exists(command):
-    program, *words = shlex.split(command)
-    if program == "pytest":
-        assert [(ROOT / word).is_file() for word in words] == [True]
-        return
-    assert program == "python"
-    if words[0] == "-m":
-        words = [words[1].replace(".", "/") + ".py", *words[2:]]
-    file, *rest = words
-    assert (ROOT / file).is_file()
-    given = {word[2:]: rest[i + 1] for i, word in enumerate(rest) if word.startswith("--") and i + 1 < len(rest)}
-    flags = {word[2:] for word in rest if word.startswith("--")}
-    assert flags <= flags_of(file), flags - flags_of(file)
-    if "suite" in given and "compare" in file:
-        assert given["suite"] in compare.SUITES
+def test_every_command_exists():
+    for command in commands():
+        program, *words = shlex.split(command)
+        if program == "pytest":
+            assert [(ROOT / word).is_file() for word in words] == [True], command
+            continue
+        assert program == "python", command
+        if words[0] == "-m":
+            words = [words[1].replace(".", "/") + ".py", *words[2:]]
+        file, *rest = words
+        assert (ROOT / file).is_file(), command
+        given = {word[2:]: rest[i + 1] for i, word in enumerate(rest) if word.startswith("--") and i + 1 < len(rest)}
+        flags = {word[2:] for word in rest if word.startswith("--")}
+        assert flags <= flags_of(file), (command, flags - flags_of(file))
+        if "suite" in given and "compare" in file:
+            assert given["suite"] in compare.SUITES, command
 
 
 def test_what_is_named_in_the_code_is_there():
