@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import prepared
 import pytest
 import torch
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[1]
 KK_TINY = ROOT / "models" / "kk_tiny"
@@ -26,11 +27,14 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     share = slice(int(worker[2:]), None, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[share] or [0])
 
-LONGEST = ("test_runs", "test_every_script", "test_dapo")  # begun first, or one process would end alone
+# What runs longest is begun first, or one of pytest's processes would end alone.
+LONGEST = """test_dapo test_every_script test_journeys test_runs test_lora test_kk_tiny test_algorithms test_course_step
+    test_ppo test_evaluate test_lab test_site test_sft""".split()
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.module.__name__ not in LONGEST)
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.module.__name__, len(LONGEST)))
 
 
 CHATML = (
@@ -91,7 +95,14 @@ def make_tiny_model(folder, seed=0, tied=True):
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny_model"))
+    """A folder, which pytest's processes share: one of them makes it."""
+    folder = tmp_path_factory.getbasetemp()
+    if worker:
+        folder = folder.parent
+    with FileLock(folder / "tiny_model.lock"):
+        if not (folder / "tiny_model").exists():
+            make_tiny_model(folder / "half").rename(folder / "tiny_model")
+    return folder / "tiny_model"
 
 
 def run(script, *flags, processes=1, check=True, timeout=1200, env=None, torchrun=False, machines=1):
