@@ -346,7 +346,7 @@ def test_a_new_raw_value_changes_the_page(folders):
     path.write_text(json.dumps(data))
     of = verdicts.Folders()
     rows = []
-    for page in (verdicts.page(), verdicts.page(verdicts.Folders(folders.lab, of.runs, of.results))):
+    for page in (verdicts.FILE.read_text(), verdicts.page(verdicts.Folders(folders.lab, of.runs, of.results))):
         rows.append(next(line for line in page.splitlines() if "</a>Figure 1(a), (d) |" in line))
     assert "**shows**" in rows[0] and "**the opposite**" in rows[1]
 
@@ -361,7 +361,8 @@ def test_links_lead_somewhere_and_rows_have_all_cells():
     assert {line.count(" | ") for line in rows} <= {2, 3, 4}
 
 
-def test_check_changes_nothing(tmp_path, capsys):
+def test_check_changes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(verdicts, "page", lambda: "a page\n")
     file = tmp_path / "claims.md"
     with pytest.raises(SystemExit) as ended:
         verdicts.main(verdicts.Args(check=True, file=file))
