@@ -31,6 +31,22 @@ BILLIONS = {  # of parameters, as the model cards say
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def shapes_once():
+    """The tables need a model's shapes hundreds of times, and making them is nearly all of the work."""
+    made, shapes_of = {}, memory.shapes_of
+
+    def once(config):
+        key = config.to_json_string()
+        if key not in made:
+            made[key] = shapes_of(config)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "shapes_of", once)
+        yield
+
+
 @pytest.fixture(scope="module")
 def all_fits():
     return fits.all_fits()
