@@ -86,6 +86,7 @@ def reinforces():
     batch = {name: given()[name] for name in ("ids", "mask", "logp", "advantages")}  # [N, T]
     rewards = given()["rewards"]
     args = reinforce.Args(model=str(MODEL), dtype="float32", temperature=1.0, lr=1e-4, micro_batch_tokens=8192)
+    args.compile = args.gradient_checkpointing = False  # compiling takes longer than all the rest
     policy = reinforce.load_policy(args, trained=True)
     with torch.no_grad():
         logp, _ = policy(batch["ids"], batch["mask"], args.temperature)

@@ -13,6 +13,7 @@ help. The range stands in its type: the help shows it, and check_ranges holds va
 import argparse
 import contextlib
 import dataclasses
+import functools
 import inspect
 import json
 import re
@@ -158,7 +159,12 @@ def parse(argv, args_class, default, description):
         defaults[title] = group()
     settings = TypedDict("settings", titled)
     parsed = tyro.cli(
-        settings, args=argv, default=defaults, use_underscores=True, description=description
+        settings,
+        args=argv,
+        default=defaults,
+        use_underscores=True,
+        description=description,
+        config=(tyro.conf.HelptextFromCommentsOff,),  # read_sources has them
     )
     return args_class(**ChainMap(*map(vars, parsed.values())))
 
@@ -177,6 +183,7 @@ def groups_of(args_class):
     return read_sources(args_class)[0]
 
 
+@functools.cache
 def read_sources(args_class):
     """({group title: [field names]}, {field name: help}) from the comments in a dataclass's source.
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import prepared
 import pytest
 import torch
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[1]
 KK_TINY = ROOT / "models" / "kk_tiny"
@@ -26,11 +27,14 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     share = slice(int(worker[2:]), None, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[share] or [0])
 
-LONGEST = ("test_runs", "test_every_script", "test_dapo")  # begun first, or one process would end alone
+# What runs longest is begun first, or one of pytest's processes would end alone.
+LONGEST = """test_dapo test_every_script test_journeys test_runs test_lora test_kk_tiny test_algorithms test_course_step
+    test_ppo test_evaluate test_lab test_site test_sft""".split()
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.module.__name__ not in LONGEST)
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.module.__name__, len(LONGEST)))
 
 
 CHATML = (
@@ -91,7 +95,14 @@ def make_tiny_model(folder, seed=0, tied=True):
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny_model"))
+    """A folder, which pytest's processes share: one of them makes it."""
+    folder = tmp_path_factory.getbasetemp()
+    if worker:
+        folder = folder.parent
+    with FileLock(folder / "tiny_model.lock"):
+        if not (folder / "tiny_model").exists():
+            make_tiny_model(folder / "half").rename(folder / "tiny_model")
+    return folder / "tiny_model"
 
 
 def run(script, *flags, processes=1, check=True, timeout=1200, env=None, torchrun=False, machines=1):
@@ -129,7 +140,7 @@ def small(run_dir, **changes):
     """Flags of a run that takes seconds: of kk_tiny, whose hasty solutions fit in 48 tokens and no others."""
     flags = {
         "model": KK_TINY, "run_dir": run_dir, "steps": 2, "prompts_per_step": 4, "responses_per_prompt": 4,
-        "max_response_tokens": 48, "eval_size": 4, "kv_cache_gb": 0.25, "micro_batch_tokens": 2000,
+        "max_response_tokens": 48, "eval_size": 4, "kv_cache_gb": 0.1, "micro_batch_tokens": 2000,
     }  # fmt: skip
     if "task" not in changes:
         flags["data"] = puzzles()
@@ -229,6 +240,7 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
         for name, result in (("load", (0, 0)), ("save", None)):
             patch.setattr(trainer.checkpoints, name, named(name, result))
         patch.setattr(trainer.processes, "end", lambda: calls.append("end"))
+        patch.setattr(trainer.engine, "sleep", lambda llm: None)
         trainer.main()
     return written[-1], given[0]
 

@@ -2,9 +2,10 @@
 
 Python's forkserver imports them once, and each run is a fork of it. In the fork the script runs as it does from a
 shell: as __main__, with a session, an environment and files for its output of its own. What runtime/ reads from the
-environment when it is imported is not imported beforehand.
+environment when it is imported is not imported beforehand. Nor is a sitecustomize: Python reads it when it starts.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 LIBRARIES = [
     "datasets", "matplotlib.pyplot", "pydantic", "rich.table", "torch", "torch.distributed.checkpoint",
     "torch.distributed.fsdp", "torch.utils.tensorboard", "transformers", "transformers.models.llama.modeling_llama",
-    "tyro", "vllm", "vllm.entrypoints.llm",
+    "tyro", "vllm", "vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker",
 ]  # fmt: skip
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 _context = multiprocessing.get_context("forkserver")
@@ -37,6 +38,7 @@ def start_server():
 
 def run_here(words, environment, stdout, stderr):
     """What the fork does: becomes the command `python WORDS`. stdout, stderr: paths of files."""
+    gc.freeze()  # vLLM collects garbage often, and the 700,000 objects of the libraries are none
     os.setsid()  # so that a run that takes too long can be ended with all that it started
     os.environ.clear()
     os.environ.update(environment)

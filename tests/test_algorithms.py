@@ -526,10 +526,18 @@ def test_a_shared_prompt_goes_through_the_model_once(tiny_model, batch, monkeypa
     assert seen == [prompt, GROUP * (length - prompt)]
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs one on a CPU")
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiled_layers_compute_the_same(tiny_model, batch, checkpointing):
-    """Log-probabilities and gradient, over passes of different lengths. All layers share one program."""
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, needs_a_compiler])])
+def test_compiled_layers_compute_the_same(tiny_model, batch, backend, checkpointing, monkeypatch):
+    """Log-probabilities and gradient, over passes of different lengths. All layers share one program.
+
+    aot_eager captures the programs as inductor does, and calls no C++ compiler.
+    """
+    of_torch = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **how: of_torch(layer, backend=backend, **how))
     args = arguments(model=str(tiny_model), micro_batch_tokens=300, gradient_checkpointing=checkpointing)
     plain = grpo.load_policy(args, trained=True)
     compiled_args = dataclasses.replace(args, compile=True)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, answer, metrics, run, run_together, small, step_of_main, timeless
+from conftest import KK_TINY, answer, metrics, puzzles, run, run_together, small, step_of_main, timeless
 from test_algorithms import GROUP, PROMPTS, adamw, arguments, distance, gradients, make_batch, state_of, weights
 
 import dapo
@@ -331,8 +331,8 @@ CASES = {
 def work(folder):
     """Writes what this process gets from dynamic_sampling, and of the gradients of what it is to train on."""
     args = dapo.Args(
-        model=str(KK_TINY), people="2-3", prompts_per_step=M, responses_per_prompt=G, max_refills=REFILLS,
-        max_prompt_tokens=256, max_response_tokens=48, temperature=1.0, kv_cache_gb=0.25, dtype="float32",
+        model=str(KK_TINY), data=str(puzzles()), prompts_per_step=M, responses_per_prompt=G, max_refills=REFILLS,
+        max_prompt_tokens=256, max_response_tokens=48, temperature=1.0, kv_cache_gb=0.1, dtype="float32",
         gradient_checkpointing=False, compile=False, max_grad_norm=1e9, micro_batch_tokens=600, kl_coef=0.1,
         run_dir=str(folder),
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """What fits where: the estimate for machines that are not here, docs/what_fits.md, and --dry_run."""
 
 import dataclasses
+import functools
 import importlib
 import json
 import shlex
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, SMOLLM, small
+from conftest import KK_TINY, ROOT, SMOLLM, parse, small
 
 import grpo
 from runtime import checks, defaults, launch, memory, processes
@@ -28,6 +29,22 @@ BILLIONS = {  # of parameters, as the model cards say
     "meta-llama/Llama-3.2-1B-Instruct": 1.24,
     "meta-llama/Llama-3.2-3B-Instruct": 3.21,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shapes_once():
+    """The tables need a model's shapes hundreds of times, and making them is nearly all of the work."""
+    made, shapes_of = {}, memory.shapes_of
+
+    def once(config):
+        key = config.to_json_string()
+        if key not in made:
+            made[key] = shapes_of(config)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "shapes_of", once)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +164,8 @@ def test_every_command_passes_the_trainers_checks(all_fits, with_lora, tmp_path,
     """On a machine that has just the card's usable memory. The models have their shapes, and kk_tiny's tokenizer."""
     monkeypatch.setattr(defaults, "ON_GPU", True)
     monkeypatch.setattr(memory, "machine_bytes", lambda: 2**40)
-    commands = 0
+    monkeypatch.setattr(checks, "read_config", functools.cache(checks.read_config))
+    commands, args_of = 0, functools.cache(lambda count, *flags: parse(grpo, *flags))  # on `count` GPUs
     for model, counts in all_fits.items():
         folder = tmp_path / fits.short(model)
         fits.MODELS[model].save_pretrained(folder)
@@ -166,7 +184,7 @@ def test_every_command_passes_the_trainers_checks(all_fits, with_lora, tmp_path,
                 words = shlex.split(command)
                 flags = words[words.index("grpo.py") + 1 :]
                 assert flags[:2] == ["--model", model]
-                args, _ = defaults.read(["--model", str(folder), *flags[2:]], grpo.Args, grpo.TASKS)
+                args = dataclasses.replace(args_of(count, *flags[2:]), model=str(folder))
                 checks.check_prompts_per_step(args)
                 _, sizes = checks.check_model(args, fits.HEAD_CHUNK)
                 assert sizes["estimated_memory_gb"] <= sizes["memory_gb"] == fits.usable(card)

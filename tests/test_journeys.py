@@ -24,7 +24,7 @@ NEVER_MIXED = {"max_response_tokens": 8, "max_refills": 1, "save_every": 1, "dty
 # ------------------------------------------------------------------------------------------ a step without an update
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_checkpoint_before_the_first_update_resumes_to_the_last_bit(processes, tmp_path):
     """dapo.py makes no update if no group is mixed: AdamW has no state yet."""
     run("dapo.py", *small(tmp_path, **NEVER_MIXED), processes=processes)
@@ -172,7 +172,7 @@ def test_the_papers_command_has_the_papers_settings(task, monkeypatch):
     assert found == args_class(**{"task": task, **tasks.get(task, {})})
 
 
-def test_the_papers_command_can_be_pasted(tmp_path):
+def test_the_papers_command_can_be_pasted(tmp_path, monkeypatch):
     """As the header prints it, with a hub's folder of our own in place of the hub."""
     hub = tmp_path / "hub" / f"models--{grpo.Args.model.replace('/', '--')}"
     snapshot = hub / "snapshots" / "0"
@@ -187,13 +187,11 @@ def test_the_papers_command_can_be_pasted(tmp_path):
     (snapshot / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
     env = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
 
-    def shell(command):
-        return subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True).stdout
-
-    said = shell(shlex.join([sys.executable, "grpo.py", "--responses_per_prompt", "4", "--dry_run"]))
-    command = said.partition("The paper's settings are those of this command:\n")[2].partition("\n─")[0].strip()
+    monkeypatch.setattr(sys, "argv", ["grpo.py", "--responses_per_prompt", "4", "--dry_run"])
+    command = header.wrapped(defaults.papers_command(grpo.Args, grpo.TASKS, "kk"), 100).strip()
     assert command.startswith("python grpo.py ")
-    pasted = shell(f"{sys.executable} {command.removeprefix('python ')} --dry_run")
+    command = f"{sys.executable} {command.removeprefix('python ')} --dry_run"
+    pasted = subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True).stdout
     assert "dry run: " in pasted and "The paper's settings" not in pasted
 
 

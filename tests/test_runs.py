@@ -15,7 +15,7 @@ from pathlib import Path
 import prepared
 import pytest
 import torch
-from conftest import DATA, KK_TINY, ROOT, SMOLLM, make_tiny_model, metrics, run, small, timeless
+from conftest import DATA, KK_TINY, ROOT, SMOLLM, make_tiny_model, metrics, puzzles, run, small, timeless
 from safetensors.torch import load_file
 from test_every_script import KEYS
 
@@ -193,7 +193,7 @@ import grpo
 from rewards import load_task
 from transformers import AutoTokenizer
 folder, what = sys.argv[1:]
-args = grpo.Args(model=folder, people="2-3", max_prompt_tokens=600, max_response_tokens=24, kv_cache_gb=0.25,
+args = grpo.Args(model=folder, data={str(puzzles())!r}, max_prompt_tokens=600, max_response_tokens=24, kv_cache_gb=0.1,
                  responses_per_prompt=4, eval_size=2, gradient_checkpointing=False, compile=False, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained(folder)
 problems = [problem for problem in load_task(args, tokenizer)[1][:8] for _ in range(4)]  # of each response

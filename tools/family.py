@@ -81,6 +81,7 @@ def code_lines(text):
     return list(numbered_code_lines(text).values())
 
 
+@cache
 def numbered_code_lines(text):
     """{number of a line, counted from 0: its code} of the code_lines()."""
     lines = text.splitlines()
