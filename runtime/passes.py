@@ -18,9 +18,9 @@ from runtime.processes import DEVICE, ON_GPU, RANK, all_reduce
 # Tokens whose logits exist at one time: [HEAD_CHUNK, vocabulary] in float32.
 HEAD_CHUNK = 4096 if ON_GPU else 1024
 
-# What it costs to begin a forward pass, in tokens that could be computed in the same time. Sharing a
-# prompt makes two passes of one: for 8 responses of 16 tokens that begins to pay if it saves 110 to
-# 220 tokens with kk_tiny, and 60 to 110 with SmolLM2-135M (one core, float32 and bfloat16).
+# What it costs to begin a forward pass, in tokens that could be computed in the same time. Sharing
+# a prompt makes two passes of one: for 8 responses of 16 tokens that begins to pay if it saves 110
+# to 220 tokens with kk_tiny, and 60 to 110 with SmolLM2-135M (one core, float32 and bfloat16).
 PASS_COST = 150
 
 # ------------------------------------------------------------------------------------------ batches
