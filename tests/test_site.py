@@ -487,6 +487,10 @@ def test_a_line_of_a_source_file_is_shown(page):
 
 
 @pytest.mark.slow
-def test_every_page_passes_the_check_of_the_site(python, chromium, site):
-    done = subprocess.run([python, ROOT / "tests/check_site.py", site], capture_output=True, text=True, timeout=1500)
+def test_every_page_passes_the_check_of_the_site(python, chromium, site, tmp_path):
+    """And pictures of ten pages are taken, at both widths, light and dark."""
+    command = [python, ROOT / "tests/check_site.py", site, "--shots", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(tmp_path.glob("*.png"))) == 40
+    print(done.stdout)
