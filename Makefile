@@ -59,7 +59,7 @@ llm: install model
 		--micro_batch_tokens 1024 --kv_cache_gb 0.25
 
 watch: install
-	$(VENV)/bin/tensorboard --logdir runs
+	$(PY) tools/watch.py runs
 
 test: install $(VENV)/installed-test model lint $(SITE_VENV)/installed
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"

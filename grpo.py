@@ -551,6 +551,7 @@ def main():
         # For a metric: the share of weights that change when rounded to --dtype, as vLLM gets them.
         weights_before = weights.subset(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
+        run.write_tokens(step, policy, batch, tokenizer)  # what it did to some responses' tokens
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds of each phase, and the peak of the memory

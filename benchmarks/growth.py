@@ -89,29 +89,36 @@ def measure(sizes, folder):
 
 
 def draw(results, path):
-    """Draws, for each size, seconds by phase and in total, the theoretical slope from the first point, and memory."""
-    figure = plot.new_figure(13, 7.5, "")
-    rows = figure.subplots(2, len(VALUES), sharex="col", sharey="row")
-    for (name, measured), seconds, memory in zip(results.items(), *rows):
+    """Draws, for each size, seconds by phase and in total beside theory's slope; and the memory of all. Five panels."""
+    figure = plot.new_figure(plot.WIDTH, 8, "")
+    *rows, memory, corner = figure.subplots(2, 3).flat
+    for i, (seconds, (name, measured)) in enumerate(zip(rows, results.items())):
         sizes = [row["value"] for row in measured]
-        for i, phase in enumerate(PHASES):
+        for k, phase in enumerate(PHASES):
             values = [row[f"time/{phase}"] for row in measured]
-            seconds.plot(sizes, values, marker="o", lw=1.5, color=plot.COLOURS[i], ls=plot.STYLES[i], label=phase)
+            seconds.plot(sizes, values, marker="o", lw=1.5, color=plot.COLOURS[k], ls=plot.STYLES[k], label=phase)
         whole = [row["time/step"] for row in measured]
         expected = [whole[0] * (size / sizes[0]) ** TIME_SLOPE[name] for size in sizes]
         seconds.plot(sizes, expected, "--", color=plot.GREY, label="theory, of the whole step")
         seconds.plot(sizes, whole, marker="o", lw=3, color="black", label="whole step")
-        memory.plot(sizes, [row["peak_memory_gb"] for row in measured], marker="s", color="black")
-        seconds.set(xscale="log", yscale="log", title=f"theory: slope {TIME_SLOPE[name]}".replace("-", "−"))
-        memory.set(xlabel=name, xticks=sizes, xticklabels=sizes)
-        for axis in (seconds, memory):
-            axis.minorticks_off()
-            axis.margins(x=0.15)
-            axis.grid(alpha=0.3)
-    memory.set_ylim(bottom=0)
-    rows[0][0].set_ylabel("seconds a step (log axis)")
-    rows[1][0].set_ylabel("peak memory\n[GiB a process]")
-    figure.legend(*rows[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize="small")
+        title = f"seconds a step (log axes)\ntheory: slope {TIME_SLOPE[name]}".replace("-", "−")
+        seconds.set(xscale="log", yscale="log", title=title, xlabel=name, xticks=sizes, xticklabels=sizes)
+        memory.plot(
+            [size / sizes[0] for size in sizes],
+            [row["peak_memory_gb"] for row in measured],
+            marker="s",
+            color=plot.COLOURS[i],
+            label=name,
+        )
+    memory.set(xscale="log", title="peak memory [GiB a process]", xlabel="times the smallest", ylim=(0, None))
+    memory.set(xticks=(1, 2, 4, 8), xticklabels=(1, 2, 4, 8))
+    memory.legend(fontsize="small", loc="lower right")
+    for axis in (*rows, memory):
+        axis.minorticks_off()
+        axis.margins(x=0.15)
+        axis.grid(alpha=0.3)
+    corner.axis("off")
+    corner.legend(*rows[0].get_legend_handles_labels(), loc="center", frameon=False)
     return plot.save(figure, [path])
 
 

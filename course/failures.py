@@ -57,7 +57,7 @@ def draw(axis, key, healthy, runs):
 
 def overview():
     """failures.png: five failures, each by one metric, and the test accuracy of those of kk_tiny."""
-    figure = curves.new_figure(12.6, 7.2, "")
+    figure = curves.new_figure(curves.WIDTH, 7.2, "")
     *axes, last = figure.subplots(2, 3).flat
     of_kk_tiny = []
     for axis, colour, (name, (label, key, healthy)) in zip(axes, curves.COLOURS, FAILURES.items()):
@@ -74,7 +74,7 @@ def overview():
 
 def case(letter, name, healthy):
     """quiz_A.png …: six metrics of a run without its name."""
-    figure = curves.new_figure(12.6, 5.8, "")
+    figure = curves.new_figure(curves.WIDTH, 5.8, "")
     keys = SHOWN if healthy == HEALTHY else SHOWN_SMOLLM2
     for axis, key in zip(figure.subplots(2, 3).flat, keys):
         draw(axis, key, healthy, [(name, f"run {letter}", curves.COLOURS[0])])

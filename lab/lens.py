@@ -33,8 +33,9 @@ from tqdm import tqdm
 
 import grpo
 from lab import common
-from runtime import files
+from runtime import curves, files
 from runtime.settings import PositiveFraction, PositiveInt
+from runtime.tokens import pieces_of
 from tools.updates import ALGORITHMS, token_weights
 
 SCRIPTS = [script for script in ALGORITHMS if script != "opd"]  # its weights are those of a teacher
@@ -169,8 +170,8 @@ def draw(summary, args):
     from matplotlib.colors import LogNorm
 
     title = "mean |weight| of a token over the script's own mean, without the top 1 % of each bin"
-    figure = common.new_figure(16, 10.5, title)
-    panels = figure.subplots(1, 3, sharey=True, width_ratios=(4, 4, 3))
+    figure = common.new_figure(curves.WIDTH, 10.5, title)
+    panels = figure.subplots(1, 3, sharey=True, width_ratios=(4, 4, 3.4))
     scripts = list(summary)
     titles = ("first update of a step", f"after {args.updates} updates")
     for axes, when, title in zip(panels, ("first", "later"), titles):
@@ -182,9 +183,11 @@ def draw(summary, args):
                 is_dark = value > 2.5 or value < 0.4
                 colour = "white" if is_dark else "black"
                 axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=colour)
-        axes.set_xticks(range(common.BINS), common.BIN_NAMES)
+        axes.set_xticks(
+            range(common.BINS), [name.replace(" ", "\n", 1) for name in common.BIN_NAMES]
+        )
         axes.set_title(title)
-        axes.set_xlabel("probability of the token when it was sampled")
+        axes.set_xlabel("probability when sampled")
     panels[0].set_yticks(range(len(scripts)), scripts)
     panels[2].imshow([[0.0, 0.0]] * len(scripts), aspect="auto", cmap="Greys", vmin=0, vmax=1)
     for y, script in enumerate(scripts):
@@ -192,23 +195,12 @@ def draw(summary, args):
         panels[2].text(0, y, f"{later['kept']:.2f}", ha="center", va="center")
         panels[2].text(1, y, f"{later['top_share']:.0%}", ha="center", va="center")
     panels[2].set_xticks(
-        [0, 1], ["mean, over the\nfirst update's", "share of all |weight|\nthat the top 1 % have"]
+        [0, 1], ["mean, over\nthe first\nupdate's", "share of the\n|weight| that\nthe top 1 % have"]
     )
     panels[2].set_title(titles[1])
     for axes in panels:
         axes.tick_params(length=0)
     common.save_figure(figure, args, "lens")
-
-
-def pieces_of(tokenizer, ids):
-    """The text that each token adds, a list of strings; together they are the whole text."""
-    pieces = []
-    before = ""
-    for i in range(len(ids)):
-        text = tokenizer.decode(ids[: i + 1], clean_up_tokenization_spaces=False)
-        pieces.append(text[len(before) :])
-        before = text
-    return pieces
 
 
 def page_data(sampled, found, summary, tokenizer, args):

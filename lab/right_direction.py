@@ -164,7 +164,7 @@ def draw_shares(axes, rows, step, sign):
             label=method,
         )
     axes.axhline(0.5, color="0.5", linewidth=1, zorder=0)
-    axes.set_xticks(range(common.BINS), common.BIN_NAMES, fontsize="small")
+    axes.set_xticks(range(common.BINS), common.BIN_NAMES)
 
 
 def draw_gains(axes, rows, step):
@@ -188,13 +188,12 @@ def draw_gains(axes, rows, step):
 def draw(rows, lr, args):
     title = (
         f"share of tokens moved as their advantage says: {args.model.rstrip('/').split('/')[-1]}, "
-        f"SGD, lr {lr:g}, {len(rows)} batches; bars: standard error"
+        f"SGD, lr {lr:g}\n{len(rows)} batches; bars: standard error"
     )
-    figure = common.new_figure(17, 14, title)
-    panels = figure.subplots(3, 4, sharex="row", sharey="row")
-    columns = [(updates, kind) for updates in (1, args.updates) for kind in STEPS]
-    for x, (updates, kind) in enumerate(columns):
-        step = name_of(updates, kind)
+    figure = common.new_figure(curves.WIDTH, 14, title)
+    panels = figure.subplots(3, 2, sharex="row", sharey="row")
+    for x, updates in enumerate((1, args.updates)):
+        step = name_of(updates, "equal lr")
         draw_shares(panels[0, x], rows, step, "positive")
         draw_shares(panels[1, x], rows, step, "negative")
         draw_gains(panels[2, x], rows, step)
@@ -207,9 +206,8 @@ def draw(rows, lr, args):
     panels[1, 0].set_ylabel("negative tokens: share\nwhose probability falls")
     panels[2, 0].set_ylabel("p > 0.75: share moved the\nright way, minus GRPO's")
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    panels[0, 0].legend(handles[:3], labels[:3], fontsize="small", loc="upper right")
-    panels[0, 1].legend(handles[3:], labels[3:], fontsize="small", loc="upper right")
-    panels[2, 0].legend(title="advantage", fontsize="small", loc="upper left")
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(METHODS))
+    panels[2, 0].legend(title="advantage", loc="upper left")
     common.save_figure(figure, args, "right_direction")
 
 

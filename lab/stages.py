@@ -137,7 +137,7 @@ def draw(found, args):
             for x, height in enumerate(heights):
                 above = height + errors[x] + 1
                 axes.text(x, above, f"{height:.0f}", ha="center", va="bottom")
-            axes.set_xticks(range(common.BINS), common.BIN_NAMES, fontsize="small")
+            axes.set_xticks(range(common.BINS), common.BIN_NAMES)
             axes.set(title=title, ylim=(0, 100))
     common.save_figure(figure, args, "stages")
 

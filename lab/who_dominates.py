@@ -30,6 +30,7 @@ import torch
 
 import grpo
 from lab import common
+from runtime import curves
 from runtime.settings import PositiveFloat, PositiveFraction, PositiveInt
 
 EDGES = [0.2, 0.25, 0.5, 0.75, 0.8]  # of both papers: six cells, of which both take unions
@@ -244,23 +245,24 @@ def show_small_changes(axes, limit):
 
 def draw(result, args):
     title = (
-        "one GRPO update of {} by the tokens' probability, {} batches; error bars: standard "
-        "error; boxes: half of the tokens, whiskers: nine tenths"
+        "one GRPO update of {} by the tokens' probability, {} batches\n"
+        "error bars: standard error; boxes: half of the tokens, whiskers: nine tenths"
     ).format(args.model.rstrip("/").split("/")[-1], args.batches)
-    figure = common.new_figure(16, 12.5, title)
+    figure = common.new_figure(curves.WIDTH, 12, title)
     figure.get_layout_engine().set(h_pad=0.15)
-    panels = figure.subplots(3, 3)
+    panels = figure.subplots(3, 2)
     average = common.over_batches(result["batches"])
     draw_bars(panels[0, 0], average["share"], "share of tokens [%]")
-    draw_boxes(panels[0, 1], result["boxes"]["advantages"], "advantage")
-    draw_bars(panels[0, 2], average["norm_share"], "share of the gradient norms [%]")
-    for row, name in ((1, "lr"), (2, "large_lr")):
-        shown = [result["boxes"][f"{name}/{updated}"] for updated in UPDATED]
-        limit = 1.5 * max(abs(value) for boxes in shown for box in boxes for value in box)
-        for axes, updated, boxes in zip(panels[row], UPDATED, shown):
-            draw_boxes(axes, boxes, f"change of p, {updated} updated\nSGD, lr {result[name]:g}")
-            show_small_changes(axes, limit)
-        panels[row, 0].set_ylabel(SMALL_CHANGES, fontsize="small")
+    draw_bars(panels[0, 1], average["norm_share"], "share of the gradient norms [%]")
+    draw_boxes(panels[1, 0], result["boxes"]["advantages"], "advantage")
+    shown = [result["boxes"][f"large_lr/{updated}"] for updated in UPDATED]
+    limit = 1.5 * max(abs(value) for boxes in shown for box in boxes for value in box)
+    for axes, updated, boxes in zip(panels.flat[3:], UPDATED, shown):
+        draw_boxes(axes, boxes, f"change of p, {updated} updated (SGD, lr {result['large_lr']:g})")
+        show_small_changes(axes, limit)
+        axes.set_ylabel(SMALL_CHANGES)
+    for axes in panels[-1]:
+        axes.set_xlabel("probability of the token when it was sampled")
     common.save_figure(figure, args, "who_dominates")
 
 

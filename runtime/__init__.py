@@ -26,6 +26,6 @@ What a step calls
 What a run leaves
 - records, folders, files: its folder, and files that a kill can't spoil
 - checkpoints: saving and resuming
-- curves, terminal, before_after: what one looks at
+- curves, terminal, before_after, tokens: what one looks at
 - signals, faults: Ctrl-C, SIGTERM, a full disk
 """

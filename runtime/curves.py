@@ -31,11 +31,12 @@ PANELS = [
     "grad_norm",
 ]
 MOST_PANELS = 6
+WIDTH = 12.3  # inches of a picture that is as wide as its page
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #000000 #E69F00 #56B4E9 #8C6D00".split()
 STYLES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3))]
 LOOK = {  # of all pictures
-    "font.size": 13,  # legible when the picture is shown at half its size
+    "font.size": 13,  # 20 pixels; 10 where a picture of WIDTH is shown in a column of 680 pixels
     "axes.titlesize": "medium",
     "lines.linewidth": 2,
     "savefig.dpi": 110,
@@ -79,7 +80,7 @@ def draw(rows, path):
     """Writes a run's curves as a PNG: a panel for each metric that it has, at most MOST_PANELS."""
     panels = [key for key in PANELS if points(rows, key)[0]][:MOST_PANELS]
     num_rows = max(1, math.ceil(len(panels) / 3))
-    figure = new_figure(12.6, 3.3 * num_rows, "")
+    figure = new_figure(WIDTH, 3.3 * num_rows, "")
     for number, key in enumerate(panels, 1):
         axis = figure.add_subplot(num_rows, 3, number, title=TITLES[key], xlabel="step")
         keys = with_categories(rows, key)[: len(COLOURS)]

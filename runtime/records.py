@@ -6,6 +6,7 @@ run.json             what ran, and on what: script, commit, versions, machine, d
 metrics.jsonl        one object a step; an evaluation adds eval/… to its step
 samples.jsonl        some responses of each step with their scores
 test_samples.jsonl   the responses to the first test problems at each evaluation
+tokens.json          what the last update did to each token of a few responses
 curves.png           metrics.jsonl as curves, drawn every ten steps
 tensorboard/         metrics.jsonl for TensorBoard; --track sends the same to Weights & Biases
 """
@@ -39,6 +40,7 @@ from runtime import (
     settings,
     signals,
     terminal,
+    tokens,
 )
 from runtime.header import device_name
 
@@ -241,6 +243,23 @@ class Records:
                 about = example(problems[i], responses[i], scores[i])
                 rows.append({"step": step, "answer": problems[i]["answer"], **about})
         append(self.folder / "samples.jsonl", rows)
+
+    def write_tokens(self, step, policy, batch, tokenizer):
+        """What the update has done to each token of a few responses; the newest step's are kept.
+
+        To call after the update and before the sampler wakes up, which takes memory. batch: ids,
+        mask, advantages, and old_logp from before the update, [N, T]. A pass of these few responses
+        gives what is new.
+        """
+        rows = tokens.few(batch, self.args)
+        kept = {name: batch[name][rows] for name in ("ids", "mask", "old_logp", "advantages")}
+        kept["new_logp"] = tokens.new_log_probs(policy, kept, self.args)
+        self.replace_tokens(step, kept, tokenizer)
+
+    @by_process_0
+    def replace_tokens(self, step, kept, tokenizer):
+        about = {"step": step, "responses": tokens.of_responses(kept, tokenizer)}
+        files.write(self.folder / "tokens.json", json.dumps(about) + "\n")
 
     @by_process_0
     def write_tests(self, step, problems, responses, scores):

@@ -225,7 +225,7 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
         given.append(dict(batch))
         return {}
 
-    files = {name: named(name) for name in ("open", "write_samples", "close")}
+    files = {name: named(name) for name in ("open", "write_tokens", "write_samples", "close")}
     run = SimpleNamespace(write=written.append, interrupted=lambda: False, **files)
     begun = (dataclasses.replace(args, steps=1), run, None, None, [], [])
     stand_ins = {

@@ -1044,7 +1044,7 @@ def test_a_step_of_main_is_in_order(batch, monkeypatch):
         reference = ["reference"] if has_second_model else []
         start = ["load" + critic, "sync", "open", "evaluate", "sample", "policy", *reference]
         assert calls == [
-            *start, "update", "sync", "evaluate", "write_samples", "save" + critic, "close", "end"
+            *start, "update", "write_tokens", "sync", "evaluate", "write_samples", "save" + critic, "close", "end"
         ], script  # fmt: skip
         assert values == ["values"] * (script == "ppo")
 

@@ -134,6 +134,26 @@ def test_columns_of_numbers_are_marked(inside):
     assert re.findall(r'<t[hd] class="number">(?:<a.*?>)?(.*?)<', found) == ["a", "c", "1 ± 0.5", "2", "", "−1,000.5 %"]
 
 
+def test_cells_of_wide_tables_know_their_title(inside):
+    """Those of a dozen columns, each with a title in words."""
+    titles = [f"title {number}" for number in range(12)]
+
+    def table(titles):
+        lines = [titles, ["---"] * len(titles), [str(number) for number in range(len(titles))]]
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    found = rendered(inside, table(titles))
+    assert re.findall(r'data-title="(title \d+)">(\d+)<', found) == [(f"title {n}", str(n)) for n in range(12)]
+    for other in (titles[:10], ["", *titles[1:]], ["$\\pi$", *titles[1:]]):
+        assert "data-title" not in rendered(inside, table(other))
+
+
+def test_long_names_may_be_broken_behind_an_underscore(inside):
+    name = "scaled_dot_product_flash_attention"
+    found = rendered(inside, f"{name}, `{name}`, short_name")
+    assert found.count(name.replace("_", "_<wbr>")) == 2 and "short_name" in found
+
+
 def test_formulas_become_mathml(inside):
     found = rendered(
         inside, "A half is $\\frac{1}{2}$, not `$\\frac{1}{2}$`.\n\n$$\nx \\sim \\pi_\\theta\n$$\n\n```math\nz\n```\n"
@@ -467,6 +487,10 @@ def test_a_line_of_a_source_file_is_shown(page):
 
 
 @pytest.mark.slow
-def test_every_page_passes_the_check_of_the_site(python, chromium, site):
-    done = subprocess.run([python, ROOT / "tests/check_site.py", site], capture_output=True, text=True, timeout=1500)
+def test_every_page_passes_the_check_of_the_site(python, chromium, site, tmp_path):
+    """And pictures of ten pages are taken, at both widths, light and dark."""
+    command = [python, ROOT / "tests/check_site.py", site, "--shots", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(tmp_path.glob("*.png"))) == 40
+    print(done.stdout)

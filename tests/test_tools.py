@@ -129,11 +129,13 @@ def test_smoothing_is_named_and_lies_over_the_pale_raw_line():
     rows = [{"step": s, "reward": r, "eval/accuracy": r} for s, r in enumerate([0.0, 1.0, 1.0])]
     figure = plot.draw({"run": [rows]}, [], smoothing=0.95)
     assert "exponential average (0.95)" in figure.get_suptitle()
-    raw, smooth = figure.axes[0].lines
+    assert titles(figure) == ["test accuracy", "reward"]
+    accuracy, reward = figure.axes
+    raw, smooth = reward.lines
     assert list(raw.get_ydata()) == [0, 1, 1] and raw.get_alpha() < 0.5 and not smooth.get_alpha()
     assert list(smooth.get_ydata())[:2] == pytest.approx([0, 1 / 1.95])
-    assert figure.axes[0].get_children().index(raw) < figure.axes[0].get_children().index(smooth)
-    assert titles(figure)[1] == "test accuracy" and lines(figure.axes[1]) == [[0, 1, 1]]  # as it is, and once
+    assert reward.get_children().index(raw) < reward.get_children().index(smooth)
+    assert lines(accuracy) == [[0, 1, 1]]  # as it is, and once
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.95])
@@ -164,16 +166,34 @@ def test_a_spike_of_the_gradient_norm_gets_a_log_axis():
     assert spike.get_yscale() == "log" and spike.get_title() == "gradient norm, log axis"
 
 
-@pytest.mark.parametrize("n_groups", [2, 5, 6, 14])
-def test_a_panel_has_at_most_five_lines_and_every_group_is_drawn(n_groups):
+@pytest.mark.parametrize("n_groups", [2, 5])
+def test_up_to_five_groups_have_lines_of_their_own(n_groups):
     groups = {f"entry {i}": runs_of("reward", [0.0, float(i)]) for i in range(n_groups)}
     figure = plot.draw(groups, [])
-    drawn = [line.get_label() for axis in figure.axes for line in axis.lines]
-    assert set(drawn) == set(groups)
-    assert all(2 <= len(axis.lines) <= 5 for axis in figure.axes)
-    assert len({axis.get_ylim() for axis in figure.axes}) == 1
-    legends = [axis.get_legend() for axis in figure.axes if axis.get_legend()] + figure.legends
-    assert {text.get_text() for legend in legends for text in legend.get_texts()} == set(groups)
+    [axis], [legend] = figure.axes, figure.legends
+    assert [line.get_label() for line in axis.lines] == list(groups)
+    assert len({line.get_color() for line in axis.lines}) == n_groups
+    assert [text.get_text() for text in legend.get_texts()] == list(groups)
+
+
+@pytest.mark.parametrize("n_groups", [6, 14])
+def test_of_more_groups_the_highest_and_the_lowest_have_names(n_groups):
+    groups = {f"entry {i}": runs_of("reward", [0.0, float(i)]) for i in range(n_groups)}
+    figure = plot.draw(groups, [])
+    [axis], [legend] = figure.axes, figure.legends
+    assert {line.get_label() for line in axis.lines} == set(groups)
+    first = next(line for line in axis.lines if line.get_label() == "entry 0")
+    assert first.get_linewidth() == max(line.get_linewidth() for line in axis.lines)
+    assert [text.get_text() for text in legend.get_texts()] == ["entry 0", "the others"]
+    assert [text.get_text().replace("\n", " ") for text in axis.texts] == [f"entry {n_groups - 1}", "entry 1"]
+    assert len({line.get_color() for line in axis.lines}) == 3
+
+
+def test_a_picture_of_runs_has_at_most_six_panels():
+    row = {"step": 1} | {key: 0.5 for key in plot.PANELS}
+    for n_groups in (1, 3, 7):
+        figure = plot.draw({f"entry {i}": [[row]] for i in range(n_groups)}, [])
+        assert len(figure.axes) == 6 and figure.get_figwidth() == curves.WIDTH
 
 
 def overlap(figure, legend, axis):
@@ -322,12 +342,12 @@ def test_growth_draws_seconds_and_memory_apart_from_what_was_kept(tmp_path, monk
     growth = importlib.import_module("growth")
     kept = json.loads((ROOT / "benchmarks" / "results" / "growth.json").read_text())["results"]
     figure = growth.draw(kept, tmp_path / "growth.png")
-    above, below = figure.axes[:4], figure.axes[4:]
-    for rows, seconds, memory in zip(kept.values(), above, below, strict=True):
-        assert lines(memory) == [[row["peak_memory_gb"] for row in rows]]
+    *of_seconds, memory, corner = figure.axes
+    for rows, seconds, line in zip(kept.values(), of_seconds, lines(memory), strict=True):
+        assert line == [row["peak_memory_gb"] for row in rows]
         assert [row["time/step"] for row in rows] in lines(seconds) and len(seconds.lines) == len(growth.PHASES) + 2
-    assert "seconds" in above[0].get_ylabel() and "GiB" in below[0].get_ylabel()
-    assert not any(overlap(figure, figure.legends[0], axis) for axis in figure.axes)
+        assert "seconds" in seconds.get_title()
+    assert "GiB" in memory.get_title() and not overlap(figure, corner.get_legend(), memory)
     monkeypatch.setattr(growth.common, "RESULTS", tmp_path)
     monkeypatch.setattr(growth, "measure_all", lambda: pytest.fail("measured"))
     with pytest.raises(SystemExit) as ended:

@@ -405,7 +405,7 @@ def draw(runs, commands, folder, name):
         return [*paths, budget]
     more = [folder / f"{name}_metrics{suffix}" for suffix in (".png", ".svg")]
     plot.draw_beside(groups, parents_of({entry: commands[entry] for entry in groups}), paths)
-    plot.draw(groups, more, [key for key in plot.PANELS if key not in ("accuracy", "eval/accuracy")])
+    plot.draw(groups, more, [key for key in plot.PANELS if key != "eval/accuracy"])
     return [*paths, *more]
 
 

@@ -19,13 +19,12 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import files
-from runtime.curves import COLOURS, STYLES, TITLES, new_figure, points, read_rows, save
+from runtime.curves import COLOURS, MOST_PANELS, STYLES, TITLES, WIDTH, new_figure, points, read_rows, save
 
 MOST_LINES = 5  # in a panel; more can't be told apart
 GREY = "0.45"  # of what a line is compared with
-SMALL_LEGEND = {"fontsize": "small", "handlelength": 2.2, "columnspacing": 0.8, "frameon": False}
-PANELS = "reward accuracy eval/accuracy response_tokens entropy kl clip_rate grad_norm".split()
-ALONE = [*PANELS, "sampler_gap", "tokens_per_s"]  # of one group
+CROWD = "a line for each entry, the mean over its seeds; by name: what ends highest and lowest"
+PANELS = "eval/accuracy reward response_tokens entropy kl clip_rate grad_norm accuracy sampler_gap tokens_per_s".split()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -72,50 +71,51 @@ def rows_of(groups):
 
 
 def draw(groups, paths, panels=PANELS, smoothing=0.0):
-    """One panel for each metric that some run has; gives the figure.
+    """A panel for each of the metrics that some run has, at most six; gives the figure.
 
-    groups: {label: [rows of a run, ...]}, of which each gets a line. More than five groups stand in columns of five.
+    groups: {label: [rows of a run, ...]}. More than five can't be told apart: draw_crowd shows them.
     paths: files to write, by their suffixes.
     """
-    panels = [key for key in panels if points(rows_of(groups), key)[0]]
-    if len(groups) > MOST_LINES:
-        return draw_columns(groups, paths, panels, smoothing)
+    panels = [key for key in panels if points(rows_of(groups), key)[0]][:MOST_PANELS]
     n_columns = min(3, max(1, len(panels)))
     n_rows = max(1, -(-len(panels) // n_columns))
-    figure = new_figure(4.2 * n_columns, 3.3 * n_rows, caption(groups, smoothing))
+    crowded = len(groups) > MOST_LINES
+    figure = new_figure(WIDTH / 3 * n_columns, 3.3 * n_rows, CROWD if crowded else caption(groups, smoothing))
     axes = figure.subplots(n_rows, n_columns, squeeze=False)
     for axis, key in zip(axes.flat, panels):
-        for i, (label, runs) in enumerate(groups.items()):
-            draw_line(axis, runs, key, smoothing, color=COLOURS[i], ls=STYLES[i], label=label)
+        if crowded:
+            draw_crowd(axis, groups, key, smoothing)
+        else:
+            for i, (label, runs) in enumerate(groups.items()):
+                draw_line(axis, runs, key, smoothing, color=COLOURS[i], ls=STYLES[i], label=label)
         axis.set(title=TITLES.get(key, key) + set_scale([axis], key), xlabel="step")
         axis.xaxis.get_major_locator().set_params(integer=True)
     for axis in list(axes.flat)[len(panels) :]:
         axis.remove()
     if len(groups) > 1 and panels:
         handles, labels = axes.flat[0].get_legend_handles_labels()
+        if crowded:
+            handles, labels = [handles[-1], handles[0]], [labels[-1], "the others"]
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return save(figure, paths)
 
 
-def draw_columns(groups, paths, panels, smoothing=0.0):
-    """A row for each metric, and columns of the first group beside four others; gives the figure."""
+def draw_crowd(axis, groups, key, smoothing):
+    """The means of many groups: the first one's line is thick; of the others the highest and lowest have names."""
     first, *others = groups
-    columns = [[first, *others[i : i + MOST_LINES - 1]] for i in range(0, len(others), MOST_LINES - 1)]
-    n_rows = max(1, len(panels))
-    figure = new_figure(3.5 * len(columns), 2.4 * n_rows + 1.8, caption(groups, smoothing))
-    axes = figure.subplots(n_rows, len(columns), squeeze=False, sharex=True, sharey="row")
-    for row, key in zip(axes, panels):
-        for axis, labels in zip(row, columns):
-            for i, label in enumerate(labels):
-                colour = GREY if i == 0 else COLOURS[i - 1]
-                draw_line(axis, groups[label], key, smoothing, color=colour, ls=STYLES[i], label=label)
-            axis.xaxis.get_major_locator().set_params(integer=True)
-        title = TITLES.get(key, key) + set_scale(row, key)
-        row[0].set_ylabel(title.replace(" [", "\n["), fontsize="small")
-    for top, bottom in zip(axes[0], axes[-1]):
-        top.legend(loc="lower left", bbox_to_anchor=(0, 1), **SMALL_LEGEND)
-        bottom.set_xlabel("step")
-    return save(figure, paths)
+    ends = {}  # {label: (last step, its mean)}
+    for label in others:
+        steps, mean, _, _ = mean_and_range(groups[label], key, smoothing)
+        if steps:
+            ends[label] = steps[-1], mean[-1]
+            axis.plot(steps, mean, color=GREY, lw=1, label=label)
+    steps, mean, _, _ = mean_and_range(groups[first], key, smoothing)
+    axis.plot(steps, mean, color=COLOURS[0], lw=3.5, label=first)
+    ordered = sorted(ends, key=lambda label: ends[label][1])
+    for label in dict.fromkeys([*ordered[-1:], *ordered[:1]]):
+        axis.lines[list(ends).index(label)].set(color=COLOURS[1], lw=2)
+        beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
+        axis.annotate(label.replace(" ", "\n", 1), ends[label], color=COLOURS[1], **beside)
 
 
 def draw_beside(groups, parents, paths, key="eval/accuracy", smoothing=0.0):
@@ -123,10 +123,10 @@ def draw_beside(groups, parents, paths, key="eval/accuracy", smoothing=0.0):
 
     parents: {label: label of the group that it is compared with}, in the order of the panels.
     """
-    n_columns = min(5, len(parents))
+    n_columns = min(4, len(parents))
     n_rows = -(-len(parents) // n_columns)
     what = f"{TITLES.get(key, key)}: each entry (blue) beside the one it grew from (grey)"
-    figure = new_figure(2.6 * n_columns, 2.6 * n_rows + 0.6, f"{what}\n{caption(groups, smoothing)}")
+    figure = new_figure(2.5 * n_columns, 2.3 * n_rows + 0.6, f"{what}\n{caption(groups, smoothing)}")
     axes = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True)
     steps = sorted(set(points(rows_of(groups), key)[0]))
     for axis, (label, parent) in zip(axes.flat, parents.items()):
@@ -156,7 +156,7 @@ def draw_budgets(groups, paths, key="eval/accuracy"):
 
     groups: {label: [rows of a run, ...]}. A group's line is the mean of its runs, over the mean of what they spent.
     """
-    figure = new_figure(15, 4.6, f"{TITLES.get(key, key)}, by what was spent; mean over the seeds")
+    figure = new_figure(WIDTH, 4, f"{TITLES.get(key, key)}, by what was spent; mean over the seeds")
     for axis, (budget, counted) in zip(figure.subplots(1, 3, sharey=True), BUDGETS.items()):
         for i, (label, runs) in enumerate(groups.items()):
             spent = [[{**row, "spent": total} for row, total in zip(rows, totals(rows, counted))] for rows in runs]
@@ -282,7 +282,7 @@ def main(args):
         check_args(args)
         groups = group([read_run(folder) for folder in args.runs])
         paths = [args.out.with_name(args.out.name + suffix) for suffix in (".png", ".svg")]
-        draw(groups, paths, ALONE if len(groups) == 1 else PANELS, args.smoothing)
+        draw(groups, paths, smoothing=args.smoothing)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -49,6 +49,7 @@ WHOLE = (
     "docs/claims.md",
     "docs/comparison.md",
     "docs/objectives.md",
+    "lab/README.md",
     "benchmarks/llm/",
     RAW,
 )  # texts with nothing beside them

@@ -42,6 +42,7 @@ NUMBERED = "numbered"  # second word of a fence whose lines get numbers and anch
 ATTRIBUTE = re.compile(r"""(?<=\s)(href|src)=(["'])(.*?)\2""")  # of a tag that is written as HTML
 ARXIV = re.compile(r"(?<![\d.])(\d\d(?:0[1-9]|1[0-2])\.\d{5})(?![\d.]\d)")  # the number of a paper
 NUMBER = re.compile(r"[-−+]?\d[\d.,]*( ?%)?( ± \d[\d.]*)?")  # all of a cell
+MANY = 10  # columns, more of which don't fit a phone
 LONG_NAME = re.compile(r"\w{30,}")
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|//")  # begins the address of another place
 
@@ -63,6 +64,11 @@ def page_url(path):
 def with_papers(text):
     """HTML with links from the numbers of arXiv to its pages."""
     return ARXIV.sub(r'<a href="https://arxiv.org/abs/\1">\1</a>', text)
+
+
+def breakable(text):
+    """HTML whose long names may be broken behind an underscore, or a table would be as wide."""
+    return LONG_NAME.sub(lambda name: name[0].replace("_", "_<wbr>"), text)
 
 
 def resolved(target, page):
@@ -161,7 +167,7 @@ def parser():
 
     def text(self, tokens, index, options, env):
         is_linked = sum(token.nesting for token in tokens[:index] if token.tag == "a")
-        shown = html.escape(tokens[index].content, quote=False)
+        shown = breakable(html.escape(tokens[index].content, quote=False))
         return shown if is_linked else with_papers(shown)
 
     def image(self, tokens, index, options, env):
@@ -185,8 +191,7 @@ def parser():
 
     def code_inline(self, tokens, index, options, env):
         code = re.sub(r"(--\w[\w-]*)", r'<span class="flag">\1</span>', html.escape(tokens[index].content))
-        code = LONG_NAME.sub(lambda name: name[0].replace("_", "_<wbr>"), code)  # or a table would be as wide
-        return f"<code>{code}</code>"
+        return f"<code>{breakable(code)}</code>"
 
     def inline(self, tokens, index, options, env):
         return shown_formula(tokens[index].content, False, env["page"])
@@ -258,8 +263,12 @@ def contents(headings):
     return root["children"]
 
 
-def mark_numbers(tokens):
-    """Gives the class "number" to the columns of tables that have nothing else below their titles."""
+def mark_columns(tokens):
+    """Gives the class "number" to the columns of tables that have nothing else below their titles.
+
+    The cells of a wide table with a title above each column have that title in data-title: on a phone site.css shows
+    its rows below each other.
+    """
     columns = {}  # of one table: {column: [(token, text), …]}
     for token, inside in itertools.pairwise(tokens):
         if token.type == "table_open":
@@ -276,13 +285,18 @@ def mark_numbers(tokens):
                 if texts and all(NUMBER.fullmatch(text) for text in texts):
                     for cell in [title, *(cell for cell, _ in cells)]:
                         cell.attrJoin("class", "number")
+            titles = [title for (_, title), *_ in columns.values()]
+            if len(columns) > MANY and all(re.fullmatch(r"[^\\]+", title) for title in titles):  # words, no formula
+                for (_, title), *cells in columns.values():
+                    for cell, _ in cells:
+                        cell.attrSet("data-title", title)
 
 
 def rendered(text, page, files):
     """(HTML, headings) of a Markdown text; headings: [(level, anchor, title), …]. page, files: as in site_link()."""
     env = {"page": page, "files": files, "anchors": {}, "headings": []}
     tokens = parser().parse(text, env)
-    mark_numbers(tokens)
+    mark_columns(tokens)
     return parser().renderer.render(tokens, parser().options, env), env["headings"]
 
 

@@ -1,0 +1,80 @@
+"""What an update did to the tokens of a few responses, for tools/watch.py."""
+
+import torch
+
+from runtime.passes import micro_batches
+
+KEPT_GROUPS = 2  # of each, two responses are kept
+WINDOW = 16  # tokens that are decoded together
+
+
+def few(batch, args):
+    """The rows of two responses to each of two problems, a list: the best and the worst of a group.
+
+    Best and worst by the sum of their advantages. Groups with an advantage come first, since the
+    others have nothing to teach.
+    """
+    size = args.responses_per_prompt
+    of_rows = batch["advantages"].sum(1)  # [N]
+    has_advantage = (batch["advantages"] != 0).any(1).view(-1, size).any(1)  # [groups]
+    groups = has_advantage.int().argsort(descending=True, stable=True)[:KEPT_GROUPS]
+    rows = []
+    for group in groups.tolist():
+        order = of_rows[group * size : (group + 1) * size].argsort(descending=True, stable=True)
+        rows += [group * size + int(i) for i in order[[0, -1][:size]]]
+    return rows
+
+
+@torch.no_grad()
+def new_log_probs(policy, batch, args):
+    """The log-probabilities of a batch's response tokens under the policy as it is now, [N, T]."""
+    all_logp = torch.zeros(batch["ids"].shape)
+    for rows, micro in micro_batches(batch, args, "what the update did"):
+        logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
+        all_logp[rows, : logp.shape[1]] += logp.cpu()
+    return all_logp
+
+
+def pieces_of(tokenizer, ids):
+    """The text that each token adds, a list of strings; together they are the whole text.
+
+    Of a sign that is made of several tokens, the last one adds it, and the others nothing.
+    """
+    pieces = []
+    start = 0  # of the window
+    before = ""  # the window's text so far
+    for end in range(1, len(ids) + 1):
+        text = decode(tokenizer, ids[start:end])
+        if text.endswith("\ufffd") and end < len(ids):  # a sign is not complete
+            pieces.append("")
+            continue
+        pieces.append(text[len(before) :])
+        before = text
+        if end - start >= WINDOW:
+            start = end - 1
+            before = decode(tokenizer, ids[start:end])
+    return pieces
+
+
+def decode(tokenizer, ids):
+    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def of_responses(batch, tokenizer):
+    """A dictionary for each row of a batch: its prompt, and what belongs to each of its tokens.
+
+    batch: ids, mask, old_logp, new_logp and advantages, [N, T].
+    """
+    found = []
+    for i, mask in enumerate(batch["mask"]):
+        if not mask.any():
+            continue
+        prompt = batch["ids"][i][: int(mask.int().argmax())].tolist()
+        response = {
+            "prompt": decode(tokenizer, prompt),
+            "tokens": pieces_of(tokenizer, batch["ids"][i][mask].tolist()),
+        }
+        for name in ("old_logp", "new_logp", "advantages"):
+            response[name] = [round(value, 5) for value in batch[name][i][mask].tolist()]
+        found.append(response)
+    return found

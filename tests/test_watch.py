@@ -1,0 +1,141 @@
+"""What tools/watch.py shows: what an update did to each token, and a page that follows runs."""
+
+import json
+import math
+import threading
+import urllib.error
+import urllib.request
+from functools import partial
+from http.server import ThreadingHTTPServer
+from types import SimpleNamespace
+
+import browser
+import pytest
+import torch
+from conftest import KK_TINY
+from transformers import AutoTokenizer
+
+import grpo
+from runtime import records, tokens
+from tools import watch
+
+TEXTS = ["Zoey says: “Ana is a knave 🙂🙂.” 数学\n" * 9, " x ↔ y é", ""]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(KK_TINY)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_pieces_of_a_text_are_the_whole(tokenizer, text):
+    ids = tokenizer(text)["input_ids"]
+    pieces = tokens.pieces_of(tokenizer, ids)
+    assert len(pieces) == len(ids) and "".join(pieces) == text
+    cut = tokens.pieces_of(tokenizer, ids[:-1])  # in the middle of a sign, too
+    assert "".join(cut) == tokenizer.decode(ids[:-1], clean_up_tokenization_spaces=False)
+
+
+def test_the_best_and_the_worst_of_groups_with_an_advantage_are_kept():
+    args = SimpleNamespace(responses_per_prompt=3)
+    of_rows = [0, 0, 0, -1, 2, -1, 0, 0, 0, 1, -3, 2.0]  # four groups; the first and the third teach nothing
+    advantages = torch.tensor(of_rows)[:, None] * torch.tensor([0.0, 1.0, 1.0])
+    assert tokens.few({"advantages": advantages}, args) == [4, 5, 11, 10]
+    assert tokens.few({"advantages": advantages[:6]}, args) == [4, 5, 0, 2]
+    assert tokens.few({"advantages": advantages}, SimpleNamespace(responses_per_prompt=1)) == [3, 4]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tokenizer, tmp_path_factory):
+    """The folder of a run with two evaluations, and one update that makes each weight of the head larger."""
+    folder = tmp_path_factory.mktemp("runs") / "a run"
+    folder.mkdir()
+    args = grpo.Args(model=str(KK_TINY), dtype="float32", responses_per_prompt=2, run_dir=str(folder), steps=7)
+    args.micro_batch_tokens = 1000
+    policy = grpo.load_policy(args, trained=True)
+    ids = torch.zeros(4, 12, dtype=torch.long)
+    mask = torch.zeros(4, 12, dtype=torch.bool)
+    for row, text in enumerate(["Ana is a knave", "Ana is", "Bo is a knight", "<b>Bo</b>"]):
+        response = tokenizer(text)["input_ids"][:9]
+        ids[row, : 3 + len(response)] = torch.tensor([5, 6, 7, *response])
+        mask[row, 3 : 3 + len(response)] = True
+    batch = {"ids": ids, "mask": mask, "advantages": torch.tensor([[1.0], [-1], [2], [-2]]) * mask}
+    batch["old_logp"], _ = grpo.log_probs(policy, batch, args)
+    with torch.no_grad():
+        policy.lm.lm_head.weight.mul_(1.1)
+    book = records.Records(args, {"estimated_memory_gb": 1.0})
+    book.open(0)
+    for step, right in ((0, False), (3, True)):
+        problems = [{"id": 0, "messages": [{"content": "Who?"}]}]
+        answers = [SimpleNamespace(text=f"<i>response of step {step}</i>")]
+        book.write_tests(step, problems, answers, [{"correct": right, "reward": -3.0 + 2 * step}])
+    records.append(folder / "metrics.jsonl", [{"step": 0, "eval/accuracy": 0.25}, {"step": 3, "kl": math.nan}])
+    book.write_tokens(3, policy, batch, tokenizer)
+    batch["new_logp"], _ = grpo.log_probs(policy, batch, args)
+    return folder, batch
+
+
+def test_the_tokens_of_a_run_have_their_probabilities_before_and_after_the_update(run_dir, tokenizer):
+    folder, batch = run_dir
+    found = json.loads((folder / "tokens.json").read_text())
+    assert found["step"] == 3 and len(found["responses"]) == 4
+    for response, row in zip(found["responses"], [0, 1, 2, 3]):
+        mask = batch["mask"][row]
+        assert response["tokens"] == tokens.pieces_of(tokenizer, batch["ids"][row][mask].tolist())
+        assert response["prompt"] == tokenizer.decode([5, 6, 7])
+        for name in ("old_logp", "new_logp", "advantages"):
+            assert response[name] == pytest.approx(batch[name][row][mask].tolist(), abs=1e-4), name
+        assert response["old_logp"] != response["new_logp"]
+
+
+@pytest.fixture
+def address(run_dir):
+    """Of a server that follows the run."""
+    paths = [run_dir[0].parent]
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(watch.Handler, paths)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_server_gives_runs_and_nothing_else(address, run_dir):
+    def get(path):
+        return json.load(urllib.request.urlopen(address + path))
+
+    [run] = get("/runs")
+    assert run["name"] == str(run_dir[0]) and run["ago"] < 3600
+    details = get("/run?name=" + urllib.request.quote(run["name"]))
+    assert [row["step"] for row in details["rows"]] == [0, 3] and details["steps"] == 7
+    assert details["rows"][0]["eval/accuracy"] == 0.25 and details["rows"][1]["kl"] is None  # JSON has no NaN
+    assert details["tokens"]["step"] == 3
+    assert [details["test"][when]["correct"] for when in ("before", "after")] == [False, True]
+    for path in ("/run?name=/etc", "/run", "/tools/watch.py"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(path)
+
+
+def test_runs_are_found_in_folders_and_by_their_own(run_dir, tmp_path):
+    folder = run_dir[0]
+    assert list(watch.find([folder.parent]).values()) == list(watch.find([folder]).values()) == [folder]
+    assert watch.find([tmp_path, tmp_path / "not there"]) == {}
+    for number in range(12):
+        (tmp_path / f"run_{number:02}").mkdir()
+        (tmp_path / f"run_{number:02}/metrics.jsonl").write_text("")
+    assert len(watch.find([tmp_path])) == len(watch.COLOURS) == 8
+
+
+@pytest.mark.skipif(not browser.binary(), reason="neither Chromium nor Chrome is installed")
+def test_the_page_colours_tokens_by_what_the_update_did(address, run_dir, tmp_path):
+    _, batch = run_dir
+    with browser.Browser(tmp_path) as page:
+        page.open(address)
+        page.wait("document.querySelectorAll('#responses span').length")
+        found = page.run("[...document.querySelectorAll('#responses span')].map((one) => one.style.background)")
+        expected = ["up" if after > before else "down" for before, after in zip(
+            batch["old_logp"][batch["mask"]].tolist(), batch["new_logp"][batch["mask"]].tolist())]  # fmt: skip
+        assert ["up" if "--up" in colour else "down" for colour in found] == expected and len(set(expected)) == 2
+        assert page.run("document.querySelectorAll('#curves svg').length") == 1  # of the one metric with a value
+        assert "<i>response of step 3</i>" in page.run("document.getElementById('test').textContent")  # text, not HTML
+        page.run("document.querySelector('#responses span').dispatchEvent(new PointerEvent('pointerover'))")
+        assert " → " in page.run("document.getElementById('numbers').textContent")
+        assert not page.errors

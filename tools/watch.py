@@ -1,0 +1,139 @@
+"""Follows runs in a browser: curves that grow, and what the newest update did to each token of some responses.
+
+    make watch                            the runs in runs/
+    python tools/watch.py RUN FOLDER …    these runs, and the runs in these folders
+
+It reads the files that runs write (docs/metrics.md) and serves one page on this machine, http://127.0.0.1:6007. The
+page asks for news every two seconds. At most eight runs are shown, those that have changed last. To follow a run on
+another machine, call it there, and here `ssh -N -L 6007:127.0.0.1:6007 MACHINE`.
+"""
+
+import contextlib
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import tyro
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from runtime import before_after, curves
+
+PAGE = Path(__file__).with_name("watch.html")
+COLOURS = [colour for colour in curves.COLOURS if colour != "#000000"]  # black is none on a dark page
+COLOURS.append("#888888")
+FILES = ("metrics.jsonl", "tokens.json", "test_samples.jsonl")
+
+
+@dataclass
+class Args:
+    """What to follow, and where to serve it."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),)  # runs, and folders of runs
+    port: int = 6007  # of the page on this machine; 0: any that is free
+
+
+def find(paths):
+    """{name: folder} of the runs that have changed last, as many as there are colours, in the order of their names."""
+    folders = {}
+    for path in paths:
+        places = [path] if (path / "metrics.jsonl").exists() else path.glob("*/")
+        folders |= {str(place): place for place in places if (place / "metrics.jsonl").exists()}
+    newest = sorted(folders, key=lambda name: changed(folders[name]))[-len(COLOURS) :]
+    return {name: folders[name] for name in sorted(newest)}
+
+
+def changed(folder):
+    """When a run's files were last changed, in seconds."""
+    return max((folder / name).stat().st_mtime for name in FILES if (folder / name).exists())
+
+
+def overview(paths):
+    """For each run: its name, its colour, when it has changed, and how many seconds ago that was."""
+    found = []
+    for (name, folder), colour in zip(find(paths).items(), COLOURS):
+        when = changed(folder)
+        found.append({"name": name, "colour": colour, "changed": when, "ago": time.time() - when})
+    return found
+
+
+def details(folder):
+    """What the page shows of one run."""
+    rows = curves.read_rows(folder / "metrics.jsonl")
+    before, after, learned = before_after.pairs(curves.read_rows(folder / "test_samples.jsonl"))
+    chosen = next(iter([*learned, *before]), None)
+    return {
+        "rows": [{key: row.get(key) for key in ("step", *curves.PANELS)} for row in rows],
+        "steps": read(folder / "args.json").get("steps"),
+        "tokens": read(folder / "tokens.json"),
+        "test": {"before": before[chosen], "after": after[chosen]} if before else None,
+    }
+
+
+def read(path):
+    """The JSON object of a file; {} without the file. Trainers replace these files at once, so they are whole."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def finite(value):
+    """A value for JSON, which knows neither NaN nor infinity: null takes their place."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers / with the page, /runs with the overview, and /run?name=… with a run's details."""
+
+    def __init__(self, paths, *connection):
+        self.paths = paths
+        super().__init__(*connection)
+
+    def do_GET(self):
+        address = urlsplit(self.path)
+        name = parse_qs(address.query).get("name", [""])[0]
+        folder = find(self.paths).get(name)
+        if address.path == "/":
+            titles = json.dumps({key: curves.TITLES[key] for key in curves.PANELS}, ensure_ascii=False)
+            page = PAGE.read_text(encoding="utf-8").replace("TITLES_OF_METRICS", titles)
+            self.answer(page, "text/html")
+        elif address.path == "/runs":
+            self.answer(json.dumps(overview(self.paths)), "application/json")
+        elif address.path == "/run" and folder:
+            self.answer(json.dumps(finite(details(folder))), "application/json")
+        else:
+            self.send_error(404)
+
+    def answer(self, text, kind):
+        body = text.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Nothing: a line every two seconds would hide the address."""
+
+
+def main(args):
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", args.port), partial(Handler, args.runs))
+    except OSError as error:
+        print(f"error: --port {args.port} can't be used: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    print(f"http://127.0.0.1:{server.server_port} follows {len(find(args.runs))} runs; Ctrl-C ends it", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
