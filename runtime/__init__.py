@@ -29,3 +29,12 @@ What a run leaves
 - curves, terminal, before_after, tokens: what one looks at
 - signals, faults: Ctrl-C, SIGTERM, a full disk
 """
+
+import sys
+from importlib.util import find_spec
+
+if not find_spec("tyro"):
+    sys.exit(
+        "error: this Python lacks the packages of requirements.txt. `make install` puts them into "
+        ".venv; .venv/bin/python has them, or python after `. .venv/bin/activate`"
+    )

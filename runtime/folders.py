@@ -17,6 +17,14 @@ def complete(run_dir):
     return [folder for folder in all_of(run_dir) if (folder / POSITION).is_file()]
 
 
+def how_to_go_on(run_dir):
+    """What to say of a run that has ended before its time."""
+    there = complete(run_dir)
+    if not there:
+        return "it has no checkpoint to go on from"
+    return f"--resume {run_dir} goes on from {there[-1].name}"
+
+
 def is_checkpoint(folder):
     """Whether this is the path of a checkpoint: RUN/checkpoints/step_STEP."""
     return folder.parent.name == "checkpoints" and bool(re.fullmatch(r"step_\d{6,}", folder.name))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from runtime import processes, settings, terminal
+from runtime import folders, processes, settings, terminal
 
 NO_PAPERS = ("run_dir", "dry_run")  # the last line speaks of them
 
@@ -44,6 +44,10 @@ def show(args, sizes, layers, papers_command):
         console.print(wrapped(papers_command, console.width), soft_wrap=True)
     console.rule()
     steps = "1 step" if args.steps == 1 else f"{args.steps} steps"
+    if args.resume:
+        done = folders.step_of(folders.to_resume(args.resume))
+        left = "" if done < args.steps else f": nothing is left to do without --steps above {done}"
+        console.print(f"goes on after step {done} of {args.steps}{left}", soft_wrap=True)
     if args.dry_run:
         console.print(f"dry run: {steps} would fit; no model was loaded", soft_wrap=True)
     else:

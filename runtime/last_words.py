@@ -1,13 +1,30 @@
 """Prints a line when a program has ended: python runtime/last_words.py PID TEXT.
 
-torchrun ends with a long traceback if one of its processes fails. What matters should come last.
+torchrun ends with a long traceback if one of its processes fails, or if it gets Ctrl-C or SIGTERM.
+What matters should come last.
 """
 
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
-PATIENCE = 60  # seconds
+PATIENCE = 3600  # seconds
+
+
+def under_torchrun():
+    """Whether torchrun has started this process, and is its parent."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def after_torchrun(text):
+    """Starts the process that prints the text when torchrun has ended. The process can be killed.
+
+    It has a session of its own, so that Ctrl-C does not reach it.
+    """
+    words = [sys.executable, __file__, str(os.getppid()), text]
+    return subprocess.Popen(words, start_new_session=True)
 
 
 def has_ended(pid):

@@ -7,7 +7,6 @@ traceback that says nothing of the one that died.
 import atexit
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -70,15 +69,11 @@ def end_if_one_is_dead(run_dir):
     if min(alive, default=WORLD_SIZE) > RANK:
         text = message(ranks, run_dir)
         print(f"\n{text}", file=sys.stderr, flush=True)
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun is the parent
-            words = [sys.executable, last_words.__file__, str(os.getppid()), text]
-            subprocess.Popen(words, start_new_session=True)
+        if last_words.under_torchrun():
+            last_words.after_torchrun(text)
     os._exit(1)  # the main thread may wait for the dead process
 
 
 def message(ranks, run_dir):
     who = ", ".join(f"process {rank} (pid {PIDS[rank]})" for rank in ranks)
-    complete = folders.complete(run_dir)
-    if not complete:
-        return f"{who} has died, so the run ends. It has no checkpoint to go on from"
-    return f"{who} has died, so the run ends: --resume {run_dir} goes on from {complete[-1].name}"
+    return f"{who} has died, so the run ends: {folders.how_to_go_on(run_dir)}"

@@ -35,6 +35,7 @@ from runtime import (
     faults,
     files,
     folders,
+    last_words,
     peers,
     processes,
     settings,
@@ -127,6 +128,7 @@ class Records:
         self.has_warned = False  # of a step without different rewards
         self.gaps = []  # sampler_gap of each step
         self.problem = ""  # why the run ends early with exit code 1
+        self.last_words = None  # the process that says the last line after torchrun's traceback
 
     def open(self, step):
         """Opens the files; from now on Ctrl-C or SIGTERM ends the run after a step.
@@ -135,7 +137,13 @@ class Records:
         come again.
         """
         self.open_files(step)
-        self.asked_to_stop = signals.catch()  # a list, which a signal's name is put into
+        self.asked_to_stop = signals.catch(self.asked)  # a list of the signal's name
+
+    def asked(self):
+        """What process 0 does at the first signal: if torchrun ends the run, a line says so."""
+        if last_words.under_torchrun():
+            text = f"torchrun has ended the run in a step: {folders.how_to_go_on(self.folder)}"
+            self.last_words = last_words.after_torchrun(text)
 
     def interrupted(self):
         """Whether Ctrl-C or SIGTERM has reached any process. All processes must call it."""
@@ -227,7 +235,7 @@ class Records:
             self.problem = (
                 f"error: sampler_gap jumped from {self.gaps[0]:.2g} to {gap:.2g} nats when the "
                 "sampler got its first update: sampler and trainer no longer compute the same "
-                f"model. This tells which of them is wrong: python -m tools.gap {self.folder}"
+                f"model. This tells which of them is wrong: python tools/gap.py {self.folder}"
             )
 
     @by_process_0
@@ -313,12 +321,20 @@ class Records:
         self.tensorboard.close()
         if "wandb" in sys.modules and sys.modules["wandb"].run:
             sys.modules["wandb"].finish()
+        text = self.last_line(step)
+        print(text)
+        if self.last_words:  # torchrun got the signal, too, and ends with a traceback
+            self.last_words.kill()
+            last_words.after_torchrun(text)
+
+    def last_line(self, step):
+        """How the run has ended after this step, and how it goes on."""
         ended = f"stopped by {self.asked_to_stop[0]}" if self.asked_to_stop else "done"
-        print(f"{ended} after step {step}: {self.folder}")
-        if folders.complete(self.folder):
-            print(f"to go on: --resume {self.folder} --steps N")
-        else:
-            print("it has no checkpoint to go on from")
+        text = f"{ended} after step {step}: {self.folder}"
+        if not folders.complete(self.folder):
+            return f"{text}\nit has no checkpoint to go on from"
+        more = "" if step < self.args.steps else f" --steps N, with N above {step}"
+        return f"{text}\nto go on: --resume {self.folder}{more}"
 
 
 def example(problem, response, score):
@@ -366,20 +382,23 @@ def provenance():
 def commit(root=Path(__file__).parents[1]):
     """The checkout's commit, with a + if files differ from it; None without git or a checkout.
 
-    Results that a command has just written don't count: the next command's code is the commit's.
+    A new script counts, too. Results that a command has just written don't count: the next
+    command's code is the commit's.
     """
     git = ["git", "-C", str(root)]
     name = [*git, "rev-parse", "--short", "HEAD"]
     compare = [*git, "diff", "--quiet", "HEAD", "--", "."]
     compare += [f":(exclude){path}" for path in RESULTS]
+    untracked = [*git, "ls-files", "--others", "--exclude-standard", "--", "*.py"]
     try:
         found = subprocess.run(name, capture_output=True, text=True)
         changed = subprocess.run(compare, capture_output=True)
+        new = subprocess.run(untracked, capture_output=True, text=True)
     except OSError:  # no git
         return None
     if found.returncode:
         return None
-    return found.stdout.strip() + "+" * (changed.returncode != 0)
+    return found.stdout.strip() + "+" * (changed.returncode != 0 or bool(new.stdout))
 
 
 def check_finite(loss, grad_norm, batch, step, args, lr_flag="--lr"):

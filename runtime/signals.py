@@ -7,6 +7,7 @@ import os
 import signal
 import time
 
+from runtime import last_words
 from runtime.launch import RANK
 
 # Signals so many seconds after the first one count as the same request: torchrun passes on a Ctrl-C
@@ -28,11 +29,11 @@ def end_while_loading():
     signal.signal(signal.SIGTERM, end)
 
 
-def catch():
+def catch(asked):
     """A list that gets the name of the first signal ("SIGINT", "SIGTERM") that asks the run to end.
 
-    Process 0 says at once what happens now. (Not if another process has died: then torchrun sends
-    SIGTERM to those that are left.) A second signal ends the process at once.
+    Process 0 says at once what happens now, and calls asked(). (Not if another process has died:
+    then torchrun sends SIGTERM to those that are left.) A second signal ends the process at once.
     """
     from runtime import peers  # late: it imports torch, and this module comes before
 
@@ -51,7 +52,13 @@ def catch():
                     f"\n{name}: the run ends after this step, with a checkpoint. A second one, "
                     f"{GRACE} seconds from now or later, ends it at once and loses the step.\n"
                 )
+                if last_words.under_torchrun():
+                    text += (
+                        "torchrun waits for 30 seconds, and a step that takes longer is lost, too; "
+                        "torchrun --shutdown-timeout 600 would wait for ten minutes.\n"
+                    )
                 os.write(2, text.encode())
+                asked()
         elif now - first > GRACE:
             die_of(number)
 

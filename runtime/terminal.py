@@ -63,17 +63,23 @@ def step_line(metrics):
 
 def no_difference_line(metrics):
     """A warning that all responses to a prompt have the same reward, for every prompt of a step."""
-    if metrics["accuracy"] > 0.5:  # most are right
-        advice = "harder problems"
-    else:
+    seen = "there was nothing to tell good from bad"
+    advice = (
+        "easier problems, longer responses (--max_response_tokens), or more of them "
+        "(--responses_per_prompt)"
+    )
+    if metrics["format_rate"] < 0.05:
+        seen = "hardly any has its answer in the form that the task asks for"
         advice = (
-            "easier problems, longer responses (--max_response_tokens), or more of them "
-            "(--responses_per_prompt)"
+            "sft.py, which teaches a form; --chat_template auto for a chat model; a task of your "
+            "own that takes answers as the model writes them"
         )
+    elif metrics["accuracy"] > 0.5:  # most are right
+        advice = "harder problems"
     return (
         f"warning: step {metrics['step']} gave all responses to a prompt the same reward, for "
-        f"every prompt: there was nothing to tell good from bad. What helps: {advice}. "
-        "samples.jsonl in the run's folder has some of them."
+        f"every prompt: {seen}. What helps: {advice}. samples.jsonl in the run's folder has some "
+        "of them."
     )
 
 

@@ -395,7 +395,7 @@ def test_a_full_disk_in_a_save_leaves_the_last_checkpoint(size, three, capsys):
 
 
 def test_a_full_disk_in_a_record_ends_the_run_with_one_message(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(signals, "catch", list)
+    monkeypatch.setattr(signals, "catch", lambda asked: [])
     book = records.Records(Args(run_dir=str(tmp_path)), SIZES)
     book.open(0)
     (tmp_path / "metrics.jsonl").unlink()

@@ -49,7 +49,7 @@ def test_a_run_whose_sampler_gets_no_weights_ends_and_the_side_is_found(tmp_path
     flags = small(tmp_path / "run", steps=9, dtype="float32", lr=1e-3)
     ended = run(script, *flags, check=False)
     assert ended.returncode == 1 and "error: sampler_gap jumped from" in ended.stderr.splitlines()[-1]
-    assert f"python -m tools.gap {tmp_path / 'run'}" in ended.stderr
+    assert f"python tools/gap.py {tmp_path / 'run'}" in ended.stderr
     assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2]
 
     for fault, code, says in (

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -97,6 +98,11 @@ def test_what_needs_no_model_is_refused_before_torch_is_imported(flags, words, t
     assert words in done.stderr and done.stderr.count("\n") <= 1
 
 
+def test_a_python_without_the_packages_says_which_one_has_them():
+    done = subprocess.run([sys.executable, "-S", "grpo.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error: this Python lacks") and ".venv" in done.stderr
+
+
 def test_importing_a_script_checks_nothing(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["pytest", "--clip_low", "2"])
     first.check(grpo.Args, grpo.TASKS)
@@ -133,9 +139,35 @@ def test_a_run_that_goes_on_can_be_asked_to_stop_but_not_be_taken_over(tmp_path)
         alive.send_signal(signal.SIGINT)
         until(lambda: "SIGINT: the run ends after this step, with a checkpoint. A second one" in log.read_text(), 10)
         assert alive.wait(timeout=120) == 0
-        assert "stopped by SIGINT after step" in log.read_text()
+        stopped = re.search(r"stopped by SIGINT after step (\d+): ", log.read_text())
+        assert log.read_text().endswith(f"\nto go on: --resume {tmp_path}\n")
     finally:
         alive.kill()
+    there = run("grpo.py", "--resume", tmp_path, "--steps", stopped[1], "--dry_run").stdout
+    assert f"goes on after step {stopped[1]} of {stopped[1]}: nothing is left to do without --steps above" in there
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("patience", [1, 100])
+def test_the_last_line_after_ctrl_c_under_torchrun_says_how_to_go_on(patience, tmp_path):
+    """torchrun kills a step that takes longer than its patience, in seconds, and ends with a traceback."""
+    folder, log = tmp_path / "run", tmp_path / "log"
+    starter = ["-m", "torch.distributed.run", "--standalone", "--shutdown-timeout", str(patience)]
+    flags = small(folder, steps=500, save_every=1, responses_per_prompt=256, max_response_tokens=200)
+    with open(log, "w") as file:
+        alive = subprocess.Popen(
+            [sys.executable, *starter, "grpo.py", *map(str, flags)], cwd=ROOT, stdout=file, stderr=file
+        )
+    try:
+        until(lambda: Path(folder, "checkpoints", "step_000001").exists())
+        alive.send_signal(signal.SIGINT)
+        until(lambda: "torchrun waits for 30 seconds" in log.read_text(), 10)
+        assert alive.wait(timeout=200) != 0
+    finally:
+        alive.kill()
+    goes_on = f"--resume {folder} goes on from step_00000" if patience == 1 else f"to go on: --resume {folder}"
+    until(lambda: goes_on in log.read_text().rstrip().splitlines()[-1], 20)
+    assert "Traceback" in log.read_text()
 
 
 @pytest.mark.slow

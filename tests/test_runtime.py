@@ -540,8 +540,12 @@ def test_the_line_of_an_evaluation():
 
 
 def test_what_helps_if_rewards_do_not_differ_depends_on_whether_they_are_right():
-    assert "What helps: harder problems." in terminal.no_difference_line({"step": 3, "accuracy": 0.9})
-    assert "What helps: easier problems, longer" in terminal.no_difference_line({"step": 3, "accuracy": 0.1})
+    def line(**metrics):
+        return terminal.no_difference_line({"step": 3, "format_rate": 1.0, **metrics})
+
+    assert "What helps: harder problems." in line(accuracy=0.9)
+    assert "What helps: easier problems, longer" in line(accuracy=0.1)
+    assert "hardly any has its answer in the form" in line(accuracy=0.0, format_rate=0.0)
 
 
 def row(step, number, correct, response="so"):
@@ -589,8 +593,8 @@ def test_before_and_after_if_nothing_was_learned():
 def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     run_dir = tmp_path / "[red]run"
     run_dir.mkdir()
-    args = Args(run_dir=str(run_dir), responses_per_prompt=3)
-    monkeypatch.setattr(signals, "catch", lambda: ["SIGTERM"])  # as if one had come
+    args = Args(run_dir=str(run_dir), responses_per_prompt=3, steps=4)
+    monkeypatch.setattr(signals, "catch", lambda asked: ["SIGTERM"])  # as if one had come
     book = records.Records(args, SIZES)
     book.open(0)
     assert book.interrupted()
@@ -626,7 +630,7 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
         ("p0", 0, "a", 0), ("p0", 0, "b", 1), ("p1", 1, "d", 3), ("p1", 1, "e", 4),
     ]  # fmt: skip
 
-    monkeypatch.setattr(signals, "catch", list)
+    monkeypatch.setattr(signals, "catch", lambda asked: [])
     book = records.Records(args, SIZES)
     book.open(2)
     assert not book.interrupted()
@@ -668,7 +672,7 @@ def test_a_jump_of_sampler_gap_at_the_samplers_first_update_ends_the_run(gaps, a
         text = capsys.readouterr()
         assert text.out.count("warning: sampler_gap") == sum(not gap <= 0.1 for gap in gaps)
         if asks and stop_at_gap:
-            assert ended.value.code == 1 and f"python -m tools.gap {folder}\n" in text.err
+            assert ended.value.code == 1 and f"python tools/gap.py {folder}\n" in text.err
         else:
             assert not text.err
 
@@ -691,6 +695,9 @@ def test_a_changed_file_is_told_from_a_new_result(tmp_path):
     (results / "lens.json").write_text("2")
     (results / "more.json").write_text("2")
     assert records.commit(tmp_path) == clean
+    (tmp_path / "copy.py").write_text("2")
+    assert records.commit(tmp_path) == clean + "+"  # a changed copy that was never added
+    (tmp_path / "copy.py").unlink()
     (tmp_path / "code.py").write_text("2")
     assert records.commit(tmp_path) == clean + "+"
 
