@@ -219,7 +219,7 @@ SETS = {  # math: title, possible names of its file (letters and digits only), h
 PROTOCOLS = {"ar_lopti": list(SETS), "acpo": ["amc", "minerva", "math500", "olympiad_bench"]}
 OWN = "own"  # the set of --data FILE, which is in no paper
 TITLES = {name: title for name, (title, *_) in SETS.items()} | {OWN: "own problems"}
-GREEDY = ["olympiad_bench", "minerva", "math500", OWN]  # in ar_lopti
+GREEDY = ["olympiad_bench", "minerva", "math500"]  # in ar_lopti
 PAPERS_FILES = "the GitHub repository zhyang2226/AR-Lopti"
 
 
@@ -253,6 +253,8 @@ def settle(args):
     }
     if args.protocol == "acpo":
         papers |= {"max_response_tokens": 3072, "samples": 8 if args.suite == "math" else 4}
+    if args.suite == "math" and is_own_file(args) and args.protocol == "ar_lopti":
+        papers |= {"samples": 1, "temperature": 0.0}
     if not ON_GPU and any(Path(model).name != "kk_tiny" for model in models):
         papers["max_response_tokens"] = CPU_TOKENS
     for name in papers:
@@ -407,12 +409,17 @@ def load_problems(args):
     return task, kept
 
 
+def is_own_file(args):
+    """Whether --data names one file of problems and no set that they belong to."""
+    return len(args.data) == 1 and "=" not in args.data[0] and not (args.sets or args.data_dir)
+
+
 def math_sources(args, folder):
     """{set: file or hub id}: from --data SET=SOURCE, otherwise from the folder, or from the hub without a folder.
 
     --data FILE, without a set, is all that is asked then.
     """
-    if len(args.data) == 1 and "=" not in args.data[0] and not (args.sets or args.data_dir):
+    if is_own_file(args):
         return {OWN: args.data[0]}
     sets = (
         [name.strip() for name in args.sets.split(",")] if args.sets else PROTOCOLS[args.protocol]

@@ -314,7 +314,8 @@ def check_columns(rows, columns, where):
         there += [column for column in row if column not in there]
     missing = [column for column in columns if column not in there]
     if missing:
-        raise ValueError(f"{where} lacks the columns {', '.join(missing)}; it has {', '.join(there)}")
+        of_math = "; --task math takes such a file" if {"problem", "answer"} <= {*there} else ""
+        raise ValueError(f"{where} lacks the columns {', '.join(missing)}; it has {', '.join(there)}{of_math}")
 
 
 def check_text(text, where):

@@ -569,8 +569,8 @@ def items_of(name, rows):
             prompt, answer = fields(row)
             messages, golds = messages_of(prompt), golds_of(answer)
         except (LookupError, TypeError, AttributeError) as error:
-            there = ", ".join(row) if isinstance(row, dict) else row
-            raise ValueError(f"{name}, row {i}: no problem and answer where a known kind has them: {there}") from error
+            has = f"it has {', '.join(row)}" if isinstance(row, dict) else f"it is {row!r}"
+            raise ValueError(f"{name}, row {i}: no problem and answer: {has}. {KINDS_OF_ROWS}") from error
         except ValueError as error:
             raise ValueError(f"{name}, row {i}: {error}") from error
         for text in [message["content"] for message in messages] + golds:
@@ -579,6 +579,11 @@ def items_of(name, rows):
         category = Path(str(source)).stem
         items.append({"messages": messages, "prefix": "", "answer": golds, "category": category})
     return items
+
+
+KINDS_OF_ROWS = (
+    "A row has problem (or question) and answer, prompt and final_answer, or prompt and reward_model with ground_truth"
+)
 
 
 def fields(row):

@@ -206,6 +206,14 @@ def test_the_bootstrap_draws_whole_clusters():
     assert inference.correlation([([1, 5], [2, 9]), ([7], [100])], in_ranks=True)[0] == pytest.approx(1)
 
 
+def test_a_draw_of_equal_numbers_has_the_correlation_0():
+    """Two problems, of which a draw may take one twice: what is left of its variance is rounding."""
+    draws = []
+    value, error = inference.correlation([([0.1] * 3, [0.7] * 3), ([0.3], [0.2])], draws=draws)
+    assert value == pytest.approx(-1) and 0 < error < 1
+    assert all(abs(drawn) < 1 + 1e-6 for drawn in draws)
+
+
 # ------------------------------------------------------------------------------------------------------- the verdicts
 
 

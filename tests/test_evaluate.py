@@ -740,10 +740,14 @@ def test_problems_of_your_own_are_a_set_alone_and_greedy(tmp_path):
     """As docs/data.md has them."""
     file = tmp_path / "mine.jsonl"
     file.write_text('{"problem": "What is 17 + 25?", "answer": "42"}\n{"problem": "What is 2 + 3?", "answer": "5"}\n')
-    args = settled("m", "--suite", "math", "--data", file)
-    _, problems = evaluate.load_problems(args)
-    assert [(p["category"], p["samples"], p["temperature"]) for p in problems] == [("own", 1, 0.0)] * 2
-    assert evaluate.columns_of(problems, args) == {"own": ("own problems", "own", None)}
+    for flags, how in ([(), (1, 0.0)], [("--samples", 4, "--temperature", 0.7), (4, 0.7)]):
+        args = settled("m", "--suite", "math", "--data", file, *flags)
+        _, problems = evaluate.load_problems(args)
+        assert [(p["category"], p["samples"], p["temperature"]) for p in problems] == [("own", *how)] * 2
+        said = evaluate.settings_of(args)
+        assert (said["samples"], said["temperature"]) == how  # in the header and below the table
+        title = "own problems" + " avg@4" * bool(flags)
+        assert evaluate.columns_of(problems, args) == {"own": (title, "own", None)}
 
 
 @needs_files

@@ -142,8 +142,10 @@ def correlation(clusters, in_ranks=False, draws=None):
     share = [1 / len(clusters)] * len(clusters)
     counts = numpy.random.default_rng(0).multinomial(len(clusters), share, DRAWS)
     n, x, y, xx, yy, xy = sums @ numpy.vstack([numpy.ones(len(clusters)), counts]).T
-    with numpy.errstate(invalid="ignore"):
-        found = numpy.nan_to_num((n * xy - x * y) / numpy.sqrt((n * xx - x * x) * (n * yy - y * y)))
+    spread = (n * xx - x * x) * (n * yy - y * y)
+    varies = spread > 1e-12 * n**4  # what is left in a draw of equal numbers is rounding: its correlation is 0
+    found = numpy.zeros(len(n))
+    found[varies] = (n * xy - x * y)[varies] / numpy.sqrt(spread[varies])
     if draws is not None:
         draws.extend(found[1:])
     return float(found[0]), float(found[1:].std(ddof=1))
