@@ -543,6 +543,12 @@ def test_a_table_has_all_entries_that_are_kept_however_few_are_run(tmp_path):
     assert (tmp_path / "family.md").read_text() == (kept / "family.md").read_text()
 
 
+def test_a_dry_run_finds_the_kept_runs_of_a_suite_and_makes_no_folder(tmp_path):
+    assert "12 runs are kept, 0 are missing." in call("tools/compare.py", "--suite", "llm", "--dry_run").stdout
+    done = call("tools/compare.py", "--suite", "llm", "--dry_run", "--folder", str(tmp_path / "new"))
+    assert "0 runs are kept, 12 are missing" in done.stdout and not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("flags", [["--seeds", "0"], ["--entries", "a: grpo.py"]])
 def test_a_part_of_a_suite_does_not_overwrite_the_table_of_the_whole(flags):
     done = call("tools/compare.py", "--suite", "family", *flags, "--dry_run")

@@ -174,7 +174,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             )
         ],
     ),
-    "llm": (  # with --folder benchmarks/llm --limit 30
+    "llm": (  # a run takes longer: --limit 30
         SMOLLM2,
         [
             "grpo, SmolLM2: grpo.py",
@@ -225,11 +225,16 @@ class Args:
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])  # one run of each entry for every seed
     common: str = ""  # flags for all entries, as in --common="--steps 10"; empty: the suite's
     only: list[str] = field(default_factory=list)  # names of the entries to run; empty: all
-    folder: Path = ROOT / "benchmarks" / "kk_tiny"  # where runs, table and plot are kept
+    folder: Path | None = None  # where runs, table and plot are kept; None: benchmarks/kk_tiny or benchmarks/llm
     name: str = ""  # of the table and the plot; empty: the suite's
     limit: float = 8  # minutes, after which a run is stopped and not kept
     draw_only: bool = False  # run nothing, draw what is there
     dry_run: bool = False  # say which runs are missing and how long they will take, and end
+
+    def __post_init__(self):
+        self.is_usual_folder = self.folder is None
+        if self.is_usual_folder:
+            self.folder = ROOT / "benchmarks" / ("llm" if SUITES[self.suite][0] == SMOLLM2 else "kk_tiny")
 
 
 def read_entries(entries):
@@ -473,13 +478,15 @@ def check_args(args):
         raise ValueError(f"--name {args.name} must be a name, not a path")
     usual = Args()
     is_other = args.entries or args.common or not set(usual.seeds) <= set(args.seeds)
-    if is_other and not args.name and args.folder == usual.folder:
+    if is_other and not args.name and args.is_usual_folder:
         raise ValueError(
             f"{args.suite}.md in {args.folder} is the table of the whole suite: with other entries, flags or fewer "
             "seeds give a --folder or a --name of your own"
         )
-    args.folder.mkdir(parents=True, exist_ok=True)
-    if not args.draw_only:
+    if args.folder.exists() and not args.folder.is_dir():
+        raise ValueError(f"--folder {args.folder} is not a folder")
+    if not (args.draw_only or args.dry_run):
+        args.folder.mkdir(parents=True, exist_ok=True)
         files.check_writable(args.folder)
 
 
@@ -506,7 +513,8 @@ def main(args):
             sys.exit()
         todo = [(seed, name) for seed in args.seeds for name in missing if seed in missing[name]]
         todo = [] if args.draw_only else todo
-        for seed, name in tqdm(todo, desc="runs", disable=not todo):
+        for seed, name in (bar := tqdm(todo, disable=not todo)):
+            bar.set_description(f"{name}, seed {seed}")
             kept = run(command_of(commands[name], common, seed), args.limit)
             text = json.dumps(kept).replace('{"step"', '\n{"step"') + "\n"
             files.write(kept_file(args.folder, name, seed), text)

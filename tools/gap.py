@@ -1,6 +1,6 @@
 """Tells which side is wrong if sampler_gap is large: the sampler, or the trainer.
 
-    python -m tools.gap RUN        a run, or one of its checkpoints
+    python tools/gap.py RUN        a run, or one of its checkpoints
 
 Both get the checkpoint's weights as in the run: the trainer loads them, the sampler begins with --model's and gets them
 by the script's sync_weights; then once more, on a GPU after it has slept. Both give log-probabilities of the same
@@ -19,6 +19,7 @@ import torch
 import tyro
 from transformers import AutoModelForCausalLM
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from rewards import load_task
 from runtime import checks, engine, files, folders, memory, passes, processes, records, settings
 

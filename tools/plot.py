@@ -11,6 +11,7 @@ Runs that differ in nothing but the seed become one line, their mean, with a ban
 import json
 import math
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -22,6 +23,7 @@ from runtime import files
 from runtime.curves import COLOURS, MOST_PANELS, STYLES, TITLES, WIDTH, new_figure, points, read_rows, save
 
 MOST_LINES = 5  # in a panel; more can't be told apart
+CHARACTERS_PER_INCH = 11  # of a legend, about
 GREY = "0.45"  # of what a line is compared with
 CROWD = "a line for each entry, the mean over its seeds; by name: what ends highest and lowest"
 PANELS = "eval/accuracy reward response_tokens entropy kl clip_rate grad_norm accuracy sampler_gap tokens_per_s".split()
@@ -96,8 +98,17 @@ def draw(groups, paths, panels=PANELS, smoothing=0.0):
         handles, labels = axes.flat[0].get_legend_handles_labels()
         if crowded:
             handles, labels = [handles[-1], handles[0]], [labels[-1], "the others"]
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        add_legend(figure, handles, labels)
     return save(figure, paths)
+
+
+def add_legend(figure, handles, labels):
+    """Below the panels, in as many columns as the labels leave room for; those that are too long are wrapped."""
+    room = int(CHARACTERS_PER_INCH * figure.get_figwidth())
+    labels = [textwrap.fill(label, room) for label in labels]
+    longest = max(len(line) for label in labels for line in label.splitlines())
+    columns = max(1, min(3, room // (longest + 6)))  # 6: the line beside a label
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def draw_crowd(axis, groups, key, smoothing):
@@ -164,7 +175,7 @@ def draw_budgets(groups, paths, key="eval/accuracy"):
             _, ys, _, _ = mean_and_range(runs, key)
             axis.plot(xs, ys, marker="o", ms=4, color=COLOURS[i], ls=STYLES[i], label=label)
         axis.set_xlabel(budget)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    add_legend(figure, *axis.get_legend_handles_labels())
     return save(figure, paths)
 
 
