@@ -22,9 +22,9 @@ def sample(policy, tokenizer, problems):
     """G responses to each problem: ids [N, T], mask [N, T] (True on response tokens), texts [N].
 
     `encode(tokenizer, problem)` gives a prompt's ids, and `policy.generate` makes up to MOST_TOKENS
-    more. It must draw from the whole vocabulary at temperature 1, which its defaults do not. The
-    last token of a response is `tokenizer.eos_token_id`: it is in ids and mask, nothing after it
-    is in the mask. A text is the decoded response without special tokens.
+    more. It must draw from the whole vocabulary at temperature 1, which its defaults do not.
+    Unless it is cut off, a response ends with `tokenizer.eos_token_id`: that token is in ids and
+    mask, and none after it is in the mask. A text is the decoded response, no special tokens.
 
     A row is prompt, response, padding; the G responses to a problem follow each other. Prompts
     differ in length. One call of `generate` for all needs padding on the left and attention_mask,
