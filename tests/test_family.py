@@ -156,9 +156,9 @@ def test_every_trainer_names_its_parent():
 
 def test_the_tables_are_up_to_date():
     readme, objectives = ((ROOT / name).read_text() for name in ("README.md", "docs/objectives.md"))
-    assert table.with_table(readme, table.short_table()) == readme
-    assert table.with_table(objectives, table.table()) == objectives
-    assert table.drawing() == (ROOT / "docs/family.svg").read_text()
+    assert table.with_table(readme, table.short_table()) == readme, "README.md: python tools/table.py"
+    assert table.with_table(objectives, table.table()) == objectives, "docs/objectives.md: python tools/table.py"
+    assert table.drawing() == (ROOT / "docs/family.svg").read_text(), "docs/family.svg: python tools/table.py"
 
 
 # --------------------------------------------------------------------------------------------------------- family.py

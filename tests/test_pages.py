@@ -62,14 +62,19 @@ def test_each_symbol_has_code_that_occurs_once():
         found = anchors.symbols(page(script))
         assert len(found) == part(script, PARTS[2]).count("\n| ") - 1 >= 6, script  # all rows but the head
         for _, _, snippet in found:
-            anchors.line_with(family.source(script), snippet)
+            times = family.source(script).count(snippet)
+            assert times == 1, (
+                f"docs/algorithms/{script}.md: `{snippet}` must occur once in {script}.py, not {times} times"
+            )
 
 
 def test_the_remarks_have_numbers_of_the_tables():
     for script in updates.ALGORITHMS:
         tables, remarks = part(script, "A worked example").split("<!-- example: end -->")
-        assert remarks.count("\n- ") >= 3, script
-        assert set(NUMBER.findall(remarks)) <= set(NUMBER.findall(tables)), script
+        where = f"docs/algorithms/{script}.md, below the worked example"
+        assert remarks.count("\n- ") >= 3, f"{where}: at least three remarks"
+        foreign = set(NUMBER.findall(remarks)) - set(NUMBER.findall(tables))
+        assert not foreign, f"{where}: {foreign} do not stand in the example's tables"
 
 
 def test_the_result_is_one_that_is_kept():
@@ -82,16 +87,19 @@ def test_the_result_is_one_that_is_kept():
     for script in set(updates.ALGORITHMS) - {"opd"}:
         measured = " ".join(part(script, "What was measured").split())
         for number in re.findall(r"[+−]?\d+\.\d+(?: ± \d+\.\d+| %)?", measured):
-            assert number in kept, (script, number)
+            assert number in kept, (
+                f"docs/algorithms/{script}.md, What was measured: {number} stands in none of {places}"
+            )
         for link in ("comparison.md", "lab/README.md", "claims.md"):
-            assert link in measured, script
+            assert link in measured, f"docs/algorithms/{script}.md, What was measured: no link to {link}"
 
 
 def test_the_command_is_that_of_the_docstring():
     for script in (*updates.ALGORITHMS, "sft"):
         docstring = ast.get_docstring(ast.parse(family.source(script)))
         commands = re.search(r"```bash\n(.*?)```", part(script, "Run it"), re.DOTALL)[1].splitlines()
-        assert commands and all(f"    {command}" in docstring.splitlines() for command in commands), script
+        expected = f"docs/algorithms/{script}.md, Run it: the commands are those of {script}.py's docstring"
+        assert commands and all(f"    {command}" in docstring.splitlines() for command in commands), expected
 
 
 def test_formulas_are_such_as_github_shows():

@@ -86,6 +86,7 @@ class Args:
     seed: NonNegativeInt = 0
     run_dir: str = ""
     resume: str = ""
+    export: str = ""
     track: bool = False
     dry_run: bool = False
 

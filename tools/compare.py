@@ -282,7 +282,7 @@ def run(command, limit):
         try:
             done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60 * limit)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{command}\ntook more than {limit} minutes") from None
+            raise RuntimeError(f"{command}\ntook more than {limit:g} minutes: --limit allows more") from None
         if done.returncode:
             raise RuntimeError(f"{command}\nended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
         rows = curves.read_rows(Path(folder, "metrics.jsonl"))

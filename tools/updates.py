@@ -114,7 +114,12 @@ def token_weights(script, batch, logp, entropy, args, is_first):
     policy.entropy = policy.entropy.to(DEVICE)
     recorder = Recorder(policy)
     args = dataclasses.replace(args, updates_per_step=copies)
-    trainer.update(policy, recorder, several, 1, args)
+    try:
+        trainer.update(policy, recorder, several, 1, args)
+    except KeyError as error:
+        raise ValueError(
+            f"{script}.py, update: nothing has put {error} into the batch; tools/updates.py, with_advantages, should"
+        ) from None
 
     weight = torch.zeros(num_rows, length, dtype=torch.float64)
     stage = torch.zeros(num_rows, length, dtype=torch.long)
