@@ -426,6 +426,17 @@ def test_the_weeks_have_every_lesson_with_its_minutes_and_what_it_needs():
         assert before == {int(number) for number in re.findall(r"\d+", needs)}, lesson
 
 
+def test_the_readmes_minutes_are_those_of_the_lessons():
+    text = (COURSE / "README.md").read_text()
+    rows = re.findall(r"^\| \[(\d+)\]\(lesson_\d+\.md\) \| [^|]+ \| ([\d to]+)[^|]* \| [^|]+ \|$", text, re.M)
+    assert [int(lesson) for lesson, _ in rows] == list(LESSONS)
+    for lesson, minutes in rows:
+        assert f"\n\n{minutes.strip()} minutes" in (COURSE / f"lesson_{lesson}.md").read_text(), lesson
+        lowest, highest = min(map(int, minutes.split(" to "))), max(map(int, minutes.split(" to ")))
+        assert lowest <= weeks()[int(lesson)][1] <= highest, lesson
+        assert 45 <= lowest and highest <= 90
+
+
 @pytest.mark.parametrize("lesson", COMPUTED)
 def test_the_minutes_of_computing_are_those_of_the_kept_runs(lesson):
     runs, words = COMPUTED[lesson]
