@@ -4,8 +4,9 @@
     python -m course.check_step --solutions    checks course/solutions/step.py
 
 Both get the same responses to two puzzles, with the same rewards. What each of your functions gives is compared with
-what reinforce.py's gives, and after two updates all 934,528 weights are. Your file runs in a process of its own with a
-time limit (course/sandbox.py). The exit code is 0 if all functions pass, and 1 otherwise.
+what reinforce.py's gives, and after two updates all 934,528 weights are. Of what `sample` draws, the check asks whether
+another way to draw explains it better (best_explanation). Your file runs in a process of its own with a time limit
+(course/sandbox.py). The exit code is 0 if all functions pass, and 1 otherwise.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from pathlib import Path
 import torch
 import tyro
 from rich.console import Console
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from course import check
@@ -30,18 +32,29 @@ SECONDS = 90
 PARTS = ("log_probs", "advantages", "loss", "update", "sample")  # in the order in which they are looked at
 Part = namedtuple("Part", "number function")
 PUZZLES = ("2", "3")  # numbers of people
+ASKED = (("2", 14), ("3", 50))  # people and seed of the puzzles for `sample`: a short prompt and a long one
+NOT_SHIFTED = "is not shifted: the logits at a position are of the next token, so logits[:, :-1] belong to ids[:, 1:]"
+SURE = 15  # nats by which another way to draw must explain the tokens better than the right one
+TEMPERATURES = [tenths / 10 for tenths in range(1, 31)]
 
 # -------------------------------------------------------------------------------------------------- what must come back
 
 
 @cache
-def problems_and_tokenizer():
+def tokenizer():
     from transformers import AutoTokenizer
 
-    from rewards import kk
+    return AutoTokenizer.from_pretrained(MODEL)
 
-    problems = [kk.generate(1, people, seed=1)[0] for people in PUZZLES]
-    return problems, AutoTokenizer.from_pretrained(MODEL)
+
+@cache
+def asked():
+    """The puzzles for `sample`: their texts, and their prompts as ids."""
+    from rewards import encode, kk
+
+    problems = [kk.generate(1, people, seed)[0] for people, seed in ASKED]
+    prompts = [encode(tokenizer(), {**problem, "messages": problem["messages"][-1:]}) for problem in problems]
+    return [problem["quiz"] + "\n" for problem in problems], prompts
 
 
 @cache
@@ -49,10 +62,9 @@ def given():
     """The batch: guesses at the puzzles as ids, mask and rewards, and some logp and advantages for `loss`."""
     from rewards import encode, kk
 
-    problems, tokenizer = problems_and_tokenizer()
     rows, masks, rewards = [], [], []
-    for problem in problems:
-        prompt = encode(tokenizer, problem)
+    for problem in [kk.generate(1, people, seed=1)[0] for people in PUZZLES]:
+        prompt = encode(tokenizer(), problem)
         for i in range(4):
             people = list(problem["answer"])
             knights = [problem["answer"][name] == (i > 0) for name in people] if i < 2 else [i == 2] * len(people)
@@ -61,7 +73,7 @@ def given():
                 for k, (name, knight) in enumerate(zip(people, knights))
             )
             text = f" I guess so.{' Hmm.' * i}</think><answer> {answer}</answer>"
-            response = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+            response = [*tokenizer().encode(text, add_special_tokens=False), tokenizer().eos_token_id]
             rows.append(torch.tensor(prompt + response))
             masks.append(torch.tensor([False] * len(prompt) + [True] * len(response)))
             rewards.append(kk.score(text, problem["answer"])["reward"])
@@ -74,33 +86,47 @@ def given():
         "rewards": torch.tensor(rewards),
         "logp": -4 * torch.rand(mask.shape, generator=rng),
         "advantages": torch.randn(mask.shape, generator=rng) * mask,
-        "texts": [problem["quiz"] + "\n" for problem in problems],
+        "texts": asked()[0],
     }
+
+
+def reinforces_policy():
+    """reinforce.py, its arguments for kk_tiny, and a policy to train."""
+    import reinforce
+
+    args = reinforce.Args(model=str(MODEL), dtype="float32", temperature=1.0, lr=1e-4, micro_batch_tokens=8192)
+    args.compile = args.gradient_checkpointing = False  # compiling takes longer than all the rest
+    return reinforce, args, reinforce.load_policy(args, trained=True)
 
 
 @cache
 def reinforces():
     """What reinforce.py computes: logp, advantages, loss and its gradient, and the weights after two updates."""
-    import reinforce
-
     batch = {name: given()[name] for name in ("ids", "mask", "logp", "advantages")}  # [N, T]
-    rewards = given()["rewards"]
-    args = reinforce.Args(model=str(MODEL), dtype="float32", temperature=1.0, lr=1e-4, micro_batch_tokens=8192)
-    args.compile = args.gradient_checkpointing = False  # compiling takes longer than all the rest
-    policy = reinforce.load_policy(args, trained=True)
+    reinforce, args, policy = reinforces_policy()
     with torch.no_grad():
         logp, _ = policy(batch["ids"], batch["mask"], args.temperature)
-    expected = {"logp": logp, "advantages": reinforce.compute_advantages(rewards, batch, args)}
+    advantages = reinforce.compute_advantages(given()["rewards"], batch, args)
     leaf = batch["logp"].clone().requires_grad_()
-    expected["loss"] = reinforce.policy_loss(leaf, batch, batch["mask"].sum(), args)
-    (expected["gradient"],) = torch.autograd.grad(expected["loss"], leaf)
+    loss = reinforce.policy_loss(leaf, batch, batch["mask"].sum(), args)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    weights = after_updates(advantages)
+    return {"logp": logp, "advantages": advantages, "loss": loss.detach(), "gradient": gradient, "weights": weights}
+
+
+def after_updates(advantages, count=2, **missing):
+    """All weights after reinforce.py's updates. missing: "clip" and "zero_grad" can be left out."""
+    reinforce, args, policy = reinforces_policy()
+    if missing.get("clip"):
+        args.max_grad_norm = 1e9
     optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=args.weight_decay)
-    batch["advantages"] = expected["advantages"]
+    if missing.get("zero_grad"):
+        optimizer.zero_grad = lambda: None
+    batch = {"ids": given()["ids"], "mask": given()["mask"], "advantages": advantages}
     with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
-        for _ in range(2):
+        for _ in range(count):
             reinforce.update(policy, optimizer, batch, 1, args)
-    expected["weights"] = torch.cat([weight.detach().flatten() for weight in policy.parameters()])
-    return {name: value.detach() for name, value in expected.items()}
+    return torch.cat([weight.detach().flatten() for weight in policy.parameters()])
 
 
 # ------------------------------------------------------------------------------------------------------------- verdicts
@@ -156,11 +182,42 @@ def wrong_log_probs(gave):
     if not gave["has_gradient"]:
         return "has no gradient: the policy's weights must not be detached"
     text = differs(mine, "logp")
-    if text and mine.shape == mask.shape and not torch.equal(mine * ~mask, torch.zeros_like(mine)):
+    if not text or mine.shape != mask.shape:
+        return text
+    for message, wrong in mistakes_of_log_probs().items():
+        if torch.allclose(mine.masked_fill(~mask, 0), wrong, rtol=1e-4, atol=1e-4):
+            return message
+    if not torch.equal(mine * ~mask, torch.zeros_like(mine)):
         return "is not 0 outside the mask"
-    if text and mine.shape == mask.shape and torch.allclose(mine[:, :-1], reinforces()["logp"][:, 1:], atol=1e-4):
-        return "stands one place too early: the logits at a position are of the next token"
     return text
+
+
+@cache
+def mistakes_of_log_probs():
+    """{what to say: the log-probabilities that it is said of}"""
+    ids, mask = given()["ids"], given()["mask"]
+    with torch.no_grad():
+        logits = checkers_policy(flat=False)(ids).logits  # [N, T, V]
+    before, after = logits[:, :-1], ids[:, 1:]  # the logits that a token was drawn from, and the token
+
+    def chosen(values, ids):
+        return values.gather(-1, ids[:, :, None])[:, :, 0]
+
+    right = chosen(before.log_softmax(-1), after)  # [N, T - 1]
+    late, early = (1, 0), (0, 1)  # where a place is added
+    wrong = {
+        NOT_SHIFTED: chosen(logits.log_softmax(-1), ids),
+        f"{NOT_SHIFTED}. And what is found stands one place too late": (
+            pad(chosen(before.log_softmax(-1), ids[:, :-1]), late)
+        ),
+        "stands one place too early: the logits at a position are of the next token": pad(right, early),
+        "gives logits: log_softmax over the vocabulary makes log-probabilities of them": pad(
+            chosen(before, after), late
+        ),
+        "gives probabilities: their logarithm is asked for": pad(right.exp(), late),
+        "has the wrong sign: a log-probability is never positive": pad(-right, late),
+    }
+    return {message: values.masked_fill(~mask, 0) for message, values in wrong.items()}
 
 
 def wrong_advantages(gave):
@@ -174,28 +231,51 @@ def wrong_loss(gave):
     return differs(mine, "loss") or differs(gave["gradient"], "gradient", 1e-6)
 
 
+MISTAKES_OF_UPDATE = {  # what to say: what after_updates is told
+    "the gradient is not scaled down: clip_grad_norm_ to LARGEST_NORM belongs between backward and step": {
+        "clip": True
+    },
+    "the second gradient has the first in it: optimizer.zero_grad() is missing": {"zero_grad": True},
+    "clip_grad_norm_ and zero_grad are missing": {"clip": True, "zero_grad": True},
+    "the weights have not moved: backward, then optimizer.step(), then zero_grad": {"count": 0},
+    "the weights have moved once in two updates": {"count": 1},
+}
+
+
 def wrong_update(gave):
     right, mine = reinforces()["weights"], gave["weights"]
     if mine.shape != right.shape:
         return "the policy has other weights than before"
-    # AdamW moves a weight by up to 1e-4, its lr, in each step. Of a gradient near 0 rounding decides the direction.
-    apart = (mine - right).abs().mean()
-    if apart < 1e-6:
+
+    def apart(weights):
+        # AdamW moves a weight by up to 1e-4, its lr, in each step. Of a gradient near 0 rounding decides the direction.
+        return (mine - weights).abs().mean().item()
+
+    if apart(right) < 1e-6:
         return ""
-    return f"after two updates the weights are {apart:.1g} away from reinforce.py's, in the mean (zero_grad? backward?)"
+    for message, missing in MISTAKES_OF_UPDATE.items():
+        if apart(after_updates(reinforces()["advantages"], **missing)) < 1e-6:
+            return message
+    return f"after two updates the weights are {apart(right):.1g} away from reinforce.py's, in the mean"
+
+
+# ------------------------------------------------------------------------------------------------------ what was drawn
 
 
 def wrong_sample(gave):
-    ids, mask, texts = gave["ids"], gave["mask"], gave["texts"]
-    from rewards import encode
+    drawn, flatly_drawn = gave["drawn"]
+    return wrong_rows(*drawn) or wrong_draws(*drawn[:2], flat=False) or wrong_draws(*flatly_drawn[:2], flat=True)
 
-    problems, tokenizer = problems_and_tokenizer()
-    prompts = [encode(tokenizer, {**problem, "messages": problem["messages"][-1:]}) for problem in problems]
+
+def wrong_rows(ids, mask, texts):
+    """What is wrong with the place of prompt, response, mask and text, or ""."""
+    prompts, end = asked()[1], tokenizer().eos_token_id
     num_rows = len(ids) // len(prompts)
     if ids.shape != mask.shape or mask.dtype != torch.bool or len(texts) != len(ids) or len(ids) % len(prompts):
         return "ids and mask must be [N, T], mask of bool, and there are N texts"
     if num_rows < 2:
         return "one response is no group"
+    longest = mask.sum(1).max()  # of a response that was cut off, if there is one
     for i, (row, where, text) in enumerate(zip(ids, mask, texts)):
         prompt = prompts[i // num_rows]
         begin, length = len(prompt), int(where.sum())
@@ -204,16 +284,77 @@ def wrong_sample(gave):
         if not where[begin : begin + length].all() or not length:
             return f"row {i}: the mask must be True from the first to the last token of the response, and nowhere else"
         response = row[begin : begin + length].tolist()
-        end = tokenizer.eos_token_id
         if end in response[:-1]:
             return f"row {i}: the mask goes on after the end token"
         if response[-1] != end and begin + length < ids.shape[1] and row[begin + length] == end:
             return f"row {i}: the mask lacks the end token, which the policy also chose"
-        if text != tokenizer.decode(response, skip_special_tokens=True):
+        if response[-1] != end and length < longest:
+            return (
+                f"row {i}: the end token is cut off. The policy chose it like any other token: leave it in ids and "
+                "mask, otherwise the policy does not learn when to end"
+            )
+        if text != tokenizer().decode(response, skip_special_tokens=True):
             return f"row {i}: the text is not that of the response's tokens"
-    if all(len({tuple(row.tolist()) for row in ids[i : i + num_rows]}) == 1 for i in range(0, len(ids), num_rows)):
+    groups = [{tuple(row.tolist()) for row in ids[i : i + num_rows]} for i in range(0, len(ids), num_rows)]
+    if any(len(group) == 1 for group in groups):
         return "all responses to a problem are equal: sample them (do_sample=True)"
     return ""
+
+
+def wrong_draws(ids, mask, flat):
+    """Whether the tokens were drawn in another way than from softmax(logits), or "". flat: by which policy."""
+    all_logp, drawn = log_probs_of_all(ids, mask, flat)  # [n, V] and [n]
+    text, gain = best_explanation(all_logp, drawn)
+    if gain < SURE:
+        return ""
+    of_long = torch.arange(len(mask))[:, None].expand(mask.shape)[mask] >= len(mask) / 2  # [n]
+    if best_explanation(all_logp[of_long], drawn[of_long])[1] < SURE / 3:
+        return (
+            "the responses to the shorter prompt are not drawn from the policy, those to the longer one are: with "
+            "padding on the left, generate needs an attention_mask that is 0 there"
+        )
+    return f"{text}. The policy of log_probs is softmax(logits) over all tokens, at temperature 1"
+
+
+def log_probs_of_all(ids, mask, flat):
+    """At each response token: the log-probabilities of the whole vocabulary, [n, V], and which one was drawn, [n]."""
+    with torch.no_grad():
+        logits = checkers_policy(flat)(ids).logits[:, :-1]  # [N, T - 1, V]
+    return logits[mask[:, 1:]].double().log_softmax(-1), ids[mask]
+
+
+@cache
+def checkers_policy(flat):
+    from course import step
+
+    return step.load(str(MODEL), flat)
+
+
+def best_explanation(all_logp, drawn):
+    """What explains the drawn tokens best, and by how many nats better than softmax(logits).
+
+    top_k and top_p are taken as the smallest that allow all drawn tokens; what they leave out makes the others more
+    probable.
+    """
+    shares = all_logp.exp()  # [n, V]
+    ordered, places = shares.sort(-1, descending=True)
+    before = ordered.cumsum(-1) - ordered  # [n, V]: the share of the more probable tokens
+    rank = (places == drawn[:, None]).int().argmax(-1)  # [n]
+    top_k = int(rank.max()) + 1
+    top_p = before.gather(-1, rank[:, None]).max().item()
+    allowed = (ordered * (before <= top_p)).sum(-1)
+    right = all_logp.gather(-1, drawn[:, None]).sum().item()
+    found = {
+        f"draws no token but the {top_k} most probable: top_k=0 takes all (generate's default is 50)": (
+            -ordered[:, :top_k].sum(-1).log().sum().item()
+        ),
+        f"draws no improbable token, as with top_p = {top_p:.2f}: top_p=1.0 takes all": (-allowed.log().sum().item()),
+    }
+    for temperature in TEMPERATURES:
+        scaled = (all_logp / temperature).log_softmax(-1).gather(-1, drawn[:, None]).sum().item()
+        found[f"draws as with temperature {temperature:g}"] = scaled - right
+    text = max(found, key=found.get)
+    return text, found[text]
 
 
 # ----------------------------------------------------------------------------------------------------------------- main

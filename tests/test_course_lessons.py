@@ -359,6 +359,41 @@ def test_the_numbers_of_lesson_11_are_those_of_the_kept_runs(heading):
     assert said == right
 
 
+def widths_outside(run, healthy, key):
+    """{step: how many widths a metric is outside of the healthy range}, as exercise 11.3 has it."""
+    steps = range(1, 11)
+    low = [min(other[step][key] for other in healthy) for step in steps]
+    high = [max(other[step][key] for other in healthy) for step in steps]
+    width = max(b - a for a, b in zip(low, high))
+    return {step: max(a - run[step][key], run[step][key] - b) / width for step, a, b in zip(steps, low, high)}
+
+
+def test_the_widths_of_lesson_11():
+    text = " ".join((COURSE / "lesson_11.md").read_text().split())
+    healthy = [rows_of_run(f"course/results/healthy_seed_{seed}") for seed in range(3)]
+
+    def outside(name, key):
+        return widths_outside(rows_of_run(f"course/results/{name}_seed_0"), healthy, key)
+
+    kl, form, length, reward, norm = (
+        outside("kl_blow_up", key) for key in ("kl", "format_rate", "response_tokens", "reward", "grad_norm")
+    )
+    assert f"it is {kl[2]:.0f} outside of the healthy range at step 2" in text
+    assert f"format and length are {form[2]:.1f} and {length[2]:.1f} outside at the same step" in text
+    assert f"later: {reward[2]:.1f} at step 2, {reward[3]:.1f} at step 3, {reward[5]:.1f} at step 5" in text
+    run = rows_of_run("course/results/kl_blow_up_seed_0")
+    norms = [other[1]["grad_norm"] for other in healthy]
+    first = f"{run[1]['grad_norm']:.3f}, where the healthy runs have {min(norms):.3f} to {max(norms):.3f}"
+    assert f"{first}. That is {norm[1]:.2f} widths" in text
+    others = [[other for other in healthy if other is not one] for one in healthy]
+    judged = [widths_outside(one, two, "grad_norm")[1] for one, two in zip(healthy, others)]
+    assert "by {:.2f} and {:.2f} widths".format(*[value for value in judged if value > norm[1]]) in text
+    assert f"never more than {max(outside('length_explosion', 'response_tokens').values()):.1f} widths" in text
+    assert f"The KL is {outside('length_explosion', 'kl')[4]:.1f} widths outside at step 4" in text
+    assert max(outside("no_bonus", "kl").values()) > 2
+    assert f"The reward is {outside('length_explosion', 'reward')[1]:.1f} widths outside at step 1" in text
+
+
 def test_the_numbers_of_the_quiz_are_those_of_the_kept_runs():
     text = " ".join((COURSE / "quiz.md").read_text().split())
     runs = {letter: rows_of_run(name) for letter, (name, _) in failures.QUIZ.items()}
@@ -367,13 +402,17 @@ def test_the_numbers_of_the_quiz_are_those_of_the_kept_runs():
     def said(letter, words, step, key, style):
         assert words.format(f"{runs[letter][step][key]:{style}}") in text, (letter, words)
 
-    said("A", "The KL is first: {} at step 2", 2, "kl", ".3f")
+    said("A", "The KL is the loudest: {} at step 2", 2, "kl", ".3f")
+    said("A", "the format falls to {}", 2, "format_rate", ".2f")
+    said("A", "the length rises to {}.", 2, "response_tokens", ".0f")
     said("B", "from 3e-7 to {} at step 2", 2, "sampler_gap", ".3f")
+    said("B", "and is {} at step 10", 10, "sampler_gap", ".3f")
     said("C", "a test accuracy of {} at step 10, beside 0.63 to 0.66", 10, "eval/accuracy", ".2f")
     said("E", "The gradient norm of step 1 is {}.", 1, "grad_norm", ".0f")
     said("E", "and the KL is {}.", 2, "kl", ".1f")
     said("F", "At step 6 the entropy is {}, where the healthy runs have 0.74 to 1.25", 6, "entropy", ".2f")
     said("F", "the test accuracy falls from 0.87 to {}", 12, "eval/accuracy", ".2f")
+    assert runs["A"][5]["eval/accuracy"] == runs["F"][9]["grad_norm"] == 0
     tests = [run[10]["eval/accuracy"] for run in healthy["C"]]
     assert (min(tests), max(tests)) == (0.63, 0.66)
     assert len({runs["B"][step]["eval/accuracy"] for step in (0, 5, 10)}) == 1
@@ -424,6 +463,17 @@ def test_the_weeks_have_every_lesson_with_its_minutes_and_what_it_needs():
         head = (COURSE / f"lesson_{lesson}.md").read_text().split("## After this you can")[0]
         before = {int(number) for number in re.findall(r"\[lesson\s+(\d+)\]", head)}
         assert before == {int(number) for number in re.findall(r"\d+", needs)}, lesson
+
+
+def test_the_readmes_minutes_are_those_of_the_lessons():
+    text = (COURSE / "README.md").read_text()
+    rows = re.findall(r"^\| \[(\d+)\]\(lesson_\d+\.md\) \| [^|]+ \| ([\d to]+)[^|]* \| [^|]+ \|$", text, re.M)
+    assert [int(lesson) for lesson, _ in rows] == list(LESSONS)
+    for lesson, minutes in rows:
+        assert f"\n\n{minutes.strip()} minutes" in (COURSE / f"lesson_{lesson}.md").read_text(), lesson
+        numbers = [int(number) for number in minutes.split(" to ")]
+        assert numbers[0] <= weeks()[int(lesson)][1] <= numbers[-1], lesson
+        assert numbers[0] >= 45 and numbers[-1] <= 90  # as the first sentence has it
 
 
 @pytest.mark.parametrize("lesson", COMPUTED)

@@ -1,9 +1,11 @@
 """The student's own step: the check passes the solution, and names what is wrong with others."""
 
 import pytest
+import torch
 from conftest import ROOT
+from torch.nn.functional import pad
 
-from course import check, check_step, sandbox
+from course import check, check_step, sandbox, step
 from course.sandbox import Sandbox
 
 SOLUTION = ROOT / "course" / "solutions" / "step.py"
@@ -36,40 +38,159 @@ def test_exercise_and_solution_differ_in_the_five_functions_alone():
     solution = SOLUTION.read_text()
     places = [solution.index(part) for part in parts]
     assert places == sorted(places)
-    assert len(stub.splitlines()) < 75
+    assert len(stub.splitlines()) < 85
 
 
 WRONG = [
     # (part, what stands in the solution, what stands there instead, what is said)
-    ("log_probs", ".masked_fill(~mask, 0)", "", "is not 0 outside the mask"),
+    ("update", "    torch.nn.utils.clip_grad_norm_(policy.parameters(), LARGEST_NORM)\n", "", "is not scaled down"),
+    pytest.param("log_probs", ".masked_fill(~mask, 0)", "", "is not 0 outside the mask", marks=pytest.mark.slow),
     pytest.param(
         "loss", "-(advantages * logp)[mask]", "(advantages * logp)[mask]", "has the wrong sign", marks=pytest.mark.slow
     ),
-    pytest.param(
-        "sample", "do_sample=True, temperature=1.0,", "do_sample=False,", "are equal: sample", marks=pytest.mark.slow
-    ),
-    pytest.param("log_probs", "(1, 0)", "(0, 1)", "", marks=pytest.mark.slow),
-    pytest.param("log_probs", "logits.log_softmax(-1)", "logits", "away from reinforce.py's", marks=pytest.mark.slow),
+    pytest.param("sample", "top_k=0, top_p=1.0, ", "", "the 50 most probable", marks=pytest.mark.slow),
     pytest.param("advantages", "rewards - rewards.mean()", "rewards", "up to 0", marks=pytest.mark.slow),
     pytest.param("loss", "/ mask.sum()", "/ len(mask)", "away from reinforce.py's", marks=pytest.mark.slow),
-    pytest.param("update", "    optimizer.zero_grad()\n", "", "after two updates", marks=pytest.mark.slow),
-    pytest.param("update", "    optimizer.step()\n", "", "after two updates", marks=pytest.mark.slow),
-    pytest.param("sample", " - is_end.int() == 0", " == 0", "lacks the end token", marks=pytest.mark.slow),
-    pytest.param("sample", "== 0\n", "<= 9\n", "goes on after the end", marks=pytest.mark.slow),
+    pytest.param("update", "    optimizer.zero_grad()\n", "", "zero_grad() is missing", marks=pytest.mark.slow),
+    pytest.param("update", "    optimizer.step()\n", "", "have not moved", marks=pytest.mark.slow),
 ]
+
+
+def changed(old, new, folder):
+    """The solution with something else in one place, as a file."""
+    text = SOLUTION.read_text()
+    assert text.count(old) == 1
+    file = folder / "step.py"
+    file.write_text(text.replace(old, new).replace("parents[2]", f"parents[0] / {str(ROOT)!r}"))
+    return file
 
 
 @pytest.mark.parametrize(("part", "old", "new", "said"), WRONG)
 def test_a_mistake_is_found(part, old, new, said, box, tmp_path):
-    text = SOLUTION.read_text()
-    assert text.count(old) == 1
-    file = tmp_path / "step.py"
-    file.write_text(text.replace(old, new).replace("parents[2]", f"parents[0] / {str(ROOT)!r}"))
-    found = verdicts(file, box)
+    found = verdicts(changed(old, new, tmp_path), box)
     verdict, text = found[part]
     assert verdict == check.WRONG and said in text, found
     after = check_step.PARTS[check_step.PARTS.index(part) + 1 :]
     assert all(found[name][0] == check.PASS for name in check_step.PARTS if name not in (part, *after))
+
+
+def chosen(values, ids):
+    return values.gather(-1, ids[:, :, None])[:, :, 0]
+
+
+def of_next(logits, ids, places=(1, 0)):
+    return pad(chosen(logits[:, :-1], ids[:, 1:]), places)
+
+
+WRONG_LOG_PROBS = {  # what is said: what it is said of, before the mask
+    "": lambda logits, ids: of_next(logits.log_softmax(-1), ids),
+    "is not shifted": lambda logits, ids: chosen(logits.log_softmax(-1), ids),
+    "is not shifted: the": lambda logits, ids: pad(chosen(logits.log_softmax(-1), ids)[:, :-1], (1, 0)),
+    "stands one place too early": lambda logits, ids: of_next(logits.log_softmax(-1), ids, (0, 1)),
+    "gives logits": of_next,
+    "gives probabilities": lambda logits, ids: of_next(logits.softmax(-1), ids),
+    "has the wrong sign": lambda logits, ids: -of_next(logits.log_softmax(-1), ids),
+    "away from reinforce.py's": lambda logits, ids: of_next(logits.log_softmax(1), ids),
+}
+
+
+@pytest.mark.parametrize("said", WRONG_LOG_PROBS)
+def test_wrong_log_probs_are_named(said):
+    ids, mask = check_step.given()["ids"], check_step.given()["mask"]
+    with torch.no_grad():
+        logits = check_step.checkers_policy(False)(ids).logits
+    text = check_step.wrong_log_probs({"logp": WRONG_LOG_PROBS[said](logits, ids) * mask, "has_gradient": True})
+    assert said in text and bool(said) == bool(text)
+
+
+# ---------------------------------------------------------------------------------------------------------- samplers
+
+BATCHED = '''
+def sample(policy, tokenizer, problems):
+    """All prompts in one call, padded on the left, 40 tokens at most."""
+    end, rows, masks, texts = tokenizer.eos_token_id, [], [], []
+    prompts = [encode(tokenizer, problem) for problem in problems for _ in range(G)]
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[end] * (longest - len(prompt)) + prompt for prompt in prompts])
+    attention_mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    made = policy.generate(
+        ids, attention_mask=attention_mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+        max_new_tokens=40, pad_token_id=end
+    )
+    for prompt, row in zip(prompts, made):
+        response = row[longest:].tolist()
+        if end in response:
+            response = response[: response.index(end) + 1]
+        rows.append(torch.tensor(prompt + response))
+        masks.append(torch.tensor([False] * len(prompt) + [True] * len(response)))
+        texts.append(tokenizer.decode(response, skip_special_tokens=True))
+    return pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True), texts
+'''
+WRONG_ROWS = {  # what is said: what stands in BATCHED, and what there instead
+    "row 0: the end token is cut off": (".index(end) + 1]", ".index(end)]"),
+    "are equal: sample them (do_sample=True)": ("do_sample=True, temperature=1.0, top_k=0, top_p=1.0,", ""),
+    "row 0 does not begin with its prompt": ("torch.tensor(prompt + response)", "row"),
+    "row 1 does not begin with its prompt": ("[encode(tokenizer, problem) for problem in problems for _ in range(G)]",
+                                             "[encode(tokenizer, problem) for _ in range(G) for problem in problems]"),
+    "row 0: the text is not": ("decode(response", "decode(prompt + response"),
+}  # fmt: skip
+WRONG_DRAWS = {
+    "": ("", ""),
+    "most probable: top_k=0 takes all": ("top_k=0, top_p=1.0,", ""),
+    "draws no token but the 20 most probable": ("top_k=0", "top_k=20"),
+    "as with top_p = 0.90": ("top_p=1.0", "top_p=0.9"),
+    "draws as with temperature 0.7": ("temperature=1.0", "temperature=0.7"),
+    "draws as with temperature 1.": ("temperature=1.0", "temperature=1.3"),
+    "generate needs an attention_mask": ("attention_mask=attention_mask", "attention_mask=torch.ones_like(ids)"),
+}
+
+
+@pytest.fixture(scope="module")
+def samples():
+    """What the check gets of BATCHED with a change. The two policies are loaded once."""
+    policies = [step.load(check_step.MODEL, flat) for flat in (False, True)]
+
+    def of(old="", new="", policies=policies):
+        assert not old or BATCHED.count(old) == 1
+        module = sandbox.load(SOLUTION)
+        exec(BATCHED.replace(old, new) if old else BATCHED, module.__dict__)
+        return step.samples(module, policies, check_step.tokenizer(), check_step.asked()[0])
+
+    return of
+
+
+@pytest.mark.parametrize("said", WRONG_ROWS)
+def test_wrong_rows_of_a_sampler_are_named(said, samples):
+    [(ids, mask, texts)] = samples(*WRONG_ROWS[said], [check_step.checkers_policy(False)])
+    assert said in check_step.wrong_rows(ids, mask, texts)
+
+
+@pytest.mark.parametrize("said", WRONG_DRAWS)
+def test_wrong_draws_of_a_sampler_are_named(said, samples):
+    text = check_step.wrong_sample({"drawn": samples(*WRONG_DRAWS[said])})
+    assert said in text and bool(said) == bool(text)
+
+
+def test_masks_that_miss_the_end_token_or_go_on_after_it(samples):
+    [(ids, mask, texts)] = samples(policies=[check_step.checkers_policy(False)])
+    lengths = mask.sum(1)
+    ended = (lengths < lengths.max()).nonzero()[0].item()
+    last = mask[ended].nonzero()[-1].item()
+    mask[ended, last] = False
+    assert f"row {ended}: the mask lacks the end token" in check_step.wrong_rows(ids, mask, texts)
+    mask[ended, last : last + 2] = True
+    assert f"row {ended}: the mask goes on after the end token" in check_step.wrong_rows(ids, mask, texts)
+
+
+@pytest.mark.slow
+def test_right_draws_are_seldom_refused(samples, monkeypatch):
+    """Of the gains of 20 right samples with each policy the largest is far below SURE."""
+    gains = []
+    for seed in range(20):
+        monkeypatch.setattr(step, "SEED", seed)
+        for flat, (ids, mask, _) in enumerate(samples()):
+            gains.append(check_step.best_explanation(*check_step.log_probs_of_all(ids, mask, bool(flat)))[1])
+    assert max(gains) < 0.6 * check_step.SURE
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ def interleaved(function):
 
 def normalised(rewards, group_size, epsilon=1e-6, correction=1):
     groups = rewards.view(-1, group_size)
+    groups = groups - groups[:, :1]  # so that equal rewards have exactly the mean 0
     std = groups.std(1, keepdim=True, correction=correction)
     return ((groups - groups.mean(1, keepdim=True)) / (std + epsilon)).reshape(-1)
 
@@ -41,6 +42,11 @@ def normalised(rewards, group_size, epsilon=1e-6, correction=1):
 def divided_by_variance(rewards, group_size):
     groups = rewards.view(-1, group_size)
     return ((groups - groups.mean(1, keepdim=True)) / (groups.var(1, keepdim=True) + 1e-6)).reshape(-1)
+
+
+def plainly_normalised(rewards, group_size):
+    groups = rewards.view(-1, group_size)
+    return ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)).reshape(-1)
 
 
 def less_mean(rewards, group_size):
@@ -88,6 +94,8 @@ GROUP_ADVANTAGES = Exercise(
         Case({"rewards": floats([1, 0]), "group_size": 2}, floats([0.5 / math.sqrt(0.5), -0.5 / math.sqrt(0.5)])),
         # A group of equal rewards: 0 / (0 + 1e-6).
         Case({"rewards": floats([3, 3]), "group_size": 2}, floats([0, 0])),
+        # The same of a number that float32 rounds: the mean of eight is not exactly the number.
+        Case({"rewards": floats([0.7] * 8), "group_size": 8}, floats([0] * 8)),
         # Mean 2, variance (1 + 0 + 1)/2 = 1. Mean 2, variance (4 + 4 + 16)/2 = 12.
         Case(
             {"rewards": floats([1, 2, 3, 0, 0, 6]), "group_size": 3},
@@ -96,6 +104,8 @@ GROUP_ADVANTAGES = Exercise(
     ],
     random=random_rewards,
     mistakes={
+        "equal rewards do not give exactly 0: their mean is rounded, and 1e-6 makes the error large. Subtract the "
+        "group's first reward before you take the mean": plainly_normalised,
         "wrong standard deviation: ddof 0 (the population's); grpo.py has ddof 1, which divides by G − 1": (
             lambda rewards, group_size: normalised(rewards, group_size, correction=0)
         ),

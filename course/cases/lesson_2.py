@@ -268,6 +268,10 @@ GENERALIZED_ADVANTAGES = Exercise(
         "puts the reward at the end of the row: it belongs to the response's last token, before the padding": (
             lambda *args: gae(*args, place="end")
         ),
+        "puts the reward at the end of the row, from where it decays through the padding: it belongs to the response's "
+        "last token": lambda *args: gae(*args, place="end", masked=False) * args[2],
+        "puts the reward at the end of the row and masks nothing: it belongs to the response's last token, and "
+        "positions outside the response are 0": lambda *args: gae(*args, place="end", masked=False),
         "takes a token's own value as the next one at the end: after the last token nothing is to come, V = 0": (
             lambda *args: gae(*args, after="own")
         ),

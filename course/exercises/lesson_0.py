@@ -35,5 +35,7 @@ def reinforce_loss(logp, rewards, mask):
 
 
 # 0.3 (open)  If every response gets the reward +1, nothing is better than anything else. Why do
-# the weights still move? Why not in expectation? Compute it for a policy that writes one of three
-# tokens.
+# the weights still move? Why not in expectation, if Σ_i ∇log π(o_i) is divided by the number of
+# responses? Compute it for a policy that writes one of three tokens. Then divide by the number of
+# response tokens, as in 0.2: take a policy that ends after one token or after two, with probability
+# 1/2 each, and 1 or 8 responses. Which way does the mean gradient push?

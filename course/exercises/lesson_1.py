@@ -28,10 +28,14 @@ def group_advantages(rewards, group_size):
         A_i = (r_i − mean) / (std + 1e-6)        (Shao et al. 2024; compute_advantages in grpo.py)
 
     Pay attention to the standard deviation: in grpo.py it has ddof 1 (the sum of squares is divided
-    by G − 1). In a group of equal rewards every advantage is 0, and nothing may become NaN.
+    by G − 1). In a group of equal rewards every advantage is exactly 0. But the mean of eight times
+    0.7 is rounded, and divided by 1e-6 the error is large: see how grpo.py avoids it.
     """
     raise NotImplementedError
 
 
-# 1.3 (open)  In a group of 8 the policy is right with probability 2/8. How much of the gradient's
-# variance does each baseline remove: none, the group's mean, leave one out, GRPO's normalisation?
+# 1.3 (open)  Each response of a group of 8 is right with probability 2/8, independently: the number
+# of right ones differs from group to group. The policy's only weight is the logit of being right,
+# and rewards are 1 and 0. What mean and variance has the group's gradient, 1/8 · Σ A·∇log π, with
+# no baseline, the group's mean, leave one out, and GRPO's normalisation? Also divide each variance
+# by its squared mean, which a learning rate does not change.

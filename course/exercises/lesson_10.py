@@ -34,4 +34,5 @@ def rewards_with_kl(rewards, logp, ref_logp, mask, beta):
 
 
 # 10.3 (open)  Put k1, k2 and k3 into the loss, and into the reward. Whose gradient does the policy
-# follow in each of the six cases? Enumerate a policy of three tokens.
+# follow in each of the six cases? Enumerate a policy of three tokens before you read the lesson's
+# table, or one of four tokens after it.

@@ -24,13 +24,23 @@ G, MOST_TOKENS, LR, LARGEST_NORM = 8, 160, 1e-4, 1.0
 def sample(policy, tokenizer, problems):
     """G responses to each problem: ids [N, T], mask [N, T] (True on response tokens), texts [N].
 
-    A row is prompt, response and padding. The mask has the response's end token, and none after.
+    `encode(tokenizer, problem)` gives a prompt's ids, and `policy.generate` makes up to MOST_TOKENS
+    more. It must draw from the whole vocabulary at temperature 1, which its defaults do not.
+    Unless it is cut off, a response ends with `tokenizer.eos_token_id`: that token is in ids and
+    mask, and none after it is in the mask. A text is the decoded response, no special tokens.
+
+    A row is prompt, response, padding; the G responses to a problem follow each other. Prompts
+    differ in length. One call of `generate` for all needs padding on the left and attention_mask,
+    and the rows must be moved to the left afterwards. A call for each problem needs neither.
     """
     raise NotImplementedError
 
 
 def log_probs(policy, ids, mask):
-    """log π of each response token, given all before it: [N, T], 0 outside the mask."""
+    """log π of each response token, given all before it: [N, T], 0 outside the mask.
+
+    The logits at a position are of the next token. Padding on the right needs no attention_mask.
+    """
     raise NotImplementedError
 
 

@@ -12,13 +12,14 @@ def leave_one_out(rewards, group_size):
 
 def group_advantages(rewards, group_size):
     groups = rewards.view(-1, group_size)  # [prompts, G]
+    groups = groups - groups[:, :1]  # equal rewards: exactly 0, where their mean would be rounded
     mean = groups.mean(1, keepdim=True)  # [prompts, 1]
     std = groups.std(1, keepdim=True)  # ddof 1, torch's default
-    advantages = (groups - mean) / (std + 1e-6)  # 0 / 1e-6 = 0 in a group of equal rewards
+    advantages = (groups - mean) / (std + 1e-6)
     return advantages.reshape(-1)  # [N]
 
 
-# 1.3  How much variance does each baseline remove on 2 of 8 right?
+# 1.3  How much variance does each baseline remove if a response is right with probability 2/8?
 #
 # Take a policy that is right with probability p = 2/8, and has the logit of being right as its
 # weight. ∇log π is 1 − p for a right response and −p for a wrong one. A right response gets reward

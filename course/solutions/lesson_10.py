@@ -30,8 +30,8 @@ def rewards_with_kl(rewards, logp, ref_logp, mask, beta):
 # - k1 in the loss does nothing: Σ π·∇log π = 0.
 # - k1 in the reward and k2 in the loss follow ∇KL(π ‖ π_ref), exactly.
 # - k3 in the loss, which grpo.py has, follows ∇KL(π_ref ‖ π) = π − π_ref.
-# - k3 in the reward follows the difference of the two, which points away from π_ref at the third
-#   token: 0.189 where ∇KL(π ‖ π_ref) has −0.211.
+# - k3 in the reward follows the difference of the two, which points away from π_ref at the first
+#   and the third token: −0.040 and 0.189 where ∇KL(π ‖ π_ref) has 0.360 and −0.211.
 # - An estimate with the right mean need not have the right gradient: k3 has the mean, and k2 the
 #   gradient.
 
