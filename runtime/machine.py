@@ -11,6 +11,9 @@ from pathlib import Path
 # Processors' names for their instructions for products in bfloat16. Without one of them a CPU
 # computes such products in float32, with a conversion before and after each.
 BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
+# Of this one AMD's processors have a fast version. Intel's multiply fast in AMX; a virtual machine
+# may hide that, and then float32 is 1.3 to 1.7 times as fast (measured: docs/speed.md).
+FAST_OF_AMD = "avx512_bf16"
 BFLOAT16_CAPABILITY = (8, 0)  # the first NVIDIA GPUs with bfloat16 (Ampere: A100, RTX 30)
 
 
@@ -37,9 +40,14 @@ def has_fast_bfloat16():
     """Whether bfloat16 is faster than float32: on the GPU, or else on the CPU."""
     if has_gpu():
         return gpu_has_bfloat16()
-    about = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return is_fast_in_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+
+
+def is_fast_in_bfloat16(about):
+    """Whether a CPU is faster in bfloat16 than in float32. about: its /proc/cpuinfo."""
     flags = re.search(r"^(?:flags|Features)\s*:(.*)", about, re.MULTILINE)
-    return bool(flags and BFLOAT16_INSTRUCTIONS & set(flags[1].split()))
+    found = BFLOAT16_INSTRUCTIONS & set(flags[1].split()) if flags else set()
+    return bool(found - {FAST_OF_AMD}) or (bool(found) and "AuthenticAMD" in about)
 
 
 def gpu_has_bfloat16():

@@ -119,7 +119,7 @@ def test_the_fast_type():
     assert doctor.check_dtype((8, 9), True).outcome == "PASS"
     assert is_failure(doctor.check_dtype((7, 5), False), "7.5", "--dtype float32")  # T4
     assert doctor.check_dtype(None, True).found == "bfloat16"
-    assert "float32: this CPU has none of" in doctor.check_dtype(None, False).found
+    assert "float32: this CPU has no fast instructions" in doctor.check_dtype(None, False).found
 
 
 def test_the_attention_kernel():

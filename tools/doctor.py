@@ -252,7 +252,7 @@ def check_dtype(capability, has_fast_bfloat16):
     if capability:
         found = f"compute capability {capability[0]}.{capability[1]}; bfloat16 came with 8.0 (A100, RTX 30)"
         return check("fast type", capability >= machine.BFLOAT16_CAPABILITY, found)
-    slow = f"float32: this CPU has none of {', '.join(sorted(machine.BFLOAT16_INSTRUCTIONS))}"
+    slow = "float32: this CPU has no fast instructions for bfloat16 (AMX, AMD's AVX512 or ARM's)"
     return check("fast type", True, "bfloat16" if has_fast_bfloat16 else slow)
 
 
