@@ -53,7 +53,7 @@ demo: install
 	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5
 
 llm: install model
-	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5 --kl_coef 0 --lr 5e-5 --temperature 1 \
+	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5 --kl_coef 0 --lr 3e-5 --temperature 1 \
 		--model $(SMOLLM) --task rewards/largest.py --steps 12 --eval_every 4 --eval_size 128 \
 		--prompts_per_step 8 --responses_per_prompt 16 --updates_per_step 1 --max_response_tokens 16 \
 		--micro_batch_tokens 1024 --kv_cache_gb 0.25
