@@ -59,7 +59,7 @@ SHORT = "--steps 8 --eval_every 4 --eval_size 300 --prompts_per_step 16 --dtype 
 QUICK = "--steps 8 --eval_every 4 --eval_size 300 --dtype float32"
 LONG = "--steps 40 --eval_every 8 --eval_size 500 --dtype float32"  # kk_tiny, until nothing more is learned
 
-# A pretrained model and a task that it learns in ten steps, as in `make llm`.
+# A pretrained model and a task that it learns in ten steps, as in `make llm`, which has a lower learning rate.
 SMOLLM2 = (
     "--model models/SmolLM2-135M-Instruct --task rewards/largest.py --kl_coef 0 --lr 5e-5 --temperature 1"
     " --prompts_per_step 8 --responses_per_prompt 16 --updates_per_step 1 --max_response_tokens 16"
