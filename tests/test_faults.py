@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from transformers import AutoTokenizer
 
 import evaluate
-from runtime import checkpoints, checks, curves, files, hub, records, settings, signals
+from runtime import checkpoints, checks, curves, files, folders, hub, records, settings, signals
 from tools import compare, faults, plot
 
 
@@ -423,6 +423,31 @@ def test_a_signal_while_loading_ends_the_run_with_one_line(number):
     assert os.WTERMSIG(status) == number
     assert os.read(read, 1000).decode() == f"stopped by {number.name} before the first step\n"
     os.close(read)
+
+
+def test_the_first_signal_says_what_happens_and_prepares_the_last_line(tmp_path, monkeypatch, capfd):
+    """Under torchrun, which may kill the step: another process waits for its end, to say how to go on."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    checkpoint = tmp_path / "checkpoints" / "step_000003"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer_state.json").write_text("{}")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    book = records.Records(Args(run_dir=str(tmp_path)), SIZES)
+    try:
+        book.open(3)
+        for _ in range(2):  # torchrun hands on what the terminal has sent: it counts once
+            signal.raise_signal(signal.SIGTERM)
+        assert book.asked_to_stop == ["SIGTERM"]
+        said = capfd.readouterr().err
+        assert said.count("SIGTERM: the run ends after this step") == said.count("torchrun waits for 30 seconds") == 1
+        assert book.last_words.poll() is None
+        assert book.last_words.args[-1].endswith(f"in a step: --resume {tmp_path} goes on from step_000003")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        book.last_words.kill()
+    shutil.rmtree(checkpoint)
+    assert folders.how_to_go_on(tmp_path) == "it has no checkpoint to go on from"
 
 
 # -------------------------------------------------------------------------------------------------- hub
