@@ -232,8 +232,7 @@ class Args:
     dry_run: bool = False  # say which runs are missing and how long they will take, and end
 
     def __post_init__(self):
-        self.is_usual_folder = self.folder is None
-        if self.is_usual_folder:
+        if self.folder is None:
             self.folder = ROOT / "benchmarks" / ("llm" if SUITES[self.suite][0] == SMOLLM2 else "kk_tiny")
 
 
@@ -476,9 +475,9 @@ def check_args(args):
         raise ValueError(f"--seeds {wrong[0]}: a seed must be 0 or greater, below 2**32")
     if Path(args.name).name != args.name:
         raise ValueError(f"--name {args.name} must be a name, not a path")
-    usual = Args()
+    usual = Args(suite=args.suite)
     is_other = args.entries or args.common or not set(usual.seeds) <= set(args.seeds)
-    if is_other and not args.name and args.is_usual_folder:
+    if is_other and not args.name and args.folder.resolve() == usual.folder.resolve():
         raise ValueError(
             f"{args.suite}.md in {args.folder} is the table of the whole suite: with other entries, flags or fewer "
             "seeds give a --folder or a --name of your own"
