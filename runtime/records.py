@@ -332,7 +332,7 @@ class Records:
         ended = f"stopped by {self.asked_to_stop[0]}" if self.asked_to_stop else "done"
         text = f"{ended} after step {step}: {self.folder}"
         if not folders.complete(self.folder):
-            return f"{text}\nit has no checkpoint to go on from"
+            return f"{text}\n{folders.how_to_go_on(self.folder)}"
         more = "" if step < self.args.steps else f" --steps N, with N above {step}"
         return f"{text}\nto go on: --resume {self.folder}{more}"
 
@@ -419,6 +419,6 @@ def check_finite(loss, grad_norm, batch, step, args, lr_flag="--lr"):
         path = f"not written ({str(error).splitlines()[0]})"
     sys.exit(
         f"step {step}: loss {loss}, gradient norm {grad_norm}. This update was not applied; its "
-        f"batch: {path}. Try a lower {lr_flag} or --max_grad_norm, or --dtype float32; --resume "
-        f"{args.run_dir} goes on from the last checkpoint"
+        f"batch: {path}. Try a lower {lr_flag} or --max_grad_norm, or --dtype float32; "
+        f"{folders.how_to_go_on(args.run_dir)}"
     )
