@@ -551,7 +551,7 @@ NULLS = {  # what a file holds, and what is said of it
         ("null", "expected a list of rows"), ("[]", "holds no rows"), ("[null]", "row 1: expected an object"),
         ('[null, {"quiz": "?"}]', "row 1: expected an object"), ('[{"quiz": "?"}, null]', "row 2: expected an object"),
         ("[[1]]", "row 1: expected an object"), ('{"quiz": null}', "lacks the columns names"), ("7", "expected a list"),
-        ("", "could not be read"),
+        ('{"problem": "?", "answer": "1"}', "--task math takes such a file"), ("", "could not be read"),
     ],
     "a.jsonl": [
         ("null\n", "row 1: expected an object"), ('{"quiz": "?"}\n\nnull', "row 2: expected an object"),

@@ -196,6 +196,16 @@ def test_a_picture_of_runs_has_at_most_six_panels():
         assert len(figure.axes) == 6 and figure.get_figwidth() == curves.WIDTH
 
 
+def test_a_legend_of_long_labels_stays_in_the_picture(tmp_path):
+    long = "grpo data /home/someone/problems.jsonl model models/SmolLM2-135M-Instruct prompts_per_step 8 temperature "
+    rows = [{"step": step, "reward": 1.0} for step in (1, 2)]
+    figure = plot.draw({long * 2 + str(t): [rows] for t in (0.7, 1)}, [tmp_path / "x.png"])
+    [legend] = figure.legends
+    figure.draw_without_rendering()
+    box, whole = legend.get_window_extent(), figure.bbox
+    assert whole.x0 <= box.x0 and box.x1 <= whole.x1
+
+
 def overlap(figure, legend, axis):
     """Whether a legend, as it is drawn, covers a part of the panel in which the data lies."""
     figure.draw_without_rendering()
@@ -549,7 +559,9 @@ def test_a_dry_run_finds_the_kept_runs_of_a_suite_and_makes_no_folder(tmp_path):
     assert "0 runs are kept, 12 are missing" in done.stdout and not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("flags", [["--seeds", "0"], ["--entries", "a: grpo.py"]])
+@pytest.mark.parametrize(
+    "flags", [["--seeds", "0"], ["--seeds", "0", "--folder", "benchmarks/kk_tiny"], ["--entries", "a: grpo.py"]]
+)
 def test_a_part_of_a_suite_does_not_overwrite_the_table_of_the_whole(flags):
     done = call("tools/compare.py", "--suite", "family", *flags, "--dry_run")
     assert done.returncode == 2 and done.stdout == ""

@@ -23,7 +23,7 @@ from runtime import files
 from runtime.curves import COLOURS, MOST_PANELS, STYLES, TITLES, WIDTH, new_figure, points, read_rows, save
 
 MOST_LINES = 5  # in a panel; more can't be told apart
-CHARACTERS_PER_INCH = 11  # of a legend, about
+CHARACTERS_PER_INCH = 10  # of a legend, about
 GREY = "0.45"  # of what a line is compared with
 CROWD = "a line for each entry, the mean over its seeds; by name: what ends highest and lowest"
 PANELS = "eval/accuracy reward response_tokens entropy kl clip_rate grad_norm accuracy sampler_gap tokens_per_s".split()
@@ -105,9 +105,10 @@ def draw(groups, paths, panels=PANELS, smoothing=0.0):
 def add_legend(figure, handles, labels):
     """Below the panels, in as many columns as the labels leave room for; those that are too long are wrapped."""
     room = int(CHARACTERS_PER_INCH * figure.get_figwidth())
-    labels = [textwrap.fill(label, room) for label in labels]
+    beside = 8  # the line beside a label and the space around both, in characters
+    labels = [textwrap.fill(label, room - beside) for label in labels]
     longest = max(len(line) for label in labels for line in label.splitlines())
-    columns = max(1, min(3, room // (longest + 6)))  # 6: the line beside a label
+    columns = max(1, min(3, room // (longest + beside)))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
