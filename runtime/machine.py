@@ -11,8 +11,8 @@ from pathlib import Path
 # Processors' names for their instructions for products in bfloat16. Without one of them a CPU
 # computes such products in float32, with a conversion before and after each.
 BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
-# Of this one AMD's processors have a fast version. Intel's multiply fast in AMX; a virtual machine
-# may hide that, and then float32 is 1.3 to 1.7 times as fast (measured: docs/speed.md).
+# This one counts on AMD's processors alone. Intel's have AMX for speed; a virtual machine may hide
+# that, and then float32 is 1.3 to 1.7 times as fast (measured: docs/speed.md).
 FAST_OF_AMD = "avx512_bf16"
 BFLOAT16_CAPABILITY = (8, 0)  # the first NVIDIA GPUs with bfloat16 (Ampere: A100, RTX 30)
 
