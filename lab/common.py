@@ -504,5 +504,26 @@ def new_figure(width, height, title):
     return curves.new_figure(width, height, title)
 
 
+def draw_shares(panels, averages):
+    """The shares of tokens and of gradient norms by bin, beside each other.
+
+    averages: {name: of over_batches, with share and norm_share}.
+    """
+    parts = ("share of the tokens [%]", "share of the gradient norms [%]")
+    width = 0.8 / len(averages)
+    for axes, key, title in zip(panels, ("share", "norm_share"), parts):
+        for number, (name, average) in enumerate(averages.items()):
+            places = [i + width * (number + 0.5) - 0.4 for i in range(BINS)]
+            heights = [100 * mean for mean, _ in average[key]]
+            errors = [100 * error for _, error in average[key]]
+            look = {"color": curves.COLOURS[number], "capsize": 4, "label": name}
+            axes.bar(places, heights, 0.95 * width, yerr=errors, **look)
+            for x, height, error in zip(places, heights, errors):
+                axes.text(x, height + error + 1, f"{height:.0f}", ha="center", va="bottom")
+        axes.set_xticks(range(BINS), BIN_NAMES)
+        axes.set(title=title, ylim=(0, 105))
+    panels[0].legend(frameon=False, loc="upper left")
+
+
 def save_figure(figure, args, name):
     curves.save(figure, [Path(args.out, f"{name}.png")])

@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 import entropy_top
 from lab import common, proposition
+from runtime import curves
 from runtime.processes import DEVICE
 from runtime.settings import NonNegativeInt, PositiveFraction, PositiveInt
 from tools import words
@@ -50,6 +51,7 @@ SETS = {
 PAIRS = [("entropy", "probability"), ("entropy", "gradient"), ("probability", "gradient")]
 SENTENCE_ENDS = ".?!:"
 SHOWN = 12  # words in each panel of the picture
+DRAWN = ["highest entropy", "largest gradient", "lowest entropy"]  # lists in the picture
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -284,18 +286,12 @@ def draw(batches, rows, lists, args):
     num_tokens = len(pooled["entropy"])
     name = args.model.rstrip("/").split("/")[-1]
     title = f"{num_tokens} response tokens of {name}, temperature {args.temperature:g}"
-    figure = common.new_figure(14, 22, title)
-    panels = figure.subplots(4, 2)
+    figure = common.new_figure(curves.WIDTH, 16, title)
+    panels = figure.subplots(3, 2)
     draw_shares(panels[0, 0], pooled)
-    axes = panels[0, 1]
-    axes.hist(pooled["entropy"], bins=60, color="#0072B2")
-    axes.set_yscale("log")
-    axes.set_xlabel("entropy [nats]")
-    axes.set_ylabel("tokens")
-    axes.set_title("how many tokens have which entropy")
-    draw_scatter(panels[1, 0], pooled, args)
-    draw_overlaps(panels[1, 1], rows)
-    draw_words(panels[2:].flatten(), lists)
+    draw_scatter(panels[0, 1], pooled, args)
+    draw_overlaps(panels[1, 0], rows)
+    draw_words([panels[1, 1], *panels[2]], {name: lists[name] for name in DRAWN})
     common.save_figure(figure, args, "forking_tokens")
 
 

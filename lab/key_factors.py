@@ -331,11 +331,13 @@ def draw(average, by_chance, args):
     model = args.model.rstrip("/").split("/")[-1]
     title = (
         f"gradients of {model}: {args.batches} batch{'es' if args.batches > 1 else ''}, subspaces "
-        f"of {args.k} directions, after {args.updates - 1} of {args.updates} updates; error bars: "
+        f"of {args.k} directions\nafter {args.updates - 1} of {args.updates} updates; error bars: "
         "standard error"
     )
-    figure = common.new_figure(18, 11, title)
-    panels = figure.subplots(2, 2, width_ratios=[5, 8])
+    figure = common.new_figure(curves.WIDTH, 16, title)
+    mosaic = figure.subplot_mosaic([["norm", "angle"], ["norms"] * 2, ["angles"] * 2])
+    panels = (("norm", "angle"), ("norms", "angles"))  # of some tokens, and off-policy
+    panels = [[mosaic[name] for name in names] for names in panels]
     subsets = average["subsets"]
     to_grpo = average["off_policy"]["GRPO"]
     to_on_policy = average["off_policy"]["on-policy"]
@@ -347,7 +349,7 @@ def draw(average, by_chance, args):
     for x, (names, found, paper) in enumerate(columns):
         of_paper = [paper.get(name, (None, None)) for name in names]
         places = list(range(len(names)))
-        axes = panels[0, x]
+        axes = panels[x][0]
         norms = [[100 * value for value in row["norm"]] for row in found]
         draw_values(axes, [place - 0.15 for place in places], norms, NORMS, 0.5, "ours", 0)
         beside = [place + (0.3, 0.36)[x] for place in places]
@@ -357,7 +359,7 @@ def draw(average, by_chance, args):
         lowest = min(norm[0] for norm in norms)
         axes.set_ylim(min(30, lowest / 2), 2 * axes.get_ylim()[1])
 
-        axes = panels[1, x]
+        axes = panels[x][1]
         angles = [row["angle"] for row in found]
         if x == 0:
             draw_values(axes, [place - 0.15 for place in places], angles, NORMS, 0.5, None, 1)
@@ -375,17 +377,20 @@ def draw(average, by_chance, args):
             axes.axhline(noise, color=GREY, linestyle=":", label="another batch's gradient")
         axes.set_ylim(0, 95)
         axes.set_yticks(range(0, 91, 15))
-        for row in (0, 1):
-            panels[row, x].set_xticks(places, [name.replace(", ", ",\n") for name in names])
-            panels[row, x].set_xlim(-0.6, len(names) - 0.3)
-    panels[0, 0].set_title("some tokens, each set's own mean")
-    panels[0, 0].set_ylabel("norm [% of all tokens' gradient]")
-    panels[1, 0].set_ylabel("mean principal angle\nto all tokens' gradient [°]")
-    panels[0, 1].set_title("off-policy gradients, and those on-policy")
-    panels[0, 1].set_ylabel("norm [% of GRPO's off-policy]")
-    panels[1, 1].set_ylabel("mean principal angle [°]")
-    handles, labels = panels[1, 1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        for axes in panels[x]:
+            axes.set_xticks(
+                places, [name.replace(", ", ",\n").replace("top ", "top\n") for name in names]
+            )
+            axes.set_xlim(-0.6, len(names) - 0.3)
+    panels[0][0].set_title("some tokens' own mean gradient")
+    panels[0][0].set_ylabel("norm [% of all tokens' gradient]")
+    panels[0][1].set_title("its angle to all tokens' gradient")
+    panels[0][1].set_ylabel("mean principal angle [°]")
+    panels[1][0].set_title("off-policy gradients, and those on-policy")
+    panels[1][0].set_ylabel("norm [% of GRPO's off-policy]")
+    panels[1][1].set_ylabel("mean principal angle [°]")
+    handles, labels = panels[1][1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     common.save_figure(figure, args, "key_factors")
 
 

@@ -85,16 +85,17 @@ def counts_of(updates):
 # ------------------------------------------------------------------------------------------ measure
 
 
-def positions(policy, batch, args):
+def positions(policy, batch, args, lr):
     """Makes the updates of a step; yields their number so far whenever it is time to measure.
 
-    args: the command's. The policy has moved when this yields, and is left as it is at the end.
+    args: the command's; lr: of AdamW. The policy has moved when this yields, and is left as it is
+    at the end.
     """
     own_norm = grpo.Args().max_grad_norm
     of_script = common.trainer_args("grpo", args, kl_coef=0.0, max_grad_norm=own_norm)
     optimizer = torch.optim.AdamW(
         policy.parameters(),
-        lr=common.learning_rate(args),
+        lr=lr,
         weight_decay=of_script.weight_decay,
         fused=True,
     )
@@ -195,7 +196,7 @@ def of_clip(is_cut, batch):
 
 
 def mean_signals(weight, logp, batch):
-    """(mean size, size of the mean) in each bin of eq. 3, G = (1 − π)·ρ·A, or 0 if clipped.
+    """(mean size, mean) in each bin of eq. 3, G = (1 − π)·ρ·A, or 0 if clipped.
 
     weight: of ∇log π of each token, ρ·A over the number of tokens; logp: at the update; [N, T].
     """
@@ -206,7 +207,7 @@ def mean_signals(weight, logp, batch):
     for i in range(common.BINS):
         count = max(1, (bins == i).sum().item())
         sizes.append(signals[bins == i].abs().sum().item() / count)
-        means.append(abs(signals[bins == i].sum().item()) / count)
+        means.append(signals[bins == i].sum().item() / count)
     return sizes, means
 
 
@@ -229,14 +230,22 @@ def log_ratio(values):
     return math.log(max(values[0], 1e-300) / max(values[-1], 1e-300))
 
 
+def of_the_policy(policy, batch, args):
+    """(log-probability, ρ, GRPO's weight of ∇log π, is it cut off?) of each token, all [N, T].
+
+    args: grpo.py's settings.
+    """
+    logp, _ = grpo.log_probs(policy, batch, args, with_entropy=False)
+    ratio = (logp.double() - batch["old_logp"].double()).exp()
+    weight, _ = token_weights("grpo", batch, logp, batch["entropy"], args, is_first=True)
+    return logp, ratio, weight, cut_off(weight, batch)
+
+
 def measure_at(number, policy, batch, args):
     """All numbers after `number` updates; and ρ and which tokens are cut off, both [N, T]."""
     of_script = common.trainer_args("grpo", args, kl_coef=0.0)
     mask = batch["mask"]
-    logp, _ = grpo.log_probs(policy, batch, of_script, with_entropy=False)
-    ratio = (logp.double() - batch["old_logp"].double()).exp()
-    weight, _ = token_weights("grpo", batch, logp, batch["entropy"], of_script, is_first=True)
-    is_cut = cut_off(weight, batch)
+    logp, ratio, weight, is_cut = of_the_policy(policy, batch, of_script)
 
     # Tokens whose part of the batch has had its update, and those that still wait for it.
     num_rows = len(mask)
@@ -252,6 +261,7 @@ def measure_at(number, policy, batch, args):
     # Of the mean over a bin's tokens alone, so the divisor is their own number.
     own_norms = [norm * len(bins) / tokens for norm, tokens in zip(norms, num_tokens)]
     sizes, means = mean_signals(weight, logp, batch)
+    means = [abs(mean) for mean in means]
     _, of_acpo = acpo.clip_ranges(logp, batch, common.trainer_args("acpo", args))
     numbers = {
         "spread": spread,
@@ -292,7 +302,7 @@ def measure(policy, before, sampled, args):
     batch = common.with_advantages("grpo", sampled, common.trainer_args("grpo", args))
     mask = batch["mask"]
     after = {}
-    for number in positions(policy, batch, args):
+    for number in positions(policy, batch, args, common.learning_rate(args)):
         after[number], ratio, is_cut = measure_at(number, policy, batch, args)
     common.set_weights(policy, before)
     values = {
@@ -371,14 +381,24 @@ def draw_entropy(axes, values, vocabulary):
     axes.legend(loc="upper right", ncols=3, **look)
 
 
+def show_ratios(axes):
+    """Ticks with ratios on an axis of their logarithms, on which error bars are right."""
+    axes.axhline(0, color="0.5", linewidth=1.5, linestyle="--", zorder=0)
+    powers = [0.25, 1, 4, 16, 64, 256, 1024]
+    least, most = axes.get_ylim()
+    shown = [power for power in powers if least - 1.5 < math.log(power) < most + 1.5]
+    axes.set_yticks([math.log(power) for power in shown], [f"{power:g}" for power in shown])
+    axes.text(0.02, 0.05, "below 1: reversed", transform=axes.transAxes, color="0.3")
+
+
 def draw(average, values, counts, lr, vocabulary, args):
     from matplotlib import colormaps
 
     title = (
         "{} updates on one batch by {}, AdamW, lr {:g}; {} batches, bars: standard error"
     ).format(args.updates, args.model.rstrip("/").split("/")[-1], lr, args.batches)
-    figure = common.new_figure(18, 11, title)
-    panels = figure.subplots(2, 3)
+    figure = common.new_figure(curves.WIDTH, 16, title)
+    panels = figure.subplots(3, 2)
     colours = colormaps["viridis_r"](torch.linspace(0.15, 1, len(counts) - 1).tolist())
     bins = common.bins_of(values["logp"])
     boxes = who_dominates.boxes_of(values["ratio"] - 1, bins)
@@ -396,26 +416,19 @@ def draw(average, values, counts, lr, vocabulary, args):
         return lines
 
     clipped = by_bin(lambda at: at["clip"]["share"])
-    draw_lines(panels[0, 2], counts, clipped, "share cut off by the clip [%]")
-    panels[0, 2].legend(fontsize="small", frameon=False)
+    draw_lines(panels[1, 0], counts, clipped, "share cut off by the clip [%]")
+    panels[1, 0].legend(fontsize="small", frameon=False)
     norms = by_bin(lambda at: at["norm_share"])
-    draw_lines(panels[1, 0], counts, norms, "share of the gradient norms [%]")
-    panels[1, 0].set_ylim(0, 1.3 * panels[1, 0].get_ylim()[1])  # room for the legend
-    panels[1, 0].legend(fontsize="small", frameon=False, loc="upper left", ncols=2)
+    draw_lines(panels[1, 1], counts, norms, "share of the gradient norms [%]")
+    panels[1, 1].set_ylim(0, 1.3 * panels[1, 1].get_ylim()[1])  # room for the legend
+    panels[1, 1].legend(fontsize="small", frameon=False, loc="upper left", ncols=2)
     ratios = {}
     for kind, name in SIGNALS.items():
         ratios[name] = [average["after"][n]["log_ratio"][kind] for n in counts]
-    draw_lines(panels[1, 1], counts, ratios, "value at p ≤ 0.25 over value at p > 0.75")
-    axes = panels[1, 1]
-    # Drawn are logarithms, so that the bars are right; ticks show the ratios.
-    axes.axhline(0, color="0.5", linewidth=1.5, linestyle="--", zorder=0)
-    powers = [0.25, 1, 4, 16, 64, 256, 1024]
-    least, most = axes.get_ylim()
-    shown = [power for power in powers if least - 1.5 < math.log(power) < most + 1.5]
-    axes.set_yticks([math.log(power) for power in shown], [f"{power:g}" for power in shown])
-    axes.text(0.02, 0.05, "below 1: reversed", transform=axes.transAxes, color="0.3")
-    axes.legend(fontsize="small", frameon=False, loc="best")
-    draw_entropy(panels[1, 2], values, vocabulary)
+    draw_lines(panels[2, 0], counts, ratios, "value at p ≤ 0.25 over value at p > 0.75")
+    show_ratios(panels[2, 0])
+    panels[2, 0].legend(fontsize="small", frameon=False, loc="best")
+    draw_entropy(panels[2, 1], values, vocabulary)
     common.save_figure(figure, args, "off_policy")
 
 

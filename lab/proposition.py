@@ -39,6 +39,7 @@ from tqdm import tqdm
 
 import grpo
 from lab import common
+from runtime import curves
 from runtime.processes import DEVICE
 from runtime.settings import PositiveInt
 
@@ -295,11 +296,11 @@ def of_responses(numbers, rests, norms, lower, upper, groups):
 
 
 def draw(rests, norms, summary, groups, args):
-    columns = min(3, len(groups))
+    columns = min(2, len(groups))
     rows = -(-len(groups) // columns)
     name = args.model.rstrip("/").split("/")[-1]
     title = f"gradient of log π at the activations of {len(rests)} tokens of {name}"
-    figure = common.new_figure(5.2 * columns, 4.6 * rows, title)
+    figure = common.new_figure(curves.WIDTH, 4.6 * rows, title)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
     kept = rests > TINY
     ends = torch.tensor([rests[kept].min().item(), 1.0])

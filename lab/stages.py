@@ -22,7 +22,7 @@ from typing import Annotated
 import tyro
 
 from lab import common
-from runtime import settings
+from runtime import curves, settings
 from runtime.settings import NonNegativeInt, PositiveInt
 
 SMOLLM2 = "models/SmolLM2-135M-Instruct"
@@ -120,25 +120,14 @@ def read(stages, args):
 
 
 def draw(found, args):
-    """For each stage that has rewards: its shares of tokens and of gradient norms by bin."""
-    found = {stage: results for stage, results in found.items() if "who_dominates" in results}
-    figure = common.new_figure(4.6 * len(found), 8, TITLE)
-    panels = figure.subplots(2, len(found), squeeze=False, sharey="row")
-    for column, (stage, results) in enumerate(found.items()):
-        average = common.over_batches(results["who_dominates"]["batches"])
-        tokens = results["who_dominates"]["tokens"]
-        titles = (f"{stage}\nshare of {tokens} tokens [%]", "share of the gradient norms [%]")
-        for row, (key, title) in enumerate(zip(("share", "norm_share"), titles)):
-            axes = panels[row, column]
-            heights = [100 * mean for mean, _ in average[key]]
-            errors = [100 * error for _, error in average[key]]
-            look = {"color": ("#0072B2", "#D55E00")[row], "ecolor": "black", "capsize": 4}
-            axes.bar(range(common.BINS), heights, yerr=errors, **look)
-            for x, height in enumerate(heights):
-                above = height + errors[x] + 1
-                axes.text(x, above, f"{height:.0f}", ha="center", va="bottom")
-            axes.set_xticks(range(common.BINS), common.BIN_NAMES)
-            axes.set(title=title, ylim=(0, 100))
+    """The shares of tokens and of gradient norms by bin, of each stage that has rewards."""
+    averages = {}
+    for stage, results in found.items():
+        if "who_dominates" in results:
+            name = f"{stage} ({results['who_dominates']['tokens']:,} tokens)"
+            averages[name] = common.over_batches(results["who_dominates"]["batches"])
+    figure = common.new_figure(curves.WIDTH, 5.5, TITLE)
+    common.draw_shares(figure.subplots(1, 2), averages)
     common.save_figure(figure, args, "stages")
 
 

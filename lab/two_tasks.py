@@ -98,24 +98,8 @@ def draw(averages, with_rewards, args):
     advantages = "GRPO's advantages" if with_rewards else "every advantage 1"
     name = args.model.rstrip("/").split("/")[-1]
     title = f"two tasks, {name}, {advantages}, {args.batches} batches; bars: standard error"
-    figure = common.new_figure(13, 5.5, title)
-    panels = figure.subplots(1, 2)
-    parts = [
-        ("share", "share of the tokens [%]"),
-        ("norm_share", "share of the gradient norms [%]"),
-    ]
-    for axes, (key, title) in zip(panels, parts):
-        for number, (task, average) in enumerate(averages.items()):
-            places = [i + 0.4 * (number - 0.5) for i in range(common.BINS)]
-            heights = [100 * mean for mean, _ in average[key]]
-            errors = [100 * error for _, error in average[key]]
-            colour = curves.COLOURS[number]
-            axes.bar(places, heights, 0.38, yerr=errors, color=colour, capsize=4, label=task)
-            for x, height, error in zip(places, heights, errors):
-                axes.text(x, height + error + 1, f"{height:.0f}", ha="center", va="bottom")
-        axes.set_xticks(range(common.BINS), common.BIN_NAMES)
-        axes.set(title=title, ylim=(0, 105))
-    panels[0].legend(frameon=False, loc="upper left")
+    figure = common.new_figure(curves.WIDTH, 5.5, title)
+    common.draw_shares(figure.subplots(1, 2), averages)
     common.save_figure(figure, args, "two_tasks")
 
 

@@ -8,7 +8,7 @@ is any possessive before "statement". "if … then …" must lie within one sent
 import re
 from statistics import fmean
 
-from runtime.curves import COLOURS
+from runtime import curves
 from tools import inference
 
 WORDS = {  # family: patterns of whole words
@@ -96,33 +96,28 @@ def draw(rows, path):
 
     rows: as for lines_of.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
+    figure = curves.new_figure(curves.WIDTH, 10, "")
+    above, below = figure.subplots(2, 1)
     width = 0.8 / len(rows)
-    for i, (row, colour) in enumerate(zip(rows, COLOURS * len(rows))):
+    for i, (row, colour) in enumerate(zip(rows, curves.COLOURS * len(rows))):
         places = [j + (i + 0.5) * width - 0.4 for j in range(len(WORDS))]
         found = [row["words"][family] for family in WORDS]
         errors = [one["error"] or 0 for one in found]
-        left.bar(places, [one["value"] for one in found], width, yerr=errors, color=colour, label=row["model"])
+        above.bar(places, [one["value"] for one in found], width, yerr=errors, color=colour, label=row["model"])
     categories = list(rows[0]["words"]["analysis"]["by_category"])
     width = 0.8 / len(categories)
-    for i, (category, colour) in enumerate(zip(categories, COLOURS * len(categories))):
+    for i, (category, colour) in enumerate(zip(categories, curves.COLOURS * len(categories))):
         found = [rows[0]["words"][family]["by_category"][category] for family in WORDS]
         places = [j + (i + 0.5) * width - 0.4 for j in range(len(WORDS))]
         look = {"fmt": "o", "color": colour, "capsize": 3, "label": category}
         errors = [2 * (one["error"] or 0) for one in found]
-        right.errorbar(places, [one["spearman"] or 0 for one in found], yerr=errors, **look)
-    left.set(title="words in a response, ± standard error", ylabel="count")
+        below.errorbar(places, [one["spearman"] or 0 for one in found], yerr=errors, **look)
+    above.set(title="words in a response, ± standard error", ylabel="count")
     title = "with the reward, by kind of problem, ± 2 standard errors"
-    right.set(title=title, ylabel="rank correlation", ylim=(-1, 1))
-    right.axhline(0, color="black", lw=0.8)
-    right.legend(frameon=False)
-    for axis in (left, right):
-        axis.set_xticks(range(len(WORDS)), [family.replace(" ", "\n") for family in WORDS])
-    figure.legend(loc="outside lower center", ncols=2)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    below.set(title=title, ylabel="rank correlation", ylim=(-1, 1))
+    below.axhline(0, color="black", lw=0.8)
+    below.legend(title="kind of problem", ncols=3)
+    above.legend()
+    for axis in (above, below):
+        axis.set_xticks(range(len(WORDS)), WORDS)
+    curves.save(figure, [path])

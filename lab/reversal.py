@@ -1,0 +1,179 @@
+"""Does the dominance turn? Signals of improbable and probable tokens, over a wide range of κ.
+
+ACPO (arXiv 2606.22570), Remark 1: near on-policy the mean signal of improbable tokens is the larger
+one, and beyond some κ that of probable ones; κ is the factor in Lemma 1, σ = κ(1 − π)². It grows
+with the learning rate and with the number of updates. So one batch is used for --updates updates,
+from the same weights and a fresh optimizer, at each of --lrs; after 1, 2, 4, … of them there are,
+over all tokens of the batch:
+
+- κ, fitted as in lab.off_policy;
+- of eq. 3, G = (1 − π)·ρ·A, or 0 if clipped, the mean size and the mean with its sign, for p ≤ 0.25
+  and for p > 0.75. The Remark is about the size of the second. A batch's mean is mostly noise,
+  since advantages of both signs cancel: hence many batches, and the mean over them before its size;
+- the share of the tokens that GRPO's clip cuts off, of p ≤ 0.25 below and above its median entropy.
+
+lab.off_policy measures the same on fewer batches, and gradients as well. Updates are grpo.py's own.
+
+Results: reversal.json and reversal.png. Bands: standard errors over batches; of the size of the
+mean, from the batches drawn anew.
+
+    python -m lab.reversal
+"""
+
+import dataclasses
+import random
+from statistics import fmean, stdev
+from typing import Annotated
+
+import tyro
+
+from lab import common, off_policy
+from runtime import curves
+from runtime.settings import GroupSize, PositiveFraction, PositiveInt
+
+DRAWS = 400  # of the batches, for the error of the size of a mean
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(common.Args):
+    """Signals of improbable and probable tokens, over a wide range of κ."""
+
+    prompts: PositiveInt = 64  # prompts of a batch
+    responses: GroupSize = 4  # G, responses to each prompt
+    batches: PositiveInt = 30  # batches to average over
+    updates: PositiveInt = 64  # optimizer updates of a step; divides --prompts
+    lrs: Annotated[list[PositiveFraction], tyro.conf.arg(metavar="LR")] = dataclasses.field(
+        default_factory=lambda: [1e-4, 3e-4, 1e-3, 3e-3]
+    )  # of AdamW
+
+
+QUICK = {"batches": 1, "updates": 2}
+
+# ------------------------------------------------------------------------------------------ measure
+
+
+def measure_at(policy, batch, args):
+    """κ, the signals of p ≤ 0.25 and p > 0.75, and what the clip cuts off. args: grpo.py's."""
+    logp, ratio, weight, is_cut = off_policy.of_the_policy(policy, batch, args)
+    mask = batch["mask"]
+    spread = off_policy.spread_of(ratio[mask], batch["old_logp"][mask])
+    sizes, means = off_policy.mean_signals(weight, logp, batch)
+    clip = off_policy.of_clip(is_cut, batch)
+    return {
+        "kappa": spread["fit"]["kappa"],
+        "mean_signal": [sizes[0], sizes[-1]],
+        "signed_signal": [means[0], means[-1]],
+        "log_ratio": off_policy.log_ratio(sizes),
+        "clip": {"share": clip["share"], "by_entropy": clip["by_entropy"]},
+    }
+
+
+def measure(policy, before, sampled, args):
+    """One batch: {lr: {number of updates: its numbers}}.
+
+    The policy has its weights `before` again afterwards.
+    """
+    of_script = common.trainer_args("grpo", args, kl_coef=0.0)
+    batch = common.with_advantages("grpo", sampled, of_script)
+    found = {}
+    for lr in args.lrs:
+        found[f"{lr:g}"] = {}
+        for number in off_policy.positions(policy, batch, args, lr):
+            found[f"{lr:g}"][number] = measure_at(policy, batch, of_script)
+        common.set_weights(policy, before)
+    return found
+
+
+def size_of_mean(values, seed=0):
+    """(size of the mean, its standard error) over batches, the error from batches drawn anew.
+
+    values: a number with its sign of each batch.
+    """
+    rng = random.Random(seed)
+    drawn = [abs(fmean(rng.choices(values, k=len(values)))) for _ in range(DRAWS)]
+    return abs(fmean(values)), stdev(drawn)
+
+
+# ------------------------------------------------------------------------------------------ picture
+
+
+def draw_bands(axes, counts, lines, title):
+    """lines: {name: [(mean, standard error) after each count]}."""
+    for place, (name, values) in enumerate(lines.items()):
+        means = [mean for mean, _ in values]
+        look = {"color": curves.COLOURS[place], "label": name}
+        axes.plot(range(len(counts)), means, curves.STYLES[place], marker="o", **look)
+        low = [mean - error for mean, error in values]
+        high = [mean + error for mean, error in values]
+        axes.fill_between(range(len(counts)), low, high, color=curves.COLOURS[place], alpha=0.2)
+    axes.set_xticks(range(len(counts)), counts)
+    axes.set_xlabel("updates")
+    axes.set_title(title)
+
+
+def draw(rows, counts, args):
+    """rows: of measure, one for each batch."""
+    title = (
+        "{} updates on one batch by {}, AdamW\n"
+        "{} batches of {} × {} responses; bands: standard errors"
+    ).format(
+        args.updates,
+        args.model.rstrip("/").split("/")[-1],
+        args.batches,
+        args.prompts,
+        args.responses,
+    )
+    figure = common.new_figure(curves.WIDTH, 12, title)
+    panels = figure.subplots(3, 2)
+    lrs = list(rows[0])
+    average = common.over_batches(rows)
+
+    def by_lr(of):  # {"lr …": (mean, standard error) after each count}
+        return {f"lr {lr}": [of(average[lr][n]) for n in counts] for lr in lrs}
+
+    draw_bands(panels[0, 0], counts, by_lr(lambda at: at["kappa"]), "κ, of σ = κ(1 − π)²")
+    panels[0, 0].set_yscale("symlog", linthresh=0.1)
+    panels[0, 0].set_ylim(bottom=0)
+    draw_bands(
+        panels[0, 1], counts, by_lr(lambda at: at["log_ratio"]), "mean |G|, p ≤ 0.25 over p > 0.75"
+    )
+    off_policy.show_ratios(panels[0, 1])
+    for axes, place, tokens in ((panels[1, 0], 0, "p ≤ 0.25"), (panels[1, 1], 1, "p > 0.75")):
+        lines = {}
+        for lr in lrs:
+            of_batches = [[row[lr][n]["signed_signal"][place] for row in rows] for n in counts]
+            lines[f"lr {lr}"] = [size_of_mean(values) for values in of_batches]
+        draw_bands(axes, counts, lines, f"|mean G|, {tokens}")
+        axes.set_ylim(bottom=0)
+    for axes, half in ((panels[2, 0], "low"), (panels[2, 1], "high")):
+        lines = {}
+        for lr in lrs:
+            shares = [average[lr][n]["clip"]["by_entropy"][half] for n in counts]
+            lines[f"lr {lr}"] = [[100 * value for value in share] for share in shares]
+        draw_bands(axes, counts, lines, f"p ≤ 0.25 of {half} entropy: cut off [%]")
+        axes.set_ylim(bottom=0)
+    panels[0, 0].legend()
+    common.save_figure(figure, args, "reversal")
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def main():
+    args, policy, _, batches = common.begin(Args, __doc__, QUICK, also_check=off_policy.check)
+    before = common.copy_weights(policy)
+    rows = common.measured(
+        args,
+        "reversal",
+        policy,
+        batches,
+        lambda sampled: measure(policy, before, sampled, args),
+    )
+    draw(rows, off_policy.counts_of(args.updates), args)
+    common.finish(args, "reversal", {"batches": rows})
+
+
+if __name__ == "__main__":
+    main()
