@@ -82,6 +82,7 @@ lab: install model
 	$(PY) -m lab.right_direction
 	$(PY) -m lab.proposition
 	$(PY) -m lab.off_policy
+	$(PY) -m lab.reversal
 	$(PY) -m lab.key_factors
 	$(PY) -m lab.forking_tokens
 	$(PY) -m lab.two_tasks

@@ -71,7 +71,7 @@ def measure_at(policy, batch, args):
 
 
 def measure(policy, before, sampled, args):
-    """One batch: {lr: {number of updates: its numbers}}.
+    """One batch: {"lr …": {number of updates: its numbers}}.
 
     The policy has its weights `before` again afterwards.
     """
@@ -79,9 +79,9 @@ def measure(policy, before, sampled, args):
     batch = common.with_advantages("grpo", sampled, of_script)
     found = {}
     for lr in args.lrs:
-        found[f"{lr:g}"] = {}
+        found[f"lr {lr:g}"] = {}
         for number in off_policy.positions(policy, batch, args, lr):
-            found[f"{lr:g}"][number] = measure_at(policy, batch, of_script)
+            found[f"lr {lr:g}"][number] = measure_at(policy, batch, of_script)
         common.set_weights(policy, before)
     return found
 
@@ -131,7 +131,7 @@ def draw(rows, counts, args):
     average = common.over_batches(rows)
 
     def by_lr(of):  # {"lr …": (mean, standard error) after each count}
-        return {f"lr {lr}": [of(average[lr][n]) for n in counts] for lr in lrs}
+        return {lr: [of(average[lr][n]) for n in counts] for lr in lrs}
 
     draw_bands(panels[0, 0], counts, by_lr(lambda at: at["kappa"]), "κ, of σ = κ(1 − π)²")
     panels[0, 0].set_yscale("symlog", linthresh=0.1)
@@ -144,14 +144,14 @@ def draw(rows, counts, args):
         lines = {}
         for lr in lrs:
             of_batches = [[row[lr][n]["signed_signal"][place] for row in rows] for n in counts]
-            lines[f"lr {lr}"] = [size_of_mean(values) for values in of_batches]
+            lines[lr] = [size_of_mean(values) for values in of_batches]
         draw_bands(axes, counts, lines, f"|mean G|, {tokens}")
         axes.set_ylim(bottom=0)
     for axes, half in ((panels[2, 0], "low"), (panels[2, 1], "high")):
         lines = {}
         for lr in lrs:
             shares = [average[lr][n]["clip"]["by_entropy"][half] for n in counts]
-            lines[f"lr {lr}"] = [[100 * value for value in share] for share in shares]
+            lines[lr] = [[100 * value for value in share] for share in shares]
         draw_bands(axes, counts, lines, f"p ≤ 0.25 of {half} entropy: cut off [%]")
         axes.set_ylim(bottom=0)
     panels[0, 0].legend()

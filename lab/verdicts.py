@@ -101,12 +101,18 @@ def estimates_of(comparison, folders, stage=""):
 
 
 def of_batches(comparison, rows, is_ratio, **more):
-    """[the Estimate] of two numbers of each batch: `more` than, `less` than, or `equals`."""
+    """[the Estimate] of two numbers of each batch: `more` than, `less` than, or `equals`.
+
+    `size_of_mean`: compared are the sizes of their means over the batches, whose values have signs.
+    """
     [claimed] = {"more", "less", "equals"} & comparison.keys()
     pairs = [(at(row, comparison[claimed]), at(row, comparison.get("than", 0.0))) for row in rows]
     pairs = [pair for pair in pairs if None not in pair]
     if not pairs:
         return []
+    if "size_of_mean" in comparison:
+        signs = [math.copysign(1, fmean(side)) for side in zip(*pairs)]
+        pairs = [tuple(sign * value for sign, value in zip(signs, pair)) for pair in pairs]
     if is_ratio and "is_log" not in comparison:
         pairs = [tuple(math.log(max(value, 1e-300)) for value in pair) for pair in pairs]
     found = inference.of_values(pairs=pairs, is_ratio=is_ratio, **more)

@@ -268,6 +268,9 @@ def test_a_comparison_of_batches_by_hand(folders):
     assert means(less="a/{}", than=1.75, **{"for": [0, 1]}) == [(-0.75, 2), (0.75, 2)]
     assert means(equals="b/c", than=3, slack=1.5) == [(0.5, 1)]  # the batch without one is left out
     assert means(more="a/0", than="a/1", ratio=True) == [(pytest.approx(math.log(6) / 2), 2)]
+    signed = [{"a": [3.0, -4.0]}, {"a": [-1.0, -1.0]}]  # the size of the means: 1 and 2.5
+    (folders.lab / "y.json").write_text(json.dumps({"batches": signed}))
+    assert means(file="y", more="a/1", than="a/0", size_of_mean=True) == [(1.5, 2)]
     assert means(more="a/0", needs={"advantages": "GRPO"}) == means(more="d") == means(more="a/0", rows="e") == []
 
 

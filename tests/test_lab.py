@@ -24,7 +24,7 @@ from tools import updates
 
 MODELS = [importlib.import_module(script) for script in updates.ALGORITHMS]
 COMMANDS = [
-    "lens", "who_dominates", "right_direction", "proposition", "off_policy", "key_factors",
+    "lens", "who_dominates", "right_direction", "proposition", "off_policy", "reversal", "key_factors",
     "forking_tokens", "two_tasks",
 ]  # fmt: skip
 

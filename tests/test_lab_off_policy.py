@@ -13,7 +13,7 @@ from test_algorithms import PROMPTS
 from test_lab import A, OneLayer, batch_of, drawn, of_lab, on_the_cpu, script_args, sigmoid, two_tokens, words_on
 
 import grpo
-from lab import common, off_policy, verdicts
+from lab import common, off_policy, reversal, verdicts
 
 SHARED = (drawn, on_the_cpu)  # fixtures of test_lab.py, which pytest finds by their names here
 
@@ -252,14 +252,19 @@ def test_verdicts_can_say_yes_no_and_that_they_cannot_tell(tmp_path):
 # ------------------------------------------------------------------------------------- the command
 
 
-def test_a_run_without_a_sampler(drawn, tmp_path, monkeypatch, capsys):
-    """With a batch of kk_tiny's tokens in place of what vLLM would have sampled."""
+def sampled_of(drawn):
+    """The batch of kk_tiny's tokens as vLLM would have sampled it, with rewards 0, 1 and 2 in turn."""
     batch, policy = drawn
-    args = script_args("grpo", rows=len(batch["ids"]))
-    logp, entropy = grpo.log_probs(policy, batch, args)
+    logp, entropy = grpo.log_probs(policy, batch, script_args("grpo", rows=len(batch["ids"])))
     batch = batch | {"old_logp": logp, "ref_logp": logp, "entropy": entropy}
     rewards = torch.arange(len(batch["ids"])).remainder(3).float()
-    sampled = common.Sampled(batch, rewards, [], [], [])
+    return common.Sampled(batch, rewards, [], [], [])
+
+
+def test_a_run_without_a_sampler(drawn, tmp_path, monkeypatch, capsys):
+    """With a batch of kk_tiny's tokens in place of what vLLM would have sampled."""
+    batch, _ = drawn
+    sampled = sampled_of(drawn)
     monkeypatch.setattr(common, "load_batches", lambda policy, args, count, need_gradient: [sampled] * count)
     monkeypatch.chdir(ROOT)
     flags = f"--prompts {PROMPTS} --responses 3 --updates 2 --batches 1 --out {tmp_path} --cache {tmp_path}"
@@ -276,6 +281,32 @@ def test_a_run_without_a_sampler(drawn, tmp_path, monkeypatch, capsys):
     spread = {number: max(after[number]["sigma"]) for number in after}
     assert spread["0"] < 1e-5 < spread["1"] < spread["2"]
     assert shown.rstrip().splitlines()[-1] == verdicts.of_file("off_policy", tmp_path)[-1]
+
+
+def test_each_learning_rate_begins_at_the_same_weights(drawn, tmp_path, monkeypatch):
+    """lab.reversal, three times with the same batch: a larger learning rate gives a larger κ."""
+    sampled = sampled_of(drawn)
+    monkeypatch.setattr(common, "load_batches", lambda policy, args, count, need_gradient: [sampled] * count)
+    monkeypatch.chdir(ROOT)
+    flags = (
+        f"--prompts {PROMPTS} --responses 3 --updates 2 --batches 3 --lrs 1e-4 1e-3 --out {tmp_path} --cache {tmp_path}"
+    )
+    monkeypatch.setattr(sys, "argv", ["reversal", *flags.split()])
+    reversal.main()
+    assert (tmp_path / "reversal.png").stat().st_size > 20_000
+    batches = json.loads((tmp_path / "reversal.json").read_text())["batches"]
+    assert batches[0] == batches[1] == batches[2]  # the policy has its weights again
+    slow, fast = batches[0]["lr 0.0001"], batches[0]["lr 0.001"]
+    assert set(slow) == set(fast) == {"0", "1", "2"} and slow["0"] == fast["0"]
+    assert slow["0"]["kappa"] < 1e-5 < slow["2"]["kappa"] < fast["2"]["kappa"]
+    assert slow["0"]["clip"]["share"] == [0, 0, 0, 0]
+
+
+def test_the_size_of_a_mean_by_hand():
+    """Signs cancel before the size is taken; of equal numbers there is no error."""
+    size, error = reversal.size_of_mean([3.0, -4.0, -2.0])
+    assert size == 1 and 0.5 < error < 3
+    assert reversal.size_of_mean([-2.0, -2.0]) == (2, 0)
 
 
 def test_updates_that_do_not_fit_are_refused(monkeypatch, capsys):
