@@ -65,6 +65,12 @@ SMOLLM2 = (
     " --prompts_per_step 8 --responses_per_prompt 16 --updates_per_step 1 --max_response_tokens 16"
     " --micro_batch_tokens 1024 --kv_cache_gb 0.25 --steps 12 --eval_every 4 --eval_size 128"
 )
+# The same model after sft.py has taught it to solve puzzles (docs/algorithms/sft.md): thinking pays, and takes tokens.
+SMOLLM2_KK = (
+    "--model runs/SmolLM2_kk/checkpoints/step_000030 --people 2 --kl_coef 0 --lr 3e-5 --temperature 1"
+    " --prompts_per_step 4 --responses_per_prompt 8 --updates_per_step 1 --max_response_tokens 384"
+    " --micro_batch_tokens 2048 --kv_cache_gb 0.5 --steps 20 --eval_every 10 --eval_size 96"
+)
 
 
 def sweep(flag, values, others):
@@ -183,6 +189,16 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "ar+lopti, SmolLM2: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
         ],
     ),
+    "puzzles": (  # needs the run of sft.py, and --limit 60
+        SMOLLM2_KK,
+        [
+            "grpo, puzzles: grpo.py",
+            "grpo 2 updates, puzzles: grpo.py --updates_per_step 2",
+            "ar+lopti, puzzles: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
+            "dapo, puzzles: dapo.py",
+            "acpo, puzzles: acpo.py",
+        ],
+    ),
     "lora": (  # the rank of LoRA, with ten times the learning rate; the same flags
         SMOLLM2,
         [
@@ -233,7 +249,7 @@ class Args:
 
     def __post_init__(self):
         if self.folder is None:
-            self.folder = ROOT / "benchmarks" / ("llm" if SUITES[self.suite][0] == SMOLLM2 else "kk_tiny")
+            self.folder = ROOT / "benchmarks" / ("llm" if "SmolLM2" in SUITES[self.suite][0] else "kk_tiny")
 
 
 def read_entries(entries):
