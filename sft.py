@@ -57,6 +57,7 @@ class Args(settings.RunArgs):
     # ---- problems
     task: str = "kk"  # whose worked solutions are learned, if there is no --data with chats
     careful: Fraction = 0.3  # kk: share of careful solutions; the others are hasty
+    restated: bool = False  # kk: these say a speaker's role again where they judge what he says
     chat_template: Literal["auto", "none"] = "auto"  # auto: the model's form of a chat; none: text
     max_prompt_tokens: PositiveInt = 1024  # longer prompts are left out
 

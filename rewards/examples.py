@@ -4,6 +4,7 @@ A file has a chat in each row, `messages`, whose last turn is the assistant's an
 solutions if its module offers `worked(problem, careful, seed)`: Knights & Knaves does (kk_solutions.py).
 """
 
+import functools
 import random
 
 import jinja2
@@ -45,7 +46,10 @@ def load_task(args, tokenizer):
 def worked_solutions(args, split):
     """The task's own problems with worked solutions, one for each."""
     task = find_task(args.task)
-    work = kk_solutions.worked if args.task == "kk" else getattr(task, "worked", None)
+    if args.task == "kk":
+        work = functools.partial(kk_solutions.worked, restated=args.restated)
+    else:
+        work = getattr(task, "worked", None)
     if not work:
         raise ValueError(f"--task {args.task} has no worked solutions: give --data FILE, with a chat in each row")
     size = args.eval_size if split == "test" else None

@@ -97,21 +97,27 @@ def restate(rng, puzzle):
     return "".join(f" {say(rng, CLAIMS, who=name)} {shorten(claim, names)}." for name, claim in claims)
 
 
-def judge(rng, speaker, statement, names, roles):
-    """(sentence, fits): a sentence on the statement's truth in this case, and whether the speaker can have said it."""
+def judge(rng, speaker, statement, names, roles, restated=False):
+    """(sentence, fits): a sentence on the statement's truth in this case, and whether the speaker can have said it.
+
+    restated: the sentence also says the speaker's role in this case, right before it is told if the two fit.
+    """
     truth = holds_in(statement, roles)
     fits = truth == roles[speaker]
     text = f" {say(rng, CLAIMS, who=names[speaker])} {shorten(statement, names, roles)}, "
-    return text + f"{say(rng, TRUTH)} {'true' if truth else 'false'}" + ("." if fits else say(rng, CLASH) + "."), fits
+    text += f"{say(rng, TRUTH)} {'true' if truth else 'false'}"
+    if restated:
+        text += f", {names[speaker]} {'honest' if roles[speaker] else 'lying'}"
+    return text + ("." if fits else say(rng, CLASH) + "."), fits
 
 
-def careful_reasoning(rng, puzzle, most_cases=None, told=True):
+def careful_reasoning(rng, puzzle, most_cases=None, told=True, restated=False):
     """Returns (text, roles): a case analysis, and the roles that it finds.
 
     It goes through the assignments in ascending or descending order, from a random one on and around the end, until one
     agrees with all statements. Every sentence follows from the puzzle.
     most_cases: the solution is among the first so many cases. told: the puzzle precedes the text, so everyone's claim
-    can be predicted.
+    can be predicted. restated: as in judge.
     """
     names, claims = puzzle["names"], restate(rng, puzzle)
     text = f" {say(rng, *OPENINGS)}.{claims if told else drawn(claims)}"
@@ -122,7 +128,7 @@ def careful_reasoning(rng, puzzle, most_cases=None, told=True):
         roles = cases[(start + number) % len(cases)]
         text += " " + say(rng, CASE, who=say_roles(rng, names, roles, foreseen=number > 0))
         for speaker, statement in enumerate(puzzle["statements"]):
-            sentence, fits = judge(rng, speaker, statement, names, roles)
+            sentence, fits = judge(rng, speaker, statement, names, roles, restated)
             text += sentence
             if not fits:
                 break
@@ -140,9 +146,12 @@ def hasty_reasoning(rng, puzzle):
     return text + f"{why} {drawn(rng.choice(names))}'s {its} {looks} {how}{say(rng, REASON_END)}", roles
 
 
-def solution(rng, puzzle, careful, most_cases=None, told=True):
+def solution(rng, puzzle, careful, most_cases=None, told=True, restated=False):
     """The text after the prompt, which ends in <think>: reasoning, then the answer in the papers' format."""
-    reasoning, roles = careful_reasoning(rng, puzzle, most_cases, told) if careful else hasty_reasoning(rng, puzzle)
+    if careful:
+        reasoning, roles = careful_reasoning(rng, puzzle, most_cases, told, restated)
+    else:
+        reasoning, roles = hasty_reasoning(rng, puzzle)
     people = enumerate(zip(puzzle["names"], roles), 1)
     answer = "\n".join(f"({i}) {name} is a {'knight' if knight else 'knave'}" for i, (name, knight) in people)
     return f"{reasoning}</think><answer> {answer}</answer>"
@@ -155,10 +164,10 @@ def retell(rng, puzzle):
     return kk.make_item(quiz, names, list(puzzle["answer"].values()), puzzle["statements"])
 
 
-def worked(puzzle, careful, seed):
+def worked(puzzle, careful, seed, restated=False):
     """A text to learn: the model's turn after the prompt, which ends in <think>. The same seed gives the same text.
 
-    puzzle: of kk.load; careful: the share of careful solutions, from 0 to 1.
+    puzzle: of kk.load; careful: the share of careful solutions, from 0 to 1; restated: in these, as in judge.
     """
     rng = random.Random(f"{seed}/{puzzle['quiz']}")
-    return unmark(solution(rng, puzzle, rng.random() < careful))
+    return unmark(solution(rng, puzzle, rng.random() < careful, restated=restated))
