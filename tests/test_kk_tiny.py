@@ -144,6 +144,17 @@ def test_careful_reasoning_is_sound_in_every_step(people):
         assert case == roles == kk.solve(puzzle["statements"])[0] and len(judgements) == people
 
 
+def test_a_restated_role_is_the_one_of_the_case_and_nothing_else_changes():
+    said_again = re.compile(r" (true|false), (\w+) (honest|lying)(?=[.:,])")
+    for puzzle in kk.generate(150, "2-4", seed=5):
+        plain, restated = (kk_solutions.worked(puzzle, 1, 0, again) for again in (False, True))
+        assert said_again.sub(r" \1", restated) == plain
+        _, cases = read_careful(plain.split("</think>")[0], puzzle)
+        roles = [(puzzle["names"][speaker], case[speaker]) for case, of in cases for speaker, *_ in of]
+        assert [(name, role == "honest") for _, name, role in said_again.findall(restated)] == roles
+    assert kk_solutions.worked(puzzle, 0, 0, True) == kk_solutions.worked(puzzle, 0, 0)  # a guess judges nothing
+
+
 @pytest.mark.parametrize("careful", [True, False])
 def test_solutions_are_in_the_papers_format(careful):
     rng = random.Random(0)

@@ -32,8 +32,8 @@ def write_chats(path, chats):
 
 
 def settings(**changes):
-    fixed = {"data": "", "test_data": "", "task": "kk", "people": "2-3", "careful": 0.5, "restated": False, "seed": 0, "eval_size": 3}
-    sizes = {"chat_template": "auto", "max_prompt_tokens": 600, "max_response_tokens": 400}
+    fixed = {"data": "", "test_data": "", "task": "kk", "people": "2-3", "careful": 0.5, "restated": False, "seed": 0}
+    sizes = {"eval_size": 3, "chat_template": "auto", "max_prompt_tokens": 600, "max_response_tokens": 400}
     return SimpleNamespace(**fixed | sizes | changes)
 
 
