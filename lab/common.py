@@ -144,6 +144,12 @@ def began_with(model):
     return json.loads(its_args.read_text())["model"]
 
 
+def name_of(model):
+    """The model in a picture's words: its folder; for a run's checkpoint the run's folder, too."""
+    run, path = folders.run_of(model), Path(model)
+    return path.name if run == path else f"{run.name}, {path.name}"
+
+
 def learning_rate(args):
     """--lr, or, if it is left open, grpo.py's for the model."""
     return args.lr or trainer_args("grpo", args).lr

@@ -284,7 +284,7 @@ def lists_of(rows, listed):
 def draw(batches, rows, lists, args):
     pooled = {name: torch.cat([found[name] for found in batches]) for name in MEASURES}
     num_tokens = len(pooled["entropy"])
-    name = args.model.rstrip("/").split("/")[-1]
+    name = common.name_of(args.model)
     title = f"{num_tokens} response tokens of {name}, temperature {args.temperature:g}"
     figure = common.new_figure(curves.WIDTH, 16, title)
     panels = figure.subplots(3, 2)

@@ -328,7 +328,7 @@ def draw_paper(axes, places, values, decimals):
 
 
 def draw(average, by_chance, args):
-    model = args.model.rstrip("/").split("/")[-1]
+    model = common.name_of(args.model)
     title = (
         f"gradients of {model}: {args.batches} batch{'es' if args.batches > 1 else ''}, subspaces "
         f"of {args.k} directions\nafter {args.updates - 1} of {args.updates} updates; error bars: "

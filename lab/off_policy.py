@@ -394,9 +394,9 @@ def show_ratios(axes):
 def draw(average, values, counts, lr, vocabulary, args):
     from matplotlib import colormaps
 
-    title = (
-        "{} updates on one batch by {}, AdamW, lr {:g}; {} batches, bars: standard error"
-    ).format(args.updates, args.model.rstrip("/").split("/")[-1], lr, args.batches)
+    model = common.name_of(args.model)
+    title = f"{args.updates} updates on one batch by {model}, AdamW, lr {lr:g}\n"
+    title += f"{args.batches} batches; bars: standard error"
     figure = common.new_figure(curves.WIDTH, 16, title)
     panels = figure.subplots(3, 2)
     colours = colormaps["viridis_r"](torch.linspace(0.15, 1, len(counts) - 1).tolist())

@@ -298,7 +298,7 @@ def of_responses(numbers, rests, norms, lower, upper, groups):
 def draw(rests, norms, summary, groups, args):
     columns = min(2, len(groups))
     rows = -(-len(groups) // columns)
-    name = args.model.rstrip("/").split("/")[-1]
+    name = common.name_of(args.model)
     title = f"gradient of log π at the activations of {len(rests)} tokens of {name}"
     figure = common.new_figure(curves.WIDTH, 4.6 * rows, title)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True)

@@ -115,16 +115,9 @@ def draw_bands(axes, counts, lines, title):
 
 def draw(rows, counts, args):
     """rows: of measure, one for each batch."""
-    title = (
-        "{} updates on one batch by {}, AdamW\n"
-        "{} batches of {} × {} responses; bands: standard errors"
-    ).format(
-        args.updates,
-        args.model.rstrip("/").split("/")[-1],
-        args.batches,
-        args.prompts,
-        args.responses,
-    )
+    title = f"{args.updates} updates on one batch by {common.name_of(args.model)}, AdamW\n"
+    sizes = f"{args.batches} batches of {args.prompts} × {args.responses} responses"
+    title += f"{sizes}; bands: standard errors"
     figure = common.new_figure(curves.WIDTH, 12, title)
     panels = figure.subplots(3, 2)
     lrs = list(rows[0])

@@ -96,7 +96,7 @@ def measure(policy, sampled, args, with_rewards):
 
 def draw(averages, with_rewards, args):
     advantages = "GRPO's advantages" if with_rewards else "every advantage 1"
-    name = args.model.rstrip("/").split("/")[-1]
+    name = common.name_of(args.model)
     title = f"two tasks, {name}, {advantages}, {args.batches} batches; bars: standard error"
     figure = common.new_figure(curves.WIDTH, 5.5, title)
     common.draw_shares(figure.subplots(1, 2), averages)

@@ -244,10 +244,9 @@ def show_small_changes(axes, limit):
 
 
 def draw(result, args):
-    title = (
-        "one GRPO update of {} by the tokens' probability, {} batches\n"
-        "error bars: standard error; boxes: half of the tokens, whiskers: nine tenths"
-    ).format(args.model.rstrip("/").split("/")[-1], args.batches)
+    model = common.name_of(args.model)
+    title = f"one GRPO update of {model} by the tokens' probability, {args.batches} batches\n"
+    title += "error bars: standard error; boxes: half of the tokens, whiskers: nine tenths"
     figure = common.new_figure(curves.WIDTH, 12, title)
     figure.get_layout_engine().set(h_pad=0.15)
     panels = figure.subplots(3, 2)

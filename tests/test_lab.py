@@ -505,6 +505,7 @@ def test_a_checkpoint_has_the_settings_of_the_model_it_began_as(tmp_path):
     checkpoint.mkdir(parents=True)
     args = common.Args(model=str(checkpoint))
     assert common.began_with(args.model) == args.model  # nobody says what it was
+    assert common.name_of(args.model) == "run, step_000005" and common.name_of("models/kk_tiny/") == "kk_tiny"
     assert common.trainer_args("grpo", args).lr == grpo.Args.lr == 1e-6
     (tmp_path / "run" / "args.json").write_text(json.dumps({"model": str(KK_TINY)}))
     assert common.began_with(args.model) == str(KK_TINY)
