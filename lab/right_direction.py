@@ -187,7 +187,7 @@ def draw_gains(axes, rows, step):
 
 def draw(rows, lr, args):
     title = (
-        f"share of tokens moved as their advantage says: {args.model.rstrip('/').split('/')[-1]}, "
+        f"share of tokens moved as their advantage says: {common.name_of(args.model)}, "
         f"SGD, lr {lr:g}\n{len(rows)} batches; bars: standard error"
     )
     figure = common.new_figure(curves.WIDTH, 14, title)
