@@ -26,7 +26,7 @@ puzzles a step the loss was 1.70, 3.20, 2.69 in the first three steps, and with 
 1.59, 1.29. Examples are not packed: rows of similar length share a forward pass.
 
 Command, for worked solutions of Knights & Knaves of which half are careful, and for chats:
-    python sft.py --model models/SmolLM2-135M-Instruct --careful 0.5 --restated --lr 3e-4 \
+    python sft.py --model models/SmolLM2-135M-Instruct --careful 0.5 --restated --lr 3e-4 \\
         --prompts_per_step 16 --steps 90 --max_prompt_tokens 352 --max_response_tokens 512
     python sft.py --model models/SmolLM2-135M-Instruct --data chats.jsonl
 """
