@@ -14,15 +14,13 @@ over all tokens of the batch:
 
 lab.off_policy measures the same on fewer batches, and gradients as well. Updates are grpo.py's own.
 
-Results: reversal.json and reversal.png. Bands: standard errors over batches; of the size of the
-mean, from the batches drawn anew.
+Results: reversal.json and reversal.png. Error bars: standard errors over batches. The size of a
+mean that is as small as its error is too large on average, since noise has a size, too.
 
     python -m lab.reversal
 """
 
 import dataclasses
-import random
-from statistics import fmean, stdev
 from typing import Annotated
 
 import tyro
@@ -31,7 +29,7 @@ from lab import common, off_policy
 from runtime import curves
 from runtime.settings import GroupSize, PositiveFraction, PositiveInt
 
-DRAWS = 400  # of the batches, for the error of the size of a mean
+MOST = 4  # learning rates, whose lines can be told apart
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -50,6 +48,14 @@ class Args(common.Args):
 
 
 QUICK = {"batches": 1, "updates": 2}
+
+
+def check(args):
+    """ValueError if the batch can't be divided into so many updates, or the lines not be drawn."""
+    off_policy.check(args)
+    if not 0 < len(set(args.lrs)) == len(args.lrs) <= MOST:
+        raise ValueError(f"--lrs {args.lrs}: give one to {MOST} different learning rates")
+
 
 # ------------------------------------------------------------------------------------------ measure
 
@@ -86,38 +92,14 @@ def measure(policy, before, sampled, args):
     return found
 
 
-def size_of_mean(values, seed=0):
-    """(size of the mean, its standard error) over batches, the error from batches drawn anew.
-
-    values: a number with its sign of each batch.
-    """
-    rng = random.Random(seed)
-    drawn = [abs(fmean(rng.choices(values, k=len(values)))) for _ in range(DRAWS)]
-    return abs(fmean(values)), stdev(drawn)
-
-
 # ------------------------------------------------------------------------------------------ picture
-
-
-def draw_bands(axes, counts, lines, title):
-    """lines: {name: [(mean, standard error) after each count]}."""
-    for place, (name, values) in enumerate(lines.items()):
-        means = [mean for mean, _ in values]
-        look = {"color": curves.COLOURS[place], "label": name}
-        axes.plot(range(len(counts)), means, curves.STYLES[place], marker="o", **look)
-        low = [mean - error for mean, error in values]
-        high = [mean + error for mean, error in values]
-        axes.fill_between(range(len(counts)), low, high, color=curves.COLOURS[place], alpha=0.2)
-    axes.set_xticks(range(len(counts)), counts)
-    axes.set_xlabel("updates")
-    axes.set_title(title)
 
 
 def draw(rows, counts, args):
     """rows: of measure, one for each batch."""
     title = f"{args.updates} updates on one batch by {common.name_of(args.model)}, AdamW\n"
     sizes = f"{args.batches} batches of {args.prompts} × {args.responses} responses"
-    title += f"{sizes}; bands: standard errors"
+    title += f"{sizes}; bars: standard error"
     figure = common.new_figure(curves.WIDTH, 12, title)
     panels = figure.subplots(3, 2)
     lrs = list(rows[0])
@@ -126,10 +108,12 @@ def draw(rows, counts, args):
     def by_lr(of):  # {"lr …": (mean, standard error) after each count}
         return {lr: [of(average[lr][n]) for n in counts] for lr in lrs}
 
-    draw_bands(panels[0, 0], counts, by_lr(lambda at: at["kappa"]), "κ, of σ = κ(1 − π)²")
+    off_policy.draw_lines(
+        panels[0, 0], counts, by_lr(lambda at: at["kappa"]), "κ, of σ = κ(1 − π)²"
+    )
     panels[0, 0].set_yscale("symlog", linthresh=0.1)
     panels[0, 0].set_ylim(bottom=0)
-    draw_bands(
+    off_policy.draw_lines(
         panels[0, 1], counts, by_lr(lambda at: at["log_ratio"]), "mean |G|, p ≤ 0.25 over p > 0.75"
     )
     off_policy.show_ratios(panels[0, 1])
@@ -137,15 +121,16 @@ def draw(rows, counts, args):
         lines = {}
         for lr in lrs:
             of_batches = [[row[lr][n]["signed_signal"][place] for row in rows] for n in counts]
-            lines[lr] = [size_of_mean(values) for values in of_batches]
-        draw_bands(axes, counts, lines, f"|mean G|, {tokens}")
+            means = [common.mean_and_error(values) for values in of_batches]
+            lines[lr] = [(abs(mean), error) for mean, error in means]
+        off_policy.draw_lines(axes, counts, lines, f"|mean G|, {tokens}")
         axes.set_ylim(bottom=0)
     for axes, half in ((panels[2, 0], "low"), (panels[2, 1], "high")):
         lines = {}
         for lr in lrs:
             shares = [average[lr][n]["clip"]["by_entropy"][half] for n in counts]
             lines[lr] = [[100 * value for value in share] for share in shares]
-        draw_bands(axes, counts, lines, f"p ≤ 0.25 of {half} entropy: cut off [%]")
+        off_policy.draw_lines(axes, counts, lines, f"p ≤ 0.25 of {half} entropy: cut off [%]")
         axes.set_ylim(bottom=0)
     panels[0, 0].legend()
     common.save_figure(figure, args, "reversal")
@@ -155,7 +140,7 @@ def draw(rows, counts, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, also_check=off_policy.check)
+    args, policy, _, batches = common.begin(Args, __doc__, QUICK, also_check=check)
     before = common.copy_weights(policy)
     rows = common.measured(
         args,

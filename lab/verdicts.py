@@ -104,6 +104,7 @@ def of_batches(comparison, rows, is_ratio, **more):
     """[the Estimate] of two numbers of each batch: `more` than, `less` than, or `equals`.
 
     `size_of_mean`: compared are the sizes of their means over the batches, whose values have signs.
+    A mean that is as small as its error looks too large.
     """
     [claimed] = {"more", "less", "equals"} & comparison.keys()
     pairs = [(at(row, comparison[claimed]), at(row, comparison.get("than", 0.0))) for row in rows]

@@ -302,13 +302,6 @@ def test_each_learning_rate_begins_at_the_same_weights(drawn, tmp_path, monkeypa
     assert slow["0"]["clip"]["share"] == [0, 0, 0, 0]
 
 
-def test_the_size_of_a_mean_by_hand():
-    """Signs cancel before the size is taken; of equal numbers there is no error."""
-    size, error = reversal.size_of_mean([3.0, -4.0, -2.0])
-    assert size == 1 and 0.5 < error < 3
-    assert reversal.size_of_mean([-2.0, -2.0]) == (2, 0)
-
-
 def test_updates_that_do_not_fit_are_refused(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["off_policy", "--updates", "5"])
@@ -316,6 +309,11 @@ def test_updates_that_do_not_fit_are_refused(monkeypatch, capsys):
         off_policy.main()
     assert stop.value.code == 2
     assert "--updates is 5; it must be at least 1 and divide --prompts, which is 16" in capsys.readouterr().err
+    for rates in ("1e-3 1e-3", "1e-5 1e-4 3e-4 1e-3 3e-3"):
+        monkeypatch.setattr(sys, "argv", ["reversal", "--lrs", *rates.split()])
+        with pytest.raises(SystemExit):
+            reversal.main()
+        assert "give one to 4 different learning rates" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------ ACPO, Proposition 1
