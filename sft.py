@@ -26,8 +26,8 @@ puzzles a step the loss was 1.70, 3.20, 2.69 in the first three steps, and with 
 1.59, 1.29. Examples are not packed: rows of similar length share a forward pass.
 
 Command, for worked solutions of Knights & Knaves of which half are careful, and for chats:
-    python sft.py --model models/SmolLM2-135M-Instruct --careful 0.5 --restated --lr 3e-4 \\
-        --prompts_per_step 16 --steps 90 --max_prompt_tokens 352 --max_response_tokens 512
+    python sft.py --model models/SmolLM2-135M-Instruct --people 2-3 --careful 0.5 --restated \\
+        --lr 3e-4 --prompts_per_step 16 --steps 90 --max_prompt_tokens 352 --max_response_tokens 512
     python sft.py --model models/SmolLM2-135M-Instruct --data chats.jsonl
 """
 
@@ -60,7 +60,7 @@ class Args(settings.RunArgs):
     # ---- problems
     task: str = "kk"  # whose worked solutions are learned, if there is no --data with chats
     careful: Fraction = 0.3  # kk: share of careful solutions; the others are hasty
-    restated: bool = False  # kk: these say a speaker's role again where they judge what he says
+    restated: bool = False  # kk: careful ones repeat a speaker's role where they judge the claim
     chat_template: Literal["auto", "none"] = "auto"  # auto: the model's form of a chat; none: text
     max_prompt_tokens: PositiveInt = 1024  # longer prompts are left out
 

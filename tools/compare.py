@@ -189,7 +189,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "ar+lopti, SmolLM2: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
         ],
     ),
-    "puzzles": (  # needs the run of sft.py, and --limit 60
+    "puzzles": (  # needs the run of sft.py; a run takes half an hour and more: --limit 100
         SMOLLM2_KK,
         [
             "grpo, puzzles: grpo.py",
