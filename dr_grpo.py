@@ -59,15 +59,15 @@ from runtime.settings import (
 class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for logic puzzles, Knights & Knaves (Appendix B).
 
-    RunArgs adds files, and sizes for the machine, which no algorithm reads. A type says which
-    values are allowed: a Fraction is in [0, 1].
+    Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
+    settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
     """
 
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high
     kl_coef: NonNegativeFloat = 0.0  # β, weight of the KL term; 0: no reference model is loaded
-    kl: KLTerm = "k3"  # by mean gradient: k1 0; k2 and k3_ratio ∇KL(π ‖ π_ref); k3 ∇KL(π_ref ‖ π)
+    kl: KLTerm = "k3"  # the KL term's estimate: k1, k2, k3, or k3_ratio (ρ·k3); see kl_term
     updates_per_step: PositiveInt = 2  # mini-batches of a step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -189,7 +189,7 @@ class Policy(nn.Module):
         # autocast rounds only what enters a matrix product, so the sum keeps all its digits.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # all rows have the same prompt: compute it once
+        if length > 0:  # all rows begin alike: compute that once
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
@@ -210,7 +210,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """The model to train, with float32 weights; or a frozen reference, with weights in --dtype."""
+    """The model to train, with float32 weights; or a frozen one, for a reference, in --dtype."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
     policy = Policy(lm, args)
@@ -261,9 +261,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """vLLM's responses to the problems, in order, with their texts.
 
-    when: the step, or "test". The seed of a request is made of --seed, when and the problem, so the
-    responses do not depend on the number of processes; vLLM makes another one of it for each of n
-    responses. sampling_params: more for SamplingParams.
+    when: the step, or "test". A request's seed depends on --seed, when and the problem, and not on
+    the number of processes; vLLM makes n seeds of it for n responses. sampling_params: more for
+    SamplingParams.
     """
     from vllm import SamplingParams
 
@@ -353,7 +353,7 @@ def compute_advantages(rewards, batch, args):
     response tokens; the advantage is zero elsewhere, and for a group of one response.
     """
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    # Without the first reward the advantage is the same, but equal rewards give exactly 0.
+    # Subtracting the first reward changes no advantage, but equal rewards give exactly 0.
     groups = groups - groups[:, :1]
     advantages = groups - groups.mean(1, keepdim=True)
     return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
@@ -363,7 +363,7 @@ def compute_advantages(rewards, batch, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """The negative of J for one micro-batch, and how many of its tokens are clipped.
+    """One micro-batch's part of −J, and how many of its tokens are clipped.
 
     logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages and mask are [N, T]
     too. divisor: n·L of J, the responses of the whole mini-batch on all processes, times
@@ -387,7 +387,8 @@ def policy_loss(logp, batch, divisor, args):
 def kl_term(logp, batch, args):
     """The KL term of each token, [N, T], in nats: the estimate that --kl names.
 
-    Its gradient is what counts: course/lesson_10.md compares them. logp carries it, also in ρ.
+    Only its gradient counts. On average that is 0 with k1, that of KL(π ‖ π_ref) with k2, and with
+    k3_ratio, whose ρ carries a part of it, and that of KL(π_ref ‖ π) with k3 (course/lesson_10.md).
     """
     ref_logp = batch["ref_logp"]
     if args.kl == "k1":
@@ -433,7 +434,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
-    # For speed alone: tokens with A = 0 need no pass if there is no KL term. The divisor has them.
+    # For speed alone: without a KL term, tokens with A = 0 need no pass. The divisor counts them.
     # If no others are left, one pass is made all the same, and gives AdamW gradients of 0.
     minibatch = passes.without_idle_tokens(minibatch, args)
     minibatch_loss = 0.0
@@ -509,8 +510,8 @@ def main():
         engine.sleep(llm)  # on a GPU: frees its memory for training; sync_weights wakes it
 
         # Score them.
-        # Of each response: correct (its answer), format (has it the tags that the prompt asks for)
-        # and reward (for K&K −3 to 3, made of both).
+        # Of each response: correct (the answer), format (the tags that the prompt asks for) and
+        # reward (for K&K 3, −0.5, −1 or −3).
         scores = score(task, responses, problems)
         rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")

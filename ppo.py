@@ -71,8 +71,8 @@ from runtime.settings import (
 class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for logic puzzles, Knights & Knaves (Appendix B).
 
-    RunArgs adds files, and sizes for the machine, which no algorithm reads. A type says which
-    values are allowed: a Fraction is in [0, 1].
+    Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
+    settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
     """
 
     # ---- objective
@@ -207,7 +207,7 @@ class Policy(nn.Module):
         # autocast rounds only what enters a matrix product, so the sum keeps all its digits.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # all rows have the same prompt: compute it once
+        if length > 0:  # all rows begin alike: compute that once
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
@@ -313,9 +313,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """vLLM's responses to the problems, in order, with their texts.
 
-    when: the step, or "test". The seed of a request is made of --seed, when and the problem, so the
-    responses do not depend on the number of processes; vLLM makes another one of it for each of n
-    responses. sampling_params: more for SamplingParams.
+    when: the step, or "test". A request's seed depends on --seed, when and the problem, and not on
+    the number of processes; vLLM makes n seeds of it for n responses. sampling_params: more for
+    SamplingParams.
     """
     from vllm import SamplingParams
 
@@ -439,7 +439,7 @@ def compute_advantages(rewards, batch, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """The negative of J for one micro-batch, and how many of its tokens are clipped.
+    """One micro-batch's part of −J, and how many of its tokens are clipped.
 
     logp [N, T] carries the gradient; the batch's old_logp, advantages and mask are [N, T] too.
     divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that the
@@ -495,7 +495,7 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one for each update
     for minibatch in minibatches(batch, args.updates_per_step):
-        divisor = all_reduce(minibatch["mask"].sum())  # tokens: all_reduce adds the processes'
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens, of all processes
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         grad_norms.append(grad_norm)
@@ -511,7 +511,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
-    # For speed alone: tokens with A = 0 need no pass if there is no KL term. The divisor has them.
+    # For speed alone: without a KL term, tokens with A = 0 need no pass. The divisor counts them.
     # If no others are left, one pass is made all the same, and gives AdamW gradients of 0.
     minibatch = passes.without_idle_tokens(minibatch, args)
     minibatch_loss = 0.0
@@ -625,8 +625,8 @@ def main():
         engine.sleep(llm)  # on a GPU: frees its memory for training; sync_weights wakes it
 
         # Score them.
-        # Of each response: correct (its answer), format (has it the tags that the prompt asks for)
-        # and reward (for K&K −3 to 3, made of both).
+        # Of each response: correct (the answer), format (the tags that the prompt asks for) and
+        # reward (for K&K 3, −0.5, −1 or −3).
         scores = score(task, responses, problems)
         rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")

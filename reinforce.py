@@ -1,4 +1,4 @@
-"""REINFORCE: make likely what was rewarded. The first script to read, and the shortest.
+"""REINFORCE: make likely what was rewarded. The first script to read.
 
 From *Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning*
 (Williams 1992); Sutton & Barto, *Reinforcement Learning* (2018), Section 13.4, has it with a
@@ -28,10 +28,11 @@ makes no difference occurs in good and in bad responses, and its pushes cancel.
 
 Why this is right. The expected reward is Σ_o π(o)·r(o), over all possible responses o. Because
 ∇π = π·∇log π, its gradient is Σ_o π(o)·[r(o)·∇log π(o)]: the mean of the bracket over responses
-drawn from π. We draw some and average. log π(o) is the sum of log π(o_t) over the tokens. A
-baseline b that does not depend on o adds −b·Σ_o π(o)·∇log π(o) = −b·∇Σ_o π(o) = −b·∇1 = 0,
-and makes the average less noisy. The responses must be drawn from the very π whose gradient is
-taken. So there is one update a step (a mini-batch is the whole step here), and then new responses.
+drawn from π. We draw some and average: that is ∇J, but for the divisor. J itself means nothing.
+log π(o) is the sum of log π(o_t) over the tokens. A baseline b that does not depend on o adds
+−b·Σ_o π(o)·∇log π(o) = −b·∇Σ_o π(o) = −b·∇1 = 0, and makes the average less noisy. The responses
+must be drawn from the very π whose gradient is taken. So there is one update a step (a mini-batch
+is the whole step here), and then new responses.
 
 The weights exist twice: in PyTorch, which computes gradients, and in vLLM, which generates text
 many times faster. After each update they are copied to vLLM. Otherwise an old policy would write.
@@ -42,7 +43,7 @@ are summed.
 What the next scripts add to this one, and why (docs/algorithms/ladder.md shows it step by step):
 - rloo.py and grpo.py compare a response with others to the same prompt: prompts differ in
   difficulty. Here each prompt gets several responses, too, but they are not compared.
-- grpo.py's ratio ρ and its clip allow several updates with the same responses.
+- grpo.py's ratio ρ and its clip allow several updates a step, each with a part of its responses.
 - grpo.py's KL term keeps the policy near the model that it began with.
 - ppo.py learns a value for each position, so that tokens of a response get different advantages.
 
@@ -50,13 +51,12 @@ What differs from grpo.py: no ratio, no clip, no KL term and no reference model;
 one update a step.
 
 Where this file deviates from the textbook, and why:
-- J is divided by the number of tokens, where the textbook has the number of responses. That is the
-  same, divided by the mean length, and keeps the gradient's size when responses get longer.
-- The mean contains r_i itself: A_i is (1 − 1/n) times the difference of r_i and the mean of the
-  other n − 1 rewards of the step, which do not depend on o_i. So the gradient is a little shorter,
-  in the same direction. rloo.py leaves r_i out.
-- AdamW makes the step, not gradient ascent, and a gradient of norm above max_grad_norm is scaled
-  down.
+- J is divided by the number of tokens, where the textbook has the number of responses. The gradient
+  has the same direction, and its size does not grow with the responses' length.
+- The mean contains r_i itself. With n responses A_i is (1 − 1/n) times r_i minus the mean of the
+  others, and that mean does not depend on o_i. So the gradient is a little shorter, in the same
+  direction. rloo.py leaves r_i out.
+- AdamW makes the step, with a gradient scaled down to the norm max_grad_norm if it is larger.
 - With `--updates_per_step 2` the second update has responses that the policy before the first one
   wrote. Nothing here corrects for that.
 
@@ -86,12 +86,12 @@ from runtime.settings import (
 class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for logic puzzles, Knights & Knaves (Appendix B).
 
-    RunArgs adds files, and sizes for the machine, which no algorithm reads. A type says which
-    values are allowed: a Fraction is in [0, 1].
+    Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
+    settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
     """
 
     # ---- objective
-    updates_per_step: PositiveInt = 1  # mini-batches of a step; more than 1 are off-policy
+    updates_per_step: PositiveInt = 1  # mini-batches of a step; all but the first are off-policy
 
     # ---- problems
     task: str = "kk"  # kk, math, countdown, hitab, gym (rewards/), or a Python file of your own
@@ -212,7 +212,7 @@ class Policy(nn.Module):
         # autocast rounds only what enters a matrix product, so the sum keeps all its digits.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # all rows have the same prompt: compute it once
+        if length > 0:  # all rows begin alike: compute that once
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
@@ -233,7 +233,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """The model to train, with float32 weights; or a frozen reference, with weights in --dtype."""
+    """The model to train, with float32 weights; or a frozen one, for a reference, in --dtype."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
     policy = Policy(lm, args)
@@ -284,9 +284,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """vLLM's responses to the problems, in order, with their texts.
 
-    when: the step, or "test". The seed of a request is made of --seed, when and the problem, so the
-    responses do not depend on the number of processes; vLLM makes another one of it for each of n
-    responses. sampling_params: more for SamplingParams.
+    when: the step, or "test". A request's seed depends on --seed, when and the problem, and not on
+    the number of processes; vLLM makes n seeds of it for n responses. sampling_params: more for
+    SamplingParams.
     """
     from vllm import SamplingParams
 
@@ -384,7 +384,7 @@ def compute_advantages(rewards, batch, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """The negative of J for one micro-batch.
+    """One micro-batch's part of −J.
 
     logp [N, T] carries the gradient; the batch's advantages and mask are [N, T] too. divisor:
     Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that the losses of
@@ -404,7 +404,7 @@ def update(policy, optimizer, batch, step, args):
     """
     grad_norms = []  # one for each update
     for minibatch in minibatches(batch, args.updates_per_step):
-        divisor = all_reduce(minibatch["mask"].sum())  # tokens: all_reduce adds the processes'
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens, of all processes
         grad_norms.append(update_once(policy, optimizer, minibatch, divisor, step, args))
     return {"grad_norm": measure.mean(grad_norms), "optimizer_steps": len(grad_norms)}
 
@@ -414,7 +414,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
-    # For speed alone: tokens with A = 0 need no pass if there is no KL term. The divisor has them.
+    # For speed alone: without a KL term, tokens with A = 0 need no pass. The divisor counts them.
     # If no others are left, one pass is made all the same, and gives AdamW gradients of 0.
     minibatch = passes.without_idle_tokens(minibatch, args)
     minibatch_loss = 0.0
@@ -485,13 +485,13 @@ def main():
         engine.sleep(llm)  # on a GPU: frees its memory for training; sync_weights wakes it
 
         # Score them.
-        # Of each response: correct (its answer), format (has it the tags that the prompt asks for)
-        # and reward (for K&K −3 to 3, made of both).
+        # Of each response: correct (the answer), format (the tags that the prompt asks for) and
+        # reward (for K&K 3, −0.5, −1 or −3).
         scores = score(task, responses, problems)
         rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
-        # Probabilities, for the metrics entropy and sampler_gap alone, and advantages.
+        # Log-probabilities and entropies, which only metrics and write_tokens use, and advantages.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
         clock.lap("logprob")

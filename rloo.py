@@ -4,7 +4,7 @@ From *Back to Basics: Revisiting REINFORCE-Style Optimization for Learning from 
 LLMs* (Ahmadian et al. 2024, arXiv 2402.14740), Section 2.3. Prompts differ in difficulty, so the
 mean reward of the whole step is a poor baseline: to an easy prompt every response is "better than
 average". Here the baseline is the mean reward of the *other* responses to the same prompt. It does
-not depend on the response that it is subtracted from, so the gradient keeps its size. Maximise
+not depend on the response itself, so the mean of the gradient is right, its size too. Maximise
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t A_i · log π(o_it)
 
@@ -20,9 +20,8 @@ What differs from reinforce.py: compute_advantages; --kl_coef, with the referenc
 penalty in main. The penalty is that of the whole response, a sum over its tokens; its gradient is
 not taken: it is a part of the reward.
 
-There is neither a ratio nor a clip, so the responses must come from the policy whose gradient is
-taken. The paper leaves both out on purpose: PPO's clip binds for less than 5 % of its tokens, and
-learning is better without it (Section 3.2).
+The paper leaves out ratio and clip on purpose: PPO's clip binds for less than 5 % of its tokens,
+and learning is better without it (Section 3.2).
 
 The paper's settings: G is 2 or 4; β is 0.03 for TL;DR and 0.10 for HH, with a learned reward model
 (Appendix C). Here there is no penalty unless --kl_coef asks for one, as is usual if a rule gives
@@ -64,13 +63,13 @@ from runtime.settings import (
 class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for logic puzzles, Knights & Knaves (Appendix B).
 
-    RunArgs adds files, and sizes for the machine, which no algorithm reads. A type says which
-    values are allowed: a Fraction is in [0, 1].
+    Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
+    settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
     """
 
     # ---- objective
     kl_coef: NonNegativeFloat = 0.0  # β, of the KL penalty; 0: no reference model is loaded
-    updates_per_step: PositiveInt = 1  # mini-batches of a step; more than 1 are off-policy
+    updates_per_step: PositiveInt = 1  # mini-batches of a step; all but the first are off-policy
 
     # ---- problems
     task: str = "kk"  # kk, math, countdown, hitab, gym (rewards/), or a Python file of your own
@@ -191,7 +190,7 @@ class Policy(nn.Module):
         # autocast rounds only what enters a matrix product, so the sum keeps all its digits.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # all rows have the same prompt: compute it once
+        if length > 0:  # all rows begin alike: compute that once
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
@@ -212,7 +211,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """The model to train, with float32 weights; or a frozen reference, with weights in --dtype."""
+    """The model to train, with float32 weights; or a frozen one, for a reference, in --dtype."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
     policy = Policy(lm, args)
@@ -263,9 +262,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """vLLM's responses to the problems, in order, with their texts.
 
-    when: the step, or "test". The seed of a request is made of --seed, when and the problem, so the
-    responses do not depend on the number of processes; vLLM makes another one of it for each of n
-    responses. sampling_params: more for SamplingParams.
+    when: the step, or "test". A request's seed depends on --seed, when and the problem, and not on
+    the number of processes; vLLM makes n seeds of it for n responses. sampling_params: more for
+    SamplingParams.
     """
     from vllm import SamplingParams
 
@@ -355,7 +354,7 @@ def compute_advantages(rewards, batch, args):
     response tokens; the advantage is zero elsewhere, and for a group of one response.
     """
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    # Without the first reward the advantage is the same, but equal rewards give exactly 0.
+    # Subtracting the first reward changes no advantage, but equal rewards give exactly 0.
     groups = groups - groups[:, :1]
     sum_of_others = groups.sum(1, keepdim=True) - groups
     num_others = max(1, args.responses_per_prompt - 1)
@@ -367,7 +366,7 @@ def compute_advantages(rewards, batch, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """The negative of J for one micro-batch.
+    """One micro-batch's part of −J.
 
     logp [N, T] carries the gradient; the batch's advantages and mask are [N, T] too. divisor:
     Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that the losses of
@@ -387,7 +386,7 @@ def update(policy, optimizer, batch, step, args):
     """
     grad_norms = []  # one for each update
     for minibatch in minibatches(batch, args.updates_per_step):
-        divisor = all_reduce(minibatch["mask"].sum())  # tokens: all_reduce adds the processes'
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens, of all processes
         grad_norms.append(update_once(policy, optimizer, minibatch, divisor, step, args))
     return {"grad_norm": measure.mean(grad_norms), "optimizer_steps": len(grad_norms)}
 
@@ -397,7 +396,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
-    # For speed alone: tokens with A = 0 need no pass if there is no KL term. The divisor has them.
+    # For speed alone: without a KL term, tokens with A = 0 need no pass. The divisor counts them.
     # If no others are left, one pass is made all the same, and gives AdamW gradients of 0.
     minibatch = passes.without_idle_tokens(minibatch, args)
     minibatch_loss = 0.0
@@ -471,8 +470,8 @@ def main():
         engine.sleep(llm)  # on a GPU: frees its memory for training; sync_weights wakes it
 
         # Score them.
-        # Of each response: correct (its answer), format (has it the tags that the prompt asks for)
-        # and reward (for K&K −3 to 3, made of both).
+        # Of each response: correct (the answer), format (the tags that the prompt asks for) and
+        # reward (for K&K 3, −0.5, −1 or −3).
         scores = score(task, responses, problems)
         rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")

@@ -50,12 +50,12 @@ from runtime.settings import (
 class Args(settings.RunArgs):
     """Settings for worked solutions of logic puzzles, Knights & Knaves.
 
-    RunArgs adds files, and sizes for the machine, which no algorithm reads. A type says which
-    values are allowed: a Fraction is in [0, 1].
+    Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
+    settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
     """
 
     # ---- objective
-    updates_per_step: PositiveInt = 1  # mini-batches of a step; more than 1 are off-policy
+    updates_per_step: PositiveInt = 1  # mini-batches of a step; all but the first are off-policy
 
     # ---- problems
     task: str = "kk"  # whose worked solutions are learned, if there is no --data with chats
@@ -147,7 +147,7 @@ class Policy(nn.Module):
         # autocast rounds only what enters a matrix product, so the sum keeps all its digits.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # all rows have the same prompt: compute it once
+        if length > 0:  # all rows begin alike: compute that once
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
@@ -168,7 +168,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """The model to train, with float32 weights; or a frozen reference, with weights in --dtype."""
+    """The model to train, with float32 weights; or a frozen one, for a reference, in --dtype."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
     policy = Policy(lm, args)
@@ -223,7 +223,7 @@ def to_batch(given):
 
 
 def policy_loss(logp, batch, divisor):
-    """The negative of J for one micro-batch.
+    """One micro-batch's part of −J.
 
     logp [N, T] carries the gradient; the batch's mask is [N, T] too. divisor: Σ|o_i| of J, the
     response tokens of the whole mini-batch on all processes, so that the losses of its
@@ -243,7 +243,7 @@ def update(policy, optimizer, batch, step, args):
     losses = []  # one for each update
     grad_norms = []
     for minibatch in minibatches(batch, args.updates_per_step):
-        divisor = all_reduce(minibatch["mask"].sum())  # tokens: all_reduce adds the processes'
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens, of all processes
         loss, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         losses.append(loss)
         grad_norms.append(grad_norm)

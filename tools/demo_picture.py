@@ -64,7 +64,7 @@ def with_words(text, name, kept):
     with console.capture() as shown:
         console.print(before_after.side_by_side(kept["before"], kept["after"]))
     lines = "\n".join(line.rstrip() for line in shown.get().strip("\n").splitlines())
-    count = f"Of {kept['kept_problems']} problems, {kept['learned']} are wrong before training and right after it"
+    count = f"Of {kept['kept_problems']} problems {kept['learned']} go from wrong before training to right afterwards"
     words = f"{count}. One of them, as the terminal shows it:\n\n```text\n{lines}\n```"
     return f"{text.partition(begin)[0]}{begin}\n\n{words}\n\n{end}{text.partition(end)[2]}"
 
