@@ -156,16 +156,16 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "grpo, clip at acpo's average, 16 updates: acpo.py --clip_alpha 0 --clip_base 0.257 --updates_per_step 16",
         ],
     ),
-    # Too far off policy: ten times the learning rate. ACPO, Table 1(a), has CISPO collapse with 16 updates and not with
-    # 2. Clip ranges of no effect stand for no clip.
+    # Too far off policy: ten times the learning rate. The CISPO of ACPO's Table 1(a) (`--gated`) collapses with 16
+    # updates and not with 2. Clip ranges of no effect stand for no clip.
     "collapse": (
         f"{SHORT} --lr 1e-3",
         [
             "grpo, 2 updates, lr 1e-3: grpo.py --updates_per_step 2",
             "grpo, 16 updates, lr 1e-3: grpo.py --updates_per_step 16",
             "no clip, 16 updates, lr 1e-3: grpo.py --clip_low 1 --clip_high 1e9 --updates_per_step 16",
-            "cispo, 2 updates, lr 1e-3: cispo.py --updates_per_step 2",
-            "cispo, 16 updates, lr 1e-3: cispo.py --updates_per_step 16",
+            "cispo, gated, 2 updates, lr 1e-3: cispo.py --gated --updates_per_step 2",
+            "cispo, gated, 16 updates, lr 1e-3: cispo.py --gated --updates_per_step 16",
             "acpo, 16 updates, lr 1e-3: acpo.py --updates_per_step 16",
         ],
     ),
