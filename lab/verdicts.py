@@ -29,6 +29,7 @@ FILE = ROOT / "docs" / "claims.md"
 CLAIMS = tomllib.loads((ROOT / "docs" / "claims.toml").read_text(encoding="utf-8"))
 MADE = CLAIMS["comparisons"]
 OTHERS = ("limit", "words")  # files of benchmarks/results
+LEAST_TOKENS = 50  # below which a correlation is not measured
 ALPHA = 0.05  # the chance, at most, that any "shows" or "the opposite" of a paper is luck
 
 
@@ -108,7 +109,8 @@ def of_batches(comparison, rows, is_ratio, **more):
     """
     [claimed] = {"more", "less", "equals"} & comparison.keys()
     pairs = [(at(row, comparison[claimed]), at(row, comparison.get("than", 0.0))) for row in rows]
-    pairs = [pair for pair in pairs if None not in pair]
+    times = comparison.get("times", 1)
+    pairs = [(value, than * times) for value, than in pairs if None not in (value, than)]
     if not pairs:
         return []
     if "size_of_mean" in comparison:
@@ -152,18 +154,19 @@ def kept_runs(folder, suite, entry):
 
 
 def late(run, metric):
-    """The mean of the last three evaluations, as in the papers; of other metrics, of five steps."""
+    """The mean of a metric over the second half of a run's steps; of two, their difference."""
     if isinstance(metric, list):
         return late(run, metric[0]) - late(run, metric[1])
-    if metric.startswith("eval/"):
-        return compare.final(run, metric)
-    return fmean(curves.points(run["rows"], metric)[1][-5:])
+    half = run["rows"][-1]["step"] / 2
+    steps, values = curves.points(run["rows"], metric)
+    return fmean(value for step, value in zip(steps, values) if step > half)
 
 
 def of_tokens(comparison, rows, label, **more):
     """[the Estimate] of the correlation of two numbers of each token; of several the lowest.
 
-    rows: clusters of tokens, such as responses. `above`: the least second number that counts.
+    rows: clusters of tokens, such as responses. `above`: the least second number that counts. []
+    if LEAST_TOKENS are not there.
     """
     wanted = comparison.get("only", {})
     rows = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
@@ -179,16 +182,20 @@ def of_tokens(comparison, rows, label, **more):
             if "log" in comparison:
                 tokens = [(math.log(max(x, 1e-30)), math.log(y)) for x, y in tokens]
             clusters.append(([x for x, _ in tokens], [y for _, y in tokens]))
+        if sum(len(cluster[0]) for cluster in clusters) < LEAST_TOKENS:
+            return []
         draws.append([])
         value, _ = inference.correlation(clusters, comparison.get("ranks", False), draws[-1])
         if value is None:
             return []
         found.append(value)
     than = comparison.get("than", 0.0)
-    mean = min(found) - than
-    mean = -mean if "negative" in comparison else mean
-    error = stdev(min(of_draw) for of_draw in zip(*draws))
+    z, z_of_than = inference.fishers_z(min(found)), inference.fishers_z(than)
+    mean = z_of_than - z if "negative" in comparison else z - z_of_than
+    error = stdev(inference.fishers_z(min(of_draw)) for of_draw in zip(*draws))
     sides = (min(found), than)[: 2 if "than" in comparison else 1]
+    more |= {"size": inference.fishers_z(than + more["size"]) - z_of_than}
+    more |= {"is_correlation": True, "threshold": than}
     return [Estimate(label, mean, error, len(rows) - 1, len(rows), sides, **more)]
 
 
@@ -200,10 +207,11 @@ def measured(folders, stage="", names=MADE):
     found = {name: estimates_of(MADE[name], folders, stage) for name in names}
     kinds = {}
     for name in found:
-        if "suite" in MADE[name]:
-            kinds.setdefault(str(MADE[name].get("metric")), []).append(name)
-        elif "kind" in MADE[name]:
-            kinds.setdefault(MADE[name]["kind"], []).append(name)
+        kind = MADE[name].get("kind")
+        if "suite" in MADE[name] and kind is None:
+            kind = str(MADE[name].get("metric"))
+        if kind is not None:
+            kinds.setdefault(kind, []).append(name)
     for of_kind in kinds.values():
         estimates = iter(inference.pooled([one for name in of_kind for one in found[name]]))
         found |= {name: [next(estimates) for _ in found[name]] for name in of_kind}
@@ -300,7 +308,8 @@ def read_from(folders):
                 entries |= dict.fromkeys(entry for pair in pairs for entry in pair)
     for suite, entries in sorted(suites.items()):
         runs = [run for entry in entries for run in kept_runs(folders.runs, suite, entry).values()]
-        read_of.append((ROOT / "benchmarks" / "kk_tiny" / f"{suite}.md", runs))
+        if runs:
+            read_of.append((ROOT / "benchmarks" / "kk_tiny" / f"{suite}.md", runs))
     return read_of
 
 

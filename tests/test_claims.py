@@ -86,7 +86,7 @@ def test_every_figure_of_the_notes_is_listed():
 def test_no_verdict_is_typed_by_hand():
     """Neither in the words of a claim nor in a comparison: these have numbers alone."""
     for claim in ALL:
-        for word in (*claims.WORDS[:5], claims.TESTED, "does not show", "cannot tell"):
+        for word in (*claims.WORDS[:6], claims.TESTED, "does not show", "cannot tell"):
             assert word not in claim["says"] + claim.get("note", ""), claim["item"]
     for name, made in verdicts.MADE.items():
         assert not set(map(str, made.values())) & set(claims.WORDS), name
@@ -240,7 +240,7 @@ AHEAD = {"suite": "comparison", "more": "ar", "than": "grpo"}
 
 
 def test_a_difference_of_runs_by_hand(folders):
-    """Of the mean of the evaluations 0.1, 0.2, 0.3: 0.2 ± 0.058; of other metrics, of the last five steps."""
+    """Of seeds 0.1, 0.2, 0.3: 0.2 ± 0.058, over the second half of the run's evaluations, or of its steps."""
     assert verdicts.estimates_of(AHEAD, folders) == []
     for seed, gain in enumerate((0.1, 0.2, 0.3)):
         keep(folders, "comparison", "grpo", seed, [0.2] * 6, response_tokens=100)
@@ -250,6 +250,8 @@ def test_a_difference_of_runs_by_hand(folders):
     assert (found.n, found.df, found.label) == (3, 2, "ar minus grpo")
     [longer] = verdicts.estimates_of(AHEAD | {"metric": "response_tokens"}, folders)
     assert longer.mean == 10
+    short = {"rows": [{"step": 4, "eval/accuracy": 0.1}, {"step": 8, "eval/accuracy": 0.3, "kl": 1.0}]}
+    assert verdicts.late(short, "eval/accuracy") == 0.3 and verdicts.late(short, ["eval/accuracy", "kl"]) == 0.3 - 1
     [twice] = verdicts.estimates_of({"suite": "comparison", "pairs": [["ar", "grpo"]] * 2}, folders)
     assert (twice.mean, twice.n) == (pytest.approx(0.2), 6)
     path.write_text(path.read_text().replace("--alpha 0.3", "--alpha 0.2"))
@@ -268,6 +270,7 @@ def test_a_comparison_of_batches_by_hand(folders):
     assert means(less="a/{}", than=1.75, **{"for": [0, 1]}) == [(-0.75, 2), (0.75, 2)]
     assert means(equals="b/c", than=3, slack=1.5) == [(0.5, 1)]  # the batch without one is left out
     assert means(more="a/0", than="a/1", ratio=True) == [(pytest.approx(math.log(6) / 2), 2)]
+    assert means(more="a/0", than="a/1", times=1.5) == [(1.0, 2)]
     signed = [{"a": [3.0, -4.0]}, {"a": [-1.0, -1.0]}]  # the size of the means: 1 and 2.5
     (folders.lab / "y.json").write_text(json.dumps({"batches": signed}))
     assert means(file="y", more="a/1", than="a/0", size_of_mean=True) == [(1.5, 2)]
@@ -292,13 +295,35 @@ def test_words_that_turn_with_the_number_of_people_are_not_pooled(folders):
 
 
 def test_of_several_correlations_the_lowest_counts(folders):
-    responses = [{"rest": [0.1, 0.5, 0.3 + i / 100], "norm": {"a": [1, 5, 3], "b": [5, 1, 3]}} for i in range(9)]
+    responses = [{"rest": [0.1, 0.5, 0.3 + i / 300], "norm": {"a": [1, 5, 3], "b": [5, 1, 3]}} for i in range(25)]
     (folders.lab / "proposition.json").write_text(json.dumps({"responses": responses}))
     [found] = verdicts.estimates_of(verdicts.MADE["norm_of_rest"], folders)
-    assert found.sides == (pytest.approx(-1, abs=0.02), 0.8) and found.n == 9
+    assert found.sides == (pytest.approx(-1, abs=0.02), 0.8) and found.n == 25
     assert found.word(0.05) == inference.NO_EFFECT
     [unsure] = verdicts.estimates_of(verdicts.MADE["norm_of_rest_unsure"], folders)
     assert unsure.sides[0] == pytest.approx(-1, abs=0.1)
+    (folders.lab / "proposition.json").write_text(json.dumps({"responses": responses[1:]}))
+    assert verdicts.estimates_of(verdicts.MADE["norm_of_rest_unsure"], folders) == []  # 48 tokens are too few
+
+
+def test_the_interval_of_a_correlation_stays_below_1():
+    """0.9 ± 1 in Fisher's z, against 0.8: tanh of 1.472 ± 2.262, less 0.8."""
+    z = inference.fishers_z(0.9) - inference.fishers_z(0.8)
+    found = inference.Estimate("", z, 1.0, 9, 10, is_correlation=True, threshold=0.8)
+    low, high = math.tanh(1.4722 - 2.2622) - 0.8, math.tanh(1.4722 + 2.2622) - 0.8
+    assert found.numbers(0.05).startswith(f"+0.1 (−{-low:.3g} to +{high:.3g}), visible ") and high < 0.2
+    assert math.isfinite(inference.fishers_z(1.0)) and found.word(0.05) == inference.TOO_FEW
+
+
+def test_runs_of_a_kind_of_their_own_share_no_deviation_with_the_others(folders):
+    for seed, gain in enumerate((0.1, 0.2, 0.3)):
+        keep(folders, "comparison", "grpo", seed, [0.5])
+        keep(folders, "comparison", "ar", seed, [0.5 + gain])
+        keep(folders, "collapse", "grpo, 2 updates, lr 1e-3", seed, [0.5])
+        keep(folders, "collapse", "grpo, 16 updates, lr 1e-3", seed, [0.4 - 3 * gain])
+    names = ["ar / grpo", "grpo, 2 updates / grpo, 16 updates"]
+    [[calm], [wild]] = verdicts.measured(folders, names=names).values()
+    assert (calm.error, wild.error) == (pytest.approx(0.1 / math.sqrt(3)), pytest.approx(0.3 / math.sqrt(3)))
 
 
 def test_a_bound_that_nothing_can_break_is_no_finding(monkeypatch, tmp_path):
@@ -321,7 +346,8 @@ def test_a_row_has_the_worst_of_its_words():
     assert word("shows", "too few runs to tell") == (
         "too few runs to tell", "(1 × shows, 1 × too few runs to tell) n; n",
     )  # fmt: skip
-    assert word("the opposite", "no effect of that size", "shows")[0] == "the opposite"
+    assert word("the opposite", "no effect of that size")[0] == "the opposite"
+    assert word("shows", "the opposite")[0] == word("the opposite", "too few runs to tell", "shows")[0] == "mixed"
     assert word("shows", None)[0] == word()[0] == claims.NOT_MEASURED
     beside = claims.judged({"by": ["a"], "beside": ["b"]}, {"a": [("shows", "n")], "b": [("the opposite", "m")]})
     assert beside == ("shows", "n; for comparison, the opposite: m")

@@ -11,9 +11,9 @@ from tools.inference import NO_EFFECT, OPPOSITE, SHOWS, TOO_FEW
 
 ROOT = Path(__file__).parents[1]
 NOT_MEASURED, BY_CONSTRUCTION = "not measured here", "by construction"
-TESTED, NO_CLAIM = "holds in a test", "no claim"
-# A row has the first of these that it is judged by.
-WORDS = [NOT_MEASURED, OPPOSITE, NO_EFFECT, TOO_FEW, SHOWS, BY_CONSTRUCTION, NO_CLAIM, TESTED]
+TESTED, NO_CLAIM, MIXED = "holds in a test", "no claim", "mixed"
+# A row has the first of these that it is judged by; mixed, if it has both "shows" and "the opposite".
+WORDS = [NOT_MEASURED, MIXED, OPPOSITE, NO_EFFECT, TOO_FEW, SHOWS, BY_CONSTRUCTION, NO_CLAIM, TESTED]
 KEYS = ("commit", "machine", "date")
 
 
@@ -40,8 +40,10 @@ def judged(claim, verdicts):
     words, texts = [word for word, _ in found], [text for _, text in found if text]
     if reason := certain(claim):
         words, texts = [BY_CONSTRUCTION], [reason, *texts]
-    word = next((one for one in WORDS if one in words), NOT_MEASURED)
     counts = Counter(words)
+    word = next((one for one in WORDS if one in words), NOT_MEASURED)
+    if word == OPPOSITE and SHOWS in words:
+        word = MIXED
     start = f"({', '.join(f'{count} × {one}' for one, count in counts.items())}) " if len(counts) > 1 else ""
     for name in claim.get("beside", []):
         texts += [f"for comparison, {one}: {numbers}" for one, numbers in verdicts[name]]
@@ -83,7 +85,7 @@ def page(data, verdicts, levels, stages, level_of_stages, read):
     lines += ["| verdict | rows | what it means |", "|---|---|---|"]
     lines += [row(word, str(words.count(word)), data["meaning"][word]) for word in WORDS]
     lines += ["", "## In short", ""]
-    for word in (SHOWS, OPPOSITE, NO_EFFECT, TOO_FEW):
+    for word in (SHOWS, MIXED, OPPOSITE, NO_EFFECT, TOO_FEW):
         items = {}
         for name, of in rows.items():
             places = [(claim["item"], anchor(name, i)) for i, (claim, one, _) in enumerate(of) if one == word]

@@ -17,6 +17,7 @@ TOO_FEW = "too few runs to tell"
 LEAST = 3  # batches or seeds, below which nothing is told
 POWER = 0.8  # the chance to see an effect of the size that is called visible
 DRAWS = 2000  # of the bootstrap
+NEARLY_1 = 1 - 1e-9
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Estimate:
     sides: tuple = ()  # the means of what is compared
     size: float = 0.0  # the effect that is claimed; 0: a threshold
     is_ratio: bool = False  # the values are logarithms
+    is_correlation: bool = False  # mean, error and size are in Fisher's z, counted from that of the threshold
+    threshold: float = 0.0  # a correlation
     is_amount: bool = False  # 0 is an amount that is claimed: below it is less, and not the opposite
 
     def p(self):
@@ -56,6 +59,10 @@ class Estimate:
             return OPPOSITE
         return NO_EFFECT if high < self.size else TOO_FEW
 
+    def from_z(self, z):
+        """How far a correlation is above the threshold."""
+        return math.tanh(math.atanh(self.threshold) + z) - self.threshold
+
     def reversed(self):
         label = re.sub(r"^(.*) minus (.*?)( \(.*\))?$", r"\2 minus \1\3", self.label)
         return replace(self, label=label, mean=-self.mean, sides=self.sides[::-1])
@@ -71,9 +78,13 @@ class Estimate:
             mean, low, high, visible = (shown(math.exp(number)) for number in numbers)
             mean += " times"
         else:
+            if self.is_correlation:
+                numbers = [self.from_z(number) for number in numbers]
             mean, low, high = (shown(number, "+") for number in numbers[:3])
             visible = shown(numbers[3])
-        claimed = f", claimed {shown(self.size)}" if self.size else ""
+        claimed = f", claimed {shown(self.from_z(self.size) if self.is_correlation else self.size)}" * bool(self.size)
+        if self.size and self.interval(level)[1] < self.size:
+            claimed += " (excluded)"
         return f"{label}{sides}{'; ' if sides else ''}{mean} ({low} to {high}), visible {visible}{claimed}"
 
 
@@ -81,6 +92,11 @@ def shown(value, sign=""):
     """A number with three digits, or none behind the point if it is large: 0.0678, −12.4, 1559."""
     text = f"{value:{sign}.0f}" if 100 <= abs(value) < 1e6 else f"{value:{sign}.3g}"
     return text.replace("-", "−")
+
+
+def fishers_z(correlation):
+    """Artanh: on this scale the error of a correlation does not depend on it. ±1 would be infinite."""
+    return math.atanh(max(-NEARLY_1, min(NEARLY_1, correlation)))
 
 
 def of_values(label, pairs, **more):
