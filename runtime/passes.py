@@ -58,7 +58,7 @@ def micro_batches(batch, args, title=""):
     of these rows, counted up to the row's last token in the mask.
     """
     lengths = used_lengths(batch["mask"])  # [N]
-    passes = plan_passes(batch["mask"], lengths, args)
+    passes = plan_passes(batch["ids"], batch["mask"], lengths, args)
     # Under FSDP2 every process must make the same number of passes, forward and backward. A process
     # that has too few makes its last pass again, with an empty mask, so that its loss is zero.
     num_passes = int(all_reduce(len(passes), dist.ReduceOp.MAX))
@@ -78,7 +78,7 @@ def used_lengths(mask):
     return (mask * positions).amax(1)  # 0 if there is none
 
 
-def plan_passes(mask, lengths, args):
+def plan_passes(ids, mask, lengths, args):
     """Which rows go through the policy together: a list of row numbers for each pass.
 
     A pass has at most micro_batch_tokens tokens, padding included, or a single row that is longer.
@@ -98,7 +98,7 @@ def plan_passes(mask, lengths, args):
         cost += PASS_COST + len(passes[-1]) * longest
         left = left[num_rows:]
     if prompts_can_be_shared(args):
-        sharing_passes, sharing_cost = plan_passes_sharing_prompts(rows, mask, lengths, args)
+        sharing_passes, sharing_cost = plan_passes_sharing_prompts(rows, ids, mask, lengths, args)
         if all_reduce(sharing_cost - cost) < 0:  # of all processes together
             return sharing_passes
     return passes
@@ -116,7 +116,7 @@ def prompts_can_be_shared(args):
     return not (args.gradient_checkpointing or args.compile)
 
 
-def plan_passes_sharing_prompts(rows, mask, lengths, args):
+def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
     """As plan_passes, for passes that compute a prompt once: each has rows of one group only.
 
     Returns (passes, their cost in tokens).
@@ -128,11 +128,11 @@ def plan_passes_sharing_prompts(rows, mask, lengths, args):
     cost = 0
     while len(rows):
         first = rows[0]
-        shared = int(mask[first].int().argmax())  # tokens before the mask's first: computed once
+        left = rows[group[rows] == group[first]]  # of this group
+        shared = shared_prompt_length(ids[left], mask[left])  # tokens that are computed once
         own = max(1, int(lengths[first]) - shared)  # tokens computed for each row
         num_rows = max(1, (args.micro_batch_tokens - shared) // own)
-        num_left = int((group[rows] == group[first]).sum())
-        num_rows = min(num_rows, num_left)
+        num_rows = min(num_rows, len(left))
         passes.append(rows[:num_rows])
         cost += 2 * PASS_COST + shared + num_rows * own
         rows = rows[num_rows:]
