@@ -47,9 +47,10 @@ fi
 stopped=no
 trap 'stopped=yes; scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 
+# --cpus-per-task: srun does not take it from sbatch, and might give all processes of a node one core.
 # --kill-on-bad-exit: if a node fails, the others end, too, instead of waiting for it.
 # --shutdown-timeout: torchrun would kill its processes 30 s after SIGTERM, in the middle of a step.
-srun --kill-on-bad-exit=1 \
+srun --cpus-per-task "${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 \
     .venv/bin/torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" --shutdown-timeout 840 \
     --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$first:$port" \
     "$script" "${flags[@]}" &

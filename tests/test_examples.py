@@ -68,7 +68,7 @@ STAND_INS = {  # for Slurm's commands, with all nodes on this machine
     "scontrol": 'if [ "$1" = requeue ]; then touch "$FAKE/requeued"; else echo localhost; fi',
     "scancel": 'xargs kill -TERM < "$FAKE/pids"',
     "srun": """\
-shift  # --kill-on-bad-exit=1
+shift 3  # --cpus-per-task N --kill-on-bad-exit=1
 for _ in $(seq "$SLURM_NNODES"); do
     "$@" &
     echo $! >> "$FAKE/pids"
