@@ -30,7 +30,7 @@ def place(policy, args):
             layer.compile(dynamic=True)  # one program for all lengths
     if processes.WORLD_SIZE > 1:
         shard(policy, getattr(torch, args.dtype))
-    return policy.to(processes.DEVICE)  # after sharding: a process moves its own shards only
+    return policy.to(processes.DEVICE)  # on a GPU FSDP2 has moved its layers already
 
 
 def shard(policy, dtype):

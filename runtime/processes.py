@@ -4,6 +4,7 @@ RANK counts them from 0. With a single process every function here works and doe
 all processes must call barrier, broadcast, gather, all_reduce and full_tensor, in the same order.
 """
 
+import functools
 import os
 from datetime import timedelta
 
@@ -33,6 +34,7 @@ def start():
             dist.init_process_group("nccl" if ON_GPU else "gloo", timeout=PATIENCE)
 
 
+@functools.cache  # else every model's would make new groups of processes
 def mesh():
     """How FSDP2 lays the processes out: a weight's shards are spread over the last dimension.
 
