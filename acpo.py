@@ -38,6 +38,8 @@ why:
   is 256 prompts with 16. Both have 10 responses to a prompt and 1024 + 3072 tokens. Its 15 epochs,
   and a test and a checkpoint every 50 steps, are flags: --epochs 15 --eval_every 50 --save_every
   50.
+- Evaluation is greedy. The paper's tables have a run's best evaluation, a mean over 4 responses to
+  a problem, or 8 (`python evaluate.py --protocol acpo`, at the end of a run).
 - Everything in which grpo.py deviates, except for its divisor.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 acpo.py …` for four): off policy, then near
@@ -78,7 +80,7 @@ class Args(settings.RunArgs):
     clip_alpha: NonNegativeFloat = 3.0  # α, weight of σ in a bin's clip range; 0: one range for all
     clip_base: NonNegativeFloat = 0.2  # ε_b, the clip range where σ is 0
     clip_base_high: NonNegativeFloat | None = None  # ε_b of the upper bound; None: clip_base
-    clip_max: NonNegativeFloat = 3.0  # the widest clip range
+    clip_max: NonNegativeFloat = 3.0  # ε_b + α·σ is at most this
     n_bins: PositiveInt = 5  # bins of probability, of equal width
     kl_coef: NonNegativeFloat = 0.0  # β, weight of the KL term; 0: no reference model is loaded
     kl: KLTerm = "k3"  # the KL term's estimate: k1, k2, k3, or k3_ratio (ρ·k3); see kl_term

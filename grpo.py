@@ -48,8 +48,9 @@ Where this file deviates from AR-Lopti and its release (zhyang2226/AR-Lopti, a f
   release clamps log(π_ref/π) to ±5 and k3 to 10, and log(π/π_old) not at all.
 - Dual clip. If A < 0, PPO has no bound on a large ρ. The release caps it at 10 there. Eq. 1 does
   not, nor does this file.
-- Evaluation is greedy on every task. The paper evaluates mathematics greedily and does not say how
-  it evaluates Knights & Knaves (K&K); the release logs K&K both greedily and at temperature 1.
+- Evaluation is greedy on every task. The paper is greedy on three benchmarks of mathematics and
+  samples 16 responses on AMC and AIME, which evaluate.py does, too. It does not say how it
+  evaluates Knights & Knaves (K&K); the release logs K&K both greedily and at temperature 1.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo.py` for four):
     python grpo.py

@@ -24,9 +24,11 @@ Where this file deviates from the paper and its release (zhyang2226/AR-Lopti), a
 - α and η: the paper's 0.3 and 0.5 are the defaults. The release's scripts have them for both
   remedies together, but α 0.2 for AR alone and η 0.4 for Lopti alone.
 - A token with π_old = η is low, as in Algorithm 1. The release has < there.
+- KL: Algorithm 1 masks A alone, so eq. 1's KL term would count in both stages. Here each token's KL
+  term is in the token's own stage, as in the release.
 - A stage in which a mini-batch has no token makes no optimizer step. Taken literally, Algorithm 1
-  makes one with a zero gradient, in which AdamW's momentum and weight decay still move the weights;
-  `--eta 0` would not be GRPO then.
+  makes one without a policy gradient, in which AdamW's momentum and weight decay still move the
+  weights; `--eta 0` would not be GRPO then.
 - Everything in which grpo.py deviates.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_ar_lopti.py …` for four):
