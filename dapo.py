@@ -583,7 +583,7 @@ def main():
             llm, task, train, num_used, step, clock, args
         )
         rewards = batch.pop("rewards")[:, 0]  # [N]
-        engine.sleep(llm)  # on a GPU its memory is the trainer's until sync_weights
+        engine.sleep(llm)  # on a GPU: frees its memory for training; sync_weights wakes it
 
         # Probabilities before the update, and advantages.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
