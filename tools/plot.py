@@ -135,10 +135,11 @@ def draw_beside(groups, parents, paths, key="eval/accuracy", smoothing=0.0):
 
     parents: {label: label of the group that it is compared with}, in the order of the panels.
     """
-    n_columns = min(4, len(parents))
+    most = 4 if max(map(len, parents)) <= 22 else 2  # a longer label would run into the next panel's
+    n_columns = min(most, len(parents))
     n_rows = -(-len(parents) // n_columns)
     what = f"{TITLES.get(key, key)}: each entry (blue) beside the one it grew from (grey)"
-    figure = new_figure(2.5 * n_columns, 2.3 * n_rows + 0.6, f"{what}\n{caption(groups, smoothing)}")
+    figure = new_figure(10 / most * n_columns, 2.3 * n_rows + 0.6, f"{what}\n{caption(groups, smoothing)}")
     axes = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True)
     steps = sorted(set(points(rows_of(groups), key)[0]))
     for axis, (label, parent) in zip(axes.flat, parents.items()):
