@@ -11,8 +11,8 @@ An entry is a name, a script and the script's flags, which take the place of the
 finished run is kept as a small JSON file in benchmarks/kk_tiny/ (flags, metrics of every step, commit, versions,
 machine), so that a comparison can be spread over days and machines. NAME.md, NAME.png and NAME.svg are made of those
 files alone, anywhere; NAME is the suite unless another is given. With more than five entries NAME.png shows each beside
-the one it grew from, and NAME_metrics.png the other metrics. NAME_budget.png shows the accuracy by training steps, by
-optimizer steps and by seconds.
+the one it grew from, and NAME_metrics.png the other metrics; with fewer NAME_budget.png shows the accuracy by training
+steps and by optimizer steps. Seconds are in no table: they are measured where nothing else runs (docs/speed.md).
 """
 
 import json
@@ -454,7 +454,7 @@ def table(runs, commands, common):
     names = ["script and flags", "runs", f"mean of {several}", f"{minus} (mean)"]
     names += [f"accuracy at {last}", f"{minus} ({last})"]
     names += [f"{key[-1]} people (mean)" for key in people]
-    names += ["last reward", "last length", "s/step", "paper"]
+    names += ["last reward", "last length", "paper"]
     lines = ["| " + " | ".join(["entry", *names]) + " |", "|---" * (len(names) + 1) + "|"]
     for name, by_seed in runs.items():
         mine, base = list(by_seed.values()), runs[bases[name]]
@@ -468,7 +468,6 @@ def table(runs, commands, common):
         cells += [shown([final(run, key) for run in mine]) for key in people]
         cells += [shown([fmean(curves.points(run["rows"], "reward")[1][-5:]) for run in mine])]
         cells += [f"{fmean(fmean(curves.points(run['rows'], 'response_tokens')[1][-5:]) for run in mine):.0f}"]
-        cells += [f"{fmean(fmean(curves.points(run['rows'], 'time/step')[1]) for run in mine):.1f}"]
         cells += [f"{PAPER[name]:.2f}" if name in PAPER else ""]
         below = family.depth(Path(commands[name][0]).stem) > 1  # it grew from another than grpo.py
         lines.append("| " + " | ".join(["└ " * below + name, *cells]) + " |")

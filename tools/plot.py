@@ -13,6 +13,7 @@ import math
 import sys
 import textwrap
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
 
@@ -157,37 +158,31 @@ def draw_beside(groups, parents, paths, key="eval/accuracy", smoothing=0.0):
     return save(figure, paths)
 
 
-BUDGETS = {  # what a run has spent: the axis, and the metric of a step that is added up (None: the steps themselves)
-    "training steps": None,
-    "optimizer steps": "optimizer_steps",
-    "seconds of training": "time/step",
-}
-
-
 def draw_budgets(groups, paths, key="eval/accuracy"):
-    """A panel for each kind of budget: the metric over what was spent until then. Gives the figure.
+    """The metric by training steps and by optimizer steps, of which some entries make more; gives the figure.
 
-    groups: {label: [rows of a run, ...]}. A group's line is the mean of its runs, over the mean of what they spent.
+    groups: {label: [rows of a run, ...]}. A group's line and band lie over the mean of its runs' steps.
     """
-    figure = new_figure(WIDTH, 4, f"{TITLES.get(key, key)}, by what was spent; mean over the seeds")
-    for axis, (budget, counted) in zip(figure.subplots(1, 3, sharey=True), BUDGETS.items()):
+    figure = new_figure(WIDTH, 4, caption(groups, smoothing=0))
+    axes = figure.subplots(1, 2, sharey=True)
+    axes[0].set_ylabel(TITLES.get(key, key))
+    for axis, budget in zip(axes, ("training steps", "optimizer steps")):
         for i, (label, runs) in enumerate(groups.items()):
-            spent = [[{**row, "spent": total} for row, total in zip(rows, totals(rows, counted))] for rows in runs]
+            spent = [[row | {"spent": n} for row, n in zip(rows, steps_spent(rows, budget))] for rows in runs]
             _, xs, _, _ = mean_and_range([[r for r in rows if r.get(key) is not None] for rows in spent], "spent")
-            _, ys, _, _ = mean_and_range(runs, key)
+            _, ys, low, high = mean_and_range(runs, key)
             axis.plot(xs, ys, marker="o", ms=4, color=COLOURS[i], ls=STYLES[i], label=label)
+            axis.fill_between(xs, low, high, color=COLOURS[i], alpha=0.13, lw=0)
         axis.set_xlabel(budget)
     add_legend(figure, *axis.get_legend_handles_labels())
     return save(figure, paths)
 
 
-def totals(rows, counted):
-    """What was spent until the end of each row: the sum of a metric, or the number of steps if it is None."""
-    sums, total = [], 0.0
-    for row in rows:
-        total += row.get(counted, 0.0) if counted else 0.0
-        sums.append(total if counted else float(row["step"]))
-    return sums
+def steps_spent(rows, budget):
+    """The number of steps of a kind until the end of each row."""
+    if budget == "training steps":
+        return [float(row["step"]) for row in rows]
+    return list(accumulate(row.get("optimizer_steps", 0.0) for row in rows))
 
 
 def draw_line(axis, runs, key, smoothing=0.0, **look):
