@@ -22,6 +22,7 @@ GIB = 2**30
 LIBRARIES = 1.2  # GiB on a CPU: torch, transformers, vLLM
 GROWTH = 0.05  # GiB a step on a CPU: what allocators keep, and kernels for lengths not met before …
 GROWING = 12  # … in so many first steps
+LARGE_GPU = 60  # GiB free: of a card of 70 or more, on which vLLM takes larger batches
 
 
 @dataclasses.dataclass
@@ -93,6 +94,8 @@ def estimate(config, args, head_chunk, machine=None):
         always += width * n_teacher / machine.local_processes
     training = training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine)
     sampling = width * n_params + args.kv_cache_gb * GIB
+    if machine.on_gpu:
+        sampling += sampler_work_bytes(config, width, machine)
     if not hasattr(args, "temperature"):  # sft.py has no sampler
         sampling = 0
     if machine.on_gpu:
@@ -177,6 +180,19 @@ def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine
     # the logits, what they go through, and the way back
     logits = 12 * min(tokens, head_chunk) * config.vocab_size
     return gradients + activations + logits
+
+
+def sampler_work_bytes(config, width, machine):
+    """What vLLM works with on a GPU beside weights and cache, for its default sizes of a batch.
+
+    Not measured: no GPU has run it; CUDA's graphs are not counted. Of each token the numbers of a
+    feed-forward layer (the gate's, the other half's and their product) and a few of the residual
+    stream's; of each request its logits, in --dtype and three times in float32.
+    """
+    tokens, requests = (16384, 1024) if machine.gib >= LARGE_GPU else (8192, 256)
+    of_token = 3 * config.intermediate_size + 4 * config.hidden_size
+    logits = requests * config.vocab_size * (width + 12)
+    return tokens * of_token * width + logits
 
 
 def machine_bytes():

@@ -71,6 +71,14 @@ def estimate(gib=80, count=1, on_gpu=True, **changes):
     return memory.estimate(config, args, 4096, machine)
 
 
+def test_what_the_sampler_works_with_by_hand():
+    config = fits.MODELS["HuggingFaceTB/SmolLM2-135M-Instruct"]  # 576 wide, 1536 between, a vocabulary of 49,152
+    on_22, on_72 = (memory.sampler_work_bytes(config, 2, memory.Machine(True, 1, 1, gib)) for gib in (22, 72))
+    logits = 256 * 49152 * (2 + 3 * 4)
+    assert on_22 == 2 * 8192 * (3 * 1536 + 4 * 576) + logits
+    assert on_72 == 2 * on_22 + 2 * logits  # twice the tokens, four times the requests
+
+
 def test_the_estimate_is_for_the_machine_that_it_is_given():
     parameters, needed, available = estimate(gib=3)
     assert parameters == pytest.approx(134.5e6, rel=0.01)
