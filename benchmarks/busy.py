@@ -8,7 +8,6 @@ OMP_WAIT_POLICY and VLLM_CPU_OMP_THREADS_BIND in the environment override it. No
 Results: benchmarks/results/busy.json.
 """
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,8 @@ from statistics import fmean
 import common
 import tyro
 from tqdm import tqdm
+
+from runtime import curves
 
 COMMANDS = {
     "kk_tiny": "--prompts_per_step 6 --max_response_tokens 256",
@@ -37,8 +38,7 @@ class Args:
 
 def seconds(folder):
     """{phase: mean seconds over the steps 2 to 4 of the run in this folder}."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if row["step"] > 1]
+    steps = [row for row in curves.read_rows(folder / "metrics.jsonl") if row["step"] > 1]
     return {phase: round(fmean(row[f"time/{phase}"] for row in steps), 2) for phase in PHASES}
 
 

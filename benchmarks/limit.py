@@ -46,7 +46,7 @@ class Sizes:
 def bare_passes(policy, batches, args, backward):
     """Runs only the model, on the same number of tokens as the trainer computes for these batches."""
     for batch in batches:
-        needed = tokens_computed(policy, batch, args)
+        needed = tokens_computed(batch, args)
         length = int(passes.used_lengths(batch["mask"]).max())  # every row below is one longest sequence
         total_rows = max(1, round(needed / length))
         rows_per_pass = max(1, args.micro_batch_tokens // length)
@@ -65,7 +65,7 @@ def bare_passes(policy, batches, args, backward):
     policy.zero_grad()
 
 
-def tokens_computed(policy, batch, args):
+def tokens_computed(batch, args):
     """How many tokens the trainer's passes compute for a batch. A prompt that a pass shares counts once."""
     tokens = 0
     for _, micro in passes.micro_batches(batch, args):

@@ -164,15 +164,18 @@ def check_updates(args, at_least):
         )
 
 
-def begin(args_class, description, quick, also_check=None, need_gradient=True):
+def begin(args_class, description, quick, at_least=None, also_check=None, need_gradient=True):
     """(args, policy, tokenizer, batches): how every command begins, from its command line on.
 
-    quick: as in parse; also_check: the command's own check of its settings; need_gradient: as in
-    load_batches. There are --batches batches, or one if the command has no such setting. Ends the
-    program after a dry run, and with exit code 2 and one line if a setting can't be right.
+    quick: as in parse; at_least: so many --updates, of a command that makes them; also_check: its
+    own check of its settings; need_gradient: as in load_batches. There are --batches batches, or
+    one if the command has no such setting. Ends the program after a dry run, and with exit code 2
+    and one line if a setting can't be right.
     """
     args = parse(args_class, description, quick)
     with settings.errors_in_one_line():
+        if at_least:
+            check_updates(args, at_least)
         if also_check:
             also_check(args)
         if args.dry_run:
@@ -309,13 +312,12 @@ def with_advantages(script, sampled, args):
     return updates.with_advantages(script, sampled.batch, sampled.rewards, args)
 
 
-def bins_of(logp):
-    """Each token's bin, 0 for the least probable to 3; an edge belongs to the bin below it.
+def bins_of(logp, edges=(0.25, 0.5, 0.75)):
+    """Each token's bin between these probabilities, 0 for the least probable.
 
-    logp: any shape, in nats.
+    An edge belongs to the bin below it. logp: any shape, in nats.
     """
-    edges = torch.arange(1, BINS, dtype=torch.float64) / BINS
-    return torch.bucketize(logp, edges.log().to(logp))
+    return torch.bucketize(logp, torch.tensor(edges, dtype=torch.float64).log().to(logp))
 
 
 @contextmanager
@@ -372,6 +374,12 @@ def gradient_of_tokens(policy, batch, chosen, args):
     """
     advantages = batch["advantages"] * chosen
     return gradient_of(policy, batch | {"advantages": advantages}, args)
+
+
+def norms_by_bin(policy, batch, args):
+    """The norm of each bin's part of GRPO's gradient, the least probable tokens first."""
+    bins = bins_of(batch["old_logp"])  # [N, T]
+    return [norm(gradient_of_tokens(policy, batch, bins == i, args)) for i in range(BINS)]
 
 
 def add(gradients):
@@ -503,11 +511,6 @@ def rounded(value):
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
     return value
-
-
-def new_figure(width, height, title):
-    """A figure in the look of the project's other pictures; sizes in inches."""
-    return curves.new_figure(width, height, title)
 
 
 def draw_shares(panels, averages):

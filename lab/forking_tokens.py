@@ -286,7 +286,7 @@ def draw(batches, rows, lists, args):
     num_tokens = len(pooled["entropy"])
     name = common.name_of(args.model)
     title = f"{num_tokens} response tokens of {name}, temperature {args.temperature:g}"
-    figure = common.new_figure(curves.WIDTH, 16, title)
+    figure = curves.new_figure(curves.WIDTH, 16, title)
     panels = figure.subplots(3, 2)
     draw_shares(panels[0, 0], pooled)
     draw_scatter(panels[0, 1], pooled, args)
@@ -382,13 +382,6 @@ def check_gradients(policy, sampled, found, args):
     ]
 
 
-def print_lists(lists, shown=10):
-    """The lists as a table: a word with its mean, so many of each."""
-    for name, rows in lists.items():
-        key = name.split()[1]
-        print(f"{name}: " + ", ".join(f"{row['word']} {row[key]:.3g}" for row in rows[:shown]))
-
-
 def main():
     args, policy, tokenizer, batches = common.begin(Args, __doc__, QUICK, need_gradient=False)
     policy.eval()  # nothing is recomputed: the activations are looked at
@@ -411,7 +404,6 @@ def main():
         "words": len(table),
         "lists": lists,
     }
-    print_lists(lists)
     common.finish(args, "forking_tokens", result)
 
 

@@ -93,11 +93,6 @@ class Args(common.Args):
 QUICK = {"batches": 1, "updates": 2}
 
 
-def check(args):
-    """ValueError if the batch can't be divided into so many updates."""
-    common.check_updates(args, at_least=2)
-
-
 # ----------------------------------------------------------------------------------- the comparison
 
 
@@ -194,7 +189,7 @@ def subsets_of(policy, sampled, args):
     of_script = settings_of("GRPO", args)
     batch = common.with_advantages("grpo", sampled, of_script)
     mask = batch["mask"]
-    cells = who_dominates.cells_of(batch["old_logp"])
+    cells = common.bins_of(batch["old_logp"], who_dominates.EDGES)
     chosen = {name: cells == cell for name, cell in who_dominates.TAILS.items()}
     chosen["A > 0"] = batch["advantages"] > 0
     chosen["A < 0"] = batch["advantages"] < 0
@@ -334,7 +329,7 @@ def draw(average, by_chance, args):
         f"of {args.k} directions\nafter {args.updates - 1} of {args.updates} updates; error bars: "
         "standard error"
     )
-    figure = common.new_figure(curves.WIDTH, 16, title)
+    figure = curves.new_figure(curves.WIDTH, 16, title)
     mosaic = figure.subplot_mosaic([["norm", "angle"], ["norms"] * 2, ["angles"] * 2])
     panels = (("norm", "angle"), ("norms", "angles"))  # of some tokens, and off-policy
     panels = [[mosaic[name] for name in names] for names in panels]
@@ -398,7 +393,7 @@ def draw(average, by_chance, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, also_check=check)
+    args, policy, _, batches = common.begin(Args, __doc__, QUICK, at_least=2)
     args.k = args.k or max(1, min(PAPERS_K, policy.lm.config.hidden_size // 16))
     before = common.copy_weights(policy)
     others = batches[1:] + batches[:1] if len(batches) > 1 else [None]

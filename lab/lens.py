@@ -58,11 +58,6 @@ class Args(common.Args):
 QUICK = {"updates": 2, "show": 1}
 
 
-def check(args):
-    """ValueError if the batch can't be divided into so many updates."""
-    common.check_updates(args, at_least=1)
-
-
 # ------------------------------------------------------------------------------------------ measure
 
 
@@ -170,7 +165,7 @@ def draw(summary, args):
     from matplotlib.colors import LogNorm
 
     title = "mean |weight| of a token over the script's own mean, without the top 1 % of each bin"
-    figure = common.new_figure(curves.WIDTH, 10.5, title)
+    figure = curves.new_figure(curves.WIDTH, 10.5, title)
     panels = figure.subplots(1, 3, sharey=True, width_ratios=(4, 4, 3.4))
     scripts = list(summary)
     titles = ("first update of a step", f"after {args.updates} updates")
@@ -260,7 +255,7 @@ def write_page(data, path):
 
 
 def main():
-    args, policy, tokenizer, [sampled] = common.begin(Args, __doc__, QUICK, also_check=check)
+    args, policy, tokenizer, [sampled] = common.begin(Args, __doc__, QUICK, at_least=1)
     found = {}
     for script in tqdm(SCRIPTS, desc="algorithms"):
         found[script] = measure(script, policy, sampled, args)

@@ -71,11 +71,6 @@ class Args(common.Args):
 QUICK = {"batches": 1, "updates": 2}
 
 
-def check(args):
-    """ValueError if the batch can't be divided into so many updates."""
-    common.check_updates(args, at_least=1)
-
-
 def counts_of(updates):
     """After how many updates is measured: 0, the powers of two below `updates`, and `updates`."""
     powers = [2**i for i in range(updates.bit_length()) if 2**i < updates]
@@ -107,11 +102,6 @@ def positions(policy, batch, args, lr):
             yield number
 
 
-def bins_between(logp, edges):
-    """Each token's bin between these probabilities; an edge belongs to the bin below it."""
-    return torch.bucketize(logp, torch.tensor(edges, dtype=torch.float64).log().to(logp))
-
-
 def spread_of(ratio, logp, edges=EDGES):
     """Tokens, σ of ρ and 1 − π of each bin, the improbable ones first; and the fit of Lemma 1.
 
@@ -119,7 +109,7 @@ def spread_of(ratio, logp, edges=EDGES):
     last bin, of tokens that are nearly certain, lies far from the others on a logarithmic axis and
     weighs most in the fit, so there is a second one without it.
     """
-    bins = bins_between(logp, edges)
+    bins = common.bins_of(logp, edges)
     rests = -logp.double().expm1()  # 1 − π, also if π is near 1
     found = {"tokens": [], "sigma": [], "rest": []}
     for i in range(len(edges) + 1):
@@ -211,20 +201,6 @@ def mean_signals(weight, logp, batch):
     return sizes, means
 
 
-def gradient_norms(policy, batch, args):
-    """The norm of the gradient of each bin's part of GRPO's loss at the policy's weights.
-
-    The divisor stays that of all tokens, so that the parts add up to the loss.
-    """
-    bins = common.bins_of(batch["old_logp"])  # [N, T]
-    norms = []
-    for i in range(common.BINS):
-        advantages = batch["advantages"] * (bins == i)
-        gradient = common.gradient_of(policy, batch | {"advantages": advantages}, args)
-        norms.append(common.norm(gradient))
-    return norms
-
-
 def log_ratio(values):
     """log of a number of the lowest bin over that of the highest. values: one for each bin."""
     return math.log(max(values[0], 1e-300) / max(values[-1], 1e-300))
@@ -257,7 +233,7 @@ def measure_at(number, policy, batch, args):
 
     bins = common.bins_of(batch["old_logp"])[mask]
     num_tokens = [max(1, int((bins == i).sum())) for i in range(common.BINS)]
-    norms = gradient_norms(policy, batch, of_script)
+    norms = common.norms_by_bin(policy, batch, of_script)
     # Of the mean over a bin's tokens alone, so the divisor is their own number.
     own_norms = [norm * len(bins) / tokens for norm, tokens in zip(norms, num_tokens)]
     sizes, means = mean_signals(weight, logp, batch)
@@ -397,7 +373,7 @@ def draw(average, values, counts, lr, vocabulary, args):
     model = common.name_of(args.model)
     title = f"{args.updates} updates on one batch by {model}, AdamW, lr {lr:g}\n"
     title += f"{args.batches} batches; bars: standard error"
-    figure = common.new_figure(curves.WIDTH, 16, title)
+    figure = curves.new_figure(curves.WIDTH, 16, title)
     panels = figure.subplots(3, 2)
     colours = colormaps["viridis_r"](torch.linspace(0.15, 1, len(counts) - 1).tolist())
     bins = common.bins_of(values["logp"])
@@ -436,7 +412,7 @@ def draw(average, values, counts, lr, vocabulary, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, also_check=check)
+    args, policy, _, batches = common.begin(Args, __doc__, QUICK, at_least=1)
     before = common.copy_weights(policy)
     found = common.measured(
         args,

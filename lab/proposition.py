@@ -300,7 +300,7 @@ def draw(rests, norms, summary, groups, args):
     rows = -(-len(groups) // columns)
     name = common.name_of(args.model)
     title = f"gradient of log π at the activations of {len(rests)} tokens of {name}"
-    figure = common.new_figure(curves.WIDTH, 4.6 * rows, title)
+    figure = curves.new_figure(curves.WIDTH, 4.6 * rows, title)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
     kept = rests > TINY
     ends = torch.tensor([rests[kept].min().item(), 1.0])

@@ -51,8 +51,7 @@ QUICK = {"batches": 1, "updates": 2}
 
 
 def check(args):
-    """ValueError if the batch can't be divided into so many updates, or the lines not be drawn."""
-    off_policy.check(args)
+    """ValueError if the lines can't be drawn."""
     if not 0 < len(set(args.lrs)) == len(args.lrs) <= MOST:
         raise ValueError(f"--lrs {args.lrs}: give one to {MOST} different learning rates")
 
@@ -100,7 +99,7 @@ def draw(rows, counts, args):
     title = f"{args.updates} updates on one batch by {common.name_of(args.model)}, AdamW\n"
     sizes = f"{args.batches} batches of {args.prompts} × {args.responses} responses"
     title += f"{sizes}; bars: standard error"
-    figure = common.new_figure(curves.WIDTH, 12, title)
+    figure = curves.new_figure(curves.WIDTH, 12, title)
     panels = figure.subplots(3, 2)
     lrs = list(rows[0])
     average = common.over_batches(rows)
@@ -140,7 +139,7 @@ def draw(rows, counts, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, also_check=check)
+    args, policy, _, batches = common.begin(Args, __doc__, QUICK, at_least=1, also_check=check)
     before = common.copy_weights(policy)
     rows = common.measured(
         args,

@@ -58,11 +58,6 @@ class Args(common.Args):
 QUICK = {"batches": 1, "updates": 2}
 
 
-def check(args):
-    """ValueError if the batch can't be divided into so many updates."""
-    common.check_updates(args, at_least=2)
-
-
 # ------------------------------------------------------------------------------------------ measure
 
 
@@ -190,7 +185,7 @@ def draw(rows, lr, args):
         f"share of tokens moved as their advantage says: {common.name_of(args.model)}, "
         f"SGD, lr {lr:g}\n{len(rows)} batches; bars: standard error"
     )
-    figure = common.new_figure(curves.WIDTH, 14, title)
+    figure = curves.new_figure(curves.WIDTH, 14, title)
     panels = figure.subplots(3, 2, sharex="row", sharey="row")
     for x, updates in enumerate((1, args.updates)):
         step = name_of(updates, "equal lr")
@@ -215,7 +210,7 @@ def draw(rows, lr, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, also_check=check)
+    args, policy, _, batches = common.begin(Args, __doc__, QUICK, at_least=2)
     before = common.copy_weights(policy)
     lr = args.lr or who_dominates.learning_rate(policy, before, batches[0], args)
     rows = common.measured(

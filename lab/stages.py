@@ -126,7 +126,7 @@ def draw(found, args):
         if "who_dominates" in results:
             name = f"{stage} ({results['who_dominates']['tokens']:,} tokens)"
             averages[name] = common.over_batches(results["who_dominates"]["batches"])
-    figure = common.new_figure(curves.WIDTH, 5.5, TITLE)
+    figure = curves.new_figure(curves.WIDTH, 5.5, TITLE)
     common.draw_shares(figure.subplots(1, 2), averages)
     common.save_figure(figure, args, "stages")
 

@@ -75,12 +75,9 @@ def measure(policy, sampled, args, with_rewards):
     else:
         batch = sampled.batch | {"advantages": sampled.batch["mask"].float()}
     mask = batch["mask"]
-    bins = common.bins_of(batch["old_logp"])  # [N, T]
-    norms = []
-    for i in range(common.BINS):
-        gradient = common.gradient_of_tokens(policy, batch, bins == i, of_script)
-        norms.append(common.norm(gradient))
-    counts = [int((bins[mask] == i).sum()) for i in range(common.BINS)]
+    bins = common.bins_of(batch["old_logp"])[mask]
+    norms = common.norms_by_bin(policy, batch, of_script)
+    counts = [int((bins == i).sum()) for i in range(common.BINS)]
     return {
         "tokens": sum(counts),
         "share": [count / sum(counts) for count in counts],
@@ -98,7 +95,7 @@ def draw(averages, with_rewards, args):
     advantages = "GRPO's advantages" if with_rewards else "every advantage 1"
     name = common.name_of(args.model)
     title = f"two tasks, {name}, {advantages}, {args.batches} batches; bars: standard error"
-    figure = common.new_figure(curves.WIDTH, 5.5, title)
+    figure = curves.new_figure(curves.WIDTH, 5.5, title)
     common.draw_shares(figure.subplots(1, 2), averages)
     common.save_figure(figure, args, "two_tasks")
 

@@ -58,15 +58,9 @@ QUICK = {"batches": 1}
 # ------------------------------------------------------------------------------------------ measure
 
 
-def cells_of(logp):
-    """Each token's cell, 0 to 5, of those between EDGES. logp: any shape, in nats."""
-    edges = torch.tensor(EDGES, dtype=torch.float64).log()
-    return torch.bucketize(logp, edges.to(logp))
-
-
 def gradients_by_cell(policy, batch, args):
     """The gradient of each cell's part of GRPO's loss, a list of tensors for each of six cells."""
-    cells = cells_of(batch["old_logp"])  # [N, T]
+    cells = common.bins_of(batch["old_logp"], EDGES)  # [N, T]
     gradients = []
     for i in range(len(EDGES) + 1):
         gradients.append(common.gradient_of_tokens(policy, batch, cells == i, args))
@@ -167,7 +161,7 @@ def measure(policy, before, sampled, args, large_lr):
     batch = common.with_advantages("grpo", sampled, of_script)
     batch["fine_logp"] = common.fine_log_probs(policy, batch, of_script)
     mask = batch["mask"]
-    cells = cells_of(batch["old_logp"])[mask]
+    cells = common.bins_of(batch["old_logp"], EDGES)[mask]
     counts = [int((cells == i).sum()) for i in range(len(EDGES) + 1)]
     gradients = gradients_by_cell(policy, batch, of_script)
     numbers = of_gradients(gradients, counts)
@@ -247,7 +241,7 @@ def draw(result, args):
     model = common.name_of(args.model)
     title = f"one GRPO update of {model} by the tokens' probability, {args.batches} batches\n"
     title += "error bars: standard error; boxes: half of the tokens, whiskers: nine tenths"
-    figure = common.new_figure(curves.WIDTH, 12, title)
+    figure = curves.new_figure(curves.WIDTH, 12, title)
     figure.get_layout_engine().set(h_pad=0.15)
     panels = figure.subplots(3, 2)
     average = common.over_batches(result["batches"])

@@ -298,24 +298,6 @@ def test_a_ratio_at_the_very_bound_is_not_clipped():
     assert logp.grad[0, 1::3].tolist() == pytest.approx([-2 * above, 2 * below], abs=1e-12)
 
 
-def test_the_losss_gradient_is_eq_2():
-    """d loss/d log π = −w/n for every response token, 0 for every other."""
-    rng = torch.Generator().manual_seed(3)
-    tokens = torch.randn(400, 3, generator=rng, dtype=torch.float64) * torch.tensor([0.4, 0.8, 1.0])
-    tokens[:40, 0], tokens[40:60, 2] = 0, 0
-    args = arguments()
-    logp, rest = loss_batch(tokens.tolist())
-    loss, clipped = grpo.policy_loss(logp, rest, 1234.0, args)
-    loss.backward()
-    at = [(logp[0, i].item(), *(rest[key][0, i].item() for key in ("old_logp", "ref_logp", "advantages")))
-          for i in range(1, 1200, 3)]  # fmt: skip
-    expected = [-eq_2(*token, args) / 1234 for token in at]
-    assert logp.grad[0, 1::3].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15)
-    assert not logp.grad[~rest["mask"]].any()
-    lost = [eq_2(*token, args) == eq_2(token[0], *token[1:3], 0.0, args) and token[3] != 0 for token in at]
-    assert clipped.item() == sum(lost) and 50 < sum(lost) < 350
-
-
 def test_beyond_20_nats_the_loss_is_finite_and_has_no_gradient():
     logp, rest = loss_batch([(30, 0, -2), (-30, 0, 2), (0, 30, 0), (0, -30, 0), (1e6, 1e6, -1)])
     loss, _ = grpo.policy_loss(logp, rest, 1, arguments())
@@ -616,15 +598,6 @@ def test_a_mini_batchs_gradient_is_its_own_rows_alone(tiny_model, batch):
         (alone,), _ = gradients(grpo, {key: value[rows] for key, value in batch.items()}, args)
         assert torch.equal(one, alone)
     assert not torch.equal(*both)
-
-
-def test_mini_batches_are_the_rows_in_order():
-    batch = {"ids": torch.arange(24).view(12, 2), "mask": torch.arange(24).view(12, 2) % 2 == 1}
-    shares = grpo.minibatches(batch, 3)
-    assert [share["ids"][:, 0].tolist() for share in shares] == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18, 20, 22]]
-    for key in batch:
-        assert torch.equal(torch.cat([share[key] for share in shares]), batch[key])
-    assert grpo.minibatches(batch, 1)[0].keys() == batch.keys()
 
 
 def test_a_gradient_that_is_not_finite_ends_the_program_though_the_loss_is(tiny_model, batch, tmp_path, monkeypatch):

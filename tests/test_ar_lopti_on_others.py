@@ -66,19 +66,6 @@ def test_at_fixed_weights_the_two_stages_add_up_to_the_parent(tiny_model, batch,
         assert distance(staged[i], plain[i]) > 1e-3 and distance(staged[2 + i], plain[i]) > 1e-3
 
 
-def test_reweighting_multiplies_each_tokens_own_advantage():
-    """Two responses of two tokens, rewards 1 and 3, no KL term: μ 2, σ² 4/3, A ∓1/√(4/3 + 1e-8) on each token. With α
-    0.1 a token of probability 0.5 keeps 0.95 of it, one of 0.01 0.901."""
-    old_logp = torch.tensor([[0, math.log(0.5), math.log(0.01)]] * 2, dtype=torch.float64)
-    batch = {"mask": torch.tensor([[False, True, True]] * 2), "old_logp": old_logp, "ref_logp": old_logp}
-    args = arguments(reinforce_pp_ar_lopti, kl_coef=0.0)
-    assert args.alpha == 0.1  # by default
-    found = advantages(reinforce_pp_ar_lopti, torch.tensor([1.0, 3.0], dtype=torch.float64), batch, args)
-    size = 1 / math.sqrt(4 / 3 + 1e-8)
-    expected = [0, -0.95 * size, -0.901 * size], [0, 0.95 * size, 0.901 * size]
-    assert found.flatten().tolist() == pytest.approx([*expected[0], *expected[1]], abs=1e-12)
-
-
 @pytest.mark.parametrize("parent, child", [(grpo, grpo_ar_lopti), *PAIRS], ids=["grpo", "reinforce_pp", "dapo"])
 def test_main_multiplies_the_parents_advantages(batch, parent, child, monkeypatch):
     """By α·π_old + 1 − α, α 0.2."""

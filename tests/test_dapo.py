@@ -6,15 +6,13 @@ that it is known which groups are mixed.
 """
 
 import itertools
-import json
 import math
-import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, answer, metrics, puzzles, run, run_together, small, step_of_main, timeless
-from test_algorithms import GROUP, PROMPTS, adamw, arguments, distance, gradients, make_batch, state_of, weights
+from conftest import KK_TINY, answer, puzzles, run_together, step_of_main, timeless
+from test_algorithms import GROUP, arguments, distance, gradients, make_batch
 
 import dapo
 import grpo
@@ -238,13 +236,6 @@ def settings_of(trainer, model, **changes):
     return arguments(trainer, model=str(model), micro_batch_tokens=300, **changes)
 
 
-def test_a_full_steps_gradients_are_grpos_to_the_last_bit(tiny_model, batch):
-    args = settings_of(dapo, tiny_model, updates_per_step=2)
-    mine, mine_metrics = gradients(dapo, sharing.deal_groups(groups_in(batch, range(PROMPTS)), batch, args), args)
-    theirs, their_metrics = gradients(grpo, batch, settings_of(grpo, tiny_model, updates_per_step=2))
-    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)) and mine_metrics == their_metrics
-
-
 @pytest.mark.parametrize(("kept", "n_updates", "parts"), [([5, 2, 7], 2, [[5, 2], [7]]), ([0, 3], 4, [[0], [3]])])
 def test_a_short_steps_gradients_are_those_of_its_groups_alone(tiny_model, batch, kept, n_updates, parts):
     """Groups without tokens change neither the divisor nor the gradient, nor do they make an update."""
@@ -255,19 +246,6 @@ def test_a_short_steps_gradients_are_those_of_its_groups_alone(tiny_model, batch
         rows = {key: torch.cat([group[key] for group in groups_in(batch, part)]) for key in batch}
         (alone,), _ = gradients(grpo, rows, settings_of(grpo, tiny_model))
         assert alone.norm() > 1e-3 and distance(gradient, alone) < 1e-5
-
-
-def test_nothing_kept_leaves_weights_and_optimizer_alone(tiny_model, batch):
-    args = settings_of(dapo, tiny_model, updates_per_step=2)
-    policy = dapo.load_policy(args, trained=True)
-    optimizer = adamw(policy)
-    dapo.update(policy, optimizer, batch, 1, args)
-    before = weights(policy), state_of(optimizer)
-    nothing = sharing.deal_groups([], batch, args)
-    logp, entropy = dapo.log_probs(policy, nothing, args)
-    assert not logp.any() and not entropy.any()
-    assert dapo.update(policy, optimizer, nothing, 2, args) == {"clip_rate": 0, "grad_norm": 0, "optimizer_steps": 0}
-    assert torch.equal(weights(policy), before[0]) and torch.equal(state_of(optimizer), before[1])
 
 
 # ----------------------------------------------------------------------------------------------------------- metrics
@@ -463,29 +441,3 @@ def rows_of(result):
 
 
 # --------------------------------------------------------------------------------------------------------- whole runs
-
-
-def rows_of_run(run_dir):
-    return [timeless(row) for row in metrics(run_dir)]
-
-
-@pytest.mark.slow
-def test_a_run_with_refills_that_is_resumed_equals_an_unbroken_one(tmp_path):
-    """Groups of two and few tokens: several a step are not mixed. n_used counts every prompt that was spent."""
-    flags = {"responses_per_prompt": 2, "lr": 5e-4, "max_refills": 3, "save_every": 1}
-    run("dapo.py", *small(tmp_path / "whole", steps=2, **flags))
-    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
-    shutil.rmtree(tmp_path / "parts/checkpoints/step_000002")  # as if it had been stopped after step 1
-    run("dapo.py", "--resume", tmp_path / "parts")
-    whole, parts = rows_of_run(tmp_path / "whole"), rows_of_run(tmp_path / "parts")
-    if not torch.cuda.is_available():  # where sums may be added up in another order
-        assert whole == parts
-    state = json.loads((tmp_path / "parts/checkpoints/step_000002/trainer_state.json").read_text())
-    assert state == {"step": 2, "n_used": sum(row["groups_sampled"] for row in parts)}
-    assert max(row["groups_sampled"] for row in whole) > 4
-    for row in metrics(tmp_path / "whole"):
-        assert row["groups_kept"] == min(4, row["groups_sampled"] - row["groups_dropped"]) > 0
-        assert row["zero_std_rate"] == row["groups_dropped"] / row["groups_sampled"]
-        assert row["tokens"] == round(row["response_tokens"] * 2 * row["groups_sampled"])
-        phases = sum(row[f"time/{phase}"] for phase in ("sample", "score", "logprob", "train", "sync"))
-        assert phases <= row["time/step"] < phases + 1

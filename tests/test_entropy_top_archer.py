@@ -17,10 +17,6 @@ import archer
 import entropy_top
 import grpo
 
-TRAINERS = [entropy_top, archer]
-each_trainer = pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.__name__)
-
-
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 

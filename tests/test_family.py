@@ -276,16 +276,6 @@ def test_every_letter_belongs_to_a_piece(old, new, name):
     assert differing(SCRIPT, SCRIPT.replace(old, new)) == ({name} if name else {"N", "M"})
 
 
-def test_sections_by_hand_and_of_a_trainer():
-    assert family.sections(SCRIPT) == {"": (1, 5), "arguments": (6, 26), "main": (27, 37)}
-    text = family.source("grpo")
-    names = "settings policy sampler advantages loss update evaluation main".split()
-    assert list(family.sections(text)) == ["", *names]
-    first, last = family.sections(text)["loss"]
-    assert "def policy_loss(" in "\n".join(text.splitlines()[first - 1 : last])
-    assert "def update_once(" not in "\n".join(text.splitlines()[first - 1 : last])
-
-
 def test_the_family_is_what_is_there_in_tree_order(tmp_path):
     for stem in "archer dapo_ar_lopti grpo dapo reinforce_pp grpo_ar_lopti other".split():
         (tmp_path / f"{stem}.py").touch()
@@ -699,7 +689,7 @@ def test_the_tables_are_written_between_their_marks_and_checked(tmp_path, capsys
     done = call("tools/table.py", *flags, "--check")
     assert done.returncode == 1 and done.stdout.count("out of date") == 3 and places["readme"].read_text() == old
     table.main(table.Args(**places, **drawn))
-    assert "└ rloo.py" in capsys.readouterr().out
+    capsys.readouterr()
     for name, made in (("readme", table.short_table()), ("objectives", table.table())):
         text = places[name].read_text()
         assert text == f"before\n\n{table.BEGIN}\n\n{made}\n{table.END}\n\nafter\n"

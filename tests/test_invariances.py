@@ -5,6 +5,7 @@ Of every script whose update is its own. What another one shares with its parent
 """
 
 import dataclasses
+import inspect
 import math
 
 import pytest
@@ -68,6 +69,9 @@ CASES = {
 }
 WITHOUT_CLIP = (reinforce, rloo, opd)
 each_case = pytest.mark.parametrize("case", CASES)
+# The first script with each of the family's ways to make one update.
+UPDATES = {inspect.getsource(trainer.update_once): case for case, (trainer, _) in reversed(CASES.items())}
+each_update = pytest.mark.parametrize("case", list(reversed(UPDATES.values())))
 
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -191,7 +195,7 @@ def test_if_no_token_has_an_advantage_adamw_still_makes_its_step(tiny_model, bat
     torch.testing.assert_close(policy.lm.lm_head.weight, before * (1 - 1e-4), rtol=1e-6, atol=0)
 
 
-@each_case
+@each_update
 def test_gradients_are_scaled_down_to_max_grad_norm_and_the_norm_before_is_told(tiny_model, batch, case):
     trainer = CASES[case][0]
     args = args_of(case, tiny_model, micro_batch_tokens=300, updates_per_step=2)
@@ -204,7 +208,7 @@ def test_gradients_are_scaled_down_to_max_grad_norm_and_the_norm_before_is_told(
     assert capped_metrics == metrics and metrics["grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-5)
 
 
-@each_case
+@each_update
 def test_a_loss_that_is_not_finite_ends_the_program_before_the_weights_are_touched(tiny_model, batch, case, tmp_path):
     trainer = CASES[case][0]
     args = args_of(case, tiny_model, run_dir=str(tmp_path), micro_batch_tokens=300)

@@ -62,24 +62,6 @@ def test_a_tokens_gradient_is_the_heads_jacobian_times_one_hot_minus_p(known):
             assert norms[row, t].item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_tokens_gradient_agrees_with_finite_differences(known):
-    """Along each of the state's numbers, at the least probable token of the first response."""
-    policy, _, sampled = known
-    batch = sampled.batch
-    norms = forking_tokens.gradient_norms(policy, batch, of_lab())
-    t = int(batch["old_logp"][0].argmin())
-    ids, mask = batch["ids"][:1, : t + 1], batch["mask"][:1, : t + 1]
-    _, activations = proposition.activations_of(policy, ids, mask, 1.0)
-    state = activations[-1][0, t - 1].detach()  # [D]
-    step = 1e-2 * state.abs().max()
-    moves = step * torch.eye(len(state))
-    with torch.no_grad(), common.head_in_float64(policy):
-        around = policy.lm.model.norm(torch.cat([state + moves, state - moves]))  # [2 D, D]
-        logp, _ = policy.head(around, ids[0, t].expand(len(around)), 1.0, False)
-    slopes = (logp[: len(state)] - logp[len(state) :]) / (2 * step)
-    assert norms[0, t].item() == pytest.approx(slopes.norm().item(), rel=1e-2)
-
-
 def test_norms_at_all_weights_are_those_of_the_tokens_they_are_said_to_be_of(known):
     policy, _, sampled = known
     batch = sampled.batch

@@ -3,7 +3,6 @@
 What is worked out by hand is Python's float arithmetic, never the trainers' own formula.
 """
 
-import importlib
 import math
 import sys
 
@@ -152,17 +151,6 @@ def test_the_gradients_of_both_signs_add_up_to_the_whole(drawn):
     assert common.norm(parts["top entropy"][0]) > 0
 
 
-def test_the_parts_of_a_batch_add_up_to_the_whole(drawn):
-    batch, policy = drawn
-    args = script_args("grpo", rows=len(batch["ids"]))
-    whole = common.gradient_of(policy, batch, args)
-    is_even = (batch["ids"] % 2 == 0) & batch["mask"]
-    parts = [common.gradient_of_tokens(policy, batch, tokens, args) for tokens in (is_even, ~is_even)]
-    difference = [a - b for a, b in zip(common.add(parts), whole)]
-    assert common.norm(parts[0]) > 0
-    assert common.norm(difference) < 1e-5 * common.norm(whole)
-
-
 # -------------------------------------------------------------------------------- off-policy gradients
 
 
@@ -236,31 +224,6 @@ def test_without_clip_a_gradient_agrees_with_finite_differences():
     slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
     assert abs(slope) > 1e-3
     assert gradient[0][0, 1].item() == pytest.approx(slope, rel=1e-5)
-
-
-def test_a_real_models_gradient_agrees_with_finite_differences(drawn):
-    """For the largest entry of the gradient without clip, at weights that have moved."""
-    policy, sampled, args = of_model(drawn)
-    before = common.copy_weights(policy)
-    key_factors.move(policy, sampled, args)
-    gradient, _ = key_factors.off_policy_gradient("no clip", policy, sampled, args)
-    of_script = key_factors.settings_of("no clip", args)
-    batch = common.with_advantages("grpo", sampled, of_script)
-    number = max(range(len(gradient)), key=lambda i: gradient[i].abs().max().item())
-    place = int(gradient[number].abs().argmax())
-    weight = list(policy.parameters())[number].detach().view(-1)
-
-    def loss(step):
-        weight[place] += step
-        logp, _ = grpo.log_probs(policy, batch, of_script)
-        weight[place] -= step
-        ratio = (logp.double() - batch["old_logp"].double()).exp()
-        return -(ratio * batch["advantages"])[batch["mask"]].mean().item()
-
-    slope = (loss(2e-3) - loss(-2e-3)) / 4e-3
-    expected = gradient[number].view(-1)[place].item()
-    common.set_weights(policy, before)
-    assert slope == pytest.approx(expected, rel=2e-2)
 
 
 def test_the_policy_is_moved_by_all_updates_but_the_last():
@@ -339,11 +302,3 @@ def test_updates_that_do_not_fit_are_refused(updates, monkeypatch, capsys):
         key_factors.main()
     assert stop.value.code == 2
     assert f"--updates is {updates}; it must be at least 2 and divide" in capsys.readouterr().err
-
-
-def test_methods_are_scripts_with_these_settings():
-    for method, (script, changes) in key_factors.METHODS.items():
-        args = key_factors.settings_of(method, quick_args())
-        assert isinstance(args, importlib.import_module(script).Args)
-        assert args.kl_coef == 0
-        assert all(getattr(args, name) == value for name, value in changes.items())

@@ -26,25 +26,6 @@ def test_two_tokens_by_hand(with_rewards):
     assert found["right"] == 0.5
 
 
-def test_the_norms_agree_with_finite_differences():
-    """Of the mean log π over both tokens, bin by bin, along each of the layer's four weights."""
-    policy, sampled = two_tokens(overlap=0.6)
-    found = two_tasks.measure(policy, sampled, of_lab(two_tasks), with_rewards=False)
-    batch = sampled.batch
-    for place, row in ((0, 0), (3, 1)):  # the bin of each token
-        slopes = []
-        for entry in range(policy.weight.numel()):
-            values = []
-            for step in (1e-5, -1e-5):
-                with torch.no_grad():
-                    policy.weight.view(-1)[entry] += step
-                    logp, _ = policy(batch["ids"], batch["mask"], 1.0)
-                    policy.weight.view(-1)[entry] -= step
-                values.append(logp[row, 1].item() / 2)
-            slopes.append((values[0] - values[1]) / 2e-5)
-        assert found["norm"][place] == pytest.approx(math.hypot(*slopes), rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("second", "count", "advantages", "expected"),
     [

@@ -11,13 +11,12 @@ import json
 import math
 import random
 import re
-import shutil
 import statistics
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import KK_TINY, metrics, parse, run, run_together, small, step_of_main, timeless
+from conftest import KK_TINY, parse, run_together, step_of_main
 from safetensors.torch import load_file
 from test_algorithms import (
     GROUP,
@@ -40,7 +39,6 @@ from test_algorithms import (
 )
 from test_algorithms import rows as sequences
 from test_reinforce_pp import REWARDS, ROWS, batch_of, clipped_ratio
-from test_runs import bit_for_bit
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import grpo
@@ -131,13 +129,6 @@ def token_rewards_by_hand(reward, k1, beta):
     return [-beta * x for x in k1[:-1]] + [reward - beta * k1[-1]]
 
 
-def gae_by_hand(token_rewards, values, gamma, lam):
-    """Â_t = Σ_k (γλ)^k·δ_{t+k}: the paper's eq. 16 as a sum, not as a recursion. Past the end V is 0."""
-    after = [*values[1:], 0.0]
-    surprises = [r + gamma * v_after - v for r, v_after, v in zip(token_rewards, after, values)]
-    return [sum((gamma * lam) ** k * x for k, x in enumerate(surprises[t:])) for t in range(len(values))]
-
-
 # ROWS and REWARDS are those of test_reinforce_pp.py: responses of 3, 1 and 4 tokens to prompts of 1, 4 and 2, with
 # padding of 2, 1 and 0. With β 0.5 their token rewards are:
 TOKEN_REWARDS = [[-0.5, 1, 0.5], [0.25], [-0.25, -0.25, 0.5, 0]]
@@ -177,19 +168,6 @@ def test_gamma_discounts_the_reward_and_lambda_alone_does_not():
     for lam in (0.0, 0.5, 1.0):
         assert estimates_of([8], rows, [[8, 8, 8, 8]], gae_lambda=lam) == [[0, 0, 0, 0]]
         assert estimates_of([8], rows, [[1, 2, 4, 8]], gamma=0.5, gae_lambda=lam) == [[0, 0, 0, 0]]
-
-
-@pytest.mark.parametrize(("gamma", "lam", "beta"), [(1, 0.95, 0.1), (0.99, 0.95, 0.0), (0.9, 0, 5.0)])
-def test_gae_of_a_models_batch_by_plain_loops(batch, gamma, lam, beta):
-    args = args_for(kl_coef=beta, gamma=gamma, gae_lambda=lam)
-    estimates = ppo.estimate_advantages(batch["rewards"][:, 0], batch, args)
-    assert estimates.dtype == torch.float64 and not estimates[~batch["mask"]].any()
-    for i, mask in enumerate(batch["mask"]):
-        old_logp, ref_logp, values = (batch[key][i, mask].tolist() for key in ("old_logp", "ref_logp", "values"))
-        k1 = [old - ref for old, ref in zip(old_logp, ref_logp)]
-        token_rewards = token_rewards_by_hand(batch["rewards"][i, 0].item(), k1, beta)
-        expected = gae_by_hand(token_rewards, values, gamma, lam)
-        assert estimates[i, mask].tolist() == pytest.approx(expected, abs=1e-11)
 
 
 def test_a_long_responses_estimates_add_up_in_float64():
@@ -774,16 +752,6 @@ def test_the_estimate_has_twelve_bytes_more_for_each_parameter_of_a_processs_sha
     assert more == pytest.approx(12 * n_params / n_processes, rel=1e-4) and more > 1e6
 
 
-OWN = {"gamma": 1.0, "gae_lambda": 1.0, "value_lr": 1e-5, "value_clip": 0.2}
-
-
-def test_the_flags_and_defaults_are_those_of_grpo_without_kl_and_four_more():
-    settings = dataclasses.asdict(ppo.Args())
-    assert {name: settings.pop(name) for name in OWN} == OWN
-    assert settings | {"kl": "k3"} == dataclasses.asdict(grpo.Args())
-    assert ppo.TASKS == grpo.TASKS
-
-
 def test_kk_tinys_value_model_has_a_learning_rate_of_its_own():
     assert defaults.of_model(KK_TINY, ppo.Args) == defaults.of_model(KK_TINY, grpo.Args) | {"value_lr": 1e-3}
     args = parse(ppo, "--model", str(KK_TINY))
@@ -794,47 +762,3 @@ def test_kk_tinys_value_model_has_a_learning_rate_of_its_own():
 
 
 # --------------------------------------------------------------------------------------------------------- a whole run
-
-
-@pytest.fixture(scope="module")
-def two_steps(tmp_path_factory):
-    """A run of ppo.py over two steps, without interruption."""
-    run_dir = tmp_path_factory.mktemp("two_steps") / "run"
-    run("ppo.py", *small(run_dir, gae_lambda=0.9, save_every=1, eval_size=1))
-    return run_dir
-
-
-@pytest.mark.slow
-def test_a_runs_metrics(two_steps):
-    first, second = metrics(two_steps)
-    keys = {"value_loss", "value_clip_rate", "value_grad_norm", "explained_variance", "time/value", "kl", "clip_rate"}
-    assert keys <= first.keys() and first["value_loss"] > 0 and first["value_grad_norm"] > 0
-    assert first["explained_variance"] == pytest.approx(0, abs=1e-5)  # V is 0 everywhere
-    assert second["explained_variance"] not in (None, 0) and second["value_loss"] > 0
-    assert json.loads((two_steps / "args.json").read_text())["value_lr"] == 1e-3
-
-
-def loaded(run_dir):
-    """All states of the run's newest checkpoint."""
-    args = args_for(model=str(KK_TINY))
-    trained = everything_trained(args)
-    policy, optimizer, critic = trained
-    checkpoints.load(policy, optimizer, run_dir, critic)
-    return all_states(*trained)
-
-
-@pytest.mark.slow
-@bit_for_bit
-def test_a_resumed_run_equals_an_unbroken_one(two_steps, tmp_path):
-    """From the checkpoint of its first step, in a process that knows nothing but what is on the disk."""
-    shutil.copytree(two_steps, tmp_path / "run")
-    finished = run("ppo.py", "--resume", tmp_path / "run" / "checkpoints" / "step_000001", "--steps", "2")
-    assert "step_000002 and all rows of later steps are dropped" in finished.stdout  # so that step 2 is made again
-    broken, unbroken = metrics(tmp_path / "run"), metrics(two_steps)
-    assert [row["step"] for row in broken] == [1, 2]
-    assert [timeless(row) for row in broken] == [timeless(row) for row in unbroken]
-    assert broken[1]["time/step"] != unbroken[1]["time/step"]
-    mine, theirs = loaded(tmp_path / "run"), loaded(two_steps)
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-    fresh = ppo.load_policy(args_for(model=str(KK_TINY)), trained=True, kind=ppo.ValueModel)
-    assert not torch.equal(theirs["value model"], weights(fresh))

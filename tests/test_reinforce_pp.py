@@ -22,7 +22,6 @@ from test_algorithms import (
     plain_gradient,
 )
 
-import grpo
 import reinforce_pp
 
 N = PROMPTS * GROUP  # rows of the batch that the model's tests use
@@ -66,22 +65,11 @@ def returns_of(rewards, rows, beta):
     return [row[mask].tolist() for row, mask in zip(returns, batch["mask"])], mean, variance
 
 
-def advantages_of(rewards, rows, beta, **changes):
-    """The advantages of each row's response tokens; they are 0 everywhere else."""
-    batch = batch_of(rows)
-    rewards = torch.tensor(rewards, dtype=torch.float64)
-    advantages = reinforce_pp.compute_advantages(rewards, batch, args_for(kl_coef=beta, **changes))
-    assert advantages.shape == batch["mask"].shape and advantages.dtype == torch.float64
-    assert not advantages[~batch["mask"]].any()
-    return [row[mask].tolist() for row, mask in zip(advantages, batch["mask"])]
-
-
 # Three responses to prompts of 1, 4 and 2 tokens, with padding of 2, 1 and 0; β 0.5. By hand:
 ROWS = [(1, [1, -2, 4], 2), (4, [-1], 1), (2, [0.5, 0.5, -1, 2], 0)]
 REWARDS = [2.5, -0.25, 1.0]
 TO_GO = [[3, 2, 4], [-1], [2, 1.5, 1, 2]]  # Σ over j ≥ t of k1
 RETURNS = [[1, 1.5, 0.5], [0.25], [0, 0.25, 0.5, 0]]  # their sum is 4, of 8 tokens
-AWAY = [[0.5, 1, 0], [-0.25], [-0.5, -0.25, 0, -0.5]]  # from the mean 0.5; the sum of their squares is 1.875
 
 
 # ------------------------------------------------------------------------------------------------------------ returns
@@ -105,26 +93,6 @@ def test_a_long_responses_penalties_add_up_in_float64():
 
 
 # --------------------------------------------------------------------------------------------------------- advantages
-
-
-def test_advantages_are_normalised_over_all_tokens_with_n_less_one():
-    scale = 1 / math.sqrt(1.875 / 7 + 1e-8)
-    for row, away in zip(advantages_of(REWARDS, ROWS, beta=0.5), AWAY):
-        assert row == pytest.approx([scale * x for x in away], abs=1e-13)
-
-
-def test_long_responses_weigh_more_in_the_mean():
-    """Rewards 1 and 0 on 3 and 1 tokens: mean 3/4, squares 3/16 + 9/16 over 3, so that σ is 1/2."""
-    scale = 1 / math.sqrt(0.25 + 1e-8)
-    long, short = advantages_of([1, 0], [(1, [0, 0, 0], 0), (3, [0], 0)], beta=0.5)
-    assert long == pytest.approx([0.25 * scale] * 3, abs=1e-13)
-    assert short == pytest.approx([-0.75 * scale], abs=1e-13)
-
-
-def test_1e_8_is_added_to_the_variance():
-    """Returns 0 and 2e-4: mean 1e-4, σ² 2e-8, so that A = ±1e-4/√3e-8; without the 1e-8 it would be ±1/√2."""
-    low, high = advantages_of([0, 2e-4], [(1, [0], 0), (1, [0], 0)], beta=0.1)
-    assert low == pytest.approx([-1 / math.sqrt(3)], abs=1e-9) and high == pytest.approx([1 / math.sqrt(3)], abs=1e-9)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 24, 1001])
@@ -206,14 +174,6 @@ def test_the_gradient_is_that_of_eq_21_on_transformers_own_log_probabilities(tin
     assert distance(one, expected) < 1e-5
     assert metrics["grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
     assert 0.05 < metrics["clip_rate"] < 0.95
-
-
-def test_without_advantages_the_reference_alone_moves_nothing(tiny_model, batch):
-    """GRPO's KL term does."""
-    zero = batch | {"advantages": torch.zeros(batch["mask"].shape)}
-    (one,), _ = gradients(reinforce_pp, zero, args_for(model=str(tiny_model)))
-    (grpos,), _ = gradients(grpo, zero, arguments(model=str(tiny_model)))
-    assert not one.any() and grpos.any()
 
 
 # ------------------------------------------------------------------------------------------------------------ metrics

@@ -31,8 +31,6 @@ import rloo
 
 N = PROMPTS * GROUP  # rows of the batch that the model's tests use
 LONGEST = 50  # --max_response_tokens in them: L of Dr. GRPO
-all_three = pytest.mark.parametrize("trainer", [reinforce, rloo, dr_grpo], ids=lambda trainer: trainer.__name__)
-grouped = pytest.mark.parametrize("trainer", [rloo, dr_grpo], ids=lambda trainer: trainer.__name__)
 without_ratio = pytest.mark.parametrize("trainer", [reinforce, rloo], ids=lambda trainer: trainer.__name__)
 
 

@@ -31,11 +31,6 @@ def weights(run_dir, step):
     return load_file(Path(run_dir, f"checkpoints/step_{step:06d}/model.safetensors"))
 
 
-def trained_by(finished):
-    """The last lines of a run's terminal output, for messages of failed assertions."""
-    return finished.stdout[-2000:] + finished.stderr[-2000:]
-
-
 @pytest.fixture(scope="session")
 def four_steps(tmp_path_factory):
     """A run of grpo.py over four steps, without interruption."""

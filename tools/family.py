@@ -183,12 +183,3 @@ def texts(text):
     for piece in pieces(text):
         found[piece.name] = found.get(piece.name, "") + "".join(lines[piece.first - 1 : piece.last])
     return found
-
-
-def sections(text):
-    """{name: (first line, last line)} of a script's sections, with their headings; "" is the text before the first."""
-    found = {}
-    for piece in pieces(text):
-        first = found.get(piece.section, (piece.first, 0))[0]
-        found[piece.section] = (first, piece.last)
-    return found

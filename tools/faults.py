@@ -25,34 +25,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import psutil
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from runtime import curves
 from tools import family
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 120  # seconds that one try may take
-
-
-Kind = Literal[
-    "exits", "full_disk", "records", "kills", "damage", "versions", "responses", "commands", "deaths", "growth"
-]  # fmt: skip
-
-
-@dataclass
-class Args:
-    """What to try, and how often."""
-
-    only: list[Kind] = field(default_factory=list)  # kinds of faults; empty: all
-    calls: int = 0  # exits, full_disk and records: so many filesystem calls, drawn at random; 0: all
-    kills: int = 1000  # kills at random moments of saves
-    damages: int = 200  # files damaged at random places
-    responses: int = 20_000  # fuzzed responses for each task
-    commands: int = 300  # bad command lines
-    deaths: int = 4  # runs of two processes of which one is killed
-    steps: int = 200  # of the run whose memory may not grow
-    seed: int = 0  # of everything that is random
-    out: str = ""  # a file for the results, as JSON; empty: none
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -267,7 +248,7 @@ def full_disk(run, args):
     return at_every_call(run, lambda: run.save(3), "full", args)
 
 
-def records_of_a_resume(run, args):
+def records(run, args):
     """Both of these for what resuming writes."""
     tries, broken = at_every_call(run, run.records, "exit", args)
     more, also = at_every_call(run, run.records, "full", args)
@@ -370,26 +351,7 @@ def versions(run, args):
 
 
 SIGNS = ["<answer>", "</answer>", "<think>", "</think>", "\\boxed{", "}", "{", "(1)", "knight", "knave", "\\frac{1}{2}"]
-SIGNS += [
-    "+",
-    "-",
-    "*",
-    "/",
-    "(",
-    ")",
-    "^",
-    "=",
-    "999999999999",
-    "0",
-    "1e999",
-    "\x00",
-    "\ud800",
-    "é",
-    "𝟙",
-    "\n",
-    " ",
-    "__",
-]
+SIGNS += [*"+-*/()^=", "999999999999", "0", "1e999", "\x00", "\ud800", *"é𝟙\n ", "__"]
 
 
 def responses(run, args):
@@ -491,7 +453,7 @@ def after_a_death(folder, rank, seconds):
     finally:
         launcher.kill()
     newest = checkpoints.to_resume(str(folder))
-    steps = [row["step"] for row in rows_of(folder)]
+    steps = [row["step"] for row in curves.read_rows(folder / "metrics.jsonl")]
     if code != 1:
         return f"exit code {code}"
     if damage := checkpoints.damage_of(newest):
@@ -512,12 +474,8 @@ def wait_until(happens, seconds):
 
 def processes_of(launcher):
     """{rank: process id} of the processes that torchrun, with this process id, has started."""
-    found = {}
-    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        ranks = [int(word.removeprefix(b"RANK=")) for word in environment if word.startswith(b"RANK=")]
-        found.update({rank: int(child) for rank in ranks})
-    return found
+    ranks = {child.pid: child.environ().get("RANK") for child in psutil.Process(launcher).children()}
+    return {int(rank): pid for pid, rank in ranks.items() if rank is not None}
 
 
 def last_line(log):
@@ -536,33 +494,35 @@ def growth(run, args):
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         return args.steps, [f"exit code {done.returncode}: {done.stderr[-300:]}"]
-    peaks = {row["step"]: row["peak_memory_gb"] for row in rows_of(folder)[1:]}
+    peaks = {row["step"]: row["peak_memory_gb"] for row in curves.read_rows(folder / "metrics.jsonl")[1:]}
     kept = {f"GiB at step {step}": round(peaks[step], 3) for step in (20, SETTLED, args.steps)}
     grown = peaks[args.steps] / peaks[SETTLED] - 1
     return args.steps, [] if grown < MOST_GROWTH else [f"{kept}"], kept
 
 
-def rows_of(folder):
-    """The rows of a run's metrics."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 KINDS = {
-    "exits": exits,
-    "full_disk": full_disk,
-    "records": records_of_a_resume,
-    "kills": kills,
-    "damage": damage,
-    "versions": versions,
-    "responses": responses,
-    "commands": commands,
-    "deaths": deaths,
-    "growth": growth,
+    kind.__name__: kind
+    for kind in (exits, full_disk, records, kills, damage, versions, responses, commands, deaths, growth)
 }
 
 
+@dataclass
+class Args:
+    """What to try, and how often."""
+
+    only: list[Literal[*KINDS]] = field(default_factory=list)  # kinds of faults; empty: all
+    calls: int = 0  # exits, full_disk and records: so many filesystem calls, drawn at random; 0: all
+    kills: int = 1000  # kills at random moments of saves
+    damages: int = 200  # files damaged at random places
+    responses: int = 20_000  # fuzzed responses for each task
+    commands: int = 300  # bad command lines
+    deaths: int = 4  # runs of two processes of which one is killed
+    steps: int = 200  # of the run whose memory may not grow
+    seed: int = 0  # of everything that is random
+    out: str = ""  # a file for the results, as JSON; empty: none
+
+
 def main(args):
-    os.chdir(ROOT)
     results = {}
     print("| kind | tries | did not hold | seconds | what it is |\n|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(ROOT):

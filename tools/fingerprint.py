@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from runtime import curves
 from tools import family
 
 ROOT = Path(__file__).parents[1]
@@ -129,11 +130,8 @@ def command(name, folder):
 
 def numbers_of(folder):
     """A run's [metrics of step 0, 1 and 2, without seconds and memory]."""
-    numbers = []
-    for line in Path(folder, "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        numbers.append({key: row[key] for key in row if not key.startswith(CHANGES)})
-    return numbers
+    rows = curves.read_rows(Path(folder, "metrics.jsonl"))
+    return [{key: row[key] for key in row if not key.startswith(CHANGES)} for row in rows]
 
 
 def measure(only=()):

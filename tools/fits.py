@@ -14,9 +14,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import tyro
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import LlamaConfig, Qwen2Config
 
 import grpo
 from runtime import checks, defaults, launch, memory, processes
@@ -286,9 +285,7 @@ def short(model):
 
 def parameters(config):
     """How many parameters a model of this shape has."""
-    with torch.device("meta"):  # the shapes alone
-        model = AutoModelForCausalLM.from_config(config)
-    return model.num_parameters()
+    return memory.shapes_of(config).num_parameters()
 
 
 # -------------------------------------------------------------------------------------------------------------- main

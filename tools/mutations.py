@@ -51,9 +51,9 @@ class Mutation:
         return text.replace(self.old, self.new)
 
 
-def mutations(path=LIST):
+def mutations():
     """All of the list, in its order."""
-    return [Mutation(**entry) for entry in tomllib.loads(path.read_text())["mutation"]]
+    return [Mutation(**entry) for entry in tomllib.loads(LIST.read_text())["mutation"]]
 
 
 def stale(chosen, root=ROOT):

@@ -113,7 +113,6 @@ class Files:
     sources: list  # files that are shown with numbered lines
     folders: list  # linked folders that have no README.md
     copies: list  # files that are copied
-    broken: list  # (text, link) that leads nowhere in the repository
 
     def pages(self):
         """{path: path of its page} of the sources and folders."""
@@ -129,7 +128,7 @@ def folders_of(texts):
 
 def collect(texts):
     """The Files that these texts need, with what they link to."""
-    files = Files([], [path for pattern in SOURCES for path in found(pattern)], [], [], [])
+    files = Files([], [path for pattern in SOURCES for path in found(pattern)], [], [])
     waiting = list(texts)
     while waiting:
         text = waiting.pop(0)
@@ -140,7 +139,7 @@ def collect(texts):
                 continue
             there = ROOT / path
             if path.startswith("..") or not there.exists() or not shown(path):
-                files.broken.append((text, link))
+                continue  # it leads nowhere in the repository
             elif there.is_dir():
                 readme = posixpath.normpath(posixpath.join(path, "README.md"))
                 if not (ROOT / readme).is_file():

@@ -1,7 +1,6 @@
 """Writes the tables of the scripts: in the README what each one is, in docs/objectives.md what it maximises.
 
-    python tools/table.py            prints the short table, puts both into their files, between the marks, and draws
-                                     docs/family.svg
+    python tools/table.py            puts both into their files, between the marks, and draws docs/family.svg
     python tools/table.py --check    changes nothing; exit code 1 if a table or the drawing is out of date
 
 The lengths and differences come from the scripts, the formulas from the pages of docs/algorithms, and the descriptions
@@ -14,8 +13,6 @@ from pathlib import Path
 from statistics import median_high
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools import family, generated
@@ -214,17 +211,6 @@ def median(folder):
     return ["", f"Changed, median: {median_high(differences)} lines."] if differences else []
 
 
-def show(folder):
-    """Prints the short table."""
-    shown = Table("script", "what it is", box=None, pad_edge=False)
-    for title in ("code lines", "changed"):
-        shown.add_column(title, justify="right")
-    for row in rows(folder):
-        indent = row.indent.replace("&emsp;", " ")
-        shown.add_row(f"{indent}{row.stem}.py", SHORT[row.stem], str(row.length), str(row.changed or ""))
-    Console().print(shown)
-
-
 def drawing(folder=family.ROOT):
     """The tree of the scripts as SVG, in the colour of the system's light or dark (the site gives it that of its text).
 
@@ -263,8 +249,6 @@ def main(args):
     except (ValueError, OSError, SyntaxError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    if not args.check:
-        show(args.folder)
     generated.keep(new, args.check, "python tools/table.py")
 
 
