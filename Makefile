@@ -74,6 +74,7 @@ bench: install model
 	$(PY) benchmarks/operations.py
 	$(PY) benchmarks/against_trl.py
 	$(PY) benchmarks/growth.py
+	$(PY) benchmarks/busy.py
 	$(PY) benchmarks/report.py
 
 lab: install model

@@ -1,6 +1,6 @@
 """What another program, or a second run, costs a run on a CPU: seconds of a step of grpo.py, by phase.
 
-    python benchmarks/busy.py --out FILE
+    python benchmarks/busy.py
 
 Each model trains for four steps alone, beside a Python program that never stops, and beside a second run that starts
 at the same moment. The first step, which loads and compiles, is left out. runtime/threads.py chooses how threads wait;
@@ -11,7 +11,6 @@ Results: benchmarks/results/busy.json.
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -27,13 +26,6 @@ COMMANDS = {
     "--max_response_tokens 32 --updates_per_step 1 --kl_coef 0",
 }
 PHASES = ("sample", "logprob", "train", "step")
-
-
-@dataclass
-class Args:
-    """Measure what a busy machine costs."""
-
-    out: str = "busy"  # name of the file in benchmarks/results, without .json
 
 
 def seconds(folder):
@@ -62,14 +54,13 @@ def measure(model, beside):
 
 def main():
     """Measures all and writes the results."""
-    args = tyro.cli(Args)
     jobs = [(model, beside) for model in COMMANDS for beside in ("nothing", "program", "run")]
     results = [
         {"model": model, "beside": beside, "runs": measure(model, beside)}
         for model, beside in tqdm(jobs, desc="busy", unit="case")
     ]
-    common.write(args.out, {"commands": COMMANDS, "results": results})
+    common.write("busy", {"commands": COMMANDS, "results": results})
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)
