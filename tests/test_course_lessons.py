@@ -431,13 +431,13 @@ def test_the_numbers_of_the_quiz_are_those_of_the_kept_runs():
 
 COMPUTED = {  # lesson: the kept runs whose training steps the lecturer's page counts, and its words
     0: (["kk_tiny/reinforce_seed_0"], "one run: {}"),
-    1: (["kk_tiny/rloo_seed_0", "kk_tiny/grpo_float32_seed_0"], "two runs: {}"),
+    1: (["kk_tiny/rloo_seed_0", "kk_tiny/grpo_seed_0"], "two runs: {}"),
     2: (["kk_tiny/ppo_seed_0"], "one run: {},"),
     4: (["kk_tiny/dapo_seed_0", "kk_tiny/grpo_seed_0"], "two runs: {},"),
     5: (["kk_tiny/lopti_seed_0"], "one run: {};"),
     6: (["kk_tiny/16_updates_seed_0", "kk_tiny/acpo_16_updates_seed_0"], "two runs: {}"),
     7: (["kk_tiny/2_updates_80_20_seed_0"], "one run: {}"),
-    8: (6 * ["kk_tiny/grpo_float32_seed_0"], "in week 2: {}"),
+    8: (6 * ["kk_tiny/grpo_seed_0"], "in week 2: {}"),
     9: ([f"fails_{rule}_seed_{seed}" for rule in ("open", "closed") for seed in range(3)], "six runs: {}"),
     10: ([f"kl_{estimate}_seed_0" for estimate in ("k1", "k2", "k3")], "three runs: {}"),
     11: ([f"{name}_seed_0" for name in ("healthy", "format_lost", "kl_blow_up", "stale_weights", "length_explosion")],

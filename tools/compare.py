@@ -9,10 +9,10 @@
 
 An entry is a name, a script and the script's flags, which take the place of the same flags of all entries. Every
 finished run is kept as a small JSON file in benchmarks/kk_tiny/ (flags, metrics of every step, commit, versions,
-machine), so that a comparison can be spread over days and machines. NAME.md, NAME.png and NAME.svg are made of those
-files alone, anywhere; NAME is the suite unless another is given. With more than five entries NAME.png shows each beside
-the one it grew from, and NAME_metrics.png the other metrics; with fewer NAME_budget.png shows the accuracy by training
-steps and by optimizer steps. Seconds are in no table: they are measured where nothing else runs (docs/speed.md).
+machine), so that a comparison can be spread over days and machines. NAME.md and NAME.png are made of those files alone,
+anywhere; NAME is the suite unless another is given. With more than five entries NAME.png shows each beside the one it
+grew from, and NAME_metrics.png the other metrics; with fewer NAME_budget.png shows the accuracy by training and by
+optimizer steps. Seconds are in no table: they are measured where nothing else runs (docs/speed.md).
 """
 
 import json
@@ -53,10 +53,9 @@ ENTRIES = [  # in the order of the tree: what grew from another script than grpo
     "80/20: entropy_top.py",
     "archer: archer.py",
 ]
-COMMON = "--steps 12 --eval_every 4 --eval_size 300"
-# 16 prompts, because 16 updates a step divide them; float32, so that processors with and without bfloat16 do the same.
-SHORT = "--steps 8 --eval_every 4 --eval_size 300 --prompts_per_step 16 --dtype float32"
+# float32, so that processors with and without bfloat16 do the same; 16 prompts, because 16 updates a step divide them.
 QUICK = "--steps 8 --eval_every 4 --eval_size 300 --dtype float32"
+SHORT = "--steps 8 --eval_every 4 --eval_size 300 --prompts_per_step 16 --dtype float32"
 LONG = "--steps 40 --eval_every 8 --eval_size 500 --dtype float32"  # kk_tiny, until nothing more is learned
 
 # A pretrained model and a task that it learns in ten steps, as in `make llm`, which has a lower learning rate.
@@ -86,16 +85,16 @@ def with_parts(base, script, alpha):
         "high, then low": "--alpha 0 --eta 0.5 --lopti_stages high,low",
         "ar+lopti": f"--alpha {alpha} --eta 0.5",
     }
-    return [f"{base}{name}, float32: {script} {flags}" for name, flags in parts.items()]
+    return [f"{base}{name}: {script} {flags}" for name, flags in parts.items()]
 
 
 SUITES = {  # name: (flags of all, entries); the ablations that the papers print
-    "comparison": (COMMON, ENTRIES),
-    # The scripts that came later, beside a GRPO of their own: float32, which any processor computes fast.
+    "comparison": (QUICK, ENTRIES),
+    # The scripts of the course, and those that repair GRPO.
     "family": (
         QUICK,
         [
-            "grpo, float32: grpo.py",
+            "grpo: grpo.py",
             "reinforce: reinforce.py",
             "rloo: rloo.py",
             "maxrl: maxrl.py",
@@ -108,7 +107,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
     ),
     # AR-Lopti, fig. 6a: the improbable tokens alone, or the others alone; fig. 6b: the stages the other way round.
     "stages": (
-        COMMON,
+        QUICK,
         [
             "grpo: grpo.py",
             "lopti: grpo_ar_lopti.py --alpha 0 --eta 0.5",
@@ -117,29 +116,37 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "high alone: grpo_ar_lopti.py --alpha 0 --eta 0.5 --lopti_stages high",
         ],
     ),
-    # AR-Lopti, fig. 6c: AR alone.
-    "alpha": (QUICK, ["grpo, float32: grpo.py", *sweep("alpha", (0.1, 0.2, 0.3, 0.5, 0.7, 1), "--eta 0")]),
-    # Fig. 6d: Lopti alone, which makes two optimizer steps of one update; so GRPO with as many stands beside it.
+    # AR-Lopti, fig. 6c: AR alone; "ar" is that with α 0.3.
+    "alpha": (
+        QUICK,
+        [
+            "grpo: grpo.py",
+            "ar: grpo_ar_lopti.py --alpha 0.3 --eta 0",
+            *sweep("alpha", (0.2, 0.5, 1), "--eta 0"),
+        ],
+    ),
+    # Fig. 6d: Lopti alone ("lopti" has η 0.5), beside GRPO with as many optimizer steps: Lopti makes two of one update.
     "eta": (
         QUICK,
         [
-            "grpo, float32: grpo.py",
-            "grpo 4 updates, float32: grpo.py --updates_per_step 4",
-            *sweep("eta", (0.1, 0.3, 0.5, 0.7, 0.9), "--alpha 0"),
+            "grpo: grpo.py",
+            "grpo 4 updates: grpo.py --updates_per_step 4",
+            "lopti: grpo_ar_lopti.py --alpha 0 --eta 0.5",
+            *sweep("eta", (0.1, 0.3, 0.9), "--alpha 0"),
         ],
     ),
     # What AR and Lopti give, on three algorithms, beside as many optimizer steps without them. With --seeds 0 to 7.
     "control": (
         QUICK,
         [
-            "grpo, float32: grpo.py",
-            "grpo 4 updates, float32: grpo.py --updates_per_step 4",
+            "grpo: grpo.py",
+            "grpo 4 updates: grpo.py --updates_per_step 4",
             *with_parts("", "grpo_ar_lopti.py", 0.3),
-            "reinforce++, float32: reinforce_pp.py",
-            "reinforce++ 4 updates, float32: reinforce_pp.py --updates_per_step 4",
+            "reinforce++: reinforce_pp.py",
+            "reinforce++ 4 updates: reinforce_pp.py --updates_per_step 4",
             *with_parts("reinforce++ ", "reinforce_pp_ar_lopti.py", 0.1),
-            "dapo, float32: dapo.py",
-            "dapo 4 updates, float32: dapo.py --updates_per_step 4",
+            "dapo: dapo.py",
+            "dapo 4 updates: dapo.py --updates_per_step 4",
             *with_parts("dapo ", "dapo_ar_lopti.py", 0.3),
         ],
     ),
@@ -428,18 +435,18 @@ def parents_of(commands):
 
 
 def draw(runs, commands, folder, name):
-    """NAME.png and NAME.svg; of more than five entries NAME_metrics.png and NAME_metrics.svg too. Gives all paths."""
+    """NAME.png, and NAME_budget.png or, of more than five entries, NAME_metrics.png. Gives the paths."""
     groups = {entry: [run["rows"] for run in by_seed.values()] for entry, by_seed in runs.items()}
-    paths = [folder / f"{name}{suffix}" for suffix in (".png", ".svg")]
+    picture = folder / f"{name}.png"
     if len(groups) <= plot.MOST_LINES:
-        budget = folder / f"{name}_budget.png"
-        plot.draw(groups, paths)
-        plot.draw_budgets(groups, [budget])
-        return [*paths, budget]
-    more = [folder / f"{name}_metrics{suffix}" for suffix in (".png", ".svg")]
-    plot.draw_beside(groups, parents_of({entry: commands[entry] for entry in groups}), paths)
-    plot.draw(groups, more, [key for key in plot.PANELS if key != "eval/accuracy"])
-    return [*paths, *more]
+        second = folder / f"{name}_budget.png"
+        plot.draw(groups, [picture])
+        plot.draw_budgets(groups, [second])
+    else:
+        second = folder / f"{name}_metrics.png"
+        plot.draw_beside(groups, parents_of({entry: commands[entry] for entry in groups}), [picture])
+        plot.draw(groups, [second], [key for key in plot.PANELS if key != "eval/accuracy"])
+    return [picture, second]
 
 
 def table(runs, commands, common):

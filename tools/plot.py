@@ -98,7 +98,8 @@ def draw(groups, paths, panels=PANELS, smoothing=0.0):
     if len(groups) > 1 and panels:
         handles, labels = axes.flat[0].get_legend_handles_labels()
         if crowded:
-            handles, labels = [handles[-1], handles[0]], [labels[-1], "the others"]
+            of_others = next(handle for handle in handles if handle.get_color() == GREY)
+            handles, labels = [handles[-1], of_others], [labels[-1], "the others"]
         add_legend(figure, handles, labels)
     return save(figure, paths)
 
