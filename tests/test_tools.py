@@ -461,11 +461,18 @@ def test_an_entry_is_compared_with_the_one_that_its_name_begins_with():
     assert compare.base_of("high, then low", {"grpo": 0, "high, then low": 0}) == "grpo"
 
 
-def test_every_entry_is_drawn_beside_the_one_it_grew_from():
-    parents = compare.parents_of(compare.read_entries(compare.ENTRIES))
-    assert parents.pop("reinforce++ ar+lopti") == "reinforce++" and parents.pop("dapo ar+lopti") == "dapo"
-    assert len(parents) == 11 and set(parents.values()) == {"grpo"}
-    parents = compare.parents_of(compare.read_entries(compare.SUITES["updates"][1]))
+def test_every_entry_is_drawn_beside_the_one_it_grew_from_with_as_many_optimizer_steps():
+    commands = compare.read_entries(compare.SUITES["control"][1])
+    n_updates = {name: 4 if "lopti" in name or "low" in name or "4 updates" in name else 2 for name in commands}
+    parents = compare.parents_of(commands, n_updates)
+    assert {parents[name] for name in ("lopti", "ar+lopti", "high, then low")} == {"grpo 4 updates"}
+    assert parents["reinforce++ ar+lopti"] == "reinforce++ 4 updates" and parents["dapo lopti"] == "dapo 4 updates"
+    assert parents["reinforce++ ar"] == "reinforce++" and parents["dapo ar"] == "dapo"
+    assert {parents[name] for name in ("grpo 4 updates", "ar", "reinforce++", "dapo")} == {"grpo"}
+    commands = compare.read_entries(compare.ENTRIES)
+    assert compare.parents_of(commands, dict.fromkeys(commands, 2))["dapo ar+lopti"] == "dapo"
+    commands = compare.read_entries(compare.SUITES["updates"][1])
+    parents = compare.parents_of(commands, dict.fromkeys(commands, 2))
     assert parents["4 updates, 80/20"] == "4 updates" and parents["4 updates"] == "2 updates"
 
 

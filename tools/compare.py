@@ -11,8 +11,9 @@ An entry is a name, a script and the script's flags, which take the place of the
 finished run is kept as a small JSON file in benchmarks/kk_tiny/ (flags, metrics of every step, commit, versions,
 machine), so that a comparison can be spread over days and machines. NAME.md and NAME.png are made of those files alone,
 anywhere; NAME is the suite unless another is given. With more than five entries NAME.png shows each beside the one it
-grew from, and NAME_metrics.png the other metrics; with fewer NAME_budget.png shows the accuracy by training and by
-optimizer steps. Seconds are in no table: they are measured where nothing else runs (docs/speed.md).
+grew from (that with as many optimizer steps, if there is one) and NAME_metrics.png the other metrics; with fewer
+NAME_budget.png shows the accuracy by training and by optimizer steps. Seconds are in no table: they are measured where
+nothing else runs (docs/speed.md).
 """
 
 import json
@@ -377,7 +378,7 @@ def at_the_end(run, key):
 
 
 def names_of_evaluations(runs):
-    """("evaluations 4, 8, 12", "step 12"): those of final() and at_the_end(), if all runs have the same."""
+    """("evaluations 4, 8", "step 8"): those of final() and at_the_end(), if all runs have the same."""
     steps = {tuple(evaluations(run, "eval/accuracy")[0][-LAST:]) for run in runs}
     if len(steps) > 1:
         return f"the last {LAST} evaluations", "the last evaluation"
@@ -392,7 +393,7 @@ def mean_and_error(values):
 
 
 def shown(values):
-    """Mean ± standard error: "0.581 ± 0.025"."""
+    """Mean ± standard error: "0.576 ± 0.036"."""
     mean, error = mean_and_error(values)
     return f"{mean:.3f}{shown_error(error)}"
 
@@ -418,19 +419,21 @@ def base_of(name, names):
     return start if start in names else next(iter(names))
 
 
-def parents_of(commands):
+def parents_of(commands, n_updates):
     """{name: the entry it is drawn beside} of all entries but the first, in the order of the entries.
 
-    That is the one that its name begins with ("4 updates" for "4 updates, 80/20"), or the first entry of the script
-    that its script grew from, or the first of all.
+    That is the one that its name begins with ("4 updates" for "4 updates, 80/20"), or an entry of the script that its
+    script grew from, if there is one with as many optimizer steps, or the first of all.
+    n_updates: {name: optimizer steps of a training step}.
     """
     stems = {name: Path(words[0]).stem for name, words in commands.items()}
     first, *others = commands
     parents = {}
     for name in others:
         grew_from = [other for other in stems if stems[other] == family.PARENT.get(stems[name])]
+        alike = [other for other in grew_from if n_updates[other] == n_updates[name]]
         base = base_of(name, commands)
-        parents[name] = base if base != first or not grew_from else grew_from[0]
+        parents[name] = base if base != first or not grew_from else [*alike, *grew_from][0]
     return parents
 
 
@@ -444,7 +447,8 @@ def draw(runs, commands, folder, name):
         plot.draw_budgets(groups, [second])
     else:
         second = folder / f"{name}_metrics.png"
-        plot.draw_beside(groups, parents_of({entry: commands[entry] for entry in groups}), [picture])
+        updates = {entry: max(r.get("optimizer_steps", 0) for rows in of for r in rows) for entry, of in groups.items()}
+        plot.draw_beside(groups, parents_of({entry: commands[entry] for entry in groups}, updates), [picture])
         plot.draw(groups, [second], [key for key in plot.PANELS if key != "eval/accuracy"])
     return [picture, second]
 
