@@ -164,18 +164,18 @@ def check_updates(args, at_least):
         )
 
 
-def begin(args_class, description, quick, at_least=None, also_check=None, need_gradient=True):
+def begin(args_class, description, quick, least_updates=None, also_check=None, need_gradient=True):
     """(args, policy, tokenizer, batches): how every command begins, from its command line on.
 
-    quick: as in parse; at_least: so many --updates, of a command that makes them; also_check: its
-    own check of its settings; need_gradient: as in load_batches. There are --batches batches, or
-    one if the command has no such setting. Ends the program after a dry run, and with exit code 2
-    and one line if a setting can't be right.
+    quick: as in parse; least_updates: of --updates, if the command has it; also_check: its own
+    check of its settings; need_gradient: as in load_batches. There are --batches batches, or one if
+    the command has no such setting. Ends the program after a dry run, and with exit code 2 and one
+    line if a setting can't be right.
     """
     args = parse(args_class, description, quick)
     with settings.errors_in_one_line():
-        if at_least:
-            check_updates(args, at_least)
+        if least_updates:
+            check_updates(args, least_updates)
         if also_check:
             also_check(args)
         if args.dry_run:

@@ -393,7 +393,7 @@ def draw(average, by_chance, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, at_least=2)
+    args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=2)
     args.k = args.k or max(1, min(PAPERS_K, policy.lm.config.hidden_size // 16))
     before = common.copy_weights(policy)
     others = batches[1:] + batches[:1] if len(batches) > 1 else [None]

@@ -255,7 +255,7 @@ def write_page(data, path):
 
 
 def main():
-    args, policy, tokenizer, [sampled] = common.begin(Args, __doc__, QUICK, at_least=1)
+    args, policy, tokenizer, [sampled] = common.begin(Args, __doc__, QUICK, least_updates=1)
     found = {}
     for script in tqdm(SCRIPTS, desc="algorithms"):
         found[script] = measure(script, policy, sampled, args)

@@ -412,7 +412,7 @@ def draw(average, values, counts, lr, vocabulary, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, at_least=1)
+    args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=1)
     before = common.copy_weights(policy)
     found = common.measured(
         args,

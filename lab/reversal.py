@@ -139,7 +139,7 @@ def draw(rows, counts, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, at_least=1, also_check=check)
+    args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=1, also_check=check)
     before = common.copy_weights(policy)
     rows = common.measured(
         args,

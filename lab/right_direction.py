@@ -210,7 +210,7 @@ def draw(rows, lr, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, at_least=2)
+    args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=2)
     before = common.copy_weights(policy)
     lr = args.lr or who_dominates.learning_rate(policy, before, batches[0], args)
     rows = common.measured(
