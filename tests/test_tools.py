@@ -186,6 +186,7 @@ def test_of_more_groups_the_highest_and_the_lowest_have_names(n_groups):
     first = next(line for line in axis.lines if line.get_label() == "entry 0")
     assert first.get_linewidth() == max(line.get_linewidth() for line in axis.lines)
     assert [text.get_text() for text in legend.get_texts()] == ["entry 0", "the others"]
+    assert legend.legend_handles[1].get_color() == plot.GREY
     assert [text.get_text().replace("\n", " ") for text in axis.texts] == [f"entry {n_groups - 1}", "entry 1"]
     assert len({line.get_color() for line in axis.lines}) == 3
 
