@@ -3,6 +3,7 @@
 RUN/checkpoints/step_000020 is a Hugging Face folder: any program that reads models reads it. Beside
 the model it holds
 
+adapter/            with LoRA the adapter alone, as peft writes it
 trainer/            the state of training, as torch.distributed.checkpoint (DCP) writes it
 trainer_state.json  the place in the run
 checksums.json      the SHA-256 of every other file
@@ -58,7 +59,8 @@ def save(policy, optimizer, tokenizer, step, n_used, args, critic=None):
             checkpoint_id=unfinished / "trainer",
             no_dist=processes.WORLD_SIZE == 1,
         )
-    weights = whole_weights(policy, getattr(torch, args.dtype))
+    weights = whole(lora.merged_weights(policy.lm), getattr(torch, args.dtype))
+    adapter = whole(lora.peft_weights(policy.lm), torch.float32)
     names = []
     with disk_errors_end_the_run():
         if processes.RANK == 0:
@@ -67,6 +69,9 @@ def save(policy, optimizer, tokenizer, step, n_used, args, critic=None):
             policy.lm.config.save_pretrained(unfinished)
             policy.lm.generation_config.save_pretrained(unfinished)
             tokenizer.save_pretrained(unfinished)
+            if adapter:
+                policy.lm.peft_config[lora.ADAPTER].save_pretrained(unfinished / "adapter")
+                save_file(adapter, unfinished / "adapter" / "adapter_model.safetensors")
             position = {"step": step, "n_used": n_used}
             (unfinished / POSITION).write_text(json.dumps(position))
             names = files_in(unfinished)
@@ -374,10 +379,13 @@ def of_adamw(parameter, optimizer):
     return optimizer.state[parameter]
 
 
-def whole_weights(policy, dtype):
-    """{name: weight on the CPU} in process 0, {} in the others. All must call it."""
+def whole(named_weights, dtype):
+    """{name: weight on the CPU} in process 0, {} in the others. All must call it.
+
+    named_weights: (name, weight), which under FSDP2 may be sharded.
+    """
     weights = {}
-    for name, weight in lora.merged_weights(policy.lm):
+    for name, weight in named_weights:
         # one at a time, so that a GPU never holds the whole model
         weight = processes.full_tensor(weight)
         if processes.RANK == 0:

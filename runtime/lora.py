@@ -11,6 +11,7 @@ adapters on all linear layers except the head, α 32, and a learning rate ten ti
 fine-tuning, whatever the rank.
 
 The layers are peft's. They are put into the model and leave its own form (.model, .lm_head) alone.
+A checkpoint has the adapter in peft's form, too: a few MB, which peft and vLLM load beside --model.
 """
 
 import torch
@@ -31,6 +32,8 @@ def add_adapters(policy, args):
         r=args.lora_rank,
         lora_alpha=args.lora_alpha,
         target_modules="all-linear",  # peft leaves out the head
+        task_type="CAUSAL_LM",  # this and the next for those who load the adapter alone
+        base_model_name_or_path=args.model,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
@@ -77,6 +80,13 @@ def merged_weights(model, remove_duplicate=True):
             layer = model.get_submodule(name.removesuffix(".base_layer.weight"))
             weight = (weight.float() + adapter_of(layer)).to(weight.dtype)
         yield name.replace(".base_layer.", "."), weight
+
+
+def peft_weights(model):
+    """The weights of all A and B, without gradient, by peft's names: (name, weight)."""
+    for name, weight in model.named_parameters():
+        if ".lora_A." in name or ".lora_B." in name:
+            yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", weight.detach()
 
 
 def adapter_of(layer):

@@ -1,6 +1,7 @@
 """LoRA: what adapters compute, what of them is trained, sent to the sampler and saved, on one process and on two."""
 
 import dataclasses
+import json
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 import torch
 from conftest import KK_TINY, ROOT, metrics, run, run_together, small, timeless
+from peft import PeftModel
 from safetensors.torch import load_file
 from test_algorithms import GROUP, PROMPTS, adamw, arguments, batch, distance, rows_of  # noqa: F401
 from transformers import AutoModelForCausalLM
@@ -288,10 +290,21 @@ def test_a_checkpoint_is_an_ordinary_model_and_trains_on_from_its_adapters(four_
     assert (exported / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     assert not (exported / "trainer").exists()
     lm = AutoModelForCausalLM.from_pretrained(exported)
-    assert not any("lora" in name for name, _ in lm.named_parameters()) and not list(folder.glob("adapter*"))
+    assert not any("lora" in name for name, _ in lm.named_parameters())
+    check_adapter(folder)
     of_state = checkpoints.read_metadata(folder / "trainer").state_dict_metadata
     assert len(of_state) == 1 + 4 * 2 * 7 * len(lm.model.layers)  # "rng"; weight, two moments and step of A and B
     assert all("lora_" in name or name == "rng" for name in of_state)
+
+
+def check_adapter(folder):
+    """A checkpoint's adapter, which peft puts on --model, makes the checkpoint's model."""
+    base = AutoModelForCausalLM.from_pretrained(KK_TINY, dtype=torch.float32)
+    merged = dict(PeftModel.from_pretrained(base, folder / "adapter").merge_and_unload().named_parameters())
+    for name, weight in load_file(folder / "model.safetensors").items():
+        assert largest(merged[name], weight) < 1e-6, name
+    about = json.loads((folder / "adapter/adapter_config.json").read_text())
+    assert (about["r"], about["base_model_name_or_path"]) == (3, str(KK_TINY))
 
 
 def test_a_resumed_run_with_lora_equals_an_unbroken_one(four_steps, tmp_path):
@@ -310,8 +323,10 @@ def test_two_processes_go_on_from_a_run_of_one(four_steps, tmp_path):
     for key in ("reward", "kl", "entropy", "grad_norm"):
         assert third[key] == pytest.approx(unbroken[key], rel=0.2, abs=0.02), key
     assert max(third["sampler_gap"], fourth["sampler_gap"]) < 0.001
-    state = checkpoints.read_metadata(tmp_path / "run/checkpoints/step_000004/trainer").state_dict_metadata
+    folder = tmp_path / "run/checkpoints/step_000004"
+    state = checkpoints.read_metadata(folder / "trainer").state_dict_metadata
     assert all("lora_" in name or name == "rng" for name in state)
+    check_adapter(folder)
 
 
 # --------------------------------------------------------------------------------------------------------------------
