@@ -8,6 +8,7 @@ PY = $(VENV)/bin/python
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check
 MARP = .marp/node_modules/.bin/marp
 SMOLLM = models/SmolLM2-135M-Instruct
+TAUGHT = models/SmolLM2-135M-KK
 GPU := $(shell nvidia-smi --list-gpus 2>/dev/null | grep -c GPU)
 TORCH_CPU_WHEELS = https://download.pytorch.org/whl/cpu
 
@@ -17,7 +18,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install doctor model demo llm watch test test-all bench lab table docs site slides lint format
+.PHONY: install doctor model taught demo llm watch test test-all bench lab table docs site slides lint format
 
 install: $(VENV)/installed
 
@@ -48,6 +49,11 @@ model: $(SMOLLM)/model.safetensors
 
 $(SMOLLM)/model.safetensors: | $(VENV)/installed
 	$(PY) -m tools.get_smollm2 $(SMOLLM)
+
+taught: $(TAUGHT)/model.safetensors
+
+$(TAUGHT)/model.safetensors: | $(SMOLLM)/model.safetensors
+	$(PY) -m tools.merge models/smollm2_kk $(TAUGHT)
 
 demo: install
 	$(PY) grpo_ar_lopti.py --alpha 0.3 --eta 0.5

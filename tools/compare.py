@@ -67,7 +67,7 @@ SMOLLM2 = (
 )
 # The same model after sft.py has taught it to solve puzzles (docs/algorithms/sft.md): thinking pays, and takes tokens.
 SMOLLM2_KK = (
-    "--model runs/SmolLM2_kk/checkpoints/step_000090 --people 2 --max_prompt_tokens 352 --kl_coef 0 --lr 3e-5"
+    "--model models/SmolLM2-135M-KK --people 2 --max_prompt_tokens 352 --kl_coef 0 --lr 3e-5 --dtype float32"
     " --temperature 1 --prompts_per_step 4 --responses_per_prompt 8 --updates_per_step 1 --max_response_tokens 384"
     " --micro_batch_tokens 2048 --kv_cache_gb 0.5 --steps 20 --eval_every 10 --eval_size 96"
 )
@@ -210,7 +210,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "ar+lopti, SmolLM2: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
         ],
     ),
-    "puzzles": (  # needs the run of sft.py; a run takes half an hour and more: --limit 100
+    "puzzles": (  # needs `make taught`; a run takes half an hour and more: --limit 100
         SMOLLM2_KK,
         [
             "grpo, puzzles: grpo.py",

@@ -1,0 +1,31 @@
+"""Makes an ordinary model, in bfloat16, of a LoRA adapter and the model that the adapter was trained beside.
+
+    python -m tools.merge models/smollm2_kk models/SmolLM2-135M-KK     (make taught)
+    python -m tools.merge RUN/checkpoints/step_000020/adapter FOLDER
+
+The adapter is a folder in peft's form. The other model is the one that its adapter_config.json names.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from peft import AutoPeftModelForCausalLM, PeftConfig
+from transformers import AutoTokenizer
+
+
+def main(adapter, folder):
+    """Writes the folder, at once when all of it is there. The sum is made in float32 and then rounded."""
+    base = PeftConfig.from_pretrained(adapter).base_model_name_or_path
+    model = AutoPeftModelForCausalLM.from_pretrained(adapter, dtype=torch.float32).merge_and_unload()
+    half_written = folder.with_name(folder.name + ".tmp")
+    model.to(torch.bfloat16).save_pretrained(half_written)
+    AutoTokenizer.from_pretrained(base).save_pretrained(half_written)
+    half_written.rename(folder)
+    print(f"wrote {folder}: {base} with {adapter}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(sys.argv[1], Path(sys.argv[2]))
