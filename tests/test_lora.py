@@ -279,7 +279,7 @@ def test_a_run_with_lora_learns_and_the_sampler_follows(four_steps):
     assert rows[3]["reward"] > rows[0]["reward"] + 0.2
 
 
-def test_a_checkpoint_is_an_ordinary_model_and_trains_on_from_its_adapters(four_steps):
+def test_a_checkpoint_is_an_ordinary_model_and_trains_on_from_its_adapters(four_steps, tmp_path):
     folder = four_steps / "checkpoints/step_000004"
     weights, base = load_file(folder / "model.safetensors"), load_file(KK_TINY / "model.safetensors")
     assert weights.keys() == base.keys()
@@ -290,15 +290,14 @@ def test_a_checkpoint_is_an_ordinary_model_and_trains_on_from_its_adapters(four_
     assert not (exported / "trainer").exists()
     lm = AutoModelForCausalLM.from_pretrained(exported)
     assert not any("lora" in name for name, _ in lm.named_parameters())
-    check_adapter(folder)
+    check_adapter(folder, tmp_path / "merged")
     of_state = checkpoints.read_metadata(folder / "trainer").state_dict_metadata
     assert len(of_state) == 1 + 4 * 2 * 7 * len(lm.model.layers)  # "rng"; weight, two moments and step of A and B
     assert all("lora_" in name or name == "rng" for name in of_state)
 
 
-def check_adapter(folder):
-    """A checkpoint's adapter, which peft puts on --model, makes the checkpoint's model, here rounded to bfloat16."""
-    made = folder.with_name("merged")
+def check_adapter(folder, made):
+    """A checkpoint's adapter, which peft puts on --model, makes its model, rounded to bfloat16. made: a new folder."""
     merge.main(str(folder / "adapter"), made)
     merged, weights = (load_file(path / "model.safetensors") for path in (made, folder))
     assert merged.keys() == weights.keys()
@@ -328,7 +327,7 @@ def test_two_processes_go_on_from_a_run_of_one(four_steps, tmp_path):
     folder = tmp_path / "run/checkpoints/step_000004"
     state = checkpoints.read_metadata(folder / "trainer").state_dict_metadata
     assert all("lora_" in name or name == "rng" for name in state)
-    check_adapter(folder)
+    check_adapter(folder, tmp_path / "merged")
 
 
 # --------------------------------------------------------------------------------------------------------------------
