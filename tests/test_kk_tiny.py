@@ -288,11 +288,12 @@ def test_defaults_are_the_papers_on_a_gpu_and_kk_tinys_without_one(trainer, monk
     assert other == dataclasses.replace(papers, **defaults.ON_CPU | {"model": "models/SmolLM2-135M-Instruct"})
 
 
-def test_all_of_kk_tinys_settings_are_settings_of_some_script_and_in_range():
-    unknown = files.read_object(KK_TINY / "trainer_settings.json").keys()
+@pytest.mark.parametrize("model", [KK_TINY, ROOT / "models" / "smollm2_kk"], ids=lambda path: path.name)
+def test_all_settings_of_a_models_folder_are_settings_of_some_script_and_in_range(model):
+    unknown = files.read_object(model / "trainer_settings.json").keys()
     for stem in family.family():
         trainer = importlib.import_module(stem)
-        own = defaults.of_model(KK_TINY, trainer.Args)
+        own = defaults.of_model(model, trainer.Args)
         settings.check_ranges(trainer.Args(**own))
         unknown -= own.keys()
     assert not unknown

@@ -297,8 +297,11 @@ def test_a_checkpoint_is_an_ordinary_model_and_trains_on_from_its_adapters(four_
 
 
 def check_adapter(folder, made):
-    """A checkpoint's adapter, which peft puts on --model, makes its model, rounded to bfloat16. made: a new folder."""
-    merge.main(str(folder / "adapter"), made)
+    """A checkpoint's adapter, which peft puts on --model, makes its model, in bfloat16; settings go along."""
+    settings = folder / "adapter" / "trainer_settings.json"
+    settings.write_text('{"people": "2"}')
+    merge.main(folder / "adapter", made)
+    assert (made / settings.name).read_text() == settings.read_text()
     merged, weights = (load_file(path / "model.safetensors") for path in (made, folder))
     assert merged.keys() == weights.keys()
     for name, weight in weights.items():

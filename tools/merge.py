@@ -3,9 +3,11 @@
     python -m tools.merge models/smollm2_kk models/SmolLM2-135M-KK     (make taught)
     python -m tools.merge RUN/checkpoints/step_000020/adapter FOLDER
 
-The adapter is a folder in peft's form. The other model is the one that its adapter_config.json names.
+The adapter is a folder in peft's form. The other model is the one that its adapter_config.json names. What the trainers
+take from a model's folder, trainer_settings.json, goes along if the adapter has it.
 """
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -21,6 +23,8 @@ def main(adapter, folder):
     half_written = folder.with_name(folder.name + ".tmp")
     model.to(torch.bfloat16).save_pretrained(half_written)
     AutoTokenizer.from_pretrained(base).save_pretrained(half_written)
+    if (adapter / "trainer_settings.json").exists():
+        shutil.copy(adapter / "trainer_settings.json", half_written)
     half_written.rename(folder)
     print(f"wrote {folder}: {base} with {adapter}")
 
@@ -28,4 +32,4 @@ def main(adapter, folder):
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
