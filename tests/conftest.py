@@ -11,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import prepared
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from filelock import FileLock
@@ -173,6 +175,26 @@ def on_the_cpu():
                 if "ON_GPU" in names:
                     patch.setattr(module, "ON_GPU", False)
         yield
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_model):
+    """Responses of the tiny model, with all that an update of grpo.py reads."""
+    from test_algorithms import make_batch
+
+    return make_batch(tiny_model)
+
+
+def write_rows(path, rows):
+    """Writes Parquet, a JSON object in each line, or a JSON list, as the path's suffix says. Gives the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        path.write_text(json.dumps(rows))
+    return path
 
 
 def parse(trainer, *words):

@@ -20,7 +20,6 @@ from test_algorithms import (
     distance,
     gradients,
     lengths_of,
-    make_batch,
     plain_gradient,
     plain_log_softmax,
 )
@@ -35,11 +34,6 @@ BINS = range(1, 6)
 
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
-
-
-@pytest.fixture(scope="module")
-def batch(tiny_model):
-    return make_batch(tiny_model)
 
 
 def share(batch, rows):
@@ -455,25 +449,6 @@ def test_alpha_0_is_grpos_clip_with_the_mean_over_sequences(tiny_model, batch):
     assert metrics["clip_rate"] == plain_metrics["clip_rate"] > 0.05
     adaptive, _ = gradients(acpo, alike, arguments(acpo, clip_base=0.2, **settings))
     assert distance(adaptive[0], plain[0]) < 1e-6 and distance(adaptive[1], plain[1]) > 1e-2
-
-
-@pytest.mark.parametrize("task", ["math", "countdown"])
-def test_the_papers_two_regimes_are_commands(task):
-    """Near on-policy: 2 updates of 64 prompts. Off-policy: 16 updates of 16 prompts. 10 responses
-    to each prompt.
-
-    ACPO's release (Control-derek/ACPO, cfcd73d), scripts/acpo/run_math_qwen_7b.sh: lines 27-28,
-    32-33, 50-51, 55, 79.
-    """
-    words = ("--task", task, "--model", "some/model")
-    off = parse(acpo, *words, "--updates_per_step", "16", "--prompts_per_step", "256")
-    near = parse(acpo, *words)
-    assert (near.updates_per_step, near.prompts_per_step) == (2, 128)
-    assert (off.updates_per_step, off.prompts_per_step) == (16, 256)
-    for args in (near, off):
-        checks.check_prompts_per_step(args)
-        sizes = args.responses_per_prompt, args.max_prompt_tokens, args.max_response_tokens
-        assert sizes == (10, 1024, 3072) and (args.temperature, args.lr, args.kl_coef) == (1.0, 1e-6, 0.0)
 
 
 def test_other_tasks_and_kk_tiny_keep_their_own_defaults():

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from conftest import step_of_main
-from test_algorithms import adamw, arguments, distance, gradients, make_batch, weights
+from test_algorithms import arguments, gradients
 
 import dapo
 import dapo_ar_lopti
@@ -16,54 +16,7 @@ import reinforce_pp
 import reinforce_pp_ar_lopti
 
 PAIRS = [(reinforce_pp, reinforce_pp_ar_lopti), (dapo, dapo_ar_lopti)]
-each_pair = pytest.mark.parametrize("parent, child", PAIRS, ids=["reinforce_pp", "dapo"])
-OFF = {"alpha": 0.0, "eta": 0.0}
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
-
-
-@pytest.fixture(scope="module")
-def batch(tiny_model):
-    return make_batch(tiny_model)
-
-
-def advantages(trainer, rewards, batch, args):
-    """As in main."""
-    found = trainer.compute_advantages(rewards, batch, args)
-    return found * trainer.ar_weight(batch["old_logp"], args.alpha) if hasattr(trainer, "ar_weight") else found
-
-
-@each_pair
-def test_alpha_0_and_eta_0_are_the_parent_to_the_last_bit(tiny_model, batch, parent, child):
-    rng = torch.Generator().manual_seed(3)
-    all_rewards = [torch.randn(len(batch["ids"]), generator=rng) for _ in range(2)]
-    reached = []
-    for trainer, off in ((parent, {}), (child, OFF)):
-        settings = {"updates_per_step": 2, "micro_batch_tokens": 300, "max_grad_norm": 0.1}
-        args = arguments(trainer, model=str(tiny_model), **settings, **off)
-        policy = trainer.load_policy(args, trained=True)
-        optimizer, path = adamw(policy), []
-        for step, rewards in enumerate(all_rewards):
-            now = batch | {"advantages": advantages(trainer, rewards, batch, args)}
-            metrics = trainer.update(policy, optimizer, now, step, args)
-            path.append((weights(policy), {key: metrics[key] for key in ("clip_rate", "grad_norm", "optimizer_steps")}))
-        reached.append(path)
-    for (weights_a, metrics_a), (weights_b, metrics_b) in zip(*reached):
-        assert torch.equal(weights_a, weights_b) and metrics_a == metrics_b
-    assert not torch.equal(reached[0][0][0], reached[0][1][0])
-
-
-@each_pair
-def test_at_fixed_weights_the_two_stages_add_up_to_the_parent(tiny_model, batch, parent, child):
-    """Two updates: low, low, high, high. The advantages are given, so α is out of it."""
-    settings = {"model": str(tiny_model), "updates_per_step": 2, "micro_batch_tokens": 300}
-    plain, _ = gradients(parent, batch, arguments(parent, **settings))
-    staged, metrics = gradients(child, batch, arguments(child, eta=0.5, **settings))
-    assert metrics["optimizer_steps"] == len(staged) == 4
-    low = batch["old_logp"][batch["mask"]].exp() <= 0.5
-    assert metrics["low_rate"] == pytest.approx(low.double().mean().item(), abs=1e-12)
-    for i in range(2):
-        assert distance(staged[i] + staged[2 + i], plain[i]) < 1e-5
-        assert distance(staged[i], plain[i]) > 1e-3 and distance(staged[2 + i], plain[i]) > 1e-3
 
 
 @pytest.mark.parametrize("parent, child", [(grpo, grpo_ar_lopti), *PAIRS], ids=["grpo", "reinforce_pp", "dapo"])

@@ -14,7 +14,6 @@ from test_algorithms import (
     gradients,
     lengths_of,
     loss_batch,
-    make_batch,
     plain_gradient,
     plain_log_softmax,
 )
@@ -28,11 +27,6 @@ E20 = math.exp(20)
 
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
-
-
-@pytest.fixture(scope="module")
-def batch(tiny_model):
-    return make_batch(tiny_model)
 
 
 # -------------------------------------------------------------------------------------------------- CISPO's loss

@@ -12,10 +12,9 @@ import sys
 import time
 from fractions import Fraction
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import DATA, ROOT
+from conftest import DATA, ROOT, write_rows
 
 from rewards import countdown
 
@@ -427,16 +426,6 @@ def rows_for_file(n=12, numbers="3-5"):
     return [item["answer"] for item in countdown.generate(n, numbers, seed=7)]
 
 
-def write(path, rows):
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        path.write_text(json.dumps(rows))
-    return path
-
-
 def answers(*args, **settings):
     return [item["answer"] for item in countdown.load(*args, **settings)]
 
@@ -450,7 +439,7 @@ def test_generated_is_the_default():
 @pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])
 def test_file_is_loaded(tmp_path, suffix):
     rows = [row | {"other": "x"} for row in rows_for_file()]
-    path = write(tmp_path / f"puzzles{suffix}", rows)
+    path = write_rows(tmp_path / f"puzzles{suffix}", rows)
     items = countdown.load(str(path), "train", numbers="3-5")
     assert items == [countdown.make_item(row["nums"], row["target"]) for row in rows]
     assert {item["category"] for item in countdown.load(path, "train")} == {"3", "4"}
@@ -459,7 +448,7 @@ def test_file_is_loaded(tmp_path, suffix):
 
 
 def test_subset_of_a_file_is_balanced_and_seeded(tmp_path):
-    path = write(tmp_path / "a.jsonl", rows_for_file(60))
+    path = write_rows(tmp_path / "a.jsonl", rows_for_file(60))
     first, again, other = (countdown.load(path, "train", numbers="3-5", size=8, seed=seed) for seed in (0, 0, 1))
     assert first == again != other
     assert collections.Counter(item["category"] for item in first) == {"3": 3, "4": 3, "5": 2}
@@ -468,8 +457,8 @@ def test_subset_of_a_file_is_balanced_and_seeded(tmp_path):
 
 def test_folder_keeps_train_and_test_apart(tmp_path):
     rows = rows_for_file()
-    write(tmp_path / "train_a.jsonl", rows[:6])
-    write(tmp_path / "test_a.parquet", rows[6:])
+    write_rows(tmp_path / "train_a.jsonl", rows[:6])
+    write_rows(tmp_path / "test_a.parquet", rows[6:])
     (tmp_path / "README.md").write_text("not data")
     assert answers(tmp_path, "train", numbers="3-5") == rows[:6]
     assert answers(tmp_path, "test", numbers="3-5") == rows[6:]
@@ -489,7 +478,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_rows_are_named(tmp_path, name, suffix):
     good = {"nums": [1, 2, 3], "target": 6}
-    path = write(tmp_path / f"puzzles{suffix}", [good, good | BROKEN[name], good])
+    path = write_rows(tmp_path / f"puzzles{suffix}", [good, good | BROKEN[name], good])
     (column,) = BROKEN[name]
     with pytest.raises(ValueError, match=rf"puzzles\{suffix}, row 2: {column} must be"):
         countdown.load(path, "train")
@@ -509,17 +498,17 @@ def test_files_with_nulls_are_refused(tmp_path, text, message):
 
 @pytest.mark.parametrize("change", [{"nums": "1, 2, 3"}, {"nums": 6}, {"nums": [1.5, 2, 3]}, {"nums": ["1", "2"]}])
 def test_columns_of_another_type_are_refused(tmp_path, change):
-    path = write(tmp_path / "a.parquet", [{"nums": [1, 2, 3], "target": 6} | change])
+    path = write_rows(tmp_path / "a.parquet", [{"nums": [1, 2, 3], "target": 6} | change])
     with pytest.raises(ValueError, match=r"a\.parquet, row 1: nums must be a list of whole numbers above 0, not"):
         countdown.load(path, "train")
     for target in (6.5, "6", True):
-        write(path, [{"nums": [1, 2, 3], "target": target}])
+        write_rows(path, [{"nums": [1, 2, 3], "target": target}])
         with pytest.raises(ValueError, match=r"a\.parquet, row 1: target must be a whole number, not"):
             countdown.load(path, "train")
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    path = write(tmp_path / "a.parquet", [{"numbers": [1, 2, 3], "target": 6}])
+    path = write_rows(tmp_path / "a.parquet", [{"numbers": [1, 2, 3], "target": 6}])
     with pytest.raises(ValueError, match=r"a\.parquet lacks the columns nums; it has numbers, target"):
         countdown.load(path, "train")
     (tmp_path / "a.json").write_text("{broken")
@@ -536,7 +525,7 @@ def test_hub_data_sets(tmp_path):
     for parts in (["train"], ["train", "test"]):
         (tmp_path / f"{len(parts)}").mkdir()
         for part, some in zip(parts, (rows, rows[:7])):
-            write(tmp_path / f"{len(parts)}" / f"{part}.jsonl", some)
+            write_rows(tmp_path / f"{len(parts)}" / f"{part}.jsonl", some)
     program = f"""
 import json
 from rewards import countdown

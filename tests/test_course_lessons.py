@@ -14,7 +14,6 @@ import torch
 
 import grpo
 import grpo_tis
-import rloo
 from course import failures
 from course.solutions import lesson_10
 from rewards import kk
@@ -163,13 +162,6 @@ def test_the_loss_of_the_notebook_is_not_near_zero():
     assert f"{loss:.3f}" == "-0.751" and "−0.751" in (COURSE / "lesson_2.md").read_text()
 
 
-def test_a_group_of_one_response():
-    args, batch = SimpleNamespace(responses_per_prompt=1), {"mask": torch.ones(1, 1, dtype=torch.bool)}
-    reward = torch.tensor([3.0])
-    assert rloo.compute_advantages(reward, batch, args).item() == 0
-    assert grpo.compute_advantages(reward, batch, args).item() == pytest.approx(3, rel=1e-5)
-
-
 def test_weights_of_tis_correct_a_temperature():
     logits = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)
     sampler, trainer = logits.log_softmax(0), (logits / 0.7).log_softmax(0)
@@ -198,19 +190,6 @@ def test_the_spikes_are_of_one_seed_and_of_the_script_with_a_kl_term():
 
     assert largest("16_updates", 0) > 20 and max(largest("16_updates", seed) for seed in (1, 2)) < 0.5
     assert max(largest("acpo_16_updates", seed) for seed in range(3)) == pytest.approx(0.56, abs=0.005)
-
-
-def test_an_undecided_place_may_have_a_probable_token():
-    shares = torch.tensor([0.6] + [0.001] * 400, dtype=torch.float64)
-    assert -(shares * shares.log()).sum() == pytest.approx(3.07, abs=0.005)
-    assert 2 * math.log(4) < 3.07
-
-
-def test_pairing_did_not_help_in_lesson_8():
-    grpo_runs, lopti_runs = (0.667, 0.630, 0.713), (0.743, 0.713, 0.683)
-    _, paired = compare.mean_and_error([a - b for a, b in zip(lopti_runs, grpo_runs)])
-    errors = [compare.mean_and_error(runs)[1] for runs in (grpo_runs, lopti_runs)]
-    assert f"{paired:.3f}" == "0.037" and f"{math.hypot(*errors):.3f}" == "0.030"
 
 
 def test_the_six_gradients_of_lesson_10():

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import KK_TINY, answer, puzzles, run_together, step_of_main, timeless
-from test_algorithms import GROUP, arguments, distance, gradients, make_batch
+from test_algorithms import GROUP, arguments, distance, gradients
 
 import dapo
 import grpo
@@ -20,11 +20,6 @@ from rewards import load_task, next_prompts
 from runtime import checks, clock, measure, passes, processes, sharing
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
-
-
-@pytest.fixture(scope="module")
-def batch(tiny_model):
-    return make_batch(tiny_model)
 
 
 # ------------------------------------------------------------------------------------------------------------ penalty
@@ -438,6 +433,3 @@ def rows_of(result):
          advantages[mask][0].item(), old_logp.sum().item())
         for ids, mask, reward, advantages, old_logp in rows if mask.any()
     ]  # fmt: skip
-
-
-# --------------------------------------------------------------------------------------------------------- whole runs

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import before_after
 from tools import anchors, demo_picture
 
 ROOT = Path(__file__).parents[1]
@@ -170,11 +169,6 @@ def test_the_picture_of_a_run_shows_the_shortest_problem_that_was_learned(tmp_pa
         demo_picture.read(tmp_path)
     with pytest.raises(ValueError, match="is not the folder of a run"):
         demo_picture.read(tmp_path / "nothing")
-
-
-def test_pairs_of_one_evaluation_are_none():
-    assert before_after.pairs([sample(0, 1, False, "x")]) == ({}, {}, [])
-    assert before_after.view([sample(0, 1, False, "x")]) is None
 
 
 # --------------------------------------------------------------------------------------------------- add_a_variant.md

@@ -10,7 +10,7 @@ import math
 
 import pytest
 import torch
-from test_algorithms import Recorder, adamw, arguments, distance, gradients, make_batch, weights
+from test_algorithms import Recorder, adamw, arguments, distance, gradients, weights
 from torch import nn
 
 import archer
@@ -18,11 +18,6 @@ import entropy_top
 import grpo
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
-
-
-@pytest.fixture(scope="module")
-def batch(tiny_model):
-    return make_batch(tiny_model)
 
 
 def share(batch, rows):

@@ -1,12 +1,10 @@
-"""GRPO with a correction for the sampler, in numbers; and what it mends if the sampler is not the trainer.
+"""GRPO with a correction for the sampler, in numbers.
 
-As in test_algorithms.py: what is expected is Python's float arithmetic, and no sampler runs here. Where a sampler
-matters, all that it could draw is enumerated, each with its probability: nothing is left to chance.
+As in test_algorithms.py: what is expected is Python's float arithmetic, and no sampler runs here.
 """
 
 import dataclasses
 import math
-from statistics import median
 
 import pytest
 import torch
@@ -18,15 +16,11 @@ from test_algorithms import (
     adamw,
     arguments,
     distance,
-    flat,
     gradients,
     loss_batch,
-    make_batch,
     plain_gradient,
-    plain_log_softmax,
     weights,
 )
-from transformers import AutoModelForCausalLM
 
 import grpo
 import grpo_tis
@@ -38,11 +32,6 @@ both = pytest.mark.parametrize("correction", ["tis", "icepop"])
 
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
-
-
-@pytest.fixture(scope="module")
-def batch(tiny_model):
-    return make_batch(tiny_model)
 
 
 # ------------------------------------------------------------------------------------------------------ the weight
@@ -255,119 +244,6 @@ def test_an_update_leaves_responses_out_by_the_policy_as_it_is(tiny_model, batch
     (one,), metrics = gradients(grpo_tis, batch, args)
     assert 0.05 < share < 0.5 and metrics["mask_rate"] == pytest.approx(share.item(), rel=1e-6)
     assert distance(one, plain_gradient(tiny_model, batch, args, weight)) < 1e-5
-
-
-# -------------------------------------------------------------------------------- a sampler that is not the trainer
-
-
-def mean_gradient(parameters, logp, sampler_logp, advantages, args):
-    """−∇ loss, flat, in the mean over all that the sampler can draw.
-
-    logp (with gradient), sampler_logp: [rows, tokens], one row for each possible response; advantages: [rows]. Each row
-    counts as often as the sampler draws it. No weight has moved: ρ is 1, and the loss is proportional to A.
-    """
-    probability = sampler_logp.sum(1).exp()
-    batch = {"old_logp": logp.detach(), "ref_logp": logp.detach(), "sampler_logp": sampler_logp}
-    batch["mask"] = torch.ones(logp.shape, dtype=torch.bool)
-    batch["advantages"] = (probability * advantages)[:, None].expand_as(logp)
-    trainer = grpo_tis if isinstance(args, grpo_tis.Args) else grpo
-    loss, clipped = trainer.policy_loss(logp, batch, 1, args)
-    assert clipped.item() == 0
-    return flat(torch.autograd.grad(-loss, parameters, retain_graph=True))
-
-
-def responses(logits, temperature):
-    """log π of all responses of one token out of six, [6, 1], or of two, [36, 2].
-
-    logits: those of the first token, [6]; for two tokens also those of the second after each first, [6, 6].
-    """
-    first = (logits[0] / temperature).log_softmax(-1)
-    if len(logits) == 1:
-        return first[:, None]
-    second = (logits[1] / temperature).log_softmax(-1)
-    return torch.stack([first[:, None].expand(6, 6), second], -1).flatten(0, 1)
-
-
-def errors(slip, n_tokens, args):
-    """How far the mean gradient is from that of the expected reward, relative to it, with each of 100 policies.
-
-    The trainer's temperature is 0.8, the sampler's is `slip`. args: grpo.py's or those of a correction. Rewards are
-    0 and 1.
-    """
-    rng, found = torch.Generator().manual_seed(1), []
-    for _ in range(100):
-        shapes = [(6,), (6, 6)][:n_tokens]
-        logits = [2 * torch.randn(shape, generator=rng, dtype=torch.float64) for shape in shapes]
-        rewards = torch.randint(2, (6**n_tokens,), generator=rng).double()
-        rewards[:2] = torch.tensor([0.0, 1.0])  # not all the same
-        for part in logits:
-            part.requires_grad_()
-        logp, sampler_logp = responses(logits, 0.8), responses(logits, slip).detach()
-        expected_reward = (logp.sum(1).exp() * rewards).sum()
-        exact = flat(torch.autograd.grad(expected_reward, logits, retain_graph=True))
-        advantages = rewards - expected_reward.detach()
-        found.append(distance(mean_gradient(logits, logp, sampler_logp, advantages, args), exact))
-    return found
-
-
-@pytest.mark.parametrize("n_tokens", [1, 2])
-def test_without_a_slip_the_mean_gradient_is_that_of_the_expected_reward(n_tokens):
-    for args in (arguments(), arguments(grpo_tis), arguments(grpo_tis, correction="icepop")):
-        assert max(errors(0.8, n_tokens, args)) < 1e-12
-
-
-def test_a_slipped_temperature_biases_the_gradient_and_the_weight_makes_it_right():
-    """1.0 instead of 0.8, responses of one token: no weight reaches a bound of 2, and nothing of the error is left."""
-    biased = errors(1.0, 1, arguments())
-    assert min(biased) > 0.03 and median(biased) > 0.2
-    assert max(errors(1.0, 1, arguments(grpo_tis))) < 1e-12
-
-
-@both
-def test_what_a_bound_leaves_of_the_bias(correction):
-    """The sampler's temperature is 0.6: it draws improbable tokens too seldom, and their weights are large."""
-    unbounded = {"correction_max": 1e9, "correction_min": 0.0}
-    assert max(errors(0.6, 1, arguments(grpo_tis, correction=correction, **unbounded))) < 1e-12
-    left = median(errors(0.6, 1, arguments(grpo_tis, correction=correction)))
-    assert 0.01 < left < 0.7 * median(errors(0.6, 1, arguments()))
-
-
-@pytest.mark.parametrize(("correction", "share"), [("tis", 0.75), ("icepop", 0.95)])
-@pytest.mark.parametrize("slip", [1.0, 1.2, 0.6])
-def test_in_longer_responses_less_of_the_bias_is_left(slip, correction, share):
-    """Two tokens. Not all goes away: a token's weight leaves out the tokens before it, by which the sampler's prefixes
-    are not the trainer's, and those after it, by which the reward came about."""
-    biased = median(errors(slip, 2, arguments()))
-    left = median(errors(slip, 2, arguments(grpo_tis, correction=correction)))
-    assert biased > 0.1 and left < share * biased
-
-
-def test_a_bfloat16_sampler_biases_the_gradient_of_a_float32_trainer_and_the_weight_makes_it_right(tiny_model, batch):
-    """The next token after each of three prompts, all 640 of them: the same weights, computed in the two types."""
-    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    sampler = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
-    parameters = list(lm.parameters())
-    assert all(torch.equal(a, b.float()) for a, b in zip(parameters, sampler.parameters()))
-    for row in (0, 9, 18):
-        prompt = batch["ids"][row, : batch["mask"][row].int().argmax()]
-        logp = plain_log_softmax(lm, prompt, 0.7)[-1][:, None]  # [640, 1]
-        with torch.no_grad():
-            sampler_logp = plain_log_softmax(sampler, prompt, 0.7)[-1][:, None]
-        weight, cut = grpo_tis.sampler_correction(
-            {"old_logp": logp.detach(), "sampler_logp": sampler_logp}, arguments(grpo_tis)
-        )
-        assert 1e-3 < (weight - 1).abs().max() < 0.2 and not cut.any()
-        assert (sampler_logp.exp() * weight).sum().item() == pytest.approx(1, abs=1e-9)  # correction_mean
-        rewards = (torch.arange(len(logp)) % 3 == 0).double()
-        expected_reward = (logp[:, 0].exp() * rewards).sum()
-        exact = flat(torch.autograd.grad(expected_reward, parameters, retain_graph=True))
-        advantages = rewards - expected_reward.detach()
-        gradients = [
-            mean_gradient(parameters, logp, sampler_logp, advantages, args)
-            for args in (arguments(), arguments(grpo_tis), arguments(grpo_tis, correction="icepop"))
-        ]
-        biased, *left = [distance(gradient, exact) for gradient in gradients]
-        assert biased > 1e-4 and max(left) < biased / 20
 
 
 # ------------------------------------------------------------------------------------------------------ the metrics

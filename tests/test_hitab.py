@@ -12,10 +12,8 @@ import time
 import zipfile
 from fractions import Fraction
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from conftest import KK_TINY, ROOT
+from conftest import KK_TINY, ROOT, write_rows
 from transformers import AutoTokenizer
 
 from rewards import encode, hitab
@@ -154,34 +152,27 @@ def test_tolerance_is_half_of_the_sixth_place_and_nothing_for_a_whole_number():
     assert score("0.1234564", 0.123456) == RIGHT and score("0.1234567", 0.123456) == WRONG
 
 
-# Holes that are known, and that nobody should be surprised by.
+HOLES = {  # known, so that nobody is surprised: an answer, and the right ones it is held against
+    "any unit is taken": ("12 apples", 12),
+    "even a wrong one": ("$12", 12),
+    "up to three words behind a number are taken for its unit": ("12 or thirteen", 12),
+    "even these": ("12 is not right", 12),
+    "an ordinal is its number": ("2", "2nd"),
+    "a number is an ordinal": ("2nd", 2),
+    "the parts of labels with commas may be mixed": ("tx, san jose; ca, austin", "san jose, ca", "austin, tx"),
+    "the parts of an answer have no order, not even those asked for respectively": ("7; 12", 12, 7),
+}
 
 
-def test_hole_any_unit_is_taken():
-    assert score("12 apples", 12) == score("12%", 12) == score("$12", 12) == RIGHT
+@pytest.mark.parametrize("name", HOLES)
+def test_a_known_hole(name):
+    assert score(*HOLES[name]) == RIGHT
 
 
-def test_hole_up_to_three_words_behind_a_number_are_taken_for_its_unit():
-    assert score("12 is not right", 12) == score("12 or thirteen", 12) == RIGHT
-    assert score("12 is not the answer", 12) == WRONG
-
-
-def test_hole_an_ordinal_is_its_number():
-    assert score("2", "2nd") == score("2nd", 2) == RIGHT
-
-
-def test_hole_the_parts_of_labels_with_commas_may_be_mixed():
-    assert score("tx, san jose; ca, austin", "san jose, ca", "austin, tx") == RIGHT
-
-
-def test_hole_the_parts_of_an_answer_have_no_order():
-    """A question for numbers "respectively" has an order that the rule does not see."""
-    assert score("7; 12", 12, 7) == RIGHT
-
-
-def test_hole_a_share_that_is_written_as_a_percentage_is_wrong():
+def test_what_is_right_and_counts_as_wrong():
     """Some known answers of HiTab are shares, though their questions ask for percent."""
     assert score("18.5471%", 0.185471) == WRONG
+    assert score("12 is not the answer", 12) == WRONG  # four words are no unit
 
 
 LONG = hitab.MAX_LENGTH
@@ -481,23 +472,12 @@ WANTED = [  # (table, question, answer, category) of these rows
 ]
 
 
-def write(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        path.write_text(json.dumps(rows))
-    return path
-
-
 def release(folder, rows=ROWS, tables=TABLES, zipped=False):
     """A folder in the release's layout, its training samples the first two rows."""
-    write(folder / "train_samples.jsonl", rows[:2])
-    write(folder / "dev_samples.jsonl", [])
-    write(folder / "test_samples.jsonl", rows)
-    write(folder / "test_samples_qualitycheck.jsonl", [])
+    write_rows(folder / "train_samples.jsonl", rows[:2])
+    write_rows(folder / "dev_samples.jsonl", [])
+    write_rows(folder / "test_samples.jsonl", rows)
+    write_rows(folder / "test_samples_qualitycheck.jsonl", [])
     if zipped:
         with zipfile.ZipFile(folder / "tables.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             for name, table in tables.items():
@@ -505,8 +485,8 @@ def release(folder, rows=ROWS, tables=TABLES, zipped=False):
                 archive.writestr(f"tables/hmt/{name}.json", "another form")
                 archive.writestr(f"__MACOSX/tables/raw/._{name}.json", "nothing")
     for name, table in {} if zipped else tables.items():
-        write(folder / "tables/raw" / f"{name}.json", table)
-        write(folder / "tables/hmt" / f"{name}.json", "another form")
+        write_rows(folder / "tables/raw" / f"{name}.json", table)
+        write_rows(folder / "tables/hmt" / f"{name}.json", "another form")
     return folder
 
 
@@ -542,14 +522,14 @@ def test_tables_within_the_rows(tmp_path, suffix):
     rows = [{"question": "q", "answer": ["4"], "table_content": json.dumps(MERGED)}]
     rows.append({"question": "q", "answer": ["5"], "table_content": repr(TREES)})
     rows.append({"question": "q", "answer": ["6"], "table_content": " | a |\n|---| "})
-    found = in_short(hitab.load(write(tmp_path / f"a{suffix}", rows), "train"))
+    found = in_short(hitab.load(write_rows(tmp_path / f"a{suffix}", rows), "train"))
     assert [table for table, *_ in found] == [MERGED_SHOWN, TREES_SHOWN, "| a |\n|---|"]
     assert [answer for _, _, answer, _ in found] == [["4"], ["5"], ["6"]] and found[0][-1] == "other"
     rows = [{"question": "q", "answer": ["4"], "table": MERGED, "aggregation": "none"}]
-    found = in_short(hitab.load(write(tmp_path / f"b{suffix}", rows), "train"))
+    found = in_short(hitab.load(write_rows(tmp_path / f"b{suffix}", rows), "train"))
     assert found == [(MERGED_SHOWN, "q", ["4"], "lookup")]
     rows = [{"question": "q", "answer": "['a, b', 4]", "aggregation": "['sum']"} | MERGED]
-    found = in_short(hitab.load(write(tmp_path / f"c{suffix}", rows), "train"))
+    found = in_short(hitab.load(write_rows(tmp_path / f"c{suffix}", rows), "train"))
     assert found == [(MERGED_SHOWN, "q", ["a, b", 4], "sum")]
 
 
@@ -563,18 +543,18 @@ def test_a_subset_is_seeded_and_keeps_the_order(tmp_path):
 
 def test_no_table_id_leads_out_of_the_folder(tmp_path):
     folder = release(tmp_path / "hitab")
-    write(tmp_path / "hitab/secret.json", MERGED)
-    write(tmp_path / "secret.json", MERGED)
+    write_rows(tmp_path / "hitab/secret.json", MERGED)
+    write_rows(tmp_path / "secret.json", MERGED)
     absolute = str(tmp_path / "secret")
     for name in ("../secret", "../../secret", "../../../secret", absolute, "../raw/m-1", "./m-1", "m-1.json", "m-1/"):
-        write(folder / "test_samples.jsonl", [ROWS[0], ROWS[1] | {"table_id": name}])
+        write_rows(folder / "test_samples.jsonl", [ROWS[0], ROWS[1] | {"table_id": name}])
         with pytest.raises(ValueError, match=rf"test_samples\.jsonl, row 2: there is no table '{re.escape(name)}'"):
             hitab.load(folder, "test")
     zipped = release(tmp_path / "zipped", zipped=True)
     with zipfile.ZipFile(zipped / "tables.zip", "a") as archive:
         archive.writestr("../../raw/evil.json", json.dumps(MERGED))
     before = sorted(tmp_path.rglob("*"))
-    write(zipped / "test_samples.jsonl", [ROWS[0] | {"table_id": "evil"}])
+    write_rows(zipped / "test_samples.jsonl", [ROWS[0] | {"table_id": "evil"}])
     assert in_short(hitab.load(zipped, "test"))[0][0] == MERGED_SHOWN  # read, and written nowhere
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -617,7 +597,7 @@ def test_broken_rows_are_named(tmp_path, message):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ValueError, match=r"holds no test_samples\.jsonl, and neither does .*data"):
         hitab.load(tmp_path, "test")
-    path = write(tmp_path / "a.parquet", [{"question": "q", "gold": 6}])
+    path = write_rows(tmp_path / "a.parquet", [{"question": "q", "gold": 6}])
     with pytest.raises(ValueError, match=r"a\.parquet lacks the columns answer; it has question, gold"):
         hitab.load(path, "train")
     (tmp_path / "a.jsonl").write_text('{"question": "q", "answer": 5}\n{broken')
@@ -627,9 +607,9 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ValueError, match=r"a\.json, row 1: expected an object with question, answer, not None"):
         hitab.load(tmp_path / "a.json", "train")
     with pytest.raises(ValueError, match=r"a\.jsonl, row 1: the table is neither JSON nor a Python literal: '{a'"):
-        hitab.load(write(tmp_path / "a.jsonl", [{"question": "q", "answer": 5, "table": "{a"}]), "train")
+        hitab.load(write_rows(tmp_path / "a.jsonl", [{"question": "q", "answer": 5, "table": "{a"}]), "train")
     with pytest.raises(ValueError, match=r"a\.jsonl, row 1: the table must have `texts`"):
-        hitab.load(write(tmp_path / "a.jsonl", [{"question": "q", "answer": 5, "table": {"rows": []}}]), "train")
+        hitab.load(write_rows(tmp_path / "a.jsonl", [{"question": "q", "answer": 5, "table": {"rows": []}}]), "train")
     for source in ("no/such.jsonl", "./nothing", "/nowhere/at/all"):
         with pytest.raises(ValueError, match="does not exist"):
             hitab.load(source, "train")
@@ -661,7 +641,7 @@ def test_hub_data_sets(tmp_path):
             rows.append({"question": f"{word} {i}?", "answer": [str(i)], "table_content": table})
     for parts in (["train"], ["train", "test"]):
         for part, some in zip(parts, (rows, rows[:7])):
-            write(tmp_path / f"{len(parts)}" / f"{part}.jsonl", some)
+            write_rows(tmp_path / f"{len(parts)}" / f"{part}.jsonl", some)
     program = f"""
 import json
 from rewards import hitab
@@ -675,7 +655,7 @@ except ValueError as error:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (train, test), (whole, seven), error = json.loads(done.stdout.splitlines()[-1])
-    every = hitab.load(write(tmp_path / "every.jsonl", rows), "train")
+    every = hitab.load(write_rows(tmp_path / "every.jsonl", rows), "train")
     assert whole == every and seven == every[:7]
     split_of = [hitab.split_of(table) for table, *_ in in_short(every)]
     assert train == [item for item, split in zip(every, split_of) if split == "train"] and 80 < len(train) < 119

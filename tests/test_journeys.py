@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -240,9 +239,3 @@ def test_dynamic_sampling_says_how_far_it_is_and_what_helps(capsys):
     bar.show(5, 2)
     bar.close()
     assert "4 of 4, round 3 of at most 4" in capsys.readouterr().err
-
-
-def test_a_command_is_wrapped_between_flags():
-    words = ["python", "grpo.py", "--model", "a model", "--no_compile", "--lr", "0.1"]
-    assert shlex.split(header.wrapped(words, 40).replace("\\\n", " ")) == words
-    assert max(map(len, header.wrapped(words, 40).splitlines())) <= 40

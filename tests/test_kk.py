@@ -9,18 +9,14 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from conftest import DATA, ROOT, write_rows
 
 from rewards import kk
 
-REAL = ROOT.parent / "shared" / "data" / "kk"
+REAL = DATA / "kk"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"the real puzzles are not at {REAL}")
 
 GOLD = {"Zoey": True, "Ann": False, "Bob": True}
@@ -149,15 +145,6 @@ def test_known_hole_scores_by_default_and_not_under_strict(name):
 )
 def test_plain_lists_pass_strict(block):
     assert reward(response(block), strict=True) == 3.0
-
-
-def test_strict_wants_each_person_exactly_once():
-    gold = {"Ann Lee": True, "Lee": True}
-    block = "Ann Lee is a knight, Ann Lee is a knight"
-    assert reward(response(block), gold) == 3.0
-    assert reward(response(block), gold, strict=True) == -1.0
-    assert reward(response("Ann Lee is a knight"), gold) == -1.0  # one role word cannot serve two people
-    assert reward(response("Ann Lee is a knight, Lee is a knight"), gold, strict=True) == 3.0
 
 
 EIGHT = {name: True for name in ["Zoey", "Ann", "Bob", "Carl", "Dora", "Emil", "Fay", "Gus"]}
@@ -441,40 +428,30 @@ def rows_for_file(n=12, people="2-4"):
     ]
 
 
-def write(path, rows):
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        path.write_text(json.dumps(rows))
-    return path
-
-
 @pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])
 def test_file_is_loaded_and_read_anew_when_it_changes(tmp_path, suffix):
     rows = rows_for_file()
-    path = write(tmp_path / f"puzzles{suffix}", rows)
+    path = write_rows(tmp_path / f"puzzles{suffix}", rows)
     stat = path.stat()
     items = kk.load(str(path), "train", "2-4")
     assert [item["quiz"] for item in items] == [row["quiz"] for row in rows]
     assert items[0]["answer"] == dict(zip(rows[0]["names"], rows[0]["solution"]))
     assert set(items[0]) >= {"messages", "prefix", "answer", "category", "quiz"}
     assert items[0]["messages"][1] == {"role": "user", "content": rows[0]["quiz"] + "\n"}
-    write(path, rows[::-1])
+    write_rows(path, rows[::-1])
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the same time stamp, which would fool a cache
     assert kk.load(str(path), "train", "2-4")[0]["quiz"] == rows[-3]["quiz"]
 
 
 def test_a_json_file_may_have_a_row_in_each_line(tmp_path):
     rows = rows_for_file()
-    lines = write(tmp_path / "a.jsonl", rows)
+    lines = write_rows(tmp_path / "a.jsonl", rows)
     as_json = lines.rename(tmp_path / "a.json")
     assert [item["quiz"] for item in kk.load(str(as_json), "train", "2-4")] == [row["quiz"] for row in rows]
 
 
 def test_subset_of_a_file_is_balanced_and_seeded(tmp_path):
-    path = str(write(tmp_path / "a.jsonl", rows_for_file(60)))
+    path = str(write_rows(tmp_path / "a.jsonl", rows_for_file(60)))
     first, again, other = (kk.load(path, "train", "2-4", size=8, seed=seed) for seed in (0, 0, 1))
     assert first == again != other
     assert collections.Counter(item["category"] for item in first) == {"2": 3, "3": 3, "4": 2}
@@ -482,7 +459,7 @@ def test_subset_of_a_file_is_balanced_and_seeded(tmp_path):
 
 
 def test_other_numbers_of_people_are_left_out(tmp_path):
-    path = str(write(tmp_path / "a.jsonl", rows_for_file()))
+    path = str(write_rows(tmp_path / "a.jsonl", rows_for_file()))
     assert {item["category"] for item in kk.load(path, "train", "3-7")} == {"3", "4"}
     with pytest.raises(ValueError, match=r"no puzzle of 5-7 people; it has puzzles of \[2, 3, 4\]"):
         kk.load(path, "train", "5-7")
@@ -490,8 +467,8 @@ def test_other_numbers_of_people_are_left_out(tmp_path):
 
 def test_folder_keeps_train_and_test_apart(tmp_path):
     rows = rows_for_file()
-    write(tmp_path / "train_a.jsonl", rows[:6])
-    write(tmp_path / "test_a.parquet", rows[6:])
+    write_rows(tmp_path / "train_a.jsonl", rows[:6])
+    write_rows(tmp_path / "test_a.parquet", rows[6:])
     (tmp_path / "README.md").write_text("not data")
     assert {i["quiz"] for i in kk.load(str(tmp_path), "train", "2-4")} == {row["quiz"] for row in rows[:6]}
     assert {i["quiz"] for i in kk.load(str(tmp_path), "test", "2-4")} == {row["quiz"] for row in rows[6:]}
@@ -539,11 +516,11 @@ def test_broken_rows_are_named(tmp_path, name):
         "solution": [True, True],
         "statements": f"(('->', {TRUTH}, ('telling-truth', 1)), {TRUTH})",
     }
-    path = write(tmp_path / "puzzles.jsonl", [good, {**good, **change}])
+    path = write_rows(tmp_path / "puzzles.jsonl", [good, {**good, **change}])
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         kk.load(str(path), "train", "2")
     assert "puzzles.jsonl, row 2" in str(caught.value)
-    assert len(kk.load(str(write(path, [good, good])), "train", "2")) == 2
+    assert len(kk.load(str(write_rows(path, [good, good])), "train", "2")) == 2
 
 
 NULLS = {  # what a file holds, and what is said of it
@@ -570,7 +547,7 @@ def test_files_of_nulls_are_refused(tmp_path, name, text, message):
 
 def test_missing_columns_are_named(tmp_path):
     rows = [{"quiz": "?", "names": ["Ann", "Bob"], "other": 1}]
-    path = write(tmp_path / "a.parquet", rows)
+    path = write_rows(tmp_path / "a.parquet", rows)
     with pytest.raises(ValueError, match=r"a\.parquet.* lacks the columns solution, statements; it has quiz, names"):
         kk.load(str(path), "train")
 

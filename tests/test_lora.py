@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import KK_TINY, ROOT, metrics, run, run_together, small, timeless
 from safetensors.torch import load_file
-from test_algorithms import GROUP, PROMPTS, adamw, arguments, batch, distance, rows_of  # noqa: F401
+from test_algorithms import adamw, arguments, distance, rows_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo
@@ -53,7 +53,7 @@ def largest(a, b):
 
 
 @each_dtype
-def test_a_run_begins_with_the_model_itself(tiny_model, batch, dtype):  # noqa: F811
+def test_a_run_begins_with_the_model_itself(tiny_model, batch, dtype):
     """B is 0. And A is uniform within 1/√in, the same for a seed, and leaves torch's random state alone."""
     args = with_lora(tiny_model, dtype=dtype, lora_rank=8)
     before = torch.get_rng_state()
@@ -91,7 +91,7 @@ def test_all_linear_layers_have_an_adapter_and_the_weights_are_frozen_in_dtype(d
 
 
 @each_dtype
-def test_merged_weights_are_those_of_an_ordinary_model_that_computes_the_same(tiny_model, batch, dtype):  # noqa: F811
+def test_merged_weights_are_those_of_an_ordinary_model_that_computes_the_same(tiny_model, batch, dtype):
     """W + α/r·B·A by hand; the model's own weights stay as they are, to the last bit."""
     args = with_lora(tiny_model, dtype=dtype)
     policy = adapted(args)
@@ -115,7 +115,7 @@ def test_merged_weights_are_those_of_an_ordinary_model_that_computes_the_same(ti
     assert largest(with_adapters, of_base) > 1
 
 
-def test_the_reference_is_the_policy_with_its_adapters_off(tiny_model, batch):  # noqa: F811
+def test_the_reference_is_the_policy_with_its_adapters_off(tiny_model, batch):
     args = with_lora(tiny_model, dtype="bfloat16")
     policy = adapted(args)
     logp = grpo.log_probs(policy, batch, args)[0]
@@ -144,14 +144,14 @@ class Keeping(torch.optim.SGD):
         self.gradients = {name: weight.grad.clone() for name, weight in named if weight.grad is not None}
 
 
-def gradients(args, policy, batch):  # noqa: F811
+def gradients(args, policy, batch):
     optimizer = Keeping(policy)
     grpo.update(policy, optimizer, batch, 1, args)
     return optimizer.gradients
 
 
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"micro_batch_tokens": 100}])
-def test_gradients_follow_from_those_of_the_merged_weights(tiny_model, batch, changes):  # noqa: F811
+def test_gradients_follow_from_those_of_the_merged_weights(tiny_model, batch, changes):
     """With G that of W: α/r·G·Aᵀ for B and α/r·Bᵀ·G for A."""
     args = with_lora(tiny_model, **changes)
     policy = adapted(args)
@@ -168,7 +168,7 @@ def test_gradients_follow_from_those_of_the_merged_weights(tiny_model, batch, ch
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-def test_compiled_layers_have_adapters_that_go_on_and_off(tiny_model, batch):  # noqa: F811
+def test_compiled_layers_have_adapters_that_go_on_and_off(tiny_model, batch):
     """All layers share a program for each way: without gradient, with it, and with adapters off."""
     args = with_lora(tiny_model, micro_batch_tokens=300)
     plain, compiled = adapted(args), adapted(dataclasses.replace(args, compile=True))
@@ -209,7 +209,7 @@ def train_share(folder):
 
 
 @pytest.fixture(scope="module")
-def shares(tiny_model, batch, tmp_path_factory):  # noqa: F811
+def shares(tiny_model, batch, tmp_path_factory):
     """What train_share finds in one process and in each of two."""
     folder = tmp_path_factory.mktemp("shares")
     args = with_lora(tiny_model, updates_per_step=2, micro_batch_tokens=60)
@@ -221,7 +221,7 @@ def shares(tiny_model, batch, tmp_path_factory):  # noqa: F811
 
 
 @each_dtype
-def test_two_processes_send_the_sampler_the_merged_weights(tiny_model, batch, shares, dtype):  # noqa: F811
+def test_two_processes_send_the_sampler_the_merged_weights(tiny_model, batch, shares, dtype):
     """Not the weights without adapters: an ordinary model with what is sent gives the policy's probabilities."""
     args = with_lora(tiny_model, dtype=dtype)
     fresh = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=getattr(torch, dtype)).state_dict()

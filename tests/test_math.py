@@ -1,7 +1,6 @@
 r"""Math: finding the box, comparing answers, hostile ones, the workers, and every form in which problems come."""
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -13,16 +12,12 @@ import time
 from functools import cache
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from conftest import DATA, ROOT, write_rows
 
 from rewards import math as task
 
-REAL = ROOT.parent / "shared" / "data"
+REAL = DATA
 needs_real = pytest.mark.skipif(not (REAL / "math").is_dir(), reason=f"the real problems are not at {REAL}/math")
 
 
@@ -492,16 +487,6 @@ def test_workers_that_cannot_start_say_why(tmp_path, monkeypatch):
 INSTRUCTION = task.INSTRUCTION
 
 
-def write(path, rows):
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        path.write_text(json.dumps(rows))
-    return path
-
-
 def chat(text):
     return [{"role": "user", "content": text}]
 
@@ -538,7 +523,7 @@ SCHEMAS = {
 @pytest.mark.parametrize("golds", [["5", "x^2", "07"], [142.0, 0.5, -3.0], [["1", "2"], ["3\n"], ["4"]], [1, 2, 3]])
 def test_every_schema(tmp_path, name, suffix, golds):
     rows = [SCHEMAS[name][0](f"What is {i}?", gold) for i, gold in enumerate(golds)]
-    items = task.load(str(write(tmp_path / f"some_set{suffix}", rows)), "train")
+    items = task.load(str(write_rows(tmp_path / f"some_set{suffix}", rows)), "train")
     expected = {
         "5": [["5"], ["x^2"], ["07"]], "142.0": [["142"], ["0.5"], ["-3"]],
         "['1', '2']": [["1", "2"], ["3"], ["4"]], "1": [["1"], ["2"], ["3"]],
@@ -553,20 +538,20 @@ def test_earlier_turns_are_kept_and_files_with_several_sources_told_apart(tmp_pa
     system = {"role": "system", "content": "Be brief."}
     rows = [verl("A?", "1") | {"data_source": "org/Easy"}, verl("B?", "2") | {"data_source": "hard"}]
     rows[0]["prompt"].insert(0, system)
-    items = task.load(str(write(tmp_path / "both.json", rows)), "test")
+    items = task.load(str(write_rows(tmp_path / "both.json", rows)), "test")
     assert items[0]["messages"] == [system, *chat(f"A? {INSTRUCTION}")]
     assert [item["category"] for item in items] == ["Easy", "hard"]
     rows[1]["data_source"] = "org/Easy"
-    assert {item["category"] for item in task.load(str(write(tmp_path / "both.json", rows)), "test")} == {"both"}
+    assert {item["category"] for item in task.load(str(write_rows(tmp_path / "both.json", rows)), "test")} == {"both"}
     rows[1]["data_source"] = "hard"
     del rows[0]["data_source"]
     rows.append(rows[1] | {"data_source": "hardest"})
-    items = task.load(str(write(tmp_path / "both.json", rows)), "test")
+    items = task.load(str(write_rows(tmp_path / "both.json", rows)), "test")
     assert [item["category"] for item in items] == ["both", "hard", "hardest"]
 
 
 def test_size_draws_by_the_seed_and_keeps_the_order(tmp_path):
-    path = str(write(tmp_path / "a.jsonl", [{"problem": f"{i:03}", "answer": i} for i in range(100)]))
+    path = str(write_rows(tmp_path / "a.jsonl", [{"problem": f"{i:03}", "answer": i} for i in range(100)]))
 
     def numbers(**how):
         return [int(item["answer"][0]) for item in task.load(path, "test", **how)]
@@ -579,7 +564,7 @@ def test_size_draws_by_the_seed_and_keeps_the_order(tmp_path):
 
 def test_folder(tmp_path):
     for name in ("a.json", "b_test.jsonl", "train_c.parquet", "latest.json"):
-        write(tmp_path / name, [{"problem": name, "answer": 1}])
+        write_rows(tmp_path / name, [{"problem": name, "answer": 1}])
     (tmp_path / "README.md").write_text("not data")
 
     def categories(split):
@@ -600,15 +585,15 @@ UNREADABLE = ["E_1, E_2", r"t(0,4]", r"33\frac {1}{3}\%"]
 
 def test_golds_that_cannot_be_read_are_left_out_and_counted(tmp_path, capsys):
     golds = ["5", *UNREADABLE, ["?!", r"\frac12"], "", ["", "  "], TOWER]
-    path = write(tmp_path / "a.json", [{"problem": f"{i}", "answer": gold} for i, gold in enumerate(golds)])
+    path = write_rows(tmp_path / "a.json", [{"problem": f"{i}", "answer": gold} for i, gold in enumerate(golds)])
     items = task.load(str(path), "train")
     kept = [(item["messages"][0]["content"][0], item["answer"]) for item in items]
     assert kept in ([("0", ["5"]), ("4", [r"\frac12"])], [("0", ["5"]), ("4", [r"\frac12"]), ("7", [TOWER])])
     printed = capsys.readouterr().out
     assert f"a.json: {8 - len(kept)} of 8 problems left out" in printed and repr(UNREADABLE) in printed
     with pytest.raises(ValueError, match=r"b\.json has no problem with an answer that can be read"):
-        task.load(str(write(tmp_path / "b.json", [{"problem": "?", "answer": "E_1, E_2"}])), "train")
-    task.load(str(write(tmp_path / "b.json", [{"problem": "?", "answer": "x+1"}])), "train")
+        task.load(str(write_rows(tmp_path / "b.json", [{"problem": "?", "answer": "E_1, E_2"}])), "train")
+    task.load(str(write_rows(tmp_path / "b.json", [{"problem": "?", "answer": "x+1"}])), "train")
     assert "left out" not in capsys.readouterr().out.split("E_1, E_2")[-1]
 
 
@@ -647,15 +632,15 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_rows_are_named(tmp_path, name):
     row, message = BROKEN[name]
-    path = write(tmp_path / "a.jsonl", [GOOD, row, GOOD])
+    path = write_rows(tmp_path / "a.jsonl", [GOOD, row, GOOD])
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         task.load(str(path), "train")
     assert str(caught.value).startswith(f"{path}, row 2: ")
-    assert len(task.load(str(write(path, [GOOD, GOOD])), "train")) == 2
+    assert len(task.load(str(write_rows(path, [GOOD, GOOD])), "train")) == 2
 
 
 def test_wrong_arguments_and_files(tmp_path):
-    good = str(write(tmp_path / "good.json", [GOOD]))
+    good = str(write_rows(tmp_path / "good.json", [GOOD]))
     for source in ("no/such.parquet", "./nothing", "/nowhere/at/all", "a.json"):
         with pytest.raises(ValueError, match="does not exist"):
             task.load(source, "train")

@@ -21,24 +21,20 @@ from safetensors.torch import load_file
 from test_algorithms import (
     GROUP,
     PROMPTS,
-    TOKENS,
     Recorder,
     adamw,
     arguments,
     distance,
     flat,
-    gradients,
     lengths_of,
-    loss_batch,
     make_batch,
     padded,
-    plain_gradient,
     rows_of,
     state_of,
     weights,
 )
 from test_algorithms import rows as sequences
-from test_reinforce_pp import REWARDS, ROWS, batch_of, clipped_ratio
+from test_reinforce_pp import REWARDS, ROWS, batch_of
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import grpo
@@ -159,17 +155,6 @@ def test_a_tokens_reward_is_less_beta_k1_and_the_last_has_the_responses_reward_t
     assert without_kl == [[0, 0, 2.5], [-0.25], [0, 0, 0, 1]]
 
 
-def test_gamma_discounts_the_reward_and_lambda_alone_does_not():
-    """A reward of 8 three tokens ahead, values of 0: 8γ³. With λ 1/2 and γ 1 as well, through δ: (1/2)³·8."""
-    rows, values = [(2, [0, 0, 0, 0], 1)], [[0, 0, 0, 0]]
-    assert estimates_of([8], rows, values, gamma=0.5) == [[1, 2, 4, 8]]
-    assert estimates_of([8], rows, values, gae_lambda=0.5) == [[1, 2, 4, 8]]
-    # λ changes nothing where the values are right: no token is a surprise.
-    for lam in (0.0, 0.5, 1.0):
-        assert estimates_of([8], rows, [[8, 8, 8, 8]], gae_lambda=lam) == [[0, 0, 0, 0]]
-        assert estimates_of([8], rows, [[1, 2, 4, 8]], gamma=0.5, gae_lambda=lam) == [[0, 0, 0, 0]]
-
-
 def test_a_long_responses_estimates_add_up_in_float64():
     """5,000 tokens of k1 0.1, as float32 has it, from float32 log-probabilities; in float32 the sum is 1e-6 off."""
     k1 = torch.tensor(0.1).item()
@@ -203,16 +188,6 @@ def test_without_values_and_discount_the_advantages_are_those_of_reinforce_pp(ba
     torch.testing.assert_close(ppo.compute_advantages(rewards, batch, args), expected, atol=1e-11, rtol=0)
 
 
-def test_advantages_are_whitened_over_all_tokens_with_n_less_one():
-    for (gamma, lam), estimates in ESTIMATES.items():
-        every = [x for row in estimates for x in row]
-        mean, variance = statistics.fmean(every), statistics.variance(every)
-        scale = 1 / math.sqrt(variance + 1e-8)
-        found = advantages_of(REWARDS, ROWS, VALUES, kl_coef=0.5, gamma=gamma, gae_lambda=lam)
-        for row, expected in zip(found, estimates):
-            assert row == pytest.approx([scale * (x - mean) for x in expected], abs=1e-13)
-
-
 def test_whitening_by_numbers():
     """Values 0: the last row counts three times. Mean (1 − 3·(1/3))/4 = 0, squares 1 + 3/9 over 3: σ is 2/3."""
     scale = 1 / math.sqrt(4 / 9 + 1e-8)
@@ -238,32 +213,6 @@ def test_with_equal_estimates_every_advantage_is_0_exactly():
         batch["values"] = torch.zeros(n, 7)
         advantages = ppo.compute_advantages(torch.full((n,), reward), batch, args_for(kl_coef=0.0))
         assert torch.equal(advantages, torch.zeros(n, 7)), (n, reward)
-
-
-# -------------------------------------------------------------------------------------------------- the policy's loss
-
-
-def test_a_tokens_policy_loss_is_its_surrogate_alone():
-    """−surrogate/n with β 0.1 as well, however far the reference is."""
-    for name, (token, (surrogate, _, is_clipped)) in TOKENS.items():
-        logp, rest = loss_batch([token])
-        loss, clipped = ppo.policy_loss(logp, rest, 7, args_for())
-        assert loss.item() == pytest.approx(-surrogate / 7, rel=1e-12, abs=1e-12), name
-        assert clipped.item() == is_clipped, name
-
-
-def test_the_policys_gradient_by_hand_on_transformers_own_log_probabilities(tiny_model, batch):
-    """The update is grpo.py's, without KL term: −1/n Σ w·∇log π, in two mini-batches."""
-    args = args_for(model=str(tiny_model), micro_batch_tokens=300)
-
-    def weight(logp, *at):
-        return clipped_ratio(logp, batch["old_logp"][at].item(), batch["advantages"][at].item(), args)
-
-    (one,), metrics = gradients(ppo, batch, args)
-    assert distance(one, plain_gradient(tiny_model, batch, args, weight)) < 1e-5
-    assert 0.05 < metrics["clip_rate"] < 0.95
-    (grpos,), _ = gradients(grpo, batch, arguments(model=str(tiny_model), kl_coef=0.0))
-    assert distance(one, grpos) < 1e-5
 
 
 # ---------------------------------------------------------------------------------------------- the value model's loss
@@ -759,6 +708,3 @@ def test_kk_tinys_value_model_has_a_learning_rate_of_its_own():
     assert parse(ppo, "--model", "another").value_lr == 1e-5
     args = parse(ppo, "--value_lr", "0.5", "--gamma", "0.9", "--gae-lambda=0", "--value_clip", "3")
     assert (args.value_lr, args.gamma, args.gae_lambda, args.value_clip) == (0.5, 0.9, 0, 3)
-
-
-# --------------------------------------------------------------------------------------------------------- a whole run

@@ -18,7 +18,6 @@ from test_algorithms import (
     distance,
     gradients,
     loss_batch,
-    make_batch,
     plain_gradient,
 )
 
@@ -31,11 +30,6 @@ N = PROMPTS * GROUP  # rows of the batch that the model's tests use
 
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
-
-
-@pytest.fixture(scope="module")
-def batch(tiny_model):
-    return make_batch(tiny_model)
 
 
 def args_for(**changes):

@@ -3,8 +3,6 @@
 As in test_algorithms.py: what is expected is Python's float arithmetic, and no sampler runs here.
 """
 
-import itertools
-import math
 from statistics import fmean
 
 import pytest
@@ -13,14 +11,11 @@ from conftest import step_of_main, timeless
 from test_algorithms import (
     GROUP,
     PROMPTS,
-    TOKENS,
     advantages_of,
     arguments,
     distance,
-    eq_2,
     gradients,
     loss_batch,
-    make_batch,
     plain_gradient,
 )
 
@@ -35,11 +30,6 @@ without_ratio = pytest.mark.parametrize("trainer", [reinforce, rloo], ids=lambda
 
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
-
-
-@pytest.fixture(scope="module")
-def batch(tiny_model):
-    return make_batch(tiny_model)
 
 
 def args_for(trainer, tiny_model, **changes):
@@ -79,26 +69,6 @@ def test_dr_grpos_baseline_is_the_mean_of_the_group_and_nothing_divides():
     assert not advantages[:, [0, 2]].any()
 
 
-@pytest.mark.parametrize(("trainer", "share"), [(reinforce, 2 / 3), (dr_grpo, 2 / 3), (rloo, 1)])
-def test_the_mean_gradient_is_that_of_the_expected_reward_less_what_the_own_reward_takes_away(trainer, share):
-    """Three responses of one token each, in all ways they can come out, each way weighed by its probability.
-
-    The expected reward's slope in the logit of token k is π_k·(r_k − its mean), and log π(a)'s is (k = a) − π_k. With
-    the own reward in the baseline a share of 1 − 1/3 is left, as reinforce.py says.
-    """
-    probabilities, rewards = [0.5, 0.3, 0.2], [1.0, -0.5, 3.0]
-    mean_gradient = [0.0, 0.0, 0.0]
-    for tokens in itertools.product(range(3), repeat=3):
-        probability = math.prod(probabilities[token] for token in tokens)
-        advantages = advantages_of([rewards[token] for token in tokens], trainer, group=3)[:, 1].tolist()
-        for token, advantage in zip(tokens, advantages):
-            for k in range(3):
-                mean_gradient[k] += probability * advantage * ((k == token) - probabilities[k]) / 3
-    expected_reward = sum(p * r for p, r in zip(probabilities, rewards))
-    exact = [p * (r - expected_reward) for p, r in zip(probabilities, rewards)]
-    assert mean_gradient == pytest.approx([share * slope for slope in exact], rel=1e-12)
-
-
 # ---------------------------------------------------------------------------------------------------------- loss
 
 
@@ -112,16 +82,6 @@ def test_a_loss_without_ratio_and_its_gradient_by_hand(trainer):
     assert loss.item() == pytest.approx(40 * (1.5 - 2 + 0 + 3) / 7, rel=1e-12)
     assert logp.grad[0, 1::3].tolist() == pytest.approx([-1.5 / 7, 2 / 7, 0, -3 / 7], rel=1e-12)
     assert not logp.grad[~rest["mask"]].any()
-
-
-@pytest.mark.parametrize("name", TOKENS)
-def test_in_dr_grpo_a_tokens_loss_is_grpos_with_the_divisor_that_is_given(name):
-    """(β·k3 − surrogate)/7."""
-    token, (surrogate, k3, is_clipped) = TOKENS[name]
-    logp, rest = loss_batch([token])
-    loss, clipped = dr_grpo.policy_loss(logp, rest, 7, arguments(dr_grpo))
-    assert loss.item() == pytest.approx((0.1 * k3 - surrogate) / 7, rel=1e-12, abs=1e-12)
-    assert clipped.item() == is_clipped
 
 
 # ------------------------------------------------------------------------------------------------ rloo: KL penalty
@@ -177,36 +137,6 @@ def rewards():
     return rewards
 
 
-def advantages_by_hand(trainer, rewards):
-    """One for each response, by Python's loops."""
-    rewards, advantages = rewards.tolist(), []
-    for i, reward in enumerate(rewards):
-        first = i // GROUP * GROUP
-        compared = [j for j in range(first, first + GROUP) if j != i or trainer is dr_grpo]
-        advantages.append(reward - fmean(rewards[j] for j in compared))
-    return advantages
-
-
-@pytest.mark.parametrize("kl_coef", [0.1, 0.0])
-def test_dr_grpos_gradient_on_transformers_own_log_probabilities(tiny_model, batch, rewards, kl_coef):
-    """Σ w·∇log π, w of eq. 2 with advantages by plain loops; divided by responses × L."""
-    args = args_for(dr_grpo, tiny_model, micro_batch_tokens=300, kl_coef=kl_coef)
-    batch = batch | {"advantages": dr_grpo.compute_advantages(rewards, batch, args)}
-    (one,), metrics = gradients(dr_grpo, batch, args)
-    by_hand, clipped, n_tokens = advantages_by_hand(dr_grpo, rewards), 0, batch["mask"].sum().item()
-
-    def weight(logp, *at):
-        nonlocal clipped
-        old, ref, advantage = batch["old_logp"][at].item(), batch["ref_logp"][at].item(), by_hand[at[0]]
-        clipped += (advantage > 0 and logp - old > math.log(1.24)) or (advantage < 0 and logp - old < math.log(0.8))
-        return eq_2(logp, old, ref, advantage, args) * n_tokens / (N * LONGEST)  # plain_gradient divides by tokens
-
-    expected = plain_gradient(tiny_model, batch, args, weight)
-    assert distance(one, expected) < 1e-5
-    assert metrics["grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
-    assert metrics["clip_rate"] == clipped / n_tokens and 0.05 < metrics["clip_rate"] < 0.95
-
-
 def test_reinforces_gradient_on_transformers_own_log_probabilities(tiny_model, batch):
     """−1/n Σ A·∇log π. A third of the responses has the mean reward 0.5: no gradient, and their tokens are in n."""
     args = args_for(reinforce, tiny_model, micro_batch_tokens=300)
@@ -216,33 +146,6 @@ def test_reinforces_gradient_on_transformers_own_log_probabilities(tiny_model, b
     expected = plain_gradient(tiny_model, batch, args, lambda logp, i, t: (3, -3, 0)[i % 3])
     assert distance(one, expected) < 1e-5
     assert metrics == {"grad_norm": pytest.approx(expected.norm().item(), rel=1e-5), "optimizer_steps": 1}
-
-
-@pytest.mark.parametrize("kl_coef", [0.1, 0.0])
-def test_rloos_gradient_on_transformers_own_log_probabilities(tiny_model, batch, rewards, kl_coef):
-    """−1/n Σ A·∇log π with advantages by plain loops, wherever the reference is: its penalty is in the reward."""
-    args = args_for(rloo, tiny_model, micro_batch_tokens=300, kl_coef=kl_coef)
-    batch = batch | {"advantages": rloo.compute_advantages(rewards, batch, args)}
-    (one,), metrics = gradients(rloo, batch, args)
-    by_hand = advantages_by_hand(rloo, rewards)
-    assert 0 in by_hand  # tokens without a gradient, which are in n
-    expected = plain_gradient(tiny_model, batch, args, lambda logp, i, t: by_hand[i])
-    assert distance(one, expected) < 1e-5
-    assert metrics == {"grad_norm": pytest.approx(expected.norm().item(), rel=1e-5), "optimizer_steps": 1}
-
-
-def test_where_no_weight_has_moved_reinforces_gradient_is_grpos(tiny_model, batch):
-    """The same advantages, no KL term, and π_old = π, so that ρ is 1 and no clip binds."""
-    args = args_for(grpo, tiny_model, kl_coef=0.0, micro_batch_tokens=300)
-    policy = grpo.load_policy(args, trained=True)
-    logp, _ = grpo.log_probs(policy, batch, args)
-    on_policy = batch | {"old_logp": logp}
-    (grpos,), metrics = gradients(grpo, on_policy, args, policy)
-    assert metrics["clip_rate"] == 0
-    (one,), _ = gradients(reinforce, on_policy, args_for(reinforce, tiny_model, micro_batch_tokens=300), policy)
-    assert distance(one, grpos) < 1e-6
-    (off_policy,), _ = gradients(grpo, batch, args, policy)
-    assert distance(one, off_policy) > 0.1  # for grpo.py what came before is not the same
 
 
 def test_at_fixed_weights_dr_grpos_gradient_is_grpos_times_the_mean_length_over_l(tiny_model, batch):

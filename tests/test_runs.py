@@ -307,12 +307,6 @@ def test_epochs_count_again_in_a_resumed_run(four_steps):
     assert args.steps is None and args.epochs == 2 and args.lr == PACE["lr"]
 
 
-def test_a_run_without_checkpoint_is_not_sent_in_circles(refused, tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
-    error = refused("grpo", *small(tmp_path))
-    assert "no checkpoint" in error and "--resume" not in error
-
-
 def test_a_run_is_resumed_by_its_own_script(refused, tmp_path):
     (tmp_path / "args.json").write_text(json.dumps({"alpha": 0.3}))
     assert "made by another script, which has alpha" in refused("grpo", "--resume", tmp_path)
