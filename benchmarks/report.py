@@ -8,7 +8,8 @@ import math
 
 import common
 
-BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+from tools import generated
+
 PAPER = {"sample": (25.4, 27.8), "train": (17.6, 35.3), "step": (45.4, 65.9)}  # AR-Lopti, Table 6: without, with Lopti
 STEP = ("sample", "score", "log-probabilities", "update", "sync")
 
@@ -138,9 +139,7 @@ def main():
         if result := read(name):
             lines += [*write(result), ""]
     page = common.ROOT / "docs" / "speed.md"
-    before, rest = page.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    page.write_text("\n".join([before + BEGIN, "", *lines, END + after]))
+    generated.write({page: generated.between(page.read_text(encoding="utf-8"), "benchmarks", "\n".join(lines))})
 
 
 if __name__ == "__main__":

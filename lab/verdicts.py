@@ -1,7 +1,6 @@
 """What the papers claim, and what came out here: writes docs/claims.md from the kept raw values.
 
-    python -m lab.verdicts            writes the page
-    python -m lab.verdicts --check    changes nothing; exit code 1 if the file is out of date
+    python -m lab.verdicts
 
 docs/claims.toml has every figure, table, equation and numbered statement of the papers, and the
 comparisons that measure them: two numbers of each batch, of each seed's run or of each token. No
@@ -313,17 +312,9 @@ def read_from(folders):
     return read_of
 
 
-@dataclass
-class Args:
-    """Where the page goes."""
-
-    check: bool = False  # only check if the file is up to date
-    file: Path = FILE  # the file to write
-
-
-def main(args):
-    generated.keep({args.file: page()}, args.check, "python -m lab.verdicts")
+def main():
+    generated.write({FILE: page()})
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
+    tyro.cli(main, description=__doc__.split("\n\n")[0])

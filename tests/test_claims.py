@@ -396,15 +396,3 @@ def test_links_lead_somewhere_and_rows_have_all_cells():
         assert line.startswith("|") or len(line) <= 120
     rows = [line for line in page.splitlines() if line.startswith("| ") and line.count(" | ") != 1]
     assert {line.count(" | ") for line in rows} <= {2, 3, 4, 5}
-
-
-def test_check_changes_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(verdicts, "page", lambda: "a page\n")
-    file = tmp_path / "claims.md"
-    with pytest.raises(SystemExit) as ended:
-        verdicts.main(verdicts.Args(check=True, file=file))
-    assert ended.value.code == 1 and not file.exists() and "out of date" in capsys.readouterr().out
-    verdicts.main(verdicts.Args(file=file))
-    with pytest.raises(SystemExit) as ended:
-        verdicts.main(verdicts.Args(check=True, file=file))
-    assert ended.value.code == 0 and "is up to date" in capsys.readouterr().out

@@ -19,7 +19,7 @@ from conftest import ROOT
 from rich.cells import cell_len
 from rich.console import Console
 
-from tools import diff, family, propagate, table
+from tools import diff, family, generated, propagate, table
 
 # What a script has of its own: the pieces (tools/family.py) in which it differs from its parent,
 # comments and docstrings included. "Args" stands for all of Args, "Args.eta" for that flag alone. A
@@ -98,6 +98,13 @@ def test_a_script_differs_from_its_parent_only_in_what_it_owns(stem):
     assert {name for name in owned if not any(n == name or n.startswith(f"{name}.") for n in changed)} == set()
 
 
+@pytest.mark.parametrize("stems", [("reinforce_pp", "ppo"), ("grpo", "dr_grpo")], ids=lambda stems: stems[1])
+def test_cousins_have_the_same_policy_loss(stems):
+    """So one of the two needs no numbers of its own."""
+    one, other = (family.code_lines(family.texts(family.source(stem))["policy_loss"]) for stem in stems)
+    assert one == other
+
+
 @each_descendant
 def test_what_a_script_shares_with_its_parent_comes_in_the_same_order(stem):
     before, after = (family.texts(family.source(family.PARENT[stem])), family.texts(family.source(stem)))
@@ -155,9 +162,9 @@ def test_every_trainer_names_its_parent():
 
 
 def test_the_tables_are_up_to_date():
-    readme, objectives = ((ROOT / name).read_text() for name in ("README.md", "docs/objectives.md"))
-    assert table.with_table(readme, table.short_table()) == readme, "README.md: python tools/table.py"
-    assert table.with_table(objectives, table.table()) == objectives, "docs/objectives.md: python tools/table.py"
+    for path, made in ((table.README, table.short_table()), (table.OBJECTIVES, table.table())):
+        text = path.read_text()
+        assert generated.between(text, table.MARKS, made) == text, f"{path}: python tools/table.py"
     assert table.drawing() == (ROOT / "docs/family.svg").read_text(), "docs/family.svg: python tools/table.py"
 
 
@@ -250,30 +257,9 @@ def test_pieces_are_all_lines_and_have_what_stands_above_them():
     assert texts["Args"] == '\n\n@decorated  # on a line of its own\nclass Args:\n    """The flags."""\n'
     assert texts["Args.steps"] == "    # how many\n    steps: int = 2\n"
     assert texts["section main"] == f"# ------ short: no heading\n{HEAD} main (and what belongs to it)\n"
-    assert texts["main"].endswith("# trailing\n")
+    main = '\n\ndef main():\n    text = """kept\n# inside a string\n\nit"""\n    "a text that nothing uses"\n'
+    assert texts["main"] == f"{main}    return text   # trailing\n"
     assert family.texts("a = 1\n\n# the end\n") == {"a": "a = 1\n\n# the end\n"}
-
-
-@pytest.mark.parametrize(
-    "old, new, name",
-    [
-        ("a number", "the number", "N"),
-        ("# about N\n", "", "N"),
-        ("lr: float = 1.0", "lr: float = 1", "Args.lr"),
-        ("# how many", "# how few", "Args.steps"),
-        ('"""A docstring."""', '"""A docstring"""', "Args.shown"),
-        ("# ------ short: no", "# ------ short, no", "section main"),
-        ("import sys", "import json", "imports"),
-        ("@decorated", "@decorated()", "Args"),
-        ("return text   # trailing", "return text  # trailing", "main"),
-        ("in two lines", "in 2 lines", "module docstring"),
-        ("\n\n\ndef main", "\n\ndef main", "main"),
-        ("N |= 2", "M = 2\nN |= 2", None),
-    ],
-)
-def test_every_letter_belongs_to_a_piece(old, new, name):
-    assert SCRIPT.count(old) == 1
-    assert differing(SCRIPT, SCRIPT.replace(old, new)) == ({name} if name else {"N", "M"})
 
 
 def test_the_family_is_what_is_there_in_tree_order(tmp_path):
@@ -679,33 +665,17 @@ def test_no_cell_has_a_bar_in_it():
     assert all("|" not in words and "\n" not in words for words in cells)
 
 
-def test_the_tables_are_written_between_their_marks_and_checked(tmp_path, capsys):
-    places = {"readme": tmp_path / "README.md", "objectives": tmp_path / "objectives.md"}
-    drawn = {"drawing": tmp_path / "family.svg"}
-    old = f"before\n\n{table.BEGIN}\nold\n{table.END}\n\nafter\n"
-    for path in places.values():
-        path.write_text(old)
-    flags = [word for name, path in {**places, **drawn}.items() for word in (f"--{name}", path)]
-    done = call("tools/table.py", *flags, "--check")
-    assert done.returncode == 1 and done.stdout.count("out of date") == 3 and places["readme"].read_text() == old
-    table.main(table.Args(**places, **drawn))
-    capsys.readouterr()
-    for name, made in (("readme", table.short_table()), ("objectives", table.table())):
-        text = places[name].read_text()
-        assert text == f"before\n\n{table.BEGIN}\n\n{made}\n{table.END}\n\nafter\n"
-    with pytest.raises(SystemExit) as ended:
-        table.main(table.Args(**places, **drawn, check=True))
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.count("up to date") == 3
-    for words, code, message in [(old, 1, "out of date"), ("no marks", 2, "must have the marks")]:
-        places["objectives"].write_text(words)
-        with pytest.raises(SystemExit) as ended:
-            table.main(table.Args(**places, **drawn, check=True))
-        assert ended.value.code == code and message in "".join(capsys.readouterr())
-        assert places["objectives"].read_text() == words
+def test_a_text_is_written_between_its_marks(tmp_path, capsys):
+    marks = "<!-- one: begin -->{}<!-- one: end -->"
+    page = tmp_path / "docs" / "page.md"
+    for _ in range(2):
+        text = page.read_text() if page.exists() else f"a\n\n{marks.format('old')}\n\nb\n"
+        generated.write({page: generated.between(text, "one", "| x |\n| y |\n")})
+    assert page.read_text() == "a\n\n" + marks.format("\n\n| x |\n| y |\n\n") + "\n\nb\n"
+    assert capsys.readouterr().out.split()[::2] == ["wrote", "left"]
 
 
-@pytest.mark.parametrize("text", ["{0}", "{1}", "{1} {0}", "{0} {1} {0}", "{0} {1} {1}"])
+@pytest.mark.parametrize("text", ["{0}", "{1}", "{1} {0}", "{0} {1} {0}", "{0} {1} {1}", "<!-- two: begin --> {1}"])
 def test_marks_must_be_there_once_and_in_order(text):
-    with pytest.raises(ValueError, match="must have the marks"):
-        table.with_table(text.format(table.BEGIN, table.END), "new")
+    with pytest.raises(ValueError, match="must have the marks <!-- one: begin --> and <!-- one: end -->"):
+        generated.between(text.format("<!-- one: begin -->", "<!-- one: end -->"), "one", "new")

@@ -241,18 +241,6 @@ def test_the_defaults_are_left_as_they_were():
     assert here() == before
 
 
-def test_check_changes_nothing(tmp_path, capsys, monkeypatch, all_fits, with_lora):
-    monkeypatch.setattr(fits, "all_fits", lambda lora=False: with_lora if lora else all_fits)
-    file = tmp_path / "docs" / "what_fits.md"
-    with pytest.raises(SystemExit) as ended:
-        fits.main(fits.Args(check=True, file=file))
-    assert ended.value.code == 1 and not file.exists() and "out of date" in capsys.readouterr().out
-    fits.main(fits.Args(file=file))
-    with pytest.raises(SystemExit) as ended:
-        fits.main(fits.Args(check=True, file=file))
-    assert ended.value.code == 0 and "is up to date" in capsys.readouterr().out
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # --dry_run
 

@@ -279,40 +279,9 @@ def test_cells():
 # The command
 
 
-def test_blocks_stand_between_their_marks():
-    text = "a\n\n<!-- one: begin -->\n\nold\n\n<!-- one: end -->\n\nb\n"
-    new = pages.with_blocks(text, {"one": ["| x |", "| y |"]})
-    assert new == "a\n\n<!-- one: begin -->\n\n| x |\n| y |\n\n<!-- one: end -->\n\nb\n"
-    assert pages.with_blocks(new, {"one": ["| x |", "| y |"]}) == new
-    for wrong in ("a", text + text, text.replace("one", "two")):
-        with pytest.raises(ValueError, match="the marks must be <!-- one: begin -->, <!-- one: end -->"):
-            pages.with_blocks(wrong, {"one": []})
-
-
-def test_check_changes_nothing(tmp_path, monkeypatch, capsys):
-    made = {tmp_path / "a.md": "one\n", tmp_path / "b.md": "two\n"}
-    monkeypatch.setattr(pages, "all_pages", lambda: made)
-    (tmp_path / "a.md").write_text("one\n")
-    with pytest.raises(SystemExit) as ended:
-        pages.main(pages.Args(check=True))
-    assert ended.value.code == 1 and "b.md is out of date" in capsys.readouterr().out
-    assert not (tmp_path / "b.md").exists()
-    pages.main(pages.Args())
-    assert capsys.readouterr().out.split()[::2] == ["left", "wrote"]
-    with pytest.raises(SystemExit) as ended:
-        pages.main(pages.Args(check=True))
-    assert ended.value.code == 0 and capsys.readouterr().out.count("is up to date") == 2
-
-
 def test_what_is_wrong_with_a_page_is_said_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pages, "FOLDER", tmp_path)
     with pytest.raises(SystemExit) as ended:
-        pages.main(pages.Args())
+        pages.main()
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and line.startswith("error: ") and "README.md" in line
-
-
-def test_no_tool_imports_the_lab():
-    """The lab may use the tools: its commands are one of the things that tools are for."""
-    for path in (ROOT / "tools").glob("*.py"):
-        assert not re.search(r"^\s*(from|import) lab\b", path.read_text(), re.MULTILINE), path.name

@@ -8,15 +8,14 @@ run's settings, commit and machine; without a run, picture and text are made aga
 """
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 from rich.console import Console
 
-from runtime import before_after, curves, files
-from tools import plot
+from runtime import before_after, curves, files, settings
+from tools import generated, plot
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 88  # characters of a line in the README
@@ -57,16 +56,13 @@ def read(folder):
 
 def with_words(text, name, kept):
     """The README with the responses before and after training, as the terminal shows them, between a run's marks."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    if [text.count(mark) for mark in (begin, end)] != [1, 1]:
-        raise ValueError(f"the README must have the marks {begin} and {end}, each once")
     console = Console(width=WIDTH, color_system=None)
     with console.capture() as shown:
         console.print(before_after.side_by_side(kept["before"], kept["after"]))
     lines = "\n".join(line.rstrip() for line in shown.get().strip("\n").splitlines())
     count = f"Of {kept['kept_problems']} problems {kept['learned']} go from wrong before training to right afterwards"
     words = f"{count}. One of them, as the terminal shows it:\n\n```text\n{lines}\n```"
-    return f"{text.partition(begin)[0]}{begin}\n\n{words}\n\n{end}{text.partition(end)[2]}"
+    return generated.between(text, name, words)
 
 
 def draw(kept, path):
@@ -88,7 +84,7 @@ def draw_accuracy(axis, rows, title):
 
 
 def main(args):
-    try:
+    with settings.errors_in_one_line():
         if args.run:
             kept = read(args.run)
             files.write(args.out, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
@@ -96,9 +92,6 @@ def main(args):
         picture = args.out.with_suffix(".png")
         draw(kept, picture)
         files.write(args.readme, with_words(args.readme.read_text(encoding="utf-8"), args.out.stem, kept))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     print(f"wrote {picture} and {args.readme}")
 
 

@@ -1,7 +1,6 @@
 """Which model trains on which GPUs: writes docs/what_fits.md, with a command for each model and machine.
 
-    python -m tools.fits            writes the tables
-    python -m tools.fits --check    changes nothing; exit code 1 if the file is out of date
+    python -m tools.fits
 
 No GPU is needed. The models are shapes without weights, the memory is the estimate that every run makes before it
 starts (runtime/memory.py), and every command has gone through the checks of grpo.py.
@@ -12,7 +11,6 @@ import dataclasses
 import functools
 import textwrap
 from dataclasses import dataclass
-from pathlib import Path
 
 import tyro
 from transformers import LlamaConfig, Qwen2Config
@@ -291,17 +289,9 @@ def parameters(config):
 # -------------------------------------------------------------------------------------------------------------- main
 
 
-@dataclass
-class Args:
-    """Where the tables go."""
-
-    check: bool = False  # only check if the file is up to date
-    file: Path = FILE  # the file to write
-
-
-def main(args):
-    generated.keep({args.file: page(all_fits(), all_fits(lora=True))}, args.check, "python -m tools.fits")
+def main():
+    generated.write({FILE: page(all_fits(), all_fits(lora=True))})
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
+    tyro.cli(main, description=__doc__.split("\n\n")[0])

@@ -1,25 +1,25 @@
-"""Files of docs/ that a tool makes: written, or only compared with what the tool would write now."""
-
-import sys
+"""Texts of docs/ that a tool makes: whole files, or what stands between two marks. git shows what has changed."""
 
 from runtime import files
 
 
-def keep(texts, check, command):
-    """Writes each text to its file, if the file is not the same already; says what it did, a line for each file.
+def between(text, name, new):
+    """A page's text with `new` between its marks, <!-- NAME: begin --> and <!-- NAME: end -->, in blank lines.
 
-    texts: {path: text}. check: change nothing, and end the program: exit code 1 if a file is out of date, or 0.
-    command: the one that writes the files, for the message.
+    ValueError unless each mark is there once, and in this order.
     """
-    stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for path in texts:
-        if check:
-            print(f"{path} is out of date: {command}" if path in stale else f"{path} is up to date")
-        elif path in stale:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            files.write(path, texts[path])
-            print(f"wrote {path}")
-        else:
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    if [text.count(begin), text.count(end)] != [1, 1] or text.index(begin) > text.index(end):
+        raise ValueError(f"the file must have the marks {begin} and {end}, each once and in this order")
+    return f"{text.partition(begin)[0]}{begin}\n\n{new.strip()}\n\n{end}{text.partition(end)[2]}"
+
+
+def write(texts):
+    """Writes each text to its file, unless it is there already, and says so. texts: {path: text}."""
+    for path, text in texts.items():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
             print(f"left {path}")
-    if check:
-        sys.exit(int(bool(stale)))
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write(path, text)
+            print(f"wrote {path}")

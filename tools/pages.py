@@ -1,7 +1,6 @@
 """Writes the generated parts of docs/algorithms: the worked examples, the order of reading, the weights of the ladder.
 
-    python -m tools.pages            writes them
-    python -m tools.pages --check    changes nothing; exit code 1 if a page is out of date
+    python -m tools.pages
 
 The pages are written by hand. What is generated stands between <!-- NAME: begin --> and <!-- NAME: end -->. It depends
 on what the scripts compute (tools/example.py), and neither on their lines nor on their lengths. It needs no GPU and
@@ -10,13 +9,11 @@ never imports vLLM.
 
 import functools
 import math
-import re
-import sys
-from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import tyro
 
+from runtime import settings
 from tools import example, family, generated, updates
 
 FOLDER = family.ROOT / "docs" / "algorithms"
@@ -101,7 +98,6 @@ LADDER = {  # block: the rows of its table
     "dr_grpo": ["rloo", "grpo", "dr_grpo"],
     "ppo": ["grpo", "ppo"],
 }
-MARK = re.compile(r"<!-- (\w+): (begin|end) -->")
 
 
 @functools.cache
@@ -226,18 +222,6 @@ def blocks_of(name):
     return {"example": worked_example(name)}
 
 
-def with_blocks(text, blocks):
-    """A page's text with these blocks between their marks. ValueError unless it has just these marks, in order."""
-    expected = [(name, end) for name in blocks for end in ("begin", "end")]
-    if MARK.findall(text) != expected:
-        raise ValueError(f"the marks must be {', '.join(f'<!-- {name}: {end} -->' for name, end in expected)}")
-    for name, lines in blocks.items():
-        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        before, _, rest = text.partition(begin)
-        text = "\n".join([before + begin, "", *lines, "", end + rest.partition(end)[2]])
-    return text
-
-
 def all_pages():
     """{path: text} of all pages. ValueError if one is missing, or its marks are not as they must be."""
     pages = {FOLDER / f"{name}.md": name for name in ["README", "ladder", *updates.ALGORITHMS]}
@@ -245,28 +229,17 @@ def all_pages():
         if not path.exists():
             raise ValueError(f"{path} is missing: it is written by hand, from a copy of the parent's page")
     for path, name in pages.items():
-        try:
-            pages[path] = with_blocks(path.read_text(encoding="utf-8"), blocks_of(name))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        text = path.read_text(encoding="utf-8")
+        for mark, lines in blocks_of(name).items():
+            text = generated.between(text, mark, "\n".join(lines))
+        pages[path] = text
     return pages
 
 
-@dataclass
-class Args:
-    """Where the pages are."""
-
-    check: bool = False  # only check if they are up to date
-
-
-def main(args):
-    try:
-        pages = all_pages()
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    generated.keep(pages, args.check, "python -m tools.pages")
+def main():
+    with settings.errors_in_one_line():
+        generated.write(all_pages())
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
+    tyro.cli(main, description=__doc__.split("\n\n")[0])

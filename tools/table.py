@@ -1,7 +1,6 @@
 """Writes the tables of the scripts: in the README what each one is, in docs/objectives.md what it maximises.
 
     python tools/table.py            puts both into their files, between the marks, and draws docs/family.svg
-    python tools/table.py --check    changes nothing; exit code 1 if a table or the drawing is out of date
 
 The lengths and differences come from the scripts, the formulas from the pages of docs/algorithms, and the descriptions
 from SHORT and TEXTS below.
@@ -15,9 +14,11 @@ from statistics import median_high
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from runtime import settings
 from tools import family, generated
 
-BEGIN, END = "<!-- variants: begin -->", "<!-- variants: end -->"
+README, OBJECTIVES = family.ROOT / "README.md", family.ROOT / "docs" / "objectives.md"
+MARKS = "variants"
 SHORT = {  # script: what it is, for the README
     "grpo": "the reward normalised in its group of responses, PPO's clip, a KL term: the root of the tree",
     "reinforce": "reward minus the step's mean, times log π; no ratio, no clip, no groups: read it first",
@@ -127,17 +128,6 @@ TEXTS = {  # script: (what its objective's formulas don't say, the source)
 }
 
 
-@dataclass
-class Args:
-    """The tables' places."""
-
-    check: bool = False  # only check if they are up to date
-    readme: Path = family.ROOT / "README.md"  # the file with the short table's marks
-    objectives: Path = family.ROOT / "docs" / "objectives.md"  # the file with the long table's marks
-    drawing: Path = family.ROOT / "docs" / "family.svg"  # what grew from what
-    folder: Path = family.ROOT  # the scripts' folder
-
-
 def short_table(folder=family.ROOT):
     """What each script is, as Markdown, with links to its page; below it the median of "changed".
 
@@ -234,23 +224,13 @@ def drawing(folder=family.ROOT):
 """
 
 
-def with_table(text, new):
-    """A file's text with this table between its marks. ValueError unless each mark occurs once, in order."""
-    if [text.count(mark) for mark in (BEGIN, END)] != [1, 1] or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"the file must have the marks {BEGIN} and {END}, each once and in this order")
-    return f"{text[: text.index(BEGIN)]}{BEGIN}\n\n{new}\n{text[text.index(END) :]}"
-
-
-def main(args):
-    try:
-        tables = {args.readme: short_table(args.folder), args.objectives: table(args.folder)}
-        new = {path: with_table(path.read_text(encoding="utf-8"), made) for path, made in tables.items()}
-        new[args.drawing] = drawing(args.folder)
-    except (ValueError, OSError, SyntaxError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    generated.keep(new, args.check, "python tools/table.py")
+def main():
+    with settings.errors_in_one_line():
+        new = {family.ROOT / "docs" / "family.svg": drawing()}
+        for path, text in ((README, short_table()), (OBJECTIVES, table())):
+            new[path] = generated.between(path.read_text(encoding="utf-8"), MARKS, text)
+        generated.write(new)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
+    tyro.cli(main, description=__doc__.split("\n\n")[0])
