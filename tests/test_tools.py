@@ -87,9 +87,9 @@ def test_the_terminals_plot_shows_reward_and_test_accuracy():
 
 
 def test_exponential_average_by_hand():
-    assert plot.exponential_average([], 0.95) == [] and plot.exponential_average([3.0], 0.95) == [3.0]
+    assert make_kk_tiny.exponential_average([], 0.95) == [] and make_kk_tiny.exponential_average([3.0], 0.95) == [3.0]
     expected = [1.0, (0.95 * 1 + 2) / 1.95, (0.95**2 * 1 + 0.95 * 2 + 6) / (0.95**2 + 0.95 + 1)]
-    assert plot.exponential_average([1.0, 2.0, 6.0], 0.95) == pytest.approx(expected)
+    assert make_kk_tiny.exponential_average([1.0, 2.0, 6.0], 0.95) == pytest.approx(expected)
 
 
 def runs_of(key, *runs):
@@ -126,24 +126,10 @@ def test_a_picture_shows_what_was_measured():
     assert "average" not in figure.get_suptitle() and "mean over the seeds" in figure.get_suptitle()
 
 
-def test_smoothing_is_named_and_lies_over_the_pale_raw_line():
-    rows = [{"step": s, "reward": r, "eval/accuracy": r} for s, r in enumerate([0.0, 1.0, 1.0])]
-    figure = plot.draw({"run": [rows]}, [], smoothing=0.95)
-    assert "exponential average (0.95)" in figure.get_suptitle()
-    assert titles(figure) == ["test accuracy", "reward"]
-    accuracy, reward = figure.axes
-    raw, smooth = reward.lines
-    assert list(raw.get_ydata()) == [0, 1, 1] and raw.get_alpha() < 0.5 and not smooth.get_alpha()
-    assert list(smooth.get_ydata())[:2] == pytest.approx([0, 1 / 1.95])
-    assert reward.get_children().index(raw) < reward.get_children().index(smooth)
-    assert lines(accuracy) == [[0, 1, 1]]  # as it is, and once
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.95])
 @pytest.mark.parametrize("key, least, most", [("accuracy", 0, 1), ("response_tokens", 0, 3000), ("kl", 0, 3000)])
-def test_bands_end_at_what_was_measured(key, least, most, smoothing):
+def test_bands_end_at_what_was_measured(key, least, most):
     """A standard deviation would lead below 0 here, or above 1."""
-    figure = plot.draw({"run": runs_of(key, [least, least], [least, most], [most, most])}, [], smoothing=smoothing)
+    figure = plot.draw({"run": runs_of(key, [least, least], [least, most], [most, most])}, [])
     (band,) = figure.axes[0].collections
     ends = band.get_paths()[0].vertices[:, 1]
     assert min(ends) == least and max(ends) == most
@@ -280,27 +266,10 @@ def test_plot_says_which_folder_is_no_run(what, tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("smoothing", ["1", "-0.1", "nan"])
-def test_plot_refuses_a_smoothing_out_of_range(smoothing, tmp_path):
-    run = write_run(tmp_path / "run", "grpo", [0, 1])
-    done = call("tools/plot.py", run, f"--smoothing={smoothing}", "--out", tmp_path / "x")
-    assert done.returncode == 2 and not done.stdout and not (tmp_path / "x.png").exists()
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: --smoothing is") and "at least 0 and below 1" in line
-
-
 def test_plot_without_runs_says_so_in_one_line():
     done = call("tools/plot.py")
     assert done.returncode == 2 and not done.stdout
     assert done.stderr.splitlines() == ["error: no run to draw: give the folder of at least one"]
-
-
-def test_plot_smooths_if_it_is_asked_to(tmp_path):
-    run = write_run(tmp_path / "run", "grpo", [0, 1, 0])
-    for flags, named in (([], False), (["--smoothing", "0.5"], True)):
-        done = call("tools/plot.py", run, "--out", tmp_path / "x", *flags)
-        assert done.returncode == 0, done.stderr
-        assert ("exponential average (0.5)" in (tmp_path / "x.svg").read_text()) == named
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -547,9 +516,11 @@ def test_suites_that_share_a_kept_run_share_its_flags():
             assert kept.setdefault(path, command) == command
 
 
-def test_an_entrys_own_flags_take_the_place_of_those_of_all():
-    command = compare.command_of(["grpo.py", "--lr", "1e-3"], "--lr 1e-4 --people '2, 3'", 7)
-    assert command == "grpo.py --lr 1e-3 --people '2, 3' --seed 7"
+@pytest.mark.parametrize("own", ["--lr 1e-3 --no_compile", "--lr=1e-3 --no-compile", "--compile=False --lr 1e-3"])
+def test_an_entrys_own_flags_take_the_place_of_those_of_all(own):
+    """However they are spelled: of two the trainer would take the last."""
+    command = compare.command_of(["grpo.py", *own.split()], "--lr 1e-4 --compile --people '2, 3'", 7)
+    assert command == f"grpo.py {own} --people '2, 3' --seed 7"
 
 
 def test_a_table_has_all_entries_that_are_kept_however_few_are_run(tmp_path):

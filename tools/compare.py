@@ -288,12 +288,18 @@ def read_entries(entries):
     return commands
 
 
+def flag_of(word):
+    """The flag that a word sets, in one spelling: --no-compile is compile, and so is --compile=True."""
+    return word.partition("=")[0].removeprefix("--").replace("-", "_").removeprefix("no_")
+
+
 def command_of(words, common, seed):
     """An entry's command: its own words, then those flags of all entries that it does not set itself."""
+    own_flags = {flag_of(word) for word in words if word.startswith("--")}
     others, its_own = [], False
     for word in shlex.split(common):
         if word.startswith("--"):
-            its_own = word in words
+            its_own = flag_of(word) in own_flags
         if not its_own:
             others.append(word)
     return shlex.join([*words, *others, "--seed", str(seed)])

