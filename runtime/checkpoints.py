@@ -10,7 +10,7 @@ checksums.json      the SHA-256 of every other file
 
 A kill at any moment, also in the middle of a save, leaves the last complete checkpoint as it was.
 What a disk has damaged since is found before a run is resumed. Resuming runs no code from a
-checkpoint: see read_index.
+checkpoint: see read_metadata.
 """
 
 import json
@@ -64,7 +64,7 @@ def save(policy, optimizer, tokenizer, step, n_used, args, critic=None):
     names = []
     with disk_errors_end_the_run():
         if processes.RANK == 0:
-            read_index(unfinished)  # what resuming would refuse is found here
+            read_metadata(unfinished / "trainer")  # what resuming would refuse is found here
             save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
             policy.lm.config.save_pretrained(unfinished)
             policy.lm.generation_config.save_pretrained(unfinished)
@@ -141,14 +141,11 @@ def checksums(folder, names):
 def check(resume):
     """ValueError if the checkpoint that --resume names is damaged; it names one that is not.
 
-    Reads every byte of it. A checkpoint that was made before checkpoints had checksums is accepted
-    with a printed note if no file is missing. All processes must call it.
+    Reads every byte of it. All processes must call it.
     """
     path = to_resume(resume)
     damage = damage_of(path)
     if not damage:
-        if processes.RANK == 0 and not (path / CHECKSUMS).exists():
-            print(f"note: {path} has no {CHECKSUMS}: whether its files are damaged is not known")
         return
     older = [folder for folder in all_of(run_of(resume)) if step_of(folder) < step_of(path)]
     for folder in reversed(older):
@@ -184,24 +181,12 @@ def damage_of(path):
 
 
 def expected_checksums(path):
-    """{name: SHA-256} from a checkpoint's checksums.json; {} if it has none.
+    """{name: SHA-256} from a checkpoint's checksums.json.
 
     ValueError if something is wrong that can be seen without reading the large files.
     """
-    for name in (POSITION, INDEX, "model.safetensors", "config.json"):
-        if not (path / name).is_file():
-            raise ValueError(f"{name} is missing")
-        if not (path / name).stat().st_size:
-            raise ValueError(f"{name} is empty")
     position_in(path)
-    for name, size in read_index(path).items():
-        there = path / "trainer" / name
-        if not there.is_file():
-            raise ValueError(f"trainer/{name} is missing")
-        if there.stat().st_size < size:
-            raise ValueError(f"trainer/{name} is cut off")
-    if not (path / CHECKSUMS).exists():
-        return {}
+    read_metadata(path / "trainer")
     expected = files.read_object(path / CHECKSUMS)
     if not {POSITION, INDEX, "model.safetensors"} <= expected.keys():
         raise ValueError(f"{CHECKSUMS} lacks files")
@@ -315,15 +300,6 @@ def read_metadata(path):
     if not is_ours:
         raise ValueError(f"{INDEX} is not one of our own: it holds other things than tensors")
     return metadata
-
-
-def read_index(path):
-    """{file in trainer/: the least number of bytes that it must have}. Errors: as read_metadata."""
-    sizes = {}
-    for place in read_metadata(path / "trainer").storage_data.values():
-        end = place.offset + place.length
-        sizes[place.relative_path] = max(end, sizes.get(place.relative_path, 0))
-    return sizes
 
 
 class CheckedReader(dcp.FileSystemReader):
