@@ -28,7 +28,7 @@ import tyro
 from pydantic.fields import FieldInfo
 
 from runtime import files, folders
-from runtime.launch import RANK
+from runtime.launch import RANK, WORLD_SIZE
 
 # ------------------------------------------------------------------------------- types with a range
 
@@ -236,7 +236,8 @@ def errors_in_one_line():
     except (ValueError, OSError) as error:
         if RANK == 0:
             print("error:", " ".join(str(error).split()), file=sys.stderr)
-        if "torch" in sys.modules:  # otherwise nothing is connected yet
+        # Only several processes may be connected; a single one's group is vLLM's, which ends it.
+        if WORLD_SIZE > 1 and "torch" in sys.modules:
             from runtime import processes
 
             processes.end()
