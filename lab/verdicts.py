@@ -54,7 +54,8 @@ def at(tree, path):
     None if there is no such value.
     """
     if isinstance(path, list):
-        return max(at(tree, one) for one in path)
+        found = [at(tree, one) for one in path]
+        return None if None in found else max(found)
     if not isinstance(path, str):
         return path
     for key in filter(None, path.split("/")):

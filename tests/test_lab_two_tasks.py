@@ -26,6 +26,7 @@ def test_two_tokens_by_hand(with_rewards):
     assert found["right"] == 0.5
 
 
+@pytest.mark.parametrize("task", ["countdown", "math"])
 @pytest.mark.parametrize(
     ("second", "count", "advantages", "expected"),
     [
@@ -35,10 +36,10 @@ def test_two_tokens_by_hand(with_rewards):
         (0.08, 3, "1", None),  # a model that is never right: not measured
     ],
 )
-def test_fewer_improbable_tokens_on_the_second_task(second, count, advantages, expected, tmp_path):
-    norms = {"kk": [0.4, 0.2, 0.2, 0.2], "countdown": [0.2, 0.3, 0.3, 0.2]}
-    shares = {"kk": [0.14, 0.86], "countdown": [second, 1 - second]}
-    batch = {task: {"share": shares[task], "norm_share": norms[task]} for task in shares}
+def test_fewer_improbable_tokens_on_the_second_task(task, second, count, advantages, expected, tmp_path):
+    norms = {"kk": [0.4, 0.2, 0.2, 0.2], task: [0.2, 0.3, 0.3, 0.2]}
+    shares = {"kk": [0.14, 0.86], task: [second, 1 - second]}
+    batch = {name: {"share": shares[name], "norm_share": norms[name]} for name in shares}
     (tmp_path / "two_tasks.json").write_text(json.dumps({"advantages": advantages, "batches": [batch] * count}))
     words = [line.split(":")[0] for line in verdicts.of_file("two_tasks", tmp_path)]
     assert words[:-2] == ([expected] if expected else [])
