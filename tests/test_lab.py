@@ -8,6 +8,7 @@ import importlib
 import json
 import math
 import re
+import subprocess
 import sys
 
 import pytest
@@ -437,6 +438,15 @@ def test_batches_without_a_gradient_are_refused(tmp_path, monkeypatch):
     args.seed = 1  # another file of the cache
     made["rewards"] = torch.tensor([3.0, 3.0, -1.0, 3.0])
     assert len(common.load_batches(None, args, 1)) == 1
+
+
+def test_an_error_after_sampling_is_one_line_and_no_traceback_of_vllm(tmp_path):
+    """Two responses of eight tokens are both cut off: there is no gradient."""
+    flags = "--prompts 1 --responses 2 --max_tokens 8 --batches 1".split()
+    words = [sys.executable, "-m", "lab.who_dominates", *flags, "--out", tmp_path, "--cache", tmp_path]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: every group of batch 0 has equal rewards")
 
 
 # ------------------------------------------------------------------------- two tokens and one layer

@@ -235,8 +235,8 @@ def test_runs_are_grouped_by_script_and_settings_but_the_seed():
         return {"script": script, "args": settings, "rows": [settings]}
 
     runs = [
-        a_run("grpo", lr=1, seed=0, run_dir="a"),
-        a_run("grpo", lr=1, seed=1, run_dir="b"),
+        a_run("grpo", lr=1, seed=0, run_dir="a", export="x"),
+        a_run("grpo", lr=1, seed=1, run_dir="b", export="y"),
         a_run("lopti", lr=1, eta=0.5, seed=0, run_dir="c"),
         a_run("lopti", lr=1, eta=0.3, seed=0, run_dir="d"),
     ]
