@@ -101,6 +101,14 @@ def test_a_damaged_file_is_named_with_the_checkpoint_to_go_on_from(name, damage,
         assert name in text
 
 
+def test_checksums_that_leave_out_the_model_are_refused(three):
+    path = three / "checkpoints" / "step_000003" / "checksums.json"
+    sums = json.loads(path.read_text())
+    del sums["model.safetensors"]
+    path.write_text(json.dumps(sums))
+    assert "checksums.json lacks files" in says_damage(three)
+
+
 def test_the_older_checkpoint_that_is_named_is_not_damaged_itself(three):
     for step, name in ((3, DISTCP), (2, "model.safetensors")):
         flip(three / "checkpoints" / f"step_{step:06d}" / name)

@@ -162,6 +162,7 @@ def test_at_fixed_weights_dr_grpos_gradient_is_grpos_times_the_mean_length_over_
     for one, other, mean_length in zip(steps, grpos, mean_lengths, strict=True):
         assert distance(one, other * mean_length / LONGEST) < 1e-6
     assert metrics["clip_rate"] == grpos_metrics["clip_rate"] > 0
+    assert metrics["grad_norm"] == pytest.approx(fmean(step.norm().item() for step in steps), rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------- metrics
