@@ -39,7 +39,7 @@ def start_server():
 def run_here(words, environment, stdout, stderr):
     """What the fork does: becomes the command `python WORDS`. stdout, stderr: paths of files."""
     gc.freeze()  # vLLM collects garbage often, and the 700,000 objects of the libraries are none
-    os.setsid()  # so that a run that takes too long can be ended with all that it started
+    os.setpgid(0, 0)  # so that a run that takes too long can be ended with all that it started
     os.environ.clear()
     os.environ.update(environment)
     for path, descriptor in ((stdout, 1), (stderr, 2)):

@@ -95,7 +95,7 @@ def slurm(tmp_path):
         with open(tmp_path / "log", "a") as log:
             command = ["bash", str(EXAMPLES / "slurm.sh"), *map(str, words)]
             started.append(
-                subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True)
+                subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log, process_group=0)
             )
         return started[-1]
 
