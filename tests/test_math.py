@@ -360,6 +360,7 @@ def test_a_killed_answer_costs_no_start_of_a_worker():
     worker = task.Worker()
     assert worker.ask(["1/2", ["0.5"]]) is True and worker.seconds < task.TIME_LIMIT
     first, (copy,) = worker.process.pid, children(worker.process.pid)
+    assert os.getpgid(first) == os.getpgid(copy) == first  # Ctrl-C goes to the trainer's group, and not to this one
     for _ in range(2):
         assert worker.ask([TOWER, ["0.5"]]) is None and worker.seconds == task.TIME_LIMIT
         assert worker.ask(["1/2", ["0.5"]]) is True and worker.ask(["1/3", ["0.5"]]) is False
