@@ -11,7 +11,8 @@ from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import get_session, validate_repo_id
 
-from runtime import checks, processes
+from runtime import checks
+from runtime.launch import RANK
 
 PATIENCE = 10  # seconds that the hub has for an answer
 
@@ -26,7 +27,7 @@ def ask(model, *data):
     names = [name for name in (model, *data) if is_hub_id(name)]
     if not names or constants.is_offline_mode():
         return
-    if processes.RANK == 0:
+    if RANK == 0:
         print(f"asking {constants.ENDPOINT} for {', '.join(names)}", flush=True)
     problem = why_unreachable()
     if not problem:
@@ -40,7 +41,7 @@ def ask(model, *data):
             f"({problem}). Where there is a network, `hf download {model} --local-dir FOLDER` "
             "gets it; copy that folder here and name it in place of the hub id"
         )
-    if processes.RANK == 0:
+    if RANK == 0:
         print(f"it can't be reached ({problem}): only what was downloaded before is used")
 
 

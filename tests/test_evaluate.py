@@ -9,7 +9,9 @@ import json
 import math
 import re
 import shutil
+import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from statistics import fmean, stdev
 from types import SimpleNamespace
@@ -24,7 +26,8 @@ import evaluate
 from rewards import countdown, encode, hitab, kk
 from rewards.math import INSTRUCTION
 from runtime import machine, measure
-from tools import inference, words
+from tools import figures, inference, suites, words
+from tools.figures import Column
 
 needs_files = pytest.mark.skipif(not (DATA / "math").is_dir(), reason=f"the papers' files are not in {DATA}")
 
@@ -51,9 +54,9 @@ def test_avg_at_n_and_both_parts_of_its_error():
     Of it sampling has √(1/4 + 1/4)/4: p(1−p)/(n−1) is 1/4 where one of two is right and 0 elsewhere.
     """
     problems = [{"category": "a", "samples": 2}] * 4
-    values, noise = evaluate.contributions(("", "a", None), problems, [scores_of((2, 0), (0, 2), (1, 1), (1, 1))])
+    values, noise = figures.contributions(Column("", "a", None), problems, [scores_of((2, 0), (0, 2), (1, 1), (1, 1))])
     assert values == [1, 0, 0.5, 0.5] and noise == [0, 0, 0.25, 0.25]
-    found = evaluate.figure(values, noise)
+    found = figures.figure(values, noise)
     assert found["value"] == 0.5 and found["problems"] == 4
     assert found["error"] == pytest.approx(math.sqrt(1 / 6) / 2)
     assert found["error_samples"] == pytest.approx(math.sqrt(0.5) / 4)
@@ -62,12 +65,12 @@ def test_avg_at_n_and_both_parts_of_its_error():
 
 def test_greedy_figures_have_an_error_over_problems_alone():
     """3 of 4 right: squares 3/16 + 9/16 over 3 is 1/4, so that the error is 1/4. One problem has none."""
-    values, noise = evaluate.contributions(
-        ("", None, None), [{"category": "a", "samples": 1}] * 4, [scores_of((1, 0), (1, 0), (1, 0), (0, 1))]
+    values, noise = figures.contributions(
+        Column("", None, None), [{"category": "a", "samples": 1}] * 4, [scores_of((1, 0), (1, 0), (1, 0), (0, 1))]
     )
-    assert evaluate.figure(values, noise) == {"value": 0.75, "error": 0.25, "problems": 4}
-    assert evaluate.figure([1.0]) == {"value": 1.0, "error": None, "problems": 1}
-    assert evaluate.shown(evaluate.figure([1.0]), (100, 2)) == "100.00"
+    assert figures.figure(values, noise) == {"value": 0.75, "error": 0.25, "problems": 4}
+    assert figures.figure([1.0]) == {"value": 1.0, "error": None, "problems": 1}
+    assert evaluate.shown(figures.figure([1.0]), (100, 2)) == "100.00"
     assert evaluate.shown({"value": 0.75, "error": 0.25}, (1, 3)) == "0.750 ± 0.250"
 
 
@@ -75,37 +78,37 @@ def test_checkpoints_are_averaged_for_each_problem_before_anything_else():
     """Two checkpoints, right at the first and at the second problem: each contributes 1/2, and nothing differs."""
     problems = [{"category": "a", "samples": 4}] * 2
     one, two = scores_of((4, 0), (0, 4)), scores_of((0, 4), (4, 0))
-    values, noise = evaluate.contributions(("", "a", None), problems, [one, two])
-    assert values == [0.5, 0.5] and noise == [0, 0] and evaluate.figure(values, noise)["error"] == 0
-    values, noise = evaluate.contributions(("", "a", None), problems, [scores_of((2, 2), (2, 2))] * 2)
+    values, noise = figures.contributions(Column("", "a", None), problems, [one, two])
+    assert values == [0.5, 0.5] and noise == [0, 0] and figures.figure(values, noise)["error"] == 0
+    values, noise = figures.contributions(Column("", "a", None), problems, [scores_of((2, 2), (2, 2))] * 2)
     assert noise == [pytest.approx(1 / 4 / 3 / 2)] * 2  # p(1−p)/(n−1), halved by the second checkpoint
-    values, _ = evaluate.contributions(("", "a", 2), problems, [scores_of((1, 3), (0, 4)), two])
+    values, _ = figures.contributions(Column("", "a", 2), problems, [scores_of((1, 3), (0, 4)), two])
     assert values == [pytest.approx((0.5 + 0) / 2), pytest.approx((0 + 1) / 2)]  # pass@2: 1 − C(3,2)/C(4,2) = 1/2
 
 
 def test_a_mean_over_sets_adds_their_squared_errors():
-    columns = {"2": ("2 people", "2", None), "3": ("3 people", "3", None)}
+    columns = {"2": Column("2 people", "2", None), "3": Column("3 people", "3", None)}
     values = {"2": [1.0, 0.0, 1.0, 1.0], "3": [0.0, 0.0, 1.0]}
-    found = evaluate.mean_figure(columns, values)
+    found = figures.mean_figure(columns, values)
     assert found["value"] == pytest.approx((3 / 4 + 1 / 3) / 2) and found["problems"] == 7
     assert found["error"] == pytest.approx(math.sqrt(0.25**2 + (1 / 9)) / 2)  # of [0, 0, 1]: √(1/3)/√3 = 1/3
-    assert evaluate.mean_figure(columns, values | {"3": [1.0]})["error"] is None
+    assert figures.mean_figure(columns, values | {"3": [1.0]})["error"] is None
 
 
 def test_columns_that_share_their_problems_are_one_set():
     """avg and pass of two problems, (0.25, 1) and (0.75, 0): each contributes 1.25 and 0.75 to the sum."""
-    columns = {"p": ("pass", "aime", 2), "a": ("avg", "aime", None), "m": ("other", "math500", None)}
-    found = evaluate.mean_figure(columns, {"a": [0.25, 0.75], "p": [1.0, 0.0], "m": [0.0, 1.0]})
+    columns = {"p": Column("pass", "aime", 2), "a": Column("avg", "aime", None), "m": Column("other", "math500", None)}
+    found = figures.mean_figure(columns, {"a": [0.25, 0.75], "p": [1.0, 0.0], "m": [0.0, 1.0]})
     assert found["value"] == pytest.approx(0.5) and found["problems"] == 4
     assert found["error"] == pytest.approx(math.sqrt(0.25**2 + 0.5**2) / 3)  # [1.25, 0.75]: √(1/8)/√2 = 1/4
 
 
 def test_a_paired_comparison_counts_who_moved_where():
     """Differences 1, −1/2, 0, 0, 1/2 and −1, 0: means 1/5 and −1/2."""
-    columns = {"2": ("2 people", "2", None), "3": ("3 people", "3", None)}
+    columns = {"2": Column("2 people", "2", None), "3": Column("3 people", "3", None)}
     mine = {"2": [1.0, 0.0, 1.0, 0.0, 1.0], "3": [0.0, 0.5]}
     theirs = {"2": [0.0, 0.5, 1.0, 0.0, 0.5], "3": [1.0, 0.5]}
-    found = evaluate.paired(columns, mine, theirs)
+    found = figures.paired(columns, mine, theirs)
     differences = [1.0, -0.5, 0.0, 0.0, 0.5]
     assert found["2"]["value"] == pytest.approx(0.2)
     assert found["2"]["error"] == pytest.approx(stdev(differences) / math.sqrt(5))
@@ -113,13 +116,13 @@ def test_a_paired_comparison_counts_who_moved_where():
     assert (found["3"]["up"], found["3"]["down"], found["3"]["ties"]) == (0, 1, 1)
     assert found["mean"]["value"] == pytest.approx((0.2 - 0.5) / 2)
     assert (found["mean"]["up"], found["mean"]["down"], found["mean"]["ties"]) == (2, 2, 3)
-    same = evaluate.paired(columns, mine, mine)
+    same = figures.paired(columns, mine, mine)
     assert same["mean"]["error"] == same["mean"]["value"] == same["2"]["up"] == 0 and same["mean"]["ties"] == 7
 
 
 def test_a_paired_mean_counts_the_problems_of_aime_once():
-    columns = {"aime pass@2": ("", "aime", 2), "aime": ("", "aime", None)}
-    found = evaluate.paired(
+    columns = {"aime pass@2": Column("", "aime", 2), "aime": Column("", "aime", None)}
+    found = figures.paired(
         columns, {"aime pass@2": [1.0, 0.0], "aime": [0.5, 0.0]}, {"aime pass@2": [0.0] * 2, "aime": [0.0] * 2}
     )
     assert (found["mean"]["up"], found["mean"]["down"], found["mean"]["ties"]) == (1, 0, 1)
@@ -137,12 +140,12 @@ def test_pass_at_k_over_all_problems_is_beside_the_columns_and_not_in_their_mean
     """Right of 4 responses: 1 and 4 with 2 people, 2 with 3 people. pass@2: 1 − 3/6, 1, 1 − 1/6."""
     problems = [{"category": "2", "samples": 4}] * 2 + [{"category": "3", "samples": 4}]
     args = settled("m", "--suite", "kk", "--samples", "4", "--temperature", "1", "--pass_at_k")
-    columns = evaluate.columns_of(problems, args)
+    columns = figures.columns_of(problems, args)
     assert list(columns) == ["2", "3", "pass@1", "pass@2", "pass@4"]
     scored = [scores_of((1, 3), (4, 0), (2, 2))]
-    values = {key: evaluate.contributions(column, problems, scored)[0] for key, column in columns.items()}
+    values = {key: figures.contributions(column, problems, scored)[0] for key, column in columns.items()}
     assert values["pass@2"] == pytest.approx([1 / 2, 1, 5 / 6]) and values["pass@4"] == [1, 1, 1]
-    assert evaluate.mean_figure(columns, values)["value"] == pytest.approx((5 / 8 + 1 / 2) / 2)
+    assert figures.mean_figure(columns, values)["value"] == pytest.approx((5 / 8 + 1 / 2) / 2)
     for wrong in (["--samples", "1"], ["--suite", "math"]):
         with pytest.raises(ValueError, match="--pass_at_k needs several --samples"):
             settled("m", "--suite", "kk", "--samples", "4", "--temperature", "1", "--pass_at_k", *wrong)
@@ -199,7 +202,7 @@ def test_the_papers_rows_are_whole_and_their_means_are_means():
     papers = json.loads((ROOT / "benchmarks" / "paper.json").read_text())
     rounded_down = {0.826: 0.82, 0.614: 0.62, 0.89: 0.88}  # three means that the paper prints otherwise
     for paper in papers:
-        factor = evaluate.UNITS.get(paper["suite"], (1, 3))[0]
+        factor = evaluate.unit_of(paper["suite"])[0]
         for name, *numbers in paper["rows"]:
             assert len(numbers) == len(paper["columns"]), name
             *parts, mean = numbers
@@ -403,7 +406,7 @@ def test_mathematics_by_both_protocols(model, math_folder, tmp_path, protocol, n
     ]
     written = call(model, *flags, "--out", tmp_path, "--protocol", protocol, "--keep_responses", "--paper")
     results = read(written[".json"])
-    figures = results["rows"][0]["figures"]
+    of_row = results["rows"][0]["figures"]
     counts = {}
     for response in map(json.loads, written["responses.jsonl"].read_text().splitlines()):
         box = ["", *re.findall(r"\\boxed\{(\d+)\}", response["response"])][-1]
@@ -417,20 +420,20 @@ def test_mathematics_by_both_protocols(model, math_folder, tmp_path, protocol, n
     assert results["sampling"] == {name: how[name in sampled] for name in shares}
     for name in shares:
         assert {len(right) for right in counts[name].values()} == {n if name in sampled else 1}
-        assert figures[name]["value"] == pytest.approx(fmean(shares[name])), name
-        assert figures[name]["error"] == pytest.approx(stdev(shares[name]) / math.sqrt(2))
-        assert ("error_samples" in figures[name]) == (name in sampled)
+        assert of_row[name]["value"] == pytest.approx(fmean(shares[name])), name
+        assert of_row[name]["error"] == pytest.approx(stdev(shares[name]) / math.sqrt(2))
+        assert ("error_samples" in of_row[name]) == (name in sampled)
     assert 0 < shares["amc"][1] < 1 and shares["amc"][0] > 0.8  # one problem half right, one right
     if protocol == "acpo":
-        assert list(figures) == ["amc", "minerva", "math500", "olympiad_bench", "mean"]
-        assert figures["mean"]["value"] == pytest.approx(fmean(map(fmean, shares.values())))
+        assert list(of_row) == ["amc", "minerva", "math500", "olympiad_bench", "mean"]
+        assert of_row["mean"]["value"] == pytest.approx(fmean(map(fmean, shares.values())))
         assert results["papers"][0]["source"] == "ACPO, Table 2"
         return
-    assert list(figures) == ["olympiad_bench", "minerva", "math500", "amc", "aime pass@16", "aime", "mean"]
-    assert [figures[name]["value"] for name in ("olympiad_bench", "minerva", "math500")] == [0.5, 1, 0]
+    assert list(of_row) == ["olympiad_bench", "minerva", "math500", "amc", "aime pass@16", "aime", "mean"]
+    assert [of_row[name]["value"] for name in ("olympiad_bench", "minerva", "math500")] == [0.5, 1, 0]
     passed = [any(right) for right in counts["aime"].values()]
-    assert passed[0] and figures["aime pass@16"]["value"] == fmean(passed)
-    assert figures["mean"]["value"] == pytest.approx(fmean([*map(fmean, shares.values()), fmean(passed)]))
+    assert passed[0] and of_row["aime pass@16"]["value"] == fmean(passed)
+    assert of_row["mean"]["value"] == pytest.approx(fmean([*map(fmean, shares.values()), fmean(passed)]))
     assert {paper["source"] for paper in results["papers"]} == {"AR-Lopti, Table 1", "AR-Lopti, Table 10"}
     assert "| Qwen2.5-7B (AR-Lopti, Table 1) | 27.64 | 18.38 | 63.00 | 22.21 | 30.00 | 5.00 | 27.71 |" in (
         written[".md"].read_text()
@@ -452,8 +455,8 @@ def test_sampling_is_four_responses_at_temperature_1_for_countdown():
 def test_sampling_is_four_responses_at_temperature_1_for_hitab():
     args = settled("--suite", "hitab")
     assert (args.samples, args.temperature, args.chat_template, args.protocol) == (4, 1.0, "none", "acpo")
-    _, problems = evaluate.load_problems(args)
-    assert evaluate.Counter(problem["category"] for problem in problems) == dict.fromkeys(hitab.KINDS, 256)
+    _, problems = suites.load_problems(args)
+    assert Counter(problem["category"] for problem in problems) == dict.fromkeys(hitab.KINDS, 256)
 
 
 def test_questions_on_tables_have_a_column_for_each_kind_and_one_for_all(model, tmp_path):
@@ -478,10 +481,10 @@ def test_a_release_of_hitab_is_evaluated_whole(tmp_path):
     (tmp_path / "hitab/tables/raw/a.json").write_text(json.dumps(table))
     for folder in (tmp_path, tmp_path / "hitab"):
         args = settled("m", "--suite", "hitab", "--data_dir", folder)
-        _, problems = evaluate.load_problems(args)
+        _, problems = suites.load_problems(args)
         assert [problem["category"] for problem in problems] == ["lookup", "lookup", "other", "comparison"]
         assert all(problem["samples"] == 4 and problem["temperature"] == 1 for problem in problems)
-        assert list(evaluate.columns_of(problems, args)) == ["comparison", "lookup", "other", "all"]
+        assert list(figures.columns_of(problems, args)) == ["comparison", "lookup", "other", "all"]
 
 
 # ------------------------------------------------------------------------------------ interrupted, and what is kept
@@ -614,12 +617,10 @@ def test_a_run_is_its_newest_checkpoint_and_a_checkpoint_has_its_runs_settings(a
 
 
 def settled(*flags):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["evaluate.py"])
-        args = evaluate.parse([*map(str, flags or ["m"])])
-        args.models = args.models or ["m"]
-        evaluate.settle(args)
-    return args
+    words = list(map(str, flags))
+    if not words or words[0].startswith("--"):
+        words.insert(0, "m")
+    return evaluate.read_settings(words)
 
 
 def test_a_runs_temperature_goes_for_puzzles_and_defaults_are_the_papers(tmp_path):
@@ -670,6 +671,15 @@ def test_errors_come_before_anything_loads_and_say_what_would_be_right(flags, sa
     assert not (tmp_path / "out").exists()
 
 
+def test_a_bad_flag_is_refused_before_torch_is_imported():
+    command = [sys.executable, "-X", "importtime", "evaluate.py", KK_TINY, "--limit", "-1"]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    *imports, error = finished.stderr.splitlines()
+    assert finished.returncode == 2 and error == "error: --limit is -1; it must be greater than 0"
+    names = [line.rpartition("|")[2].strip() for line in imports]
+    assert "tyro" in names and "torch" not in names
+
+
 def test_a_missing_file_says_what_to_get_and_from_where(math_folder, tmp_path, capsys):
     folder = shutil.copytree(math_folder, tmp_path / "math")
     (folder / "AIME-2024.json").unlink()
@@ -716,9 +726,9 @@ def test_kk_tiny_from_the_command_line(tmp_path):
         "evaluate.py", "models/kk_tiny", "--suite", "kk", "--people", "2-4", "--limit", "8", "--out", tmp_path
     )
     (results,) = map(read, tmp_path.glob("*.json"))
-    figures = results["rows"][0]["figures"]
-    assert list(figures) == ["2", "3", "4", "mean"] and figures["mean"]["problems"] == 24
-    assert figures["mean"]["value"] > 0 and results["rows"][0]["format_rate"] > 0.5
+    of_row = results["rows"][0]["figures"]
+    assert list(of_row) == ["2", "3", "4", "mean"] and of_row["mean"]["problems"] == 24
+    assert of_row["mean"]["value"] > 0 and results["rows"][0]["format_rate"] > 0.5
     assert "2 people" in finished.stdout and "format" in finished.stdout and "kk_tiny" in finished.stdout
     assert "24/24" in finished.stderr or "100%" in finished.stderr  # the progress bar
 
@@ -729,11 +739,11 @@ def test_every_suite_runs_on_the_papers_files(suite, tmp_path):
     flags = ["--suite", suite, "--data-dir", DATA, "--limit", 1, "--max-response-tokens", 8, "--out", tmp_path]
     sampled = ["--samples", 2] if suite != "kk" else ["--people", "3-7"]
     results = read(call(KK_TINY, *flags, *sampled, "--paper")[".json"])
-    figures = results["rows"][0]["figures"]
+    of_row = results["rows"][0]["figures"]
     columns = {"kk": ["3", "4", "5", "6", "7", "mean"], "countdown": ["3", "4", "all"]}
     columns["math"] = ["olympiad_bench", "minerva", "math500", "amc", "aime pass@2", "aime", "mean"]
-    assert list(figures) == columns[suite] and results["papers"]
-    assert all(found["problems"] == 1 for key, found in figures.items() if key not in ("mean", "all"))
+    assert list(of_row) == columns[suite] and results["papers"]
+    assert all(found["problems"] == 1 for key, found in of_row.items() if key not in ("mean", "all"))
 
 
 def test_problems_of_your_own_are_a_set_alone_and_greedy(tmp_path):
@@ -742,24 +752,24 @@ def test_problems_of_your_own_are_a_set_alone_and_greedy(tmp_path):
     file.write_text('{"problem": "What is 17 + 25?", "answer": "42"}\n{"problem": "What is 2 + 3?", "answer": "5"}\n')
     for flags, how in ([(), (1, 0.0)], [("--samples", 4, "--temperature", 0.7), (4, 0.7)]):
         args = settled("m", "--suite", "math", "--data", file, *flags)
-        _, problems = evaluate.load_problems(args)
+        _, problems = suites.load_problems(args)
         assert [(p["category"], p["samples"], p["temperature"]) for p in problems] == [("own", *how)] * 2
         said = evaluate.settings_of(args)
         assert (said["samples"], said["temperature"]) == how  # in the header and below the table
         title = "own problems" + " avg@4" * bool(flags)
-        assert evaluate.columns_of(problems, args) == {"own": (title, "own", None)}
+        assert figures.columns_of(problems, args) == {"own": (title, "own", None)}
 
 
 @needs_files
 def test_the_papers_files_are_whole():
     args = settled("m", "--suite", "math", "--data_dir", DATA)
-    _, problems = evaluate.load_problems(args)
-    counts = evaluate.Counter((problem["category"], problem["samples"]) for problem in problems)
+    _, problems = suites.load_problems(args)
+    counts = Counter((problem["category"], problem["samples"]) for problem in problems)
     assert counts == {
         ("olympiad_bench", 1): 672, ("minerva", 1): 268, ("math500", 1): 500, ("amc", 16): 83, ("aime", 16): 30
     }  # fmt: skip
     assert len({problem["seed"] for problem in problems}) == len(problems)
     args = settled("m", "--suite", "math", "--data-dir", DATA / "orz", "--sets", "aime,math500")
-    assert evaluate.Counter(p["category"] for p in evaluate.load_problems(args)[1]) == {"math500": 500, "aime": 30}
+    assert Counter(p["category"] for p in suites.load_problems(args)[1]) == {"math500": 500, "aime": 30}
     args = settled("m", "--data_dir", DATA)
-    assert evaluate.Counter(p["category"] for p in evaluate.load_problems(args)[1]) == dict.fromkeys("34567", 100)
+    assert Counter(p["category"] for p in suites.load_problems(args)[1]) == dict.fromkeys("34567", 100)

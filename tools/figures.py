@@ -1,0 +1,155 @@
+"""Shares of right answers and their standard errors, for evaluate.py.
+
+avg@n is the share of right responses among n responses to a problem, averaged over the problems. If c of a problem's n
+responses are right, its pass@k is 1 − C(n−c, k) / C(n, k), which is unbiased (Chen et al. 2021).
+
+The standard error of a figure is the standard deviation over problems (ddof 1) of their contributions, divided by
+√problems. It covers the choice of problems and the sampling of responses. For avg@n with n > 1, the part of sampling is
+√(mean of p(1−p)/(n−1) / problems), where p is a problem's share of right responses. The rest is the part of the
+problems. The error of a mean over sets is √(Σ error²) / number of columns. Columns of one set (AIME24 has two) share
+its problems, and each problem contributes the sum of its columns.
+"""
+
+import math
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from runtime import measure
+from tools import suites
+
+UNITS = {"kk": " people", "countdown": " numbers"}  # what a category of the suite counts
+
+
+class Column(NamedTuple):
+    """A column of the table of results."""
+
+    title: str
+    category: str | None = None  # of the problems that it is about; None: of all
+    k: int | None = None  # pass@k; None: the share of right responses
+
+
+def columns_of(problems, args):
+    """{key: Column} of the table. If none has the key "all", the table also has the mean of its columns."""
+    samples = {problem["category"]: problem["samples"] for problem in problems}
+    if args.suite == "math":
+        return columns_of_sets(samples)
+    columns = {}
+    for category in sorted(samples):
+        if category != "all":  # of a task without categories
+            columns[category] = Column(f"{category}{UNITS.get(args.suite, '')}", category)
+    if args.suite != "kk":
+        columns["all"] = Column(f"accuracy avg@{args.samples}" if args.samples > 1 else "accuracy")
+    if args.pass_at_k:
+        for k in measure.numbers_of_draws(args.samples):
+            columns[f"pass@{k}"] = Column(f"pass@{k}", k=k)
+    return columns
+
+
+def columns_of_sets(samples):
+    """{key: Column} of sets of mathematics. samples: {set: responses to each of its problems}."""
+    columns = {}
+    for name, n in samples.items():
+        title = suites.TITLES[name]
+        if name == "aime" and n > 1:
+            k = min(n, 16)
+            columns[f"aime pass@{k}"] = Column(f"{title} pass@{k}", name, k)
+        columns[name] = Column(f"{title} avg@{n}" if n > 1 else title, name)
+    return columns
+
+
+def contributions(column, problems, scored):
+    """(the contributions of a column's problems, the variances that sampling adds to them, [] if unknown).
+
+    scored: for each checkpoint, for each problem, the scores of its responses. A problem contributes its share of right
+    responses, or its pass@k, averaged over the checkpoints.
+    """
+    values = []
+    noise = []
+    for problem, *of_checkpoints in zip(problems, *scored):
+        if column.category not in (None, problem["category"]):
+            continue
+        of_problem = []
+        variances = []
+        for scores in of_checkpoints:
+            n = len(scores)
+            c = sum(score["correct"] for score in scores)
+            of_problem.append(measure.pass_at_k(n, c, column.k) if column.k else c / n)
+            if n > 1:
+                variances.append(c / n * (1 - c / n) / (n - 1))
+        values.append(fmean(of_problem))
+        if variances and column.k is None:
+            noise.append(fmean(variances) / len(variances))
+    return values, noise
+
+
+def error_of(values):
+    """The standard error of the mean over problems (ddof 1), or None for a single problem."""
+    if len(values) < 2:
+        return None
+    return stdev(values) / math.sqrt(len(values))
+
+
+def figure(values, noise=()):
+    """The mean over problems with its standard error. If noise is given, also the error's two parts."""
+    found = {"value": fmean(values), "error": error_of(values), "problems": len(values)}
+    if noise and found["error"] is not None:
+        of_samples = math.sqrt(math.fsum(noise)) / len(values)
+        found["error_samples"] = of_samples
+        found["error_problems"] = math.sqrt(max(0.0, found["error"] ** 2 - of_samples**2))
+    return found
+
+
+def mean_figure(columns, values):
+    """The mean over columns. Columns of one category share problems; each problem contributes the sum of its columns.
+
+    Columns over all problems (pass@k) are left out.
+    """
+    by_category = {}
+    for key, column in columns.items():
+        if column.category is not None:
+            by_category.setdefault(column.category, []).append(values[key])
+    num_columns = sum(map(len, by_category.values()))
+    sums = []  # for each category, what its problems contribute
+    for lists in by_category.values():
+        sums.append([math.fsum(of_problem) for of_problem in zip(*lists)])
+    errors = [error_of(of_problems) for of_problems in sums]
+    error = None
+    if None not in errors:
+        error = math.sqrt(math.fsum(e**2 for e in errors)) / num_columns
+    value = math.fsum(map(fmean, sums)) / num_columns
+    return {"value": value, "error": error, "problems": sum(map(len, sums))}
+
+
+def paired(columns, mine, theirs):
+    """Differences of two models on the same problems: {key: a figure, with how many problems went up, down or neither}.
+
+    mine, theirs: {key: the problems' contributions}. The counts of "mean" take each problem once, without pass@k.
+    """
+    differences = {}
+    once = []
+    for key, column in columns.items():
+        differences[key] = [a - b for a, b in zip(mine[key], theirs[key], strict=True)]
+        if column.k is None:
+            once += differences[key]
+    found = {key: figure(values) | moved(values) for key, values in differences.items()}
+    if "all" not in columns:
+        found["mean"] = mean_figure(columns, differences) | moved(once)
+    return found
+
+
+def moved(differences):
+    """How many problems went up, went down, or did neither."""
+    up = sum(value > 0 for value in differences)
+    down = sum(value < 0 for value in differences)
+    return {"up": up, "down": down, "ties": len(differences) - up - down}
+
+
+def rates(scores):
+    """Format rate, mean length in tokens, share of truncated responses, number of responses, and number timed out."""
+    return {
+        "format_rate": fmean(score["format"] for score in scores),
+        "mean_tokens": fmean(score["tokens"] for score in scores),
+        "truncated_rate": fmean(score["truncated"] for score in scores),
+        "responses": len(scores),
+        "timed_out": sum(score.get("timed_out", False) for score in scores),
+    }

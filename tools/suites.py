@@ -1,0 +1,232 @@
+"""What evaluate.py asks: suites of problems, the papers' settings for each, and where the problems come from."""
+
+import hashlib
+import re
+from collections import Counter
+from pathlib import Path
+
+from rewards import find_task, own
+from rewards.countdown import parse_numbers
+from rewards.kk import SUFFIXES, parse_people
+from runtime import hub
+
+# The papers' settings. Their models for math and HiTab are base models, which have learned no chat. gym is in no paper.
+SETTINGS = {
+    "kk": {"people": "3-7", "chat_template": "auto", "samples": 1, "temperature": 0.0},
+    "math": {"chat_template": "none", "samples": 16, "temperature": 1.0},
+    "countdown": {"numbers": "3-4", "chat_template": "auto", "samples": 4, "temperature": 1.0},
+    "hitab": {"chat_template": "none", "samples": 4, "temperature": 1.0},
+    "gym": {
+        "gym": "letter_counting",
+        "gym_options": "{}",
+        "chat_template": "auto",
+        "samples": 4,
+        "temperature": 1.0,
+    },
+}
+OF_OWN_TASK = {"chat_template": "auto", "samples": 1, "temperature": 0.0}
+# The paper that has a suite. Both have mathematics: --protocol says which.
+PAPER_OF = {"kk": "ar_lopti", "countdown": "acpo", "hitab": "acpo"}
+MAX_RESPONSE_TOKENS = {"ar_lopti": 4096, "acpo": 3072, "": 4096}  # by paper
+# How many problems are generated for each number of people, numbers, or kind of question.
+GENERATED = {"kk": 100, "countdown": 512, "hitab": 256, "gym": 256}
+GENERATED_OF_OWN_TASK = 256
+
+TITLES = {  # of the sets of problems of mathematics
+    "olympiad_bench": "Olympiad Bench",
+    "minerva": "Minerva",
+    "math500": "MATH-500",
+    "amc": "AMC",
+    "aime": "AIME24",
+    "own": "own problems",  # --data FILE
+}
+PROTOCOLS = {
+    "ar_lopti": ["olympiad_bench", "minerva", "math500", "amc", "aime"],
+    "acpo": ["amc", "minerva", "math500", "olympiad_bench"],
+}
+GREEDY = ["olympiad_bench", "minerva", "math500"]  # in ar_lopti
+FILES = {  # names of a set's file, of which only letters and digits count
+    "olympiad_bench": ["olympiadbench"],
+    "minerva": ["minerva", "minervamath"],
+    "math500": ["math500"],
+    "amc": ["amc"],
+    "aime": ["aime", "aime24", "aime2024"],
+}
+HUB = {
+    "minerva": "math-ai/minervamath",
+    "math500": "HuggingFaceH4/MATH-500",
+    "amc": "AI-MO/aimo-validation-amc",
+    "aime": "HuggingFaceH4/aime_2024",
+}
+PAPERS_REPOSITORY = "the GitHub repository zhyang2226/AR-Lopti"
+PAPERS_FILES = {
+    "olympiad_bench": "data/deepscaler/olympiad_bench_dsr.parquet",
+    "minerva": "data/deepscaler/minerva_dsr.parquet",
+    "math500": "data/math/MATH-500.parquet",
+    "amc": "data/deepscaler/amc_dsr.parquet",
+    "aime": "data/deepscaler/aime_dsr.parquet",
+}
+
+
+def paper_of(suite, protocol):
+    """The paper that has a suite: "ar_lopti", "acpo" or "" (none). protocol: the one to take for math."""
+    if suite == "math":
+        return protocol
+    return PAPER_OF.get(suite, "")
+
+
+def papers_settings(args):
+    """{name: value} of the paper's settings for args.suite; our own where no paper has any."""
+    found = dict(SETTINGS.get(args.suite, OF_OWN_TASK))
+    found["max_response_tokens"] = MAX_RESPONSE_TOKENS[args.protocol]
+    if args.suite == "math" and args.protocol == "acpo":
+        found["samples"] = 8
+    elif args.suite == "math" and is_own_file(args):
+        found["samples"] = 1
+        found["temperature"] = 0.0
+    return found
+
+
+def load_problems(args):
+    """(the task's module, its problems). A problem also has `samples`, `temperature` and `seed`.
+
+    ValueError if data are invalid or missing; in the latter case it says which files are needed and where they are.
+    """
+    task = find_task(args.suite)
+    load = load_sets if args.suite == "math" else load_others
+    problems = load(task, args, data_folder(args))
+    kept = []
+    seen = Counter()  # problems of each category
+    for problem in problems:
+        category = problem["category"]
+        if args.limit is None or seen[category] < args.limit:
+            kept.append(problem | how_to_sample(category, seen[category], args))
+        seen[category] += 1
+    return task, kept
+
+
+def how_to_sample(category, position, args):
+    """samples, temperature and seed of the problem at this position among those of its category."""
+    digest = hashlib.sha256(f"{args.seed}/{category}/{position}".encode()).digest()
+    how = {"samples": args.samples, "temperature": args.temperature, "seed": int.from_bytes(digest[:6])}
+    if args.suite == "math" and args.protocol == "ar_lopti" and category in GREEDY:
+        how.update(samples=1, temperature=0.0)
+    return how
+
+
+def data_folder(args):
+    """The folder of --data_dir, or its subfolder of the suite's name; None without --data_dir."""
+    if not args.data_dir:
+        return None
+    folder = Path(args.data_dir).expanduser()
+    if not folder.is_dir():
+        raise ValueError(f"--data_dir {folder} is no folder; the papers' files are in {PAPERS_REPOSITORY}, folder data")
+    if (folder / args.suite).is_dir():
+        return folder / args.suite
+    return folder
+
+
+def load_others(task, args, folder):
+    """The problems of a suite other than math, from its data or generated."""
+    source = None
+    if args.data:
+        source = args.data[0]
+    elif folder:
+        source = str(folder)
+    hub.ask("", source or "")
+
+    options = {}
+    categories = getattr(task, "KINDS", ["all"])
+    if args.suite == "kk":
+        options = {"people": args.people}
+        categories = parse_people(args.people)
+    elif args.suite == "countdown":
+        options = {"numbers": args.numbers}
+        categories = parse_numbers(args.numbers)
+    elif args.suite == "gym":
+        options = {"gym": args.gym, "gym_options": args.gym_options}
+        categories = args.gym.split(",")
+
+    size = None  # all that the source has
+    if not source:
+        of_each = args.limit or GENERATED.get(args.suite, GENERATED_OF_OWN_TASK)
+        size = of_each * len(categories)
+    if args.suite in SETTINGS:
+        return task.load(source, "test", size=size, seed=args.seed, **options)
+    return own.load(args.suite, task, source, "test", size, args.seed)
+
+
+# -------------------------------------------------------------------------------------------- sets of mathematics
+
+
+def load_sets(task, args, folder):
+    """The problems of all sets of mathematics that are asked. The set is a problem's category."""
+    sources = math_sources(args, folder)
+    hub.ask("", *sources.values())
+    problems = []
+    for name, source in sources.items():
+        try:
+            of_set = task.load(source, "test")
+        except ValueError as error:
+            where = "" if name == "own" else f" {where_from(name)}"
+            raise ValueError(f"{TITLES[name]}: {error}{where}") from error
+        problems += [problem | {"category": name} for problem in of_set]
+    return problems
+
+
+def is_own_file(args):
+    """Whether --data names one file of problems and no set that they belong to."""
+    return len(args.data) == 1 and "=" not in args.data[0] and not (args.sets or args.data_dir)
+
+
+def math_sources(args, folder):
+    """{set: file or hub id}: from --data SET=SOURCE, then from the folder, or from the hub without a folder.
+
+    --data FILE, without a set, is all that is asked then.
+    """
+    if is_own_file(args):
+        return {"own": args.data[0]}
+    names = PROTOCOLS[args.protocol]
+    if args.sets:
+        names = [name.strip() for name in args.sets.split(",")]
+    given = dict(text.partition("=")[::2] for text in args.data)
+    unknown = {*names, *given} - set(FILES)
+    if unknown:
+        raise ValueError(
+            f"{min(unknown)!r} is no set; --sets and --data SET=SOURCE take {', '.join(FILES)}; "
+            "a file of your own is one --data, alone"
+        )
+    there = files_of_sets(folder) if folder else HUB
+    sources = {name: given.get(name) or there.get(name) for name in names}
+    missing = [name for name, source in sources.items() if not source]
+    if missing:
+        where = f"in {folder}" if folder else "without --data or --data_dir"
+        lacking = ", ".join(f"{TITLES[name]} ({name}.parquet, .json or .jsonl)" for name in missing)
+        raise ValueError(
+            f"{where} there is no {lacking}. {' '.join(map(where_from, missing))} --sets leaves sets out. "
+            "Problems of your own: --data FILE."
+        )
+    return sources
+
+
+def files_of_sets(folder):
+    """{set: path of its file} of the sets that have one in the folder."""
+    by_stem = {}
+    for file in sorted(folder.iterdir(), reverse=True):  # the first by name is the one that is kept
+        if file.suffix in SUFFIXES:
+            stem = re.sub("[^a-z0-9]", "", file.stem.lower()).removesuffix("dsr")
+            by_stem[stem] = str(file)
+    found = {}
+    for name, stems in FILES.items():
+        there = [by_stem[stem] for stem in stems if stem in by_stem]
+        if there:
+            found[name] = there[0]
+    return found
+
+
+def where_from(name):
+    """A sentence that says where the file of a set is found."""
+    text = f"Get {PAPERS_FILES[name]} from {PAPERS_REPOSITORY}: --data {name}=PATH"
+    if name in HUB:
+        text += f"; or the hub's: --data {name}={HUB[name]}."
+    return text
