@@ -14,9 +14,9 @@ import random
 import re
 from fractions import Fraction
 from functools import cache
-from pathlib import Path
 
-from rewards.kk import TEST_SHARE, check_columns, check_split, digest, folder_files, read_file, take_turns
+from rewards import puzzles
+from rewards.rows import check_columns, check_split, files_of, hub_parts, read_file
 
 MIN_NUMBERS, MAX_NUMBERS = 3, 6
 LARGEST = 99  # generated puzzles have numbers from 1 to LARGEST
@@ -192,9 +192,9 @@ def load(source, split, *, numbers="3-4", size=None, seed=0):
 
     In:
     - `source`: None (generated puzzles), a .parquet, .json or .jsonl file with columns `nums` and `target`, a folder of
-      such files, or a hub id such as Jiayi-Pan/Countdown-Tasks-3to4. In a folder, files with "train" in their name
-      serve only train, and files with "test" only test. A hub data set without both a train and a test part is divided
-      in the same way as generated puzzles.
+      such files, or a hub id such as Jiayi-Pan/Countdown-Tasks-3to4. A folder's files serve the split that their name
+      says (see `folder_files`). A hub data set without both a train and a test part is divided in the same way as
+      generated puzzles.
     - `split`: "train" or "test".
     - `numbers`: how many numbers a puzzle may have ("3-4", "3,5", "6"; from 3 to 6).
     - `size`: how many puzzles. None: 10,000 generated for train and 1,024 for test, or all puzzles of a source. If the
@@ -211,27 +211,17 @@ def load(source, split, *, numbers="3-4", size=None, seed=0):
         return generate(size or DEFAULT_SIZE[split], numbers, seed, split)
 
     by_count = {}
-    for nums, target in read_rows(str(source), split):
+    for nums, target in read_rows(source, split):
         by_count.setdefault(len(nums), []).append((nums, target))
     groups = {count: by_count[count] for count in counts if count in by_count}
     if not groups:
         raise ValueError(f"{source} has no {split} puzzle of {numbers} numbers; it has puzzles of {sorted(by_count)}")
-    if size is not None and size < sum(map(len, groups.values())):
-        for count, puzzles in groups.items():
-            random.Random(f"subset {seed} {count}").shuffle(puzzles)
-    return [make_item(nums, target) for nums, target in take_turns(groups.values())[:size]]
+    return [make_item(nums, target) for nums, target in puzzles.draw(groups, size, seed)]
 
 
 def parse_numbers(text):
     """The counts in "3-4", "3,5" or "6" as a sorted list of ints. ValueError if the text has a different form."""
-    counts = set()
-    for part in str(text).split(","):
-        match = re.fullmatch(r"\s*([0-9])\s*(?:-\s*([0-9])\s*)?", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if not MIN_NUMBERS <= first <= last <= MAX_NUMBERS:
-            raise ValueError(f"numbers must be like 3-4 or 3,5 or 6, from {MIN_NUMBERS} to {MAX_NUMBERS}, not {text!r}")
-        counts.update(range(first, last + 1))
-    return sorted(counts)
+    return puzzles.parse_counts(text, "numbers", "3-4 or 3,5 or 6", MIN_NUMBERS, MAX_NUMBERS)
 
 
 def make_item(nums, target, **more):
@@ -246,51 +236,39 @@ def make_item(nums, target, **more):
 
 
 def read_rows(source, split):
-    """[(nums, target)] of every row of the file, the folder's files or the hub data set."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        files = folder_files(path, split)
-    elif path.is_file():
-        files = [path]
-    elif source.startswith((".", "/", "~")) or re.search(r"\.[A-Za-z]\w*$", source):
-        raise ValueError(f"{source} does not exist")
-    else:
+    """[(nums, target)] of every row of the file, the folder's files or the hub data set.
+
+    If a hub data set does not have a part for each split, `split_of` selects the puzzles of the split from all parts.
+    """
+    files = files_of(source, split)
+    if files is None:
         return read_hub(source, split)
-    return [puzzle for file in files for puzzle in puzzles_of(read_file(file), str(file))]
+    found = []
+    for file in files:
+        found += puzzles_of(read_file(file), str(file))
+    return found
 
 
 def read_hub(name, split):
-    """Puzzles of the data set's part for the split.
-
-    If the data set does not have both parts, `split_of` selects the puzzles of the split from all parts.
-    """
-    import datasets  # imported here because it takes seconds and scoring doesn't need it
-
-    datasets.disable_progress_bars()
-    try:
-        parts = datasets.load_dataset(name, trust_remote_code=False)
-    except Exception as error:  # for example no network, or no such id
-        raise ValueError(
-            f"could not load the data set {name!r} from the Hugging Face hub: {error}\n"
-            "Without a network, fetch its files elsewhere and give the path of a file or folder instead; "
-            "without a path or id the puzzles are generated."
-        ) from error
+    parts = hub_parts(name)
     if {"train", "test"} <= set(parts):
         return puzzles_of(parts[split].to_list(), f"{name}/{split}")
-    puzzles = [puzzle for part in parts for puzzle in puzzles_of(parts[part].to_list(), f"{name}/{part}")]
-    return [puzzle for puzzle in puzzles if split_of(*puzzle) == split]
+    found = []
+    for part in parts:
+        found += puzzles_of(parts[part].to_list(), f"{name}/{part}")
+    return [puzzle for puzzle in found if split_of(*puzzle) == split]
 
 
 def puzzles_of(rows, where):
     """[(nums, target)] of the rows. ValueError if a row is invalid."""
     check_columns(rows, ["nums", "target"], where)
-    puzzles = [(row.get("nums"), row.get("target")) for row in rows]
-    for i, (nums, target) in enumerate(puzzles, 1):
+    found = [(row.get("nums"), row.get("target")) for row in rows]
+    for i, (nums, target) in enumerate(found, 1):
         if not isinstance(nums, list) or not nums or not all(type(number) is int and number > 0 for number in nums):
             raise ValueError(f"{where}, row {i}: nums must be a list of whole numbers above 0, not {nums!r}")
         if type(target) is not int:
             raise ValueError(f"{where}, row {i}: target must be a whole number, not {target!r}")
-    return puzzles
+    return found
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -315,14 +293,16 @@ def generate(n, numbers="3-6", seed=0, split="train"):
     check_split(split)
     if n < 1:
         raise ValueError(f"the number of puzzles must be at least 1, not {n}")
-    share, extra = divmod(n, len(counts))
-    return take_turns(generate_size(share + (i < extra), count, seed, split) for i, count in enumerate(counts))
+    groups = [generate_size(share, count, seed, split) for count, share in puzzles.shares(n, counts)]
+    return puzzles.take_turns(groups)
 
 
 def generate_size(how_many, count, seed, split):
     """`how_many` different puzzles of `count` numbers."""
     rng = random.Random(f"countdown {seed} {split} {count}")
-    items, seen, misses = [], set(), 0
+    items = []
+    seen = set()
+    misses = 0
     while len(items) < how_many:
         if misses >= MAX_MISSES:
             raise ValueError(f"only {len(items)} different {split} puzzles of {count} numbers found, not {how_many}")
@@ -351,5 +331,5 @@ def combine(rng, nums):
 
 
 def split_of(nums, target):
-    """The split of a puzzle, independent of the order of its numbers; one puzzle in TEST_SHARE belongs to "test"."""
-    return "test" if int(digest(f"{sorted(nums)} {target}"), 16) % TEST_SHARE == 0 else "train"
+    """The split of a puzzle, independent of the order of its numbers."""
+    return puzzles.split_of(puzzles.digest(f"{sorted(nums)} {target}"))

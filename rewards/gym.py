@@ -22,7 +22,8 @@ from functools import cache
 from importlib.util import find_spec
 
 from rewards.countdown import last_answer
-from rewards.kk import TEST_SHARE, check_split, digest, take_turns
+from rewards.puzzles import TEST_SHARE, digest, split_of, take_turns
+from rewards.rows import check_split
 
 INSTALL = "pip install -r requirements-gym.txt"
 DEFAULT_SIZE = {"train": 2000, "test": 200}
@@ -178,18 +179,13 @@ def generate(name, options, think, count, split, seed):
     problems = {}
     for i in range(tries):
         entry = made[i]
-        if split_of(entry["question"]) == split and entry["answer"]:
+        if split_of(digest(entry["question"])) == split and entry["answer"]:
             problems[entry["question"]] = make_item(name, options, think, entry)
         if len(problems) == count:
             break
     if not problems:
         raise ValueError(f"--gym {name}: no {split} problem among {tries}")
     return list(problems.values())
-
-
-def split_of(question):
-    """The split that a question belongs to."""
-    return "test" if int(digest(question), 16) % TEST_SHARE == 0 else "train"
 
 
 def make_item(name, options, think, entry):

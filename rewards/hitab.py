@@ -17,8 +17,9 @@ import re
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from rewards.kk import TEST_SHARE, check_columns, check_split, check_text, digest, read_file, take_turns
+from rewards import puzzles
 from rewards.math import last_box
+from rewards.rows import check_columns, check_split, check_text, files_of, hub_parts, read_file
 
 KINDS = ["lookup", "sum", "difference", "comparison"]  # of questions
 DEFAULT_SIZE = {"train": 10_000, "test": 1024}
@@ -341,9 +342,7 @@ def read_source(source, split):
     path = Path(source).expanduser()
     if path.is_dir():
         path = samples_file(path, split)
-    elif not path.is_file():
-        if source.startswith((".", "/", "~")) or re.search(r"\.[A-Za-z]\w*$", source):
-            raise ValueError(f"{source} does not exist")
+    elif files_of(source, split) is None:
         return read_hub(source, split)
     rows = read_file(path)
     wanted = {str(row["table_id"]) for row in rows if isinstance(row, dict) and "table_id" in row}
@@ -387,17 +386,7 @@ def read_hub(name, split):
 
     If the data set does not have both parts, `split_of` selects the tables of the split from all parts.
     """
-    import datasets  # imported here because it takes seconds and scoring doesn't need it
-
-    datasets.disable_progress_bars()
-    try:
-        parts = datasets.load_dataset(name, trust_remote_code=False)
-    except Exception as error:  # for example no network, or no such id
-        raise ValueError(
-            f"could not load the data set {name!r} from the Hugging Face hub: {error}\n"
-            "Without a network, fetch its files elsewhere and give the path of a file or folder instead; "
-            "without a path or id the questions are generated."
-        ) from error
+    parts = hub_parts(name)
     if {"train", "test"} <= set(parts):
         return [item for _, item in items_of(parts[split].to_list(), f"{name}/{split}", {})]
     items = []
@@ -617,8 +606,7 @@ def generate(n, seed=0, split="train"):
     check_split(split)
     if n < 1:
         raise ValueError(f"the number of questions must be at least 1, not {n}")
-    share, extra = divmod(n, len(KINDS))
-    return take_turns(generate_kind(share + (i < extra), kind, seed, split) for i, kind in enumerate(KINDS))
+    return puzzles.take_turns(generate_kind(share, kind, seed, split) for kind, share in puzzles.shares(n, KINDS))
 
 
 def generate_kind(how_many, kind, seed, split):
@@ -639,8 +627,8 @@ def generate_kind(how_many, kind, seed, split):
 
 
 def split_of(table):
-    """The split of a table, given as any text with its labels and values; one table in TEST_SHARE belongs to "test"."""
-    return "test" if int(digest(table), 16) % TEST_SHARE == 0 else "train"
+    """The split of a table, given as any text with its labels and values."""
+    return puzzles.split_of(puzzles.digest(table))
 
 
 def make_sheet(rng):

@@ -15,18 +15,17 @@ A statement is a nested tuple in the same form as in those files. People are cou
 """
 
 import ast
-import hashlib
-import json
 import random
 import re
 from functools import cache
-from pathlib import Path
+
+from rewards import puzzles
+from rewards.rows import check_columns, check_split, check_text, files_of, hub_parts, read_file
 
 MIN_PEOPLE, MAX_PEOPLE = 2, 8
 MAX_DEPTH = 2
 DEFAULT_SIZE = {"train": 4500, "test": 500}
 COLUMNS = ["quiz", "names", "solution", "statements"]
-SUFFIXES = {".parquet", ".json", ".jsonl"}
 
 # Logic-RL / AR-Lopti Appendix C, with every blank and line break as in the `prompt` column of Logic-RL's files. The
 # papers trained and compared models on exactly this text, so "and<answer>" and the two blanks before "Now" stay.
@@ -176,8 +175,7 @@ def load(source, split, people="3-7", size=None, seed=0):
 
     In:
     - `source`: None (generated puzzles), a .parquet, .json or .jsonl file, a folder of such files, or a hub id such as
-      K-and-K/knights-and-knaves. In a folder, files with "train" in their name serve only train, files with "test" only
-      test, and all others both.
+      K-and-K/knights-and-knaves. A folder's files serve the split that their name says (see `folder_files`).
     - `split`: "train" or "test".
     - `people`: the numbers of people ("3-7", "2,3", "5"). Puzzles with different numbers of people are left out.
     - `size`: how many puzzles. None: 4500 generated for train and 500 for test, or all puzzles of a source. If the
@@ -195,37 +193,39 @@ def load(source, split, people="3-7", size=None, seed=0):
 
     by_people = {count: [] for count in wanted}
     sizes_there = set()
-    for where, row in read_rows(str(source), split):
+    for where, row in read_rows(source, split):
         check_names(where, row["names"])
-        sizes_there.add(len(row["names"]))
-        if len(row["names"]) in by_people:
-            by_people[len(row["names"])].append(check_row(where, row))
+        count = len(row["names"])
+        sizes_there.add(count)
+        if count in by_people:
+            by_people[count].append(check_row(where, row))
     if not any(by_people.values()):
         raise ValueError(f"{source} has no puzzle of {people} people; it has puzzles of {sorted(sizes_there)}")
-    if size is not None and size < sum(map(len, by_people.values())):
-        for count, items in by_people.items():
-            random.Random(f"subset {seed} {count}").shuffle(items)
-    return take_turns(by_people.values())[:size]
+    return puzzles.draw(by_people, size, seed)
 
 
 def parse_people(text):
     """The numbers of people in "3-7", "2,3" or "5" as a sorted list. ValueError if the text has a different form."""
-    wrong = f"people must be like 3-7 or 2,3 or 5, with numbers from {MIN_PEOPLE} to {MAX_PEOPLE}, not {text!r}"
-    counts = set()
-    for part in str(text).split(","):
-        match = re.fullmatch(r"\s*([0-9])\s*(?:-\s*([0-9])\s*)?", part)
-        if match is None:
-            raise ValueError(wrong)
-        first, last = int(match[1]), int(match[2] or match[1])
-        if not MIN_PEOPLE <= first <= last <= MAX_PEOPLE:
-            raise ValueError(wrong)
-        counts.update(range(first, last + 1))
-    return sorted(counts)
+    return puzzles.parse_counts(text, "people", "3-7 or 2,3 or 5", MIN_PEOPLE, MAX_PEOPLE)
 
 
-def check_split(split):
-    if split not in DEFAULT_SIZE:
-        raise ValueError(f"split must be train or test, not {split!r}")
+def read_rows(source, split):
+    """[(where, row)] for every row of the file, the folder's files or the hub data set, whose configs are the splits.
+
+    A row has all COLUMNS; a value that it lacks is None.
+    """
+    files = files_of(source, split)
+    if files is None:
+        parts = hub_parts(source, split)
+        tables = {f"{source}/{split}/{part}": parts[part].to_list() for part in parts}
+    else:
+        tables = {str(file): read_file(file) for file in files}
+    found = []
+    for where, rows in tables.items():
+        check_columns(rows, COLUMNS, where)
+        for i, row in enumerate(rows, 1):
+            found.append((f"{where}, row {i}", {column: row.get(column) for column in COLUMNS}))
+    return found
 
 
 def make_item(quiz, names, solution, statements):
@@ -239,112 +239,6 @@ def make_item(quiz, names, solution, statements):
         "names": list(names),
         "statements": statements,
     }
-
-
-def take_turns(groups):
-    """One list of several: the first element of each, then the second of each, and so on to the end of the longest."""
-    groups = list(groups)
-    longest = max(map(len, groups))
-    return [group[i] for i in range(longest) for group in groups if i < len(group)]
-
-
-def read_rows(source, split):
-    """[(where, row)] for every row of the file, the folder's files or the hub data set."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        files = folder_files(path, split)
-    elif path.is_file():
-        files = [path]
-    elif source.startswith((".", "/", "~")) or re.search(r"\.[A-Za-z]\w*$", source):
-        raise ValueError(f"{source} does not exist")
-    else:
-        return read_hub(source, split)
-    return [pair for file in files for pair in rows_of(read_file(file), str(file))]
-
-
-def folder_files(folder, split):
-    """The folder's data files, without those that have the other split in their name. ValueError if there are none."""
-    files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
-    if not files:
-        raise ValueError(f"{folder} holds no .parquet, .json or .jsonl file")
-    other = {"train": "test", "test": "train"}[split]
-    files = [file for file in files if not re.search(rf"(?<![a-z]){other}(?![a-z])", file.name.lower())]
-    if not files:
-        raise ValueError(f"{folder} holds only {other} files, none for {split}")
-    return files
-
-
-def read_file(file):
-    """The rows of a .parquet, .json or .jsonl file: a list of anything, for a row of JSON may be null or a number.
-
-    Errors: ValueError with the file's name, and for .jsonl the row's number, if it can't be read.
-    It does not use the library `datasets`, in which a JSON file that begins with null ends the whole process.
-    """
-    if file.suffix not in SUFFIXES:
-        raise ValueError(f"{file}: expected a .parquet file, a .json file with a list, or a .jsonl file")
-    where = file
-    try:
-        if file.suffix == ".parquet":
-            import pyarrow.parquet  # imported here because scoring doesn't need it
-
-            return pyarrow.parquet.read_table(file).to_pylist()
-        text = file.read_text(encoding="utf-8")
-        if file.suffix == ".json" and not text.lstrip().startswith("{"):
-            rows = json.loads(text)
-        else:  # a row in each line; some data sets name such a file .json, too
-            rows = []
-            for line in filter(str.strip, text.split("\n")):
-                where = f"{file}, row {len(rows) + 1}"
-                rows.append(json.loads(line))
-    except Exception as error:  # the errors of pyarrow and json share no class
-        raise ValueError(f"{where} could not be read: {error}") from error
-    if not isinstance(rows, list):
-        raise ValueError(f"{file}: expected a list of rows, as one .json list or as the lines of a .jsonl file")
-    if not rows:
-        raise ValueError(f"{file} holds no rows")
-    return rows
-
-
-def check_columns(rows, columns, where):
-    """ValueError if a row is not an object, or if no row has one of the columns. `where`: the file or hub id."""
-    there = []
-    for i, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}, row {i}: expected an object with {', '.join(columns)}, not {row!r}")
-        there += [column for column in row if column not in there]
-    missing = [column for column in columns if column not in there]
-    if missing:
-        of_math = "; --task math takes such a file" if {"problem", "answer"} <= {*there} else ""
-        raise ValueError(f"{where} lacks the columns {', '.join(missing)}; it has {', '.join(there)}{of_math}")
-
-
-def check_text(text, where):
-    """ValueError unless the text can be written as UTF-8. JSON may hold half of a pair of surrogates: \\ud800."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{where}: a text holds {text[error.start]!r}, which is no character") from error
-
-
-def read_hub(name, split):
-    import datasets
-
-    datasets.disable_progress_bars()
-    try:
-        parts = datasets.load_dataset(name, split, trust_remote_code=False)
-    except Exception as error:  # for example no network, no such id, or no such config
-        raise ValueError(
-            f"could not load the data set {name!r} (config {split!r}) from the Hugging Face hub: {error}\n"
-            f"It should be at https://huggingface.co/datasets/{name}; without a network, fetch its files from there "
-            "elsewhere and give the path of a file or folder instead."
-        ) from error
-    return [pair for part in parts for pair in rows_of(parts[part].to_list(), f"{name}/{split}/{part}")]
-
-
-def rows_of(rows, where):
-    """[(where, row)] of the rows, each with all COLUMNS; a value that a row lacks is None."""
-    check_columns(rows, COLUMNS, where)
-    return [(f"{where}, row {i}", {column: row.get(column) for column in COLUMNS}) for i, row in enumerate(rows, 1)]
 
 
 def check_names(where, names):
@@ -450,7 +344,6 @@ PHRASES = {
 NOT_PHRASES = {"telling-truth": "{} is not a knight", "lying": "{} is not a knave"}
 CONNECTIVES = ["and", "or", "->", "<=>"]
 
-TEST_SHARE = 10  # one puzzle in ten belongs to the test split, for any seed
 MAX_MISSES = 3000  # generation stops after so many tries in a row without a new puzzle; 20 to 50 are usual
 
 
@@ -476,14 +369,16 @@ def generate(n, people="3-7", seed=0, split="train", depth=2):
         raise ValueError("at depth 0 no puzzle has exactly one solution: any solution, turned round, is another")
     if depth not in range(1, MAX_DEPTH + 1):
         raise ValueError(f"depth must be 1 to {MAX_DEPTH}, not {depth!r}")
-    share, extra = divmod(n, len(counts))
-    return take_turns(generate_size(share + (i < extra), count, seed, split, depth) for i, count in enumerate(counts))
+    groups = [generate_size(share, count, seed, split, depth) for count, share in puzzles.shares(n, counts)]
+    return puzzles.take_turns(groups)
 
 
 def generate_size(how_many, count, seed, split, depth):
     """`how_many` different puzzles of `count` people."""
     rng = random.Random(f"knights and knaves {seed} {split} {count} {depth}")
-    items, seen, misses = [], set(), 0
+    items = []
+    seen = set()
+    misses = 0
     while len(items) < how_many:
         if misses >= MAX_MISSES:
             raise ValueError(
@@ -496,7 +391,7 @@ def generate_size(how_many, count, seed, split, depth):
         if len(solutions) != 1:
             continue
         puzzle = identity(statements)
-        if puzzle in seen or (int(puzzle, 16) % TEST_SHARE == 0) != (split == "test"):
+        if puzzle in seen or puzzles.split_of(puzzle) != split:
             continue
         seen.add(puzzle)
         misses = 0
@@ -539,8 +434,8 @@ def identity(statements):
     """
     colours = [""] * len(statements)
     for _ in range(3):
-        colours = [digest(recolour(statement, who, colours)) for who, statement in enumerate(statements)]
-    return digest(" ".join(sorted(colours)))
+        colours = [puzzles.digest(recolour(statement, who, colours)) for who, statement in enumerate(statements)]
+    return puzzles.digest(" ".join(sorted(colours)))
 
 
 def recolour(statement, speaker, colours):
@@ -559,10 +454,6 @@ def recolour(statement, speaker, colours):
     if op in ("and", "or", "<=>"):
         texts.sort()
     return f"({op} {' '.join(texts)})"
-
-
-def digest(text):
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def tell(rng, names, statements):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from rewards.kk import SUFFIXES
+from rewards.rows import SUFFIXES
 from runtime import curves, folders, launch
 
 

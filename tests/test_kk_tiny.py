@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import grpo
 import grpo_ar_lopti
 from models import make_kk_tiny
-from rewards import encode, kk, kk_solutions
+from rewards import encode, kk, kk_solutions, puzzles
 from runtime import defaults, files, machine, settings
 from tools import family
 
@@ -169,7 +169,7 @@ def test_solutions_are_in_the_papers_format(careful):
 
 def test_every_puzzle_that_is_learned_from_belongs_to_the_train_split():
     for puzzle in itertools.chain(*make_kk_tiny.make_puzzles(0)):
-        assert int(kk.identity(puzzle["statements"]), 16) % kk.TEST_SHARE
+        assert int(kk.identity(puzzle["statements"]), 16) % puzzles.TEST_SHARE
 
 
 def test_what_cannot_be_foreseen_weighs_a_tenth(tokenizer):

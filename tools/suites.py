@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rewards import find_task, own
 from rewards.countdown import parse_numbers
-from rewards.kk import SUFFIXES, parse_people
+from rewards.kk import parse_people
+from rewards.rows import SUFFIXES
 from runtime import hub
 
 # The papers' settings. Their models for math and HiTab are base models, which have learned no chat. gym is in no paper.

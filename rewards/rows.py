@@ -1,0 +1,112 @@
+"""Rows of data: from a file, the files of a folder, or a data set of the Hugging Face hub.
+
+Whatever is wrong is a ValueError, which names the file and the row (counted from 1).
+"""
+
+import json
+import re
+from pathlib import Path
+
+SUFFIXES = {".parquet", ".json", ".jsonl"}
+SPLITS = ("train", "test")
+
+
+def check_split(split):
+    if split not in SPLITS:
+        raise ValueError(f"split must be train or test, not {split!r}")
+
+
+def files_of(source, split):
+    """The files that a path names: itself, or the folder's files for the split. None if it is a hub id."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return folder_files(path, split)
+    if path.is_file():
+        return [path]
+    if str(source).startswith((".", "/", "~")) or re.search(r"\.[A-Za-z]\w*$", str(source)):
+        raise ValueError(f"{source} does not exist")
+    return None
+
+
+def folder_files(folder, split):
+    """The folder's data files for the split: those with its name in theirs, and those with neither's.
+
+    If any file has "train" in its name, only such files are for training.
+    """
+    files = {}  # {file: the splits in its name}
+    for file in sorted(folder.iterdir()):
+        if file.suffix in SUFFIXES:
+            files[file] = re.findall(r"(?<![a-z])(?:train|test)(?![a-z])", file.stem.lower())
+    found = [file for file, splits in files.items() if not splits or split in splits]
+    if split == "train":
+        found = [file for file in found if files[file]] or found
+    if not found:
+        raise ValueError(f"{folder} holds no .parquet, .json or .jsonl file for {split}")
+    return found
+
+
+def read_file(file):
+    """The rows of a .parquet, .json or .jsonl file: a list of anything, for a row of JSON may be null or a number.
+
+    Errors: ValueError with the file's name, and for .jsonl the row's number, if it can't be read.
+    It does not use the library `datasets`, in which a JSON file that begins with null ends the whole process.
+    """
+    if file.suffix not in SUFFIXES:
+        raise ValueError(f"{file}: expected a .parquet file, a .json file with a list, or a .jsonl file")
+    where = file
+    try:
+        if file.suffix == ".parquet":
+            import pyarrow.parquet  # imported here because scoring doesn't need it
+
+            return pyarrow.parquet.read_table(file).to_pylist()
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".json" and not text.lstrip().startswith("{"):
+            rows = json.loads(text)
+        else:  # a row in each line; some data sets name such a file .json, too
+            rows = []
+            for line in filter(str.strip, text.split("\n")):
+                where = f"{file}, row {len(rows) + 1}"
+                rows.append(json.loads(line))
+    except Exception as error:  # the errors of pyarrow and json share no class
+        raise ValueError(f"{where} could not be read: {error}") from error
+    if not isinstance(rows, list):
+        raise ValueError(f"{file}: expected a list of rows, as one .json list or as the lines of a .jsonl file")
+    if not rows:
+        raise ValueError(f"{file} holds no rows")
+    return rows
+
+
+def hub_parts(name, *config):
+    """The parts of a data set of the hub, {name: datasets.Dataset}. config: its configuration, if it has several."""
+    import datasets  # imported here because it takes seconds and scoring doesn't need it
+
+    datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(name, *config, trust_remote_code=False)
+    except Exception as error:  # for example no network, no such id, or no such configuration
+        raise ValueError(
+            f"could not load the data set {name!r} from the Hugging Face hub: {error}\n"
+            f"It should be at https://huggingface.co/datasets/{name}. Without a network, fetch its files elsewhere "
+            "and give the path of a file or folder instead (--data, --test_data)."
+        ) from error
+
+
+def check_columns(rows, columns, where):
+    """ValueError if a row is not an object, or if no row has one of the columns. `where`: the file or hub id."""
+    there = []
+    for i, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}, row {i}: expected an object with {', '.join(columns)}, not {row!r}")
+        there += [column for column in row if column not in there]
+    missing = [column for column in columns if column not in there]
+    if missing:
+        of_math = "; --task math takes such a file" if {"problem", "answer"} <= {*there} else ""
+        raise ValueError(f"{where} lacks the columns {', '.join(missing)}; it has {', '.join(there)}{of_math}")
+
+
+def check_text(text, where):
+    """ValueError unless the text can be written as UTF-8. JSON may hold half of a pair of surrogates: \\ud800."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: a text holds {text[error.start]!r}, which is no character") from error
