@@ -12,8 +12,8 @@ finished run is kept as a small JSON file in benchmarks/kk_tiny/ (flags, metrics
 machine), so that a comparison can be spread over days and machines. NAME.md and NAME.png are made of those files alone,
 anywhere; NAME is the suite unless another is given. With more than five entries NAME.png shows each beside the one it
 grew from (that with as many optimizer steps, if there is one) and NAME_metrics.png the other metrics; with fewer
-NAME_budget.png shows the accuracy by training and by optimizer steps. Seconds are in no table: they are measured where
-nothing else runs (docs/speed.md).
+NAME_budget.png shows the accuracy by training and by optimizer steps. Some suites have NAME.png alone. Seconds are in
+no table: they are measured where nothing else runs (docs/speed.md).
 """
 
 import json
@@ -242,6 +242,8 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
         ],
     ),
 }
+# Suites whose second picture no page shows.
+ONE_PICTURE = ("family", "alpha", "eta", "control", "collapse", "learning_rate", "updates", "lora")
 # Final accuracy on K&K, mean over 3 to 7 people: AR-Lopti paper, Table 9, Llama-3.2-3B-Instruct trained with GRPO.
 PAPER = {"grpo": 0.30, "ar": 0.40, "lopti": 0.59, "ar+lopti": 0.62}
 PAPERS = " Paper: AR-Lopti, Table 9, Llama-3.2-3B-Instruct, mean over 3 to 7 people."
@@ -450,16 +452,22 @@ def draw(runs, commands, folder, name):
     """NAME.png, and NAME_budget.png or, of more than five entries, NAME_metrics.png. Gives the paths."""
     groups = {entry: [run["rows"] for run in by_seed.values()] for entry, by_seed in runs.items()}
     picture = folder / f"{name}.png"
+    budget = folder / f"{name}_budget.png"
+    metrics = folder / f"{name}_metrics.png"
     if len(groups) <= plot.MOST_LINES:
-        second = folder / f"{name}_budget.png"
         plot.draw(groups, [picture])
-        plot.draw_budgets(groups, [second])
-    else:
-        second = folder / f"{name}_metrics.png"
-        updates = {entry: max(r.get("optimizer_steps", 0) for rows in of for r in rows) for entry, of in groups.items()}
-        plot.draw_beside(groups, parents_of({entry: commands[entry] for entry in groups}, updates), [picture])
-        plot.draw(groups, [second], [key for key in plot.PANELS if key != "eval/accuracy"])
-    return [picture, second]
+        if name in ONE_PICTURE:
+            return [picture]
+        plot.draw_budgets(groups, [budget])
+        return [picture, budget]
+    updates = {}  # optimizer steps of a training step
+    for entry, of_seeds in groups.items():
+        updates[entry] = max(row.get("optimizer_steps", 0) for rows in of_seeds for row in rows)
+    plot.draw_beside(groups, parents_of({entry: commands[entry] for entry in groups}, updates), [picture])
+    if name in ONE_PICTURE:
+        return [picture]
+    plot.draw(groups, [metrics], [key for key in plot.PANELS if key != "eval/accuracy"])
+    return [picture, metrics]
 
 
 def table(runs, commands, common):
