@@ -151,8 +151,11 @@ def parse(argv, args_class, default, description):
     for title, names in groups.items():
         fields = []
         for name in names:
-            shown = tyro.conf.arg(help=helps[name], metavar=metavar_of(types[name]))
-            fields.append((name, Annotated[types[name], shown], getattr(default, name)))
+            type_ = types[name]
+            if is_number_or_none(type_):
+                type_ = Annotated[type_, number_or_none(type_)]
+            shown = tyro.conf.arg(help=helps[name])
+            fields.append((name, Annotated[type_, shown], getattr(default, name)))
         group = dataclasses.make_dataclass("Group", fields)
         group.__doc__ = ""  # or the help would show the signature that dataclasses give it
         titled[title] = tyro.conf.OmitArgPrefixes[group]  # --lr, not --objective.lr
@@ -169,13 +172,21 @@ def parse(argv, args_class, default, description):
     return args_class(**ChainMap(*map(vars, parsed.values())))
 
 
-def metavar_of(type_):
-    """For a number that may be None "INT greater than 0, or None"; otherwise None, tyro's own."""
-    members = typing.get_args(type_)
-    if type(None) not in members or not range_of(type_):
-        return None
-    kind = typing.get_args(members[0])[0]
-    return f"{kind.__name__.upper()} {range_of(type_)}, or None"
+def is_number_or_none(type_):
+    """Whether the type is a number with a range, or None: PositiveInt | None."""
+    return type(None) in typing.get_args(type_) and bool(range_of(type_))
+
+
+def number_or_none(type_):
+    """How tyro reads such a value. Its own way shows these types' inner parts at a mistake."""
+    kind = typing.get_args(typing.get_args(type_)[0])[0]  # int or float
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{kind.__name__.upper()} {range_of(type_)}, or None",
+        instance_from_str=lambda words: None if words == ["None"] else kind(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def groups_of(args_class):
