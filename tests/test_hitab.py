@@ -16,7 +16,7 @@ import pytest
 from conftest import KK_TINY, ROOT, write_rows
 from transformers import AutoTokenizer
 
-from rewards import encode, hitab
+from rewards import encode, hitab, hitab_sheets
 
 RIGHT = {"reward": 1.0, "correct": True, "format": True, "timed_out": False}
 WRONG = {"reward": 0.0, "correct": False, "format": True, "timed_out": False}
@@ -778,10 +778,10 @@ def test_generation_is_deterministic_and_prefix_stable():
 
 def test_splits_never_share_a_table(monkeypatch):
     """Ranges and labels so small that the seeds meet the same tables again and again."""
-    monkeypatch.setattr(hitab, "RANGES", dict.fromkeys(hitab.RANGES, (1, 2)))
-    monkeypatch.setattr(hitab, "SHAPES", [(1, 1, False, False)])
-    monkeypatch.setattr(hitab, "THINGS", hitab.THINGS[-2:-1])
-    monkeypatch.setattr(hitab, "TIMES", hitab.TIMES[-1:])
+    monkeypatch.setattr(hitab_sheets, "RANGES", dict.fromkeys(hitab_sheets.RANGES, (1, 2)))
+    monkeypatch.setattr(hitab_sheets, "SHAPES", [(1, 1, False, False)])
+    monkeypatch.setattr(hitab_sheets, "THINGS", hitab_sheets.THINGS[-2:-1])
+    monkeypatch.setattr(hitab_sheets, "TIMES", hitab_sheets.TIMES[-1:])
     splits = {"train": collections.Counter(), "test": collections.Counter()}
     for split, found in splits.items():
         for seed in range(4):
