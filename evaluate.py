@@ -46,7 +46,7 @@ from runtime.settings import (
     PositiveFloat,
     PositiveInt,
 )
-from tools import suites
+from tools import evaluation_suites
 
 # ----------------------------------------------------------------------------------------- settings
 
@@ -142,8 +142,8 @@ def settle(args):
     if args.suite is None:
         args.suite = the_one("suite", {run.get("task", "kk") for run in runs}) or "kk"
     find_task(args.suite, "--suite")
-    args.protocol = suites.paper_of(args.suite, args.protocol)
-    of_paper = suites.papers_settings(args)
+    args.protocol = evaluation_suites.paper_of(args.suite, args.protocol)
+    of_paper = evaluation_suites.papers_settings(args)
     if not defaults.ON_GPU and any(Path(model).name != "kk_tiny" for model in models):
         of_paper["max_response_tokens"] = CPU_TOKENS
     for name, value in of_paper.items():
@@ -207,7 +207,7 @@ def run_settings(model):
         if name in content and type(content[name]) not in kinds:
             raise ValueError(f"{found[0]} can't be used: {name} is {content[name]!r}")
     task = content.get("task", "kk")
-    if task not in suites.SETTINGS and not task.endswith(".py"):
+    if task not in evaluation_suites.SETTINGS and not task.endswith(".py"):
         raise ValueError(f"{found[0]} can't be used: there is no task {task!r}")
     return content
 
@@ -723,7 +723,7 @@ def prepare(argv):
     args = read_settings(argv)
     for model in args.models:
         hub.ask(model)
-    task, problems = suites.load_problems(args)
+    task, problems = evaluation_suites.load_problems(args)
     plans = {}
     for model in args.models:
         for path in checkpoints(model, args.last):

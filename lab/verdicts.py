@@ -20,7 +20,7 @@ from statistics import fmean, stdev
 import tyro
 
 from runtime import curves
-from tools import claims, compare, generated, inference
+from tools import claims, compare, comparisons, generated, inference
 from tools.inference import Estimate
 
 ROOT = Path(__file__).parents[1]
@@ -144,7 +144,7 @@ def of_runs(comparison, folders, label, **more):
 
 def kept_runs(folder, suite, entry):
     """{seed: kept run} of a suite's entry. ValueError if one was made with other flags."""
-    common, entries = compare.SUITES[suite]
+    common, entries = comparisons.SUITES[suite]
     words = compare.read_entries(entries)[entry]
     runs = {}
     for path in sorted(folder.glob(compare.kept_file(folder, entry, "*").name)):

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from lab import verdicts
-from tools import claims, compare, inference
+from tools import claims, compare, comparisons, inference
 
 PAPERS = {paper["name"]: paper["claims"] for paper in verdicts.CLAIMS["papers"]}
 ALL = [claim for of_paper in PAPERS.values() for claim in of_paper]
@@ -142,7 +142,7 @@ def test_every_command_exists():
         flags = {word[2:] for word in rest if word.startswith("--")}
         assert flags <= flags_of(file), (command, flags - flags_of(file))
         if "suite" in given and "compare" in file:
-            assert given["suite"] in compare.SUITES, command
+            assert given["suite"] in comparisons.SUITES, command
 
 
 def test_what_is_named_in_the_code_is_there():
@@ -226,7 +226,7 @@ def folders(tmp_path):
 
 def keep(folders, suite, entry, seed, accuracies, **metrics):
     """A kept run with these evaluations, one every 4 steps, and metrics that all steps share."""
-    common, entries = compare.SUITES[suite]
+    common, entries = comparisons.SUITES[suite]
     words = [*compare.read_entries(entries)[entry], *shlex.split(common), "--seed", str(seed)]
     rows = [{"step": 0, "eval/accuracy": 0.1}]
     rows += [{"step": 4 * i, "eval/accuracy": value} | metrics for i, value in enumerate(accuracies, 1)]

@@ -26,7 +26,7 @@ import evaluate
 from rewards import countdown, encode, hitab, kk
 from rewards.math import INSTRUCTION
 from runtime import machine, measure
-from tools import figures, inference, suites, words
+from tools import evaluation_suites, figures, inference, words
 from tools.figures import Column
 
 needs_files = pytest.mark.skipif(not (DATA / "math").is_dir(), reason=f"the papers' files are not in {DATA}")
@@ -455,7 +455,7 @@ def test_sampling_is_four_responses_at_temperature_1_for_countdown():
 def test_sampling_is_four_responses_at_temperature_1_for_hitab():
     args = settled("--suite", "hitab")
     assert (args.samples, args.temperature, args.chat_template, args.protocol) == (4, 1.0, "none", "acpo")
-    _, problems = suites.load_problems(args)
+    _, problems = evaluation_suites.load_problems(args)
     assert Counter(problem["category"] for problem in problems) == dict.fromkeys(hitab.KINDS, 256)
 
 
@@ -481,7 +481,7 @@ def test_a_release_of_hitab_is_evaluated_whole(tmp_path):
     (tmp_path / "hitab/tables/raw/a.json").write_text(json.dumps(table))
     for folder in (tmp_path, tmp_path / "hitab"):
         args = settled("m", "--suite", "hitab", "--data_dir", folder)
-        _, problems = suites.load_problems(args)
+        _, problems = evaluation_suites.load_problems(args)
         assert [problem["category"] for problem in problems] == ["lookup", "lookup", "other", "comparison"]
         assert all(problem["samples"] == 4 and problem["temperature"] == 1 for problem in problems)
         assert list(figures.columns_of(problems, args)) == ["comparison", "lookup", "other", "all"]
@@ -752,7 +752,7 @@ def test_problems_of_your_own_are_a_set_alone_and_greedy(tmp_path):
     file.write_text('{"problem": "What is 17 + 25?", "answer": "42"}\n{"problem": "What is 2 + 3?", "answer": "5"}\n')
     for flags, how in ([(), (1, 0.0)], [("--samples", 4, "--temperature", 0.7), (4, 0.7)]):
         args = settled("m", "--suite", "math", "--data", file, *flags)
-        _, problems = suites.load_problems(args)
+        _, problems = evaluation_suites.load_problems(args)
         assert [(p["category"], p["samples"], p["temperature"]) for p in problems] == [("own", *how)] * 2
         said = evaluate.settings_of(args)
         assert (said["samples"], said["temperature"]) == how  # in the header and below the table
@@ -763,13 +763,13 @@ def test_problems_of_your_own_are_a_set_alone_and_greedy(tmp_path):
 @needs_files
 def test_the_papers_files_are_whole():
     args = settled("m", "--suite", "math", "--data_dir", DATA)
-    _, problems = suites.load_problems(args)
+    _, problems = evaluation_suites.load_problems(args)
     counts = Counter((problem["category"], problem["samples"]) for problem in problems)
     assert counts == {
         ("olympiad_bench", 1): 672, ("minerva", 1): 268, ("math500", 1): 500, ("amc", 16): 83, ("aime", 16): 30
     }  # fmt: skip
     assert len({problem["seed"] for problem in problems}) == len(problems)
     args = settled("m", "--suite", "math", "--data-dir", DATA / "orz", "--sets", "aime,math500")
-    assert Counter(p["category"] for p in suites.load_problems(args)[1]) == {"math500": 500, "aime": 30}
+    assert Counter(p["category"] for p in evaluation_suites.load_problems(args)[1]) == {"math500": 500, "aime": 30}
     args = settled("m", "--data_dir", DATA)
-    assert Counter(p["category"] for p in suites.load_problems(args)[1]) == dict.fromkeys("34567", 100)
+    assert Counter(p["category"] for p in evaluation_suites.load_problems(args)[1]) == dict.fromkeys("34567", 100)

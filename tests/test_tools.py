@@ -17,7 +17,7 @@ from transformers import AutoConfig
 
 from models import make_kk_tiny
 from runtime import checks, curves, defaults
-from tools import compare, family, fits, get_smollm2, plot, updates
+from tools import compare, comparisons, family, fits, get_smollm2, plot, updates
 
 
 def write_run(folder, script, values, **settings):
@@ -432,16 +432,16 @@ def test_an_entry_is_compared_with_the_one_that_its_name_begins_with():
 
 
 def test_every_entry_is_drawn_beside_the_one_it_grew_from_with_as_many_optimizer_steps():
-    commands = compare.read_entries(compare.SUITES["control"][1])
+    commands = compare.read_entries(comparisons.SUITES["control"][1])
     n_updates = {name: 4 if "lopti" in name or "low" in name or "4 updates" in name else 2 for name in commands}
     parents = compare.parents_of(commands, n_updates)
     assert {parents[name] for name in ("lopti", "ar+lopti", "high, then low")} == {"grpo 4 updates"}
     assert parents["reinforce++ ar+lopti"] == "reinforce++ 4 updates" and parents["dapo lopti"] == "dapo 4 updates"
     assert parents["reinforce++ ar"] == "reinforce++" and parents["dapo ar"] == "dapo"
     assert {parents[name] for name in ("grpo 4 updates", "ar", "reinforce++", "dapo")} == {"grpo"}
-    commands = compare.read_entries(compare.ENTRIES)
+    commands = compare.read_entries(comparisons.ENTRIES)
     assert compare.parents_of(commands, dict.fromkeys(commands, 2))["dapo ar+lopti"] == "dapo"
-    commands = compare.read_entries(compare.SUITES["updates"][1])
+    commands = compare.read_entries(comparisons.SUITES["updates"][1])
     parents = compare.parents_of(commands, dict.fromkeys(commands, 2))
     assert parents["4 updates, 80/20"] == "4 updates" and parents["4 updates"] == "2 updates"
 
@@ -449,7 +449,7 @@ def test_every_entry_is_drawn_beside_the_one_it_grew_from_with_as_many_optimizer
 def test_the_entries_are_in_the_order_of_the_family_tree():
     compared = set()
     for suite in ("comparison", "family"):
-        _, entries = compare.SUITES[suite]
+        _, entries = comparisons.SUITES[suite]
         stems = [words[0].removesuffix(".py") for words in compare.read_entries(entries).values()]
         in_order = [stem for stem in family.family() if stem in stems]
         assert list(dict.fromkeys(stems)) == in_order, f"SUITES[{suite!r}] in tools/compare.py: order {in_order}"
@@ -494,9 +494,9 @@ def test_an_entry_must_name_a_script(entry):
         compare.read_entries([entry])
 
 
-@pytest.mark.parametrize("suite", compare.SUITES)
+@pytest.mark.parametrize("suite", comparisons.SUITES)
 def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
-    common, entries = compare.SUITES[suite]
+    common, entries = comparisons.SUITES[suite]
     for name, words in compare.read_entries(entries).items():
         script, *flags = shlex.split(compare.command_of(words, common, seed=0))
         trainer = importlib.import_module(script.removesuffix(".py"))
@@ -509,7 +509,7 @@ def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
 
 def test_suites_that_share_a_kept_run_share_its_flags():
     kept = {}
-    for common, entries in compare.SUITES.values():
+    for common, entries in comparisons.SUITES.values():
         for name, words in compare.read_entries(entries).items():
             path = compare.kept_file(ROOT, name, 0)
             command = compare.command_of(words, common, seed=0)
@@ -525,7 +525,7 @@ def test_an_entrys_own_flags_take_the_place_of_those_of_all(own):
 
 def test_a_table_has_all_entries_that_are_kept_however_few_are_run(tmp_path):
     kept = ROOT / "benchmarks" / "kk_tiny"
-    for name in compare.read_entries(compare.SUITES["family"][1]):
+    for name in compare.read_entries(comparisons.SUITES["family"][1]):
         for seed in range(3):
             shutil.copy(compare.kept_file(kept, name, seed), tmp_path)
     compare.main(compare.Args(suite="family", only=["sapo"], folder=tmp_path, draw_only=True))
@@ -581,15 +581,15 @@ def test_accuracy_over_what_was_spent_by_hand():
 
 def test_the_comparison_in_the_docs_is_what_its_kept_runs_give():
     """Every entry as it stands in tools/compare.py, at least three seeds, no run that these flags don't give."""
-    folder, commands, runs = ROOT / "benchmarks" / "kk_tiny", compare.read_entries(compare.ENTRIES), {}
+    folder, commands, runs = ROOT / "benchmarks" / "kk_tiny", compare.read_entries(comparisons.ENTRIES), {}
     for name, words in commands.items():
         paths = sorted(folder.glob(compare.kept_file(folder, name, "*").name))
         seeds = [int(path.stem.rpartition("_")[2]) for path in paths]
         assert len(seeds) >= 3, name
-        commands_of = [compare.command_of(words, compare.QUICK, seed) for seed in seeds]
+        commands_of = [compare.command_of(words, comparisons.QUICK, seed) for seed in seeds]
         runs[name] = dict(zip(seeds, map(compare.read_kept, paths, commands_of)))
         assert all(run["rows"][-1]["step"] == 8 and not run["commit"].endswith("+") for run in runs[name].values())
-    table = compare.table(runs, commands, compare.QUICK)
+    table = compare.table(runs, commands, comparisons.QUICK)
     assert table == (folder / "comparison.md").read_text()
     page = (ROOT / "docs" / "comparison.md").read_text()
     assert table in page and "benchmarks/kk_tiny/comparison.png" in page
@@ -629,7 +629,7 @@ def test_the_clip_suites_numbers_are_those_of_acpos_kept_run():
     rows = kept["rows"][1:]
     tokens = [sum(row[f"bin_tokens_{i}"] for i in range(1, 6)) for row in rows]
     average = sum(n * row["clip_range_mean"] for n, row in zip(tokens, rows)) / sum(tokens)
-    commands = compare.read_entries(compare.SUITES["clip"][1])
+    commands = compare.read_entries(comparisons.SUITES["clip"][1])
     largest = commands["dapo, clip-high at acpo's largest, 16 updates"]
     assert float(largest[largest.index("--clip_base_high") + 1]) == max(row["clip_range_max"] for row in rows)
     mean = commands["grpo, clip at acpo's average, 16 updates"]

@@ -1,7 +1,7 @@
 """Compares scripts on models/kk_tiny: several entries × several seeds, one run after the other; a table and a plot.
 
     python tools/compare.py                                  every script, seeds 0, 1 and 2
-    python tools/compare.py --suite stages                   an ablation of the papers, see SUITES below
+    python tools/compare.py --suite stages                   an ablation of the papers, see tools/comparisons.py
     python tools/compare.py --seeds 0 1 2 3 4                more seeds; what is there already is not run again
     python tools/compare.py --only grpo ar                   run some of the entries; the table has all that are kept
     python tools/compare.py --dry_run                        which runs are missing, and how long they will take
@@ -35,215 +35,10 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import curves, files
 from tools import family, plot
+from tools.comparisons import ONE_PICTURE, SUITES
 
 ROOT = Path(__file__).parents[1]
 
-ENTRIES = [  # in the order of the tree: what grew from another script than grpo.py stands below it
-    "grpo: grpo.py",
-    "grpo 4 updates: grpo.py --updates_per_step 4",  # as many optimizer steps as Lopti makes
-    "ar: grpo_ar_lopti.py --alpha 0.3 --eta 0",
-    "lopti: grpo_ar_lopti.py --alpha 0 --eta 0.5",
-    "ar+lopti: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
-    "reinforce++: reinforce_pp.py",
-    "reinforce++ ar+lopti: reinforce_pp_ar_lopti.py --alpha 0.1 --eta 0.5",
-    "dapo: dapo.py",
-    "dapo ar+lopti: dapo_ar_lopti.py --alpha 0.3 --eta 0.5",
-    "acpo: acpo.py",
-    "gspo: gspo.py",
-    "cispo: cispo.py",
-    "80/20: entropy_top.py",
-    "archer: archer.py",
-]
-# float32, so that processors with and without bfloat16 do the same; 16 prompts, because 16 updates a step divide them.
-QUICK = "--steps 8 --eval_every 4 --eval_size 300 --dtype float32"
-SHORT = "--steps 8 --eval_every 4 --eval_size 300 --prompts_per_step 16 --dtype float32"
-LONG = "--steps 40 --eval_every 8 --eval_size 500 --dtype float32"  # kk_tiny, until nothing more is learned
-
-# A pretrained model and a task that it learns in ten steps, as in `make llm`, which has a lower learning rate.
-SMOLLM2 = (
-    "--model models/SmolLM2-135M-Instruct --task rewards/largest.py --kl_coef 0 --lr 5e-5 --temperature 1"
-    " --prompts_per_step 8 --responses_per_prompt 16 --updates_per_step 1 --max_response_tokens 16"
-    " --micro_batch_tokens 1024 --kv_cache_gb 0.25 --steps 12 --eval_every 4 --eval_size 128"
-)
-# The same model after sft.py has taught it to solve puzzles (docs/algorithms/sft.md): thinking pays, and takes tokens.
-# 512 tokens: with 384 a tenth of all careful solutions would be cut off. bfloat16: in float32 a step takes half as long
-# again.
-SMOLLM2_KK = (
-    "--model models/SmolLM2-135M-KK --people 2 --max_prompt_tokens 352 --kl_coef 0 --lr 3e-5 --dtype bfloat16"
-    " --temperature 1 --prompts_per_step 4 --responses_per_prompt 8 --updates_per_step 1 --max_response_tokens 512"
-    " --micro_batch_tokens 2048 --kv_cache_gb 0.5 --steps 20 --eval_every 10 --eval_size 96"
-)
-
-
-def sweep(flag, values, others):
-    """An entry of grpo_ar_lopti.py for each value of a flag."""
-    return [f"{flag} {value}: grpo_ar_lopti.py --{flag} {value} {others}" for value in values]
-
-
-def with_parts(base, script, alpha):
-    """Entries of a script with AR alone, Lopti alone, Lopti's stages the other way round, and both."""
-    parts = {
-        "ar": f"--alpha {alpha} --eta 0",
-        "lopti": "--alpha 0 --eta 0.5",
-        "high, then low": "--alpha 0 --eta 0.5 --lopti_stages high,low",
-        "ar+lopti": f"--alpha {alpha} --eta 0.5",
-    }
-    return [f"{base}{name}: {script} {flags}" for name, flags in parts.items()]
-
-
-SUITES = {  # name: (flags of all, entries); the ablations that the papers print
-    "comparison": (QUICK, ENTRIES),
-    # The scripts of the course, and those that repair GRPO.
-    "family": (
-        QUICK,
-        [
-            "grpo: grpo.py",
-            "reinforce: reinforce.py",
-            "rloo: rloo.py",
-            "maxrl: maxrl.py",
-            "dr. grpo: dr_grpo.py",
-            "ppo: ppo.py",
-            "dppo: dppo.py",
-            "sapo: sapo.py",
-            "grpo tis: grpo_tis.py",
-        ],
-    ),
-    # AR-Lopti, fig. 6a: the improbable tokens alone, or the others alone; fig. 6b: the stages the other way round.
-    "stages": (
-        QUICK,
-        [
-            "grpo: grpo.py",
-            "lopti: grpo_ar_lopti.py --alpha 0 --eta 0.5",
-            "high, then low: grpo_ar_lopti.py --alpha 0 --eta 0.5 --lopti_stages high,low",
-            "low alone: grpo_ar_lopti.py --alpha 0 --eta 0.5 --lopti_stages low",
-            "high alone: grpo_ar_lopti.py --alpha 0 --eta 0.5 --lopti_stages high",
-        ],
-    ),
-    # AR-Lopti, fig. 6c: AR alone; "ar" is that with α 0.3.
-    "alpha": (
-        QUICK,
-        [
-            "grpo: grpo.py",
-            "ar: grpo_ar_lopti.py --alpha 0.3 --eta 0",
-            *sweep("alpha", (0.2, 0.5, 1), "--eta 0"),
-        ],
-    ),
-    # Fig. 6d: Lopti alone ("lopti" has η 0.5), beside GRPO with as many optimizer steps: Lopti makes two of one update.
-    "eta": (
-        QUICK,
-        [
-            "grpo: grpo.py",
-            "grpo 4 updates: grpo.py --updates_per_step 4",
-            "lopti: grpo_ar_lopti.py --alpha 0 --eta 0.5",
-            *sweep("eta", (0.1, 0.3, 0.9), "--alpha 0"),
-        ],
-    ),
-    # What AR and Lopti give, on three algorithms, beside as many optimizer steps without them. With --seeds 0 to 7.
-    "control": (
-        QUICK,
-        [
-            "grpo: grpo.py",
-            "grpo 4 updates: grpo.py --updates_per_step 4",
-            *with_parts("", "grpo_ar_lopti.py", 0.3),
-            "reinforce++: reinforce_pp.py",
-            "reinforce++ 4 updates: reinforce_pp.py --updates_per_step 4",
-            *with_parts("reinforce++ ", "reinforce_pp_ar_lopti.py", 0.1),
-            "dapo: dapo.py",
-            "dapo 4 updates: dapo.py --updates_per_step 4",
-            *with_parts("dapo ", "dapo_ar_lopti.py", 0.3),
-        ],
-    ),
-    # ACPO, Table 3, off policy. Every entry is a mean of the responses' means, as in the paper's release: only the clip
-    # differs. The numbers are the largest and the average clip range of the kept run of "acpo, 16 updates", seed 0.
-    "clip": (
-        SHORT,
-        [
-            "grpo's clip, 16 updates: acpo.py --clip_alpha 0 --updates_per_step 16",
-            "dapo's clip, 16 updates: acpo.py --clip_alpha 0 --clip_base_high 0.3 --updates_per_step 16",
-            "acpo, 16 updates: acpo.py --updates_per_step 16",
-            "dapo, clip-high at acpo's largest, 16 updates: acpo.py --clip_alpha 0 --clip_base_high 2.393"
-            " --updates_per_step 16",
-            "grpo, clip at acpo's average, 16 updates: acpo.py --clip_alpha 0 --clip_base 0.257 --updates_per_step 16",
-        ],
-    ),
-    # Too far off policy: ten times the learning rate. The CISPO of ACPO's Table 1(a) (`--gated`) collapses with 16
-    # updates and not with 2. Clip ranges of no effect stand for no clip.
-    "collapse": (
-        f"{SHORT} --lr 1e-3",
-        [
-            "grpo, 2 updates, lr 1e-3: grpo.py --updates_per_step 2",
-            "grpo, 16 updates, lr 1e-3: grpo.py --updates_per_step 16",
-            "no clip, 16 updates, lr 1e-3: grpo.py --clip_low 1 --clip_high 1e9 --updates_per_step 16",
-            "cispo, gated, 2 updates, lr 1e-3: cispo.py --gated --updates_per_step 2",
-            "cispo, gated, 16 updates, lr 1e-3: cispo.py --gated --updates_per_step 16",
-            "acpo, 16 updates, lr 1e-3: acpo.py --updates_per_step 16",
-        ],
-    ),
-    # Does the order of the short comparison last?
-    "long": (
-        LONG,
-        [
-            "grpo, 40 steps: grpo.py",
-            "grpo 4 updates, 40 steps: grpo.py --updates_per_step 4",
-            "lopti, 40 steps: grpo_ar_lopti.py --alpha 0 --eta 0.5",
-            "ar+lopti, 40 steps: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
-            "acpo, 40 steps: acpo.py",
-        ],
-    ),
-    # Is Lopti ahead of as many optimizer steps of GRPO at a third and three times the learning rate, too? "long" has
-    # the same flags but for the steps, so its evaluation at step 8 is the comparison at 1e-4.
-    "learning_rate": (
-        "--steps 8 --eval_every 4 --eval_size 500 --dtype float32",
-        [
-            f"lr {lr}{also}: {script} --lr {lr}"
-            for lr in ("3e-5", "3e-4")
-            for also, script in (
-                ("", "grpo.py --updates_per_step 4"),
-                (", lopti", "grpo_ar_lopti.py --alpha 0 --eta 0.5"),
-            )
-        ],
-    ),
-    "llm": (  # a run takes longer: --limit 30
-        SMOLLM2,
-        [
-            "grpo, SmolLM2: grpo.py",
-            "grpo 2 updates, SmolLM2: grpo.py --updates_per_step 2",  # as many optimizer steps as Lopti makes
-            "dapo, SmolLM2: dapo.py",
-            "ar+lopti, SmolLM2: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
-        ],
-    ),
-    "puzzles": (  # needs `make taught`; a run takes an hour and more on one core: --limit 200
-        SMOLLM2_KK,
-        [
-            "grpo, puzzles: grpo.py",
-            "grpo 384 tokens, puzzles: grpo.py --max_response_tokens 384",
-            "grpo 2 updates, puzzles: grpo.py --updates_per_step 2",  # as many optimizer steps as Lopti makes
-            "ar+lopti, puzzles: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
-            "dapo, puzzles: dapo.py",
-            "acpo, puzzles: acpo.py",
-        ],
-    ),
-    "lora": (  # the rank of LoRA, with ten times the learning rate; the same flags
-        SMOLLM2,
-        [
-            "ar+lopti, SmolLM2: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
-            *(
-                f"rank {rank}, SmolLM2: grpo_ar_lopti.py --alpha 0.3 --eta 0.5 --lora_rank {rank} --lr 5e-4"
-                for rank in (1, 8, 32)
-            ),
-        ],
-    ),
-    "updates": (  # fig. 19: the 80/20 rule near and far off policy
-        SHORT,
-        [
-            f"{n} updates{also}: {script}.py --updates_per_step {n}"
-            for n in (2, 4, 8, 16)
-            for also, script in (("", "grpo"), (", 80/20", "entropy_top"))
-        ],
-    ),
-}
-# Suites whose second picture no page shows.
-ONE_PICTURE = ("family", "alpha", "eta", "control", "collapse", "learning_rate", "updates", "lora")
 # Final accuracy on K&K, mean over 3 to 7 people: AR-Lopti paper, Table 9, Llama-3.2-3B-Instruct trained with GRPO.
 PAPER = {"grpo": 0.30, "ar": 0.40, "lopti": 0.59, "ar+lopti": 0.62}
 PAPERS = " Paper: AR-Lopti, Table 9, Llama-3.2-3B-Instruct, mean over 3 to 7 people."
@@ -300,7 +95,8 @@ def flag_of(word):
 def command_of(words, common, seed):
     """An entry's command: its own words, then those flags of all entries that it does not set itself."""
     own_flags = {flag_of(word) for word in words if word.startswith("--")}
-    others, its_own = [], False
+    others = []
+    its_own = False
     for word in shlex.split(common):
         if word.startswith("--"):
             its_own = flag_of(word) in own_flags
@@ -472,53 +268,101 @@ def draw(runs, commands, folder, name):
 
 def table(runs, commands, common):
     """The comparison as Markdown. runs: {name: {seed: kept run}}."""
+    first = next(iter(runs))
+    bases = {name: base_of(name, runs) for name in runs}
+    minus = f"minus {first}" if set(bases.values()) == {first} else "difference"
     everything = [run for by_seed in runs.values() for run in by_seed.values()]
-    people = sorted(
-        {key for run in everything for row in run["rows"] for key in row if key.startswith("eval/accuracy_")}
-    )
-    first, bases = next(iter(runs)), {name: base_of(name, runs) for name in runs}
-    minus = f"minus {first}" if {*bases.values()} == {first} else "difference"
     several, last = names_of_evaluations(everything)
-    names = ["script and flags", "runs", f"mean of {several}", f"{minus} (mean)"]
-    names += [f"accuracy at {last}", f"{minus} ({last})"]
-    names += [f"{key[-1]} people (mean)" for key in people]
-    names += ["last reward", "last length", "paper"]
-    lines = ["| " + " | ".join(["entry", *names]) + " |", "|---" * (len(names) + 1) + "|"]
+    people = categories(everything)
+    titles = [
+        "entry",
+        "script and flags",
+        "runs",
+        f"mean of {several}",
+        f"{minus} (mean)",
+        f"accuracy at {last}",
+        f"{minus} ({last})",
+        *(f"{key[-1]} people (mean)" for key in people),
+        "last reward",
+        "last length",
+        "paper",
+    ]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for name, by_seed in runs.items():
-        mine, base = list(by_seed.values()), runs[bases[name]]
-        both = [seed for seed in by_seed if seed in base]
-        cells = [f"`{shlex.join(commands[name])}`", str(len(mine))]
+        base = {} if name == first else runs[bases[name]]
+        cells = [indented(name, commands), f"`{shlex.join(commands[name])}`", str(len(by_seed))]
         for measure in (final, at_the_end):
-            cells.append(shown([measure(run, "eval/accuracy") for run in mine]))
-            pairs = [(measure(by_seed[s], "eval/accuracy"), measure(base[s], "eval/accuracy")) for s in both]
-            compared = name != first and pairs
-            cells.append(shown_difference([ours - theirs for ours, theirs in pairs]) if compared else "")
-        cells += [shown([final(run, key) for run in mine]) for key in people]
-        cells += [shown([fmean(curves.points(run["rows"], "reward")[1][-5:]) for run in mine])]
-        cells += [f"{fmean(fmean(curves.points(run['rows'], 'response_tokens')[1][-5:]) for run in mine):.0f}"]
-        cells += [f"{PAPER[name]:.2f}" if name in PAPER else ""]
-        below = family.depth(Path(commands[name][0]).stem) > 1  # it grew from another than grpo.py
-        lines.append("| " + " | ".join(["└ " * below + name, *cells]) + " |")
-    start = [curves.points(run["rows"], "eval/accuracy")[1][0] for run in everything]
-    commits, machines = ({run[key] for run in everything} for key in ("commit", "machine"))
-    versions = {f"{name} {version}" for run in everything for name, version in run["versions"].items()}
+            cells += cells_of(measure, by_seed, base)
+        cells += [shown([final(run, key) for run in by_seed.values()]) for key in people]
+        cells.append(shown([late_mean(run, "reward") for run in by_seed.values()]))
+        cells.append(f"{fmean(late_mean(run, 'response_tokens') for run in by_seed.values()):.0f}")
+        cells.append(f"{PAPER[name]:.2f}" if name in PAPER else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    below = [text_below(runs, commands, common, first, minus), made_by(everything)]
+    return "\n\n".join(["\n".join(lines), *below]) + "\n"
+
+
+def categories(everything):
+    """The accuracies that the runs have for numbers of people: eval/accuracy_2 …"""
+    found = set()
+    for run in everything:
+        for row in run["rows"]:
+            found |= {key for key in row if key.startswith("eval/accuracy_")}
+    return sorted(found)
+
+
+def indented(name, commands):
+    """The entry's name, with a mark if its script grew from another one than grpo.py."""
+    is_below = family.depth(Path(commands[name][0]).stem) > 1
+    return f"└ {name}" if is_below else name
+
+
+def cells_of(measure, by_seed, base):
+    """A measure of the runs, and its difference to that of the runs of `base` with the same seeds, if there are any."""
+    ours = {seed: measure(run, "eval/accuracy") for seed, run in by_seed.items()}
+    differences = [ours[seed] - measure(base[seed], "eval/accuracy") for seed in ours if seed in base]
+    return shown(list(ours.values())), shown_difference(differences) if differences else ""
+
+
+def late_mean(run, metric):
+    """The mean of a metric over the run's last five steps."""
+    return fmean(curves.points(run["rows"], metric)[1][-5:])
+
+
+def text_below(runs, commands, common, first, minus):
+    """The text that says what the table has."""
+    everything = [run for by_seed in runs.values() for run in by_seed.values()]
+    several, last = names_of_evaluations(everything)
+    before = fmean(curves.points(run["rows"], "eval/accuracy")[1][0] for run in everything)
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
     flags_of_all = {word for word in shlex.split(common) if word.startswith("--")}
-    what = f"difference to {first}" if minus != "difference" else f'"NAME, X" minus "NAME", others minus "{first}"'
-    differ = ", if the row does not say otherwise" * any({*commands[name]} & flags_of_all for name in runs)
-    lines += [
-        "",
+    says_otherwise = any(flags_of_all & set(commands[name]) for name in runs)
+    differ = ", if the row does not say otherwise" if says_otherwise else ""
+    what = f"difference to {first}"
+    if minus == "difference":
+        what = f'"NAME, X" minus "NAME", others minus "{first}"'
+    text = (
         f"All entries{differ}: `{common}`; seeds {', '.join(map(str, seeds))}. Test accuracy, mean over the numbers of "
         "people: one response to each test puzzle at the evaluation's temperature. "
         f"It is given as the mean of {several} (the one before training left out) and at {last}; "
-        f"mean ± standard error over the seeds. Before training it is {fmean(start):.3f}. "
+        f"mean ± standard error over the seeds. Before training it is {before:.3f}. "
         f"{minus.capitalize()}: {what} with the same seed, which means the same puzzles in the same order. "
-        "Reward, length: mean of the last 5 steps." + (PAPERS * any(name in PAPER for name in runs)),
-        "",
-        f"Commit {', '.join(map(str, sorted(commits, key=str)))}; {', '.join(sorted(versions))}; "
-        f"{', '.join(sorted(machines))}; {', '.join(sorted({run['date'] for run in everything}))}.",
-    ]
-    return "\n".join(lines) + "\n"
+        "Reward, length: mean of the last 5 steps."
+    )
+    if any(name in PAPER for name in runs):
+        text += PAPERS
+    return text
+
+
+def made_by(everything):
+    """Commits, versions, machines and dates of the runs, in words."""
+    versions = set()
+    for run in everything:
+        versions |= {f"{name} {version}" for name, version in run["versions"].items()}
+    commits = sorted({str(run["commit"]) for run in everything})
+    machines = sorted({run["machine"] for run in everything})
+    dates = sorted({run["date"] for run in everything})
+    return f"Commit {', '.join(commits)}; {', '.join(sorted(versions))}; {', '.join(machines)}; {', '.join(dates)}."
 
 
 def check_args(args):
