@@ -67,10 +67,13 @@ llm: install model
 watch: install
 	$(PY) tools/watch.py runs
 
-test: install $(VENV)/installed-test model lint $(SITE_VENV)/installed
+test:
+	@# what does not wait for the rest is set up beside it
+	@$(MAKE) --no-print-directory --jobs 3 lint model $(SITE_VENV)/installed
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-all: install $(VENV)/installed-test model lint $(SITE_VENV)/installed
+test-all:
+	@$(MAKE) --no-print-directory --jobs 3 lint model $(SITE_VENV)/installed
 	@$(MAKE) --no-print-directory $(MARP) || echo "the tests that build slides will be skipped"
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(PY) tools/mutations.py
