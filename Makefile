@@ -68,12 +68,14 @@ watch: install
 	$(PY) tools/watch.py runs
 
 test:
-	@# what does not wait for the rest is set up beside it
-	@$(MAKE) --no-print-directory --jobs 3 lint model $(SITE_VENV)/installed
+	@# the site's environment is set up beside the other one
+	@$(MAKE) --no-print-directory --jobs 2 lint $(SITE_VENV)/installed
+	@$(MAKE) --no-print-directory model
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all:
-	@$(MAKE) --no-print-directory --jobs 3 lint model $(SITE_VENV)/installed
+	@$(MAKE) --no-print-directory --jobs 2 lint $(SITE_VENV)/installed
+	@$(MAKE) --no-print-directory model
 	@$(MAKE) --no-print-directory $(MARP) || echo "the tests that build slides will be skipped"
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(PY) tools/mutations.py

@@ -74,9 +74,8 @@ class Args:
     suite: str | None = None  # kk, math, countdown, hitab, gym, a Python file; None: the runs' task
     protocol: Literal["ar_lopti", "acpo"] = "ar_lopti"  # math: the paper that says what is asked
     data_dir: str = ""  # a folder with the suite's files, or with a subfolder of the suite's name
-    # One, or for math one for each set that is not in data_dir. Without it and data_dir, problems
-    # of mathematics come from the hub, and the others are generated.
-    data: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # file, folder, hub id; math: SET=SOURCE
+    # Without it and data_dir, problems of mathematics come from the hub; the others are generated.
+    data: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # file, folder, hub id; math: SET=SOURCE…
     sets: str = ""  # math: only these sets, as in "math500,aime"; empty: the protocol's
     people: str | None = None  # kk: numbers of people, from 2 to 8: "3-7" or "2,3"
     numbers: str | None = None  # countdown: how many numbers, from 3 to 6: "3-4" or "5"
@@ -120,13 +119,15 @@ def read_settings(argv):
     args = settings.parse(argv, Args, Args(), HELP)
     settings.check_ranges(args)
     settle(args)
+    settings.check_ranges(args)  # a run's values, too
     return args
 
 
 def settle(args):
     """Replaces None by the runs' or the papers' settings, and puts --versus last in args.models.
 
-    In place. ValueError if a value is ambiguous, or does not go with another one.
+    In place; dtype, for which torch is asked, stays as it is. ValueError if a value is ambiguous,
+    or does not go with another one.
     """
     if not args.models:
         raise ValueError("no model is given")
@@ -139,7 +140,7 @@ def settle(args):
         raise ValueError(f"--last is {args.last}, but none of the models is a run folder")
 
     runs = [found for found in map(run_settings, models) if found]
-    if args.suite is None:
+    if not args.suite:
         args.suite = the_one("suite", {run.get("task", "kk") for run in runs}) or "kk"
     find_task(args.suite, "--suite")
     args.protocol = evaluation_suites.paper_of(args.suite, args.protocol)
@@ -152,16 +153,14 @@ def settle(args):
             setattr(args, name, value if of_runs is None else of_runs)
     if args.batch is None:
         args.batch = 512 if defaults.ON_GPU else 128
-    if args.dtype is None:
-        args.dtype = "bfloat16" if machine.has_fast_bfloat16() else "float32"
-
     if args.temperature == 0 and args.samples > 1:
         raise ValueError(
             f"--samples is {args.samples}, but greedy responses are all alike: give a --temperature"
         )
     if args.pass_at_k and (args.suite == "math" or args.samples == 1):
         raise ValueError("--pass_at_k needs several --samples; math has its own pass@16")
-    if args.suite != "math" and len(args.data) + bool(args.data_dir) > 1:
+    sources = [*args.data, args.data_dir] if args.data_dir else args.data
+    if args.suite != "math" and len(sources) > 1:
         raise ValueError(f"--suite {args.suite} takes one --data or --data_dir")
 
 
@@ -169,14 +168,15 @@ def the_one_of_runs(name, runs, args):
     """The value of a setting in those runs that have the suite as their task; None without one."""
     if getattr(args, name) is not None:
         return None
+    name_in_run = name
     if name == "temperature":
         if args.suite != "kk":  # the protocol sets that of the other suites
             return None
-        name = "eval_temperature"
+        name_in_run = "eval_temperature"
     values = set()
     for run in runs:
-        if name in run and run.get("task", "kk") == args.suite:
-            values.add(run[name])
+        if name_in_run in run and run.get("task", "kk") == args.suite:
+            values.add(run[name_in_run])
     return the_one(name, values)
 
 
@@ -232,7 +232,7 @@ from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer
 
 from rewards import decode, encode
-from runtime import engine, folders, hub, memory, quiet, records
+from runtime import checks, engine, folders, hub, memory, quiet, records
 from runtime.processes import ON_GPU
 from tools import figures, words
 
@@ -475,7 +475,7 @@ def respond(model, requests, plan, args):
 def read_batches(file, first):
     """The batches that a file of responses has; what can't be used is cut off.
 
-    An incomplete last line is dropped, and everything if the first line is another one.
+    That is an incomplete last line, and everything if the first line differs.
     """
     file.seek(0)
     lines = file.read().split(b"\n")[:-1]
@@ -549,10 +549,10 @@ def score(task, problems, responses, origin):
 
 
 def add_words(rows, responses, args):
-    """Adds to each row its counts of words of reasoning, and their change to one of the rows.
+    """Adds to each row its counts of words of reasoning, and how they differ from another row's.
 
-    That is --versus's, the last, or the first without it. responses: for each row, for each problem
-    a list.
+    The other row is that of --versus, which is the last; without --versus it is the first.
+    responses: for each row, for each problem a list.
     """
     counted = [words.count_all(of_model) for of_model in responses]
     base = -1 if args.versus else 0
@@ -651,8 +651,8 @@ def settings_of(args):
     left_out = ("models", "versus", "words", "pass_at_k", "paper", "keep_responses", "out")
     values = {}
     for name, value in dataclasses.asdict(args).items():
-        if name not in left_out and value not in (None, "", (), []):
-            values[name] = value
+        if name not in left_out and value not in (None, "", ()):
+            values[name] = ", ".join(value) if isinstance(value, tuple) else value
     return values
 
 
@@ -720,15 +720,16 @@ def prepare(argv):
 
     ValueError or OSError if something can't work.
     """
+    defaults.ON_GPU = ON_GPU  # torch knows for certain
     args = read_settings(argv)
+    checks.check_gpus(args)
+    if args.dtype is None:
+        args.dtype = "bfloat16" if machine.has_fast_bfloat16() else "float32"
     for model in args.models:
         hub.ask(model)
     task, problems = evaluation_suites.load_problems(args)
-    plans = {}
-    for model in args.models:
-        for path in checkpoints(model, args.last):
-            if path not in plans:
-                plans[path] = requests_of(path, problems, args)
+    paths = [path for model in args.models for path in checkpoints(model, args.last)]
+    plans = {path: requests_of(path, problems, args) for path in dict.fromkeys(paths)}
     for folder in (Path(args.out), Path(args.out, "responses")):
         folder.mkdir(parents=True, exist_ok=True)
         files.check_writable(folder)

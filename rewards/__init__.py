@@ -1,4 +1,7 @@
-"""The tasks: problems whose answers a rule can check. Each module of this package is one, or a file of one's own.
+"""The tasks: problems whose answers a rule can check.
+
+kk.py, math.py, countdown.py, hitab.py, gym.py and largest.py are one each, and so is a file of one's own (own.py). The
+other modules are parts of them.
 
 A task offers
 

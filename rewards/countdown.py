@@ -193,7 +193,7 @@ def load(source, split, *, numbers="3-4", size=None, seed=0):
     In:
     - `source`: None (generated puzzles), a .parquet, .json or .jsonl file with columns `nums` and `target`, a folder of
       such files, or a hub id such as Jiayi-Pan/Countdown-Tasks-3to4. A folder's files serve the split that their name
-      says (see `folder_files`). A hub data set without both a train and a test part is divided in the same way as
+      says (see `rows.folder_files`). A hub data set without both a train and a test part is divided in the same way as
       generated puzzles.
     - `split`: "train" or "test".
     - `numbers`: how many numbers a puzzle may have ("3-4", "3,5", "6"; from 3 to 6).

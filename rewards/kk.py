@@ -175,7 +175,7 @@ def load(source, split, people="3-7", size=None, seed=0):
 
     In:
     - `source`: None (generated puzzles), a .parquet, .json or .jsonl file, a folder of such files, or a hub id such as
-      K-and-K/knights-and-knaves. A folder's files serve the split that their name says (see `folder_files`).
+      K-and-K/knights-and-knaves. A folder's files serve the split that their name says (see `rows.folder_files`).
     - `split`: "train" or "test".
     - `people`: the numbers of people ("3-7", "2,3", "5"). Puzzles with different numbers of people are left out.
     - `size`: how many puzzles. None: 4500 generated for train and 500 for test, or all puzzles of a source. If the

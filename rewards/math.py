@@ -106,7 +106,7 @@ def load(source, split, *, size=None, seed=0):
 
     In:
     - `source`: a .parquet, .json or .jsonl file, a folder of such files, a hub id, or None (the data set in HUB). A
-      folder's files serve the split that their name says (see `folder_files`).
+      folder's files serve the split that their name says (see `rows.folder_files`).
     - `split`: "train" or "test".
     - `size`: how many problems (None: all). `seed` draws them; they keep the file's order.
     Rows have the form of verl (`prompt`, `reward_model.ground_truth`), of Open-Reasoner-Zero (a conversation of two, or

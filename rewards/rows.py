@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 SUFFIXES = {".parquet", ".json", ".jsonl"}
+ENDINGS = SUFFIXES | {".csv", ".txt", ".tsv", ".xlsx", ".zip", ".gz", ".py"}  # of files; the last are no data here
 SPLITS = ("train", "test")
 
 
@@ -23,13 +24,18 @@ def files_of(source, split):
         return folder_files(path, split)
     if path.is_file():
         return [path]
-    if str(source).startswith((".", "/", "~")) or re.search(r"\.[A-Za-z]\w*$", str(source)):
+    if is_written_as_path(str(source)):
         raise ValueError(f"{source} does not exist")
     return None
 
 
+def is_written_as_path(name):
+    """Whether the name can only be a path, and no hub id: it begins like one, or ends like a file's."""
+    return name.startswith((".", "/", "~")) or Path(name).suffix in ENDINGS
+
+
 def folder_files(folder, split):
-    """The folder's data files for the split: those with its name in theirs, and those with neither's.
+    """The folder's data files for the split: those whose name says it, and those whose name says none.
 
     If any file has "train" in its name, only such files are for training.
     """

@@ -66,10 +66,10 @@ class Worker:
         return verdict
 
     def start(self):
-        # The path is explicit because PYTHONSAFEPATH drops the working folder. The worker has a process group of its
-        # own, so Ctrl-C does not reach it. A session of its own would do the same, but Linux gives processor time to
-        # sessions (autogroup): beside two busy processes, a worker took 80 seconds to start instead of 2. It ends when
-        # its input ends, which is when the trainer ends.
+        # The path is explicit because PYTHONSAFEPATH drops the working folder. The worker ends when its input ends,
+        # which is when the trainer ends. It has a process group of its own, so Ctrl-C does not reach it. With a session
+        # of its own it could take minutes to start on a busy machine: Linux may share processor time out between
+        # sessions first (autogroup).
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         needed = {name: os.environ[name] for name in ("PYTHONHOME", "LD_LIBRARY_PATH") if name in os.environ}
         self.process = subprocess.Popen(

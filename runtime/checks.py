@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from rewards.rows import SUFFIXES
+from rewards import rows
 from runtime import curves, folders, launch
 
 
@@ -158,8 +158,7 @@ def read_config(model):
 def check_data_files(args):
     """ValueError if --data or --test_data is a path at which there is nothing."""
     for flag, name in (("--data", args.data), ("--test_data", args.test_data)):
-        written_as_path = name.startswith((".", "/", "~")) or Path(name).suffix in SUFFIXES
-        if name and written_as_path and not Path(name).expanduser().exists():
+        if name and rows.is_written_as_path(name) and not Path(name).expanduser().exists():
             raise ValueError(f"{flag} {name}: there is no such file or folder")
 
 

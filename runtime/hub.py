@@ -5,12 +5,12 @@ Its own library tries again for half a minute before it says that there is no ne
 
 import os
 import threading
-from pathlib import Path
 
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import get_session, validate_repo_id
 
+from rewards import rows
 from runtime import checks
 from runtime.launch import RANK
 
@@ -21,8 +21,8 @@ def ask(model, *data):
     """Says that the hub is asked if the model or some of the data are hub ids, and asks it.
 
     If it does not answer, only what was downloaded before is used from now on. ValueError if the
-    model was not. Nothing happens if HF_HUB_OFFLINE is set. Whether data were downloaded before is
-    for whoever loads them to find out.
+    model was not. Nothing happens if HF_HUB_OFFLINE is set. Loading finds out whether the data are
+    there.
     """
     names = [name for name in (model, *data) if is_hub_id(name)]
     if not names or constants.is_offline_mode():
@@ -65,8 +65,7 @@ def why_unreachable():
 
 def is_hub_id(name):
     """Whether a model or data set of this name would come from the hub, and not from a path."""
-    is_file = Path(name).suffix in (".parquet", ".json", ".jsonl")
-    if not name or is_file or checks.is_path(name):
+    if not name or rows.is_written_as_path(name) or checks.is_path(name):
         return False
     try:
         validate_repo_id(name)

@@ -179,7 +179,8 @@ def is_number_or_none(type_):
 
 def number_or_none(type_):
     """How tyro reads such a value. Its own way shows these types' inner parts at a mistake."""
-    kind = typing.get_args(typing.get_args(type_)[0])[0]  # int or float
+    [number] = [one for one in typing.get_args(type_) if one is not type(None)]
+    kind = typing.get_args(number)[0]  # int or float
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=f"{kind.__name__.upper()} {range_of(type_)}, or None",

@@ -701,6 +701,16 @@ def test_runs_that_differ_are_not_evaluated_by_guesswork(tmp_path):
     assert settled(tmp_path / "a", tmp_path / "b", "--people", "4").people == "4"
 
 
+def test_runs_that_differ_in_temperature_are_told_the_flag_that_there_is(tmp_path):
+    for name, temperature in (("a", 0.0), ("b", 0.6), ("c", 0.005)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "args.json").write_text(json.dumps({"task": "kk", "eval_temperature": temperature}))
+    with pytest.raises(ValueError, match=r"the runs differ in temperature \(0.0, 0.6\): give --temperature"):
+        settled(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(ValueError, match=r"--temperature is 0.005; it must be 0 or at least 0.01"):
+        settled(tmp_path / "c")
+
+
 def test_more_checkpoints_than_there_are_is_an_error(a_run):
     with pytest.raises(ValueError, match=r"has 4 complete checkpoint\(s\), and --last is 5"):
         evaluate.checkpoints(str(a_run), 5)

@@ -452,7 +452,7 @@ def test_the_entries_are_in_the_order_of_the_family_tree():
         _, entries = comparisons.SUITES[suite]
         stems = [words[0].removesuffix(".py") for words in compare.read_entries(entries).values()]
         in_order = [stem for stem in family.family() if stem in stems]
-        assert list(dict.fromkeys(stems)) == in_order, f"SUITES[{suite!r}] in tools/compare.py: order {in_order}"
+        assert list(dict.fromkeys(stems)) == in_order, f"SUITES[{suite!r}] in tools/comparisons.py: order {in_order}"
         compared |= set(stems)
     assert compared == set(updates.ALGORITHMS) - {"opd"}  # which needs a teacher
 
@@ -579,8 +579,16 @@ def test_accuracy_over_what_was_spent_by_hand():
         assert points == [(0, pytest.approx(0.3)), (end, pytest.approx(0.7))]
 
 
+def test_a_second_picture_is_kept_of_those_suites_alone_whose_pages_show_it():
+    for suite in comparisons.SUITES:
+        folder = compare.Args(suite=suite).folder
+        if (folder / f"{suite}.md").exists():
+            second = [folder / f"{suite}_{which}.png" for which in ("budget", "metrics")]
+            assert any(path.exists() for path in second) == (suite not in comparisons.ONE_PICTURE), suite
+
+
 def test_the_comparison_in_the_docs_is_what_its_kept_runs_give():
-    """Every entry as it stands in tools/compare.py, at least three seeds, no run that these flags don't give."""
+    """Every entry as it stands in tools/comparisons.py, at least three seeds, no run that these flags don't give."""
     folder, commands, runs = ROOT / "benchmarks" / "kk_tiny", compare.read_entries(comparisons.ENTRIES), {}
     for name, words in commands.items():
         paths = sorted(folder.glob(compare.kept_file(folder, name, "*").name))

@@ -5,7 +5,7 @@
     python tools/compare.py --seeds 0 1 2 3 4                more seeds; what is there already is not run again
     python tools/compare.py --only grpo ar                   run some of the entries; the table has all that are kept
     python tools/compare.py --dry_run                        which runs are missing, and how long they will take
-    python tools/compare.py --name eta --entries "eta 0.3: grpo_ar_lopti.py --eta 0.3" "eta 0.7: …"
+    python tools/compare.py --name mine --entries "eta 0.3: grpo_ar_lopti.py --eta 0.3" "eta 0.7: …"
 
 An entry is a name, a script and the script's flags, which take the place of the same flags of all entries. Every
 finished run is kept as a small JSON file in benchmarks/kk_tiny/ (flags, metrics of every step, commit, versions,
@@ -74,7 +74,7 @@ class Args:
 
 
 def read_entries(entries):
-    """{name: [script, flag, ...]}. ValueError where an entry is not "NAME: SCRIPT FLAGS" with a script that exists."""
+    """{name: [script, flag, ...]}. ValueError if an entry is not "NAME: SCRIPT FLAGS" with a script that exists."""
     commands = {}
     for entry in entries:
         name, _, command = (part.strip() for part in entry.partition(":"))
@@ -110,7 +110,7 @@ def kept_file(folder, name, seed):
 
 
 def read_kept(path, command):
-    """A kept run, or None where there is none. ValueError where it was made with other flags."""
+    """A kept run, or None if there is none. ValueError if it was made with other flags."""
     if not path.exists():
         return None
     kept = files.read_object(path)
@@ -123,7 +123,7 @@ def read_kept(path, command):
 
 
 def run(command, limit):
-    """One training run in a folder of its own: what is to be kept of it. RuntimeError where it fails."""
+    """One training run in a folder of its own: what is to be kept of it. RuntimeError if it fails."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, *shlex.split(command), "--run_dir", folder]
@@ -221,7 +221,7 @@ def signed(value):
 
 
 def base_of(name, names):
-    """The entry that this one is compared with: "4 updates" for "4 updates, 80/20" where there is one, or the first."""
+    """The entry that this one is compared with: "4 updates" for "4 updates, 80/20" if there is one, or the first."""
     start = name.rpartition(", ")[0]
     return start if start in names else next(iter(names))
 
@@ -239,20 +239,24 @@ def parents_of(commands, n_updates):
     for name in others:
         grew_from = [other for other in stems if stems[other] == family.PARENT.get(stems[name])]
         alike = [other for other in grew_from if n_updates[other] == n_updates[name]]
-        base = base_of(name, commands)
-        parents[name] = base if base != first or not grew_from else [*alike, *grew_from][0]
+        parents[name] = base_of(name, commands)
+        if parents[name] == first and grew_from:
+            parents[name] = [*alike, *grew_from][0]
     return parents
 
 
-def draw(runs, commands, folder, name):
-    """NAME.png, and NAME_budget.png or, of more than five entries, NAME_metrics.png. Gives the paths."""
+def draw(runs, commands, folder, name, second=True):
+    """NAME.png, and NAME_budget.png or, of more than five entries, NAME_metrics.png. Gives the paths.
+
+    second: whether to draw the second one.
+    """
     groups = {entry: [run["rows"] for run in by_seed.values()] for entry, by_seed in runs.items()}
     picture = folder / f"{name}.png"
     budget = folder / f"{name}_budget.png"
     metrics = folder / f"{name}_metrics.png"
     if len(groups) <= plot.MOST_LINES:
         plot.draw(groups, [picture])
-        if name in ONE_PICTURE:
+        if not second:
             return [picture]
         plot.draw_budgets(groups, [budget])
         return [picture, budget]
@@ -260,7 +264,7 @@ def draw(runs, commands, folder, name):
     for entry, of_seeds in groups.items():
         updates[entry] = max(row.get("optimizer_steps", 0) for rows in of_seeds for row in rows)
     plot.draw_beside(groups, parents_of({entry: commands[entry] for entry in groups}, updates), [picture])
-    if name in ONE_PICTURE:
+    if not second:
         return [picture]
     plot.draw(groups, [metrics], [key for key in plot.PANELS if key != "eval/accuracy"])
     return [picture, metrics]
@@ -321,7 +325,7 @@ def cells_of(measure, by_seed, base):
     """A measure of the runs, and its difference to that of the runs of `base` with the same seeds, if there are any."""
     ours = {seed: measure(run, "eval/accuracy") for seed, run in by_seed.items()}
     differences = [ours[seed] - measure(base[seed], "eval/accuracy") for seed in ours if seed in base]
-    return shown(list(ours.values())), shown_difference(differences) if differences else ""
+    return [shown(list(ours.values())), shown_difference(differences) if differences else ""]
 
 
 def late_mean(run, metric):
@@ -429,7 +433,8 @@ def main(args):
         sys.exit(f"error: no run of these entries is kept in {args.folder}")
     text = table(runs, commands, common)
     (args.folder / f"{name_of_all}.md").write_text(text)
-    paths = draw(runs, commands, args.folder, name_of_all)
+    second = bool(args.entries) or args.suite not in ONE_PICTURE
+    paths = draw(runs, commands, args.folder, name_of_all, second)
     print(text)
     print(f"wrote {args.folder / name_of_all}.md, {', '.join(path.name for path in paths)}")
 

@@ -156,7 +156,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
         ],
     ),
     # Is Lopti ahead of as many optimizer steps of GRPO at a third and three times the learning rate, too? "long" has
-    # the same flags but for the steps, so its evaluation at step 8 is the comparison at 1e-4.
+    # the same flags except for the steps, so its evaluation at step 8 is the comparison at 1e-4.
     "learning_rate": (
         "--steps 8 --eval_every 4 --eval_size 500 --dtype float32",
         [
@@ -208,4 +208,4 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
     ),
 }
 # Suites whose second picture no page shows.
-ONE_PICTURE = ("family", "alpha", "eta", "control", "collapse", "learning_rate", "updates", "lora", "puzzles")
+ONE_PICTURE = ("family", "alpha", "eta", "control", "collapse", "learning_rate", "updates", "llm", "lora", "puzzles")
