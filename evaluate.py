@@ -57,6 +57,8 @@ For example:
 
 None: the value that the given runs have; without runs, the papers'."""
 
+Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]  # a flag that may be given several times
+
 
 @dataclasses.dataclass
 class Args:
@@ -74,8 +76,7 @@ class Args:
     suite: str | None = None  # kk, math, countdown, hitab, gym, a Python file; None: the runs' task
     protocol: Literal["ar_lopti", "acpo"] = "ar_lopti"  # math: the paper that says what is asked
     data_dir: str = ""  # a folder with the suite's files, or with a subfolder of the suite's name
-    # Without it and data_dir, problems of mathematics come from the hub; the others are generated.
-    data: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # file, folder, hub id; math: SET=SOURCE…
+    data: Repeated = ()  # file, folder or hub id; math: SET=SOURCE; none: generated, math: the hub
     sets: str = ""  # math: only these sets, as in "math500,aime"; empty: the protocol's
     people: str | None = None  # kk: numbers of people, from 2 to 8: "3-7" or "2,3"
     numbers: str | None = None  # countdown: how many numbers, from 3 to 6: "3-4" or "5"
@@ -255,8 +256,7 @@ def checkpoints(model, last):
                 f"{model} has {len(complete)} complete checkpoint(s), and --last is {last}"
             )
         return [str(path) for path in complete[-last:]]
-    is_path = folder.exists() or model.startswith((".", "/", "~"))
-    if is_path or (len(folder.parts) > 1 and folder.parent.is_dir()):
+    if checks.is_path(model):
         raise ValueError(
             f"{model} is no model folder (no config.json), no run (no checkpoints) and no hub id"
         )
@@ -548,6 +548,16 @@ def score(task, problems, responses, origin):
     return scored
 
 
+def compare_with_last(rows, values, columns):
+    """[the comparison of each row with the last, problem by problem]. values: for each row."""
+    comparisons = []
+    for row, of_columns in zip(rows[:-1], values):
+        found = figures.paired(columns, of_columns, values[-1])
+        comparison = {"model": row["model"], "versus": rows[-1]["model"], "figures": found}
+        comparisons.append(comparison)
+    return comparisons
+
+
 def add_words(rows, responses, args):
     """Adds to each row its counts of words of reasoning, and how they differ from another row's.
 
@@ -683,6 +693,31 @@ def caption(rows, problems, args):
     return " ".join(sentences)
 
 
+def rows_of_papers(args):
+    """The papers' tables of this suite and protocol, from benchmarks/paper.json."""
+    file = Path(__file__).parent / "benchmarks" / "paper.json"
+    wanted = (args.suite, args.protocol)
+    papers = json.loads(file.read_text(encoding="utf-8"))
+    return [paper for paper in papers if (paper["suite"], paper["protocol"]) == wanted]
+
+
+def sampling_of(problems):
+    """{category: how its problems' responses are sampled}."""
+    sampling = {}
+    for problem in problems:
+        how = {"samples": problem["samples"], "temperature": problem["temperature"]}
+        sampling[problem["category"]] = how
+    return sampling
+
+
+def print_header(console, args):
+    console.rule(f"[bold]evaluate.py[/] {escape(', '.join(args.models))}")
+    shown_settings = [
+        f"{name} [bold]{escape(str(value))}[/]" for name, value in settings_of(args).items()
+    ]
+    console.print("   ".join(shown_settings))
+
+
 def print_table(console, title, lines):
     """Prints a table. lines: lists of cells, of which the first has the titles."""
     table = Table(title=title, title_justify="left")
@@ -712,6 +747,27 @@ def file_name(rows, args):
     return f"{Path(args.suite).stem}_{short_name(args.models[0])}{others}_{digest[:8]}"
 
 
+def write(results, text, responses, args):
+    """Writes the files of an evaluation into --out; their names."""
+    rows = results["rows"]
+    name = file_name(rows, args)
+    contents = {
+        f"{name}.json": json.dumps(results, indent=1, ensure_ascii=False) + "\n",
+        f"{name}.md": text,
+    }
+    if args.keep_responses:
+        everything = chain(*chain(*responses))
+        lines = [json.dumps(one, ensure_ascii=False) + "\n" for one in everything]
+        contents[f"{name}_responses.jsonl"] = "".join(lines)
+    for file, content in contents.items():
+        Path(args.out, file).write_text(content, encoding="utf-8")
+    written = list(contents)
+    if args.words:
+        words.draw(rows, Path(args.out, f"{name}_words.png"))
+        written.append(f"{name}_words.png")
+    return written
+
+
 # --------------------------------------------------------------------------------------------- main
 
 
@@ -728,7 +784,9 @@ def prepare(argv):
     for model in args.models:
         hub.ask(model)
     task, problems = evaluation_suites.load_problems(args)
-    paths = [path for model in args.models for path in checkpoints(model, args.last)]
+    paths = []
+    for model in args.models:
+        paths += checkpoints(model, args.last)
     plans = {path: requests_of(path, problems, args) for path in dict.fromkeys(paths)}
     for folder in (Path(args.out), Path(args.out, "responses")):
         folder.mkdir(parents=True, exist_ok=True)
@@ -741,11 +799,7 @@ def main():
         args, task, problems, plans = prepare(sys.argv[1:])
     started = time.perf_counter()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    console.rule(f"[bold]evaluate.py[/] {escape(', '.join(args.models))}")
-    shown_settings = [
-        f"{name} [bold]{escape(str(value))}[/]" for name, value in settings_of(args).items()
-    ]
-    console.print("   ".join(shown_settings))
+    print_header(console, args)
 
     columns = figures.columns_of(problems, args)
     rows = []
@@ -759,22 +813,10 @@ def main():
             responses.append(of_problems)
     except KeyboardInterrupt:
         sys.exit(f"stopped; the same command goes on from what is in {args.out}/responses")
-
-    comparisons = []
-    if args.versus:
-        for row, mine in zip(rows[:-1], values):
-            found = figures.paired(columns, mine, values[-1])
-            comparisons.append(
-                {"model": row["model"], "versus": rows[-1]["model"], "figures": found}
-            )
+    comparisons = compare_with_last(rows, values, columns) if args.versus else []
     if args.words:
         add_words(rows, responses, args)
-    papers = []
-    if args.paper:
-        file = Path(__file__).parent / "benchmarks" / "paper.json"
-        for paper in json.loads(file.read_text(encoding="utf-8")):
-            if (paper["suite"], paper["protocol"]) == (args.suite, args.protocol):
-                papers.append(paper)
+    papers = rows_of_papers(args) if args.paper else []
 
     tables = tables_of(rows, comparisons, papers, columns, args)
     below = caption(rows, problems, args)
@@ -782,37 +824,18 @@ def main():
         print_table(console, title, lines)
     console.print(below, markup=False)
 
-    sampling = {}
-    for problem in problems:
-        how = {"samples": problem["samples"], "temperature": problem["temperature"]}
-        sampling[problem["category"]] = how
     results = {
         "settings": settings_of(args),
         "provenance": records.provenance(),
-        "sampling": sampling,
+        "sampling": sampling_of(problems),
         "rows": rows,
         "versus": comparisons,
         "papers": papers,
     }
-    name = file_name(rows, args)
-    contents = {
-        f"{name}.json": json.dumps(results, indent=1, ensure_ascii=False) + "\n",
-        f"{name}.md": markdown(tables, below),
-    }
-    if args.keep_responses:
-        everything = chain(*chain(*responses))
-        lines = [json.dumps(one, ensure_ascii=False) + "\n" for one in everything]
-        contents[f"{name}_responses.jsonl"] = "".join(lines)
-    for file, content in contents.items():
-        Path(args.out, file).write_text(content, encoding="utf-8")
-    written = list(contents)
-    if args.words:
-        words.draw(rows, Path(args.out, f"{name}_words.png"))
-        written.append(f"{name}_words.png")
+    written = write(results, markdown(tables, below), responses, args)
     seconds = time.perf_counter() - started
-    console.print(
-        f"{seconds:.0f} s; in {args.out}: {', '.join(written)}", soft_wrap=True, markup=False
-    )
+    text = f"{seconds:.0f} s; in {args.out}: {', '.join(written)}"
+    console.print(text, soft_wrap=True, markup=False)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 SUFFIXES = {".parquet", ".json", ".jsonl"}
-ENDINGS = SUFFIXES | {".csv", ".txt", ".tsv", ".xlsx", ".zip", ".gz", ".py"}  # of files; the last are no data here
+OTHER_FILES = {".csv", ".tsv", ".txt"}  # no data here, and no hub ids either
 SPLITS = ("train", "test")
 
 
@@ -31,7 +31,7 @@ def files_of(source, split):
 
 def is_written_as_path(name):
     """Whether the name can only be a path, and no hub id: it begins like one, or ends like a file's."""
-    return name.startswith((".", "/", "~")) or Path(name).suffix in ENDINGS
+    return name.startswith((".", "/", "~")) or Path(name).suffix in SUFFIXES | OTHER_FILES
 
 
 def folder_files(folder, split):
