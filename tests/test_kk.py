@@ -337,6 +337,8 @@ def test_no_duplicates_and_train_and_test_disjoint_across_seeds(made):
     other = {kk.identity(item["statements"]) for item in kk.generate(1000, "2-4", seed=9, split="test")}
     more = {kk.identity(item["statements"]) for item in kk.generate(4000, "2-4", seed=10)}
     assert not set(train) & (set(test) | other) and not more & (set(test) | other)
+    # Always the same tenth: kk_tiny has learned from puzzles of the other nine, and must not be tested on those.
+    assert all(int(puzzle, 16) % 10 == 0 for puzzle in other)
 
 
 def renumber(statement, new):
