@@ -452,8 +452,10 @@ def respond(model, requests, plan, args):
             kept.append({"made": made, "responses": responses})
             file.write(json.dumps(kept[-1]).encode() + b"\n")
             file.flush()
+    if llm:
+        llm.llm_engine.engine_core.shutdown()  # now: the next model needs its memory
     del llm
-    gc.collect()  # the next model needs its memory
+    gc.collect()
 
     responses = []
     makers = []  # batches of one file may come from several commits

@@ -61,7 +61,7 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for logic puzzles, Knights & Knaves (Appendix B).
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B).
 
     Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
     settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
@@ -185,8 +185,8 @@ class Policy(nn.Module):
 
     def hidden_states(self, ids, mask):
         """The output of the last layer, below the head, for every token: [N, T, D]."""
-        # In float32, however the weights are stored. Each layer adds its output to this, and
-        # autocast rounds only what enters a matrix product, so the sum keeps all its digits.
+        # In float32, however the weights are stored: so is the residual stream, to which each layer
+        # adds its output. autocast rounds only what enters a matrix product.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         length = passes.length_to_share(ids, mask, self.args)
         if length > 0:  # all rows begin alike: compute that once
@@ -216,7 +216,7 @@ def load_policy(args, trained):
     policy = Policy(lm, args)
     policy.requires_grad_(trained)
     if trained and args.lora_rank > 0:
-        lora.add_adapters(policy, args)  # to train in place of the weights, now in --dtype
+        lora.add_adapters(policy, args)  # only they are trained; the weights are now in --dtype
     return place(policy, args)  # on its device; split over the processes if there are several
 
 
@@ -233,8 +233,8 @@ def log_probs(policy, batch, args, with_entropy=True):
     for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
-        # All processes must make equally many passes, since each holds a part of the weights. One
-        # with fewer micro-batches repeats one with an empty mask: its values are 0, hence the +=.
+        # += and not =, since a process may make a pass again, with an empty mask and values of 0:
+        # all must make equally many, because each holds a part of the weights.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -261,9 +261,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """vLLM's responses to the problems, in order, with their texts.
 
-    when: the step, or "test". A request's seed depends on --seed, when and the problem, and not on
-    the number of processes; vLLM makes n seeds of it for n responses. sampling_params: more for
-    SamplingParams.
+    when: a name of the occasion, such as the step or "test". A request's seed depends on --seed,
+    when and the problem, and not on the number of processes; vLLM makes n seeds of it for n
+    responses. sampling_params: more for SamplingParams.
     """
     from vllm import SamplingParams
 
@@ -303,7 +303,7 @@ def sample(llm, problems, step, args):
         n=args.responses_per_prompt,
         temperature=args.temperature,
         logprobs=0,  # log-probabilities of the sampled tokens, and of no alternatives
-        flat_logprobs=True,  # as plain lists of numbers, quickly made
+        flat_logprobs=True,  # as a plain list of numbers, which is fast: response.logprobs.logprobs
     )
     return to_batch(problems, responses), responses
 
@@ -392,8 +392,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
-    # For speed alone: without a KL term, tokens with A = 0 need no pass. The divisor counts them.
-    # If no others are left, one pass is made all the same, and gives AdamW gradients of 0.
+    # For speed alone: without a KL term, a token with A = 0 has no gradient and needs no pass. The
+    # divisor counts it. If no other is left there is still one pass, and AdamW gets gradients of 0.
     minibatch = passes.without_idle_tokens(minibatch, args)
     minibatch_loss = 0.0
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
@@ -418,17 +418,19 @@ def evaluate(llm, task, problems, step, run, args):
     """Accuracy on the test problems; some of the responses to them go to the run's files.
 
     Returns it for each category of problems, and its mean over the categories. With several
-    responses to each problem (--eval_samples) also pass@1, pass@2 … (Chen et al. 2021).
+    responses to each problem (--eval_samples) also pass@1, pass@2 … (arXiv 2107.03374).
     """
     mine = own_part(problems)  # each process has its part
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
-    asked = [problem for problem in mine for _ in range(k)]  # the problem of each response
+    asked = []  # the problem of each response
+    for problem in mine:
+        asked += [problem] * k
     scores = score(task, responses, asked)  # for each: reward, correct (answer), format (tags)
     run.write_tests(step, mine, responses[::k], scores[::k])  # the first response to each problem
     accuracy = measure.accuracy_by_category("eval/accuracy", asked, scores)  # of all processes
-    several = measure.pass_at_each_k("eval/pass", asked, scores, k)  # {} with one response to each
-    return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **several}
+    pass_at_k = measure.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -475,7 +477,7 @@ def main():
         clock.lap("logprob")
 
         # Update the policy, and hand the new weights to the sampler.
-        # For a metric: the share of weights that change when rounded to --dtype, as vLLM gets them.
+        # For a metric: the share of weights that change when rounded to --dtype.
         weights_before = weights.subset(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # what it did to some responses' tokens

@@ -28,17 +28,18 @@ makes no difference occurs in good and in bad responses, and its pushes cancel.
 
 Why this is right. The expected reward is Σ_o π(o)·r(o), over all possible responses o. Because
 ∇π = π·∇log π, its gradient is Σ_o π(o)·[r(o)·∇log π(o)]: the mean of the bracket over responses
-drawn from π. We draw some and average: that is ∇J, but for the divisor. J itself means nothing.
+drawn from π. We draw some and average: that is ∇J, except for the divisor. Only J's gradient
+matters, not its value.
 log π(o) is the sum of log π(o_t) over the tokens. A baseline b that does not depend on o adds
 −b·Σ_o π(o)·∇log π(o) = −b·∇Σ_o π(o) = −b·∇1 = 0, and makes the average less noisy. The responses
 must be drawn from the very π whose gradient is taken. So there is one update a step (a mini-batch
 is the whole step here), and then new responses.
 
 The weights exist twice: in PyTorch, which computes gradients, and in vLLM, which generates text
-many times faster. After each update they are copied to vLLM. Otherwise an old policy would write.
-vLLM rounds differently; the metric sampler_gap says how much. With several GPUs there is a process
-for each: it samples its part of the prompts and holds its part of the weights, and the gradients
-are summed.
+many times faster. After each update they are copied to vLLM; otherwise an old policy would write
+the next responses. vLLM rounds differently; the metric sampler_gap says how much. With several GPUs
+there is a process for each: it samples its part of the prompts and holds its part of the weights,
+and the gradients are summed.
 
 What the next scripts add to this one, and why (docs/algorithms/ladder.md shows it step by step):
 - rloo.py and grpo.py compare a response with others to the same prompt: prompts differ in
@@ -53,9 +54,9 @@ one update a step.
 Where this file deviates from the textbook, and why:
 - J is divided by the number of tokens, where the textbook has the number of responses. The gradient
   has the same direction, and its size does not grow with the responses' length.
-- The mean contains r_i itself. With n responses A_i is (1 − 1/n) times r_i minus the mean of the
-  others, and that mean does not depend on o_i. So the gradient is a little shorter, in the same
-  direction. rloo.py leaves r_i out.
+- The mean contains r_i itself. With n responses A_i is (1 − 1/n)·(r_i − the mean of the others),
+  and that mean does not depend on o_i. So the gradient is a little shorter, in the same direction.
+  rloo.py leaves r_i out.
 - AdamW makes the step, with a gradient scaled down to the norm max_grad_norm if it is larger.
 - With `--updates_per_step 2` the second update has responses that the policy before the first one
   wrote. Nothing here corrects for that.
@@ -84,7 +85,7 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for logic puzzles, Knights & Knaves (Appendix B).
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B).
 
     Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
     settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
@@ -208,8 +209,8 @@ class Policy(nn.Module):
 
     def hidden_states(self, ids, mask):
         """The output of the last layer, below the head, for every token: [N, T, D]."""
-        # In float32, however the weights are stored. Each layer adds its output to this, and
-        # autocast rounds only what enters a matrix product, so the sum keeps all its digits.
+        # In float32, however the weights are stored: so is the residual stream, to which each layer
+        # adds its output. autocast rounds only what enters a matrix product.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         length = passes.length_to_share(ids, mask, self.args)
         if length > 0:  # all rows begin alike: compute that once
@@ -239,7 +240,7 @@ def load_policy(args, trained):
     policy = Policy(lm, args)
     policy.requires_grad_(trained)
     if trained and args.lora_rank > 0:
-        lora.add_adapters(policy, args)  # to train in place of the weights, now in --dtype
+        lora.add_adapters(policy, args)  # only they are trained; the weights are now in --dtype
     return place(policy, args)  # on its device; split over the processes if there are several
 
 
@@ -256,8 +257,8 @@ def log_probs(policy, batch, args, with_entropy=True):
     for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
-        # All processes must make equally many passes, since each holds a part of the weights. One
-        # with fewer micro-batches repeats one with an empty mask: its values are 0, hence the +=.
+        # += and not =, since a process may make a pass again, with an empty mask and values of 0:
+        # all must make equally many, because each holds a part of the weights.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -284,9 +285,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """vLLM's responses to the problems, in order, with their texts.
 
-    when: the step, or "test". A request's seed depends on --seed, when and the problem, and not on
-    the number of processes; vLLM makes n seeds of it for n responses. sampling_params: more for
-    SamplingParams.
+    when: a name of the occasion, such as the step or "test". A request's seed depends on --seed,
+    when and the problem, and not on the number of processes; vLLM makes n seeds of it for n
+    responses. sampling_params: more for SamplingParams.
     """
     from vllm import SamplingParams
 
@@ -326,7 +327,7 @@ def sample(llm, problems, step, args):
         n=args.responses_per_prompt,
         temperature=args.temperature,
         logprobs=0,  # log-probabilities of the sampled tokens, and of no alternatives
-        flat_logprobs=True,  # as plain lists of numbers, quickly made
+        flat_logprobs=True,  # as a plain list of numbers, which is fast: response.logprobs.logprobs
     )
     return to_batch(problems, responses), responses
 
@@ -414,8 +415,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
-    # For speed alone: without a KL term, tokens with A = 0 need no pass. The divisor counts them.
-    # If no others are left, one pass is made all the same, and gives AdamW gradients of 0.
+    # For speed alone: without a KL term, a token with A = 0 has no gradient and needs no pass. The
+    # divisor counts it. If no other is left there is still one pass, and AdamW gets gradients of 0.
     minibatch = passes.without_idle_tokens(minibatch, args)
     minibatch_loss = 0.0
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
@@ -440,17 +441,19 @@ def evaluate(llm, task, problems, step, run, args):
     """Accuracy on the test problems; some of the responses to them go to the run's files.
 
     Returns it for each category of problems, and its mean over the categories. With several
-    responses to each problem (--eval_samples) also pass@1, pass@2 … (Chen et al. 2021).
+    responses to each problem (--eval_samples) also pass@1, pass@2 … (arXiv 2107.03374).
     """
     mine = own_part(problems)  # each process has its part
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
-    asked = [problem for problem in mine for _ in range(k)]  # the problem of each response
+    asked = []  # the problem of each response
+    for problem in mine:
+        asked += [problem] * k
     scores = score(task, responses, asked)  # for each: reward, correct (answer), format (tags)
     run.write_tests(step, mine, responses[::k], scores[::k])  # the first response to each problem
     accuracy = measure.accuracy_by_category("eval/accuracy", asked, scores)  # of all processes
-    several = measure.pass_at_each_k("eval/pass", asked, scores, k)  # {} with one response to each
-    return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **several}
+    pass_at_k = measure.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -497,7 +500,7 @@ def main():
         clock.lap("logprob")
 
         # Update the policy, and hand the new weights to the sampler.
-        # For a metric: the share of weights that change when rounded to --dtype, as vLLM gets them.
+        # For a metric: the share of weights that change when rounded to --dtype.
         weights_before = weights.subset(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # what it did to some responses' tokens

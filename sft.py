@@ -55,7 +55,7 @@ class Args(settings.RunArgs):
     """
 
     # ---- objective
-    updates_per_step: PositiveInt = 1  # mini-batches of a step; all but the first are off-policy
+    updates_per_step: PositiveInt = 1  # mini-batches of a step, each with one optimizer update
 
     # ---- problems
     task: str = "kk"  # whose worked solutions are learned, if there is no --data with chats
@@ -143,8 +143,8 @@ class Policy(nn.Module):
 
     def hidden_states(self, ids, mask):
         """The output of the last layer, below the head, for every token: [N, T, D]."""
-        # In float32, however the weights are stored. Each layer adds its output to this, and
-        # autocast rounds only what enters a matrix product, so the sum keeps all its digits.
+        # In float32, however the weights are stored: so is the residual stream, to which each layer
+        # adds its output. autocast rounds only what enters a matrix product.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         length = passes.length_to_share(ids, mask, self.args)
         if length > 0:  # all rows begin alike: compute that once
@@ -174,7 +174,7 @@ def load_policy(args, trained):
     policy = Policy(lm, args)
     policy.requires_grad_(trained)
     if trained and args.lora_rank > 0:
-        lora.add_adapters(policy, args)  # to train in place of the weights, now in --dtype
+        lora.add_adapters(policy, args)  # only they are trained; the weights are now in --dtype
     return place(policy, args)  # on its device; split over the processes if there are several
 
 
@@ -191,8 +191,8 @@ def log_probs(policy, batch, args, with_entropy=True):
     for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], 1.0, with_entropy)
         length = logp.shape[1]
-        # All processes must make equally many passes, since each holds a part of the weights. One
-        # with fewer micro-batches repeats one with an empty mask: its values are 0, hence the +=.
+        # += and not =, since a process may make a pass again, with an empty mask and values of 0:
+        # all must make equally many, because each holds a part of the weights.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -311,11 +311,11 @@ def main():
         # The next examples, and an update of the policy.
         given, num_used = next_problems(train, num_used, args)  # this process's
         batch = to_batch(given)
-        # For a metric: the share of weights that change when rounded to --dtype, as vLLM gets them.
+        # For a metric: the share of weights that change when rounded to --dtype.
         weights_before = weights.subset(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
         clock.lap("train")
-        timings = clock.end("rest")  # seconds of each phase, and the peak of the memory
+        timings = clock.end()  # seconds of each phase, and the peak of the memory
 
         # Write down, evaluate, save.
         metrics = {

@@ -12,10 +12,9 @@ from runtime import curves, folders, launch
 def check_gpus(args):
     """Chooses this process's GPU. ValueError if there are too few, or they can't be used.
 
-    It comes before all that asks for a GPU's memory: that would open a context on GPU 0 in every
-    process.
+    To call before anything uses a GPU: otherwise every process opens a context on GPU 0.
     """
-    import torch  # late, here and below: what comes before needs none of it
+    import torch  # here and not above, since first.check finds bad flags before torch is loaded
 
     from runtime import machine, processes
 
@@ -49,10 +48,9 @@ def check_prompts_per_step(args):
 
 def check_eval_samples(args):
     """ValueError if several responses to a test problem would all be the same."""
-    num_samples = getattr(args, "eval_samples", 1)  # sft.py has none
-    if num_samples > 1 and args.eval_temperature == 0:
+    if args.eval_samples > 1 and args.eval_temperature == 0:
         raise ValueError(
-            f"--eval_samples is {num_samples}, but greedy responses are all alike: give an "
+            f"--eval_samples is {args.eval_samples}, but greedy responses are all alike: give an "
             "--eval_temperature"
         )
 
@@ -115,8 +113,7 @@ def check_model(args, head_chunk):
     if needed > available:
         raise ValueError(
             f"{args.model} at these sizes needs about {needed:.0f} GiB of memory, and there are "
-            f"{available:.0f}: a smaller --model, --micro_batch_tokens or --kv_cache_gb, more "
-            "processes, no reference (--kl_coef 0), or LoRA (--lora_rank 16) need less"
+            f"{available:.0f}: {what_needs_less(args)} need less"
         )
     machine = memory.this_machine()
     if machine.on_gpu:
@@ -127,6 +124,18 @@ def check_model(args, head_chunk):
         "memory_gb": available,
     }
     return tokenizer, sizes
+
+
+def what_needs_less(args):
+    """The settings with which a run of this script needs less memory, in words."""
+    advice = ["a smaller --model", "a smaller --micro_batch_tokens", "more processes"]
+    if args.has_sampler:
+        advice.append("a smaller --kv_cache_gb")
+    if args.kl_coef > 0:
+        advice.append("no reference (--kl_coef 0)")
+    if args.lora_rank == 0:
+        advice.append("LoRA (--lora_rank 16)")
+    return f"{', '.join(advice[:-1])} or {advice[-1]}"
 
 
 def check_main_memory(args, needed):
@@ -168,7 +177,7 @@ def check_teacher(args, vocabulary=None):
     Nothing happens in a script without a teacher. vocabulary: {token: number} of --model, which is
     read from its folder if it has one. Without both only the teacher's folder is checked.
     """
-    if not hasattr(args, "teacher"):
+    if args.teacher is None:
         return
     if not args.teacher:
         raise ValueError("--teacher is missing: it takes the folder of the model to learn from")

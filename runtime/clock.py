@@ -35,12 +35,14 @@ class Clock:
         self.seconds[key] = self.seconds.get(key, 0) + now - self.last
         self.last = now
 
-    def end(self, phase):
-        """Ends the last phase and the step. Returns the seconds, and the peak of the memory.
+    def end(self, phase=""):
+        """Ends the step. Returns the seconds, and the peak of the memory at the laps before.
 
-        The memory is not looked at again: the sampler is awake, and takes its own.
+        phase: the last one, in which the sampler wakes up and takes its own memory; "" if all
+        phases had their laps.
         """
-        self.stop(phase)
+        if phase:
+            self.stop(phase)
         return {
             **self.seconds,
             "time/step": self.last - self.started,

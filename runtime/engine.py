@@ -34,19 +34,21 @@ def options(args):
 def common_options(model, context, kv_cache_gb):
     """What a trainer and evaluate.py have in common. To call before vLLM is imported.
 
-    For vLLM reads some of it from the environment, which is set here. context: the most tokens of a
+    Also sets environment variables that vLLM reads when imported. context: the most tokens of a
     sequence; kv_cache_gb: GiB of keys and values, None for what a GPU has left.
     """
     # In this process, so that weights can be handed over.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    cores = ",".join(map(str, processes.own_cores()))
     if threads.is_small(model) and not ON_GPU:
         set_num_threads(threads.OF_SMALL_SAMPLER)
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # it would set the number
-    cores = ",".join(map(str, processes.own_cores()))
+        cores = "nobind"  # with cores, vLLM would set the number of threads
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
     # FlashInfer's sampler is for top-k and top-p, which we don't use. At the start it would be
     # compiled by nvcc, which is missing on most machines: pip's CUDA has none.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    # Triton's products of float32 numbers, as in vLLM's attention, would be rounded to TF32.
+    os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     chosen = {
         "max_model_len": context,
         "generation_config": "vllm",  # no top-p, top-k or temperature of the model's own
@@ -117,7 +119,7 @@ def empty_prefix_cache(llm):
 
 
 def sleep(llm):
-    """On a GPU the engine's memory is the trainer's until load_weights, on a CPU the cores are."""
+    """Leaves a GPU's memory, or a CPU's cores, to the trainer until load_weights."""
     if ON_GPU:
         llm.sleep(level=1)
     elif threads.is_small(llm.model_config.model):

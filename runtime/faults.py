@@ -1,6 +1,7 @@
 """What ends a run when its files can't be written: one message instead of a traceback."""
 
 import contextlib
+import errno
 import shutil
 import sys
 from pathlib import Path
@@ -50,6 +51,23 @@ def reason(error):
         before = error.__context__
         return reason(before) if isinstance(before, OSError) else "the disk may be full"
     return ""
+
+
+def is_of_the_disk(error):
+    """Whether the error came from a disk: full, over a quota, read-only, without rights, or broken.
+
+    A connection's errors are OSErrors with other numbers.
+    """
+    numbers = (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EFBIG,
+        errno.EIO,
+    )
+    return isinstance(error, OSError) and error.errno in numbers
 
 
 def way_on(run_dir):

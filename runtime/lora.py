@@ -46,11 +46,9 @@ def add_adapters(policy, args):
 def without_adapters(policy):
     """The model that training began with: the policy, to call like it, with its adapters off.
 
-    None if the policy has none. There is no second copy of the weights.
+    There is no second copy of the weights.
     """
     layers = [module for module in policy.modules() if hasattr(module, "lora_A")]
-    if not layers:
-        return None
 
     def reference(*inputs):
         for layer in layers:

@@ -23,7 +23,8 @@ def has_gpu():
         return sys.modules["torch"].cuda.is_available()
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not cuda_of_torch():
         return False
-    return bool(nvidia_smi("name"))
+    # In some containers there is the driver, but not the program nvidia-smi.
+    return bool(nvidia_smi("name")) or Path("/dev/nvidiactl").exists()
 
 
 def cuda_of_torch():

@@ -20,8 +20,10 @@ from runtime import processes
 
 GIB = 2**30
 LIBRARIES = 1.2  # GiB on a CPU: torch, transformers, vLLM
-GROWTH = 0.05  # GiB a step on a CPU: what allocators keep, and kernels for lengths not met before …
-GROWING = 12  # … in so many first steps
+# On a CPU each of the first GROWING_STEPS steps adds GROWTH GiB: what allocators keep, and kernels
+# for lengths not met before.
+GROWTH = 0.05
+GROWING_STEPS = 12
 LARGE_GPU = 60  # GiB free: of a card of 70 or more, on which vLLM takes larger batches
 
 
@@ -80,7 +82,7 @@ def estimate(config, args, head_chunk, machine=None):
         )
     width = 2 if args.dtype == "bfloat16" else 4  # bytes of a number
     longest = key_value_bytes(config, width) * context / GIB
-    if longest > args.kv_cache_gb:
+    if args.has_sampler and longest > args.kv_cache_gb:
         raise ValueError(
             f"--kv_cache_gb is {args.kv_cache_gb}; one sequence of {context} tokens "
             f"(--max_prompt_tokens + --max_response_tokens) already needs {longest:.3f}"
@@ -88,20 +90,20 @@ def estimate(config, args, head_chunk, machine=None):
     n_params = sum(parameter.numel() for parameter in model.parameters())
     n_adapter = adapter_size(model, args.lora_rank)
     always = always_bytes(n_params, n_adapter, width, args, machine)
-    if getattr(args, "teacher", ""):  # opd.py
+    if args.teacher:
         teacher = shapes_of(AutoConfig.from_pretrained(args.teacher, trust_remote_code=False))
         n_teacher = sum(parameter.numel() for parameter in teacher.parameters())
         always += width * n_teacher / machine.local_processes
     training = training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine)
-    sampling = width * n_params + args.kv_cache_gb * GIB
-    if machine.on_gpu:
-        sampling += sampler_work_bytes(config, width, machine)
-    if not hasattr(args, "temperature"):  # sft.py has no sampler
-        sampling = 0
+    sampling = 0
+    if args.has_sampler:
+        sampling = width * n_params + args.kv_cache_gb * GIB
+        if machine.on_gpu:
+            sampling += sampler_work_bytes(config, width, machine)
     if machine.on_gpu:
         needed = (always + max(training, sampling)) / GIB
     else:
-        grown = GROWTH * min(args.steps or GROWING, GROWING)
+        grown = GROWTH * min(args.steps or GROWING_STEPS, GROWING_STEPS)
         needed = LIBRARIES + grown + (always + training + sampling) / GIB
     return n_params, needed, machine.gib
 
@@ -142,18 +144,17 @@ def adapter_size(model, rank):
 def always_bytes(n_params, n_adapter, width, args, machine):
     """What a process always holds: its share of weights, AdamW's state, reference and critic.
 
-    n_adapter: the number of parameters of LoRA's adapters; 0: all weights are trained. Some scripts
-    have no reference (reinforce.py has no --kl_coef), with LoRA none has, and one has a critic
-    (ppo.py).
+    n_adapter: the number of parameters of LoRA's adapters; 0: all weights are trained. With LoRA
+    the reference needs no weights of its own.
     """
     trained = 12  # bytes of a trained weight: itself and two moments, in float32
     if n_adapter:
         total = width * n_params + trained * n_adapter
-    elif getattr(args, "kl_coef", 0):
+    elif args.kl_coef > 0:
         total = (trained + width) * n_params
     else:
         total = trained * n_params
-    if hasattr(args, "value_lr"):
+    if args.has_critic:
         total += trained * n_params  # its gradients come and go before the policy's
     return total / machine.local_processes
 
@@ -167,7 +168,7 @@ def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine
     kept = 55 + 10 * width  # bytes that a layer keeps of each of a token's numbers
     if args.gradient_checkpointing:
         kept = 2 * width
-    only_adapters = n_adapter and not hasattr(args, "value_lr")  # ppo.py's critic has none
+    only_adapters = n_adapter and not args.has_critic  # the critic has none
     gradients = 4 * (n_adapter if only_adapters else n_params) / machine.local_processes
     if machine.processes > 1:
         # What FSDP2 has gathered at one time: embedding and head, and two layers.
@@ -177,7 +178,7 @@ def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine
     elif args.dtype == "bfloat16" and not only_adapters:
         gradients += 2 * n_params  # autocast's copies of the weights
     activations = tokens * kept * config.hidden_size * config.num_hidden_layers
-    # the logits, what they go through, and the way back
+    # logits, log-probabilities and their gradient, in float32
     logits = 12 * min(tokens, head_chunk) * config.vocab_size
     return gradients + activations + logits
 

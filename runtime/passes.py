@@ -46,7 +46,7 @@ def without_idle_tokens(minibatch, args):
     A token whose advantage is 0 has no gradient if the loss has no KL term. It still counts in
     whatever the loss is divided by, which was computed before.
     """
-    if getattr(args, "kl_coef", 0) > 0:
+    if args.kl_coef > 0:
         return minibatch
     return {**minibatch, "mask": minibatch["mask"] & (minibatch["advantages"] != 0)}
 
@@ -121,8 +121,7 @@ def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
 
     Returns (passes, their cost in tokens).
     """
-    group_size = getattr(args, "responses_per_prompt", 1)  # sft.py has one
-    group = torch.arange(len(lengths)) // group_size  # [N]
+    group = torch.arange(len(lengths)) // args.responses_per_prompt  # [N]
     rows = rows[group[rows].argsort(stable=True)]  # group by group, longest first in each
     passes = []
     cost = 0

@@ -163,7 +163,7 @@ class Records:
             self.start_wandb(values)
         # TensorBoard writes in a thread and hands an error to the next call, from which it is
         # reported; Python would print it a second time, with a traceback.
-        threading.excepthook = all_but_disk_errors
+        threading.excepthook = without_disk_errors
         self.tensorboard = SummaryWriter(self.folder / "tensorboard", purge_step=step + 1)
 
     def start_wandb(self, values):
@@ -354,9 +354,12 @@ def drop_rows_after(step, path):
     files.write(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
-def all_but_disk_errors(args):
-    """For threading.excepthook: shows an exception that ended a thread, except an OSError."""
-    if not issubclass(args.exc_type, OSError):
+def without_disk_errors(args):
+    """For threading.excepthook: shows an exception that ended a thread, except a disk's error.
+
+    A network's error is an OSError, too, and is shown.
+    """
+    if not faults.is_of_the_disk(args.exc_value):
         threading.__excepthook__(args)
 
 

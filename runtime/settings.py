@@ -19,9 +19,8 @@ import json
 import re
 import sys
 import typing
-from collections import ChainMap
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, TypedDict
 
 import pydantic
 import tyro
@@ -56,12 +55,11 @@ Fraction = number(float, "in [0, 1]", ge=0, le=1, **FINITE)
 PositiveFraction = number(float, "in (0, 1]", gt=0, le=1, **FINITE)
 LearningRate = PositiveFraction
 PositiveInt = number(int, "greater than 0", gt=0)
-# Also a seed, of which numpy, in vLLM, takes no larger one.
+# Below 2**32 because seeds have this type, and numpy, which vLLM seeds, takes no larger one.
 NonNegativeInt = number(int, "0 or greater, below 2**32", ge=0, le=2**32 - 1)
 GroupSize = number(int, "in [1, 16384]", ge=1, le=16384)  # vLLM's limit for one prompt
 PositiveFloat = number(float, "greater than 0", gt=0, **FINITE)
 NonNegativeFloat = number(float, "0 or greater", ge=0, **FINITE)
-KLTerm = Literal["k1", "k2", "k3", "k3_ratio"]  # of a loss; k3_ratio: ρ·k3
 Temperature = number(float, "0.01 or greater", ge=0.01, **FINITE)  # the least that vLLM takes
 EvaluationTemperature = Annotated[
     number(float, "0 or at least 0.01", ge=0, **FINITE),
@@ -125,12 +123,26 @@ class RunArgs:
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
     resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
     stop_at_gap: bool = True  # end the run if sampler_gap jumps at the sampler's first update
-    export: str = ""  # a folder for the model at the end: a checkpoint's, without training state
+    export: str = ""  # a new folder for the final model, without the training state
     track: bool = False  # also log to Weights & Biases (pip install wandb)
     dry_run: bool = False  # check everything, estimate the memory, load nothing and end
 
+    # What holds in a script that has no such setting. Without a type, so these are not settings.
+    responses_per_prompt = 1
+    eval_samples = 1
+    kl_coef = 0.0
+    teacher = None
+
+    @property
+    def has_sampler(self):
+        return hasattr(self, "temperature")  # sft.py samples nothing
+
+    @property
+    def has_critic(self):
+        return hasattr(self, "value_lr")  # ppo.py has one
+
     def check(self):
-        """ValueError if two settings do not fit each other. A script that has such says which."""
+        """ValueError if two settings contradict each other; some scripts have such settings."""
 
 
 # ------------------------------------------------------------------------------------ command line
@@ -169,7 +181,10 @@ def parse(argv, args_class, default, description):
         description=description,
         config=(tyro.conf.HelptextFromCommentsOff,),  # read_sources has them
     )
-    return args_class(**ChainMap(*map(vars, parsed.values())))
+    values = {}
+    for group in parsed.values():
+        values.update(vars(group))
+    return args_class(**values)
 
 
 def is_number_or_none(type_):
@@ -248,7 +263,7 @@ def errors_in_one_line():
     except (ValueError, OSError) as error:
         if RANK == 0:
             print("error:", " ".join(str(error).split()), file=sys.stderr)
-        # Only several processes may be connected; a single one's group is vLLM's, which ends it.
+        # With several processes the connection is ours to close. With one it is vLLM's.
         if WORLD_SIZE > 1 and "torch" in sys.modules:
             from runtime import processes
 

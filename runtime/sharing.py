@@ -20,7 +20,7 @@ def next_problems(train, num_used, args):
     indices, num_used = next_prompts(len(train), num_used, args.prompts_per_step, args.seed)
     problems = []
     for i in indices[RANK::WORLD_SIZE]:
-        problems += [train[i]] * getattr(args, "responses_per_prompt", 1)  # sft.py has one
+        problems += [train[i]] * args.responses_per_prompt
     return problems, num_used
 
 
@@ -43,8 +43,9 @@ def gather_groups(batch, is_chosen):
             # Cloned, since a view would be sent with all that it is a view of.
             group = {name: value[rows].clone() for name, value in batch.items()}
             mine.append((i, RANK, group))
-    # Prompts were dealt out to the processes one by one.
-    return [group for _, _, group in sorted(gather(mine), key=lambda item: item[:2])]
+    found = gather(mine)
+    found.sort(key=lambda item: item[:2])  # prompts were dealt out to the processes one by one
+    return [group for _, _, group in found]
 
 
 def deal_groups(groups, like, args):

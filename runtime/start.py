@@ -61,6 +61,10 @@ def prepare(args, data=rewards):
             f"--prompts_per_step is {args.prompts_per_step}, "
             f"but there are {len(train)} training problems"
         )
+    if len(test) < processes.WORLD_SIZE:
+        raise ValueError(
+            f"{len(test)} test problems for {processes.WORLD_SIZE} processes: each needs one"
+        )
     if args.steps is None:
         args.steps = args.epochs * (len(train) // args.prompts_per_step)
     sizes["training_problems"] = len(train)

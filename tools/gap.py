@@ -79,6 +79,7 @@ def measure(trainer, args, checkpoint):
     _, problems, _ = load_task(args, tokenizer)
     asked = [problem for problem in problems[:NUM_PROBLEMS] for _ in range(RESPONSES)]
     llm = trainer.load_sampler(args)
+    engine.set_num_threads(len(processes.own_cores()))  # for the judge: vLLM on a GPU leaves torch one thread
     policy = trainer.load_policy(dataclasses.replace(args, model=str(checkpoint)), trained=True)
     judge = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, trust_remote_code=False)
     found = []
