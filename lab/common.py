@@ -65,7 +65,7 @@ class Args:
     responses: GroupSize = 8  # G, responses to each prompt
     max_tokens: PositiveInt = 640  # longer responses are cut off
     temperature: Temperature = 1.0  # of sampling, and of every probability
-    task: str = "kk"  # kk, math, countdown or hitab
+    task: str = "kk"  # kk, math, countdown, hitab or gym, with the tasks' defaults
     data: str = ""  # its problems, as in a trainer; empty: generated, or from the hub
     people: str = "2-3"  # kk: numbers of people in the puzzles, within 2-8
     cache: str = "runs/lab_batches"  # where sampled batches are kept, to be used again

@@ -28,6 +28,7 @@ FILE = ROOT / "docs" / "claims.md"
 CLAIMS = tomllib.loads((ROOT / "docs" / "claims.toml").read_text(encoding="utf-8"))
 MADE = CLAIMS["comparisons"]
 OTHERS = ("limit", "words")  # files of benchmarks/results
+SECOND_HALF, ALL = 0.5, 0.0  # since when the evaluations of a run count, as a share of its steps
 LEAST_TOKENS = 50  # below which a correlation is not measured
 ALPHA = 0.05  # the chance, at most, that any "shows" or "the opposite" of a paper is luck
 
@@ -75,10 +76,11 @@ def fill(value, each):
     return value.replace("{}", each) if isinstance(value, str) else value
 
 
-def estimates_of(comparison, folders, stage=""):
+def estimates_of(comparison, folders, stage="", since=SECOND_HALF):
     """[Estimate] of a comparison, one for each of its `for`; [] if its values are not kept.
 
-    stage: the folder of lab/results in which to look.
+    stage: the folder of lab/results in which to look; since: the share of a run's steps that does
+    not count.
     """
     found = []
     for each in map(str, comparison.get("for", [""])):
@@ -87,7 +89,7 @@ def estimates_of(comparison, folders, stage=""):
         more["is_amount"] = "amount" in filled or "equals" in filled
         more["label"] = ", ".join(filter(None, [filled.get("what", ""), each]))
         if "suite" in filled:
-            found += of_runs(filled, folders, **more)
+            found += of_runs(filled, folders, since, **more)
             continue
         file = filled["file"]
         folder = folders.results if file in OTHERS else folders.lab / stage
@@ -128,18 +130,35 @@ def of_batches(comparison, rows, is_ratio, **more):
     return [found]
 
 
-def of_runs(comparison, folders, label, **more):
-    """[the Estimate] of a metric of one entry of tools/compare.py and another, or of `pairs`."""
+def of_runs(comparison, folders, since, label, **more):
+    """[the Estimate] of a metric of one entry of tools/compare.py less that of another, by seed.
+
+    `pairs`: the mean over several pairs of entries; `beyond`: a pair whose difference comes off.
+    """
     metric = comparison.get("metric", "eval/accuracy")  # of two, their difference
-    entries = comparison.get("pairs") or [[comparison["more"], comparison["than"]]]
+    pairs = comparison.get("pairs") or [[comparison["more"], comparison["than"]]]
+    factors = {}
+    for ours, theirs in pairs:
+        factors[ours] = factors.get(ours, 0) + 1 / len(pairs)
+        factors[theirs] = factors.get(theirs, 0) - 1 / len(pairs)
+    label = "; ".join(" minus ".join(pair) for pair in pairs)
+    if "beyond" in comparison:
+        ours, theirs = comparison["beyond"]
+        factors |= {ours: -1, theirs: 1}
+        label += f", less {ours} minus {theirs}"
+    if "what" in comparison:
+        label += f" ({comparison['what']})"
+    runs = {entry: kept_runs(folders.runs, comparison["suite"], entry) for entry in factors}
     values = []
-    for pair in entries:
-        ours, theirs = (kept_runs(folders.runs, comparison["suite"], entry) for entry in pair)
-        common = [seed for seed in ours if seed in theirs]
-        values += [(late(ours[seed], metric), late(theirs[seed], metric)) for seed in common]
-    what = f" ({comparison['what']})" if "what" in comparison else ""
-    label = "; ".join(" minus ".join(pair) for pair in entries) + what
-    return [replace(inference.of_values(label, values, **more), sides=())] if values else []
+    for seed in sorted(set.intersection(*map(set, runs.values()))):
+        value = 0.0
+        for entry, factor in factors.items():
+            value += factor * late(runs[entry][seed], metric, since)
+        values.append((value, 0.0))
+    if not values:
+        return []
+    found = inference.of_values(label, values, **more)
+    return [replace(found, sides=(), of=tuple(factors.items()))]
 
 
 def kept_runs(folder, suite, entry):
@@ -153,13 +172,13 @@ def kept_runs(folder, suite, entry):
     return runs
 
 
-def late(run, metric):
-    """The mean of a metric over the second half of a run's steps; of two, their difference."""
+def late(run, metric, since=SECOND_HALF):
+    """The mean of a metric over the steps after this share of a run; of two, their difference."""
     if isinstance(metric, list):
-        return late(run, metric[0]) - late(run, metric[1])
-    half = run["rows"][-1]["step"] / 2
+        return late(run, metric[0], since) - late(run, metric[1], since)
+    first = since * run["rows"][-1]["step"]
     steps, values = curves.points(run["rows"], metric)
-    return fmean(value for step, value in zip(steps, values) if step > half)
+    return fmean(value for step, value in zip(steps, values) if step > first)
 
 
 def of_tokens(comparison, rows, label, **more):
@@ -202,9 +221,9 @@ def of_tokens(comparison, rows, label, **more):
 # ------------------------------------------------------------------------------------ the verdicts
 
 
-def measured(folders, stage="", names=MADE):
+def measured(folders, stage="", names=MADE, since=SECOND_HALF):
     """{name: [Estimate]} of the comparisons; those of a kind have one standard deviation."""
-    found = {name: estimates_of(MADE[name], folders, stage) for name in names}
+    found = {name: estimates_of(MADE[name], folders, stage, since) for name in names}
     kinds = {}
     for name in found:
         kind = MADE[name].get("kind")
@@ -236,12 +255,23 @@ def levels_of(found):
     return homes, levels
 
 
-def said(name, found, homes, levels):
-    """[(word, numbers)] of a comparison, or of its opposite if there is a − before its name."""
-    estimates, level = found[name.removeprefix("-")], levels[homes[name.removeprefix("-")]]
-    if name.startswith("-"):
-        estimates = [estimate.reversed() for estimate in estimates]
-    return [(estimate.word(level), estimate.numbers(level)) for estimate in estimates]
+def said(name, found, homes, levels, over_all):
+    """[(word, numbers)] of a comparison, or of its opposite if there is a − before its name.
+
+    over_all: {comparison: [Estimate]} of accuracies, by the mean of all evaluations of a run.
+    """
+    made = name.removeprefix("-")
+    level = levels[homes[made]]
+    texts = []
+    for i, estimate in enumerate(found[made]):
+        several = [estimate, *over_all.get(made, [])[i : i + 1]]
+        if name.startswith("-"):
+            several = [one.reversed() for one in several]
+        numbers = several[0].numbers(level)
+        for one in several[1:]:
+            numbers += f", and of all evaluations {one.span(level)}"
+        texts.append((several[0].word(level), numbers))
+    return texts
 
 
 def of_stages(folders):
@@ -285,11 +315,13 @@ def page(folders=Folders()):
     """docs/claims.md."""
     found = measured(folders)
     homes, levels = levels_of(found)
+    accuracies = [name for name in MADE if "suite" in MADE[name] and "metric" not in MADE[name]]
+    over_all = measured(folders, names=accuracies, since=ALL)
     verdicts = {}
     for paper in CLAIMS["papers"]:
         for claim in paper["claims"]:
             for name in claim.get("by", []) + claim.get("beside", []):
-                verdicts[name] = said(name, found, homes, levels)
+                verdicts[name] = said(name, found, homes, levels, over_all)
     return claims.page(CLAIMS, verdicts, levels, *of_stages(folders), read_from(folders))
 
 

@@ -35,6 +35,7 @@ class Estimate:
     is_correlation: bool = False  # mean, error and size are in Fisher's z, counted from that of the threshold
     threshold: float = 0.0  # a correlation
     is_amount: bool = False  # 0 is an amount that is claimed: below it is less, and not the opposite
+    of: tuple = ()  # the runs whose sum each value is, ((name, factor), …); (): values that no other comparison has
 
     def p(self):
         if not self.error:
@@ -64,8 +65,15 @@ class Estimate:
         return math.tanh(math.atanh(self.threshold) + z) - self.threshold
 
     def reversed(self):
-        label = re.sub(r"^(.*) minus (.*?)( \(.*\))?$", r"\2 minus \1\3", self.label)
-        return replace(self, label=label, mean=-self.mean, sides=self.sides[::-1])
+        pairs = []
+        for pair in self.label.split("; "):
+            pairs.append(re.sub(r"^(.*) minus (.*?)( \(.*\))?$", r"\2 minus \1\3", pair))
+        return replace(self, label="; ".join(pairs), mean=-self.mean, sides=self.sides[::-1])
+
+    def span(self, level):
+        """In words: the mean with its interval, of numbers that are neither ratios nor correlations."""
+        mean, low, high = (shown(number, "+") for number in (self.mean, *self.interval(level)))
+        return f"{mean} ({low} to {high})"
 
     def numbers(self, level):
         """In words: the two sides, the difference with its interval, what would have been seen, what is claimed."""
@@ -107,9 +115,26 @@ def of_values(label, pairs, **more):
 
 
 def pooled(estimates):
-    """The same with one standard deviation for all of them."""
-    squares, df = sum(e.error**2 * e.n * e.df for e in estimates), sum(e.df for e in estimates)
-    return [replace(e, error=math.sqrt(squares / df / e.n), df=df) if df else e for e in estimates]
+    """The same with one standard deviation of a run, pooled over them.
+
+    Comparisons with the same baseline share its runs, so together they tell less than as many independent ones:
+    Satterthwaite's degrees of freedom count that.
+    """
+    weight = sum(e.df * common(e, e) for e in estimates)
+    if not weight:
+        return estimates
+    of_a_run = sum(e.error**2 * e.n * e.df for e in estimates) / weight  # variance
+    together = sum(min(a.df, b.df) * common(a, b) ** 2 for a in estimates for b in estimates)
+    df = weight**2 / together
+    return [replace(e, error=math.sqrt(of_a_run * common(e, e) / e.n), df=df) for e in estimates]
+
+
+def common(a, b):
+    """The covariance of two estimates' values, if each run has the variance 1 and is independent of the others."""
+    if not (a.of and b.of):
+        return float(a is b)
+    factors = dict(b.of)
+    return sum(factor * factors.get(name, 0) for name, factor in a.of)
 
 
 def p_value(t, df):
