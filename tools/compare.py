@@ -10,7 +10,7 @@
 An entry is a name, a script and the script's flags, which take the place of the same flags of all entries. Every
 finished run is kept as a small JSON file in benchmarks/kk_tiny/ (flags, metrics of every step, commit, versions,
 machine), so that a comparison can be spread over days and machines. NAME.md and NAME.png are made of those files alone,
-anywhere; NAME is the suite unless another is given. With more than five entries NAME.png shows each beside the one it
+anywhere; NAME is the suite unless another is given. With more than five entries NAME.png shows each minus the one it
 grew from (that with as many optimizer steps, if there is one) and NAME_metrics.png the other metrics; with fewer
 NAME_budget.png shows the accuracy by training and by optimizer steps. Some suites have NAME.png alone. Seconds are in
 no table: they are measured where nothing else runs (docs/speed.md).
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import curves, files
-from tools import family, plot
+from tools import family, inference, plot
 from tools.comparisons import ONE_PICTURE, SUITES
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +42,10 @@ ROOT = Path(__file__).parents[1]
 # Final accuracy on K&K, mean over 3 to 7 people: AR-Lopti paper, Table 9, Llama-3.2-3B-Instruct trained with GRPO.
 PAPER = {"grpo": 0.30, "ar": 0.40, "lopti": 0.59, "ar+lopti": 0.62}
 PAPERS = " Paper: AR-Lopti, Table 9, Llama-3.2-3B-Instruct, mean over 3 to 7 people."
+WHAT_IS_DRAWN = (
+    "large dot: mean over the seeds, which are the small dots\n"
+    "line: its interval of 95 %, with one standard deviation of a run, pooled over all rows"
+)
 LAST = 3  # evaluations in the mean, as the papers average their last three checkpoints
 KEPT = """step reward accuracy accuracy_2 accuracy_3 accuracy_4 eval/accuracy eval/accuracy_2 eval/accuracy_3
     eval/accuracy_4 response_tokens format_rate entropy kl clip_rate low_rate grad_norm optimizer_steps
@@ -227,7 +231,7 @@ def base_of(name, names):
 
 
 def parents_of(commands, n_updates):
-    """{name: the entry it is drawn beside} of all entries but the first, in the order of the entries.
+    """{name: the entry it is compared with in the picture} of all entries but the first, in the order of the entries.
 
     That is the one that its name begins with ("4 updates" for "4 updates, 80/20"), or an entry of the script that its
     script grew from, if there is one with as many optimizer steps, or the first of all.
@@ -243,6 +247,30 @@ def parents_of(commands, n_updates):
         if parents[name] == first and grew_from:
             parents[name] = [*alike, *grew_from][0]
     return parents
+
+
+def differences(runs, parents, measure):
+    """{"NAME minus PARENT": (that of each seed, half of its interval)} by one measure, for plot.draw_differences.
+
+    The intervals have one standard deviation of a run, pooled over all pairs.
+    """
+    values = {}
+    estimates = []
+    for name, parent in parents.items():
+        pairs = []
+        for seed, run in runs[name].items():
+            if seed in runs[parent]:
+                ours, theirs = (measure(one, "eval/accuracy") for one in (run, runs[parent][seed]))
+                pairs.append((ours, theirs))
+        if pairs:
+            label = f"{name} minus {parent}"
+            values[label] = [ours - theirs for ours, theirs in pairs]
+            estimates.append(replace(inference.of_values(label, pairs), of=((name, 1), (parent, -1))))
+    found = {}
+    for estimate in inference.pooled(estimates):
+        half = inference.student(0.05, estimate.df) * estimate.error if estimate.df else 0.0
+        found[estimate.label] = values[estimate.label], half
+    return found
 
 
 def draw(runs, commands, folder, name, second=True):
@@ -263,7 +291,14 @@ def draw(runs, commands, folder, name, second=True):
     updates = {}  # optimizer steps of a training step
     for entry, of_seeds in groups.items():
         updates[entry] = max(row.get("optimizer_steps", 0) for rows in of_seeds for row in rows)
-    plot.draw_beside(groups, parents_of({entry: commands[entry] for entry in groups}, updates), [picture])
+    parents = parents_of({entry: commands[entry] for entry in groups}, updates)
+    everything = [run for by_seed in runs.values() for run in by_seed.values()]
+    several, last = names_of_evaluations(everything)
+    columns = {
+        f"mean of {several}": differences(runs, parents, final),
+        f"at {last}": differences(runs, parents, at_the_end),
+    }
+    plot.draw_differences(columns, WHAT_IS_DRAWN, [picture])
     if not second:
         return [picture]
     plot.draw(groups, [metrics], [key for key in plot.PANELS if key != "eval/accuracy"])

@@ -26,7 +26,10 @@ MOST_LINES = 5  # in a panel; more can't be told apart
 CHARACTERS_PER_INCH = 10  # of a legend, about
 ACCURACY = "eval/accuracy"
 GREY = "0.45"  # of what a line is compared with
-CROWD = "a line for each entry, the mean over its seeds; by name: what ends highest and lowest"
+CROWD = (
+    "a line for each entry, the mean over its seeds; by name: what ends highest and lowest\n"
+    "band of the first: lowest to highest seed"
+)
 PANELS = "eval/accuracy reward response_tokens entropy kl clip_rate grad_norm accuracy sampler_gap tokens_per_s".split()
 
 
@@ -100,8 +103,7 @@ def draw_crowd(axis, groups, key):
         if steps:
             ends[label] = steps[-1], mean[-1]
             axis.plot(steps, mean, color=GREY, lw=1, label=label)
-    steps, mean, _, _ = mean_and_range(groups[first], key)
-    axis.plot(steps, mean, color=COLOURS[0], lw=3.5, label=first)
+    draw_line(axis, groups[first], key, color=COLOURS[0], lw=3.5, label=first)
     ordered = sorted(ends, key=lambda label: ends[label][1])
     for label in dict.fromkeys([*ordered[-1:], *ordered[:1]]):
         axis.lines[list(ends).index(label)].set(color=COLOURS[1], lw=2)
@@ -109,29 +111,25 @@ def draw_crowd(axis, groups, key):
         axis.annotate(label.replace(" ", "\n", 1), ends[label], color=COLOURS[1], **beside)
 
 
-def draw_beside(groups, parents, paths):
-    """The accuracy of each group that has a parent, beside that parent's in grey, a panel each; gives the figure.
+def draw_differences(columns, title, paths):
+    """How far each entry is ahead of another: each seed's difference, their mean and its interval; gives the figure.
 
-    parents: {label: label of the group that it is compared with}, in the order of the panels.
+    columns: {panel's title: {label: (differences of the seeds, half the length of the interval)}}, with the same
+    labels in all panels, which stand from top to bottom.
     """
-    most = 4 if max(map(len, parents)) <= 22 else 2  # a longer label would run into the next panel's
-    n_columns = min(most, len(parents))
-    n_rows = -(-len(parents) // n_columns)
-    what = f"{TITLES[ACCURACY]}: each entry (blue) beside the one it grew from (grey)"
-    figure = new_figure(10 / most * n_columns, 2.3 * n_rows + 0.6, f"{what}\n{caption(groups)}")
-    axes = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True)
-    steps = sorted(set(points(rows_of(groups), ACCURACY)[0]))
-    for axis, (label, parent) in zip(axes.flat, parents.items()):
-        draw_line(axis, groups[parent], ACCURACY, color=GREY, ls="--", label=parent)
-        draw_line(axis, groups[label], ACCURACY, color=COLOURS[0], label=label)
-        axis.set_title(f"{label}\n", color=COLOURS[0], loc="left", fontweight="bold")
-        axis.set_title(f"beside {parent}", color=GREY, loc="right", fontsize="small")
-        axis.tick_params(labelbottom=True)
-        if len(steps) <= 6:
-            axis.set_xticks(steps)
-    for axis in list(axes.flat)[len(parents) :]:
-        axis.remove()
-    figure.supxlabel("step", fontsize="medium")
+    labels = list(next(iter(columns.values())))
+    figure = new_figure(WIDTH, 0.32 * len(labels) + 1.3, title)
+    axes = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
+    for axis, (name, rows) in zip(axes, columns.items()):
+        axis.axvline(0, color=GREY, lw=1, ls="--")
+        for y, (values, half) in enumerate(rows.values()):
+            axis.errorbar(fmean(values), y, xerr=half, fmt="o", ms=6, color=COLOURS[0], capsize=3)
+            axis.plot(values, [y + 0.25] * len(values), "o", ms=4, color=GREY, mec="none")  # below the line
+        axis.set(title=name, xlabel=f"difference in {TITLES[ACCURACY]}")
+        axis.grid(axis="x", alpha=0.25)
+        axis.locator_params(axis="x", nbins=5)
+    axes[0].set_yticks(range(len(labels)), labels)
+    axes[0].invert_yaxis()
     return save(figure, paths)
 
 
