@@ -120,7 +120,8 @@ def read_settings(argv):
     args = settings.parse(argv, Args, Args(), HELP)
     settings.check_ranges(args)
     settle(args)
-    settings.check_ranges(args)  # a run's values, too
+    # A run's values, too; but settle may have set protocol to "", which is no choice of a user's.
+    settings.check_ranges(dataclasses.replace(args, protocol=Args.protocol))
     return args
 
 

@@ -17,6 +17,8 @@ A task offers
 import importlib
 import random
 
+import jinja2
+
 from rewards import countdown, gym, kk, own
 
 TASKS = ("kk", "math", "countdown", "hitab", "gym")
@@ -88,10 +90,14 @@ def encode(tokenizer, problem, chat_template="auto"):
     """Token ids of the prompt (a list of ints): the chat in the tokenizer's template, then the prefix.
 
     If the tokenizer has no template, or chat_template is "none" (for base models), the chat is plain lines of text.
+    ValueError if the template refuses the chat, as some do a system's turn.
     """
     text = "\n".join(message["content"] for message in problem["messages"]) + "\n"
     if tokenizer.chat_template and chat_template == "auto":
-        text = tokenizer.apply_chat_template(problem["messages"], tokenize=False, add_generation_prompt=True)
+        try:
+            text = tokenizer.apply_chat_template(problem["messages"], tokenize=False, add_generation_prompt=True)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the model's chat template refuses the chat: {error}") from error
     return tokenizer.encode(text + problem["prefix"], add_special_tokens=False)
 
 

@@ -7,7 +7,6 @@ solutions if its module offers `worked(problem, careful, seed)`: Knights & Knave
 import functools
 import random
 
-import jinja2
 import pydantic
 
 from rewards import encode, find_task, kk, kk_solutions, math, own
@@ -83,8 +82,8 @@ def encoded(examples, tokenizer, args, split):
     for i, example in enumerate(examples):
         try:
             prompt = encode(tokenizer, example, args.chat_template)
-        except jinja2.TemplateError as error:
-            raise ValueError(f"{split} example {i + 1}: the model's chat template refuses the chat: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{split} example {i + 1}: {error}") from error
         response = [*tokenizer.encode(example["response"], add_special_tokens=False), tokenizer.eos_token_id]
         if len(prompt) <= args.max_prompt_tokens and len(response) <= args.max_response_tokens:
             fitting.append({**example, "id": i, "prompt_ids": prompt, "response_ids": response})

@@ -9,7 +9,7 @@ only say the result.
 A question belongs to the test problems, or to those to train on, by a digest of its text, for any seed. So no problem
 is on both sides, nor do the two ever take the same of the library's seeds.
 
-Generators in UNSAFE are refused: their verifiers run the response as Python, or search without bound.
+Generators in UNSAFE are refused: their verifiers run the response as Python (eval, or sympy's parser).
 """
 
 import dataclasses
@@ -20,6 +20,8 @@ import random
 import re
 from functools import cache
 from importlib.util import find_spec
+
+from tqdm import tqdm
 
 from rewards.countdown import last_answer
 from rewards.puzzles import TEST_SHARE, digest, split_of, take_turns
@@ -177,7 +179,8 @@ def generate(name, options, think, count, split, seed):
     tries = 2 * TEST_SHARE * count  # a test needs TEST_SHARE for each, and some come twice
     made = dataset(name, json.dumps(options), random.Random(f"{seed} {name}").randrange(2**31), tries)
     problems = {}
-    for i in range(tries):
+    # Some generators need a second for a problem; a bar says so.
+    for i in tqdm(range(tries), desc=f"{name}: {split} problems", delay=5, leave=False):
         entry = made[i]
         if split_of(digest(entry["question"])) == split and entry["answer"]:
             problems[entry["question"]] = make_item(name, options, think, entry)

@@ -6,6 +6,7 @@ large is loaded.
 
 import functools
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,10 @@ def load(name, task, source, split, size, seed):
     for i, problem in enumerate(problems):
         checked = as_model(Problem, problem, f"{name}: problem {i} of load()")
         complete.append({**problem, **checked.model_dump()})
+    try:
+        json.dumps(complete[0]["answer"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: problem 0 of load(): its answer can't be kept as JSON: {error}") from error
     try:
         scores = task.score_all([""], [complete[0]["answer"]])
     except (Exception, SystemExit) as error:

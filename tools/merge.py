@@ -18,6 +18,10 @@ from transformers import AutoTokenizer
 
 def main(adapter, folder):
     """Writes the folder, at once when all of it is there. The sum is made in float32 and then rounded."""
+    if folder.exists():
+        sys.exit(f"error: {folder} is there already: give a new folder")
+    if not (adapter / "adapter_config.json").exists():
+        sys.exit(f"error: {adapter} is not an adapter: no adapter_config.json in it")
     base = PeftConfig.from_pretrained(adapter).base_model_name_or_path
     model = AutoPeftModelForCausalLM.from_pretrained(adapter, dtype=torch.float32).merge_and_unload()
     half_written = folder.with_name(folder.name + ".tmp")
