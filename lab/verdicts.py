@@ -137,17 +137,17 @@ def of_runs(comparison, folders, since, label, **more):
     """
     metric = comparison.get("metric", "eval/accuracy")  # of two, their difference
     pairs = comparison.get("pairs") or [[comparison["more"], comparison["than"]]]
-    factors = {}
-    for ours, theirs in pairs:
-        factors[ours] = factors.get(ours, 0) + 1 / len(pairs)
-        factors[theirs] = factors.get(theirs, 0) - 1 / len(pairs)
+    signed = [(pair, 1 / len(pairs)) for pair in pairs]
     label = "; ".join(" minus ".join(pair) for pair in pairs)
     if "beyond" in comparison:
-        ours, theirs = comparison["beyond"]
-        factors |= {ours: -1, theirs: 1}
-        label += f", less {ours} minus {theirs}"
+        signed.append((comparison["beyond"], -1))
+        label += f", less {' minus '.join(comparison['beyond'])}"
     if "what" in comparison:
         label += f" ({comparison['what']})"
+    factors = {}
+    for (ours, theirs), factor in signed:
+        factors[ours] = factors.get(ours, 0) + factor
+        factors[theirs] = factors.get(theirs, 0) - factor
     runs = {entry: kept_runs(folders.runs, comparison["suite"], entry) for entry in factors}
     values = []
     for seed in sorted(set.intersection(*map(set, runs.values()))):

@@ -1,6 +1,5 @@
 """docs/claims.toml and what reads it: every item of the papers once, every verdict from raw values, by hand."""
 
-import ast
 import json
 import math
 import re
@@ -8,7 +7,7 @@ import shlex
 import shutil
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, flags_of
 
 from lab import verdicts
 from tools import claims, compare, comparisons, inference
@@ -105,20 +104,6 @@ def test_every_comparison_is_named_by_a_claim_and_every_name_is_one():
 # ----------------------------------------------------------------------------------------------------- the commands
 
 
-INHERITED = {"settings.RunArgs": "runtime/settings.py", "common.Args": "lab/common.py"}  # classes of settings
-
-
-def flags_of(file, name="Args"):
-    """The names of a script's settings: those of its Args and of the class that it grew from."""
-    names = set()
-    for node in ast.parse((ROOT / file).read_text()).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            names |= {member.target.id for member in node.body if isinstance(member, ast.AnnAssign)}
-            for base in map(ast.unparse, node.bases):
-                names |= flags_of(INHERITED.get(base, file), base.split(".")[-1])
-    return names
-
-
 def commands():
     found = []
     for claim in ALL:
@@ -196,6 +181,23 @@ def test_three_seeds_that_agree_by_luck_share_the_error_of_the_others():
     assert lucky.word(0.05) == inference.TOO_FEW
 
 
+def test_comparisons_with_the_same_baseline_count_as_fewer():
+    """Three differences to the same runs: M has 2 on its diagonal and 1 beside it, so 2·6²/(3·2² + 6·1²) = 4 for 6."""
+    values = [(0.1, 0.0), (0.2, 0.0), (0.3, 0.0)]
+    apart, together = [], []
+    for name in "abc":
+        one = inference.of_values(name, values)
+        apart.append(one)
+        together.append(inference.replace(one, of=((name, 1.0), ("baseline", -1.0))))
+    assert [one.df for one in inference.pooled(apart)] == [6, 6, 6]
+    assert [one.df for one in inference.pooled(together)] == [pytest.approx(4)] * 3
+    assert inference.pooled(together)[0].error == pytest.approx(apart[0].error)
+    # The mean of three differences has a third of their variance, and the others' deviation tells its own.
+    mean = inference.replace(together[0], of=tuple((name, factor / 3) for name in "def" for factor in (1.0,)))
+    [single, of_three] = inference.pooled([together[0], inference.replace(mean, error=0.0)])
+    assert of_three.error == pytest.approx(single.error * math.sqrt((1 / 3) / 2))
+
+
 def test_the_bootstrap_draws_whole_clusters():
     """Each response four times over in its cluster is no more than once; scattered it would halve the error."""
     once = [([float(x)], [float(x * (1 if x % 3 else -1))]) for x in range(-20, 21)]
@@ -252,8 +254,12 @@ def test_a_difference_of_runs_by_hand(folders):
     assert longer.mean == 10
     short = {"rows": [{"step": 4, "eval/accuracy": 0.1}, {"step": 8, "eval/accuracy": 0.3, "kl": 1.0}]}
     assert verdicts.late(short, "eval/accuracy") == 0.3 and verdicts.late(short, ["eval/accuracy", "kl"]) == 0.3 - 1
+    [all_steps] = verdicts.estimates_of(AHEAD, folders, since=verdicts.ALL)
+    assert all_steps.mean == pytest.approx(0.1)
     [twice] = verdicts.estimates_of({"suite": "comparison", "pairs": [["ar", "grpo"]] * 2}, folders)
-    assert (twice.mean, twice.n) == (pytest.approx(0.2), 6)
+    assert (twice.mean, twice.n) == (pytest.approx(0.2), 3)  # seeds are the units, however many pairs there are
+    [beyond] = verdicts.estimates_of(AHEAD | {"beyond": ["ar", "grpo"]}, folders)
+    assert beyond.mean == pytest.approx(0) and beyond.label == "ar minus grpo, less ar minus grpo"
     path.write_text(path.read_text().replace("--alpha 0.3", "--alpha 0.2"))
     with pytest.raises(ValueError, match="was made by"):
         verdicts.estimates_of(AHEAD, folders)
@@ -359,10 +365,12 @@ def test_one_effect_has_one_verdict_wherever_it_is_named():
     assert len(rows) == 3 and rows[0] == rows[1] == rows[2]
     measured = [str({key: made[key] for key in made if key != "size"}) for made in verdicts.MADE.values()]
     assert len(measured) == len(set(measured))
-    found = {"x": [inference.Estimate("a minus b (length)", 9.0, 1.0, 9, 10)]}
-    both = [verdicts.said(name, found, {"x": "p"}, {"p": 0.05})[0] for name in ("x", "-x")]
+    found = {"x": [inference.Estimate("a minus b; c, then d minus e (length)", 9.0, 1.0, 9, 10)]}
+    over_all = {"x": [inference.Estimate("", 2.0, 1.0, 9, 10)]}  # shown behind, without a word
+    both = [verdicts.said(name, found, {"x": "p"}, {"p": 0.05}, over_all)[0] for name in ("x", "-x")]
     assert [word for word, _ in both] == ["shows", "the opposite"]
-    assert both[1][1].startswith("b minus a (length): −9 (")
+    assert both[1][1].startswith("b minus a; e minus c, then d (length): −9 (")
+    assert both[1][1].endswith(", and of all evaluations −2 (−4.26 to +0.262)")
 
 
 # ---------------------------------------------------------------------------------------------------------- the page
