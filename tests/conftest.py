@@ -1,11 +1,14 @@
 """What the tests share: a tiny random model with a real tokenizer, and a way to run a trainer as a user does."""
 
+import ast
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,14 +48,15 @@ CHATML = (
 )
 
 
-def make_tiny_model(folder, seed=0, tied=True):
+def make_tiny_model(folder, seed=0, tied=True, config_class=None):
     """Writes a Llama of 0.1 M parameters with a byte-level BPE tokenizer trained on puzzles; it loads in no time.
 
+    config_class: transformers' Qwen2Config makes it a Qwen2, whose q, k and v have biases.
     A few seconds of learning by heart have taught it to write tags, often in the right order: so its responses differ
     in reward, and its probabilities spread from low to high.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
     from rewards import encode, kk
 
@@ -71,28 +75,42 @@ def make_tiny_model(folder, seed=0, tied=True):
     fast.chat_template = CHATML
     fast.save_pretrained(folder)
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = (config_class or LlamaConfig)(
         vocab_size=len(fast), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=tied, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     # What it learns to write: half the responses have all tags, half lack one.
     texts = ["so</think><answer>a knight</answer>", "hm</think>a knave</answer>"]
     prompts = [encode(fast, puzzle) for puzzle in kk.generate(6, "2-3", seed=2)]
     rows = [(prompt, [*fast.encode(text), 1]) for prompt in prompts for text in texts]
-    longest = max(len(prompt) + len(response) for prompt, response in rows)
-    ids, labels = torch.ones(len(rows), longest, dtype=torch.long), torch.full((len(rows), longest), -100)
-    for i, (prompt, response) in enumerate(rows):
-        ids[i, : len(prompt) + len(response)] = torch.tensor(prompt + response)
-        labels[i, len(prompt) : len(prompt) + len(response)] = torch.tensor(response)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(100):
-        model(input_ids=ids, labels=labels).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    learn_by_heart(model, rows, lr=3e-3, steps=100)
     model.generation_config.eos_token_id = 1
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder
+
+
+def learn_by_heart(model, rows, lr, steps, max_grad_norm=float("inf"), enough=0.0):
+    """Trains a model on rows of (prompt, response), each a list of tokens, until its loss is below enough.
+
+    Gives the last loss. A response ends with the end token, which is also the padding.
+    """
+    longest = max(len(prompt) + len(response) for prompt, response in rows)
+    ids = torch.full((len(rows), longest), rows[0][1][-1])
+    labels = torch.full((len(rows), longest), -100)
+    for i, (prompt, response) in enumerate(rows):
+        ids[i, : len(prompt) + len(response)] = torch.tensor(prompt + response)
+        labels[i, len(prompt) : len(prompt) + len(response)] = torch.tensor(response)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    for _ in range(steps):
+        loss = model(input_ids=ids, labels=labels).loss
+        if loss < enough:
+            break
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
 
 
 @pytest.fixture(scope="session")
@@ -122,6 +140,15 @@ def run(script, *flags, processes=1, check=True, timeout=1200, env=None, torchru
     if check and done.returncode:
         raise AssertionError(f"{script} ended with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
     return done
+
+
+def resume_from_step_2(run_dir, folder, script="grpo.py", processes=1):
+    """Copies a run of four steps to a folder, as a kill after step 2 would leave it, and makes steps 3 and 4 again."""
+    shutil.copytree(run_dir, folder)
+    shutil.rmtree(folder / "checkpoints/step_000004")
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 5, "reward": 99}) + '\n{"step": 6, "rew')
+    run(script, "--resume", folder, processes=processes)  # all settings come from the run
 
 
 @cache
@@ -202,6 +229,43 @@ def parse(trainer, *words):
     from runtime import defaults
 
     return defaults.read(list(words), trainer.Args, trainer.TASKS)[0]
+
+
+INHERITED = {"settings.RunArgs": "runtime/settings.py", "common.Args": "lab/common.py"}  # classes of settings
+
+
+def flags_of(file, name="Args"):
+    """The names of a script's settings: those of its Args and of the class that it grew from."""
+    names = set()
+    for node in ast.parse((ROOT / file).read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            names |= {member.target.id for member in node.body if isinstance(member, ast.AnnAssign)}
+            for base in map(ast.unparse, node.bases):
+                names |= flags_of(INHERITED.get(base, file), base.split(".")[-1])
+    return names
+
+
+def seconds_of(function, text):
+    """The least of five measurements of function(text), in processor time of this process."""
+    times = []
+    for _ in range(5):
+        start = time.process_time()
+        function(text)
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def check_linear_time(function, text_of):
+    """Twice the text takes less than 2.6 times as long, on any processor; what grows with its square takes 4 times.
+
+    text_of: gives a text for a size. A tenth of a millisecond is left for what does not grow. A busy machine gets
+    three tries.
+    """
+    for _ in range(3):
+        once, twice = (seconds_of(function, text_of(size)) for size in (500, 1000))
+        if twice < 2.6 * once + 1e-4:
+            return
+    raise AssertionError(f"{once:.6f} s, and {twice:.6f} s for twice the text")
 
 
 def answer(num_tokens=1, text="", finish_reason="stop"):

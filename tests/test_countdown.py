@@ -3,18 +3,13 @@
 import ast
 import collections
 import itertools
-import json
-import os
 import random
 import re
-import subprocess
-import sys
-import time
 from fractions import Fraction
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import DATA, ROOT, write_rows
+from conftest import DATA, check_linear_time, write_rows
 
 from rewards import countdown
 
@@ -45,30 +40,13 @@ def test_solutions_of_3_5_8(expression):
 @pytest.mark.parametrize(
     "expression, value",
     [
-        ("7", 7),
-        ("0", 0),
-        ("1 - 2 - 3", -4),
-        ("1 - (2 - 3)", 2),
-        ("8 / 4 / 2", 1),
-        ("8 / (4 / 2)", 4),
-        ("8 / 4 * 2", 4),
-        ("8 ÷ 3", Fraction(8, 3)),
-        ("2 + 3 * 4 - 5", 9),
-        ("2 * 3 + 4 * 5", 26),
-        ("(2 + 3) * (4 - 5)", -5),
-        ("-2 + 3", 1),
-        ("-2 * 3 + 1", -5),
-        ("-(2 - 3) * 4", 4),
-        ("6 - (-6)", 12),
-        ("((((1))))", 1),
-        ("1 / 3 + 1 / 3 + 1 / 3", 1),
-        ("9007199254740993 - 9007199254740992", 1),  # floats would say 0
-        ("5 / 0", None),
-        ("0 / 0 * 0", None),
-        ("1 + 2 / (3 - 3)", None),
-        ("(1 / (3 - 3)) - (1 / (3 - 3))", None),
+        ("7", 7), ("0", 0), ("((((1))))", 1), ("1 - 2 - 3", -4), ("1 - (2 - 3)", 2), ("-(2 - 3) * 4", 4),
+        ("8 / 4 / 2", 1), ("8 / (4 / 2)", 4), ("8 / 4 * 2", 4), ("8 ÷ 3", Fraction(8, 3)), ("2 + 3 * 4 - 5", 9),
+        ("2 * 3 + 4 * 5", 26), ("(2 + 3) * (4 - 5)", -5), ("-2 + 3", 1), ("-2 * 3 + 1", -5), ("6 - (-6)", 12),
+        ("1 / 3 + 1 / 3 + 1 / 3", 1), ("9007199254740993 - 9007199254740992", 1),  # floats would say 0
+        ("5 / 0", None), ("0 / 0 * 0", None), ("1 + 2 / (3 - 3)", None), ("(1 / (3 - 3)) - (1 / (3 - 3))", None),
     ],
-)
+)  # fmt: skip
 def test_values_by_hand(expression, value):
     assert countdown.evaluate(expression)[1] == value
 
@@ -78,15 +56,10 @@ def test_values_by_hand(expression, value):
     [
         "(3 + 5) * 8",  # 64
         "8 + 8",  # 5 and 3 are missing, and 8 stands twice
-        "16",
-        "3 + 5 + 8 + 0",
-        "3 + 5 + 8 + 3 - 3",
-        "(35 - 3) / 8 * 4",
-        "8 / (5 - 5) * 3",
-        "8 * (5 - 3) / (3 - 3)",
-        "3 / 0",
+        "16", "3 + 5 + 8 + 0", "3 + 5 + 8 + 3 - 3", "(35 - 3) / 8 * 4",
+        "8 / (5 - 5) * 3", "8 * (5 - 3) / (3 - 3)", "3 / 0",
     ],
-)
+)  # fmt: skip
 def test_well_formed_and_wrong(expression):
     assert score(expression) == WRONG
 
@@ -106,11 +79,6 @@ def test_well_formed_and_wrong(expression):
 def test_malformed(expression):
     assert countdown.evaluate(expression) is None
     assert score(expression) == MALFORMED
-
-
-def test_minus_may_only_begin_an_expression_or_a_bracket():
-    assert score("-3 + 5 + 14", [3, 5, 14]) == score("14 + (-3) + 5", [3, 5, 14]) == SOLVED
-    assert score("14 + -3 + 5", [3, 5, 14]) == MALFORMED
 
 
 def test_fractions_on_the_way_are_exact():
@@ -152,15 +120,6 @@ def test_the_last_complete_answer_counts(text, want):
     assert countdown.score(text, GOLD) == want
 
 
-def test_score_all_keeps_the_order():
-    texts = ["<answer>(5 - 3) * 8</answer>", "", "<answer>1 + 2</answer>"]
-    golds = [GOLD, GOLD, {"nums": [1, 2], "target": 3}]
-    assert countdown.score_all(texts, golds) == [SOLVED, MALFORMED, SOLVED]
-    assert countdown.score_all([], []) == []
-    with pytest.raises(ValueError):
-        countdown.score_all(texts, golds[:2])
-
-
 LONG = countdown.MAX_LENGTH
 FORMED = {  # no longer than the limit; their time has a bound of its own
     "brackets within the limit": "(" * (LONG // 2 - 1) + "1" + ")" * (LONG // 2 - 1),
@@ -190,29 +149,10 @@ def test_the_longest_expressions_are_evaluated(name):
     assert len(FORMED[name]) <= LONG and score(FORMED[name]) == WRONG
 
 
-def seconds(text, want):
-    """The least of several measurements of a text's scoring, in processor time of this process."""
-    times = []
-    for _ in range(5):
-        start = time.process_time()
-        result = countdown.score(text, GOLD)
-        times.append(time.process_time() - start)
-    assert result == want
-    return min(times)
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_texts_take_time_in_proportion_to_their_length(name):
-    """Twice the text takes less than 2.6 times as long, on any processor; what grows with its square takes 4 times.
-
-    A tenth of a millisecond is left for what does not grow. A busy machine gets three tries.
-    """
-    want = SOLVED if name == "blanks" else MALFORMED
-    for _ in range(3):
-        once, twice = (seconds(HOSTILE[name](n), want) for n in (500, 1000))
-        if twice < 2.6 * once + 1e-4:
-            return
-    raise AssertionError(f"{once:.6f} s, and {twice:.6f} s for twice the text")
+    assert countdown.score(HOSTILE[name](1000), GOLD) == (SOLVED if name == "blanks" else MALFORMED)
+    check_linear_time(lambda text: countdown.score(text, GOLD), HOSTILE[name])
 
 
 def test_length_limit():
@@ -355,18 +295,6 @@ def test_generated_puzzles_are_solvable_and_different(split):
     assert all(any(sign in item["solution"] for item in items) for sign in "+-*/(")
 
 
-def test_generator_is_seeded_and_a_smaller_size_gives_the_first_ones():
-    first, again, other = (countdown.generate(30, "3-5", seed=seed) for seed in (0, 0, 1))
-    assert first == again != other
-    assert first != countdown.generate(30, "3-5", seed=0, split="test")
-    for n in (1, 2, 7):
-        assert countdown.generate(n, "3-5") == first[:n]
-    hashed = "from rewards import countdown as c; print(c.generate(30, '3-5'))"
-    command = [sys.executable, "-c", hashed]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": "7"}, capture_output=True, text=True)
-    assert done.stdout.strip() == str(first)
-
-
 def test_train_and_test_share_no_puzzle_whatever_the_seed(monkeypatch):
     monkeypatch.setattr(countdown, "LARGEST", 12)  # so few puzzles that the seeds meet again and again
     splits = {"train": collections.Counter(), "test": collections.Counter()}
@@ -398,42 +326,11 @@ def test_too_many_puzzles_are_refused(monkeypatch):
         countdown.generate(1000, "3")
 
 
-@pytest.mark.parametrize("text, want", [("3-4", [3, 4]), ("3,5", [3, 5]), ("6", [6]), (" 3 - 6 ", [3, 4, 5, 6])])
-def test_parse_numbers(text, want):
-    assert countdown.parse_numbers(text) == want
-
-
-@pytest.mark.parametrize("text", ["", "2", "7", "4-3", "3-", "a", "3-4-5", "3,,4", "10", "３", "-3"])
-def test_parse_numbers_refuses(text):
-    with pytest.raises(ValueError, match="numbers must be like 3-4"):
-        countdown.load(None, "train", numbers=text)
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="split must be train or test, not 'dev'"):
-        countdown.load(None, "dev")
-    for wrong in (0, -1):
-        with pytest.raises(ValueError, match="size must be at least 1"):
-            countdown.load(None, "train", size=wrong)
-        with pytest.raises(ValueError, match="number of puzzles must be at least 1"):
-            countdown.generate(wrong)
-
-
 # ----------------------------------------------------------------------------------------------------------- loader
 
 
 def rows_for_file(n=12, numbers="3-5"):
     return [item["answer"] for item in countdown.generate(n, numbers, seed=7)]
-
-
-def answers(*args, **settings):
-    return [item["answer"] for item in countdown.load(*args, **settings)]
-
-
-def test_generated_is_the_default():
-    assert countdown.load(None, "train", size=5, seed=2) == countdown.generate(5, "3-4", 2, "train")
-    items = countdown.load(None, "test")
-    assert collections.Counter(item["category"] for item in items) == {"3": 512, "4": 512}
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])
@@ -445,23 +342,6 @@ def test_file_is_loaded(tmp_path, suffix):
     assert {item["category"] for item in countdown.load(path, "train")} == {"3", "4"}
     with pytest.raises(ValueError, match=r"no train puzzle of 6 numbers; it has puzzles of \[3, 4, 5\]"):
         countdown.load(path, "train", numbers="6")
-
-
-def test_subset_of_a_file_is_balanced_and_seeded(tmp_path):
-    path = write_rows(tmp_path / "a.jsonl", rows_for_file(60))
-    first, again, other = (countdown.load(path, "train", numbers="3-5", size=8, seed=seed) for seed in (0, 0, 1))
-    assert first == again != other
-    assert collections.Counter(item["category"] for item in first) == {"3": 3, "4": 3, "5": 2}
-    assert len(countdown.load(path, "train", numbers="3-5", size=100)) == 60
-
-
-def test_folder_keeps_train_and_test_apart(tmp_path):
-    rows = rows_for_file()
-    write_rows(tmp_path / "train_a.jsonl", rows[:6])
-    write_rows(tmp_path / "test_a.parquet", rows[6:])
-    (tmp_path / "README.md").write_text("not data")
-    assert answers(tmp_path, "train", numbers="3-5") == rows[:6]
-    assert answers(tmp_path, "test", numbers="3-5") == rows[6:]
 
 
 BROKEN = {
@@ -484,18 +364,6 @@ def test_broken_rows_are_named(tmp_path, name, suffix):
         countdown.load(path, "train")
 
 
-@pytest.mark.parametrize("text, message", [
-    ("null", "expected a list of rows"), ("[null]", "row 1: expected an object with nums, target, not None"),
-    ('[null, {"nums": [1, 2, 3], "target": 6}]', "row 1: expected an object with nums, target, not None"),
-    ('[{"nums": [1, 2, 3], "target": 6}, null]', "row 2: expected an object with nums, target, not None"),
-    ('[{"nums": [1, 2, 3], "target": 6}, {}]', "row 2: nums must be a list"), ("[]", "holds no rows"),
-])  # fmt: skip
-def test_files_with_nulls_are_refused(tmp_path, text, message):
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"a\.json.*{message}"):
-        countdown.load(tmp_path / "a.json", "train")
-
-
 @pytest.mark.parametrize("change", [{"nums": "1, 2, 3"}, {"nums": 6}, {"nums": [1.5, 2, 3]}, {"nums": ["1", "2"]}])
 def test_columns_of_another_type_are_refused(tmp_path, change):
     path = write_rows(tmp_path / "a.parquet", [{"nums": [1, 2, 3], "target": 6} | change])
@@ -505,45 +373,6 @@ def test_columns_of_another_type_are_refused(tmp_path, change):
         write_rows(path, [{"nums": [1, 2, 3], "target": target}])
         with pytest.raises(ValueError, match=r"a\.parquet, row 1: target must be a whole number, not"):
             countdown.load(path, "train")
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    path = write_rows(tmp_path / "a.parquet", [{"numbers": [1, 2, 3], "target": 6}])
-    with pytest.raises(ValueError, match=r"a\.parquet lacks the columns nums; it has numbers, target"):
-        countdown.load(path, "train")
-    (tmp_path / "a.json").write_text("{broken")
-    with pytest.raises(ValueError, match=r"a\.json, row 1 could not be read"):
-        countdown.load(tmp_path / "a.json", "train")
-    for source in ("no/such.parquet", "./nothing", "/nowhere/at/all"):
-        with pytest.raises(ValueError, match="does not exist"):
-            countdown.load(source, "train")
-
-
-def test_hub_data_sets(tmp_path):
-    """The hub's own code, without a network: it takes a folder for a data set, and it knows no other."""
-    rows = rows_for_file(200)
-    for parts in (["train"], ["train", "test"]):
-        (tmp_path / f"{len(parts)}").mkdir()
-        for part, some in zip(parts, (rows, rows[:7])):
-            write_rows(tmp_path / f"{len(parts)}" / f"{part}.jsonl", some)
-    program = f"""
-import json
-from rewards import countdown
-one, two = ([countdown.read_hub(f"{tmp_path}/{{n}}", split) for split in ("train", "test")] for n in (1, 2))
-try:
-    countdown.load("some/thing", "train")
-except ValueError as error:
-    print(json.dumps([one, two, str(error)]))
-"""
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (train, test), (whole, seven), error = json.loads(done.stdout.splitlines()[-1])
-    pairs = [[row["nums"], row["target"]] for row in rows]
-    assert whole == pairs and seven == pairs[:7]
-    assert train == [pair for pair in pairs if countdown.split_of(*pair) == "train"]
-    assert test == [pair for pair in pairs if countdown.split_of(*pair) == "test"]
-    assert "some/thing" in error and "path of a file or folder" in error
 
 
 # -------------------------------------------------------------------------------------------------------- real file

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -270,12 +271,12 @@ def test_files_that_cannot_be_read(tmp_path, capsys, box):
 # the numbers worked out by hand and the solutions are the trainers'.
 
 
-def arguments(trainer, **settings):
-    return trainer.Args(**settings)
+# Gives the log-probabilities and the entropy of logits: the states are the logits.
+POLICY = grpo.Policy(SimpleNamespace(lm_head=lambda states: states.clone()), grpo.Args())
 
 
 def of_batch(trainer, logp, divisor, batch, **settings):
-    return trainer.policy_loss(logp, batch, divisor, arguments(trainer, **settings))
+    return trainer.policy_loss(logp, batch, divisor, trainer.Args(**settings))
 
 
 def ones(length):
@@ -283,26 +284,22 @@ def ones(length):
 
 
 def trainers_token_log_probs(logits, ids):
-    policy = grpo.Policy.__new__(grpo.Policy)
-    torch.nn.Module.__init__(policy)
-    policy.lm = torch.nn.Module()
-    policy.lm.lm_head = torch.nn.Identity()  # the states are the logits
-    logp, _ = policy.head(logits.flatten(0, 1).clone(), ids.flatten(), 1.0, True)
+    logp, _ = POLICY.head(logits.flatten(0, 1), ids.flatten(), 1.0, True)
     return logp.view(ids.shape)
 
 
 def trainers_reinforce_loss(logp, rewards, mask):
     batch = {"advantages": rewards[:, None] * mask, "mask": mask}
-    return reinforce.policy_loss(logp, batch, mask.sum(), arguments(reinforce))
+    return reinforce.policy_loss(logp, batch, mask.sum(), reinforce.Args())
 
 
 def trainers_leave_one_out(rewards, group_size):
-    args = arguments(rloo, responses_per_prompt=group_size)
+    args = rloo.Args(responses_per_prompt=group_size)
     return rloo.compute_advantages(rewards, ones(len(rewards)), args)[:, 0]
 
 
 def trainers_group_advantages(rewards, group_size):
-    args = arguments(grpo, responses_per_prompt=group_size)
+    args = grpo.Args(responses_per_prompt=group_size)
     return grpo.compute_advantages(rewards, ones(len(rewards)), args)[:, 0]
 
 
@@ -315,7 +312,7 @@ def trainers_clipped_loss(logp, old_logp, advantages, mask, clip_low, clip_high)
 def trainers_generalized_advantages(rewards, values, mask, gamma, lam):
     zeros = torch.zeros(values.shape)
     batch = {"old_logp": zeros, "ref_logp": zeros, "values": values, "mask": mask}
-    return ppo.estimate_advantages(rewards, batch, arguments(ppo, gamma=gamma, gae_lambda=lam))
+    return ppo.estimate_advantages(rewards, batch, ppo.Args(gamma=gamma, gae_lambda=lam))
 
 
 def trainers_sampler_gap(sampler_logp, trainer_logp, mask):
@@ -326,7 +323,7 @@ def trainers_sampler_gap(sampler_logp, trainer_logp, mask):
 
 def trainers_truncated_weights(trainer_logp, sampler_logp, cap):
     batch = {"old_logp": trainer_logp, "sampler_logp": sampler_logp}
-    weight, _ = grpo_tis.sampler_correction(batch, arguments(grpo_tis, correction_max=cap))
+    weight, _ = grpo_tis.sampler_correction(batch, grpo_tis.Args(correction_max=cap))
     return weight
 
 
@@ -344,7 +341,7 @@ def trainers_token_mean(loss, mask):
 def trainers_mean_of_means(loss, mask):
     weight = (1 / mask.sum(1, keepdim=True).clamp(min=1) / len(mask)).expand(mask.shape)  # as update makes it
     logp, batch = surrogate_batch(loss, mask, weight=weight, clip_range=torch.full(mask.shape, 0.2))
-    of_acpo, _ = acpo.policy_loss(logp, batch, arguments(acpo, kl_coef=0))
+    of_acpo, _ = acpo.policy_loss(logp, batch, acpo.Args(kl_coef=0))
     # CISPO's gate has the same mean; with log π = 1 its surrogate is the advantage.
     logp, batch = torch.ones(mask.shape), batch | {"old_logp": torch.ones(mask.shape)}
     of_cispo, _ = of_batch(cispo, logp, len(mask), batch, kl_coef=0, gated=True)
@@ -353,7 +350,7 @@ def trainers_mean_of_means(loss, mask):
 
 
 def trainers_overlong_penalty(length, max_tokens, buffer):
-    return dapo.overlong_penalty(length, arguments(dapo, max_response_tokens=max_tokens, overlong_buffer=buffer))
+    return dapo.overlong_penalty(length, dapo.Args(max_response_tokens=max_tokens, overlong_buffer=buffer))
 
 
 def trainers_lopti_stages(logp, mask, eta):
@@ -387,18 +384,13 @@ def trainers_token_weights(ratio, advantages, clip_low, clip_high, method):
 
 def trainers_entropy(logits):
     rows = logits.view(-1, logits.shape[-1])
-    policy = grpo.Policy.__new__(grpo.Policy)
-    torch.nn.Module.__init__(policy)
-    policy.lm = torch.nn.Module()
-    policy.lm.lm_head = torch.nn.Identity()
-    _, entropy = policy.head(rows.clone(), torch.zeros(len(rows), dtype=torch.long), 1.0, True)
+    _, entropy = POLICY.head(rows, torch.zeros(len(rows), dtype=torch.long), 1.0, True)
     return entropy.view(logits.shape[:-1])
 
 
 def trainers_top_entropy_mask(entropy, mask, share):
-    threshold = entropy_top.entropy_threshold(
-        {"entropy": entropy, "mask": mask}, arguments(entropy_top, entropy_top=share)
-    )
+    batch = {"entropy": entropy, "mask": mask}
+    threshold = entropy_top.entropy_threshold(batch, entropy_top.Args(entropy_top=share))
     return mask & ~(entropy < threshold)
 
 

@@ -1,16 +1,15 @@
 """The course's texts: commands, quoted accuracies and outputs are right. test_docs.py looks at their links."""
 
-import ast
 import importlib
 import json
 import math
 import re
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import flags_of
 
 import grpo
 import grpo_tis
@@ -27,26 +26,6 @@ COMMAND = re.compile(r"^(?:nice )?python ((?:-m )?[\w./]+)(.*)$", re.MULTILINE)
 # "<!-- test accuracy: A, B -->", then a table: a column of steps and one column for each kept run.
 SNIPPET = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 KEPT = re.compile(r"<!-- test accuracy: (.+?) -->\n\n\|.*\n\|[-| ]+\n((?:\|.*\n)+)")
-INHERITED = {"settings.RunArgs": "runtime/settings.py", "common.Args": "lab/common.py"}  # classes of settings
-
-
-@cache
-def tree_of(path):
-    return ast.parse(path.read_text())
-
-
-def class_of(path, name):
-    return next(node for node in tree_of(path).body if isinstance(node, ast.ClassDef) and node.name == name)
-
-
-def settings_of(path):
-    """The names of a program's settings: the fields of its Args, and of the class that it grew from."""
-    args = class_of(path, "Args")
-    classes = [args]
-    for base in map(ast.unparse, args.bases):
-        classes.append(class_of(ROOT / INHERITED[base], base.split(".")[1]))
-    fields = [node for found in classes for node in found.body if isinstance(node, ast.AnnAssign)]
-    return {field.target.id for field in fields}
 
 
 def test_each_lesson_names_places_in_scripts_and_has_a_section_for_the_lecturer():
@@ -75,7 +54,7 @@ def test_commands_have_only_settings_that_exist(page):
         own = re.sub(r'"[^"]*"', "", rest)  # what is in quotes belongs to other programs
         flags = {flag.removeprefix("no_") for flag in re.findall(r"--(\w+)", own)}
         if flags:
-            assert flags <= settings_of(path), (program, flags - settings_of(path))
+            assert flags <= flags_of(path), (program, flags - flags_of(path))
 
 
 def test_quoted_accuracies_are_those_of_the_kept_runs():

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -236,9 +235,3 @@ def test_this_machine_runs_the_trainers(tmp_path):
     for name in ("run", "kl", "sampler_gap", "weights_changed", "resume"):
         assert found[name] == "PASS", done.stdout
     assert "this machine runs the trainers" in done.stdout
-
-
-def test_the_issue_template_asks_for_the_table():
-    template = Path(ROOT, ".github", "ISSUE_TEMPLATE", "bug_report.md").read_text()
-    assert "python -m tools.doctor" in template
-    assert "python -m tools.doctor" in (ROOT / "README.md").read_text()

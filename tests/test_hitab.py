@@ -3,17 +3,13 @@
 import collections
 import itertools
 import json
-import os
 import random
 import re
-import subprocess
-import sys
-import time
 import zipfile
 from fractions import Fraction
 
 import pytest
-from conftest import KK_TINY, ROOT, write_rows
+from conftest import KK_TINY, check_linear_time, write_rows
 from transformers import AutoTokenizer
 
 from rewards import encode, hitab, hitab_sheets
@@ -49,7 +45,8 @@ def score(content, *golds):
         # LaTeX and lists in brackets
         (r"\(12\)", [12]), (r"\[12\]", [12]), ("$12$", [12]), ("[12]", [12]), ("(12)", [12]), (r"\mathbf{12}", [12]),
         # nearly equal
-        ("0.3288657", [0.328866]), ("0.33333333333", [0.333333]), ("6435825.3333333", [6435825.333333]),
+        ("0.3288657", [0.328866]), ("0.1234564", [0.123456]), ("0.33333333333", [0.333333]),
+        ("6435825.3333333", [6435825.333333]),
         # several answers, in any order
         ("12, 7", [12, 7]), ("7, 12", [12, 7]), ("7;12", [12, 7]), ("7\n12", [12, 7]), ("7 and 12", [12, 7]),
         ("1, 2, and 3", [3, 2, 1]), ("1,234, 5", [5, 1234]), ("5, 1,234", [5, 1234]), ("41,42", [41, 42]),
@@ -75,11 +72,12 @@ def test_right_answers(content, golds):
     "content, golds",
     [
         ("6435826", [6435825]), ("1000000.5", [1000000]), ("0.0000004", [0]), ("6435826", [6435825.5]),
+        ("0.1234567", [0.123456]),
         ("13", [12]), ("12", [-12]), ("-12", [12]), ("12.0001", [12]), ("1.2", [12]), ("120", [12]), ("21", [12]),
         ("0.125", [12.5]), ("12.5%", [0.125]), ("12.5", [0.125]), ("1250", [12.5]),  # percent
         ("12,000,000", ["12 million"]), ("12 million", [12000000]), ("12 thousand", [12000]),  # a unit never multiplies
         ("twelve", [12]), ("12 or 13", [12]), ("12 to 13", [12]), ("12/1", [12]), ("6 + 6", [12]), ("x = 12", [12]),
-        ("about 12", [12]), ("the answer is 12", [12]), ("12 is all that I can find", [12]), ("1 2", [12]),
+        ("about 12", [12]), ("the answer is 12", [12]), ("12 is not the answer", [12]), ("1 2", [12]),
         ("100,200", [100, 200]),  # read as a hundred thousand
         ("12,5", [12.5]), ("1.234", [1234]), ("1234,567", [1234567]), ("1,23,456", [123456]),  # other ways to write it
         ("١٢", [12]), ("１２", [12]), ("¹²", [12]), ("12²", [12]), ("½", [0.5]), ("XII", [12]), ("0xc", [12]),
@@ -138,20 +136,6 @@ def test_the_answer_that_begins_last_counts(text, want):
     assert hitab.score(text, [12]) == want
 
 
-def test_score_all_keeps_the_order():
-    texts = ["<answer>north</answer>", "", "<answer>1; 2</answer>"]
-    golds = [["north"], ["north"], [1, 3]]
-    assert hitab.score_all(texts, golds) == [RIGHT, MALFORMED, WRONG]
-    assert hitab.score_all([], []) == []
-    with pytest.raises(ValueError):
-        hitab.score_all(texts, golds[:2])
-
-
-def test_tolerance_is_half_of_the_sixth_place_and_nothing_for_a_whole_number():
-    assert score("1000000.0", 1000000) == RIGHT and score("1000000.99", 1000000) == WRONG
-    assert score("0.1234564", 0.123456) == RIGHT and score("0.1234567", 0.123456) == WRONG
-
-
 HOLES = {  # known, so that nobody is surprised: an answer, and the right ones it is held against
     "any unit is taken": ("12 apples", 12),
     "even a wrong one": ("$12", 12),
@@ -167,12 +151,6 @@ HOLES = {  # known, so that nobody is surprised: an answer, and the right ones i
 @pytest.mark.parametrize("name", HOLES)
 def test_a_known_hole(name):
     assert score(*HOLES[name]) == RIGHT
-
-
-def test_what_is_right_and_counts_as_wrong():
-    """Some known answers of HiTab are shares, though their questions ask for percent."""
-    assert score("18.5471%", 0.185471) == WRONG
-    assert score("12 is not the answer", 12) == WRONG  # four words are no unit
 
 
 LONG = hitab.MAX_LENGTH
@@ -211,41 +189,17 @@ FULL = {  # answers of the greatest length that is read
 }
 
 
-def seconds(text, golds):
-    """The least of several measurements of a text's scoring, in processor time of this process."""
-    times = []
-    for _ in range(5):
-        start = time.process_time()
-        hitab.score(text, golds)
-        times.append(time.process_time() - start)
-    return min(times)
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_texts_take_time_in_proportion_to_their_length(name):
-    """Twice the text takes less than 2.6 times as long, on any processor; what grows with its square takes 4 times.
-
-    A tenth of a millisecond is left for what does not grow. A busy machine gets three tries.
-    """
-    want = RIGHT if name == "blanks" else MALFORMED
-    assert hitab.score(HOSTILE[name](1000), [12]) == want
-    for _ in range(3):
-        once, twice = (seconds(HOSTILE[name](n), [12]) for n in (500, 1000))
-        if twice < 2.6 * once + 1e-4:
-            return
-    raise AssertionError(f"{once:.6f} s, and {twice:.6f} s for twice the text")
+    assert hitab.score(HOSTILE[name](1000), [12]) == (RIGHT if name == "blanks" else MALFORMED)
+    check_linear_time(lambda text: hitab.score(text, [12]), HOSTILE[name])
 
 
 @pytest.mark.parametrize("name", FULL)
 def test_the_longest_answers_are_read_in_proportion_to_their_length(name):
-    """The same for what is within the limit: half of it against all of it."""
     text = FULL[name]
     assert LONG - 6 <= len(text) <= LONG and score(text, 12) == WRONG
-    for _ in range(3):
-        once, twice = (seconds(f"<answer>{text[:n]}</answer>", [12]) for n in (LONG // 2, LONG))
-        if twice < 2.6 * once + 1e-4:
-            return
-    raise AssertionError(f"{once:.6f} s, and {twice:.6f} s for twice the text")
+    check_linear_time(lambda part: score(part, 12), lambda size: text[: size * LONG // 1000])
 
 
 def test_random_texts_never_crash():
@@ -597,22 +551,10 @@ def test_broken_rows_are_named(tmp_path, message):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ValueError, match=r"holds no test_samples\.jsonl, and neither does .*data"):
         hitab.load(tmp_path, "test")
-    path = write_rows(tmp_path / "a.parquet", [{"question": "q", "gold": 6}])
-    with pytest.raises(ValueError, match=r"a\.parquet lacks the columns answer; it has question, gold"):
-        hitab.load(path, "train")
-    (tmp_path / "a.jsonl").write_text('{"question": "q", "answer": 5}\n{broken')
-    with pytest.raises(ValueError, match=r"a\.jsonl, row 2 could not be read"):
-        hitab.load(tmp_path / "a.jsonl", "train")
-    (tmp_path / "a.json").write_text("[null]")
-    with pytest.raises(ValueError, match=r"a\.json, row 1: expected an object with question, answer, not None"):
-        hitab.load(tmp_path / "a.json", "train")
     with pytest.raises(ValueError, match=r"a\.jsonl, row 1: the table is neither JSON nor a Python literal: '{a'"):
         hitab.load(write_rows(tmp_path / "a.jsonl", [{"question": "q", "answer": 5, "table": "{a"}]), "train")
     with pytest.raises(ValueError, match=r"a\.jsonl, row 1: the table must have `texts`"):
         hitab.load(write_rows(tmp_path / "a.jsonl", [{"question": "q", "answer": 5, "table": {"rows": []}}]), "train")
-    for source in ("no/such.jsonl", "./nothing", "/nowhere/at/all"):
-        with pytest.raises(ValueError, match="does not exist"):
-            hitab.load(source, "train")
 
 
 @pytest.mark.parametrize("content", [b"no archive", b"", b"PK\x05\x06"])
@@ -630,37 +572,6 @@ def test_a_changed_byte_in_the_archive_is_noticed(tmp_path):
     (folder / "tables.zip").write_bytes(content)
     with pytest.raises(ValueError, match=r"tables\.zip could not be read|could not be read: "):
         hitab.load(folder, "test")
-
-
-def test_hub_data_sets(tmp_path):
-    """The hub's own code, without a network: it takes a folder for a data set, and it knows no other."""
-    rows = []
-    for i in range(60):
-        table = repr({"texts": [["", "n"], ["x", str(i)]]} | ONE_HEADER)
-        for word in ("one", "two"):
-            rows.append({"question": f"{word} {i}?", "answer": [str(i)], "table_content": table})
-    for parts in (["train"], ["train", "test"]):
-        for part, some in zip(parts, (rows, rows[:7])):
-            write_rows(tmp_path / f"{len(parts)}" / f"{part}.jsonl", some)
-    program = f"""
-import json
-from rewards import hitab
-one, two = ([hitab.read_hub(f"{tmp_path}/{{n}}", split) for split in ("train", "test")] for n in (1, 2))
-try:
-    hitab.load("some/thing", "train")
-except ValueError as error:
-    print(json.dumps([one, two, str(error)]))
-"""
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (train, test), (whole, seven), error = json.loads(done.stdout.splitlines()[-1])
-    every = hitab.load(write_rows(tmp_path / "every.jsonl", rows), "train")
-    assert whole == every and seven == every[:7]
-    split_of = [hitab.split_of(table) for table, *_ in in_short(every)]
-    assert train == [item for item, split in zip(every, split_of) if split == "train"] and 80 < len(train) < 119
-    assert test == [item for item, split in zip(every, split_of) if split == "test"] and test
-    assert "some/thing" in error and "path of a file or folder" in error
 
 
 # -------------------------------------------------------------------------------------------------------- generator
@@ -766,16 +677,6 @@ def test_totals_add_up():
     assert min(seen[True, False], seen[False, True], seen[False, False]) > 40
 
 
-def test_generation_is_deterministic_and_prefix_stable():
-    items = hitab.generate(40, seed=5)
-    assert items == hitab.generate(40, seed=5) and items[:9] == hitab.generate(9, seed=5)
-    assert items != hitab.generate(40, seed=6) and items != hitab.generate(40, seed=5, split="test")
-    program = "import json; from rewards import hitab; print(json.dumps(hitab.generate(40, seed=5)))"
-    env = os.environ | {"PYTHONHASHSEED": "12345"}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert json.loads(done.stdout) == items
-
-
 def test_splits_never_share_a_table(monkeypatch):
     """Ranges and labels so small that the seeds meet the same tables again and again."""
     monkeypatch.setattr(hitab_sheets, "RANGES", dict.fromkeys(hitab_sheets.RANGES, (1, 2)))
@@ -797,19 +698,3 @@ def test_generated_prompts_are_short():
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     lengths = [len(encode(tokenizer, item, "none")) for item in hitab.generate(200, seed=2)]
     assert sum(length <= 900 for length in lengths) > 190 and max(lengths) <= 1000
-
-
-def test_generated_is_the_default():
-    assert hitab.load(None, "train", size=5, seed=2) == hitab.generate(5, 2, "train")
-    items = hitab.load(None, "test")
-    assert collections.Counter(item["category"] for item in items) == dict.fromkeys(hitab.KINDS, 256)
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="split must be train or test, not 'dev'"):
-        hitab.load(None, "dev")
-    for wrong in (0, -1):
-        with pytest.raises(ValueError, match="size must be at least 1"):
-            hitab.load(None, "train", size=wrong)
-        with pytest.raises(ValueError, match="number of questions must be at least 1"):
-            hitab.generate(wrong)

@@ -2,17 +2,13 @@
 
 import collections
 import itertools
-import json
 import os
 import random
 import re
-import subprocess
-import sys
-import time
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import DATA, ROOT, write_rows
+from conftest import DATA, check_linear_time, write_rows
 
 from rewards import kk
 
@@ -170,47 +166,16 @@ HOSTILE = {  # each a text for a size; at 1000 it has some 100,000 characters
 }
 
 
-def seconds(text, strict):
-    """The least of several measurements of a text's scoring, in processor time of this process."""
-    times = []
-    for _ in range(5):
-        start = time.process_time()
-        result = kk.score(text, EIGHT, strict)
-        times.append(time.process_time() - start)
-    assert result["reward"] in (3.0, -0.5, -1.0, -3.0)
-    return min(times)
-
-
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_texts_take_time_in_proportion_to_their_length(name, strict):
-    """Twice the text takes less than 2.6 times as long, on any processor; what grows with its square takes 4 times.
-
-    A tenth of a millisecond is left for what does not grow. A busy machine gets three tries.
-    """
-    for _ in range(3):
-        once, twice = (seconds(HOSTILE[name](n), strict) for n in (500, 1000))
-        if twice < 2.6 * once + 1e-4:
-            return
-    raise AssertionError(f"{once:.6f} s, and {twice:.6f} s for twice the text")
+    assert kk.score(HOSTILE[name](1000), EIGHT, strict)["reward"] in (3.0, -0.5, -1.0, -3.0)
+    check_linear_time(lambda text: kk.score(text, EIGHT, strict), HOSTILE[name])
 
 
 def test_random_texts_never_crash():
     rng = random.Random(0)
-    bits = [
-        "<think>",
-        "</think>",
-        "<answer>",
-        "</answer>",
-        "Zoey",
-        "Ann",
-        "Bob",
-        " is a ",
-        "knight",
-        "knave",
-        "(",
-        "\n",
-    ]
+    bits = [*"<think> </think> <answer> </answer> Zoey Ann Bob knight knave (".split(), " is a ", "\n"]
     for _ in range(2000):
         text = "".join(rng.choices(bits, k=rng.randrange(30)))
         plain, strict = kk.score(text, GOLD), kk.score(text, GOLD, True)
@@ -376,43 +341,15 @@ def test_statements_tell_something_and_nest(made):
     assert {depth_of(s) for item in kk.generate(200, depth=1) for s in item["statements"]} == {0, 1}
 
 
-def test_same_puzzles_in_another_process():
-    code = "from rewards import kk; import json; print(json.dumps(kk.generate(60, '2-8', 4, 'test')))"
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    ]
-    assert runs[0] == runs[1] == json.dumps(kk.generate(60, "2-8", 4, "test")) + "\n"
-    assert kk.generate(60, "2-8", 4) != kk.generate(60, "2-8", 5)
-
-
 def test_asking_for_too_many_ends_with_an_error():
     with pytest.raises(ValueError, match=r"only \d+ different train puzzles of 2 people at depth 1"):
         kk.generate(10**6, "2", depth=1)
 
 
-@pytest.mark.parametrize("arguments", [{"n": 0}, {"depth": 3}, {"depth": 0}, {"split": "dev"}, {"people": "1-3"}])
+@pytest.mark.parametrize("arguments", [{"depth": 3}, {"depth": 0}, {"people": "1-3"}])
 def test_generate_refuses_bad_arguments(arguments):
     with pytest.raises(ValueError):
         kk.generate(**{"n": 5, **arguments})
-
-
-@pytest.mark.parametrize("text, want", [("3-7", [3, 4, 5, 6, 7]), ("3,2", [2, 3]), ("5", [5]), ("2-3, 8", [2, 3, 8])])
-def test_parse_people(text, want):
-    assert kk.parse_people(text) == want
-
-
-@pytest.mark.parametrize("text", ["", "1", "9", "7-3", "3-", "a", "3-7-8", "2,,3", "10"])
-def test_parse_people_refuses(text):
-    with pytest.raises(ValueError, match="people must be like 3-7"):
-        kk.parse_people(text)
 
 
 # ----------------------------------------------------------------------------------------------------------- loader
@@ -445,38 +382,11 @@ def test_file_is_loaded_and_read_anew_when_it_changes(tmp_path, suffix):
     assert kk.load(str(path), "train", "2-4")[0]["quiz"] == rows[-3]["quiz"]
 
 
-def test_a_json_file_may_have_a_row_in_each_line(tmp_path):
-    rows = rows_for_file()
-    lines = write_rows(tmp_path / "a.jsonl", rows)
-    as_json = lines.rename(tmp_path / "a.json")
-    assert [item["quiz"] for item in kk.load(str(as_json), "train", "2-4")] == [row["quiz"] for row in rows]
-
-
-def test_subset_of_a_file_is_balanced_and_seeded(tmp_path):
-    path = str(write_rows(tmp_path / "a.jsonl", rows_for_file(60)))
-    first, again, other = (kk.load(path, "train", "2-4", size=8, seed=seed) for seed in (0, 0, 1))
-    assert first == again != other
-    assert collections.Counter(item["category"] for item in first) == {"2": 3, "3": 3, "4": 2}
-    assert len(kk.load(path, "train", "2-4", size=100)) == 60
-
-
 def test_other_numbers_of_people_are_left_out(tmp_path):
     path = str(write_rows(tmp_path / "a.jsonl", rows_for_file()))
     assert {item["category"] for item in kk.load(path, "train", "3-7")} == {"3", "4"}
     with pytest.raises(ValueError, match=r"no puzzle of 5-7 people; it has puzzles of \[2, 3, 4\]"):
         kk.load(path, "train", "5-7")
-
-
-def test_folder_keeps_train_and_test_apart(tmp_path):
-    rows = rows_for_file()
-    write_rows(tmp_path / "train_a.jsonl", rows[:6])
-    write_rows(tmp_path / "test_a.parquet", rows[6:])
-    (tmp_path / "README.md").write_text("not data")
-    assert {i["quiz"] for i in kk.load(str(tmp_path), "train", "2-4")} == {row["quiz"] for row in rows[:6]}
-    assert {i["quiz"] for i in kk.load(str(tmp_path), "test", "2-4")} == {row["quiz"] for row in rows[6:]}
-    (tmp_path / "train_a.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"holds no .* file for train"):
-        kk.load(str(tmp_path), "train")
 
 
 TRUTH, LIE = "('telling-truth', 0)", "('lying', 0)"
@@ -523,51 +433,6 @@ def test_broken_rows_are_named(tmp_path, name):
         kk.load(str(path), "train", "2")
     assert "puzzles.jsonl, row 2" in str(caught.value)
     assert len(kk.load(str(write_rows(path, [good, good])), "train", "2")) == 2
-
-
-NULLS = {  # what a file holds, and what is said of it
-    "a.json": [
-        ("null", "expected a list of rows"), ("[]", "holds no rows"), ("[null]", "row 1: expected an object"),
-        ('[null, {"quiz": "?"}]', "row 1: expected an object"), ('[{"quiz": "?"}, null]', "row 2: expected an object"),
-        ("[[1]]", "row 1: expected an object"), ('{"quiz": null}', "lacks the columns names"), ("7", "expected a list"),
-        ('{"problem": "?", "answer": "1"}', "--task math takes such a file"), ("", "could not be read"),
-    ],
-    "a.jsonl": [
-        ("null\n", "row 1: expected an object"), ('{"quiz": "?"}\n\nnull', "row 2: expected an object"),
-        ("{}\n{", "row 2 could not be read"), ("7", "row 1: expected an object"), ("\n", "holds no rows"),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name, text, message", [(name, *case) for name in NULLS for case in NULLS[name]])
-def test_files_of_nulls_are_refused(tmp_path, name, text, message):
-    """A JSON file that begins with null makes the library `datasets` end the process with a segmentation fault."""
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=rf"{re.escape(name)}.*{re.escape(message)}"):
-        kk.load(str(tmp_path / name), "train")
-
-
-def test_missing_columns_are_named(tmp_path):
-    rows = [{"quiz": "?", "names": ["Ann", "Bob"], "other": 1}]
-    path = write_rows(tmp_path / "a.parquet", rows)
-    with pytest.raises(ValueError, match=r"a\.parquet.* lacks the columns solution, statements; it has quiz, names"):
-        kk.load(str(path), "train")
-
-
-@pytest.mark.parametrize("source", ["no/such.parquet", "./nothing", "/nowhere/at/all", "kk.csv"])
-def test_missing_files(source):
-    with pytest.raises(ValueError, match="does not exist"):
-        kk.load(source, "train")
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    for name in ("a.parquet", "a.json", "a.txt"):
-        (tmp_path / name).write_text("{broken")
-        with pytest.raises(ValueError, match=re.escape(name)):
-            kk.load(str(tmp_path / name), "train")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="holds no"):
-        kk.load(str(tmp_path / "empty"), "train")
 
 
 def test_hub_splits_are_joined_and_failures_explained(monkeypatch):

@@ -1,4 +1,4 @@
-"""models/kk_tiny: that what it learned from is sound, that it is what its card says, and that it can learn more."""
+"""models/kk_tiny: that what it learned from is sound, and that it is what its card says."""
 
 import dataclasses
 import importlib
@@ -11,6 +11,7 @@ from statistics import fmean
 import pytest
 import regex
 from conftest import KK_TINY, ROOT, metrics, run
+from test_kk import holds
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo
@@ -22,19 +23,6 @@ from tools import family
 
 # --------------------------------------------------------------------------------------------------------------------
 # The worked solutions
-
-
-def holds(statement, roles):
-    """A statement's truth among these people; worked out anew, without kk's truth tables."""
-    op, *parts = statement
-    if op in ("telling-truth", "lying"):
-        return roles[parts[0]] == (op == "telling-truth")
-    values = [holds(part, roles) for part in parts]
-    if op == "not":
-        return not values[0]
-    if op == "->":
-        return values[1] if values[0] else True
-    return {"and": all(values), "or": any(values), "<=>": len(set(values)) == 1}[op]
 
 
 def atoms(statement):
@@ -254,15 +242,6 @@ def test_it_starts_where_its_card_says():
 
 # --------------------------------------------------------------------------------------------------------------------
 # The trainers' default where there is no GPU
-
-
-@pytest.mark.slow
-def test_eight_steps_raise_the_reward(tmp_path):
-    flags = ["--steps", "8", "--prompts_per_step", "6", "--people", "2", "--max_response_tokens", "400"]
-    flags += ["--eval_size", "2", "--eval_every", "8", "--lr", "2e-4"]
-    run("grpo_ar_lopti.py", *flags, "--run_dir", tmp_path / "run")
-    rewards = [row["reward"] for row in metrics(tmp_path / "run")]
-    assert fmean(rewards[-3:]) > fmean(rewards[:2]) + 0.3, rewards
 
 
 @pytest.mark.parametrize("trainer", [grpo, grpo_ar_lopti], ids=lambda trainer: trainer.__name__)

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import DATA, ROOT, write_rows
+from conftest import DATA, ROOT, check_linear_time, write_rows
 
 from rewards import math as task
 from rewards import workers
@@ -67,22 +67,11 @@ def test_last_complete_box(text):
 
 @pytest.mark.parametrize("text", [r"\boxed{", "{", "}", r"\boxed{}", "\\", r"\boxed", "{}", r"\boxed{{", r"\boxed "])
 def test_finding_the_box_takes_linear_time(text):
-    """Twice the text takes less than 2.6 times as long; what grows with its square takes 4 times. In three tries."""
+    def find(repeated):
+        task.last_box(repeated)
+        assert task.last_box(repeated + r"}\boxed{5}") is not None or text == "\\"
 
-    def seconds(times):
-        least = []
-        for _ in range(3):
-            start = time.process_time()
-            task.last_box(text * times)
-            assert task.last_box(text * times + r"}\boxed{5}") is not None or text == "\\"
-            least.append(time.process_time() - start)
-        return min(least)
-
-    for _ in range(3):
-        once, twice = seconds(20_000), seconds(40_000)
-        if twice < 2.6 * once + 1e-3:
-            return
-    raise AssertionError(f"{once:.6f} s, and {twice:.6f} s for twice the text")
+    check_linear_time(find, lambda size: text * (40 * size))
 
 
 # -------------------------------------------------------------------------------------------------------- comparing
@@ -129,70 +118,32 @@ def test_different_answers(gold, answer):
 
 OTHER = {
     "a chain with unequal sides": [
-        ("142", "99 = 142"),
-        ("3", "5=3"),
-        ("142", "x=99=142"),
-        ("142", "x = 142 = 141 = 142"),
-        ("3", "1+1=3"),
-        (r"\frac{1}{2}", r"\frac{1}{3} = \frac{1}{2}"),
-        ("0.5", r"\frac{1}{3} = 0.5"),
-        ("3", r"\sqrt{4} = 3"),
+        ("142", "99 = 142"), ("3", "5=3"), ("142", "x=99=142"), ("142", "x = 142 = 141 = 142"), ("3", "1+1=3"),
+        (r"\frac{1}{2}", r"\frac{1}{3} = \frac{1}{2}"), ("0.5", r"\frac{1}{3} = 0.5"), ("3", r"\sqrt{4} = 3"),
     ],
     "numbers side by side": [
-        ("142", r"14\binom{9}{4}2"),
-        ("142", r"16\binom{9}{4}"),
-        ("142", r"14\,128"),
-        ("142", "14 128"),
-        ("3", "2 1"),
-        ("3", "2{1}"),
-        ("3", r"2\left(1\right)"),
-        ("5", "(2)(3)"),
-        ("5", r"\binom{3}{1}2"),
-        ("142", "1 142"),
-        ("142", r"14\quad 2"),
-        ("142", r"1 4\ 2"),
-        ("(1,1)", "(1,0 1)"),
-        ("1,1", "1,0 1"),
-        ("6", "1+2 3"),
+        ("142", r"14\binom{9}{4}2"), ("142", r"16\binom{9}{4}"), ("142", r"14\,128"), ("142", "14 128"), ("3", "2 1"),
+        ("3", "2{1}"), ("3", r"2\left(1\right)"), ("5", "(2)(3)"), ("5", r"\binom{3}{1}2"), ("142", "1 142"),
+        ("142", r"14\quad 2"), ("142", r"1 4\ 2"), ("(1,1)", "(1,0 1)"), ("1,1", "1,0 1"), ("6", "1+2 3"),
     ],
     "another unit": [
-        (r"142\text{ m}", r"142\text{ km}"),
-        ("142 m", "142 km"),
-        (r"142\text{ m}", "142 km"),
-        (r"5\text{ m}", r"5\text{ m}^2"),
-        (r"5\text{ cm}^2", r"5\text{ cm}^3"),
-        (r"5\text{ hours}", "5 minutes"),
-        (r"5\text{ square feet}", r"5\text{ feet}"),
-        (r"5\,\mathrm{m}", r"5\,\mathrm{cm}"),
-        (r"5^\circ", r"5\text{ rad}"),
-        (r"5\text{ m/s}", r"5\text{ km/h}"),
-        (r"10\text{ a.m.}", r"10\text{ p.m.}"),
-        (r"5\text{ m}", r"5\%"),
-        (r"\frac{1}{2}\text{ m}", r"0.5\text{ cm}"),
+        (r"142\text{ m}", r"142\text{ km}"), ("142 m", "142 km"), (r"142\text{ m}", "142 km"),
+        (r"5\text{ m}", r"5\text{ m}^2"), (r"5\text{ cm}^2", r"5\text{ cm}^3"), (r"5\text{ hours}", "5 minutes"),
+        (r"5\text{ square feet}", r"5\text{ feet}"), (r"5\,\mathrm{m}", r"5\,\mathrm{cm}"),
+        (r"5^\circ", r"5\text{ rad}"), (r"5\text{ m/s}", r"5\text{ km/h}"), (r"10\text{ a.m.}", r"10\text{ p.m.}"),
+        (r"5\text{ m}", r"5\%"), (r"\frac{1}{2}\text{ m}", r"0.5\text{ cm}"),
         (r"\sqrt{2}\text{ inches}", r"\sqrt{2}\text{ cm}"),
     ],
     "a set for a tuple": [
-        ("(1,2)", r"\{1,2\}"),
-        ("(1,2)", r"\left\{1,2\right\}"),
-        ("(1,2,3)", r"\{1,2,3\}"),
-        ("[1,2]", r"\{1,2\}"),
-        ("(1,1)", r"\{1,1\}"),
-        ("(2,1)", r"\lbrace 2,1\rbrace"),
-        (r"\{1,2\}", "(1,2)"),
-        (r"\{1,2\}", "[1,2]"),
+        ("(1,2)", r"\{1,2\}"), ("(1,2)", r"\left\{1,2\right\}"), ("(1,2,3)", r"\{1,2,3\}"), ("[1,2]", r"\{1,2\}"),
+        ("(1,1)", r"\{1,1\}"), ("(2,1)", r"\lbrace 2,1\rbrace"), (r"\{1,2\}", "(1,2)"), (r"\{1,2\}", "[1,2]"),
         (r"\left\{1,2,3\right\}", "(1,2,3)"),
     ],
     "another number base": [
-        ("3", "3_2"),
-        ("3", "3_{2}"),
-        ("3", "3_x"),
-        ("2516", "2516_8"),
-        ("2516_8", "2516_7"),
-        ("3", "x=3_2"),
-        ("3", r"3_{\text{two}}"),
-        ("3", r"3_{12}"),
+        ("3", "3_2"), ("3", "3_{2}"), ("3", "3_x"), ("2516", "2516_8"), ("2516_8", "2516_7"), ("3", "x=3_2"),
+        ("3", r"3_{\text{two}}"), ("3", r"3_{12}"),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", OTHER)
@@ -641,28 +592,9 @@ def test_broken_rows_are_named(tmp_path, name):
     assert len(task.load(str(write_rows(path, [GOOD, GOOD])), "train")) == 2
 
 
-def test_wrong_arguments_and_files(tmp_path):
-    good = str(write_rows(tmp_path / "good.json", [GOOD]))
-    for source in ("no/such.parquet", "./nothing", "/nowhere/at/all", "a.json"):
-        with pytest.raises(ValueError, match="does not exist"):
-            task.load(source, "train")
-    for name in ("a.parquet", "a.json", "a.jsonl", "a.txt"):
-        (tmp_path / name).write_text("{broken")
-        with pytest.raises(ValueError, match=re.escape(name)):
-            task.load(str(tmp_path / name), "train")
-    (tmp_path / "a.json").write_text("7")
-    with pytest.raises(ValueError, match=r"a\.json: expected"):
-        task.load(str(tmp_path / "a.json"), "train")
-    for text, message in (("null", "expected a list"), ("[null]", "row 1: no problem"), ("[]", "holds no rows")):
-        (tmp_path / "a.json").write_text(text)
-        with pytest.raises(ValueError, match=rf"a\.json.*{message}"):
-            task.load(str(tmp_path / "a.json"), "train")
-    with pytest.raises(ValueError, match="size must be at least 1"):
-        task.load(good, "test", size=0)
-    with pytest.raises(ValueError, match="split must be train or test"):
-        task.load(good, "dev")
+def test_a_size_has_its_name():
     with pytest.raises(TypeError):
-        task.load(good, "test", 3)
+        task.load("good.json", "test", 3)
 
 
 @pytest.mark.parametrize("source, split", [(None, "train"), ("some/set", "test")])

@@ -155,6 +155,10 @@ NOT_TASKS = {
     ),
     "None": ("def load(*_, **more):\n    pass\n" + SCORE, r"load\(\) must give a list of problems, and gave None"),
     "no answer": (LOAD.replace('"answer"', '"target"') + SCORE, r"problem 0 of load\(\) is not complete: answer"),
+    "an answer that can't be written down": (
+        LOAD.replace("asked + [n]", "{n}") + SCORE,
+        r"problem 0 of load\(\): its answer can't be kept as JSON: Object of type set",
+    ),
     "no message": (LOAD.replace('"role": "user", ', "") + SCORE, r"problem 0 of load\(\) .*messages\.0\.role"),
     "no reward": (LOAD + SCORE.replace("reward", "points"), r"what score\(\) gives is not complete: reward"),
     "no correct": (LOAD + SCORE.replace("correct", "right"), r"what score\(\) gives is not complete: correct"),
