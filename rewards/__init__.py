@@ -123,14 +123,14 @@ def score(task, responses, problems):
     return [{**found, "reward": float(found["reward"])} for found in scores]
 
 
-def next_prompts(n_problems, n_used, count, seed):
-    """Returns (indices of the next `count` problems, the new n_used).
+def next_prompts(num_problems, num_used, count, seed):
+    """Returns (indices of the next `count` problems, the new num_used).
 
-    n_used: the position over all epochs, in problems. Each epoch has its own order and only complete steps.
+    num_used: the position over all epochs, in problems. Each epoch has its own order and only complete steps.
     """
-    epoch, at = divmod(n_used, n_problems)
-    if at + count > n_problems:
+    epoch, at = divmod(num_used, num_problems)
+    if at + count > num_problems:
         epoch, at = epoch + 1, 0
-    order = list(range(n_problems))
+    order = list(range(num_problems))
     random.Random(f"{seed}/{epoch}").shuffle(order)
-    return order[at : at + count], epoch * n_problems + at + count
+    return order[at : at + count], epoch * num_problems + at + count

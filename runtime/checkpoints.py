@@ -35,13 +35,13 @@ INDEX = "trainer/.metadata"  # DCP's list of tensors, and where each of them is
 # ------------------------------------------------------------------------------------------- saving
 
 
-def save(policy, optimizer, tokenizer, step, n_used, args, critic=None):
+def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
     """Writes checkpoints/step_STEP and deletes all but the newest args.keep_checkpoints.
 
     The model is written in args.dtype, which is the sampler's, the state of training in float32.
     With LoRA the model has its adapters added; the state of training is that of the adapters.
-    step: steps done; n_used: training problems used, which is the place in the data; critic: as in
-    trainer_state.
+    step: steps done; num_used: training problems used, which is the place in the data; critic: as
+    in trainer_state.
     All processes must call it. If it can't be written, the run ends with one message.
     """
     path = Path(args.run_dir, "checkpoints", f"step_{step:06d}")
@@ -72,7 +72,7 @@ def save(policy, optimizer, tokenizer, step, n_used, args, critic=None):
             if adapter:
                 policy.lm.peft_config[lora.ADAPTER].save_pretrained(unfinished / "adapter")
                 save_file(adapter, unfinished / "adapter" / "adapter_model.safetensors")
-            position = {"step": step, "n_used": n_used}
+            position = {"step": step, "n_used": num_used}
             (unfinished / POSITION).write_text(json.dumps(position))
             names = files_in(unfinished)
     sums = checksums(unfinished, processes.broadcast(names))
@@ -104,7 +104,7 @@ def make_way(path, unfinished):
     """Makes the folder that a checkpoint is written in; removes what would be in its way."""
     for left_by_a_kill in path.parent.glob("*.tmp"):
         shutil.rmtree(left_by_a_kill)
-    if path.exists():  # without its state file, or it would count and this step would not come
+    if path.exists():  # an incomplete one, which a kill has left
         delete(path)
     unfinished.mkdir(parents=True)
 
@@ -139,7 +139,7 @@ def checksums(folder, names):
 
 
 def check(resume):
-    """ValueError if the checkpoint that --resume names is damaged; it names one that is not.
+    """ValueError if the checkpoint that --resume names is damaged; it says which other one is not.
 
     Reads every byte of it. All processes must call it.
     """
@@ -194,18 +194,18 @@ def expected_checksums(path):
 
 
 def position_in(path):
-    """(step, n_used) from a checkpoint's trainer_state.json. ValueError if it does not say."""
+    """(step, num_used) from a checkpoint's trainer_state.json. ValueError if it does not say."""
     position = files.read_object(path / POSITION)
-    step, n_used = position.get("step"), position.get("n_used")
-    if type(step) is not int or type(n_used) is not int or step != step_of(path) or n_used < 0:
+    step, num_used = position.get("step"), position.get("n_used")
+    if type(step) is not int or type(num_used) is not int or step != step_of(path) or num_used < 0:
         raise ValueError(f"{POSITION} does not say how far the run was")
-    return step, n_used
+    return step, num_used
 
 
 def load(policy, optimizer, resume, critic=None):
-    """Puts a checkpoint's weights, AdamW's state and random state in place. Returns (step, n_used).
+    """Puts a checkpoint's weights, AdamW's state and random state in place.
 
-    Without resume, for a new run, nothing changes: (0, 0).
+    Returns (step, num_used). Without resume, for a new run, nothing changes: (0, 0).
 
     resume: a run, which means its newest checkpoint, or one of its checkpoints. Newer ones are
     deleted: the run goes another way from here. On any number of processes, whatever their number
@@ -273,7 +273,7 @@ class IndexUnpickler(pickle.Unpickler):
 def read_metadata(path):
     """DCP's index in a checkpoint's folder trainer/. ValueError if our own save did not write it.
 
-    The index is a pickle, and a pickle can have any function called that it names: one that names
+    The index is a pickle, and loading a pickle can call any function. So an index that names
     anything unexpected is refused. So is an index with other things than tensors, because DCP
     would unpickle these without any restriction, and one that leads out of the folder.
     """

@@ -147,7 +147,10 @@ def kl_share(rewards, returns, mask):
     """
     of_tokens = rewards[:, None] * mask  # [N, T]
     penalty = token_mean((of_tokens - returns).abs(), mask)
-    return penalty / (penalty + token_mean(of_tokens.abs(), mask) or 1)
+    total = penalty + token_mean(of_tokens.abs(), mask)
+    if total == 0:
+        return 0.0
+    return penalty / total
 
 
 def of_bins(updates):
