@@ -8,17 +8,10 @@ import math
 
 import pytest
 import torch
-from test_algorithms import (
-    arguments,
-    distance,
-    gradients,
-    lengths_of,
-    loss_batch,
-    plain_gradient,
-    plain_log_softmax,
-)
+from test_algorithms import arguments, distance, gradients, lengths_of, loss_batch, plain_gradient, plain_log_softmax
 from transformers import AutoModelForCausalLM
 
+import acpo
 import cispo
 import grpo
 import gspo
@@ -60,21 +53,11 @@ def test_cispos_loss_and_gradient_by_hand(name):
     assert clipped.item() == is_clipped
 
 
-def test_a_weight_at_the_very_bound_is_not_clipped():
-    above, below = (torch.tensor(x, dtype=torch.float64).exp().item() for x in (0.25, -0.25))
-    logp, rest = loss_batch([(0.25, 0, 2), (-0.25, 0, -2)])
-    args = arguments(cispo, clip_high=above - 1, clip_low=1 - below, kl_coef=0.0)
-    loss, clipped = cispo.policy_loss(logp, rest, 1, args)
-    loss.backward()
-    assert logp.grad[0, 1::3].tolist() == [-2 * above, 2 * below] and clipped.item() == 0
-    narrower = dataclasses.replace(args, clip_high=above - 1 - 1e-12, clip_low=1 - below - 1e-12)
-    assert cispo.policy_loss(logp, rest, 1, narrower)[1].item() == 2
-
-
 # (log ρ, A) → (weight, whether the gate cuts the token off): PPO's gate at 1.3 for A > 0 and at 0.8 for A < 0
 GATED = {
     "on policy": ((0, 1.5), (1, False)),
     "inside, A > 0": ((math.log(1.29), 2), (1.29, False)),
+    "inside, A < 0": ((math.log(0.81), -2), (0.81, False)),
     "above the gate, A > 0": ((math.log(1.31), 2), (1.31, True)),
     "above the gate and the weight's bound, A > 0": ((math.log(1.6), 2), (1.45, True)),
     "above the gate, A < 0": ((math.log(1.31), -2), (1.31, False)),
@@ -170,30 +153,12 @@ def test_gspos_loss_and_gradient_by_hand(name):
 
 
 def test_responses_count_alike_however_long_they_are():
-    """All of the above at once, of 1 and 3 tokens; then with KL terms: e − 2 on one token, on one of three e^-2 + 1."""
-    logp, rest = sequence_batch([sequence for sequence, _ in SEQUENCES.values()])
-    loss, clipped = gspo.policy_loss(logp, rest, 100, arguments(gspo, kl_coef=0.0))
-    terms = [by_hand(log_s, advantage, cut)[0] for (_, advantage), (log_s, cut) in SEQUENCES.values()]
-    assert loss.item() == pytest.approx(-sum(terms) / 100, rel=1e-12)
-    assert clipped.item() == 2 * 1 + 2 * 3
+    """Of one token and of three, with KL terms: e − 2 on the one token, e^-2 + 1 on one of the three."""
     logp, rest = sequence_batch([([0], 2), ([0, 0, 0], 1)])
     rest["ref_logp"][0, 1] += 1
     rest["ref_logp"][1, 2] -= 2
     loss, _ = gspo.policy_loss(logp, rest, 2, arguments(gspo))
     assert loss.item() == pytest.approx((-2 - 1 + 0.1 * (math.e - 2) + 0.1 * (math.exp(-2) + 1) / 3) / 2, rel=1e-12)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_response_at_the_very_bound_is_not_clipped(size):
-    above, below = (torch.tensor(x, dtype=torch.float64).exp().item() for x in (0.25, -0.25))
-    logp, rest = sequence_batch([([0.25] * size, 2), ([-0.25] * size, -2)])
-    args = arguments(gspo, clip_high=above - 1, clip_low=1 - below, kl_coef=0.0)
-    loss, clipped = gspo.policy_loss(logp, rest, 2, args)
-    loss.backward()
-    assert loss.item() == pytest.approx(below - above, rel=1e-12) and clipped.item() == 0
-    assert logp.grad[rest["mask"]].tolist() == pytest.approx([-above / size] * size + [below / size] * size, rel=1e-12)
-    narrower = dataclasses.replace(args, clip_high=above - 1 - 1e-12, clip_low=1 - below - 1e-12)
-    assert gspo.policy_loss(logp, rest, 2, narrower)[1].item() == 2 * size
 
 
 @pytest.mark.parametrize(("moved", "log_s"), [([60, 0, 30], 20), ([-30], -20)])
@@ -217,6 +182,30 @@ def test_an_outlier_above_weighs_less_in_gspos_mean_than_in_grpos_and_one_below_
     weights = [torch.autograd.grad(loss, logp)[0][rest["mask"]].tolist() for loss in (grpos, gspos)]
     assert weights[0] == pytest.approx([-advantage / 4 * x for x in (ratio, 1, 1, 1)], rel=1e-12)
     assert weights[1] == pytest.approx([-advantage / 4 * geometric] * 4, rel=1e-12)
+
+
+# ------------------------------------------------------------------------------------------- bounds of four scripts
+
+
+@pytest.mark.parametrize("trainer", [grpo, acpo, cispo, gspo], ids=lambda trainer: trainer.__name__)
+def test_a_ratio_at_the_very_bound_is_not_clipped(trainer):
+    """The bounds are put exactly on the ratio: r − 1 and 1 − r are exact for r in [1/2, 2]. A token is a response."""
+    above, below = (torch.tensor(x, dtype=torch.float64).exp().item() for x in (0.25, -0.25))
+    logp, rest = sequence_batch([([0.25], 2), ([-0.25], -2)])
+
+    def loss_of(narrower):
+        high, low = above - 1 - narrower, 1 - below - narrower
+        if trainer is acpo:  # its range and its divisor are in the batch
+            ranges = torch.tensor([[high], [low]], dtype=torch.float64).expand(rest["mask"].shape)
+            of_acpo = rest | {"clip_range": ranges, "weight": torch.ones_like(ranges)}
+            return acpo.policy_loss(logp, of_acpo, arguments(acpo, kl_coef=0.0))
+        args = arguments(trainer, clip_high=high, clip_low=low, kl_coef=0.0)
+        return trainer.policy_loss(logp, rest, 1, args)
+
+    loss, clipped = loss_of(0)
+    loss.backward()
+    assert logp.grad[rest["mask"]].tolist() == pytest.approx([-2 * above, 2 * below], abs=1e-12)
+    assert clipped.item() == 0 and loss_of(1e-12)[1].item() == 2
 
 
 # --------------------------------------------------------------------------------------------------------- update

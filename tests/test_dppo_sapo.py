@@ -63,8 +63,8 @@ def check(token, divergence, weight, is_cut, **changes):
 # δ 0.15, β 0.1: (π_old, π, log π_ref − log π, A) → (min(ρ, 20), whether the token is cut off)
 BY_TV = {
     "on policy": ((0.5, 0.5, 0, 1.5), (1, False)),
-    "up by 0.1": ((0.5, 0.6, 0, 2), (1.2, False)),
-    "up by 0.2": ((0.5, 0.7, 0, 2), (1.4, True)),
+    "up by 0.149": ((0.5, 0.649, 0, 2), (1.298, False)),
+    "up by 0.151": ((0.5, 0.651, 0, 2), (1.302, True)),
     "up by 0.2, A < 0: back towards π_old": ((0.5, 0.7, 0, -2), (1.4, False)),
     "down by 0.1": ((0.5, 0.4, 0, -2), (0.8, False)),
     "down by 0.2": ((0.5, 0.3, 0, -2), (0.6, True)),
@@ -216,27 +216,6 @@ def test_sapos_loss_and_gradient_by_hand(name):
     assert logp.grad[rest["mask"]].tolist() == pytest.approx(expected, rel=1e-9, abs=1e-15)
     assert not logp.grad[~rest["mask"]].any()
     assert clipped.item() == num_clipped
-
-
-@pytest.mark.parametrize("tau", [0.5, 1.0, 1.05, 4.0])
-def test_a_gate_of_one_half_is_the_bound_of_the_clip_rate(tau):
-    """f' is 1/cosh²(τ(ρ − 1)/2): 1/2 at ρ = 1 ± 2·arcosh(√2)/τ. With τ 4 there is a ρ below 1 that gets there."""
-    args = arguments(sapo, tau_positive=tau, tau_negative=tau, kl_coef=0.0)
-    away = 2 * math.acosh(math.sqrt(2)) / tau
-    bounds = [(1 + away, 1)] + [(1 - away, -1)] * (away < 1)
-    assert len(bounds) == (2 if tau == 4 else 1)
-    for ratio, side in bounds:
-        for advantage in (2, -2):
-            logp, rest = sequence_batch([([math.log(ratio - 1e-9 * side), math.log(ratio + 1e-9 * side)], advantage)])
-            assert sapo.policy_loss(logp, rest, 1, args)[1].item() == 1
-
-
-def test_the_two_flags_of_sapo_are_those_of_the_two_signs():
-    for advantage, name in ((2, "tau_positive"), (-2, "tau_negative")):
-        for tau in (0.5, 3.0):
-            logp, rest = sequence_batch([([math.log(2)], advantage)])
-            loss, _ = sapo.policy_loss(logp, rest, 1, arguments(sapo, kl_coef=0.0, **{name: tau}))
-            assert loss.item() == pytest.approx(-advantage * 4 / tau / (1 + math.exp(-tau)), rel=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -10,33 +10,18 @@ import math
 
 import pytest
 import torch
-from test_algorithms import Recorder, adamw, arguments, distance, gradients, weights
-from torch import nn
+from test_algorithms import Recorder, arguments, distance, gradients, loss_batch, weights
 
 import archer
 import entropy_top
 import grpo
+from tools.updates import TablePolicy
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 def share(batch, rows):
     return {key: value[rows] for key, value in batch.items()}
-
-
-class TablePolicy(nn.Module):
-    """A policy of which every token has a log-probability of its own, in float64: its gradient can
-    be read off.
-
-    entropy: each token's, which a pass gives beside it.
-    """
-
-    def __init__(self, logp, entropy):
-        super().__init__()
-        self.logp, self.entropy = nn.Parameter(logp), entropy
-
-    def forward(self, ids, mask, temperature, with_entropy=False):
-        return self.logp[ids] * mask, self.entropy[ids] * mask
 
 
 def by_token(trainer, rows, monkeypatch, entropy_now=None, **changes):
@@ -140,18 +125,6 @@ def test_only_the_tokens_from_the_threshold_on_have_loss_gradient_and_kl_term(mo
     expected[7] = 3 / 10
     assert gradient == exactly(expected)
     assert metrics["top_rate"] == 0.4 and metrics["entropy_threshold"] == 0.9 and metrics["clip_rate"] == 0.2
-
-
-def test_every_update_has_a_threshold_of_its_own_and_the_metrics_are_over_all(monkeypatch):
-    """Responses of 6 tokens and of 1: ⌈0.2·6⌉ = 2 of the first (2.0, 0.9), the second's only one (0.9): 3 of 7."""
-    losses, gradient, metrics = by_token(
-        entropy_top, RULE[:2], monkeypatch, entropy_top=0.2, kl_coef=0.0, updates_per_step=2
-    )
-    assert losses == exactly([-(2.2 + 2.48) / 6, 1.6])
-    assert gradient == exactly([0, -2.2 / 6, 0, 0, 0, 0, 0])
-    assert metrics["top_rate"] == exactly(3 / 7) and metrics["clip_rate"] == exactly(2 / 7)
-    _, _, metrics = by_token(entropy_top, [RULE[1], RULE[2]], monkeypatch, entropy_top=0.2, updates_per_step=2)
-    assert metrics["entropy_threshold"] == pytest.approx((0.9 + 1.3) / 2, rel=1e-6)  # a pass's entropy is float32
 
 
 def test_later_updates_take_the_entropy_of_the_policy_as_it_is_then(monkeypatch):
@@ -272,21 +245,6 @@ TOKENS = {
 }
 
 
-def loss_batch(tokens, reasoning):
-    """log π, with gradient, and the rest of a batch of one row in float64. Around each token lies garbage, masked."""
-    tokens = torch.tensor(tokens, dtype=torch.float64)  # [n, 3]
-    rest = {"mask": torch.zeros(1, 3 * len(tokens), dtype=torch.bool)}
-    rest["mask"][0, 1::3] = True
-    logp = torch.full(rest["mask"].shape, -1e30, dtype=torch.float64)
-    rest |= {"old_logp": logp - 7e29, "ref_logp": -logp, "advantages": 1e30 + 0 * logp, "reasoning": ~rest["mask"]}
-    logp[0, 1::3] = -40.0
-    rest["old_logp"][0, 1::3] = -40 - tokens[:, 0]
-    rest["ref_logp"][0, 1::3] = -40 + tokens[:, 1]
-    rest["advantages"][0, 1::3] = tokens[:, 2]
-    rest["reasoning"][0, 1::3] = torch.tensor(reasoning)
-    return logp.requires_grad_(), rest
-
-
 @pytest.mark.parametrize("name", TOKENS)
 @pytest.mark.parametrize("kind", ["knowledge", "reasoning"])
 def test_a_tokens_loss_and_gradient_by_hand(name, kind):
@@ -295,7 +253,8 @@ def test_a_tokens_loss_and_gradient_by_hand(name, kind):
     surrogate, is_clipped = by_kind[kind == "reasoning"]
     beta = 0.1 * 0.25 if kind == "reasoning" else 0.1
     moved, reference, advantage = token
-    logp, rest = loss_batch([token], [kind == "reasoning"])
+    logp, rest = loss_batch([token])
+    rest["reasoning"] = ~rest["mask"] | (kind == "reasoning")
     loss, clipped = archer.policy_loss(logp, rest, 7, arguments(archer, reasoning_kl=0.25))
     loss.backward()
     assert loss.item() == exactly((beta * (math.exp(reference) - reference - 1) - surrogate) / 7)
@@ -332,27 +291,3 @@ def test_without_kl_coef_neither_kind_has_a_kl_term_and_the_kinds_stay_those_of_
     assert metrics["reasoning_rate"] == exactly(1 / 7) and metrics["clip_rate"] == exactly(4 / 7)
     (loss,), gradient, _ = by_token(archer, TWO, monkeypatch, kl_coef=0.0, reasoning_kl=1.0)
     assert loss == exactly(-(1.2 * 6 + 1.4) / 7) and gradient == exactly([0, 0, 0, 0, 0, -0.2, 0])
-
-
-# ------------------------------------------------------------------------------------------- both: ends, two processes
-
-SAME_AS_GRPO = [(entropy_top, {"entropy_top": 1.0}, {}), (archer, {"entropy_quantile": 1.0}, {"clip_high": 0.2})]
-
-
-@pytest.mark.parametrize(("trainer", "off", "settings"), SAME_AS_GRPO, ids=["entropy_top", "archer"])
-def test_at_the_end_of_its_range_a_script_is_grpo_to_the_last_bit(tiny_model, batch, trainer, off, settings):
-    """Two steps of two AdamW updates each: every weight and metric; and with the script's own default not."""
-    reached = {}
-    for name, script, flags in (("grpo", grpo, settings), ("off", trainer, off), ("on", trainer, {})):
-        common = {"updates_per_step": 2, "micro_batch_tokens": 300, "max_grad_norm": 0.1}
-        args = arguments(script, model=str(tiny_model), **common, **flags)
-        policy = script.load_policy(args, trained=True)
-        optimizer = adamw(policy)
-        metrics = [script.update(policy, optimizer, batch, step, args) for step in (1, 2)]
-        shared = [{key: row[key] for key in ("clip_rate", "grad_norm", "optimizer_steps")} for row in metrics]
-        reached[name] = weights(policy), shared, metrics
-    assert torch.equal(reached["off"][0], reached["grpo"][0]) and reached["off"][1] == reached["grpo"][1]
-    assert not torch.equal(reached["on"][0], reached["grpo"][0])
-    rate = "top_rate" if trainer is entropy_top else "reasoning_rate"
-    assert reached["off"][2][0][rate] == (1 if trainer is entropy_top else 0)
-    assert 0.1 < reached["on"][2][0][rate] < 0.3

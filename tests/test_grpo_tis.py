@@ -9,18 +9,7 @@ import math
 import pytest
 import torch
 from conftest import step_of_main, timeless
-from test_algorithms import (
-    GROUP,
-    PROMPTS,
-    TOKENS,
-    adamw,
-    arguments,
-    distance,
-    gradients,
-    loss_batch,
-    plain_gradient,
-    weights,
-)
+from test_algorithms import GROUP, PROMPTS, TOKENS, arguments, distance, eq_2, gradients, loss_batch, plain_gradient
 
 import grpo
 import grpo_tis
@@ -105,13 +94,6 @@ def test_a_tokens_loss_by_hand(name, correction):
         assert clipped.item() == is_clipped
 
 
-def slope_by_hand(moved, reference, advantage, weight, args):
-    """d J/d log π: w·ρ·A, 0 where the clip cuts off, and the KL term's β·π_ref/π − β."""
-    ratio = math.exp(moved)
-    lost = ratio > 1 + args.clip_high if advantage > 0 else ratio < 1 - args.clip_low and advantage < 0
-    return (0 if lost else weight * ratio * advantage) + args.kl_coef * (math.exp(reference) - 1)
-
-
 def weight_by_hand(mismatch, args):
     ratio = math.exp(mismatch)
     if args.correction == "tis":
@@ -135,7 +117,7 @@ def test_the_gradient_on_transformers_own_log_probabilities(tiny_model, batch, c
         old, ref, sampler, advantage = (batch[key][at].item() for key in keys)
         given = weight_by_hand(old - sampler, args)
         cut += given in (0, 1.1)
-        return slope_by_hand(logp - old, ref - logp, advantage, given, args)
+        return eq_2(logp, old, ref, given * advantage, args)
 
     (one,), metrics = gradients(grpo_tis, batch, args)
     expected = plain_gradient(tiny_model, batch, args, weight)
@@ -143,28 +125,6 @@ def test_the_gradient_on_transformers_own_log_probabilities(tiny_model, batch, c
     assert 0.1 < cut / batch["mask"].sum() < 0.9 and metrics["clip_rate"] > 0.05
     (uncorrected,), others = gradients(grpo, batch, arguments(model=str(tiny_model), micro_batch_tokens=300))
     assert distance(one, uncorrected) > 0.05 and others["clip_rate"] == metrics["clip_rate"]
-
-
-@pytest.mark.parametrize(("correction", "dtype"), [("tis", "float32"), ("icepop", "bfloat16")])
-def test_with_a_sampler_that_is_the_trainer_it_is_grpo_to_the_last_bit(tiny_model, batch, correction, dtype):
-    """The loss, and two steps of two AdamW updates each: every weight and metric."""
-    same = batch | {"sampler_logp": batch["old_logp"].clone()}
-    settings = {"updates_per_step": 2, "micro_batch_tokens": 300, "max_grad_norm": 0.1, "dtype": dtype}
-    reached = {}
-    for trainer, own in ((grpo, {}), (grpo_tis, {"correction": correction})):
-        args = arguments(trainer, model=str(tiny_model), **settings, **own)
-        policy = trainer.load_policy(args, trained=True)
-        optimizer, start = adamw(policy), weights(policy)
-        logp = batch["ref_logp"].clone().requires_grad_()
-        loss, clipped = trainer.policy_loss(logp, same, 7, args)
-        path = [loss.detach(), clipped, *torch.autograd.grad(loss, logp)]
-        for step in (1, 2):
-            metrics = trainer.update(policy, optimizer, same | {"advantages": step * batch["advantages"]}, step, args)
-            assert metrics.pop("mask_rate", 0) == 0
-            path += [weights(policy), torch.tensor(list(metrics.values()))]
-        assert not torch.equal(path[-2], start)
-        reached[trainer] = path
-    assert all(torch.equal(a, b) for a, b in zip(reached[grpo], reached[grpo_tis], strict=True))
 
 
 # ------------------------------------------------------------------------------------ responses that are left out
@@ -209,21 +169,6 @@ def test_which_responses_are_left_out_by_hand():
     assert not grpo_tis.left_out(logp, rest, arguments(grpo_tis, mask="sequence", mask_delta=100.0)).any()
 
 
-def test_a_response_that_is_left_out_keeps_its_kl_term_and_its_place_in_the_divisor():
-    """ρ is 1, log(π_ref/π) 0.2, β 0.1: the slope of the loss is (0.1·(1 − e^0.2) − w·A)/7, with w 0 or TIS's."""
-    logp, rest = responses_batch()
-    loss, _ = grpo_tis.policy_loss(logp, rest, 7, arguments(grpo_tis, mask="sequence"))
-    loss.backward()
-    expected_loss = 0.0
-    for i, (advantage, fallen, is_out) in enumerate(RESPONSES.values()):
-        for t, nats in enumerate(fallen, 1):
-            weight = 0 if is_out else min(math.exp(-min(nats, 20)), 2)
-            slope = (0.1 * (1 - math.exp(0.2)) - weight * advantage) / 7
-            assert logp.grad[i, t].item() == pytest.approx(slope, rel=1e-12)
-            expected_loss += (0.1 * (math.exp(0.2) - 0.2 - 1) - weight * advantage) / 7
-    assert loss.item() == pytest.approx(expected_loss, rel=1e-12)
-
-
 def test_an_update_leaves_responses_out_by_the_policy_as_it_is(tiny_model, batch):
     """Of transformers' own log-probabilities, as in the gradient above; mask_rate is the share of tokens."""
     args = arguments(grpo_tis, model=str(tiny_model), micro_batch_tokens=300, mask="sequence", mask_delta=0.002)
@@ -239,7 +184,7 @@ def test_an_update_leaves_responses_out_by_the_policy_as_it_is(tiny_model, batch
         keys = ("old_logp", "ref_logp", "sampler_logp", "advantages")
         old, ref, sampler, advantage = (batch[key][i, t].item() for key in keys)
         given = 0 if out[i] else weight_by_hand(old - sampler, args)
-        return slope_by_hand(logp - old, ref - logp, advantage, given, args)
+        return eq_2(logp, old, ref, given * advantage, args)
 
     (one,), metrics = gradients(grpo_tis, batch, args)
     assert 0.05 < share < 0.5 and metrics["mask_rate"] == pytest.approx(share.item(), rel=1e-6)

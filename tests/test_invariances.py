@@ -7,6 +7,7 @@ Of every script whose update is its own. What another one shares with its parent
 import dataclasses
 import inspect
 import math
+import shutil
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from test_algorithms import (
     make_batch,
     rows_of,
     state_of,
+    tokens_of,
     weights,
 )
 
@@ -93,10 +95,6 @@ def args_of(case, model, **changes):
     return arguments(trainer, model=str(model), max_response_tokens=50, **settings | changes)
 
 
-def kl_term(trainer, kl_coef):
-    return {"kl_coef": kl_coef} if hasattr(trainer.Args, "kl_coef") else {}  # reinforce.py has none
-
-
 def num_steps(trainer, args):
     """How many optimizer steps an update makes."""
     return args.updates_per_step * (2 if trainer is grpo_ar_lopti else 1)
@@ -110,7 +108,7 @@ def with_advantages(batch, trainer, args):
 def test_the_gradient_does_not_move_with_the_micro_batches(tiny_model, batch, case, kl_coef):
     """Of two updates, over all parameters; the metrics are the same, and the batch is as it was."""
     trainer = CASES[case][0]
-    args = args_of(case, tiny_model, updates_per_step=2, **kl_term(trainer, kl_coef))
+    args = args_of(case, tiny_model, updates_per_step=2, kl_coef=kl_coef)
     batch = with_advantages(batch, trainer, args)
     before = {key: value.clone() for key, value in batch.items()}
     policy = trainer.load_policy(args, trained=True)
@@ -170,7 +168,7 @@ def test_without_tokens_the_loss_is_zero_and_without_gradient(case):
 def test_responses_of_advantage_0_go_through_no_pass_and_change_nothing(tiny_model, batch, case):
     """Without a KL term; with one of weight 10⁻¹², for which they go too, the gradient is the same."""
     trainer = CASES[case][0]
-    args = args_of(case, tiny_model, micro_batch_tokens=300, **kl_term(trainer, 0.0))
+    args = args_of(case, tiny_model, micro_batch_tokens=300, kl_coef=0.0)
     batch = batch | {"advantages": batch["advantages"].clone()}
     batch["advantages"][[0, 1, 2, 7, 20]] = 0
     policy, seen = trainer.load_policy(args, trained=True), []
@@ -193,6 +191,52 @@ def test_if_no_token_has_an_advantage_adamw_still_makes_its_step(tiny_model, bat
     metrics = grpo.update(policy, optimizer, batch | {"advantages": 0 * batch["advantages"]}, 1, args)
     assert metrics["grad_norm"] == 0 and metrics["optimizer_steps"] == 1
     torch.testing.assert_close(policy.lm.lm_head.weight, before * (1 - 1e-4), rtol=1e-6, atol=0)
+
+
+# A script whose own part is turned off: its settings, those of grpo.py, what its metrics have besides; --dtype and
+# --lora_rank of both.
+TURNED_OFF = {
+    "grpo_ar_lopti": (grpo_ar_lopti, {"alpha": 0.0, "eta": 0.0}, {}, {"low_rate": 0}, "float32", 0),
+    "grpo_ar_lopti bfloat16": (grpo_ar_lopti, {"alpha": 0.0, "eta": 0.0}, {}, {"low_rate": 0}, "bfloat16", 0),
+    "grpo_ar_lopti LoRA": (grpo_ar_lopti, {"alpha": 0.0, "eta": 0.0}, {}, {"low_rate": 0}, "bfloat16", 4),
+    "grpo_tis tis": (grpo_tis, {"correction": "tis"}, {}, {"mask_rate": 0}, "float32", 0),
+    "grpo_tis icepop": (grpo_tis, {"correction": "icepop"}, {}, {"mask_rate": 0}, "bfloat16", 0),
+    "entropy_top": (entropy_top, {"entropy_top": 1.0}, {}, {"top_rate": 1}, "float32", 0),
+    "archer": (archer, {"entropy_quantile": 1.0}, {"clip_high": 0.2}, {"reasoning_rate": 0}, "float32", 0),
+}
+
+
+def steps_of(trainer, batch, **settings):
+    """The weights before the first step, and weights and metrics after each of two, of two AdamW updates each."""
+    args = arguments(trainer, updates_per_step=2, micro_batch_tokens=300, max_grad_norm=0.1, **settings)
+    policy = trainer.load_policy(args, trained=True)
+    optimizer, start, path = adamw(policy), weights(policy), []
+    for step in range(2):
+        rewards = torch.randn(N, generator=torch.Generator().manual_seed(step))
+        advantages = trainer.compute_advantages(rewards, batch, args)
+        if trainer is grpo_ar_lopti:
+            advantages *= trainer.ar_weight(batch["old_logp"], args.alpha)
+        metrics = trainer.update(policy, optimizer, batch | {"advantages": advantages}, step, args)
+        path.append((weights(policy), metrics))
+    return start, path
+
+
+@pytest.mark.parametrize("case", TURNED_OFF)
+def test_a_script_whose_own_part_is_turned_off_is_grpo_to_the_last_bit(tiny_model, batch, case):
+    """Every weight and metric. grpo_tis.py has a sampler that is the trainer."""
+    trainer, off, of_grpo, own_metrics, dtype, lora_rank = TURNED_OFF[case]
+    batch = batch | {"sampler_logp": batch["old_logp"]}
+    common = {"model": str(tiny_model), "dtype": dtype, "lora_rank": lora_rank}
+    start, expected = steps_of(grpo, batch, **common, **of_grpo)
+    assert not torch.equal(expected[0][0], start) and not torch.equal(expected[1][0], expected[0][0])
+    _, found = steps_of(trainer, batch, **common, **off)
+    for (its_weights, its_metrics), (grpos_weights, grpos_metrics) in zip(found, expected, strict=True):
+        assert torch.equal(its_weights, grpos_weights)
+        assert (grpos_metrics | own_metrics).items() <= its_metrics.items()
+    if trainer in (entropy_top, archer):  # not so with its own default
+        _, found = steps_of(trainer, batch, **common)
+        assert not torch.equal(found[1][0], expected[1][0])
+        assert all(0.1 < found[0][1][name] < 0.3 for name in own_metrics)
 
 
 @each_update
@@ -230,15 +274,21 @@ def test_a_loss_that_is_not_finite_ends_the_program_before_the_weights_are_touch
 # ------------------------------------------------------------------------------------------------- two processes
 
 
+TRAINED = ["grpo", "grpo_ar_lopti"]  # the cases of which AdamW makes steps, too
+
+
 def compute_share(folder):
-    """Writes what this process's main makes of its share of the batch: advantages, metrics; and the gradients."""
-    results, started = {}, False
+    """Writes what this process's main makes of its share of the batch: advantages, metrics; and the gradients.
+
+    In the cases whose settings are in the folder.
+    """
+    processes.start()
+    rows = rows_of(processes.RANK, processes.WORLD_SIZE)
+    results = {}
     for case, (trainer, _) in CASES.items():
-        args = trainer.Args(**torch.load(folder / f"{case}.pt"))
-        if not started:
-            processes.start()
-            started = True
-        rows = rows_of(processes.RANK, processes.WORLD_SIZE)
+        if not (folder / f"{case}.pt").exists():
+            continue
+        args = trainer.Args(**torch.load(folder / f"{case}.pt") | {"run_dir": str(folder)})
         batch = {key: value[rows] for key, value in torch.load(folder / "batch.pt").items()}
         rewards = batch["rewards"][:, 0]
         with pytest.MonkeyPatch.context() as patch:
@@ -248,13 +298,53 @@ def compute_share(folder):
             metrics, given = step_of_main(trainer, args, batch, rewards.tolist(), patch)
         result = {"rows": rows, "metrics": timeless(metrics), "advantages": given["advantages"]}
         result["gradients"], result["update"] = gradients(trainer, given, args)
-        without_kl = dataclasses.replace(args, **kl_term(trainer, 0.0))
+        without_kl = arguments(trainer, **dataclasses.asdict(args) | {"kl_coef": 0.0})
         equal = batch | {"values": torch.zeros(batch["mask"].shape), "teacher_logp": batch["old_logp"]}
         equal = trainer.compute_advantages(torch.full_like(rewards, 0.7), equal, without_kl)
         results[case] = result | {"of equal rewards": equal}
+        if case in TRAINED:
+            results[case] |= steps_and_a_broken_one(trainer, given, args)
         if case == "grpo":
             results["of each pass cost"] = gradients_by_pass_cost(given, args)
+            results["bfloat16"] = in_bfloat16(given, args)
     torch.save(results, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
+
+
+def steps_and_a_broken_one(trainer, batch, args):
+    """Weights before and after two steps of AdamW, and after a third, in which the last process meets a NaN."""
+    args = dataclasses.replace(args, max_grad_norm=0.05)
+    policy = trainer.load_policy(args, trained=True)
+    optimizer, found = adamw(policy), {"before": weights(policy)}
+    found["updates"] = [trainer.update(policy, optimizer, batch, step, args) for step in (1, 2)]
+    found["after"] = weights(policy)
+    broken = batch | {"advantages": batch["advantages"].clone()}
+    if processes.RANK == processes.WORLD_SIZE - 1:
+        broken["advantages"][0][batch["mask"][0]] = math.nan
+    with pytest.raises(SystemExit) as end:
+        trainer.update(policy, optimizer, broken, 3, args)
+    return found | {"end": end.value.code, "at the end": weights(policy)}
+
+
+def in_bfloat16(batch, args):
+    """What grpo.py computes with --dtype bfloat16, in which types it holds what, and over what it splits the model."""
+    args = dataclasses.replace(args, dtype="bfloat16")
+    policy, reference = (grpo.load_policy(args, trained=trained) for trained in (True, False))
+    layer, found = policy.lm.model.layers[1], {}
+
+    def look(layer, inputs):
+        found["gathered"] = layer.mlp.up_proj.weight.dtype
+        found["residual"] = inputs[0].dtype
+
+    layer.register_forward_pre_hook(look)
+    found["policy"] = grpo.log_probs(policy, batch, args)[0]
+    found["reference"] = grpo.log_probs(reference, batch, args)[0]
+    found["gradient"] = gradients(grpo, batch, args, policy)[0][0]
+    weight = layer.mlp.up_proj.weight
+    found["kept"] = weight.dtype
+    if processes.WORLD_SIZE > 1:
+        found["summed"] = layer._get_fsdp_state()._mp_policy.reduce_dtype
+        found["mesh"] = tuple(weight.device_mesh.shape), [type(place).__name__ for place in weight.placements]
+    return found
 
 
 # What a pass costs, in tokens: with the first of them sharing a prompt always pays, with the last never.
@@ -275,15 +365,19 @@ def gradients_by_pass_cost(batch, args):
 def two_processes(tiny_model, batch, tmp_path_factory):
     """Results of one process and of each of two; the long responses all go to process 0 of two.
 
-    So it makes more passes than process 1, which repeats one with an empty mask; and all tokens of high entropy are its
-    own.
+    So it makes more passes than process 1, which repeats one with an empty mask. All tokens of high entropy are its
+    own, and in the second mini-batch all tokens of Lopti's low stage.
     """
     folder = tmp_path_factory.mktemp("two_processes")
     for case in CASES:
         args = args_of(case, tiny_model, updates_per_step=2, micro_batch_tokens=150)
         torch.save(dataclasses.asdict(args), folder / f"{case}.pt")
-    batch = batch | {"entropy": batch["entropy"].clone()}
+    batch = batch | {key: batch[key].clone() for key in ("entropy", "old_logp")}
     batch["entropy"][rows_of(1, 2)] *= 0.01
+    late = rows_of(1, 2)[N // 4 :]
+    batch["old_logp"][late] = batch["old_logp"][late].clamp(min=-0.1)
+    low = [tokens_of(batch, rows_of(rank, 2)[N // 4 :], True) for rank in range(2)]
+    assert low[0] and not low[1]
     torch.save({key: value for key, value in batch.items() if key != "advantages"}, folder / "batch.pt")
     n_passes = []
     for rank in range(2):
@@ -292,13 +386,15 @@ def two_processes(tiny_model, batch, tmp_path_factory):
     assert all(a > b for a, b in zip(*n_passes))  # otherwise this would not show what it should
     run_together(compute_share, folder)
     compute_share(folder)
-    return {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
+    results = {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
+    return results | {"folder": folder}
 
 
 @each_case
 def test_two_processes_have_the_advantages_gradients_and_metrics_of_one(two_processes, case):
     one = two_processes[0, 1][case]
-    assert len(one["gradients"]) in (2, 4) and all(step.norm() > 1e-3 for step in one["gradients"])
+    assert len(one["gradients"]) == (4 if case == "grpo_ar_lopti" else 2)
+    assert all(step.norm() > 1e-3 for step in one["gradients"])
     for rank in range(2):
         two = two_processes[rank, 2][case]
         torch.testing.assert_close(two["advantages"], one["advantages"][two["rows"]], atol=1e-6, rtol=1e-6)
@@ -306,6 +402,54 @@ def test_two_processes_have_the_advantages_gradients_and_metrics_of_one(two_proc
         assert two["update"] == pytest.approx(one["update"], rel=1e-5, abs=2e-6)
         assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-9)
         assert not two["of equal rewards"].any() and not one["of equal rewards"].any()
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_two_processes_come_to_the_weights_of_one(two_processes, case):
+    """By two steps of AdamW, with gradients clipped by their common norm."""
+    one = two_processes[0, 1][case]
+    assert distance(one["after"], one["before"]) > 1e-3
+    for rank in range(2):
+        two = two_processes[rank, 2][case]
+        assert torch.equal(two["before"], one["before"])
+        assert distance(two["after"], one["after"]) < 1e-5
+        assert distance(two["after"] - two["before"], one["after"] - one["before"]) < 1e-3
+        for a, b in zip(two["updates"], one["updates"], strict=True):
+            assert a == pytest.approx(b, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_a_loss_that_is_not_finite_in_one_process_ends_all_before_the_weights_are_touched(two_processes, case):
+    for rank in range(2):
+        result = two_processes[rank, 2][case]
+        assert f"non_finite_step_000003_process_{rank}.pt" in result["end"]
+        assert torch.equal(result["at the end"], result["after"])
+
+
+def test_two_processes_gather_weights_in_bfloat16_and_sum_gradients_in_float32(two_processes):
+    for rank in range(2):
+        found = two_processes[rank, 2]["bfloat16"]
+        assert found["gathered"] == torch.bfloat16 and found["kept"] == found["gradient"].dtype == torch.float32
+        assert found["residual"] == torch.float32  # between the layers
+        expected = two_processes[0, 1]["bfloat16"]["gradient"]
+        assert distance(found["gradient"], expected) < 0.05  # what is rounded is not all the same
+        assert found["summed"] == torch.float32  # as FSDP2 was told; what bfloat16 would round hides behind the rest
+        assert torch.equal(found["reference"], found["policy"])  # so that the KL term is exactly 0 at first
+
+
+def test_two_machines_compute_the_gradient_of_one_process(two_processes, tmp_path):
+    """HSDP: each machine, here of one process, has all shards, and only gradients are summed between them."""
+    for name in ("batch", *TRAINED):
+        shutil.copy(two_processes["folder"] / f"{name}.pt", tmp_path)
+    run_together(compute_share, tmp_path, machines=2)
+    for rank in range(2):
+        two = torch.load(tmp_path / f"of_{rank}_in_2.pt")
+        assert two["bfloat16"]["mesh"] == ((2, 1), ["Replicate", "Shard"])
+        assert two_processes[rank, 2]["bfloat16"]["mesh"] == ((2,), ["Shard"])
+        for case in TRAINED:
+            mine, expected = two[case], two_processes[0, 1][case]
+            assert all(distance(a, b) < 1e-5 for a, b in zip(mine["gradients"], expected["gradients"]))
+            assert distance(mine["after"] - mine["before"], expected["after"] - expected["before"]) < 1e-3
 
 
 def test_two_processes_agree_whether_a_pass_computes_its_prompt_once(two_processes):

@@ -23,15 +23,6 @@ def test_the_advantages_by_hand():
     assert not advantages[:, [0, 2]].any()
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 7, 8])
-@pytest.mark.parametrize("reward", [0.0, 1.0])
-def test_all_wrong_and_all_right_give_zero_exactly(group, reward):
-    args = arguments(maxrl, responses_per_prompt=group)
-    batch = {"mask": torch.ones(2 * group, 2, dtype=torch.bool)}
-    advantages = maxrl.compute_advantages(torch.full((2 * group,), reward), batch, args)
-    assert torch.equal(advantages, torch.zeros(2 * group, 2))
-
-
 PROBABILITIES = [0.5, 0.3, 0.2]  # of the tokens; a response is one token
 CORRECT = [1.0, 0.0, 0.0]
 P = 0.5  # so the first token is the answer

@@ -12,13 +12,8 @@ import shutil
 
 import pytest
 import torch
-from conftest import KK_TINY, run, step_of_main
-from test_algorithms import (
-    GROUP,
-    PROMPTS,
-    arguments,
-    gradients,
-)
+from conftest import KK_TINY, step_of_main
+from test_algorithms import GROUP, PROMPTS, arguments, gradients
 from transformers import AutoConfig
 
 import opd
@@ -31,15 +26,6 @@ pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 # -------------------------------------------------------------------------------------------------------- advantages
-
-
-def test_the_advantage_by_hand():
-    """The student gives two tokens 0.5 and 0.1, the teacher 0.25 and 0.4: log 1/2 and log 4."""
-    batch = {"mask": torch.tensor([[False, True, True, False]])}
-    batch["old_logp"] = torch.tensor([[0.7, 0.5, 0.1, 0.9]], dtype=torch.float64).log()
-    batch["teacher_logp"] = torch.tensor([[0.3, 0.25, 0.4, 0.2]], dtype=torch.float64).log()
-    advantages = opd.compute_advantages(torch.tensor([3.0]), batch, arguments(opd))
-    assert advantages[0].tolist() == pytest.approx([0, math.log(1 / 2), math.log(4), 0], rel=1e-12)
 
 
 def test_rewards_change_nothing_but_their_metrics(batch, monkeypatch):
@@ -115,19 +101,6 @@ def test_the_mean_gradient_of_one_token_is_that_of_the_exact_reverse_kl():
 
 
 # -------------------------------------------------------------------------------------------- what can't be a teacher
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        ([], "error: --teacher is missing: it takes the folder of the model to learn from"),
-        (["--teacher", "nowhere"], "error: --teacher nowhere is not a model folder: no config.json in it"),
-    ],
-)
-def test_a_missing_teacher_ends_the_program_in_one_line_before_torch_is_loaded(flags, told):
-    done = run("opd.py", *flags, check=False)
-    assert done.returncode == 2 and done.stderr.splitlines()[-1] == told
-    assert "loading torch" not in done.stdout
 
 
 def test_a_teacher_with_other_tokens_is_refused_and_one_with_more_is_not(tmp_path):

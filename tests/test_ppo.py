@@ -6,8 +6,6 @@ where a run is resumed.
 """
 
 import dataclasses
-import itertools
-import json
 import math
 import random
 import re
@@ -40,7 +38,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 import grpo
 import ppo
 import reinforce_pp
-from runtime import checkpoints, defaults, memory, passes, processes
+from runtime import checkpoints, defaults, memory, processes
 
 N = PROMPTS * GROUP  # rows of the batch that the model's tests use
 rows = sequences  # the fixture: sequences of many prompt and response sizes
@@ -110,14 +108,13 @@ def with_values(batch, values):
     return batch | {"values": all_values}
 
 
-def estimates_of(rewards, rows, values, **changes):
-    """Â of each row's response tokens; it is 0 everywhere else."""
+def of_tokens(compute, rewards, rows, values, **changes):
+    """What compute, which is estimate_advantages or compute_advantages, gives each row's response tokens."""
     batch = with_values(batch_of(rows), values)
-    rewards = torch.tensor(rewards, dtype=torch.float64)
-    estimates = ppo.estimate_advantages(rewards, batch, args_for(**changes))
-    assert estimates.shape == batch["mask"].shape and estimates.dtype == torch.float64
-    assert not estimates[~batch["mask"]].any()
-    return [row[mask].tolist() for row, mask in zip(estimates, batch["mask"])]
+    found = compute(torch.tensor(rewards, dtype=torch.float64), batch, args_for(**changes))
+    assert found.shape == batch["mask"].shape and found.dtype == torch.float64
+    assert not found[~batch["mask"]].any()
+    return [row[mask].tolist() for row, mask in zip(found, batch["mask"])]
 
 
 def token_rewards_by_hand(reward, k1, beta):
@@ -142,16 +139,17 @@ ESTIMATES = {
 
 def test_gae_by_numbers():
     for (gamma, lam), expected in ESTIMATES.items():
-        assert estimates_of(REWARDS, ROWS, VALUES, kl_coef=0.5, gamma=gamma, gae_lambda=lam) == expected, (gamma, lam)
+        changes = {"kl_coef": 0.5, "gamma": gamma, "gae_lambda": lam}
+        assert of_tokens(ppo.estimate_advantages, REWARDS, ROWS, VALUES, **changes) == expected, changes
 
 
 def test_a_tokens_reward_is_less_beta_k1_and_the_last_has_the_responses_reward_too():
     """Without values, γ 0 shows the token rewards themselves."""
     nothing = [[0] * len(values) for values in VALUES]
-    assert estimates_of(REWARDS, ROWS, nothing, kl_coef=0.5, gamma=0.0) == TOKEN_REWARDS
+    assert of_tokens(ppo.estimate_advantages, REWARDS, ROWS, nothing, kl_coef=0.5, gamma=0.0) == TOKEN_REWARDS
     for reward, (_, k1, _), expected in zip(REWARDS, ROWS, TOKEN_REWARDS):
         assert token_rewards_by_hand(reward, k1, 0.5) == expected
-    without_kl = estimates_of(REWARDS, ROWS, nothing, kl_coef=0.0, gamma=0.0)
+    without_kl = of_tokens(ppo.estimate_advantages, REWARDS, ROWS, nothing, kl_coef=0.0, gamma=0.0)
     assert without_kl == [[0, 0, 2.5], [-0.25], [0, 0, 0, 1]]
 
 
@@ -165,16 +163,6 @@ def test_a_long_responses_estimates_add_up_in_float64():
 
 
 # --------------------------------------------------------------------------------------------------------- advantages
-
-
-def advantages_of(rewards, rows, values, **changes):
-    """The advantages of each row's response tokens; they are 0 everywhere else."""
-    batch = with_values(batch_of(rows), values)
-    rewards = torch.tensor(rewards, dtype=torch.float64)
-    advantages = ppo.compute_advantages(rewards, batch, args_for(**changes))
-    assert advantages.shape == batch["mask"].shape and advantages.dtype == torch.float64
-    assert not advantages[~batch["mask"]].any()
-    return [row[mask].tolist() for row, mask in zip(advantages, batch["mask"])]
 
 
 def test_without_values_and_discount_the_advantages_are_those_of_reinforce_pp(batch):
@@ -191,28 +179,13 @@ def test_without_values_and_discount_the_advantages_are_those_of_reinforce_pp(ba
 def test_whitening_by_numbers():
     """Values 0: the last row counts three times. Mean (1 − 3·(1/3))/4 = 0, squares 1 + 3/9 over 3: σ is 2/3."""
     scale = 1 / math.sqrt(4 / 9 + 1e-8)
-    short, long = advantages_of([1, -1 / 3], [(3, [0], 0), (1, [0, 0, 0], 0)], [[0], [0, 0, 0]])
+    rows, values = [(3, [0], 0), (1, [0, 0, 0], 0)], [[0], [0, 0, 0]]
+    short, long = of_tokens(ppo.compute_advantages, [1, -1 / 3], rows, values)
     assert short == pytest.approx([scale], abs=1e-13) and long == pytest.approx([-scale / 3] * 3, abs=1e-13)
 
 
-def test_1e_8_is_added_to_the_variance():
-    """Estimates 0 and 2e-4: mean 1e-4, σ² 2e-8, so that A = ±1e-4/√3e-8; without the 1e-8 it would be ±1/√2."""
-    low, high = advantages_of([1, 1 + 2e-4], [(1, [0], 0), (1, [0], 0)], [[1], [1]])
-    assert low == pytest.approx([-1 / math.sqrt(3)], abs=1e-9) and high == pytest.approx([1 / math.sqrt(3)], abs=1e-9)
-
-
 def test_a_single_token_in_all_has_advantage_0():
-    assert advantages_of([3.0], [(2, [1], 1)], [[0.25]], kl_coef=0.5) == [[0]]
-
-
-def test_with_equal_estimates_every_advantage_is_0_exactly():
-    """In the float32 that main uses, as at the first step of a run without KL: not rounding divided by 1e-4."""
-    for n, reward in itertools.product((1, 24, 1001), (3.0, 0.0, 0.7, -1.3, 1e6 / 3)):
-        mask = torch.arange(7) > torch.arange(n)[:, None] % 6
-        batch = {"mask": mask, "old_logp": torch.randn(n, 7), "ref_logp": torch.randn(n, 7)}
-        batch["values"] = torch.zeros(n, 7)
-        advantages = ppo.compute_advantages(torch.full((n,), reward), batch, args_for(kl_coef=0.0))
-        assert torch.equal(advantages, torch.zeros(n, 7)), (n, reward)
+    assert of_tokens(ppo.compute_advantages, [3.0], [(2, [1], 1)], [[0.25]], kl_coef=0.5) == [[0]]
 
 
 # ---------------------------------------------------------------------------------------------- the value model's loss
@@ -326,20 +299,6 @@ def test_a_tokens_value_depends_on_the_tokens_before_it_and_on_no_other(value_mo
             assert moved[max(5, changed + 1) :].all()
 
 
-def test_sharing_prompts_changes_neither_values_nor_gradients(tiny_model, batch, monkeypatch):
-    monkeypatch.setattr(passes, "PASS_COST", 0)  # so that it always pays
-    args = args_for(model=str(tiny_model))
-    plain_args = dataclasses.replace(args, gradient_checkpointing=True)
-    sharing, plain = value_model_of(args), value_model_of(plain_args)
-    assert passes.length_to_share(batch["ids"][:2], batch["mask"][:2], sharing.args) > 0
-    assert plain.lm.is_gradient_checkpointing
-    values = ppo.compute_values(plain, batch, plain_args)
-    torch.testing.assert_close(ppo.compute_values(sharing, batch, args), values, atol=1e-5, rtol=0)
-    (one,), _ = value_gradients(batch, args, sharing)
-    (other,), _ = value_gradients(batch, plain_args, plain)
-    assert distance(one, other) < 1e-5
-
-
 def test_values_are_float32_also_where_compute_is_bfloat16(tiny_model, batch, value_model):
     """Only what is inside the transformer is rounded; the head's product is not."""
     args = args_for(model=str(tiny_model), dtype="bfloat16")
@@ -407,20 +366,6 @@ def test_the_value_models_gradient_and_metrics_by_hand_on_transformers_own_hidde
     assert metrics["value_grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
     assert metrics["value_loss"] == pytest.approx(loss, rel=1e-5)
     assert metrics["value_clip_rate"] == pytest.approx(clip_rate, abs=1e-9) and 0.05 < clip_rate < 0.95
-
-
-def test_the_value_models_gradient_does_not_move_with_the_micro_batches(tiny_model, batch, value_model):
-    before = {key: value.clone() for key, value in batch.items()}
-    steps = {}
-    for budget in (100000, 300, 1):
-        args = args_for(micro_batch_tokens=budget, updates_per_step=2)
-        steps[budget] = value_gradients(batch, args, value_model)
-    whole, metrics = steps.pop(100000)
-    for apart, its_metrics in steps.values():
-        assert len(apart) == len(whole) == 2
-        assert all(distance(a, b) < 1e-5 for a, b in zip(apart, whole))
-        assert its_metrics == pytest.approx(metrics, rel=1e-5)
-    assert all(torch.equal(batch[key], before[key]) for key in before)
 
 
 def test_a_mini_batchs_value_gradient_is_its_own_rows_alone(batch, value_model):
@@ -495,23 +440,6 @@ def test_without_variance_in_the_returns_none_is_explained(batch, value_model, r
     assert explained_variance(batch, returns, batch["values"], value_model) is None
 
 
-def test_the_value_model_learns_what_a_batch_returns(tiny_model, batch):
-    """From V = 0, with a reward that the prompt tells. V_old is renewed before each step, as main does it."""
-    args = args_for(model=str(tiny_model), updates_per_step=2, value_clip=0.5)
-    value_model = ppo.load_policy(args, trained=True, kind=ppo.ValueModel)
-    optimizer = adamw(value_model, lr=1e-2)
-    rewards = torch.tensor([1.0, -2.0, 0.5, 3.0, 1.0, -2.0, 0.5, 3.0]).repeat_interleave(GROUP)
-    found = []
-    for step in range(18):
-        batch = batch | {"values": ppo.compute_values(value_model, batch, args)}
-        batch["returns"] = ppo.estimate_advantages(rewards, batch, args).float() + batch["values"]
-        found.append(ppo.update_values(value_model, optimizer, batch, step, args))
-    losses = [metrics["value_loss"] for metrics in found]
-    explained = [metrics["explained_variance"] for metrics in found]
-    assert losses[-1] < 0.2 * losses[0], losses
-    assert explained[0] == pytest.approx(0, abs=1e-6) and explained[-1] > 0.8, explained
-
-
 def test_main_gives_whitened_advantages_to_the_policy_and_returns_to_the_value_model(batch, monkeypatch):
     """Return: Â, not whitened, and V. In the metrics is what both updates tell."""
     args, rewards = args_for(gae_lambda=0.9), batch["rewards"][:, 0]
@@ -569,6 +497,7 @@ def tokenizer_of(args):
 
 
 def test_a_checkpoint_restores_the_value_model_and_both_optimizers_to_the_last_bit(tiny_model, batch, tmp_path):
+    """Its model.safetensors is the policy alone."""
     args = args_for(model=str(tiny_model), run_dir=str(tmp_path), updates_per_step=2)
     trained = everything_trained(args)
     one_step(*trained, batch, args)
@@ -576,6 +505,9 @@ def test_a_checkpoint_restores_the_value_model_and_both_optimizers_to_the_last_b
     policy, optimizer, critic = trained
     checkpoints.save(policy, optimizer, tokenizer_of(args), 1, 8, args, critic)
     saved = all_states(*trained)
+    written = load_file(tmp_path / "checkpoints/step_000001/model.safetensors")
+    assert written.keys() == load_file(tiny_model / "model.safetensors").keys()
+    assert all(torch.equal(written[name], weight) for name, weight in policy.lm.named_parameters())
     _, metrics = one_step(*trained, batch, args)
 
     fresh = everything_trained(args)
@@ -590,24 +522,6 @@ def test_a_checkpoint_restores_the_value_model_and_both_optimizers_to_the_last_b
         assert torch.equal(state, later[name]) and not torch.equal(state, saved[name]), name
 
 
-def test_a_checkpoints_model_is_the_policy_alone(tiny_model, batch, tmp_path):
-    args = args_for(model=str(tiny_model), run_dir=str(tmp_path))
-    trained = everything_trained(args)
-    one_step(*trained, batch, args)
-    policy, optimizer, critic = trained
-    checkpoints.save(policy, optimizer, tokenizer_of(args), 1, 8, args, critic)
-    folder = tmp_path / "checkpoints" / "step_000001"
-    checkpoints.check(folder)
-    written = load_file(folder / "model.safetensors")
-    assert written.keys() == load_file(tiny_model / "model.safetensors").keys()
-    assert written.keys() == dict(policy.lm.named_parameters()).keys()
-    assert all(torch.equal(written[name], weight) for name, weight in policy.lm.named_parameters())
-    ordinary = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    ids = batch["ids"][:1, :20]
-    torch.testing.assert_close(ordinary(ids).logits, policy.lm(ids).logits)
-    assert ordinary.lm_head.weight.shape == policy.lm.lm_head.weight.shape
-
-
 def test_a_checkpoint_without_value_model_ends_in_one_line(tiny_model, tmp_path):
     """What grpo.py writes, if a hand has made a run of ppo.py of it."""
     args = args_for(model=str(tiny_model), run_dir=str(tmp_path))
@@ -619,18 +533,6 @@ def test_a_checkpoint_without_value_model_ends_in_one_line(tiny_model, tmp_path)
     with pytest.raises(SystemExit) as end:
         checkpoints.load(policy, optimizer, tmp_path, critic)
     assert re.fullmatch(r"error: checkpoint .*critic\..*", end.value.code)
-
-
-def test_settings_without_those_of_the_value_model_are_refused(tmp_path):
-    """As of a run of grpo.py of which a hand has made one of ppo.py."""
-    settings = dataclasses.asdict(grpo.Args(steps=2))
-    del settings["kl"]  # ppo.py's KL term is in the reward
-    (tmp_path / "args.json").write_text(json.dumps(settings))
-    (tmp_path / "run.json").write_text(json.dumps({"script": "ppo"}))
-    with pytest.raises(
-        ValueError, match="of another version of the script: it lacks gae_lambda, gamma, value_clip, value_lr"
-    ):
-        parse(ppo, "--resume", str(tmp_path))
 
 
 # ------------------------------------------------------------------------------------------------------ two processes

@@ -8,16 +8,7 @@ from statistics import fmean
 import pytest
 import torch
 from conftest import step_of_main, timeless
-from test_algorithms import (
-    GROUP,
-    PROMPTS,
-    advantages_of,
-    arguments,
-    distance,
-    gradients,
-    loss_batch,
-    plain_gradient,
-)
+from test_algorithms import GROUP, PROMPTS, advantages_of, arguments, distance, gradients, loss_batch, plain_gradient
 
 import dr_grpo
 import grpo
@@ -45,13 +36,6 @@ def test_reinforces_baseline_is_the_mean_of_the_step_and_there_are_no_groups(gro
     advantages = advantages_of([3, -1, 0.5, 1.5], reinforce, group)
     assert advantages[:, 1].tolist() == [2, -2, -0.5, 0.5]
     assert not advantages[:, [0, 2]].any()
-
-
-def test_in_reinforces_mean_responses_count_alike_however_long_they_are():
-    """One token and three: the mean of the rewards 0 and 4 is 2, not 3."""
-    mask = torch.tensor([[False, True, False, False, False], [False, True, True, True, False]])
-    advantages = reinforce.compute_advantages(torch.tensor([0.0, 4.0]), {"mask": mask}, arguments(reinforce))
-    assert advantages.tolist() == [[0, -2, 0, 0, 0], [0, 2, 2, 2, 0]]
 
 
 def test_rloos_baseline_is_the_mean_of_the_others_in_the_group():
