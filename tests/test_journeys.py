@@ -67,27 +67,35 @@ def test_adamws_first_update_is_the_same_with_the_state_that_a_checkpoint_makes(
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("script", "flags", "words"),
     [
-        (["--clip_low", "2"], "--clip_low is 2.0; it must be in [0, 1]"),
-        (["--run_dir", "{run}"], "holds a run"),
-        (["--resume", "{run}/nothing"], "no complete checkpoint"),
-        (["--prompts_per_step", "3"], "must be a multiple of 2"),
-        (["--data", "{run}/nothing.jsonl"], "there is no such file"),
-        (["--model", "{run}"], "is not a model folder"),
-        (["--people", "9"], "people must be"),
-        (["--task", "nothing.py"], "there is no such file"),
-        (["--help"], ""),
+        ("grpo.py", "--clip_low 2", "--clip_low is 2.0; it must be in [0, 1]"),
+        ("grpo.py", "--run_dir {run}", "holds a run"),
+        ("grpo.py", "--resume {run}/nothing", "no complete checkpoint"),
+        ("grpo.py", "--prompts_per_step 3", "must be a multiple of 2"),
+        ("grpo.py", "--data {run}/nothing.jsonl", "there is no such file"),
+        ("grpo.py", "--model {run}", "is not a model folder"),
+        ("grpo.py", "--people 9", "people must be"),
+        ("grpo.py", "--task nothing.py", "there is no such file"),
+        ("grpo.py", "--lora_rank -1", "error: --lora_rank is -1; it must be 0 or greater"),
+        ("grpo.py", "--lora_alpha 16", "error: --lora_alpha is 16.0, but there is no LoRA"),
+        ("grpo.py", "--lora_rank 8 --lora_alpha 0", "error: --lora_alpha is 0.0; it must be greater than 0"),
+        ("sft.py", "--lora_rank -1", "error: --lora_rank is -1; it must be 0 or greater"),
+        ("sft.py", "--lora_alpha 16", "error: --lora_alpha is 16.0, but there is no LoRA"),
+        ("sft.py", "--lora_rank 8 --lora_alpha 0", "error: --lora_alpha is 0.0; it must be greater than 0"),
+        ("opd.py", "", "error: --teacher is missing: it takes the folder of the model to learn from"),
+        ("opd.py", "--teacher nowhere", "error: --teacher nowhere is not a model folder: no config.json in it"),
+        ("grpo.py", "--help", ""),
     ],
 )
-def test_what_needs_no_model_is_refused_before_torch_is_imported(flags, words, tmp_path):
+def test_what_needs_no_model_is_refused_before_torch_is_imported(script, flags, words, tmp_path):
     Path(tmp_path, "metrics.jsonl").write_text('{"step": 1}\n')
-    flags = [flag.format(run=tmp_path) for flag in flags]
+    flags = flags.format(run=tmp_path).split()
     code = (
         "import runpy, sys\n"
-        f"sys.argv = ['grpo.py', *{flags!r}]\n"
+        f"sys.argv = {[script, *flags]}\n"
         "try:\n"
-        "    runpy.run_path('grpo.py', run_name='__main__')\n"
+        f"    runpy.run_path('{script}', run_name='__main__')\n"
         "finally:\n"
         "    print('torch' in sys.modules, 'transformers' in sys.modules)\n"
     )

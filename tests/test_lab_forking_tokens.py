@@ -7,10 +7,12 @@ import sys
 import pytest
 import torch
 from conftest import KK_TINY, ROOT
-from test_lab import on_the_cpu, words_on  # noqa: F401
+from test_lab import words_on
 
 import grpo
 from lab import common, forking_tokens, proposition, verdicts
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 TEXTS = [  # (prompt, response); every word of the responses is a token of kk_tiny
     (" You meet Zoey and Rafael.", " Well, Zoey is honest, so Rafael is a knave.\n Suppose"),
@@ -231,9 +233,9 @@ def test_verdicts_can_say_yes_no_and_that_they_cannot_tell(tmp_path):
 
     yes = row_of(0.6, 0.9, (0.8, 0.7, 0.9), 0.2)
     assert words(yes, yes, yes)[:-1] == ["shows"] * 8  # the last is that of the bounds, which can't fail
-    less = "no effect of that size"  # than the 80 % of the entropy, or all of the tokens, that are claimed
+    less = "no effect of that size"  # than half of the tokens, 80 % of the entropy, or all tokens, which are claimed
     no = row_of(0.4, 0.7, (0.4, 0.46, 0.45), -0.2, within=0.99)
-    assert words(no, no, no) == ["the opposite", less, *["the opposite"] * 6, less]
+    assert words(no, no, no) == [less, less, *["the opposite"] * 6, less]
     assert set(words(yes, yes)) == {"too few runs to tell"}
     varying = [row_of(0.6, 0.9, (0.8, 0.7, 0.9), gap) for gap in (0.5, -0.3, 0.1)]
     assert words(*varying)[6:8] == ["too few runs to tell"] * 2

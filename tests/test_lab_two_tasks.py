@@ -3,14 +3,15 @@
 import dataclasses
 import json
 import math
-import sys
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, run
-from test_lab import A, of_lab, on_the_cpu, two_tokens  # noqa: F401
+from conftest import KK_TINY, run
+from test_lab import A, of_lab, two_tokens
 
 from lab import common, two_tasks, verdicts
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.mark.parametrize("with_rewards", [True, False])
@@ -52,25 +53,6 @@ def test_a_batch_has_a_gradient_if_one_group_differs():
     for rewards, expected in (([1, 1, 0, 0], False), ([1, 1, 0, 1], True)):
         changed = dataclasses.replace(sampled, rewards=torch.tensor(rewards).float())
         assert two_tasks.has_gradient(changed, args) == expected
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--tasks", "kk", "kk"], "--tasks kk kk: give two different ones"),
-        (["--tasks", "kk", "chess"], "--task chess: must be one of kk, math, countdown, hitab"),
-        (["--batches", "0"], "--batches is 0; it must be greater than 0"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(flags, words, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(ROOT)
-    sizes = ["--model", str(KK_TINY), "--out", str(tmp_path), "--cache", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["two_tasks", *sizes, *flags])
-    with pytest.raises(SystemExit) as stop:
-        two_tasks.main()
-    error = capsys.readouterr().err
-    assert stop.value.code == 2
-    assert words in error and error.count("\n") == 1
 
 
 def test_a_quick_run_of_two_tasks(tmp_path):

@@ -1,13 +1,11 @@
 """sft.py: what is learned and what is not, whole runs, and the one line for bad input."""
 
 import json
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, puzzles, run, timeless
+from conftest import KK_TINY, puzzles, resume_from_step_2, run, timeless
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -32,9 +30,8 @@ def write_chats(path, chats):
 
 
 def settings(**changes):
-    fixed = {"data": "", "test_data": "", "task": "kk", "people": "2-3", "careful": 0.5, "restated": False, "seed": 0}
-    sizes = {"eval_size": 3, "chat_template": "auto", "max_prompt_tokens": 600, "max_response_tokens": 400}
-    return SimpleNamespace(**fixed | sizes | changes)
+    fixed = {"people": "2-3", "careful": 0.5, "eval_size": 3, "max_prompt_tokens": 600, "max_response_tokens": 400}
+    return sft.Args(**fixed | changes)
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +172,7 @@ def test_a_run_lowers_the_held_out_loss_and_writes_what_it_promises(four_steps):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU sums may be added up in another order")
 def test_a_resumed_run_equals_an_unbroken_one(four_steps, tmp_path):
-    shutil.copytree(four_steps[0], tmp_path / "run")
-    shutil.rmtree(tmp_path / "run/checkpoints/step_000004")
-    run("sft.py", "--resume", tmp_path / "run")
+    resume_from_step_2(four_steps[0], tmp_path / "run", "sft.py")
     assert [timeless(row) for row in rows_of(tmp_path / "run")] == [timeless(row) for row in rows_of(four_steps[0])]
     mine, theirs = (load_file(folder / "checkpoints/step_000004/model.safetensors")
                     for folder in (tmp_path / "run", four_steps[0]))  # fmt: skip
