@@ -154,6 +154,15 @@ def test_a_run_that_goes_on_can_be_asked_to_stop_but_not_be_taken_over(tmp_path)
     assert f"goes on after step {stopped[1]} of {stopped[1]}: nothing is left to do without --steps above" in there
 
 
+def kill_with_children(process):
+    """torchrun's processes would outlive it, each in a session of its own."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if children.exists():
+        for child in children.read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+    process.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("patience", [1, 100])
 def test_the_last_line_after_ctrl_c_under_torchrun_says_how_to_go_on(patience, tmp_path):
@@ -171,7 +180,7 @@ def test_the_last_line_after_ctrl_c_under_torchrun_says_how_to_go_on(patience, t
         until(lambda: "torchrun waits for 30 seconds" in log.read_text(), 10)
         assert alive.wait(timeout=200) != 0
     finally:
-        alive.kill()
+        kill_with_children(alive)
     goes_on = f"--resume {folder} goes on from step_00000" if patience == 1 else f"to go on: --resume {folder}"
     until(lambda: goes_on in log.read_text().rstrip().splitlines()[-1], 20)
     assert "Traceback" in log.read_text()
@@ -184,10 +193,13 @@ def test_a_killed_process_ends_the_others_with_one_line_that_comes_last(tmp_path
     log = tmp_path.with_suffix(".log")
     with open(log, "w") as file:
         alive = subprocess.Popen(words, cwd=ROOT, stdout=file, stderr=file)
-    until(lambda: Path(tmp_path, "checkpoints", "step_000001").exists())
-    children = Path(f"/proc/{alive.pid}/task/{alive.pid}/children").read_text().split()
-    os.kill(int(children[-1]), signal.SIGKILL)
-    assert alive.wait(timeout=60) == 1
+    try:
+        until(lambda: Path(tmp_path, "checkpoints", "step_000001").exists())
+        children = Path(f"/proc/{alive.pid}/task/{alive.pid}/children").read_text().split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        assert alive.wait(timeout=60) == 1
+    finally:
+        kill_with_children(alive)
     until(lambda: log.read_text().rstrip().splitlines()[-1].startswith("process 1 (pid"), 10)
     last = log.read_text().rstrip().splitlines()[-1]
     assert last.startswith(
