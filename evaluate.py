@@ -164,6 +164,7 @@ def settle(args):
     sources = [*args.data, args.data_dir] if args.data_dir else args.data
     if args.suite != "math" and len(sources) > 1:
         raise ValueError(f"--suite {args.suite} takes one --data or --data_dir")
+    evaluation_suites.check_options(args)
 
 
 def the_one_of_runs(name, runs, args):

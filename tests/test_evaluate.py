@@ -617,7 +617,6 @@ def test_a_runs_temperature_goes_for_puzzles_and_defaults_are_the_papers(tmp_pat
         ([KK_TINY, "--seed", -1], "--seed is -1; it must be "),
         ([KK_TINY, "--temperature", 0.001], "--temperature is 0.001; it must be 0 or at least 0.01"),
         ([KK_TINY, "--samples", 4], "--samples is 4, but greedy responses are all alike"),
-        ([KK_TINY, "--people", "2-9"], "people must be like 3-7"),
         ([KK_TINY, "--data", "nothing.parquet"], "nothing.parquet does not exist"),
         ([KK_TINY, "--data_dir", "nothing"], "nothing is no folder; the papers' files are in the GitHub repository"),
         ([KK_TINY, "--data_dir", "a", "--data", "b"], "--suite kk takes one --data or --data_dir"),
@@ -638,11 +637,19 @@ def test_errors_come_before_anything_loads_and_say_what_would_be_right(flags, sa
     assert not (tmp_path / "out").exists()
 
 
-def test_a_bad_flag_is_refused_before_torch_is_imported():
-    command = [sys.executable, "-X", "importtime", "evaluate.py", KK_TINY, "--limit", "-1"]
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--limit", "-1"], "--limit is -1; it must be greater than 0"),
+        (["--people", "2-9"], "people must be like 3-7"),
+        (["--suite", "countdown", "--numbers", "1-9"], "numbers must be like "),
+    ],
+)
+def test_a_bad_flag_is_refused_before_torch_is_imported(flags, says):
+    command = [sys.executable, "-X", "importtime", "evaluate.py", KK_TINY, *flags]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     *imports, error = finished.stderr.splitlines()
-    assert finished.returncode == 2 and error == "error: --limit is -1; it must be greater than 0"
+    assert finished.returncode == 2 and error.startswith(f"error: {says}")
     names = [line.rpartition("|")[2].strip() for line in imports]
     assert "tyro" in names and "torch" not in names
 

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from rewards import find_task, own
+from rewards import find_task, gym, own
 from rewards.countdown import parse_numbers
 from rewards.kk import parse_people
 from rewards.rows import SUFFIXES
@@ -86,6 +86,16 @@ def papers_settings(args):
         found["samples"] = 1
         found["temperature"] = 0.0
     return found
+
+
+def check_options(args):
+    """ValueError if a setting of the suite's task is wrong."""
+    if args.suite == "kk":
+        parse_people(args.people)
+    elif args.suite == "countdown":
+        parse_numbers(args.numbers)
+    elif args.suite == "gym":
+        gym.check(args.gym, args.gym_options)
 
 
 def load_problems(args):
