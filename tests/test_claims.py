@@ -192,10 +192,10 @@ def test_comparisons_with_the_same_baseline_count_as_fewer():
     assert [one.df for one in inference.pooled(apart)] == [6, 6, 6]
     assert [one.df for one in inference.pooled(together)] == [pytest.approx(4)] * 3
     assert inference.pooled(together)[0].error == pytest.approx(apart[0].error)
-    # The mean of three differences has a third of their variance, and the others' deviation tells its own.
-    mean = inference.replace(together[0], of=tuple((name, factor / 3) for name in "def" for factor in (1.0,)))
-    [single, of_three] = inference.pooled([together[0], inference.replace(mean, error=0.0)])
-    assert of_three.error == pytest.approx(single.error * math.sqrt((1 / 3) / 2))
+    # The mean of three runs has a third of a run's variance, and a difference of two has twice that of a run.
+    mean = inference.replace(together[0], error=0.0, of=(("d", 1 / 3), ("e", 1 / 3), ("f", 1 / 3)))
+    [difference, mean] = inference.pooled([together[0], mean])
+    assert mean.error == pytest.approx(difference.error * math.sqrt((1 / 3) / 2))
 
 
 def test_the_bootstrap_draws_whole_clusters():

@@ -31,7 +31,7 @@ from safetensors.torch import load_file
 from test_every_script import KEYS
 from transformers import Qwen2Config
 
-from runtime import settings
+from runtime import processes, settings
 from tools import family
 
 bit_for_bit = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU sums may be added up in another order")
@@ -282,6 +282,13 @@ def test_bad_input_ends_with_one_message_before_anything_loads(message, refused,
         pytest.skip("wandb is installed here")
     assert message in refused("grpo_ar_lopti", *small(tmp_path / "run"), *BAD[message])
     assert not (tmp_path / "run").exists()
+
+
+def test_more_processes_than_test_problems_are_refused(refused, tmp_path, monkeypatch):
+    """sft.py, for one, can't make a batch of no examples."""
+    monkeypatch.setattr(processes, "WORLD_SIZE", 3)
+    flags = small(tmp_path / "run", eval_size=2, max_response_tokens=640)
+    assert "2 test problems for 3 processes" in refused("grpo", *flags)
 
 
 def test_a_model_that_the_hub_does_not_hand_out(tmp_path):
