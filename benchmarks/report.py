@@ -1,6 +1,8 @@
 """Writes the results of the benchmarks (results/*.json) into docs/speed.md, between its two marks.
 
-python benchmarks/report.py
+It also draws results/sft_puzzles.png, the curves of docs/algorithms/sft.md.
+
+    python benchmarks/report.py
 """
 
 import json
@@ -8,7 +10,7 @@ import math
 
 import common
 
-from tools import generated
+from tools import generated, plot
 
 PAPER = {"sample": (25.4, 27.8), "train": (17.6, 35.3), "step": (45.4, 65.9)}  # AR-Lopti, Table 6: without, with Lopti
 STEP = ("sample", "score", "log-probabilities", "update", "sync")
@@ -132,7 +134,15 @@ def busy(result):
     return [*lines, "", f"{commands}. {where(result)}."]
 
 
+def draw_sft(result):
+    """The losses of the three runs that taught SmolLM2 to solve puzzles."""
+    names = {"restated": "all weights, --restated", "plain": "all weights, without it", "lora": "LoRA, --restated"}
+    groups = {words: [result["rows"][name]] for name, words in names.items()}
+    plot.draw(groups, [common.RESULTS / "sft_puzzles.png"], ["eval/loss", "loss"])
+
+
 def main():
+    draw_sft(read("sft_puzzles"))
     lines = []
     writers = {"trl": against_trl, "limit": limit, "operations": operations, "growth": growth, "busy": busy}
     for name, write in writers.items():
