@@ -348,7 +348,7 @@ def test_the_table_by_hand():
         "worse": {0: a_kept_run([0.3, 0.1, 0.1, 0.1])},
     }
     commands = {"grpo": ["grpo.py"], "new": ["grpo.py", "--lr", "1"], "worse": ["grpo.py"]}
-    head, _, grpo, new, worse, *_ = compare.table(runs, commands, "--steps 15").splitlines()
+    head, _, grpo, new, worse, *below = compare.table(runs, commands, "--steps 15").splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (head, grpo, new, worse)]
     table = [dict(zip(cells[0], row)) for row in cells[1:]]
     means = [row["mean of evaluations 5, 10, 15"] for row in table]
@@ -359,6 +359,7 @@ def test_the_table_by_hand():
     assert [row["minus grpo (step 15)"] for row in table] == ["", "+0.250 ± 0.150", "−0.400"]
     assert [row["runs"] for row in table] == ["2", "2", "1"]
     assert table[0]["paper"] == "0.30" and table[1]["paper"] == ""
+    assert "of 2 seeds is 0.100 (mean of evaluations 5, 10, 15) and 0.150 (step 15), with 1 degree" in "".join(below)
 
 
 def test_an_entry_is_compared_with_the_one_that_its_name_begins_with():

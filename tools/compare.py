@@ -249,12 +249,12 @@ def parents_of(commands, n_updates):
     return parents
 
 
-def differences(runs, parents, measure):
-    """{"NAME minus PARENT": (that of each seed, half of its interval)} by one measure, for plot.draw_differences.
+def compared(runs, parents, measure):
+    """[(that of each seed, the Estimate of their mean)]: "NAME minus PARENT" by one measure, for each with such runs.
 
-    The intervals have one standard deviation of a run, pooled over all pairs.
+    The Estimates have one standard deviation of a run, pooled over all pairs.
     """
-    values = {}
+    values = []
     estimates = []
     for name, parent in parents.items():
         pairs = []
@@ -263,14 +263,39 @@ def differences(runs, parents, measure):
                 ours, theirs = (measure(one, "eval/accuracy") for one in (run, runs[parent][seed]))
                 pairs.append((ours, theirs))
         if pairs:
-            label = f"{name} minus {parent}"
-            values[label] = [ours - theirs for ours, theirs in pairs]
-            estimates.append(replace(inference.of_values(label, pairs), of=((name, 1), (parent, -1))))
+            values.append([ours - theirs for ours, theirs in pairs])
+            of = ((name, 1), (parent, -1))
+            estimates.append(replace(inference.of_values(f"{name} minus {parent}", pairs), of=of))
+    return list(zip(values, inference.pooled(estimates)))
+
+
+def differences(runs, parents, measure):
+    """{"NAME minus PARENT": (that of each seed, half of its interval)} by one measure, for plot.draw_differences."""
     found = {}
-    for estimate in inference.pooled(estimates):
+    for values, estimate in compared(runs, parents, measure):
         half = inference.student(0.05, estimate.df) * estimate.error if estimate.df else 0.0
-        found[estimate.label] = values[estimate.label], half
+        found[estimate.label] = values, half
     return found
+
+
+def pooled_errors(runs, names):
+    """In words, the pooled standard errors of the table's differences; "" if no entry has two seeds.
+
+    names: those of final() and at_the_end().
+    """
+    bases = {name: base_of(name, runs) for name in runs}
+    del bases[next(iter(runs))]
+    errors = []
+    for measure, name in zip((final, at_the_end), names):
+        estimates = [estimate for _, estimate in compared(runs, bases, measure)]
+        if not estimates or not estimates[0].df:
+            return ""
+        most = max(estimates, key=lambda estimate: estimate.n)
+        errors.append(f"{most.error:.3f} ({name})")
+    return (
+        f" A few seeds know their own error badly. Pooled over all rows, that of a difference of {most.n} seeds is "
+        f"{' and '.join(errors)}, with {most.df:.0f} degrees of freedom."
+    )
 
 
 def draw(runs, commands, folder, name, second=True):
@@ -385,8 +410,8 @@ def text_below(runs, commands, common, first, minus):
         "people: one response to each test puzzle at the evaluation's temperature. "
         f"It is given as the mean of {several} (the one before training left out) and at {last}; "
         f"mean ± standard error over the seeds. Before training it is {before:.3f}. "
-        f"{minus.capitalize()}: {what} with the same seed, which means the same puzzles in the same order. "
-        "Reward, length: mean of the last 5 steps."
+        f"{minus.capitalize()}: {what} with the same seed, which means the same puzzles in the same order."
+        f"{pooled_errors(runs, (f'mean of {several}', last))} Reward, length: mean of the last 5 steps."
     )
     if any(name in PAPER for name in runs):
         text += PAPERS
