@@ -82,6 +82,9 @@ test-all:
 
 bench: install model
 	$(PY) benchmarks/limit.py
+	$(PY) benchmarks/limit.py --prompts 2 --response_tokens 32 --name limit_32
+	$(PY) benchmarks/limit.py --prompts 2 --response_tokens 128 --name limit_128
+	$(PY) benchmarks/limit.py --prompts 2 --responses 4 --response_tokens 512 --name limit_512
 	$(PY) benchmarks/operations.py
 	$(PY) benchmarks/against_trl.py
 	$(PY) benchmarks/growth.py

@@ -13,6 +13,7 @@ import common
 from tools import generated, plot
 
 PAPER = {"sample": (25.4, 27.8), "train": (17.6, 35.3), "step": (45.4, 65.9)}  # AR-Lopti, Table 6: without, with Lopti
+LENGTHS = (32, 128, 512)  # tokens of a response
 STEP = ("sample", "score", "log-probabilities", "update", "sync")
 
 
@@ -83,6 +84,25 @@ def limit(result):
     return [*lines, "", f"{where(result)}."]
 
 
+def lengths(results):
+    """The shares of the bare work for several lengths of responses."""
+    lines = [
+        "**Short and long responses** (`python benchmarks/limit.py --response_tokens N --name limit_N`, other sizes as "
+        "below): the step in seconds, and bare / phase.",
+        "",
+        "| responses | seconds of a step | sample | log-probabilities | update | Lopti's update / GRPO's |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        sizes, phases = result["sizes"], result["phases"]
+        step = sum(phases[name]["seconds"] for name in STEP)
+        shares = [phases[name]["bare"] / phases[name]["seconds"] for name in ("sample", "log-probabilities", "update")]
+        lopti = phases["update, Lopti"]["seconds"] / phases["update"]["seconds"]
+        size = f"{sizes['prompts']} × {sizes['responses']} of {sizes['response_tokens']} tokens"
+        lines.append(f"| {size} | {step:.1f} | {' | '.join(f'{share:.0%}' for share in shares)} | {lopti:.2f} |")
+    return [*lines, "", f"{where(results[-1])}."]
+
+
 def operations(result):
     sizes = result["sizes"]
     lines = [
@@ -148,6 +168,8 @@ def main():
     for name, write in writers.items():
         if result := read(name):
             lines += [*write(result), ""]
+        if name == "limit":
+            lines += [*lengths([read(f"limit_{n_tokens}") for n_tokens in LENGTHS]), ""]
     page = common.ROOT / "docs" / "speed.md"
     generated.write({page: generated.between(page.read_text(encoding="utf-8"), "benchmarks", "\n".join(lines))})
 
