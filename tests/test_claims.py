@@ -396,10 +396,8 @@ def test_a_new_raw_value_changes_the_page(folders):
     assert "**shows**" in rows[0] and "**the opposite**" in rows[1]
 
 
-def test_links_lead_somewhere_and_rows_have_all_cells():
+def test_rows_have_all_cells():
     page = verdicts.FILE.read_text()
-    for target in re.findall(r"\]\(\.\./([^)]+)\)", page):
-        assert (ROOT / target).exists(), target
     for line in page.splitlines():
         assert line.startswith("|") or len(line) <= 120
     rows = [line for line in page.splitlines() if line.startswith("| ") and line.count(" | ") != 1]

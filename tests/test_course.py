@@ -130,12 +130,6 @@ def test_every_known_mistake_is_named(exercise):
         assert judge(wrong, exercise) == ("WRONG", message)
 
 
-@each_exercise
-def test_the_right_function_is_no_known_mistake(exercise):
-    key = check.key_of(exercise, solution_of(exercise), 0)
-    assert check.known_mistake(key.expected, key, list(range(len(key.cases)))) is None
-
-
 def plus(function, amount):
     def wrong(*arguments):
         value = function(*arguments)

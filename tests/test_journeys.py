@@ -34,16 +34,10 @@ def test_a_checkpoint_before_the_first_update_resumes_to_the_last_bit(processes,
     assert [timeless(row) for row in metrics(tmp_path)] == [timeless(row) for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("script", "flags"),
-    [
-        ("grpo_ar_lopti.py", {"lopti_stages": "low", "eta": 1e-30}),  # no token is as improbable as that
-        ("grpo.py", {"kl_coef": 0, "max_response_tokens": 8}),  # all rewards are equal
-    ],
-)
-def test_a_run_that_learned_nothing_yet_can_be_resumed(script, flags, tmp_path):
-    run(script, *small(tmp_path / "run", steps=1, dtype="float32", **flags))
-    done = run(script, "--resume", tmp_path / "run", "--steps", 2)
+def test_a_run_that_learned_nothing_yet_can_be_resumed(tmp_path):
+    flags = {"lopti_stages": "low", "eta": 1e-30}  # no token is as improbable as that
+    run("grpo_ar_lopti.py", *small(tmp_path / "run", steps=1, dtype="float32", **flags))
+    done = run("grpo_ar_lopti.py", "--resume", tmp_path / "run", "--steps", 2)
     assert "done after step 2" in done.stdout
 
 

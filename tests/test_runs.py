@@ -132,8 +132,6 @@ def test_two_processes_do_the_same_first_step_and_go_on_as_one(four_steps, torch
     assert two["kl"] == 0 and two["weights_changed"] > 0
     first = [(folder / "samples.jsonl").read_text().splitlines()[0] for folder in (tmp_path / "run", four_steps[0])]
     assert json.loads(first[0])["prompt"] == json.loads(first[1])["prompt"]
-    run("grpo.py", "--resume", tmp_path / "run", "--steps", "3")  # from sharded to whole
-    assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2, 3]
 
 
 def wait_for(condition, process, log, seconds=600):
