@@ -100,7 +100,9 @@ class Args:
 def main(args):
     students = sorted(path for path in args.folder.iterdir() if path.is_dir()) if args.folder.is_dir() else []
     if not students or not set(args.lessons) <= set(check.LESSONS):
-        why = f"{args.folder} has no folders of students" if not students else f"lessons are {check.LESSONS}"
+        why = f"the lessons are {check.LESSONS[0]} to {check.LESSONS[-1]}"
+        if not students:
+            why = f"{args.folder} has no folders of students"
         print(f"error: {why}", file=sys.stderr)
         sys.exit(2)
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed

@@ -277,7 +277,7 @@ def load_batches(policy, args, count, need_gradient=True):
 def sample(policy, args, numbers):
     """Samples the batches with these numbers, one after the other, with one engine."""
     of_trainer = trainer_args("grpo", args)
-    tokenizer, _ = checks.check_model(of_trainer, passes.HEAD_CHUNK)
+    _, tokenizer = checks.read_config(args.model)
     task, train, _ = load_task(of_trainer, tokenizer)
     if len(train) < args.prompts:
         raise ValueError(f"--prompts is {args.prompts}, but there are {len(train)} problems")
@@ -465,12 +465,13 @@ def measured(args, name, policy, batches, measure):
     """[measure(a batch) for each of them]; a command that was stopped goes on where it was.
 
     What is measured is kept in --cache, under the name of the weights, the settings and the commit.
-    Nothing is taken from there if the code differs from the commit.
+    Nothing is taken from there if the code differs from the commit, or has none.
     """
     settings_of_it = dataclasses.asdict(args) | {"out": "", "cache": ""}
-    about = json.dumps([fingerprint(policy), records.commit(), settings_of_it], default=str)
+    commit = records.commit()  # None where there is no git, as in a student's copy
+    about = json.dumps([fingerprint(policy), commit, settings_of_it], default=str)
     path = Path(args.cache, f"{name}_{hashlib.sha256(about.encode()).hexdigest()[:16]}.pt")
-    is_known = path.exists() and not str(records.commit()).endswith("+")
+    is_known = path.exists() and commit and not commit.endswith("+")
     rows = torch.load(path) if is_known else []
     for sampled in tqdm(batches[len(rows) :], desc=name):
         rows.append(measure(sampled))

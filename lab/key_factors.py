@@ -144,10 +144,11 @@ class Gradient:
 
     def compare(self, reference, k):
         """Norm as a share of the reference's, and the three angles to it; one by matrix, too."""
+        by_matrix = self.angles_to(reference, k)
         return {
             "norm": common.norm(self.tensors) / max(common.norm(reference.tensors), 1e-300),
-            "angle": self.angle_to(reference, k),
-            "angle_by_matrix": self.angles_to(reference, k),
+            "angle": fmean(by_matrix),
+            "angle_by_matrix": by_matrix,
             f"angle_with_k_{PAPERS_K}": self.angle_to(reference, PAPERS_K),
             "angle_of_vectors": common.angle(self.tensors, reference.tensors),
         }

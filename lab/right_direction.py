@@ -202,7 +202,7 @@ def draw(rows, lr, args):
     panels[2, 0].set_ylabel("p > 0.75: share moved the\nright way, minus GRPO's")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(METHODS))
-    panels[2, 0].legend(title="advantage", loc="upper left")
+    panels[2, 0].legend(title="advantage", loc="lower left")
     common.save_figure(figure, args, "right_direction")
 
 

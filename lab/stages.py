@@ -13,6 +13,7 @@ again), calls three commands for each stage, and puts what they found side by si
 
 import dataclasses
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -58,9 +59,10 @@ class Args:
 def training(args):
     """The command that trains the run whose checkpoints are the stages."""
     last = max(args.steps)
-    every = min([b - a for a, b in zip(args.steps, args.steps[1:])] or [last])
+    every = math.gcd(*args.steps)  # so that a checkpoint is saved at each stage
     words = ["grpo.py", "--model", args.model, "--task", "kk", "--steps", str(last)]
     words += ["--save_every", str(every), "--eval_every", str(last), "--seed", str(args.seed)]
+    words += ["--keep_checkpoints", str(last)]  # all of them
     return [sys.executable, *words, "--run_dir", args.run]
 
 

@@ -121,8 +121,9 @@ def load(source, split, *, size=None, seed=0):
     check_split(split)
     if size is not None and size < 1:
         raise ValueError(f"size must be at least 1, not {size}")
+    source = source or HUB[split]
     items = []
-    for name, rows in read_source(source or HUB[split], split):
+    for name, rows in read_source(source, split):
         items += items_of(name, rows)
     unreadable = unreadable_golds(items)
     kept = []

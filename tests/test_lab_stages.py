@@ -14,7 +14,7 @@ MODEL_OF_3B = "Qwen/Qwen2.5-3B-Instruct"
 @pytest.mark.parametrize(
     ("flags", "model", "sizes", "measured"),
     [
-        ("--steps 0 4 8", "models/kk_tiny", "--steps 8 --save_every 4", "checkpoints/step_000008"),
+        ("--steps 0 6 10", "models/kk_tiny", "--steps 10 --save_every 2", "checkpoints/step_000006"),
         # the command of the module's docstring: it trains that model, and measures it before training
         (f"--steps 0 100 200 --model {MODEL_OF_3B}", MODEL_OF_3B, "--steps 200 --save_every 100", MODEL_OF_3B),
     ],
