@@ -87,8 +87,7 @@ def limit(result):
 def lengths(results):
     """The shares of the bare work for several lengths of responses."""
     lines = [
-        "**Short and long responses** (`python benchmarks/limit.py --response_tokens N --name limit_N`, other sizes as "
-        "below): the step in seconds, and bare / phase.",
+        "**Short and long responses** (the commands are those of `make bench`): the step in seconds, and bare / phase.",
         "",
         "| responses | seconds of a step | sample | log-probabilities | update | Lopti's update / GRPO's |",
         "|---|---|---|---|---|---|",

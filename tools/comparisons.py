@@ -212,16 +212,4 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
     ),
 }
 # Suites whose second picture no page shows.
-ONE_PICTURE = (
-    "family",
-    "alpha",
-    "eta",
-    "control",
-    "collapse",
-    "learning_rate",
-    "updates",
-    "llm",
-    "lora",
-    "puzzles",
-    "puzzles_384",
-)
+ONE_PICTURE = "family alpha eta control collapse learning_rate updates llm lora puzzles puzzles_384".split()
