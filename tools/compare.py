@@ -1,6 +1,6 @@
 """Compares scripts on models/kk_tiny: several entries × several seeds, one run after the other; a table and a plot.
 
-    python tools/compare.py                                  every script, seeds 0, 1 and 2
+    python tools/compare.py                                  every script, seeds 0, 1 and 2 (`control` has eight)
     python tools/compare.py --suite stages                   an ablation of the papers, see tools/comparisons.py
     python tools/compare.py --seeds 0 1 2 3 4                more seeds; what is there already is not run again
     python tools/compare.py --only grpo ar                   run some of the entries; the table has all that are kept
@@ -35,7 +35,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import curves, files
 from tools import family, inference, plot
-from tools.comparisons import ONE_PICTURE, SUITES
+from tools.comparisons import ONE_PICTURE, SEEDS, SUITES
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,7 +63,7 @@ class Args:
 
     suite: Literal[*SUITES] = "comparison"  # what to compare
     entries: list[str] = field(default_factory=list)  # each "NAME: SCRIPT FLAGS"; empty: the suite's
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])  # one run of each entry for every seed
+    seeds: list[int] | None = None  # one run of each entry for every seed; None: 0, 1, 2, or as many as the suite has
     common: str = ""  # flags for all entries, as in --common="--steps 10"; empty: the suite's
     only: list[str] = field(default_factory=list)  # names of the entries to run; empty: all
     folder: Path | None = None  # where runs, table and plot are kept; None: benchmarks/kk_tiny or benchmarks/llm
@@ -75,6 +75,8 @@ class Args:
     def __post_init__(self):
         if self.folder is None:
             self.folder = ROOT / "benchmarks" / ("llm" if "SmolLM2" in SUITES[self.suite][0] else "kk_tiny")
+        if self.seeds is None:
+            self.seeds = list(range(SEEDS.get(self.suite, 3)))
 
 
 def read_entries(entries):

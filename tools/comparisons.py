@@ -103,7 +103,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             *sweep("eta", (0.1, 0.3, 0.9), "--alpha 0"),
         ],
     ),
-    # What AR and Lopti give, on three algorithms, beside as many optimizer steps without them. With --seeds 0 to 7.
+    # What AR and Lopti give, on three algorithms, beside as many optimizer steps without them.
     "control": (
         QUICK,
         [
@@ -211,5 +211,6 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
         ],
     ),
 }
+SEEDS = {"control": 8}  # runs of each entry; of other suites three
 # Suites whose second picture no page shows.
 ONE_PICTURE = "family alpha eta control collapse learning_rate updates llm lora puzzles puzzles_384".split()
