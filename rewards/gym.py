@@ -44,7 +44,8 @@ REQUEST = {
 # Scoring
 
 MAX_LENGTH = 5000  # characters of an answer: the largest boards have half as many
-HUGE = re.compile(r"[eE][+-]?[0-9]{4}")  # as an exact fraction 1e999999 has a million digits
+AS_FRACTION = {"coin_flip"}  # generators whose verifiers make an exact fraction of the response
+HUGE = re.compile(r"[eE][+-]?\d{4}")  # as one, 1e999999 has a million digits
 
 
 def score(response, answer):
@@ -56,7 +57,9 @@ def score(response, answer):
     on any text.
     """
     text = last_answer(PREFIX[answer["think"]] + response).strip()
-    is_answer = 0 < len(text) <= MAX_LENGTH and not HUGE.search(text)
+    is_answer = 0 < len(text) <= MAX_LENGTH
+    if answer["generator"] in AS_FRACTION and HUGE.search(re.sub("[,_]", "", text)):  # 1e9_999 is 1e9999
+        is_answer = False
     reward = 0.0
     if is_answer:
         verifier = dataset(answer["generator"], json.dumps(answer["options"]))

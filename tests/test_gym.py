@@ -123,7 +123,8 @@ def test_options_reach_the_verifier():
 
 
 HOSTILE = ["0", "garbage", "[[[", "{'a':", "(" * 4000, "9" * 4500, "a b " * 1000, "1/0", "−", "\x00", "nan",
-           "1e999999", "1e99", "[1,2]", "{}", "None", "9" * 6000]  # fmt: skip
+           "1e999999", "1e9999999999", "1e9,999,999,999", "1e9_999_999_999", "1e٩٩٩٩٩٩٩٩٩٩", "1e99", "[1,2]", "{}",
+           "None", "9" * 6000]  # fmt: skip
 
 
 @pytest.mark.parametrize("letter", "abcdefghijklmnopqrstuvwxyz")
@@ -147,6 +148,17 @@ def test_every_generator_scores_its_own_answer_and_survives_any_text(letter):
             found = gym.score(f"{text}</answer>", answer)
             assert isinstance(found["reward"], float) and found["reward"] <= 1, (name, text[:20])
             assert time.process_time() - start < 0.5, (name, text[:20])
+
+
+def test_a_hexadecimal_number_is_no_huge_one():
+    """0x1e5100 looks like 10^5100."""
+    options = {"difficulty": 4}
+    entries = [gym.dataset("bitwise_arithmetic", json.dumps(options))[i] for i in range(200)]
+    like_huge = [entry for entry in entries if gym.HUGE.search(entry["answer"])]
+    assert len(like_huge) > 2
+    for entry in like_huge:
+        answer = {"generator": "bitwise_arithmetic", "options": options, "think": False, "entry": entry}
+        assert gym.score(f"{entry['answer']}</answer>", answer)["correct"], entry["answer"]
 
 
 def test_what_is_refused_as_unsafe_is_what_runs_the_response():
