@@ -82,7 +82,8 @@ def clean(text):
     """The answer without dollar signs, inner boxes, surrounding blanks and a final full stop, which have no meaning."""
     text = re.sub(r"\\(?:boxed|fbox)(?![A-Za-z])|\\?\$", "", text).replace("−", "-").strip()
     text = re.sub(r"^\\\(|\\\)$", "", text).strip()
-    return re.sub(r"(?<!\\right)\s*\.$", "", text)
+    before = text.removesuffix(".").rstrip()
+    return text if before.endswith(r"\right") else before  # the full stop of \right. is a bracket
 
 
 def glance(answer, golds):

@@ -74,6 +74,15 @@ def test_finding_the_box_takes_linear_time(text):
     check_linear_time(find, lambda size: text * (40 * size))
 
 
+def test_cleaning_takes_linear_time():
+    check_linear_time(task.clean, lambda size: "1" + " " * (40 * size) + "2")
+
+
+@pytest.mark.parametrize("text, clean", [("5 .", "5"), ("5.", "5"), (r"\right.", r"\right."), ("x.5", "x.5")])
+def test_a_final_full_stop_is_no_part_of_an_answer(text, clean):
+    assert task.clean(text) == clean
+
+
 # -------------------------------------------------------------------------------------------------------- comparing
 
 
