@@ -12,6 +12,7 @@ A task offers
   `parts`, a dictionary of numbers of which the reward consists; each is logged. It is fast and accepts any text.
 - `score_all(responses, answers)`: a list of these dictionaries, in order. If scoring can take long, each of them also
   has `timed_out`. A file of one's own may leave it out (own.py).
+- perhaps `puzzle_of(problem)`: what makes it this puzzle. Puzzles of a file that a generated test has are left out.
 """
 
 import importlib
@@ -74,7 +75,16 @@ def load_task(args, tokenizer):
             order = random.Random(args.seed).sample(fitting, len(fitting))
             print(f"no --test_data: {n_test} of the {len(fitting)} problems are held back to test on")
             return task, sorted(order[n_test:], key=lambda p: p["id"]), sorted(order[:n_test], key=lambda p: p["id"])
-    return task, *splits
+    train, test = splits
+    if (
+        args.data and not args.test_data and hasattr(task, "puzzle_of")
+    ):  # the test's generator knows nothing of the file
+        tested = {task.puzzle_of(problem) for problem in test}
+        others = [problem for problem in train if task.puzzle_of(problem) not in tested]
+        if len(others) < len(train):
+            print(f"train: {len(train) - len(others)} of {len(train)} puzzles are test puzzles, and left out")
+        train = others
+    return task, train, test
 
 
 def data_sources(args):

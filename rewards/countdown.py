@@ -330,6 +330,11 @@ def combine(rng, nums):
     return terms[0][0], terms[0][1][1:-1]
 
 
+def puzzle_of(item):
+    """What makes it this puzzle, independent of the order of its numbers."""
+    return (*sorted(item["answer"]["nums"]), item["answer"]["target"])
+
+
 def split_of(nums, target):
     """The split of a puzzle, independent of the order of its numbers."""
     return puzzles.split_of(puzzles.digest(f"{sorted(nums)} {target}"))

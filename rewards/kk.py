@@ -425,6 +425,11 @@ def leaf(rng, person):
     return ("not", claim) if rng.random() < 0.25 else claim
 
 
+def puzzle_of(item):
+    """What makes it this puzzle, whatever the names: its `identity`."""
+    return identity(item["statements"])
+
+
 def identity(statements):
     """A digest (hex) that does not depend on the names or the order of the people.
 

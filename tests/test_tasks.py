@@ -56,6 +56,32 @@ def test_tasks_keep_to_their_interface(task, data):
     assert not scores[0]["correct"] and {"reward", "correct", "format"} <= scores[0].keys()
 
 
+def rows_of(task, items):
+    """Of generated puzzles, as a file has them; the numbers of Countdown in another order."""
+    if task == "countdown":
+        return [{"nums": item["answer"]["nums"][::-1], "target": item["answer"]["target"]} for item in items]
+    names = ["quiz", "names"]
+    return [
+        {name: item[name] for name in names}
+        | {"solution": list(item["answer"].values()), "statements": repr(item["statements"])}
+        for item in items
+    ]
+
+
+@pytest.mark.parametrize("task, kind", [("kk", {"people": "2-3"}), ("countdown", {"numbers": "3-4"})])
+def test_a_files_puzzle_that_is_in_the_generated_test_is_not_trained_on(task, kind, tmp_path, capsys):
+    module = importlib.import_module(f"rewards.{task}")
+    tested, others = (module.load(None, split, size=5, seed=0, **kind) for split in ("test", "train"))
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows_of(task, tested + others))))
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    _, train, test = load_task(settings(task, {task: {"data": str(file)}}), tokenizer)
+    assert len(test) == 5 and {module.puzzle_of(p) for p in train} == {module.puzzle_of(p) for p in others}
+    assert "train: 5 of 10 puzzles are test puzzles, and left out" in capsys.readouterr().out
+    both = {"data": str(file), "test_data": str(file)}  # who gives both decides
+    assert len(load_task(settings(task, {task: both}), tokenizer)[1]) == 10
+
+
 def test_mathematics_without_test_data_holds_problems_back(data):
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     _, all_of_them, _ = load_task(settings("math", data), tokenizer)
