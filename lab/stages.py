@@ -23,7 +23,7 @@ from typing import Annotated
 import tyro
 
 from lab import common
-from runtime import curves, settings
+from runtime import curves, files, settings
 from runtime.settings import NonNegativeInt, PositiveInt
 
 SMOLLM2 = "models/SmolLM2-135M-Instruct"
@@ -102,6 +102,26 @@ def check(args):
         raise ValueError(f"--steps {args.steps}: give growing numbers, such as 0 5 10")
     if args.smollm2 and not Path(SMOLLM2).exists():
         raise ValueError(f"--smollm2: {SMOLLM2} is missing; `make model` makes it")
+    if max(args.steps) > 0 and Path(args.run).exists():
+        check_run(args)
+
+
+def check_run(args):
+    """ValueError unless the folder has a run of this model and seed with these checkpoints."""
+    of_run = files.read_object(Path(args.run, "args.json"))
+    for name in ("model", "seed"):
+        of_stages = getattr(args, name)
+        if of_run.get(name) != of_stages:
+            raise ValueError(
+                f"--run {args.run} has a run with --{name} {of_run.get(name)}, not {of_stages}: "
+                "name another folder"
+            )
+    missing = [step for step in args.steps if not Path(model_of(step, args)).exists()]
+    if missing:
+        raise ValueError(
+            f"--run {args.run} has no checkpoint of step {missing[0]}: name another folder, or "
+            f"continue the run if it was stopped, python grpo.py --resume {args.run}"
+        )
 
 
 def call(words):
@@ -139,7 +159,7 @@ def main():
         check(args)
     commands = measurements(args)
     todo = [words for several in commands.values() for words in several]
-    train = max(args.steps) > 0 and not Path(model_of(max(args.steps), args)).exists()
+    train = max(args.steps) > 0 and not Path(args.run).exists()
     if args.dry_run:
         for words in [training(args)] * train + todo:
             print(shlex.join(["python", *words[1:]]))

@@ -1,6 +1,7 @@
 """lab/stages.py: which commands it calls."""
 
 import importlib
+import json
 import sys
 
 import pytest
@@ -27,6 +28,24 @@ def test_a_dry_run_shows_the_commands(flags, model, sizes, measured, monkeypatch
     assert f"grpo.py --model {model} " in training and sizes in training
     assert len(lines) == 3 * len(stages.COMMANDS)
     assert sum(f"{measured} " in line for line in lines) == len(stages.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "kept, said",
+    [
+        ({"model": "other", "seed": 0}, "has a run with --model other, not models/kk_tiny: name another folder"),
+        ({"model": "models/kk_tiny", "seed": 1}, "has a run with --seed 1, not 0: name another folder"),
+        ({"model": "models/kk_tiny", "seed": 0}, "has no checkpoint of step 5: name another folder, or continue"),
+    ],
+)
+def test_the_stages_of_another_run_are_not_measured(kept, said, monkeypatch, capsys, tmp_path):
+    (tmp_path / "args.json").write_text(json.dumps(kept))
+    (tmp_path / "checkpoints" / "step_000010").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["stages", "--run", str(tmp_path), "--dry_run"])
+    with pytest.raises(SystemExit) as stop:
+        stages.main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: --run {tmp_path} {said}")
 
 
 def test_less_is_measured_of_smollm2(monkeypatch, capsys, tmp_path):
