@@ -103,7 +103,8 @@ def example(script, **settings):
     several = args.updates_per_step > 1  # if not, the policy of the update is still the one that sampled
     logp = rows_of("new" if several else "old", padding=1.0).log()
     entropy = rows_of("entropy_new") if several else given["entropy"]
-    batch = updates.with_advantages(script, given, rewards, args)
+    correct = [reward > 0 for reward in REWARDS]
+    batch = updates.with_advantages(script, given, rewards, correct, args)
 
     def weights(of_batch, is_first):
         policy = (batch["old_logp"], batch["entropy"]) if is_first else (logp, entropy)
@@ -134,10 +135,10 @@ def example(script, **settings):
         found.penalties = [trainer.overlong_penalty(length, args) for length in lengths]
         found.rewards = [reward + penalty for reward, penalty in zip(REWARDS, found.penalties)]
     if script == "maxrl":
-        found.rewards = updates.correct(rewards).tolist()
+        found.rewards = list(map(float, correct))
     add_own(trainer, batch, logp, entropy, found)
     if hasattr(trainer, "ar_weight"):
-        batch = updates.with_advantages(script, given, rewards, dataclasses.replace(args, alpha=0))
+        batch = updates.with_advantages(script, given, rewards, correct, dataclasses.replace(args, alpha=0))
     of_first = batch["advantages"][:, :1]
     if ((batch["advantages"] == of_first) | ~batch["mask"]).all():  # one advantage for all tokens of a response
         found.advantages = of_first[:, 0].tolist()

@@ -25,14 +25,15 @@ ALGORITHMS = [  # all scripts of reinforcement learning, which are all but sft.p
 ALGORITHMS += [script for script in family.family() if script not in [*ALGORITHMS, "sft"]]
 
 
-def with_advantages(script, batch, rewards, args):
+def with_advantages(script, batch, rewards, correct, args):
     """The batch as the script's main hands it to its update, a new dictionary.
 
-    batch: ids, mask, sampler_logp, old_logp, ref_logp and entropy, [N, T]; rewards: of the task's rule, [N]; args: the
-    script's own settings. Some scripts do more than compute_advantages. dapo.py adds penalties to the rewards; its
-    dynamic sampling is left out, so all groups stay. rloo.py takes the KL penalty from the rewards. maxrl.py has 1 for
-    each correct response. ppo.py has values, which are 0 before the critic has learned, unless the batch has some. AR
-    scales the advantages. opd.py's teacher is the reference, unless the batch has the log-probabilities of another.
+    batch: ids, mask, sampler_logp, old_logp, ref_logp and entropy, [N, T]; rewards: of the task's rule, [N]; correct: a
+    bool for each of them; args: the script's own settings. Some scripts do more than compute_advantages. dapo.py adds
+    penalties to the rewards; its dynamic sampling is left out, so all groups stay. rloo.py takes the KL penalty from
+    the rewards. maxrl.py has 1 for each correct response. ppo.py has values, which are 0 before the critic has learned,
+    unless the batch has some. AR scales the advantages. opd.py's teacher is the reference, unless the batch has the
+    log-probabilities of another.
     """
     trainer = importlib.import_module(script)
     batch = dict(batch)
@@ -43,7 +44,7 @@ def with_advantages(script, batch, rewards, args):
     if script == "rloo":
         rewards = rewards - args.kl_coef * ((batch["old_logp"] - batch["ref_logp"]) * mask).sum(1)
     if script == "maxrl":
-        rewards = correct(rewards)
+        rewards = torch.tensor([float(one) for one in correct])
     if hasattr(trainer, "ValueModel"):
         batch.setdefault("values", torch.zeros(mask.shape))
     if script == "opd":
@@ -52,11 +53,6 @@ def with_advantages(script, batch, rewards, args):
     if hasattr(trainer, "ar_weight"):
         batch["advantages"] = batch["advantages"] * trainer.ar_weight(batch["old_logp"], args.alpha)
     return batch
-
-
-def correct(rewards):
-    """1 where the answer is correct, 0 elsewhere: in all tasks of rewards/, a reward above 0 says so."""
-    return (rewards > 0).to(rewards.dtype)
 
 
 class Recorder(torch.optim.SGD):
