@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 import grpo
 from lab import verdicts
-from rewards import TASKS, load_task, score
+from rewards import TASKS, check_options, load_task, score
 from runtime import (
     checks,
     curves,
@@ -209,6 +209,8 @@ def dry_run(args):
     for a large model can be checked on a small machine; without --dry_run it is one.
     """
     of_trainer = trainer_args("grpo", args)
+    check_options(of_trainer)
+    checks.check_data_files(of_trainer)
     checks.check_gpus(of_trainer)
     config, _ = checks.read_config(args.model)
     n_params, needed, available = memory.estimate(config, of_trainer, passes.HEAD_CHUNK)
@@ -241,6 +243,17 @@ def fingerprint(policy):
     return digest.hexdigest()[:16]
 
 
+def digest_of(source):
+    """Sixteen hexadecimal digits of a file, a folder or a hub id: of its name and its content."""
+    digest = hashlib.sha256(source.encode())
+    path = Path(source)
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            digest.update(str(file).encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 SAMPLERS = {}  # {model: vLLM's engine}: a process can't have two
 
 
@@ -255,7 +268,7 @@ def load_batches(policy, args, count, need_gradient=True):
     sizes = [args.seed, args.prompts, args.responses, args.max_tokens, args.temperature]
     problems = [args.people] if args.task == "kk" else [args.task]
     if args.data:
-        problems.append(hashlib.sha256(args.data.encode()).hexdigest()[:16])
+        problems.append(digest_of(args.data))
     named = "_".join(map(str, [fingerprint(policy), *sizes, *problems]))
     paths = [Path(args.cache, f"batch_{named}_{i}.pt") for i in range(count)]
     missing = [i for i, path in enumerate(paths) if not path.exists()]
@@ -309,7 +322,7 @@ def sample(policy, args, numbers):
 
 def with_advantages(script, sampled, args):
     """The batch as the script's main hands it to its update. args: the script's own settings."""
-    return updates.with_advantages(script, sampled.batch, sampled.rewards, args)
+    return updates.with_advantages(script, sampled.batch, sampled.rewards, sampled.correct, args)
 
 
 def bins_of(logp, edges=(0.25, 0.5, 0.75)):

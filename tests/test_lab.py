@@ -282,6 +282,27 @@ def test_what_cannot_be_is_refused_in_one_line(module, flags, words, monkeypatch
     assert words in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "flags, said",
+    [("--people 9", "people must be"), ("--data nothing.jsonl", "--data nothing.jsonl: there is no such file")],
+)
+def test_a_dry_run_finds_what_is_wrong_with_the_data(flags, said, tmp_path, monkeypatch, capsys):
+    argv = ["who_dominates", "--model", str(KK_TINY), *flags.split(), "--out", str(tmp_path), "--dry_run"]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as stop:
+        importlib.import_module("lab.who_dominates").main()
+    assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_batches_of_changed_data_have_another_name(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    file.write_text("1")
+    first, of_folder = common.digest_of(str(file)), common.digest_of(str(tmp_path))
+    assert common.digest_of(str(file)) == first != common.digest_of("mine")
+    file.write_text("2")
+    assert common.digest_of(str(file)) != first and common.digest_of(str(tmp_path)) != of_folder
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_for_3_billion_parameters_passes_a_dry_run(name, tmp_path, monkeypatch, capsys):
     """With the configuration of Qwen2.5-3B and no weights: the dry run reads none."""
