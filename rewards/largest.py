@@ -12,6 +12,8 @@ SIZE = {"train": 2000, "test": 128}
 
 def load(source, split, *, size=None, seed=0):
     """Problems that are generated. The numbers themselves say if a problem is a test problem, for any seed."""
+    if source:
+        raise ValueError("it makes its own problems, and takes no --data or --test_data")
     rng = random.Random(f"{seed}/{split}")
     problems = []
     while len(problems) < (size or SIZE[split]):
