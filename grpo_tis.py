@@ -121,7 +121,7 @@ class Args(settings.RunArgs):
 
     def check(self):
         """ValueError, saying what would be right, if two settings do not fit each other."""
-        if self.correction_min > self.correction_max:
+        if self.correction == "icepop" and self.correction_min > self.correction_max:
             raise ValueError(
                 f"--correction_min is {self.correction_min}; it must be at most "
                 f"--correction_max, {self.correction_max}"
