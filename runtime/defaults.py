@@ -56,8 +56,8 @@ def layers(argv, args_class, tasks):
         model = given.get("model", ON_CPU["model"])
         if not machine.has_fast_bfloat16():
             found.append(("bfloat16 is slow here", {"dtype": "float32"}))
-    elif FROM_GPUS.get(task, 4) <= launch.WORLD_SIZE:
-        found.append((f"{launch.WORLD_SIZE} GPUs", MANY_GPUS))
+    elif FROM_GPUS.get(task, 4) <= launch.LOCAL_WORLD_SIZE:  # several machines hold copies
+        found.append((f"{launch.LOCAL_WORLD_SIZE} GPUs", MANY_GPUS))
     if model:
         found.append((Path(model).name, of_model(model, args_class)))
     return found

@@ -21,10 +21,16 @@ def has_gpu():
     """Whether torch can use a GPU. Before torch is imported: whether it should be able to."""
     if "torch" in sys.modules:
         return sys.modules["torch"].cuda.is_available()
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not cuda_of_torch():
+    if gpus_are_hidden() or not cuda_of_torch():
         return False
     # In some containers there is the driver, but not the program nvidia-smi.
     return bool(nvidia_smi("name")) or Path("/dev/nvidiactl").exists()
+
+
+def gpus_are_hidden():
+    """Whether the user wants the CPU: CUDA_VISIBLE_DEVICES is empty, or begins with -1."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible is not None and visible.split(",")[0].strip() in ("", "-1")
 
 
 def cuda_of_torch():
@@ -65,8 +71,7 @@ def unusable_gpus():
     """
     import torch
 
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""  # the user wants the CPU
-    if hidden or torch.cuda.is_available() or not torch.version.cuda:
+    if gpus_are_hidden() or torch.cuda.is_available() or not torch.version.cuda:
         return ""  # a CPU build of torch was installed on purpose
     found = nvidia_smi("name,driver_version")
     if not found:

@@ -174,6 +174,9 @@ def test_a_script_without_a_sampler_needs_no_room_for_its_cache():
     assert "kl_coef" not in checks.what_needs_less(sft.Args()) and "kv_cache" not in checks.what_needs_less(sft.Args())
     advice = checks.what_needs_less(grpo.Args())
     assert "--kv_cache_gb, no reference (--kl_coef 0) or LoRA (--lora_rank 16)" in advice
+    assert "a smaller --micro_batch_tokens" in advice and "--gradient_checkpointing" not in advice
+    of_one_sequence = grpo.Args(micro_batch_tokens=5120, gradient_checkpointing=False)
+    assert "more processes, --gradient_checkpointing, a smaller --kv" in checks.what_needs_less(of_one_sequence)
 
 
 def test_the_papers_model_trains_on_one_card_of_80_gb_with_the_papers_settings(all_fits):
@@ -208,6 +211,7 @@ def test_every_command_passes_the_trainers_checks(all_fits, with_lora, tmp_path,
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copy(KK_TINY / name, folder)
         for count, found in [*counts.items(), *with_lora[model].items()]:
+            monkeypatch.setattr(launch, "LOCAL_WORLD_SIZE", count)
             for module in (launch, processes):
                 monkeypatch.setattr(module, "WORLD_SIZE", count)
             smallest = {}  # of the cards that take a command
@@ -257,11 +261,11 @@ def test_a_run_that_does_not_fit_into_main_memory_is_refused(monkeypatch):
 
 def test_the_defaults_are_left_as_they_were():
     def here():
-        return defaults.ON_GPU, launch.WORLD_SIZE, processes.WORLD_SIZE
+        return defaults.ON_GPU, launch.WORLD_SIZE, launch.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
 
     before = here()
     with fits.on_gpus(8):
-        assert here() == (True, 8, 8)
+        assert here() == (True, 8, 8, 8)
         args, _ = defaults.read([], grpo.Args, grpo.TASKS)
         assert not args.gradient_checkpointing  # MANY_GPUS
         with pytest.raises(ValueError, match="a multiple of 16"):

@@ -397,12 +397,13 @@ def test_the_type_of_compute_is_what_the_machine_is_fast_at(fast, monkeypatch):
 def test_many_gpus_recompute_nothing(task, n_gpus, checkpointing, monkeypatch):
     trainer = importlib.import_module("grpo")
     monkeypatch.setattr(defaults, "ON_GPU", True)
-    monkeypatch.setattr(launch, "WORLD_SIZE", n_gpus)
+    monkeypatch.setattr(launch, "WORLD_SIZE", 8)  # of two machines, some of which hold copies of the weights
+    monkeypatch.setattr(launch, "LOCAL_WORLD_SIZE", n_gpus)
     args, _ = defaults.read(["--task", task], trainer.Args, trainer.TASKS)
     assert (args.gradient_checkpointing, args.compile, args.dtype) == (checkpointing, True, "bfloat16")
 
 
-@pytest.mark.parametrize("visible, expected", [(None, "driver 535.104.05"), ("", ""), ("0", "535.104.05")])
+@pytest.mark.parametrize("visible, expected", [(None, "driver 535.104.05"), ("", ""), ("-1", ""), ("0", "535.104.05")])
 def test_a_driver_that_torch_cannot_use_is_said(visible, expected, tmp_path, monkeypatch):
     """Otherwise torch says only that there is no GPU, and training would begin on the CPU."""
     program = tmp_path / "nvidia-smi"

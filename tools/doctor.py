@@ -125,7 +125,7 @@ def software(console):
     lines = [check_system(platform.system(), sys.version_info[:2])]
     drivers = machine.nvidia_smi("driver_version")
     cuda = machine.cuda_of_torch()  # without importing it
-    if drivers and cuda and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+    if drivers and cuda and not machine.gpus_are_hidden():
         headers = sysconfig.get_path("include", "posix_prefix")  # where Triton looks for them
         compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
         lines += [check_driver(drivers[0][0], cuda), *check_triton_can_build(headers, compiler)]
@@ -216,7 +216,7 @@ def hardware(console):
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     there = [found[0] for found in machine.nvidia_smi("name")]
     return [
-        check_gpu(machine.unusable_gpus(), names, there, os.environ.get("CUDA_VISIBLE_DEVICES") == ""),
+        check_gpu(machine.unusable_gpus(), names, there, machine.gpus_are_hidden()),
         check_dtype(torch.cuda.get_device_capability() if names else None, machine.has_fast_bfloat16()),
         check("processor", True, processor()),
         *check_room(

@@ -153,14 +153,13 @@ def machine_with(card, count):
 @contextlib.contextmanager
 def on_gpus(count):
     """Within its block defaults and checks are those of a machine with `count` GPUs."""
-    before = defaults.ON_GPU, launch.WORLD_SIZE, processes.WORLD_SIZE
+    before = defaults.ON_GPU, launch.WORLD_SIZE, launch.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
     defaults.ON_GPU = True
-    launch.WORLD_SIZE = count
-    processes.WORLD_SIZE = count
+    launch.WORLD_SIZE = launch.LOCAL_WORLD_SIZE = processes.WORLD_SIZE = count
     try:
         yield
     finally:
-        defaults.ON_GPU, launch.WORLD_SIZE, processes.WORLD_SIZE = before
+        defaults.ON_GPU, launch.WORLD_SIZE, launch.LOCAL_WORLD_SIZE, processes.WORLD_SIZE = before
 
 
 @functools.cache
