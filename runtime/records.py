@@ -269,14 +269,20 @@ class Records:
         about = {"step": step, "responses": tokens.of_responses(kept, tokenizer)}
         files.write(self.folder / "tokens.json", json.dumps(about) + "\n")
 
-    @by_process_0
     def write_tests(self, step, problems, responses, scores):
-        """The responses to the first KEPT_TESTS test problems, those with the lowest ids."""
+        """The responses to the first KEPT_TESTS test problems, those with the lowest ids.
+
+        problems: this process's part of them.
+        """
         rows = []
         for problem, response, score in zip(problems, responses, scores):
             rows.append({"step": step, "id": problem["id"], **example(problem, response, score)})
-        rows.sort(key=lambda row: row["id"])
-        append(self.folder / "test_samples.jsonl", rows[:KEPT_TESTS])
+        own = sorted(rows, key=lambda row: row["id"])[:KEPT_TESTS]
+        self.add_tests(sorted(processes.gather(own), key=lambda row: row["id"])[:KEPT_TESTS])
+
+    @by_process_0
+    def add_tests(self, rows):
+        append(self.folder / "test_samples.jsonl", rows)
 
     def plot(self):
         """Draws curves.png: the metrics over the steps."""
