@@ -67,7 +67,8 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
             read_metadata(unfinished / "trainer")  # what resuming would refuse is found here
             save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
             policy.lm.config.save_pretrained(unfinished)
-            policy.lm.generation_config.save_pretrained(unfinished)
+            # Not save_pretrained, which refuses what models have: a temperature, and no do_sample.
+            policy.lm.generation_config.to_json_file(unfinished / "generation_config.json")
             tokenizer.save_pretrained(unfinished)
             if adapter:
                 policy.lm.peft_config[lora.ADAPTER].save_pretrained(unfinished / "adapter")
@@ -91,13 +92,14 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
 def export(run_dir, folder):
     """Copies the model of the newest checkpoint, an ordinary one, to a folder of its own.
 
-    All processes must call it. If it can't be written, the run ends with one message.
+    All processes must call it. If it can't be written, the run ends with one message. A run that
+    was stopped before its first step has none.
     """
     with faults.disk_errors_end_the_run(f"--export {folder}", run_dir):
-        if processes.RANK == 0:
+        there = complete(run_dir)
+        if there and processes.RANK == 0:
             not_the_model = shutil.ignore_patterns("trainer", POSITION, CHECKSUMS)
-            newest = complete(run_dir)[-1]
-            shutil.copytree(newest, folder, ignore=not_the_model, dirs_exist_ok=True)
+            shutil.copytree(there[-1], folder, ignore=not_the_model, dirs_exist_ok=True)
 
 
 def make_way(path, unfinished):

@@ -139,11 +139,28 @@ def test_what_is_in_a_checkpoints_way_is_cleared(three):
     in_the_way.mkdir()
     (in_the_way / "config.json").write_text("{}")
     policy, optimizer = policy_and_optimizer()
+    policy.lm.generation_config.update(do_sample=False, temperature=0.6)  # as vicuna-7b has it: no save_pretrained
     learn(policy, optimizer)
     args = Args(run_dir=str(three))
     checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY), 4, 40, args)
+    assert json.loads((in_the_way / "generation_config.json").read_text())["temperature"] == 0.6
     checkpoints.check(in_the_way)
     assert [checkpoints.step_of(path) for path in checkpoints.complete(three)] == [2, 3, 4]
+
+
+def test_a_run_that_was_stopped_before_its_first_step_exports_nothing(tmp_path):
+    checkpoints.export(tmp_path, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_resumed_run_overwrites_no_export_but_its_own(three, tmp_path):
+    about = {"export": str(tmp_path / "own")}
+    (three / "args.json").write_text(json.dumps(about))
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+    checks.check_run_folders(Args(resume=str(three), export=about["export"]))
+    with pytest.raises(ValueError, match="other is there already: give a new folder"):
+        checks.check_run_folders(Args(resume=str(three), export=str(tmp_path / "other")))
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
