@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from rewards import rows
-from runtime import curves, folders, launch
+from runtime import curves, files, folders, launch
 
 
 def check_gpus(args):
@@ -66,7 +66,7 @@ def check_lora(args):
 
 def check_run_folders(args):
     """ValueError if --resume, --run_dir, --export or --track can't be done."""
-    if args.export and not args.resume and Path(args.export).exists():
+    if args.export and Path(args.export).exists() and args.export != export_of(args.resume):
         raise ValueError(f"--export {args.export} is there already: give a new folder")
     if args.resume:
         run = folders.run_of(args.resume)
@@ -83,6 +83,12 @@ def check_run_folders(args):
         check_new(args.run_dir)
     if args.track and not find_spec("wandb"):
         raise ValueError("--track needs Weights & Biases: pip install wandb")
+
+
+def export_of(resume):
+    """The --export of the run to resume, which may have been written; "" without one."""
+    about = folders.run_of(resume) / "args.json"
+    return files.read_object(about).get("export") if resume and about.exists() else ""
 
 
 def check_new(run_dir):
@@ -128,7 +134,11 @@ def check_model(args, head_chunk):
 
 def what_needs_less(args):
     """The settings with which a run of this script needs less memory, in words."""
-    advice = ["a smaller --model", "a smaller --micro_batch_tokens", "more processes"]
+    advice = ["a smaller --model", "more processes"]
+    if args.micro_batch_tokens > args.max_prompt_tokens + args.max_response_tokens:
+        advice.append("a smaller --micro_batch_tokens")  # which holds at least one sequence
+    if not args.gradient_checkpointing:
+        advice.append("--gradient_checkpointing")
     if args.has_sampler:
         advice.append("a smaller --kv_cache_gb")
     if args.kl_coef > 0:

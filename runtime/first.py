@@ -23,9 +23,11 @@ def check(args_class, tasks):
     with settings.errors_in_one_line():
         args, _ = defaults.read(sys.argv[1:], args_class, tasks)
         check_settings(args)
-        if args.resume or args.run_dir:
+        if RANK == 0 and (
+            args.resume or args.run_dir
+        ):  # two that look at once would see each other
             files.check_unlocked(folders.run_of(args.resume or args.run_dir))
-    threads.choose_waiting(args.model)
+        threads.choose_waiting(args.model)
     if RANK == 0:
         what = "torch; no model" if args.dry_run else "torch and the model; this takes a while"
         print(f"{Path(sys.argv[0]).name}: loading {what}", flush=True)

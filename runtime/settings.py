@@ -18,6 +18,7 @@ import inspect
 import json
 import re
 import sys
+import time
 import typing
 from pathlib import Path
 from typing import Annotated, TypedDict
@@ -28,6 +29,8 @@ from pydantic.fields import FieldInfo
 
 from runtime import files, folders
 from runtime.launch import RANK, WORLD_SIZE
+
+FOR_PROCESS_0 = 3  # seconds in which torchrun ends the other processes, if process 0 has an error
 
 # ------------------------------------------------------------------------------- types with a range
 
@@ -249,20 +252,28 @@ def given(argv):
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    for name in ("task", "model", "resume", "steps", "epochs"):
-        parser.add_argument(f"--{name}", nargs="?")  # a flag without a value is for parse to refuse
+    for name in ("task", "model", "resume", "run_dir", "steps", "epochs"):
+        spellings = (f"--{name}", f"--{name.replace('_', '-')}")
+        parser.add_argument(*spellings, nargs="?")  # a flag without a value is for parse to refuse
     known, _ = parser.parse_known_args(argv)
     return {name: value for name, value in vars(known).items() if value is not None}
 
 
 @contextlib.contextmanager
 def errors_in_one_line():
-    """Shows a mistake of the user's (ValueError, OSError) in one line; exit code 2."""
+    """Shows a mistake of the user's (ValueError, OSError) in one line; exit code 2.
+
+    Of several processes the first one shows it, and torchrun ends the others. What another one
+    finds alone, such as a GPU in use, it shows itself, later.
+    """
     try:
         yield
     except (ValueError, OSError) as error:
-        if RANK == 0:
-            print("error:", " ".join(str(error).split()), file=sys.stderr)
+        process = ""
+        if RANK > 0:
+            process = f" process {RANK}:"
+            time.sleep(FOR_PROCESS_0)
+        print(f"error:{process}", " ".join(str(error).split()), file=sys.stderr)
         # With several processes the connection is ours to close. With one it is vLLM's.
         if WORLD_SIZE > 1 and "torch" in sys.modules:
             from runtime import processes
@@ -321,6 +332,11 @@ def of_resumed_run(argv, args_class):
     if not said["resume"]:
         raise ValueError("--resume is empty: it takes the folder of a run")
     folder = folders.run_of(said["resume"])
+    if said.get("run_dir") and Path(said["run_dir"]).resolve() != folder.resolve():
+        raise ValueError(
+            f"--run_dir {said['run_dir']} does not go with --resume: the run goes on in {folder}. "
+            "For a branch copy the run's folder, and resume the copy"
+        )
     if not (folder / "args.json").exists():
         return {}
     settings = files.read_object(folder / "args.json")

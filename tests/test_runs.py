@@ -132,6 +132,9 @@ def test_two_processes_do_the_same_first_step_and_go_on_as_one(four_steps, torch
     assert two["kl"] == 0 and two["weights_changed"] > 0
     first = [(folder / "samples.jsonl").read_text().splitlines()[0] for folder in (tmp_path / "run", four_steps[0])]
     assert json.loads(first[0])["prompt"] == json.loads(first[1])["prompt"]
+    tested = [(folder / "test_samples.jsonl").read_text() for folder in (tmp_path / "run", four_steps[0])]
+    ids = [[json.loads(line)["id"] for line in text.splitlines()] for text in tested]
+    assert ids[0] == ids[1][: len(ids[0])] and {0, 1} <= {*ids[0]}  # of all processes, in order
 
 
 def wait_for(condition, process, log, seconds=600):
@@ -243,6 +246,7 @@ BAD = {
     "--eta is -0.1": ["--eta", "-0.1"],
     "--responses_per_prompt is 100000000; it must be": ["--responses_per_prompt", "100000000"],
     "--resume is empty": ["--resume", ""],
+    "does not go with --resume": ["--resume", "nowhere"],  # small() has a --run_dir
     "--export docs is there already": ["--export", "docs"],
     "numbers must be like 3-4": ["--numbers", "1e400"],  # though this task does not use it
     "GiB of memory": ["--kv_cache_gb", "5000"],
