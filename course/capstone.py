@@ -25,7 +25,7 @@ import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
 GIVEN = ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl", "curves.png")
-FLAGS = "--steps 8 --eval_every 4 --eval_size 300 --dtype float32 --no_stop_at_gap --seed {seed}"
+FLAGS = "--model models/kk_tiny --steps 8 --eval_every 4 --eval_size 300 --dtype float32 --no_stop_at_gap --seed {seed}"
 
 Change = namedtuple("Change", "name old new")
 CHANGES = [  # of grpo.py; each old text is there once

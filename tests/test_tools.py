@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 from conftest import KK_TINY, ROOT, small
@@ -493,6 +494,17 @@ def test_a_part_of_a_suite_does_not_overwrite_the_table_of_the_whole(flags):
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: family.md in ") and done.stderr.count("\n") == 1
     assert call("tools/compare.py", "--suite", "family", *flags, "--name", "mine", "--dry_run").returncode == 0
+
+
+@pytest.mark.parametrize("named, model", [("", "models/kk_tiny"), ("--model models/other ", "models/other")])
+def test_what_names_no_model_trains_kk_tiny(named, model, monkeypatch):
+    """Also on a GPU, where the scripts take the paper's."""
+    started = []
+    done = SimpleNamespace(returncode=1, stdout="", stderr="")
+    monkeypatch.setattr(compare.subprocess, "run", lambda words, **_: started.append(words) or done)
+    with pytest.raises(RuntimeError):
+        compare.run(f"grpo.py {named}--seed 0", 1)
+    assert [started[0][i + 1] for i, word in enumerate(started[0]) if word == "--model"] == [model]
 
 
 def test_compare_runs_and_keeps_what_is_missing(tmp_path):

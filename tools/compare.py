@@ -129,10 +129,16 @@ def read_kept(path, command):
 
 
 def run(command, limit):
-    """One training run in a folder of its own: what is to be kept of it. RuntimeError if it fails."""
+    """One training run in a folder of its own: what is to be kept of it. RuntimeError if it fails.
+
+    Of models/kk_tiny, if the command names no model: on a GPU the scripts would take the paper's.
+    """
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, *shlex.split(command), "--run_dir", folder]
+        words = [*shlex.split(command), "--run_dir", folder]
+        if "model" not in map(flag_of, words):
+            words += ["--model", "models/kk_tiny"]
+        words = [sys.executable, *words]
         try:
             done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60 * limit)
         except subprocess.TimeoutExpired:
@@ -407,12 +413,15 @@ def text_below(runs, commands, common, first, minus):
     what = f"difference to {first}"
     if minus == "difference":
         what = f'"NAME, X" minus "NAME", others minus "{first}"'
+    over_people, problem = "", "problem"
+    if categories(everything):
+        over_people, problem = ", mean over the numbers of people", "puzzle"
     text = (
-        f"All entries{differ}: `{common}`; seeds {', '.join(map(str, seeds))}. Test accuracy, mean over the numbers of "
-        "people: one response to each test puzzle at the evaluation's temperature. "
+        f"All entries{differ}: `{common}`; seeds {', '.join(map(str, seeds))}. Test accuracy{over_people}: "
+        f"one response to each test {problem} at the evaluation's temperature. "
         f"It is given as the mean of {several} (the one before training left out) and at {last}; "
         f"mean ± standard error over the seeds. Before training it is {before:.3f}. "
-        f"{minus.capitalize()}: {what} with the same seed, which means the same puzzles in the same order."
+        f"{minus.capitalize()}: {what} with the same seed, which means the same {problem}s in the same order."
         f"{pooled_errors(runs, (f'mean of {several}', last))} Reward, length: mean of the last 5 steps."
     )
     if any(name in PAPER for name in runs):
