@@ -145,6 +145,7 @@ def settle(args):
     if not args.suite:
         args.suite = the_one("suite", {run.get("task", "kk") for run in runs}) or "kk"
     find_task(args.suite, "--suite")
+    evaluation_suites.check_flags(args)
     args.protocol = evaluation_suites.paper_of(args.suite, args.protocol)
     of_paper = evaluation_suites.papers_settings(args)
     if not defaults.ON_GPU and any(Path(model).name != "kk_tiny" for model in models):
@@ -508,7 +509,8 @@ def evaluate(model, task, problems, plans, columns, args):
         responses, about = respond(path, *plans[path], args)
         row["checkpoints"].append(about)
         origin = {"model": row["model"], "checkpoint": path}
-        scored.append(score(task, problems, responses, origin))
+        with settings.errors_in_one_line():  # a task of one's own may give too few scores
+            scored.append(score(task, problems, responses, origin))
 
     values = {}
     for key, column in columns.items():
@@ -538,7 +540,10 @@ def score(task, problems, responses, origin):
     for problem, of_problem in zip(problems, responses):
         texts += [one["response"] for one in of_problem]
         answers += [problem["answer"]] * len(of_problem)
-    scores = iter(task.score_all(texts, answers))
+    found = task.score_all(texts, answers)
+    if len(found) != len(texts):
+        raise ValueError(f"score_all() gave {len(found)} scores for {len(texts)} responses")
+    scores = iter(found)
     scored = []
     for i, (problem, of_problem) in enumerate(zip(problems, responses)):
         about = {

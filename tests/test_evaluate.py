@@ -182,6 +182,15 @@ def test_ranks_share_ties_and_correlations_are_of_responses():
     assert relations["assertion"]["pearson"] is relations["assertion"]["spearman"] is None
     assert found["raw"][1] == {"category": "all", "count": [3, 7], "reward": [0.0, 5.0]}
     assert found["by_category"]["all"]["spearman"] == found["spearman"]
+    alone = words.count_all(responses[:1])[1]["conclusion indicator"]["by_category"]["all"]
+    assert alone == {"spearman": pytest.approx(1), "error": None}  # one puzzle has no error
+
+
+def test_a_task_that_gives_too_few_scores_is_said():
+    task = SimpleNamespace(score_all=lambda responses, answers: [])
+    problem = {"answer": 1, "category": "all", "messages": [{"content": "?"}]}
+    with pytest.raises(ValueError, match=r"score_all\(\) gave 0 scores for 1 responses"):
+        evaluate.score(task, [problem], [[{"response": "1"}]], {})
 
 
 RELATED = [[(0, -1.0), (1, 0.0)], [(3, 0.0), (7, 5.0)]]
@@ -620,10 +629,16 @@ def test_a_runs_temperature_goes_for_puzzles_and_defaults_are_the_papers(tmp_pat
         ([KK_TINY, "--data", "nothing.parquet"], "nothing.parquet does not exist"),
         ([KK_TINY, "--data_dir", "nothing"], "nothing is no folder; the papers' files are in the GitHub repository"),
         ([KK_TINY, "--data_dir", "a", "--data", "b"], "--suite kk takes one --data or --data_dir"),
+        ([KK_TINY, "--suite", "countdown", "--people", "2"], "--people is of --suite kk, not of countdown"),
+        ([KK_TINY, "--suite", "gym", "--data_dir", "a"], "--suite gym generates its problems: it takes no --data"),
         ([KK_TINY, "--kv_cache_gb", 1e-4], "one sequence of"),
         ([KK_TINY, "--suite", "math", "--sets", "gsm8k"], "'gsm8k' is no set"),
         ([KK_TINY, "--suite", "math", "--data", "x.json"], "own problems: x.json"),
         ([KK_TINY, "--suite", "math", "--data", "x.json", "--sets", "amc"], "'x.json' is no set"),
+        (
+            [KK_TINY, "--suite", "math", "--data", "aime=x", "--sets", "amc"],
+            "--data aime=…: the sets that are asked are amc",
+        ),
         ([KK_TINY, "--suite", "math"], "Olympiad Bench (olympiad_bench.parquet"),
         ([KK_TINY, "--suite", "hitab", "--data_dir", "models"], "models holds no test_samples.jsonl"),
     ],

@@ -88,6 +88,16 @@ def papers_settings(args):
     return found
 
 
+def check_flags(args):
+    """ValueError if the command line has a flag that the suite does not take."""
+    of_suites = {"people": "kk", "numbers": "countdown", "gym": "gym", "gym_options": "gym", "sets": "math"}
+    for flag, suite in of_suites.items():
+        if getattr(args, flag) and args.suite != suite:
+            raise ValueError(f"--{flag} is of --suite {suite}, not of {args.suite}")
+    if args.suite == "gym" and (args.data or args.data_dir):
+        raise ValueError("--suite gym generates its problems: it takes no --data or --data_dir")
+
+
 def check_options(args):
     """ValueError if a setting of the suite's task is wrong."""
     if args.suite == "kk":
@@ -207,6 +217,8 @@ def math_sources(args, folder):
             f"{min(unknown)!r} is no set; --sets and --data SET=SOURCE take {', '.join(FILES)}; "
             "a file of your own is one --data, alone"
         )
+    if unused := given.keys() - set(names):
+        raise ValueError(f"--data {min(unused)}=…: the sets that are asked are {', '.join(names)}")
     there = files_of_sets(folder) if folder else HUB
     sources = {name: given.get(name) or there.get(name) for name in names}
     missing = [name for name, source in sources.items() if not source]
