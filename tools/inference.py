@@ -168,6 +168,8 @@ def holms_level(p_values, alpha):
 def correlation(clusters, in_ranks=False, draws=None):
     """(Pearson's correlation, its standard error by bootstrap); (None, None) if a number is constant.
 
+    One cluster alone has no standard error: None.
+
     clusters: [(x, y)], two lists of numbers each, such as those of a puzzle's responses. Whole clusters are drawn, as
     what one holds is not independent. in_ranks: the ranks among all numbers count, which gives Spearman's. draws: a
     list that gets the bootstrap's correlations.
@@ -189,7 +191,7 @@ def correlation(clusters, in_ranks=False, draws=None):
     found[varies] = (n * xy - x * y)[varies] / numpy.sqrt(spread[varies])
     if draws is not None:
         draws.extend(found[1:])
-    return float(found[0]), float(found[1:].std(ddof=1))
+    return float(found[0]), float(found[1:].std(ddof=1)) if len(clusters) > 1 else None
 
 
 def ranks(values):

@@ -5,6 +5,7 @@ of verbs, in upper and lower case. Here third persons, present participles and "
 is any possessive before "statement". "if … then …" must lie within one sentence.
 """
 
+import math
 import re
 from statistics import fmean
 
@@ -111,7 +112,8 @@ def draw(rows, path):
         places = [j + (i + 0.5) * width - 0.4 for j in range(len(WORDS))]
         look = {"fmt": "o", "color": colour, "capsize": 3, "label": category}
         errors = [2 * (one["error"] or 0) for one in found]
-        below.errorbar(places, [one["spearman"] or 0 for one in found], yerr=errors, **look)
+        values = [math.nan if one["spearman"] is None else one["spearman"] for one in found]  # no point
+        below.errorbar(places, values, yerr=errors, **look)
     above.set(title="words in a response, ± standard error", ylabel="count")
     title = "with the reward, by kind of problem, ± 2 standard errors"
     below.set(title=title, ylabel="rank correlation", ylim=(-1, 1))
