@@ -45,7 +45,10 @@ def read(run):
     folder = folders.run_of(str(run))
     if checkpoint is None or not (folder / "run.json").exists():
         raise ValueError(f"{run} is not a run with a checkpoint")
-    trainer = importlib.import_module(files.read_object(folder / "run.json")["script"])
+    script = files.read_object(folder / "run.json")["script"]
+    if not (Path(__file__).parents[1] / f"{script}.py").exists():
+        raise ValueError(f"{script}.py, which made {run}, is not here")
+    trainer = importlib.import_module(script)
     if not hasattr(trainer, "load_sampler"):
         raise ValueError(f"{run} is a run of {trainer.__name__}.py, which has no sampler")
     values = settings.of_resumed_run([f"--resume={folder}"], trainer.Args)
