@@ -98,7 +98,8 @@ class Args:
 
 
 def main(args):
-    students = sorted(path for path in args.folder.iterdir() if path.is_dir()) if args.folder.is_dir() else []
+    places = sorted(args.folder.iterdir()) if args.folder.is_dir() else []
+    students = [path for path in places if path.is_dir() and not path.name.startswith(".")]
     if not students or not set(args.lessons) <= set(check.LESSONS):
         why = f"the lessons are {check.LESSONS[0]} to {check.LESSONS[-1]}"
         if not students:

@@ -76,6 +76,8 @@ def release(folder):
         shutil.copymode(ROOT / name, target)
     readme = folder / "course" / "README.md"
     readme.write_text(re.sub(r"^## For lecturers\n.*?(?=^## |\Z)", "", readme.read_text(), flags=re.M | re.S))
+    readme = folder / "README.md"
+    readme.write_text(re.sub(r"\[([^]]*)\]\(course/lecturer\.md\)", r"\1", readme.read_text()))
     torch.save(kept(), folder / check.KEPT.relative_to(ROOT))
 
 

@@ -21,7 +21,7 @@ HEAD = "import torch\n\n\ndef leave_one_out(rewards, group_size):\n    "
 def graded(tmp_path_factory):
     """What the command writes of a class of six: the folder of grades, and what is printed."""
     folder = tmp_path_factory.mktemp("class")
-    for student in ("ada", "bob", "crash", "eve", "none", "table"):
+    for student in ("ada", "bob", "crash", "eve", "none", "table", ".git"):  # the last is no student
         (folder / student).mkdir()
     shutil.copy(COURSE / "solutions" / "lesson_1.py", folder / "ada")
     shutil.copy(COURSE / "exercises" / "lesson_1.py", folder / "bob")
@@ -67,7 +67,7 @@ def test_the_students_version_holds_no_solution_and_checks_all_the_same(tmp_path
     assert not (folder / "course" / "solutions").exists() and not (folder / "course" / "lecturer.md").exists()
     assert [path.name for path in (folder / "course" / "cases").iterdir() if path.suffix == ".py"] == ["__init__.py"]
     assert "lecturer.md" not in (folder / "course" / "README.md").read_text()
-    for page in (folder / "course").glob("*.md"):
+    for page in [folder / "README.md", *(folder / "course").glob("*.md")]:
         for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
             assert link.startswith("http") or (page.parent / link).exists(), (page, link)
     assert (folder / "grpo.py").exists() and (folder / "models" / "kk_tiny" / "model.safetensors").exists()
