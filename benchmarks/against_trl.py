@@ -48,7 +48,7 @@ def measure_grpo(sizes):
     """Measures one step of grpo.py by phase, and the peak memory of this process. Writes result.json into `inside`."""
     import common
 
-    flags = [f"--dtype={sizes.dtype}"]
+    flags = [f"--dtype={sizes.dtype}", "--no_gradient_checkpointing"]
     step = common.Step(
         "grpo", sizes.model, sizes.prompts, sizes.responses, sizes.prompt_tokens, sizes.response_tokens, flags
     )
