@@ -125,13 +125,6 @@ def same(a, b, exercise, case):
 # --------------------------------------------------------------------------------------------------------- verdicts
 
 
-def judge(function, exercise, solution, file, seed=0):
-    """(PASS, NOT YET or WRONG, what to say) of a function of this process. file: where it is written."""
-    key = key_of(exercise, solution, seed)
-    done = sandbox.attempt(function, [case.arguments for case in key.cases], exercise.gradient, file)
-    return verdict(done, key, file)
-
-
 def verdict(done, key, file):
     """(PASS, NOT YET or WRONG, what to say). done: what course/sandbox.py gives of the function."""
     exercise, expected = key.exercise, key.expected

@@ -24,7 +24,7 @@ import gspo
 import ppo
 import reinforce
 import rloo
-from course import check
+from course import check, sandbox
 from course.sandbox import Sandbox, call
 from rewards import kk
 from runtime import measure
@@ -51,7 +51,10 @@ def solution_of(exercise):
 
 
 def judge(function, exercise):
-    return check.judge(function, exercise, solution_of(exercise), __file__)
+    """(PASS, NOT YET or WRONG, what to say) of a function of this process."""
+    key = check.key_of(exercise, solution_of(exercise), seed=0)
+    done = sandbox.attempt(function, [case.arguments for case in key.cases], exercise.gradient, __file__)
+    return check.verdict(done, key, __file__)
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ def test_a_page_has_its_parts_and_leads_to_script_parent_and_neighbours():
 def test_each_symbol_has_code():
     """test_docs.py looks whether it occurs once in the script."""
     for script in (*updates.ALGORITHMS, "sft"):
-        found = anchors.symbols(page(script))
+        found = anchors.ROW.findall(anchors.SYMBOLS.search(page(script))[1])
         assert len(found) == part(script, PARTS[2]).count("\n| ") - 1 >= 6, script  # all rows but the head
 
 

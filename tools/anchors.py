@@ -59,12 +59,6 @@ def line_with(text, snippet):
     return text[: text.index(snippet)].count("\n") + 1
 
 
-def symbols(text):
-    """[(symbol, what it is, code), …] of the table on an algorithm's page; [] if it has none."""
-    part = SYMBOLS.search(text)
-    return ROW.findall(part[1]) if part else []
-
-
 def with_anchors(text, page):
     """A page's Markdown with what the site adds to it. page: its path from the repository's root.
 

@@ -128,13 +128,13 @@ TEXTS = {  # script: (what its objective's formulas don't say, the source)
 }
 
 
-def short_table(folder=family.ROOT):
+def short_table():
     """What each script is, as Markdown, with links to its page; below it the median of "changed".
 
     ValueError if a script is not in SHORT.
     """
     lines = ["| script | what it is | code lines | changed |", "|---|---|---|---|"]
-    for row in rows(folder):
+    for row in rows():
         if row.stem not in SHORT:
             entry = f'"{row.stem}": "what it is"'
             raise ValueError(f"{row.stem}.py has no words for the table: add them to SHORT in tools/table.py, {entry}")
@@ -142,29 +142,29 @@ def short_table(folder=family.ROOT):
         changed = f"[{row.changed}]({page}#the-difference)" if row.changed else ""
         cells = [f"{row.indent}[`{row.stem}.py`]({page})", SHORT[row.stem], str(row.length), changed]
         lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
-    return "\n".join([*lines, *median(folder)]) + "\n"
+    return "\n".join([*lines, *median()]) + "\n"
 
 
-def table(folder=family.ROOT):
+def table():
     """What each script maximises, and the source, as Markdown.
 
     ValueError if a script is not in TEXTS.
     """
     lines = ["| script | what it maximises |", "|---|---|"]
-    for row in rows(folder):
+    for row in rows():
         if row.stem not in TEXTS:
             entry = f'"{row.stem}": ("what its formulas don\'t say", "the source")'
             raise ValueError(f"{row.stem}.py has no words for the table: add them to TEXTS in tools/table.py, {entry}")
         words, source = TEXTS[row.stem]
-        formulas = "$" + ",$&emsp; $".join(objective(row.stem, folder)) + "$"
+        formulas = "$" + ",$&emsp; $".join(objective(row.stem)) + "$"
         name = f"{row.indent}[`{row.stem}.py`](algorithms/{row.stem}.md)"
         lines.append(f"| {name} <br> {source} | {formulas} <br> {words} |")
     return "\n".join(lines) + "\n"
 
 
-def objective(stem, folder=family.ROOT):
+def objective(stem):
     """The equations, in LaTeX, of "The objective" on a script's page."""
-    path = folder / "docs" / "algorithms" / f"{stem}.md"
+    path = family.ROOT / "docs" / "algorithms" / f"{stem}.md"
     if not path.exists():
         raise ValueError(f"{path} is missing: it is written by hand, from a copy of the parent's page")
     section = path.read_text(encoding="utf-8").partition("\n## The objective\n")[2].partition("\n## ")[0]
@@ -183,31 +183,31 @@ class Row:
     changed: int | None  # lines of code added and removed, against the parent
 
 
-def rows(folder):
-    """The Rows of all scripts in a folder, in tree order."""
+def rows():
+    """The Rows of all scripts, in tree order."""
     made = []
-    for stem in family.family(folder):
-        parent, text = family.PARENT.get(stem), family.source(stem, folder)
-        changed = family.changed(family.source(parent, folder), text) if parent else None
+    for stem in family.family():
+        parent, text = family.PARENT.get(stem), family.source(stem)
+        changed = family.changed(family.source(parent), text) if parent else None
         below = family.depth(stem) - 1  # children of grpo.py are not indented
         indent = "&emsp;" * (below - 1) + "└ " * (below > 0)
         made.append(Row(stem, parent, indent, len(family.code_lines(text)), changed))
     return made
 
 
-def median(folder):
+def median():
     """The lines below a table: the median of "changed" (of an even number, the larger of the middle two)."""
-    differences = [row.changed for row in rows(folder) if row.parent]
+    differences = [row.changed for row in rows() if row.parent]
     return ["", f"Changed, median: {median_high(differences)} lines."] if differences else []
 
 
-def drawing(folder=family.ROOT):
+def drawing():
     """The tree of the scripts as SVG, in the colour of the system's light or dark (the site gives it that of its text).
 
     Beside each script stands how many lines of code differ from its parent's.
     """
     places, lines, texts = {}, [], []
-    for number, row in enumerate(rows(folder)):
+    for number, row in enumerate(rows()):
         x, y = places[row.stem] = 10 + 60 * family.depth(row.stem), 18 + 24 * number
         texts.append(f'<text x="{x}" y="{y}">{row.stem}.py</text>')
         if row.parent:
