@@ -138,8 +138,8 @@ def distance(some, others):
 def of_step(moved, bins):
     """What a step with all tokens, with the lowest and with the highest bin alone did to p.
 
-    moved: {what was updated: changes of probability [n]}; bins: [n]. All without the top 1 % of
-    each bin, but for the ranks, which outliers can't move.
+    moved: {what was updated: changes of probability [n]}; bins: [n]. Means are without the top 1 %
+    of their tokens, distances of each bin's; the ranks have all, since outliers can't move them.
     """
     whole = moved["all tokens"]
     found = {"mean_change": {}, "mean_change_of_top_bin": {}, "distance": {}, "ranks": {}}
