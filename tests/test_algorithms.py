@@ -909,7 +909,7 @@ NOT_TOGETHER = {
     "reinforce_pp_ar_lopti": ["--lopti_stages", "high", "--eta", "1"],
     "dapo_ar_lopti": ["--lopti_stages", "low", "--eta", "0"],
     "dapo": ["--max_response_tokens", "8", "--overlong_buffer", "9"],
-    "grpo_tis": ["--correction_min", "3"],
+    "grpo_tis": ["--correction", "icepop", "--correction_min", "3"],
 }
 
 

@@ -224,10 +224,10 @@ def test_the_other_metrics_and_the_advantages_are_grpos(batch, monkeypatch):
     assert torch.equal(given["advantages"], expected["advantages"])
 
 
-@both
-def test_the_least_weight_is_at_most_the_largest(correction):
+def test_icepops_least_weight_is_at_most_the_largest():
     with pytest.raises(ValueError, match=r"^--correction_min is 3\.0; it must be at most --correction_max, 2\.0$"):
-        grpo_tis.Args(correction=correction, correction_min=3.0).check()
+        grpo_tis.Args(correction="icepop", correction_min=3.0).check()
     with pytest.raises(ValueError, match=r"^--correction_min is 0\.5; it must be at most --correction_max, 0\.4$"):
-        grpo_tis.Args(correction=correction, correction_max=0.4).check()
-    grpo_tis.Args(correction=correction, correction_min=1.0, correction_max=1.0).check()
+        grpo_tis.Args(correction="icepop", correction_max=0.4).check()
+    grpo_tis.Args(correction="icepop", correction_min=1.0, correction_max=1.0).check()
+    grpo_tis.Args(correction="tis", correction_max=0.4).check()  # which has no least weight
