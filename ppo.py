@@ -36,6 +36,9 @@ Where this file deviates from the papers and from verl's `gae`, and why:
 - Truncated responses end like others: V is 0 after the last token.
 - γ 1 and λ 1 are verl's; so are the critic's learning rate 1e-5, ten times the policy's, and the
   whitening. ε_V is 0.2, PPO's own ε; verl has 0.5.
+- PPO as published makes several passes over the same samples, clips at 0.8 and 1.2, does not clip
+  the value and adds an entropy bonus. Here each response is in one update, and the clip is
+  grpo.py's, as everything else that the two share.
 - The critic is updated before the policy. Both use advantages and returns that were computed
   before, so the order does not matter.
 - Each prompt still gets G responses; nothing here compares them.

@@ -207,7 +207,8 @@ class Records:
         evaluation = terminal.evaluation_line(metrics)
         if evaluation:
             self.console.print(evaluation, style="bold", soft_wrap=True)
-        if metrics.get("zero_std_rate") == 1 and not self.has_warned:
+        has_groups = self.args.responses_per_prompt > 1
+        if has_groups and metrics.get("zero_std_rate") == 1 and not self.has_warned:
             self.has_warned = True
             self.console.print(terminal.no_difference_line(metrics), style="yellow")
         if metrics.get("sampler_gap") is not None:

@@ -171,7 +171,8 @@ def response_table(script, found):
     lines = table(["response", "tokens", *columns], rows)
     if found.advantages:
         mean, std = cell(fmean(found.rewards)), cell(stdev(found.rewards))
-        lines += ["", f"Mean of the rewards: {mean}; their standard deviation, with $G - 1$: {std}."]
+        of_what = "$r$" if "$r$" in columns else "the rewards"
+        lines += ["", f"Mean of {of_what}: {mean}; standard deviation, with $G - 1$: {std}."]
     return lines
 
 
