@@ -195,7 +195,8 @@ def main(args):
     found = measure(args.only)
     if args.renew:
         metrics = {name: numbers for name, numbers in (kept | found).items() if name in ENTRIES}
-        KEPT.write_text(json.dumps({"holds_for": holds_for(), "metrics": metrics}, indent=1) + "\n")
+        text = json.dumps({"holds_for": holds_for(), "metrics": metrics})
+        KEPT.write_text(text.replace('{"step"', '\n{"step"') + "\n")  # a line for each step
         print(f"wrote {KEPT}")
         return
     lines = differences({name: kept[name] for name in found}, found)
