@@ -191,6 +191,23 @@ def timeless(row):
     }
 
 
+@pytest.fixture(scope="session")
+def tokenizer():
+    """kk_tiny's."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(KK_TINY)
+
+
+@pytest.fixture(scope="module")
+def box():
+    """Where the course's checks run a student's functions."""
+    from course.sandbox import Sandbox
+
+    with Sandbox() as started:
+        yield started
+
+
 @pytest.fixture(scope="module")
 def on_the_cpu():
     """Also where there is a GPU: what is compared to the last digits is compared on one kind of machine."""

@@ -7,7 +7,6 @@ tokens.
 """
 
 import dataclasses
-import hashlib
 import importlib
 import itertools
 import math
@@ -893,7 +892,6 @@ def test_each_problem_comes_g_times_in_a_row_and_the_processes_share_them(monkey
 def test_request_seeds_are_stable_and_differ_by_seed_step_and_prompt():
     """`printf 0/1/7 | sha256sum` begins 6d84fbeec65f."""
     assert engine.request_seed(0, 1, 7) == 0x6D84FBEEC65F
-    assert hashlib.sha256(b"0/1/7").hexdigest().startswith("6d84fbeec65f")
     whens = [*range(19), "test"]
     seeds = {engine.request_seed(s, when, p) for s in range(5) for when in whens for p in range(20)}
     assert len(seeds) == 2000 and max(seeds) < 2**48  # room for vLLM's + j below its 64 bits

@@ -6,7 +6,6 @@ import pytest
 from conftest import ROOT
 
 from course import check
-from course.sandbox import Sandbox
 
 LESSON = 1  # leave_one_out(rewards, group_size)
 SECONDS = 20
@@ -170,12 +169,6 @@ ATTACKS = {  # name: (the file, what is said of it)
     "calls C": (function("import ctypes; ctypes.CDLL(None).kill(0, 9)\nreturn rewards"), REFUSED),
     "changes its argument": (function("rewards -= rewards.mean()\nreturn 2 * rewards"), "changes its argument rewards"),
 }
-
-
-@pytest.fixture(scope="module")
-def box():
-    with Sandbox() as started:
-        yield started
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -5,14 +5,12 @@ import json
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import flags_of
 
 import grpo
-import grpo_tis
 from course import failures
 from course.solutions import lesson_10
 from rewards import kk
@@ -139,15 +137,6 @@ def test_the_loss_of_the_notebook_is_not_near_zero():
     advantages = [-0.5, 1.5, -0.5, -0.5]
     loss = -sum(a * n for a, n in zip(advantages, (33, 157, 32, 29))) / 251
     assert f"{loss:.3f}" == "-0.751" and "−0.751" in (COURSE / "lesson_2.md").read_text()
-
-
-def test_weights_of_tis_correct_a_temperature():
-    logits = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)
-    sampler, trainer = logits.log_softmax(0), (logits / 0.7).log_softmax(0)
-    args = SimpleNamespace(correction="tis", correction_max=1e9, correction_min=0.5)
-    batch = {"old_logp": trainer[None], "sampler_logp": sampler[None]}
-    weight, _ = grpo_tis.sampler_correction(batch, args)
-    assert torch.allclose(sampler.exp() * weight[0], trainer.exp())
 
 
 def test_the_three_divisors_of_lesson_4():

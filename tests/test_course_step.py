@@ -6,15 +6,8 @@ from conftest import ROOT
 from torch.nn.functional import pad
 
 from course import check, check_step, sandbox, step
-from course.sandbox import Sandbox
 
 SOLUTION = ROOT / "course" / "solutions" / "step.py"
-
-
-@pytest.fixture(scope="module")
-def box():
-    with Sandbox() as started:
-        yield started
 
 
 def verdicts(file, box):

@@ -12,7 +12,7 @@ import pytest
 import regex
 from conftest import KK_TINY, ROOT, metrics, run
 from test_kk import holds
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import grpo
 import grpo_ar_lopti
@@ -188,11 +188,6 @@ def test_a_retold_puzzle_is_the_same_puzzle():
 
 # --------------------------------------------------------------------------------------------------------------------
 # The committed model
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(KK_TINY)
 
 
 def test_every_puzzle_goes_through_the_tokenizer_and_back_word_by_word(tokenizer):

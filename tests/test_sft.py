@@ -34,11 +34,6 @@ def settings(**changes):
     return sft.Args(**fixed | changes)
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(KK_TINY)
-
-
 def given(tokenizer, tmp_path):
     """Four examples of different lengths."""
     file = write_chats(tmp_path / "chats.jsonl", [chat(*words) for words in CHATS])

@@ -44,8 +44,7 @@ def settings(task, data, **changes):
 
 
 @pytest.mark.parametrize("task", ["kk", "math", "countdown", "hitab"])
-def test_tasks_keep_to_their_interface(task, data):
-    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+def test_tasks_keep_to_their_interface(task, data, tokenizer):
     module, train, test = load_task(settings(task, data), tokenizer)
     assert len(test) == 5 and [problem["id"] for problem in test] == list(range(5))
     for problem in (train[0], test[0]):
@@ -69,12 +68,11 @@ def rows_of(task, items):
 
 
 @pytest.mark.parametrize("task, kind", [("kk", {"people": "2-3"}), ("countdown", {"numbers": "3-4"})])
-def test_a_files_puzzle_that_is_in_the_generated_test_is_not_trained_on(task, kind, tmp_path, capsys):
+def test_a_files_puzzle_that_is_in_the_generated_test_is_not_trained_on(task, kind, tmp_path, capsys, tokenizer):
     module = importlib.import_module(f"rewards.{task}")
     tested, others = (module.load(None, split, size=5, seed=0, **kind) for split in ("test", "train"))
     file = tmp_path / "mine.jsonl"
     file.write_text("\n".join(map(json.dumps, rows_of(task, tested + others))))
-    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     _, train, test = load_task(settings(task, {task: {"data": str(file)}}), tokenizer)
     assert len(test) == 5 and {module.puzzle_of(p) for p in train} == {module.puzzle_of(p) for p in others}
     assert "train: 5 of 10 puzzles are test puzzles, and left out" in capsys.readouterr().out
@@ -82,8 +80,7 @@ def test_a_files_puzzle_that_is_in_the_generated_test_is_not_trained_on(task, ki
     assert len(load_task(settings(task, {task: both}), tokenizer)[1]) == 10
 
 
-def test_mathematics_without_test_data_holds_problems_back(data):
-    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+def test_mathematics_without_test_data_holds_problems_back(data, tokenizer):
     _, all_of_them, _ = load_task(settings("math", data), tokenizer)
     _, train, test = load_task(settings("math", data, test_data=""), tokenizer)
     assert len(test) == 5 and train and not {p["id"] for p in train} & {p["id"] for p in test}
@@ -92,16 +89,14 @@ def test_mathematics_without_test_data_holds_problems_back(data):
     assert [p["id"] for p in other] != [p["id"] for p in test]
 
 
-def test_one_problem_cannot_be_held_back(tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+def test_one_problem_cannot_be_held_back(tmp_path, tokenizer):
     path = tmp_path / "one.json"
     path.write_text(json.dumps([{"problem": "What is 1 + 1?", "answer": 2}]))
     with pytest.raises(ValueError, match=r"one\.json has one problem that fits; without --test_data there must be two"):
         load_task(settings("math", {"math": {"data": path}}), tokenizer)
 
 
-def test_without_a_chat_template_the_prompt_is_plain_text(data):
-    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+def test_without_a_chat_template_the_prompt_is_plain_text(data, tokenizer):
     _, train, _ = load_task(settings("math", data, chat_template="none"), tokenizer)
     content = train[0]["messages"][0]["content"]
     assert tokenizer.decode(train[0]["prompt_ids"]) == content + "\n"
@@ -109,9 +104,8 @@ def test_without_a_chat_template_the_prompt_is_plain_text(data):
     assert "<|im_start|>user" in tokenizer.decode(chat[0]["prompt_ids"])
 
 
-def test_texts_are_without_the_token_that_ended_them():
+def test_texts_are_without_the_token_that_ended_them(tokenizer):
     """Of a response that was cut off all tokens count."""
-    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     ids = tokenizer.encode("Zoey is a knight")
     ended = SimpleNamespace(token_ids=[*ids, tokenizer.eos_token_id], finish_reason="stop")
     cut_off = SimpleNamespace(token_ids=ids[:-1], finish_reason="length")
@@ -145,8 +139,7 @@ def a_task(tmp_path):
     return write
 
 
-def test_a_task_of_ones_own_gets_what_it_leaves_out(a_task):
-    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+def test_a_task_of_ones_own_gets_what_it_leaves_out(a_task, tokenizer):
     args = a_task(LOAD + SCORE, data="here.txt", eval_size=3, seed=8)
     task, train, test = load_task(args, tokenizer)
     assert train[1]["answer"] == ["here.txt", "train", None, 8, 3] and test[0]["answer"] == [None, "test", 3, 8, 2]
@@ -160,10 +153,9 @@ def test_a_task_of_ones_own_gets_what_it_leaves_out(a_task):
     assert data_sources(args) == ["here.txt", ""] and data_sources(a_task(LOAD + SCORE)) == ["", ""]
 
 
-def test_a_task_of_ones_own_may_score_all_responses_together_and_have_categories_and_a_prefix(a_task):
+def test_a_task_of_ones_own_may_score_all_responses_together_and_have_categories_and_a_prefix(a_task, tokenizer):
     text = LOAD.replace('"answer"', '"prefix": "1 ", "category": n % 2, "answer"') + SCORE
     text += "def score_all(responses, answers):\n    return [score(max(responses), None) for _ in responses]\n"
-    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     task, train, _ = load_task(a_task(text), tokenizer)
     assert tokenizer.decode(train[0]["prompt_ids"]).endswith("1 ") and train[1]["category"] == 1
     assert [found["reward"] for found in task.score_all(["1", "22"], [None, None])] == [2, 2]

@@ -13,18 +13,12 @@ import browser
 import pytest
 import torch
 from conftest import KK_TINY
-from transformers import AutoTokenizer
 
 import grpo
 from runtime import records, tokens
 from tools import watch
 
 TEXTS = ["Zoey says: “Ana is a knave 🙂🙂.” 数学\n" * 9, " x ↔ y é", ""]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(KK_TINY)
 
 
 @pytest.mark.parametrize("text", TEXTS)
