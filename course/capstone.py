@@ -32,7 +32,7 @@ CHANGES = [  # of grpo.py; each old text is there once
     Change(
         "the sampler never gets the new weights",
         '        clock.lap("train")\n        sync_weights(policy, llm, args)\n',
-        '        clock.lap("train")\n',
+        '        clock.lap("train")\n        if DEVICE.type == "cuda":\n            llm.wake_up()\n',
     ),
     Change("the learning rate is ten times as large", "lr=args.lr,", "lr=10 * args.lr,"),
     Change("the learning rate is a tenth", "lr=args.lr,", "lr=args.lr / 10,"),

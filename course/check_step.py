@@ -286,7 +286,8 @@ def wrong_rows(ids, mask, texts):
         response = row[begin : begin + length].tolist()
         if end in response[:-1]:
             return f"row {i}: the mask goes on after the end token"
-        if response[-1] != end and begin + length < ids.shape[1] and row[begin + length] == end:
+        is_behind = begin + length < ids.shape[1] and row[begin + length] == end
+        if response[-1] != end and is_behind and length < longest:  # of the longest it may be padding
             return f"row {i}: the mask lacks the end token, which the policy also chose"
         if response[-1] != end and length < longest:
             return (

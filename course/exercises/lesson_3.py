@@ -33,4 +33,5 @@ def truncated_weights(trainer_logp, sampler_logp, cap):
 
 
 # 3.3 (open)  Run grpo.py with and without a sync of the weights, or let sampler and trainer have
-# different temperatures. What does sampler_gap show in each case, and at which step?
+# different temperatures. What does sampler_gap show in each case, and at which step? (On a GPU take
+# out engine.sleep, too; --no_stop_at_gap lets the run go on.)
