@@ -59,13 +59,13 @@ class Args:
     """Which model, which batches, and where the results go. A command adds its own settings."""
 
     model: str = "models/kk_tiny"  # a model, a run's checkpoint or a hub id
-    out: str = "lab/results"  # where the JSON, the picture and the page are written
+    out: str = ""  # of JSON, picture and page; empty: lab/results, or runs/lab (see place)
     seed: NonNegativeInt = 0  # of the order of prompts and of sampling
     prompts: PositiveInt = 12  # prompts of a batch
     responses: GroupSize = 8  # G, responses to each prompt
     max_tokens: PositiveInt = 640  # longer responses are cut off
     temperature: Temperature = 1.0  # of sampling, and of every probability
-    task: str = "kk"  # kk, math, countdown, hitab or gym, with the tasks' defaults
+    task: str = "kk"  # kk, math, countdown, hitab or gym; asked in the model's chat template
     data: str = ""  # its problems, as in a trainer; empty: generated, or from the hub
     people: str = "2-3"  # kk: numbers of people in the puzzles, within 2-8
     cache: str = "runs/lab_batches"  # where sampled batches are kept, to be used again
@@ -85,9 +85,16 @@ def parse(args_class, description, quick):
     if args.quick:
         for name, value in (QUICK | quick).items():
             setattr(args, name, value)
+    args.out = args.out or place(args)
     with settings.errors_in_one_line():
         check(args)
     return args
+
+
+def place(args):
+    """Where results are written: lab/results has those of kk_tiny that the pages show."""
+    is_shown = args.model == "models/kk_tiny" and not args.quick
+    return "lab/results" if is_shown else "runs/lab"
 
 
 def check(args):
@@ -481,6 +488,8 @@ def measured(args, name, policy, batches, measure):
     Nothing is taken from there if the code differs from the commit, or has none.
     """
     settings_of_it = dataclasses.asdict(args) | {"out": "", "cache": ""}
+    if args.data:
+        settings_of_it["data"] = digest_of(args.data)
     commit = records.commit()  # None where there is no git, as in a student's copy
     about = json.dumps([fingerprint(policy), commit, settings_of_it], default=str)
     path = Path(args.cache, f"{name}_{hashlib.sha256(about.encode()).hexdigest()[:16]}.pt")

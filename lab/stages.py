@@ -50,7 +50,7 @@ class Args:
     run: str = "runs/lab_stages"  # the run's folder; trained if it is not there
     batches: PositiveInt = 3  # for each stage and command
     smollm2: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # SmolLM2-135M as well
-    out: str = "lab/results"  # where stages.png and the stages' own files are written
+    out: str = ""  # of stages.png and the stages' own files; as in the other commands
     seed: NonNegativeInt = 0  # of the run and of the batches
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # tiny sizes, to see that it works
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # show the commands and end
@@ -155,6 +155,7 @@ def draw(found, args):
 
 def main():
     args = tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True)
+    args.out = args.out or common.place(args)
     with settings.errors_in_one_line():
         check(args)
     commands = measurements(args)

@@ -114,7 +114,8 @@ def main():
     with settings.errors_in_one_line():
         tasks = by_task(args)
         if args.dry_run:
-            common.dry_run(args)
+            for of_task in tasks:
+                common.dry_run(of_task)
             sys.exit()
         policy, _ = common.load_policy(args)
         batches = {}
@@ -122,8 +123,13 @@ def main():
             batches[of_task.task] = common.load_batches(
                 policy, of_task, args.batches, need_gradient=False
             )
-    all_batches = [sampled for several in batches.values() for sampled in several]
-    with_rewards = all(has_gradient(sampled, args) for sampled in all_batches)
+        # A model that is never right on a task has no batch with a gradient. If others have one, a
+        # batch without is bad luck: ValueError.
+        with_rewards = all(
+            any(has_gradient(sampled, args) for sampled in several) for several in batches.values()
+        )
+        for of_task in tasks:
+            common.load_batches(policy, of_task, args.batches, need_gradient=with_rewards)
     found = {}
     for task, several in batches.items():
         found[task] = common.measured(
