@@ -1,5 +1,7 @@
 """Checkpoints: a run that is resumed from one goes on as if it had never stopped, to the last bit.
 
+What a signal has left out, an evaluation after the last step, is not made up.
+
 RUN/checkpoints/step_000020 is a Hugging Face folder: any program that reads models reads it. Beside
 the model it holds
 
@@ -13,6 +15,7 @@ What a disk has damaged since is found before a run is resumed. Resuming runs no
 checkpoint: see read_metadata.
 """
 
+import errno
 import json
 import pickle
 import shutil
@@ -79,6 +82,9 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
     sums = checksums(unfinished, processes.broadcast(names))
     with disk_errors_end_the_run():
         if processes.RANK == 0:
+            for name, checksum in sums.items():
+                if checksum is None:
+                    raise OSError(errno.EIO, f"{name} can't be read again")
             (unfinished / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n")
             files.sync_all(unfinished)
             # Only now does it get its name, when all of it is on the disk, so that a folder with
@@ -267,6 +273,7 @@ class IndexUnpickler(pickle.Unpickler):
     """Reads a pickle that names nothing but IN_AN_INDEX."""
 
     def find_class(self, module, name):
+        module = "pathlib" if module == "pathlib._local" else module  # as Python 3.13 calls it
         if (module, name) not in IN_AN_INDEX:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)

@@ -86,9 +86,16 @@ def check_run_folders(args):
 
 
 def export_of(resume):
-    """The --export of the run to resume, which may have been written; "" without one."""
-    about = folders.run_of(resume) / "args.json"
-    return files.read_object(about).get("export") if resume and about.exists() else ""
+    """The --export of the run to resume, which it may have written; "" without one.
+
+    Also "" if the run's folder is a copy: then another run has written it.
+    """
+    run = folders.run_of(resume)
+    if not resume or not (run / "args.json").exists():
+        return ""
+    made_with = files.read_object(run / "args.json")
+    is_its_own = Path(made_with.get("run_dir", "")).resolve() == run.resolve()
+    return made_with.get("export") if is_its_own else ""
 
 
 def check_new(run_dir):

@@ -22,7 +22,7 @@ def disk_errors_end_the_run(what, run_dir, unfinished=None):
     problem = ""
     try:
         yield
-    except (OSError, SafetensorError, CheckpointException) as error:
+    except (Exception, CheckpointException) as error:  # tokenizers raises nothing more special
         problem = reason(error)
         if not problem:
             raise
@@ -46,6 +46,8 @@ def reason(error):
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, SafetensorError):
+        return str(error)
+    if type(error) is Exception and "(os error " in str(error):  # as Rust says it: tokenizers
         return str(error)
     if "inline_container" in str(error):  # torch.save's own, whatever the system said
         before = error.__context__

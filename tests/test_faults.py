@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import io
 import json
 import multiprocessing
 import os
@@ -26,7 +27,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from transformers import AutoTokenizer
 
 import evaluate
-from runtime import checkpoints, checks, curves, files, folders, hub, records, settings, signals
+from runtime import checkpoints, checks, curves, faults, files, folders, hub, records, settings, signals
 from tools import compare, plot
 
 
@@ -154,13 +155,16 @@ def test_a_run_that_was_stopped_before_its_first_step_exports_nothing(tmp_path):
 
 
 def test_a_resumed_run_overwrites_no_export_but_its_own(three, tmp_path):
-    about = {"export": str(tmp_path / "own")}
+    about = {"export": str(tmp_path / "own"), "run_dir": str(three)}
     (three / "args.json").write_text(json.dumps(about))
     for name in ("own", "other"):
         (tmp_path / name).mkdir()
     checks.check_run_folders(Args(resume=str(three), export=about["export"]))
     with pytest.raises(ValueError, match="other is there already: give a new folder"):
         checks.check_run_folders(Args(resume=str(three), export=str(tmp_path / "other")))
+    shutil.copytree(three, tmp_path / "copy")
+    with pytest.raises(ValueError, match="own is there already"):
+        checks.check_run_folders(Args(resume=str(tmp_path / "copy"), export=about["export"]))
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
@@ -412,6 +416,29 @@ def test_a_full_disk_in_a_save_leaves_the_last_checkpoint(size, three, capsys):
         checkpoints.save(policy, optimizer, tokenizer, 4, 40, Args(run_dir=str(three)))
     assert sorted((three / "checkpoints").iterdir()) == checkpoints.complete(three)
     checkpoints.check(three)
+
+
+def test_a_full_disk_under_the_tokenizer_is_one_too(tmp_path, capsys):
+    """Its library is Rust's, and raises a plain Exception."""
+    with one_line(capsys, 1, "No space left on device"), faults.disk_errors_end_the_run("checkpoint", tmp_path):
+        AutoTokenizer.from_pretrained(KK_TINY).backend_tokenizer.save("/dev/full")
+    with pytest.raises(Exception, match="another"), faults.disk_errors_end_the_run("checkpoint", tmp_path):
+        raise Exception("another")
+
+
+def test_a_file_that_cannot_be_read_again_is_no_checkpoint(three, capsys, monkeypatch):
+    policy, optimizer = policy_and_optimizer()
+    learn(policy, optimizer)
+    monkeypatch.setattr(files, "sha256", lambda path: path.with_suffix(".gone").read_bytes())
+    with one_line(capsys, 1, "can't be read again"):
+        checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY), 4, 40, Args(run_dir=str(three)))
+    assert [checkpoints.step_of(path) for path in checkpoints.complete(three)] == [1, 2, 3]
+
+
+def test_an_index_of_python_3_13_is_ours():
+    """There the class of a path is in pathlib._local."""
+    named = pickle.dumps(Path("a"), protocol=0).replace(b"cpathlib\n", b"cpathlib._local\n")
+    assert b"pathlib._local" in named and checkpoints.IndexUnpickler(io.BytesIO(named)).load() == Path("a")
 
 
 def test_only_a_disks_errors_are_hidden_in_threads(capsys):
