@@ -18,13 +18,13 @@ def under_torchrun():
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def after_torchrun(text):
+def after_torchrun(text, stderr=None):
     """Starts the process that prints the text when torchrun has ended. The process can be killed.
 
-    It has a session of its own, so that Ctrl-C does not reach it.
+    It has a session of its own, so that Ctrl-C does not reach it. stderr: where to; None: as here.
     """
     words = [sys.executable, __file__, str(os.getppid()), text]
-    return subprocess.Popen(words, start_new_session=True)
+    return subprocess.Popen(words, stderr=stderr, start_new_session=True)
 
 
 def has_ended(pid):

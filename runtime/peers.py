@@ -6,10 +6,10 @@ traceback that says nothing of the one that died.
 
 import atexit
 import os
-import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 from runtime import folders, last_words
 from runtime.launch import RANK, WORLD_SIZE
@@ -23,15 +23,16 @@ def watch(run_dir):
     """From now on this process ends with one message if another one of this machine dies."""
     if WORLD_SIZE == 1:
         return
-    here = socket.gethostname()
-    for host, rank, pid in gather([(here, RANK, os.getpid())]):
-        if host == here and rank != RANK:
+    here = machine()
+    for place, rank, pid in gather([(here, RANK, os.getpid())]):
+        if place == here and rank != RANK:
             PIDS[rank] = pid
     usual_hook = sys.excepthook
+    stderr = os.dup(2)  # while vLLM loads, runtime.quiet turns the usual one away
 
     def hook(kind, error, traceback):
         for _ in range(3):  # the connection breaks before the other process is quite dead
-            end_if_one_is_dead(run_dir)
+            end_if_one_is_dead(run_dir, stderr)
             time.sleep(EVERY)
         usual_hook(kind, error, traceback)
 
@@ -40,7 +41,7 @@ def watch(run_dir):
             time.sleep(EVERY)
             if dead():
                 time.sleep(EVERY)  # if all of them are ending, this one will not get here
-                end_if_one_is_dead(run_dir)
+                end_if_one_is_dead(run_dir, stderr)
 
     sys.excepthook = hook
     atexit.register(stop_watching)
@@ -57,10 +58,16 @@ def dead():
     return [rank for rank, pid in PIDS.items() if last_words.has_ended(pid)]
 
 
-def end_if_one_is_dead(run_dir):
+def machine():
+    """What processes that can see each other have in common. Two machines may share a name."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    return boot, os.readlink("/proc/self/ns/pid")
+
+
+def end_if_one_is_dead(run_dir, stderr):
     """Ends this process at once (exit code 1) if a watched one has died.
 
-    One of those that are left says which, and how to go on.
+    One of those that are left says which, and how to go on. stderr: a file descriptor.
     """
     ranks = dead()
     if not ranks:
@@ -68,9 +75,9 @@ def end_if_one_is_dead(run_dir):
     alive = set(PIDS) - set(ranks)
     if min(alive, default=WORLD_SIZE) > RANK:
         text = message(ranks, run_dir)
-        print(f"\n{text}", file=sys.stderr, flush=True)
+        os.write(stderr, f"\n{text}\n".encode())
         if last_words.under_torchrun():
-            last_words.after_torchrun(text)
+            last_words.after_torchrun(text, stderr)
     os._exit(1)  # the main thread may wait for the dead process
 
 
