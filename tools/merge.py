@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from peft import AutoPeftModelForCausalLM, PeftConfig
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 
 def main(adapter, folder):
@@ -25,7 +25,9 @@ def main(adapter, folder):
     base = PeftConfig.from_pretrained(adapter).base_model_name_or_path
     model = AutoPeftModelForCausalLM.from_pretrained(adapter, dtype=torch.float32).merge_and_unload()
     half_written = folder.with_name(folder.name + ".tmp")
+    generation, model.generation_config = model.generation_config, GenerationConfig()
     model.to(torch.bfloat16).save_pretrained(half_written)
+    generation.to_json_file(half_written / "generation_config.json")  # as it is: save_pretrained refuses some
     AutoTokenizer.from_pretrained(base).save_pretrained(half_written)
     if (adapter / "trainer_settings.json").exists():
         shutil.copy(adapter / "trainer_settings.json", half_written)
