@@ -127,7 +127,7 @@ def in_terminal(rows, width=100, colours=True):
         if not points(rows, key)[0]:
             continue
         plotext.clear_figure()
-        keys = with_categories(rows, key)
+        keys = with_categories(rows, key) if key == "eval/accuracy" else [key]
         for name in keys:
             if points(rows, name)[0]:
                 label = name.removeprefix("eval/") if len(keys) > 1 else None

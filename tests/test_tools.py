@@ -74,12 +74,12 @@ def test_a_run_has_at_most_six_curves(drawn, tmp_path):
 
 def test_the_terminals_plot_shows_reward_and_test_accuracy():
     rows = [{"step": 0, "eval/accuracy": 0.2, "eval/accuracy_2": 0.3}]
-    rows += [{"step": step, "reward": step / 10} for step in range(1, 9)] + [
+    rows += [{"step": step, "reward": step / 10, "reward_std": 0.5} for step in range(1, 9)] + [
         {"step": 9, "reward": 1, "eval/accuracy": 0.9}
     ]
     text = curves.in_terminal(rows, width=80, colours=False)
     assert "reward" in text and "test accuracy" in text and "accuracy_2" in text and "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= 80 and "reward_std" not in text
 
 
 # --------------------------------------------------------------------------------------------------------------------
