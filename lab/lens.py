@@ -114,9 +114,9 @@ def summary_of(found, batch):
     weight: mean |weight| times the batch's tokens, so that GRPO's is the mean |A|; relative: the
     same over the script's mean for all tokens; zero: share of the tokens without weight. All three
     are without the TOP of each bin, since a single token can outweigh all others; top_share is the
-    share of Σ |weight| that these tokens have. cut: share of the tokens that had weight at the first
-    update and have lost all but CUT of it; cut_tokens: their number; kept: the mean |weight| over
-    that at the first update; largest: the token of the largest |weight|.
+    share of Σ |weight| that these tokens have. cut: share of the tokens that had weight at the
+    first update and have lost all but CUT of it; cut_tokens: their number; kept: the mean |weight|
+    over that at the first update; largest: the token of the largest |weight|.
     """
     mask = batch["mask"]
     bins = common.bins_of(batch["old_logp"])[mask]  # [n]
