@@ -146,6 +146,8 @@ def resume_from_step_2(run_dir, folder, script="grpo.py", processes=1):
     """Copies a run of four steps to a folder, as a kill after step 2 would leave it, and makes steps 3 and 4 again."""
     shutil.copytree(run_dir, folder)
     shutil.rmtree(folder / "checkpoints/step_000004")
+    about = folder / "args.json"
+    about.write_text(about.read_text().replace(str(run_dir), str(folder)))  # no copy, which would not --export again
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": 5, "reward": 99}) + '\n{"step": 6, "rew')
     run(script, "--resume", folder, processes=processes)  # all settings come from the run
