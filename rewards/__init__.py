@@ -76,9 +76,8 @@ def load_task(args, tokenizer):
             print(f"no --test_data: {n_test} of the {len(fitting)} problems are held back to test on")
             return task, sorted(order[n_test:], key=lambda p: p["id"]), sorted(order[:n_test], key=lambda p: p["id"])
     train, test = splits
-    if (
-        args.data and not args.test_data and hasattr(task, "puzzle_of")
-    ):  # the test's generator knows nothing of the file
+    # A generated test knows nothing of the file.
+    if args.data and not args.test_data and hasattr(task, "puzzle_of"):
         tested = {task.puzzle_of(problem) for problem in test}
         others = [problem for problem in train if task.puzzle_of(problem) not in tested]
         if len(others) < len(train):

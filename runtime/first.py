@@ -23,9 +23,8 @@ def check(args_class, tasks):
     with settings.errors_in_one_line():
         args, _ = defaults.read(sys.argv[1:], args_class, tasks)
         check_settings(args)
-        if RANK == 0 and (
-            args.resume or args.run_dir
-        ):  # two that look at once would see each other
+        # Process 0 alone: two that look at the same time would see each other.
+        if RANK == 0 and (args.resume or args.run_dir):
             files.check_unlocked(folders.run_of(args.resume or args.run_dir))
         threads.choose_waiting(args.model)
     if RANK == 0:
