@@ -256,8 +256,7 @@ def digest_of(source):
     path = Path(source)
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():
-            digest.update(str(file).encode())
-            digest.update(file.read_bytes())
+            digest.update(f"{file} {files.sha256(file)}".encode())
     return digest.hexdigest()[:16]
 
 
