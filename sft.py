@@ -47,11 +47,11 @@ from runtime.settings import (
 
 
 @dataclasses.dataclass
-class Args(settings.RunArgs):
+class Args(settings.CommonArgs):
     """Settings for worked solutions of logic puzzles, Knights & Knaves.
 
-    Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
-    settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
+    Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. CommonArgs
+    adds settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
     """
 
     # ---- objective

@@ -52,7 +52,7 @@ def layers(argv, args_class, tasks):
         return [*found, ("the resumed run", resumed)]
     model = given.get("model")
     if not ON_GPU:
-        found.append(("no GPU", ON_CPU))
+        found.append(("no GPU", of_script(ON_CPU, args_class)))
         model = given.get("model", ON_CPU["model"])
         if not machine.has_fast_bfloat16():
             found.append(("bfloat16 is slow here", {"dtype": "float32"}))
@@ -82,7 +82,10 @@ def papers_command(args_class, tasks, task):
 def of_model(model, args_class):
     """The settings in a model's folder that this script has; {} without the file."""
     path = Path(model, "trainer_settings.json")
-    if not path.is_file():
-        return {}
+    return of_script(files.read_object(path), args_class) if path.is_file() else {}
+
+
+def of_script(values, args_class):
+    """Those of the settings {name: value} that this script has: sft.py has no sampler's."""
     own = {field.name for field in dataclasses.fields(args_class)}
-    return {name: value for name, value in files.read_object(path).items() if name in own}
+    return {name: value for name, value in values.items() if name in own}

@@ -103,29 +103,24 @@ def range_of(type_):
 
 
 @dataclasses.dataclass
-class RunArgs:
+class CommonArgs:
     """The settings of every run that no algorithm reads. A trainer's Args adds its own."""
 
     # ---- problems
     data: str = ""  # training problems: a file, a folder or a hub id; empty: the task's
     test_data: str = ""  # test problems, given in the same ways
     people: str = "3-7"  # kk: numbers of people in a puzzle, within 2-8: "3-7" or "2,3"
-    numbers: str = "3-4"  # countdown: how many numbers in a puzzle, within 3-6: "3-4" or "5"
-    gym: str = "letter_counting"  # gym: generators of reasoning-gym: "letter_counting,chain_sum"
-    gym_options: str = "{}"  # gym: their parameters as JSON: '{"max_words": 3}'
 
     # ---- machine
     micro_batch_tokens: PositiveInt = 16384  # of one forward pass; changes memory, not results
     gradient_checkpointing: bool = True  # recompute in the backward pass: slower, smaller
     compile: bool = True  # let torch.compile fuse the operations of a layer
-    kv_cache_gb: PositiveFloat = 16.0  # GiB for the sampler's key-value cache, beside its weights
 
     # ---- run
     eval_size: PositiveInt = 500  # number of test problems
     keep_checkpoints: PositiveInt = 3  # how many of the newest checkpoints stay on disk
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
     resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
-    stop_at_gap: bool = True  # end the run if sampler_gap jumps at the sampler's first update
     export: str = ""  # a new folder for the final model, without the training state
     track: bool = False  # also log to Weights & Biases (pip install wandb)
     dry_run: bool = False  # check everything, estimate the memory, load nothing and end
@@ -146,6 +141,22 @@ class RunArgs:
 
     def check(self):
         """ValueError if two settings contradict each other; some scripts have such settings."""
+
+
+@dataclasses.dataclass
+class RunArgs(CommonArgs):
+    """Those, and what only a script with a sampler reads: all but sft.py."""
+
+    # ---- problems
+    numbers: str = "3-4"  # countdown: how many numbers in a puzzle, within 3-6: "3-4" or "5"
+    gym: str = "letter_counting"  # gym: generators of reasoning-gym: "letter_counting,chain_sum"
+    gym_options: str = "{}"  # gym: their parameters as JSON: '{"max_words": 3}'
+
+    # ---- machine
+    kv_cache_gb: PositiveFloat = 16.0  # GiB for the sampler's key-value cache, beside its weights
+
+    # ---- run
+    stop_at_gap: bool = True  # end the run if sampler_gap jumps at the sampler's first update
 
 
 # ------------------------------------------------------------------------------------ command line

@@ -250,7 +250,11 @@ def parse(trainer, *words):
     return defaults.read(list(words), trainer.Args, trainer.TASKS)[0]
 
 
-INHERITED = {"settings.RunArgs": "runtime/settings.py", "common.Args": "lab/common.py"}  # classes of settings
+INHERITED = {  # classes of settings
+    "settings.RunArgs": "runtime/settings.py",
+    "settings.CommonArgs": "runtime/settings.py",
+    "common.Args": "lab/common.py",
+}
 
 
 def flags_of(file, name="Args"):

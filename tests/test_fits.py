@@ -167,10 +167,10 @@ def test_a_scripts_own_command_fits_its_gpus_of_80_gb(script, monkeypatch):
 
 def test_a_script_without_a_sampler_needs_no_room_for_its_cache():
     config = fits.MODELS["Qwen/Qwen2.5-3B-Instruct"]
-    sizes = {"max_prompt_tokens": 8000, "max_response_tokens": 8000, "kv_cache_gb": 0.1}
+    sizes = {"max_prompt_tokens": 8000, "max_response_tokens": 8000}
     memory.estimate(config, sft.Args(**sizes), 4096, fits.machine_with(80, 1))
     with pytest.raises(ValueError, match=r"--kv_cache_gb is 0\.1; one sequence of 16000 tokens"):
-        memory.estimate(config, grpo.Args(**sizes), 4096, fits.machine_with(80, 1))
+        memory.estimate(config, grpo.Args(**sizes, kv_cache_gb=0.1), 4096, fits.machine_with(80, 1))
     assert "kl_coef" not in checks.what_needs_less(sft.Args()) and "kv_cache" not in checks.what_needs_less(sft.Args())
     advice = checks.what_needs_less(grpo.Args())
     assert "--kv_cache_gb, no reference (--kl_coef 0) or LoRA (--lora_rank 16)" in advice

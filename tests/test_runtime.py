@@ -160,7 +160,7 @@ def test_help_has_groups_ranges_and_defaults(monkeypatch, capsys):
 def test_inherited_settings_stand_behind_those_of_the_algorithm():
     groups = settings.groups_of(Inheriting)
     assert list(groups) == ["objective", "run", "problems", "machine"]
-    assert groups["objective"] == ["clip_low"] and groups["run"][:2] == ["steps", "eval_size"]
+    assert groups["objective"] == ["clip_low"] and groups["run"][:3] == ["steps", "stop_at_gap", "eval_size"]
     names = [name for group in groups.values() for name in group]
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(Inheriting))
     parsed = settings.parse(["--steps=3", "--people", "2"], Inheriting, Inheriting(clip_low=0.5), "")
