@@ -13,8 +13,8 @@ right". Without both divisions, maximise
     n                            responses of the mini-batch
     L = max_response_tokens      a constant, whatever the lengths that came out
 
-with ρ as in grpo.py. A constant only scales the gradient. The one that is chosen here keeps J's
-size near that of a mean over tokens.
+with ρ as in grpo.py. A constant only scales the gradient. With this one J is a mean over tokens
+times (mean length)/L.
 
 A is that of rloo.py times (G − 1)/G: the group's mean contains the response itself, which makes all
 advantages smaller by the same factor.

@@ -14,14 +14,14 @@ two metrics. H is taken anew for each update: at a step's first update the polic
 that sampled, later updates make a forward pass of their own. `--entropy_top 1` is grpo.py to the
 last bit.
 
-In both papers that use the rule it stands on DAPO, with dynamic sampling and, in Wang et al.,
+Wang et al. and the AR-Lopti paper use the rule on DAPO, with dynamic sampling and, in Wang et al.,
 overlong shaping and no KL term; here it stands on GRPO, so that the diff is the rule. Wang et al.
 have 512 prompts × 16 responses, 16 updates a step, ε 0.2/0.28 and 20480 tokens. The AR-Lopti paper
 (Appendix E, fig. 19) tries the rule on K&K with 2, 4, 8 and 16 updates a step, and finds it to help
 with 16 only.
 
 Where this file deviates from the rule's release (Shenzhi-Wang/Beyond-the-80-20-Rule-RLVR) and from
-that of the ACPO paper (Control-derek/ACPO), which has the rule as a baseline, and why:
+ACPO's (Control-derek/ACPO), which has the rule as an option, and why:
 - τ is one number for the whole mini-batch, over all processes, so that it does not move with the
   micro-batch size. The rule's release has one for each micro-batch; ACPO's takes the top ⌊0.2·n⌋ of
   each response's n tokens.

@@ -15,8 +15,8 @@ Off-Policy RL Training* (Yao et al. 2025). Maximise
 with ρ, A and k3 as in grpo.py. π_sampler(o_it) is the probability that vLLM reported when it
 sampled the token; π_old(o_it) is the trainer's, before the step's updates. w is a constant without
 gradient, and the KL term has none: it is about the trainer's policy alone. IcePop (Zhao et al.
-2025, of Ring) leaves out a token on which the two disagree too much, in either direction, instead
-of bounding its weight.
+2025, for the Ring models) leaves out a token on which the two disagree too much, in either
+direction, instead of bounding its weight.
 
 --mask sequence also leaves out whole responses (*DeepSeek-V3.2*, arXiv 2512.02556, eq. 9): w is 0
 for all tokens of a response o_i if

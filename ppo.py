@@ -26,8 +26,8 @@ optimizer of its own; compute_values, estimate_advantages, value_loss, update_va
 in the rewards instead of the loss. The policy's update is grpo.py's. In memory it is another
 trained model with AdamW's state; in time, one more forward pass and one more update. Metrics:
 value_loss, value_clip_rate, value_grad_norm, explained_variance (1 − variance of R − V_old over
-variance of R, before the update: 0 is no better than a constant, 1 is perfect, and nothing is told
-if all returns are equal).
+variance of R, before the update: 0 is no better than a constant, 1 is perfect; null if all returns
+are equal).
 
 Where this file deviates from the papers and from verl's `gae`, and why:
 - The critic begins as the model to train with a new linear head that is zero, so V is 0 everywhere

@@ -4,7 +4,7 @@ From *Back to Basics: Revisiting REINFORCE-Style Optimization for Learning from 
 LLMs* (Ahmadian et al. 2024, arXiv 2402.14740), Section 2.3. Prompts differ in difficulty, so the
 mean reward of the whole step is a poor baseline: to an easy prompt every response is "better than
 average". Here the baseline is the mean reward of the *other* responses to the same prompt. It does
-not depend on the response itself, so the mean of the gradient is right, its size too. Maximise
+not depend on the response itself, so it leaves the gradient unbiased, its size included. Maximise
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t A_i · log π(o_it)
 

@@ -301,8 +301,8 @@ def pooled_errors(runs, names):
         most = max(estimates, key=lambda estimate: estimate.n)
         errors.append(f"{most.error:.3f} ({name})")
     return (
-        f" A few seeds know their own error badly. Pooled over all rows, that of a difference of {most.n} seeds is "
-        f"{' and '.join(errors)}, with {most.df:.0f} degrees of freedom."
+        f" An error estimated from a few seeds is uncertain. Pooled over all rows, that of a difference of {most.n} "
+        f"seeds is {' and '.join(errors)}, with {most.df:.0f} degrees of freedom."
     )
 
 
