@@ -52,8 +52,9 @@ What differs from grpo.py: no ratio, no clip, no KL term and no reference model;
 one update a step.
 
 Where this file deviates from the textbook, and why:
-- J is divided by the number of tokens, where the textbook has the number of responses. The gradient
-  has the same direction, and its size does not grow with the responses' length.
+- J is divided by the number of tokens, where the textbook has the number of responses. In a batch
+  the gradient has the same direction, and its size does not grow with the responses' length. In the
+  mean over batches that gives a small push towards short responses (lesson 0 of course/, 0.3).
 - The mean contains r_i itself. With n responses A_i is (1 − 1/n)·(r_i − the mean of the others),
   and that mean does not depend on o_i. So the gradient is a little shorter, in the same direction.
   rloo.py leaves r_i out.

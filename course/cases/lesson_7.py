@@ -134,6 +134,7 @@ TOP_ENTROPY_MASK = Exercise(
         ),
         "leaves out tokens that tie with τ: all of them enter": without_ties,
         "rounds down: k is ⌈share · n⌉": lambda *args: top(*args, count=math.floor),
+        "rounds to the nearest: k is ⌈share · n⌉, rounded up": lambda *args: top(*args, count=round),
         "compares with a share of the largest entropy: τ is the k-th largest entropy, k = ⌈share · n⌉": by_size,
         "takes an interpolated quantile: τ is the k-th largest entropy itself, k = ⌈share · n⌉": by_quantile,
         "gives numbers, not True and False: a mask has dtype bool": lambda *args: top(*args).float(),

@@ -1,1 +1,1 @@
-"""What you write: lesson_0.py to lesson_8.py. `python -m course.check 0` checks the first."""
+"""What you write: a file for each lesson, and step.py. `python -m course.check 0` checks one."""

@@ -12,7 +12,7 @@ def sampler_gap(sampler_logp, trainer_logp, mask):
     sampler_logp, trainer_logp: [N, T], log-probabilities of the same tokens. mask [N, T], of bool:
     True on response tokens. What the others hold elsewhere must not matter.
 
-        1/Σ_i|o_i| · Σ_i Σ_t |log π_sampler − log π_trainer|        (batch_metrics in grpo.py)
+        1/Σ_i|o_i| · Σ_i Σ_t |log π_sampler − log π_trainer|        (of_tokens, runtime/measure.py)
 
     Pay attention to the absolute value, and to the divisor: all response tokens together.
     """

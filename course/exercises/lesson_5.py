@@ -33,5 +33,6 @@ def lopti_stages(logp, mask, eta):
     raise NotImplementedError
 
 
-# 5.3 (open)  What would happen if the high stage came first? Give a reason, then look at the kept
-# comparison benchmarks/kk_tiny/stages.md. Does it show what you expected?
+# 5.3 (open)  The paper finds (fig. 6b) that training collapses if the high stage comes first. Why
+# should it? Here it does not (benchmarks/kk_tiny/stages.md): what is different? And is GRPO the
+# right run to compare it with?

@@ -35,5 +35,7 @@ def token_weights(ratio, advantages, clip_low, clip_high, method):
     raise NotImplementedError
 
 
-# 6.3 (open)  Which tokens does each of grpo, acpo, dppo, cispo, sapo and gspo cut off? Look at the
-# page lab/results/lens.html (download it) and at lab/results/lens.json.
+# 6.3 (open)  The lesson's table has the tokens that grpo, acpo, dppo, cispo, sapo and gspo cut off.
+# Why these? Explain each row from the method's rule: why does dppo cut off most between 0.5 and
+# 0.75, gspo as many in all bins, and cispo any at all? The page lab/results/lens.html (download it)
+# shows the tokens.

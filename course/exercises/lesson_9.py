@@ -32,5 +32,6 @@ def paid_wrongly(rewards, correct, full):
     raise NotImplementedError
 
 
-# 9.3 (open)  Which holes has kk.score, the papers' own rule? Find four texts that get +3 although
-# no teacher would accept them. Which does `strict` refuse, and does kk_tiny ever write one?
+# 9.3 (open)  Which holes has kk.score, the papers' own rule, that the lesson's table lacks? Find
+# two texts that get +3 although no teacher would accept them. Does `strict` refuse them? And is
+# there one that it accepts?

@@ -35,7 +35,7 @@ def first_sign(run, healthy, margin):
 #     format lost: margin 2 step 1 grad_norm; margin 0.5 step 1 grad_norm
 #     KL blow-up: margin 2 step 2 kl; margin 0.5 step 2 kl
 #     stale weights: margin 2 step 2 sampler_gap; margin 0.5 step 2 sampler_gap
-#     length explosion: margin 2 step 4 kl; margin 0.5 step 3 kl
+#     paid for length: margin 2 step 4 kl; margin 0.5 step 3 kl
 #     no bonus: margin 2 step 7 kl; margin 0.5 step 3 kl
 #     healthy, seed 0: margin 2 none; margin 0.5 step 1 grad_norm
 #     healthy, seed 1: margin 2 none; margin 0.5 step 1 grad_norm
@@ -50,8 +50,9 @@ def first_sign(run, healthy, margin):
 #     ar_lopti, SmolLM2, seed 2: entropy below a tenth from step 8 on
 #
 # With a margin of 2 widths the failures are found within four steps, and no healthy run is called
-# ill. With half a width each healthy run is. The margin was chosen after a look at these very runs,
-# so another healthy run may well cross it: three runs say little about what is normal.
+# ill; seed 2 lies exactly on it. With half a width each healthy run is. The margin was chosen after
+# a look at these very runs, so another healthy run may well cross it: three runs say little about
+# what is normal.
 #
 # The run that is paid for length is found by its KL, and that is its learning rate: the run with
 # the same learning rate and without the bonus is called ill as well, three steps later, and learns
@@ -80,8 +81,9 @@ def open_question():
     healthy = [metrics(f"course/results/healthy_seed_{seed}", METRICS) for seed in range(3)]
     healthy = torch.stack(healthy)  # [3, S, M]
     judged = {}  # name: (the run, those that it is judged by)
-    for name in ("format lost", "KL blow-up", "stale weights", "length explosion", "no bonus"):
+    for name in ("format lost", "KL blow-up", "stale weights", "paid for length", "no bonus"):
         file = name.lower().replace(" ", "_").replace("-", "_")
+        file = file.replace("paid_for_length", "length_explosion")
         judged[name] = (metrics(f"course/results/{file}_seed_0", METRICS), healthy)
     for seed in range(3):
         others = [other for other in range(3) if other != seed]

@@ -18,35 +18,41 @@ def overlong_penalty(length, max_tokens, buffer):
     return -too_many / max(1, buffer)
 
 
-# 4.3  Which responses does each aggregation favour? Two of 10 and 1000 tokens.
+# 4.3  What does a group teach of which the shortest response is wrong? Of 10, 100 and 1000 tokens.
 #
-# The weight of a token is what its loss is multiplied by:
+# A times the weight of a token, and that summed over the response:
 #
-#     token_mean:    token of the short one 0.000990, of the long one 0.000990
-#                    all tokens of the short one 0.010, of the long one 0.990
-#     mean_of_means: token of the short one 0.050000, of the long one 0.000500
-#                    all tokens of the short one 0.500, of the long one 0.500
+#     token_mean:    10 tokens: -0.00127, all -0.013
+#     token_mean:    100 tokens: +0.00064, all +0.064
+#     token_mean:    1000 tokens: +0.00064, all +0.637
+#     mean_of_means: 10 tokens: -0.04714, all -0.471
+#     mean_of_means: 100 tokens: +0.00236, all +0.236
+#     mean_of_means: 1000 tokens: +0.00024, all +0.236
 #
-# - token_mean: all tokens count alike, so the long response decides the update. If it is wrong, its
-#   1000 tokens are pushed down as hard as those of a short wrong one.
-# - mean_of_means: all responses count alike, so a token of the long one weighs a hundredth of the
-#   short one's. A right answer is rewarded more per token if it is short, and a wrong one is
-#   punished less per token if it is long. The second is the bias that Dr. GRPO describes: wrong
-#   responses grow. (This is GRPO as first published; acpo.py, gspo.py and sapo.py have it too.)
+# - token_mean: all tokens count alike, so the longest response has 89 % of the weight. The update
+#   is mostly "write like the long one". If that were wrong, its 1000 tokens would be pushed down as
+#   hard as those of a short wrong one, and the update would be mostly "don't write like that".
+# - mean_of_means: all responses count alike, so a token of the longest weighs a hundredth of the
+#   shortest one's. Here the update is mostly "don't write the short one". If the longest were
+#   wrong, each of its tokens would be punished a hundredth as hard. In general a right answer is
+#   rewarded more per token if it is short, and a wrong one is punished less per token if it is
+#   long. The second is the bias that Dr. GRPO describes: wrong responses grow. (This is GRPO as
+#   first published; acpo.py, gspo.py and sapo.py have it too.)
 # - dr_grpo.py divides by a constant, responses × max_response_tokens. Within a mini-batch that
 #   weighs tokens as token_mean does; but a token weighs the same in all mini-batches, however long
 #   their responses are.
 
+LENGTHS = (10, 100, 1000)
+ADVANTAGES = torch.tensor([-(2**0.5), 0.5**0.5, 0.5**0.5])  # of the rewards 0, 1, 1; σ with 1/G
+
 
 def open_question():
-    mask = torch.arange(1000) < torch.tensor([[10], [1000]])  # [2, 1000]
+    mask = torch.arange(1000) < torch.tensor(LENGTHS)[:, None]  # [3, 1000]
     for name, aggregate in (("token_mean:   ", token_mean), ("mean_of_means:", mean_of_means)):
-        loss = torch.zeros(2, 1000, requires_grad=True)
-        aggregate(loss, mask).backward()
-        token, response = loss.grad[:, 0], loss.grad.sum(1)
-        print(f"{name} token of the short one {token[0]:.6f}, of the long one {token[1]:.6f}")
-        what = "               all tokens of the short one"
-        print(f"{what} {response[0]:.3f}, of the long one {response[1]:.3f}")
+        logp = torch.zeros(3, 1000, requires_grad=True)
+        aggregate(ADVANTAGES[:, None] * logp, mask).backward()
+        for length, weights in zip(LENGTHS, logp.grad, strict=True):
+            print(f"{name} {length} tokens: {weights[0]:+.5f}, all {weights.sum():+.3f}")
 
 
 if __name__ == "__main__":

@@ -14,19 +14,18 @@ def paid_wrongly(rewards, correct, full):
     return (paid & ~correct).sum() / paid.sum().clamp(min=1)
 
 
-# 9.3  Which holes has kk.score, the papers' own rule?
+# 9.3  Which holes has kk.score, the papers' own rule, that the lesson's table lacks?
 #
 # For a puzzle of which the answer is that Ann is a knight and Ben is a knave:
 #
-#     no reasoning at all: 3.0, strict -3.0
-#     Ann is a knight if pigs fly: 3.0, strict -1.0
-#     It is false that Ann is a knight: 3.0, strict -1.0
 #     Nobody knows. Suppose: 3.0, strict -1.0
+#     Ben says that: 3.0, strict -1.0
+#     both roles in the reasoning: 3.0, strict 3.0
 #     the plain answer: 3.0, strict 3.0
 #
 # The rule searches the answer for "NAME is a knight" and "NAME is a knave", and counts these words.
 # It never asks what stands around them. `strict` wants some reasoning, and one plain statement for
-# each person and nothing else. It still accepts any reasoning: "hm" is enough.
+# each person and nothing else. It still accepts any reasoning, even one that says otherwise.
 #
 # kk_tiny does not fall into these holes. In 96 responses to 12 puzzles at temperature 1 the two
 # rules differ
@@ -39,15 +38,14 @@ def paid_wrongly(rewards, correct, full):
 
 PLAIN = "(1) Ann is a knight\n(2) Ben is a knave"
 TEXTS = {
-    "no reasoning at all": f"</think><answer>{PLAIN}</answer>",
-    "Ann is a knight if pigs fly": (
-        "hm</think><answer>Ann is a knight if pigs fly. Ben is a knave.</answer>"
-    ),
-    "It is false that Ann is a knight": (
-        "hm</think><answer>It is false that Ann is a knight. Ben is a knave.</answer>"
-    ),
     "Nobody knows. Suppose": (
         "hm</think><answer>Nobody knows. Suppose Ann is a knight, Ben is a knave.</answer>"
+    ),
+    "Ben says that": (
+        "hm</think><answer>Ben says that Ann is a knight. Ann says: Ben is a knave.</answer>"
+    ),
+    "both roles in the reasoning": (
+        f"Ann is a knight and a knave. I don't know.</think><answer>{PLAIN}</answer>"
     ),
     "the plain answer": f"hm</think><answer>{PLAIN}</answer>",
 }
