@@ -108,6 +108,8 @@ TOP_ENTROPY_MASK = Exercise(
         ),
         # ⌈0.4 · 3⌉ = 2: the 2 largest of 3, 1 and 2.
         Case({"entropy": floats([[3, 1, 2]]), "mask": bools([[1, 1, 1]]), "share": 0.4}, bools([[1, 0, 1]])),
+        # ⌈0.6 · 3⌉ = 2, which is also the nearest number.
+        Case({"entropy": floats([[3, 1, 2]]), "mask": bools([[1, 1, 1]]), "share": 0.6}, bools([[1, 0, 1]])),
         # Half of 6 tokens in two rows: 3 of them, all in the first row.
         Case(
             {
