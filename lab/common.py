@@ -454,12 +454,16 @@ def mean_and_error(values):
 
 
 def over_batches(rows):
-    """[a batch's tree of numbers, …] → the same tree with [mean, standard error] over batches."""
+    """[a batch's tree of numbers, …] → the same tree with [mean, standard error] over batches.
+
+    Those count that have a number and no None there; None if no batch has one.
+    """
     if isinstance(rows[0], dict):
         return {name: over_batches([row[name] for row in rows]) for name in rows[0]}
     if isinstance(rows[0], list):
         return [over_batches(list(values)) for values in zip(*rows)]
-    return list(mean_and_error(rows))
+    there = [value for value in rows if value is not None]
+    return list(mean_and_error(there)) if there else None
 
 
 def correlation(a, b):

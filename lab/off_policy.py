@@ -181,7 +181,7 @@ def of_clip(is_cut, batch):
         "share": [share(is_cut, counted & (bins == i)) for i in range(common.BINS)],
         "share_of_all": share(is_cut, counted),
         "by_entropy": {"low": halves[0], "high": halves[1]},
-        "improbable": share(bins == 0, is_cut),  # of the tokens cut off
+        "improbable": share(bins == 0, is_cut) if is_cut.any() else None,  # of the tokens cut off
     }
 
 

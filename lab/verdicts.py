@@ -62,7 +62,7 @@ def at(tree, path):
     for key in filter(None, path.split("/")):
         try:
             tree = tree[int(key)] if isinstance(tree, list) else tree[key]
-        except (KeyError, IndexError):
+        except (KeyError, IndexError, TypeError):  # TypeError: a None on the way
             return None
     return tree
 
@@ -162,14 +162,17 @@ def of_runs(comparison, folders, since, label, **more):
 
 
 def kept_runs(folder, suite, entry):
-    """{seed: kept run} of a suite's entry. ValueError if one was made with other flags."""
+    """{seed: kept run} of a suite's entry: the seeds of its table.
+
+    ValueError if one was made with other flags.
+    """
     common, entries = comparisons.SUITES[suite]
     words = compare.read_entries(entries)[entry]
     runs = {}
-    for path in sorted(folder.glob(compare.kept_file(folder, entry, "*").name)):
-        seed = int(path.stem.rpartition("_")[2])
+    for seed in compare.seeds_of(suite):
+        path = compare.kept_file(folder, entry, seed)
         runs[seed] = compare.read_kept(path, compare.command_of(words, common, seed))
-    return runs
+    return {seed: run for seed, run in runs.items() if run}
 
 
 def late(run, metric, since=SECOND_HALF):
@@ -189,6 +192,8 @@ def of_tokens(comparison, rows, label, **more):
     """
     wanted = comparison.get("only", {})
     rows = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    if not rows:
+        return []
     first, second = comparison["correlation"]
     least = comparison.get("above", -math.inf)
     several = at(rows[0], first)

@@ -260,9 +260,16 @@ def test_a_difference_of_runs_by_hand(folders):
     assert (twice.mean, twice.n) == (pytest.approx(0.2), 3)  # seeds are the units, however many pairs there are
     [beyond] = verdicts.estimates_of(AHEAD | {"beyond": ["ar", "grpo"]}, folders)
     assert beyond.mean == pytest.approx(0) and beyond.label == "ar minus grpo, less ar minus grpo"
+    for entry in ("grpo", "ar"):
+        keep(folders, "comparison", entry, 3, [0.9] * 6)
+    [table] = verdicts.estimates_of(AHEAD, folders)
+    [eight] = verdicts.estimates_of(AHEAD | {"suite": "control"}, folders)
+    assert (table.n, eight.n) == (3, 4)  # the seeds of the suite's own table count
     path.write_text(path.read_text().replace("--alpha 0.3", "--alpha 0.2"))
     with pytest.raises(ValueError, match="was made by"):
         verdicts.estimates_of(AHEAD, folders)
+    with pytest.raises(ValueError, match="off: a value is NaN or infinite"):
+        inference.of_values("off", [(0.1, 0.0), (math.nan, 0.0)])
 
 
 def test_a_comparison_of_batches_by_hand(folders):

@@ -76,7 +76,12 @@ class Args:
         if self.folder is None:
             self.folder = ROOT / "benchmarks" / ("llm" if "SmolLM2" in SUITES[self.suite][0] else "kk_tiny")
         if self.seeds is None:
-            self.seeds = list(range(SEEDS.get(self.suite, 3)))
+            self.seeds = list(seeds_of(self.suite))
+
+
+def seeds_of(suite):
+    """The seeds of a suite's own table."""
+    return range(SEEDS.get(suite, 3))
 
 
 def read_entries(entries):

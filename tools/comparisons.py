@@ -22,7 +22,7 @@ ENTRIES = [  # in the order of the tree: what grew from another script than grpo
 # float32, so that processors with and without bfloat16 do the same; 16 prompts, because 16 updates a step divide them.
 QUICK = "--steps 8 --eval_every 4 --eval_size 300 --dtype float32"
 SHORT = "--steps 8 --eval_every 4 --eval_size 300 --prompts_per_step 16 --dtype float32"
-LONG = "--steps 40 --eval_every 8 --eval_size 500 --dtype float32"  # kk_tiny, until nothing more is learned
+LONG = "--steps 40 --eval_every 8 --eval_size 500 --dtype float32"  # kk_tiny, until it learns slowly
 
 # A pretrained model and a task that it learns in ten steps, as in `make llm`, which has a lower learning rate.
 SMOLLM2 = (

@@ -108,8 +108,13 @@ def fishers_z(correlation):
 
 
 def of_values(label, pairs, **more):
-    """The Estimate of values that are independent of each other. pairs: [(as claimed, compared with)]."""
+    """The Estimate of values that are independent of each other. pairs: [(as claimed, compared with)].
+
+    ValueError if one is NaN or infinite.
+    """
     values = [a - b for a, b in pairs]
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"{label}: a value is NaN or infinite")
     error = math.sqrt(variance(values) / len(values)) if len(values) > 1 else 0.0
     return Estimate(label, fmean(values), error, len(values) - 1, len(values), tuple(map(fmean, zip(*pairs))), **more)
 
