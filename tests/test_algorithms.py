@@ -372,20 +372,6 @@ def test_the_heads_chunks_change_neither_values_nor_gradient(tiny_model, rows, m
         torch.testing.assert_close(entropy, whole, atol=1e-6, rtol=1e-6)
 
 
-def test_entropy_is_in_nats_and_the_temperature_divides_the_logits():
-    """Logits [0, ln 9]. At T 2 they are [0, ln 3]: probabilities 1/4 and 3/4, entropy ln 4 − 3/4·ln 3.
-
-    At T 1: 1/10, 9/10, and ln 10 − 9/10·ln 9.
-    """
-    policy = grpo.Policy(SimpleNamespace(lm_head=lambda hidden: hidden.clone()), arguments())
-    logits = torch.tensor([[0.0, math.log(9)]]).repeat(2, 1)
-    for temperature, odds in ((2, 3), (1, 9)):
-        logp, entropy = policy.head(logits, torch.tensor([0, 1]), temperature, with_entropy=True)
-        assert logp.tolist() == pytest.approx([-math.log(1 + odds), math.log(odds / (1 + odds))], abs=1e-6)
-        expected = math.log(1 + odds) - odds / (1 + odds) * math.log(odds)
-        assert entropy.tolist() == pytest.approx([expected] * 2, abs=1e-6)
-
-
 def test_the_reference_has_no_gradient_and_the_weights_are_float32(tiny_model):
     args = arguments(model=str(tiny_model), dtype="bfloat16")
     policy, reference = grpo.load_policy(args, trained=True), grpo.load_policy(args, trained=False)

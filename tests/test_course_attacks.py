@@ -85,19 +85,6 @@ ATTACKS = {  # name: (the file, what is said of it)
         ),
         "expected [1, -1]",
     ),
-    "patches the checker": (
-        function(
-            WRONG,
-            """
-            import sys
-            for module in list(sys.modules.values()):
-                for name in ("same", "same_values", "verdict", "attempt", "call"):
-                    if hasattr(module, name):
-                        setattr(module, name, lambda *_, **__: True)
-            """,
-        ),
-        None,
-    ),
     # ---- somebody else's numbers
     "has a table": (function("return torch.tensor(TABLE[tuple(rewards.tolist())])", TABLE), "KeyError"),
     "has a table and guesses": (
@@ -178,7 +165,7 @@ def test_an_attack_is_refused(name, box, tmp_path):
     file.write_text(text)
     seconds = 1 if said == TIME else SECONDS
     (_, verdict, found, _), _ = check.check_lesson(LESSON, tmp_path, box=box, seconds=seconds)
-    assert verdict == check.WRONG and (said is None or said in found), found
+    assert verdict == check.WRONG and said in found, found
     assert file.read_text() == text
     file.write_text(function(RIGHT))  # and the next student's function is judged as ever
     lines = check.check_lesson(LESSON, tmp_path, box=box, seconds=SECONDS)

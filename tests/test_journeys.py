@@ -34,13 +34,6 @@ def test_a_checkpoint_before_the_first_update_resumes_to_the_last_bit(processes,
     assert [timeless(row) for row in metrics(tmp_path)] == [timeless(row) for row in rows]
 
 
-def test_a_run_that_learned_nothing_yet_can_be_resumed(tmp_path):
-    flags = {"lopti_stages": "low", "eta": 1e-30}  # no token is as improbable as that
-    run("grpo_ar_lopti.py", *small(tmp_path / "run", steps=1, dtype="float32", **flags))
-    done = run("grpo_ar_lopti.py", "--resume", tmp_path / "run", "--steps", 2)
-    assert "done after step 2" in done.stdout
-
-
 def test_adamws_first_update_is_the_same_with_the_state_that_a_checkpoint_makes():
     from runtime import checkpoints
 

@@ -206,11 +206,6 @@ def slow_solve(statements):
     return [w for w in worlds if all(w[i] == holds(s, w) for i, s in enumerate(statements))]
 
 
-def names_in(statement):
-    op, *parts = statement
-    return set(parts) if op in ("telling-truth", "lying") else set().union(*map(names_in, parts))
-
-
 def depth_of(statement):
     op, *parts = statement
     if op in ("telling-truth", "lying", "not"):

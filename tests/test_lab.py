@@ -239,19 +239,6 @@ def test_a_quick_run_writes_page_picture_and_json(quick):
     assert done.stdout.count("TOO FEW RUNS TO TELL: ") == 4  # of one batch
 
 
-def test_batches_are_found_again(quick, monkeypatch):
-    out, _ = quick
-    args = lens.Args(model=str(KK_TINY), cache=str(out / "cache"))
-    for name, value in common.QUICK.items():
-        setattr(args, name, value)
-    policy, _ = common.load_policy(args)
-    monkeypatch.setattr(common, "sample", None)  # it would be called otherwise
-    [sampled] = common.load_batches(policy, args, 1)
-    assert sampled.batch["mask"].shape[0] == 6 == len(sampled.rewards) == len(sampled.texts)
-    again, _ = grpo.log_probs(policy, sampled.batch, common.trainer_args("grpo", args))
-    assert torch.allclose(again, sampled.batch["old_logp"], atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("module", "flags", "words"),
     [

@@ -234,17 +234,6 @@ def test_trap_small_numbers_are_not_all_the_same(gold, answer):
     assert not right(answer, gold)
 
 
-def test_trap_threads():
-    """math-verify's own time limit works in the main thread only."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(3) as threads:
-        assert (
-            list(threads.map(lambda n: right(rf"\frac{{{2 * n}}}{{4}}", rf"\frac{{{n}}}{{2}}"), range(1, 30)))
-            == [True] * 29
-        )
-
-
 def test_any_gold_of_a_list_will_do():
     golds = [r"\arcsin{\frac{1}{1.3}}", r"\frac{3}{4}", "Ann"]
     assert right("0.75", *golds) and right("Ann", *golds) and right(r"\arcsin{\frac{10}{13}}", *golds)
@@ -599,11 +588,6 @@ def test_broken_rows_are_named(tmp_path, name):
         task.load(str(path), "train")
     assert str(caught.value).startswith(f"{path}, row 2: ")
     assert len(task.load(str(write_rows(path, [GOOD, GOOD])), "train")) == 2
-
-
-def test_a_size_has_its_name():
-    with pytest.raises(TypeError):
-        task.load("good.json", "test", 3)
 
 
 @pytest.mark.parametrize("source, split", [(None, "train"), ("some/set", "test")])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import KK_TINY, parse, run_together, step_of_main
+from conftest import KK_TINY, run_together, step_of_main
 from safetensors.torch import load_file
 from test_algorithms import (
     GROUP,
@@ -37,8 +37,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 
 import grpo
 import ppo
-import reinforce_pp
-from runtime import checkpoints, defaults, memory, processes
+from runtime import checkpoints, memory, processes
 
 N = PROMPTS * GROUP  # rows of the batch that the model's tests use
 rows = sequences  # the fixture: sequences of many prompt and response sizes
@@ -147,17 +146,6 @@ def test_a_tokens_reward_is_less_beta_k1_and_the_last_has_the_responses_reward_t
 
 
 # --------------------------------------------------------------------------------------------------------- advantages
-
-
-def test_without_values_and_discount_the_advantages_are_those_of_reinforce_pp(batch):
-    batch = batch | {"values": torch.zeros(batch["mask"].shape)}
-    args, theirs = args_for(), arguments(reinforce_pp)
-    returns, _, _ = reinforce_pp.token_returns(batch["rewards"][:, 0], batch, theirs)
-    rewards = batch["rewards"][:, 0].double()
-    torch.testing.assert_close(ppo.estimate_advantages(rewards, batch, args), returns, atol=1e-12, rtol=0)
-    expected = reinforce_pp.compute_advantages(rewards, batch, theirs)
-    assert expected.abs().max() > 1
-    torch.testing.assert_close(ppo.compute_advantages(rewards, batch, args), expected, atol=1e-11, rtol=0)
 
 
 def test_whitening_by_numbers():
@@ -585,12 +573,3 @@ def test_the_estimate_has_twelve_bytes_more_for_each_parameter_of_a_processs_sha
         n_params, needed[trainer], _ = memory.estimate(config, args, 4096, machine)
     more = (needed[ppo] - needed[grpo]) * memory.GIB
     assert more == pytest.approx(12 * n_params / n_processes, rel=1e-4) and more > 1e6
-
-
-def test_kk_tinys_value_model_has_a_learning_rate_of_its_own():
-    assert defaults.of_model(KK_TINY, ppo.Args) == defaults.of_model(KK_TINY, grpo.Args) | {"value_lr": 1e-3}
-    args = parse(ppo, "--model", str(KK_TINY))
-    assert (args.value_lr, args.gamma, args.gae_lambda, args.value_clip) == (1e-3, 1, 1, 0.2)
-    assert parse(ppo, "--model", "another").value_lr == 1e-5
-    args = parse(ppo, "--value_lr", "0.5", "--gamma", "0.9", "--gae-lambda=0", "--value_clip", "3")
-    assert (args.value_lr, args.gamma, args.gae_lambda, args.value_clip) == (0.5, 0.9, 0, 3)

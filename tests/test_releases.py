@@ -71,7 +71,7 @@ ACPO = "scripts/acpo/run_math_qwen_7b.sh"
         ("n_bins", 5, "verl/trainer/ppo/core_algos.py:584-587"),
     ],
 )
-@pytest.mark.parametrize("task", ["math", "countdown"])
+@pytest.mark.parametrize("task", ["math", "countdown", "hitab"])
 def test_acpos_settings_are_those_of_its_release(task, name, value, where):
     assert getattr(parse(acpo, "--task", task, "--model", "some/model"), name) == value, where
 

@@ -75,20 +75,14 @@ def test_a_run_leaves_everything_it_promises(four_steps):
     assert "0.9 M parameters" in finished.stdout and "GiB" in finished.stdout
 
 
-def test_metrics_are_those_of_the_whole_step(four_steps):
-    """8 prompts × 4 responses. What can be told from the numbers alone."""
-    for row in metrics(four_steps[0]):
-        assert row["tokens"] == round(row["response_tokens"] * 32)
-        assert (row["format_rate"] * 32) % 1 == 0 and (row["truncated_rate"] * 32) % 1 == 0
-        assert -3 <= row["reward"] <= 3 and (row["zero_std_rate"] * 8) % 1 == 0
-        assert 0 < row["weights_changed"] <= 1
-        phases = sum(row[f"time/{phase}"] for phase in ("sample", "score", "logprob", "train", "sync"))
-        assert phases <= row["time/step"] < phases + 1
+def test_metrics_of_a_real_step(four_steps):
+    """What can be told from the numbers alone."""
+    rows = metrics(four_steps[0])
+    for row in rows:
         assert row["tokens_per_s"] == pytest.approx(row["tokens"] / row["time/step"])
-    first = metrics(four_steps[0])[0]
-    assert first["kl"] == 0  # policy and reference are still the same model, and round alike
-    assert 0 < first["sampler_gap"] < 0.02 and first["entropy"] > 0
-    assert metrics(four_steps[0])[1]["kl"] > 0
+    assert rows[0]["kl"] == 0  # policy and reference are still the same model, and round alike
+    assert 0 < rows[0]["sampler_gap"] < 0.02 and rows[0]["entropy"] > 0
+    assert rows[1]["kl"] > 0
 
 
 def test_training_raises_the_reward(four_steps):

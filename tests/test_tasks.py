@@ -9,6 +9,7 @@ from conftest import KK_TINY, parse, puzzles
 from test_every_script import data_of
 from transformers import AutoTokenizer
 
+import grpo
 from rewards import countdown, data_sources, decode, encode, find_task, load_task, score
 from runtime import defaults, measure
 
@@ -19,22 +20,9 @@ def data(tmp_path_factory):
     return {"kk": {"data": puzzles()}, **data_of(tmp_path_factory.mktemp("data"))}
 
 
-@pytest.mark.parametrize("script", ["grpo", "reinforce"])
-def test_a_task_brings_the_papers_settings(script, monkeypatch):
-    """All scripts have grpo.py's settings for a task (test_family.py); these are REINFORCE's, too."""
-    trainer = importlib.import_module(script)
+def test_a_task_of_ones_own_has_the_papers_settings_for_puzzles(monkeypatch):
     monkeypatch.setattr(defaults, "ON_GPU", True)
-    args = parse(trainer, "--task", "math")
-    assert (args.model, args.chat_template, args.temperature) == ("Qwen/Qwen2.5-7B", "none", 1.0)
-    assert (args.prompts_per_step, args.epochs) == (128, 1)
-    assert args.updates_per_step == (1 if script in ("reinforce", "rloo") else 2)
-    args = parse(trainer, "--task=countdown")
-    assert (args.prompts_per_step, args.responses_per_prompt, args.max_response_tokens) == (128, 10, 3072)
-    args = parse(trainer, "--task", "hitab")
-    assert (args.model, args.prompts_per_step, args.max_response_tokens) == ("Qwen/Qwen2.5-3B", 128, 3072)
-    assert parse(trainer, "--task", "math", "--temperature", "0.5", "--model", "x").temperature == 0.5
-    assert parse(trainer, "--task", "kk") == trainer.Args()
-    assert parse(trainer, "--task", "my/own.py") == trainer.Args(task="my/own.py")  # the papers' for K&K
+    assert parse(grpo, "--task", "my/own.py") == grpo.Args(task="my/own.py")
 
 
 def settings(task, data, **changes):
