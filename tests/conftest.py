@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from filelock import FileLock
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
 KK_TINY = ROOT / "models" / "kk_tiny"
@@ -153,18 +154,28 @@ def resume_from_step_2(run_dir, folder, script="grpo.py", processes=1):
     run(script, "--resume", folder, processes=processes)  # all settings come from the run
 
 
+def check_resumed(run_dir, folder, script="grpo.py"):
+    """Metrics and weights of the steps that are made again are those of the unbroken run, to the last bit."""
+    resume_from_step_2(run_dir, folder, script)
+    broken, unbroken = (Path(run, "metrics.jsonl").read_text().splitlines() for run in (folder, run_dir))
+    assert [timeless(json.loads(line)) for line in broken] == [timeless(json.loads(line)) for line in unbroken]
+    mine, theirs = (load_file(Path(run, "checkpoints/step_000004/model.safetensors")) for run in (folder, run_dir))
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def row_of_puzzle(item):
+    """A generated puzzle of knights and knaves, as a file has it."""
+    row = {"quiz": item["quiz"], "names": item["names"], "solution": list(item["answer"].values())}
+    return row | {"statements": repr(item["statements"])}
+
+
 @cache
 def puzzles():
     """A file of 60 puzzles of 2 and 3 people. Reading it takes no time, and generating 4500 takes seconds."""
     from rewards import kk
 
-    rows = []
-    for item in kk.generate(60, "2-3", seed=3):
-        row = {"quiz": item["quiz"], "names": item["names"], "solution": list(item["answer"].values())}
-        rows.append(json.dumps(row | {"statements": repr(item["statements"])}))
-    file = Path(tempfile.mkdtemp(prefix="puzzles"), "train.jsonl")
-    file.write_text("\n".join(rows) + "\n")
-    return file
+    rows = [row_of_puzzle(item) for item in kk.generate(60, "2-3", seed=3)]
+    return write_rows(Path(tempfile.mkdtemp(prefix="puzzles"), "train.jsonl"), rows)
 
 
 def small(run_dir, **changes):

@@ -12,8 +12,8 @@ import math
 import pytest
 import torch
 from test_algorithms import (
-    GROUP,
-    PROMPTS,
+    E20,
+    N,
     adamw,
     arguments,
     distance,
@@ -22,6 +22,7 @@ from test_algorithms import (
     loss_batch,
     plain_gradient,
     plain_log_softmax,
+    share,
 )
 from transformers import AutoModelForCausalLM
 
@@ -29,15 +30,11 @@ import acpo
 import grpo
 from runtime import measure
 
-HALF = PROMPTS * GROUP // 2  # rows in each of a step's two mini-batches
+HALF = N // 2  # rows in each of a step's two mini-batches
 BINS = range(1, 6)
 
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
-
-
-def share(batch, rows):
-    return {key: value[rows] for key, value in batch.items()}
 
 
 # ------------------------------------------------------------------------------------------- bins and clip ranges
@@ -133,7 +130,7 @@ def test_clip_max_bounds_the_range():
 def test_log_ratios_are_clamped_as_in_the_loss():
     """ρ of 30 nats counts as e^20; with ρ = 1 beside it the mean is (e^20 + 1)/2 and σ (e^20 − 1)/2."""
     _, statistics = ranges_of([(0.1, math.exp(30)), (0.1, 1.0), (0.9, math.exp(-30)), (0.9, 1.0)])
-    assert statistics["sigma_1"] == pytest.approx((math.exp(20) - 1) / 2, rel=1e-12)
+    assert statistics["sigma_1"] == pytest.approx((E20 - 1) / 2, rel=1e-12)
     assert statistics["sigma_5"] == pytest.approx((1 - math.exp(-20)) / 2, rel=1e-12)
 
 
@@ -152,7 +149,6 @@ def test_nothing_cancels_where_ratios_are_close_to_1():
 # ------------------------------------------------------------------------------------------------------------ loss
 
 
-E20 = math.exp(20)
 # (log π − log π_old, log π_ref − log π, A, ε) → (the surrogate, k3, whether the clip cuts it off);
 # β 0.1
 TOKENS = {

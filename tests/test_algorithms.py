@@ -32,6 +32,8 @@ from runtime import checks, engine, launch, passes, sharing
 from tools import updates
 
 PROMPTS, GROUP = 8, 3  # of the batch most tests use: 24 rows, 12 in each of a step's two mini-batches
+N = PROMPTS * GROUP
+E20 = math.exp(20)
 
 
 # ------------------------------------------------------------------------------------------------------------ helpers
@@ -136,7 +138,11 @@ def lengths_of(batch):
 
 def rows_of(rank, n_processes):
     """The rows of whole prompts that a process gets, as main shares them out: prompts [RANK::WORLD_SIZE]."""
-    return torch.arange(PROMPTS * GROUP).view(PROMPTS, GROUP)[rank::n_processes].flatten()
+    return torch.arange(N).view(PROMPTS, GROUP)[rank::n_processes].flatten()
+
+
+def share(batch, rows):
+    return {key: value[rows] for key, value in batch.items()}
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +250,6 @@ def test_reweighting_is_eq_4_for_both_signs(alpha):
 # --------------------------------------------------------------------------------------------------------------- loss
 
 
-E20 = math.exp(20)
 # What a token's loss is, by hand, with ε_low 0.2, ε_high 0.24, β 0.1:
 #   (log π − log π_old, log π_ref − log π, A) → (the surrogate, k3, whether the clip cuts it off)
 TOKENS = {
@@ -577,7 +582,7 @@ def test_a_mini_batchs_gradient_is_its_own_rows_alone(tiny_model, batch):
     both, _ = gradients(grpo, batch, dataclasses.replace(args, updates_per_step=2))
     half = len(batch["ids"]) // 2
     for one, rows in zip(both, (slice(0, half), slice(half, None))):
-        (alone,), _ = gradients(grpo, {key: value[rows] for key, value in batch.items()}, args)
+        (alone,), _ = gradients(grpo, share(batch, rows), args)
         assert torch.equal(one, alone)
     assert not torch.equal(*both)
 
@@ -648,7 +653,7 @@ def tokens_of(batch, rows, low, eta=0.5):
     return sorted(token for token, response, logp in triples if response and (math.exp(logp) <= eta) == low)
 
 
-HALVES = slice(0, PROMPTS * GROUP // 2), slice(PROMPTS * GROUP // 2, None)
+HALVES = slice(0, N // 2), slice(N // 2, None)
 
 
 @pytest.mark.parametrize("stages", ["low,high", "high,low", "low", "high"])

@@ -7,13 +7,12 @@ import math
 
 import pytest
 import torch
-from test_algorithms import GROUP, PROMPTS, arguments, distance, gradients, make_batch, plain_gradient
+from test_algorithms import N, arguments, distance, gradients, make_batch, plain_gradient
 from test_cispo_gspo import sequence_batch
 
 import dppo
 import sapo
 
-N = PROMPTS * GROUP  # rows of the batch that the model's tests use
 divergences = pytest.mark.parametrize("divergence", ["tv", "kl"])
 
 

@@ -10,7 +10,7 @@ import math
 
 import pytest
 import torch
-from test_algorithms import Recorder, arguments, distance, gradients, loss_batch, weights
+from test_algorithms import Recorder, arguments, distance, gradients, loss_batch, share, weights
 
 import archer
 import entropy_top
@@ -18,10 +18,6 @@ import grpo
 from tools.updates import TablePolicy
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
-
-
-def share(batch, rows):
-    return {key: value[rows] for key, value in batch.items()}
 
 
 def by_token(trainer, rows, monkeypatch, entropy_now=None, **changes):

@@ -382,16 +382,7 @@ def math_folder(tmp_path_factory):
 @pytest.mark.parametrize(("protocol", "n"), [("ar_lopti", 16), ("acpo", 8)])
 def test_mathematics_by_both_protocols(model, math_folder, tmp_path, protocol, n):
     """Sampled figures are worked out anew from the responses that were kept."""
-    flags = [
-        "--suite",
-        "math",
-        "--data_dir",
-        math_folder.parent,
-        "--chat_template",
-        "auto",
-        "--max_response_tokens",
-        20,
-    ]
+    flags = f"--suite math --data_dir {math_folder.parent} --chat_template auto --max_response_tokens 20".split()
     written = call(model, *flags, "--out", tmp_path, "--protocol", protocol, "--keep_responses", "--paper")
     results = read(written[".json"])
     of_row = results["rows"][0]["figures"]

@@ -211,25 +211,26 @@ it"""
 '''
 
 
+CODE = '''import os
+import sys
+N = 1
+@decorated
+class Args:
+    lr: float = 1.0
+    steps: int = 2
+    def shown(self):
+        return "# no comment"
+N |= 2
+def main():
+    text = """kept
+# inside a string
+it"""
+    return text
+'''
+
+
 def test_code_lines_by_hand():
-    lines = family.code_lines(SCRIPT)
-    assert lines == [
-        "import os",
-        "import sys",
-        "N = 1",
-        "@decorated",
-        "class Args:",
-        "    lr: float = 1.0",
-        "    steps: int = 2",
-        "    def shown(self):",
-        '        return "# no comment"',
-        "N |= 2",
-        "def main():",
-        '    text = """kept',
-        "# inside a string",
-        'it"""',
-        "    return text",
-    ]
+    assert family.code_lines(SCRIPT) == CODE.splitlines()
     assert family.code_lines("f = lambda: 0\n") == ["f = lambda: 0"]
 
 

@@ -9,12 +9,11 @@ import math
 import pytest
 import torch
 from conftest import step_of_main
-from test_algorithms import TOKENS, arguments, distance, eq_2, gradients, loss_batch, plain_gradient
+from test_algorithms import E20, TOKENS, arguments, distance, eq_2, gradients, loss_batch, plain_gradient
 
 import grpo
 import grpo_tis
 
-E20 = math.exp(20)
 NAN, INF = math.nan, math.inf
 both = pytest.mark.parametrize("correction", ["tis", "icepop"])
 

@@ -14,7 +14,7 @@ import torch
 from conftest import run_together, step_of_main, timeless
 from test_algorithms import (
     GROUP,
-    PROMPTS,
+    N,
     adamw,
     arguments,
     distance,
@@ -23,6 +23,7 @@ from test_algorithms import (
     loss_batch,
     make_batch,
     rows_of,
+    share,
     state_of,
     tokens_of,
     weights,
@@ -46,7 +47,6 @@ import rloo
 import sapo
 from runtime import passes, processes
 
-N = PROMPTS * GROUP
 # Settings at which some tokens of the batch are cut off, and others not.
 CASES = {
     "grpo": (grpo, {}),
@@ -289,7 +289,7 @@ def compute_share(folder):
         if not (folder / f"{case}.pt").exists():
             continue
         args = trainer.Args(**torch.load(folder / f"{case}.pt") | {"run_dir": str(folder)})
-        batch = {key: value[rows] for key, value in torch.load(folder / "batch.pt").items()}
+        batch = share(torch.load(folder / "batch.pt"), rows)
         rewards = batch["rewards"][:, 0]
         with pytest.MonkeyPatch.context() as patch:
             if trainer is ppo:  # its value model is in test_ppo.py
@@ -383,8 +383,8 @@ def two_processes(tiny_model, batch, tmp_path_factory):
     torch.save({key: value for key, value in batch.items() if key != "advantages"}, folder / "batch.pt")
     n_passes = []
     for rank in range(2):
-        share = {key: value[rows_of(rank, 2)] for key, value in batch.items()}
-        n_passes.append([len(list(grpo.micro_batches(m, args))) for m in grpo.minibatches(share, 2)])
+        parts = grpo.minibatches(share(batch, rows_of(rank, 2)), 2)
+        n_passes.append([len(list(grpo.micro_batches(part, args))) for part in parts])
     assert all(a > b for a, b in zip(*n_passes))  # otherwise this would not show what it should
     run_together(compute_share, folder)
     compute_share(folder)

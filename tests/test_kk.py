@@ -8,7 +8,7 @@ import re
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import DATA, check_linear_time, write_rows
+from conftest import DATA, check_linear_time, row_of_puzzle, write_rows
 
 from rewards import kk
 
@@ -351,15 +351,7 @@ def test_generate_refuses_bad_arguments(arguments):
 
 
 def rows_for_file(n=12, people="2-4"):
-    return [
-        {
-            "quiz": item["quiz"],
-            "names": item["names"],
-            "solution": list(item["answer"].values()),
-            "statements": str(item["statements"]),
-        }
-        for item in kk.generate(n, people, seed=7)
-    ]
+    return [row_of_puzzle(item) for item in kk.generate(n, people, seed=7)]
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])

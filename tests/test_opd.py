@@ -13,14 +13,11 @@ import shutil
 import pytest
 import torch
 from conftest import KK_TINY, step_of_main
-from test_algorithms import GROUP, PROMPTS, arguments, gradients
+from test_algorithms import N, arguments, gradients
 from transformers import AutoConfig
 
 import opd
 from runtime import checks, memory
-
-N = PROMPTS * GROUP
-
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -17,8 +17,7 @@ import torch
 from conftest import KK_TINY, run_together, step_of_main
 from safetensors.torch import load_file
 from test_algorithms import (
-    GROUP,
-    PROMPTS,
+    N,
     Recorder,
     adamw,
     arguments,
@@ -28,6 +27,7 @@ from test_algorithms import (
     make_batch,
     padded,
     rows_of,
+    share,
     state_of,
     weights,
 )
@@ -39,7 +39,6 @@ import grpo
 import ppo
 from runtime import checkpoints, memory, processes
 
-N = PROMPTS * GROUP  # rows of the batch that the model's tests use
 rows = sequences  # the fixture: sequences of many prompt and response sizes
 
 
@@ -345,7 +344,7 @@ def test_a_mini_batchs_value_gradient_is_its_own_rows_alone(batch, value_model):
     both, metrics = value_gradients(batch, args_for(updates_per_step=2), value_model)
     losses, norms, num_clipped = [], [], 0
     for one, part in zip(both, (slice(0, N // 2), slice(N // 2, None))):
-        half = {key: value[part] for key, value in batch.items()}
+        half = share(batch, part)
         (alone,), of_half = value_gradients(half, args_for(), value_model)
         assert torch.equal(one, alone)
         losses.append(of_half["value_loss"])
@@ -515,7 +514,7 @@ def train_share(folder):
     args = ppo.Args(**torch.load(folder / "args.pt"))
     processes.start()
     rows = rows_of(processes.RANK, processes.WORLD_SIZE)
-    batch = {key: value[rows] for key, value in torch.load(folder / "batch.pt").items()}
+    batch = share(torch.load(folder / "batch.pt"), rows)
     policy, optimizer, critic = everything_trained(args)
     checkpoints.load(policy, optimizer, args.run_dir, critic)
     args.run_dir = str(folder / f"of_{processes.WORLD_SIZE}")

@@ -10,12 +10,9 @@ import statistics
 import pytest
 import torch
 from conftest import step_of_main
-from test_algorithms import GROUP, PROMPTS, TOKENS, arguments, loss_batch
+from test_algorithms import TOKENS, N, arguments, loss_batch
 
 import reinforce_pp
-
-N = PROMPTS * GROUP  # rows of the batch that the model's tests use
-
 
 # ------------------------------------------------------------------------------------------------------------ helpers
 

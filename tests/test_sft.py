@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import KK_TINY, puzzles, resume_from_step_2, run, timeless
+from conftest import KK_TINY, check_resumed, puzzles, run, write_rows
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -24,11 +24,6 @@ def chat(question, answer):
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
-def write_chats(path, chats):
-    path.write_text("".join(json.dumps(one) + "\n" for one in chats))
-    return path
-
-
 def settings(**changes):
     fixed = {"people": "2-3", "careful": 0.5, "eval_size": 3, "max_prompt_tokens": 600, "max_response_tokens": 400}
     return sft.Args(**fixed | changes)
@@ -36,7 +31,7 @@ def settings(**changes):
 
 def given(tokenizer, tmp_path):
     """Four examples of different lengths."""
-    file = write_chats(tmp_path / "chats.jsonl", [chat(*words) for words in CHATS])
+    file = write_rows(tmp_path / "chats.jsonl", [chat(*words) for words in CHATS])
     _, train, _ = examples.load_task(settings(data=str(file), test_data=str(file)), tokenizer)
     return train
 
@@ -139,7 +134,7 @@ def chats_of_puzzles(folder):
         text = ". ".join(f"{name}: {'knight' if role else 'knave'}" for name, role in puzzle["answer"].items())
         last = {"role": "assistant", "content": text}
         rows.append({"messages": [*puzzle["messages"], last]})
-    return write_chats(Path(folder, "chats.jsonl"), rows)
+    return write_rows(Path(folder, "chats.jsonl"), rows)
 
 
 def rows_of(run_dir):
@@ -167,11 +162,7 @@ def test_a_run_lowers_the_held_out_loss_and_writes_what_it_promises(four_steps):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU sums may be added up in another order")
 def test_a_resumed_run_equals_an_unbroken_one(four_steps, tmp_path):
-    resume_from_step_2(four_steps[0], tmp_path / "run", "sft.py")
-    assert [timeless(row) for row in rows_of(tmp_path / "run")] == [timeless(row) for row in rows_of(four_steps[0])]
-    mine, theirs = (load_file(folder / "checkpoints/step_000004/model.safetensors")
-                    for folder in (tmp_path / "run", four_steps[0]))  # fmt: skip
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    check_resumed(four_steps[0], tmp_path / "run", "sft.py")
 
 
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two processes need two GPUs, or none")
@@ -206,7 +197,7 @@ QUESTION, ANSWER = {"role": "user", "content": "Who?"}, {"role": "assistant", "c
     ],
 )
 def test_a_bad_file_is_refused_in_one_line_with_its_row(rows, message, tokenizer, tmp_path):
-    file = write_chats(tmp_path / "bad.jsonl", [{"messages": row} for row in rows])
+    file = write_rows(tmp_path / "bad.jsonl", [{"messages": row} for row in rows])
     with pytest.raises(ValueError, match=r"bad\.jsonl") as error:
         examples.load_task(settings(data=str(file)), tokenizer)
     assert message in str(error.value) and "\n" not in str(error.value)
@@ -219,7 +210,7 @@ def test_a_chat_that_the_template_refuses(tokenizer, tmp_path):
         "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
         "{{ raise_exception('roles must alternate') }}{% endif %}{{ m['content'] }}{% endfor %}"
     )
-    file = write_chats(tmp_path / "chats.jsonl", [{"messages": [QUESTION, QUESTION, ANSWER]}] * 2)
+    file = write_rows(tmp_path / "chats.jsonl", [{"messages": [QUESTION, QUESTION, ANSWER]}] * 2)
     with pytest.raises(ValueError, match="example 1: the model's chat template refuses the chat: roles must alternate"):
         examples.load_task(settings(data=str(file)), strict)
     examples.load_task(settings(data=str(file)), tokenizer)  # kk_tiny's takes any
@@ -227,10 +218,10 @@ def test_a_chat_that_the_template_refuses(tokenizer, tmp_path):
 
 def test_examples_that_are_too_long(tokenizer, tmp_path, capsys):
     long = chat("Go on.", "and so on " * 300)
-    file = write_chats(tmp_path / "chats.jsonl", [long, *(chat(*words) for words in CHATS)])
+    file = write_rows(tmp_path / "chats.jsonl", [long, *(chat(*words) for words in CHATS)])
     _, train, _ = examples.load_task(settings(data=str(file), test_data=str(file)), tokenizer)
     assert len(train) == 4 and "1 of 5 examples are too long and left out" in capsys.readouterr().out
-    file = write_chats(tmp_path / "long.jsonl", [long, long])
+    file = write_rows(tmp_path / "long.jsonl", [long, long])
     with pytest.raises(ValueError, match="no train example has at most 600 tokens of prompt"):
         examples.load_task(settings(data=str(file)), tokenizer)
 

@@ -5,7 +5,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from conftest import KK_TINY, parse, puzzles
+from conftest import KK_TINY, parse, puzzles, row_of_puzzle, write_rows
 from test_every_script import data_of
 from transformers import AutoTokenizer
 
@@ -43,24 +43,18 @@ def test_tasks_keep_to_their_interface(task, data, tokenizer):
     assert not scores[0]["correct"] and {"reward", "correct", "format"} <= scores[0].keys()
 
 
-def rows_of(task, items):
-    """Of generated puzzles, as a file has them; the numbers of Countdown in another order."""
-    if task == "countdown":
-        return [{"nums": item["answer"]["nums"][::-1], "target": item["answer"]["target"]} for item in items]
-    names = ["quiz", "names"]
-    return [
-        {name: item[name] for name in names}
-        | {"solution": list(item["answer"].values()), "statements": repr(item["statements"])}
-        for item in items
-    ]
+def row_of(task, item):
+    """Of a generated puzzle, as a file has it; the numbers of Countdown in another order."""
+    if task == "kk":
+        return row_of_puzzle(item)
+    return {"nums": item["answer"]["nums"][::-1], "target": item["answer"]["target"]}
 
 
 @pytest.mark.parametrize("task, kind", [("kk", {"people": "2-3"}), ("countdown", {"numbers": "3-4"})])
 def test_a_files_puzzle_that_is_in_the_generated_test_is_not_trained_on(task, kind, tmp_path, capsys, tokenizer):
     module = importlib.import_module(f"rewards.{task}")
     tested, others = (module.load(None, split, size=5, seed=0, **kind) for split in ("test", "train"))
-    file = tmp_path / "mine.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows_of(task, tested + others))))
+    file = write_rows(tmp_path / "mine.jsonl", [row_of(task, item) for item in tested + others])
     _, train, test = load_task(settings(task, {task: {"data": str(file)}}), tokenizer)
     assert len(test) == 5 and {module.puzzle_of(p) for p in train} == {module.puzzle_of(p) for p in others}
     assert "train: 5 of 10 puzzles are test puzzles, and left out" in capsys.readouterr().out

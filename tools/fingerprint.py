@@ -137,9 +137,9 @@ def command(name, folder):
 
 
 def numbers_of(folder):
-    """A run's [metrics of step 0, 1 and 2, without seconds and memory]."""
+    """A run's [metrics of step 1 and 2, without seconds and memory]."""
     rows = curves.read_rows(Path(folder, "metrics.jsonl"))
-    return [{key: row[key] for key in row if not key.startswith(CHANGES)} for row in rows]
+    return [{key: row[key] for key in row if not key.startswith(CHANGES)} for row in rows if row["step"]]
 
 
 def measure(only=()):
