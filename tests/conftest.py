@@ -126,6 +126,12 @@ def tiny_model(tmp_path_factory):
     return folder / "tiny_model"
 
 
+def python(*words, **options):
+    """Runs `python WORDS` from the repository's root; returns the finished process with its output."""
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 600} | options
+    return subprocess.run([sys.executable, *map(str, words)], **options)
+
+
 def run(script, *flags, processes=1, check=True, timeout=1200, env=None, torchrun=False, machines=1):
     """Runs a trainer like a user, from the repository's root; returns the finished process with its output.
 
@@ -133,9 +139,7 @@ def run(script, *flags, processes=1, check=True, timeout=1200, env=None, torchru
     """
     if torchrun:
         starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        command = [sys.executable, *starter, script, *map(str, flags)]
-        options = {"cwd": ROOT, "env": os.environ | (env or {}), "capture_output": True, "text": True}
-        done = subprocess.run(command, timeout=timeout, **options)
+        done = python(*starter, script, *flags, env=os.environ | (env or {}), timeout=timeout)
     else:
         done = prepared.run([script, *flags], processes, timeout, env, machines)
     if check and done.returncode:

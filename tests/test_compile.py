@@ -1,11 +1,9 @@
 """How many programs torch.compile makes of the decoder layers: runtime/placement.py leaves room for them."""
 
 import json
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT
+from conftest import python
 
 # What a run does with its models, in a process of its own, because torch keeps its programs. Dynamo tells by its guards
 # which programs it needs; what a backend makes of them does not matter here, and takes minutes.
@@ -52,8 +50,7 @@ print(json.dumps({"programs": programs, "limit": torch.compiler.config.recompile
 
 @pytest.mark.parametrize("script, checkpointing, dtype", [("grpo", False, "float32"), ("ppo", True, "bfloat16")])
 def test_a_run_needs_fewer_programs_than_torch_may_make(script, checkpointing, dtype, tmp_path):
-    words = [sys.executable, "-c", RUN, script, str(tmp_path), str(checkpointing), dtype]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = python("-c", RUN, script, tmp_path, checkpointing, dtype)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     first, *others = found["programs"]

@@ -5,13 +5,12 @@ import importlib
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, python
 
 import acpo
 import cispo
@@ -206,12 +205,6 @@ def test_a_function_may_differ_in_how_it_is_written():
 # --------------------------------------------------------------------------------------------------------- command line
 
 
-def run_check(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "course.check", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-
-
 def main(*words, capsys, box=None):
     """(exit code, what is printed) of the command in this process. box: the Sandbox that it takes."""
     args = check.tyro.cli(check.Args, args=words, use_underscores=True)
@@ -223,7 +216,7 @@ def main(*words, capsys, box=None):
 
 
 def test_the_command(capsys, box):
-    done = run_check("1", "--solutions")
+    done = python("-m", "course.check", "1", "--solutions")
     assert done.returncode == 0 and done.stdout.count("PASS") == 2 and "2 of 2 pass" in done.stdout
     code, text = main("1", capsys=capsys, box=box)
     assert code == 1 and text.count("NOT YET") == 2 and "0 of 2 pass" in text

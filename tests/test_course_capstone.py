@@ -1,12 +1,10 @@
 """The hidden changes of the capstone are there to be made, and do what their names say."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, python
 
 from course import capstone
 
@@ -33,8 +31,7 @@ def test_a_secret_draws_all_changes_and_always_the_same_for_a_team():
 
 
 def test_reveal():
-    words = [sys.executable, "-m", "course.capstone", "--team", "3", "--secret", "word", "--reveal"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = python("-m", "course.capstone", "--team", "3", "--secret", "word", "--reveal")
     assert done.stdout.startswith(f"team 3: {capstone.drawn(3, 'word').name}\n")
 
 

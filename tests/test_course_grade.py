@@ -3,12 +3,10 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, python
 
 from course import check, grade, release
 from course.sandbox import Sandbox
@@ -28,8 +26,7 @@ def graded(tmp_path_factory):
     (folder / "crash" / "lesson_1.py").write_text("import os\nos.abort()\n")
     (folder / "eve" / "lesson_1.py").symlink_to(COURSE / "solutions" / "lesson_1.py")
     (folder / "table" / "lesson_1.py").write_text(HEAD + "return torch.tensor([1.0, -1.0])\n\x07")
-    words = [sys.executable, "-m", "course.grade", folder, "--lessons", "1", "--seed", "7", "--out", folder / "grades"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = python("-m", "course.grade", folder, "--lessons", "1", "--seed", "7", "--out", folder / "grades")
     assert done.returncode == 0, done.stderr
     return folder / "grades", done.stdout
 
@@ -79,8 +76,7 @@ def test_the_students_version_holds_no_solution_and_checks_all_the_same(tmp_path
         HEAD + "return rewards - rewards.view(-1, group_size).mean(1).repeat_interleave(group_size)"
     )
     for place, said in ((tmp_path / "solutions", "2 of 2 pass"), (wrong, "contains the response's own reward")):
-        words = [sys.executable, "-m", "course.check", "1", "--folder", str(place)]
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
+        done = python("-m", "course.check", "1", "--folder", place, cwd=folder)
         assert said in done.stdout, done.stdout + done.stderr
     with pytest.raises(ValueError, match="is not empty"):
         release.release(folder)

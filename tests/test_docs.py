@@ -2,12 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import python
 
 from tools import anchors, demo_picture
 
@@ -134,8 +133,7 @@ def test_picture_and_text_are_those_of_the_kept_figures(tmp_path):
     path = tmp_path / "demo.json"
     path.write_text((ROOT / "docs" / "demo.json").read_text())
     (tmp_path / "README.md").write_text(re.sub("before training .step 0.", "", readme))
-    words = [sys.executable, "-m", "tools.demo_picture", "--out", path, "--readme", tmp_path / "README.md"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    done = python("-m", "tools.demo_picture", "--out", path, "--readme", tmp_path / "README.md")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "demo.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     llm = json.loads((ROOT / "docs" / "llm.json").read_text())

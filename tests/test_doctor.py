@@ -1,11 +1,10 @@
 """tools/doctor.py: that it finds what is wrong, says what to do, and that this machine passes."""
 
 import json
-import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import python
 from rich.console import Console
 
 from tools import doctor
@@ -227,9 +226,7 @@ def test_the_quick_checks_pass_here(tmp_path):
 def test_this_machine_runs_the_trainers(tmp_path):
     """The whole: a real run and its resumption, as a newcomer starts them."""
     file = tmp_path / "table.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.doctor", "--json", str(file)], cwd=ROOT, capture_output=True, text=True
-    )
+    done = python("-m", "tools.doctor", "--json", file, timeout=1200)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     found = {line["name"]: line["outcome"] for line in json.loads(file.read_text())["lines"]}
     for name in ("run", "kl", "sampler_gap", "weights_changed", "resume"):

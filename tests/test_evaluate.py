@@ -9,7 +9,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import DATA, KK_TINY, ROOT, check_linear_time, learn_by_heart, run
+from conftest import DATA, KK_TINY, ROOT, check_linear_time, learn_by_heart, python, run
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -652,8 +651,7 @@ def test_errors_come_before_anything_loads_and_say_what_would_be_right(flags, sa
     ],
 )
 def test_a_bad_flag_is_refused_before_torch_is_imported(flags, says):
-    command = [sys.executable, "-X", "importtime", "evaluate.py", KK_TINY, *flags]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    finished = python("-X", "importtime", "evaluate.py", KK_TINY, *flags)
     *imports, error = finished.stderr.splitlines()
     assert finished.returncode == 2 and error.startswith(f"error: {says}")
     names = [line.rpartition("|")[2].strip() for line in imports]

@@ -5,11 +5,9 @@ All runs are in one process, and those with the same lengths share a vLLM engine
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
-from conftest import DATA, KK_TINY, ROOT, metrics, puzzles, run, small
+from conftest import DATA, KK_TINY, ROOT, metrics, puzzles, python, run, small
 from safetensors.torch import load_file
 
 from tools import fingerprint, updates
@@ -186,8 +184,7 @@ def test_differences_name_the_entry_the_step_and_the_number():
 
 @pytest.mark.parametrize("flags", [[], ["--renew"]])
 def test_a_wrong_request_ends_before_anything_runs(flags):
-    flags = [*flags, "--only", "nothing"]
-    done = subprocess.run([sys.executable, "tools/fingerprint.py", *flags], cwd=ROOT, capture_output=True, text=True)
+    done = python("tools/fingerprint.py", *flags, "--only", "nothing")
     assert done.returncode == 2 and done.stderr.startswith("error: --") and not done.stdout
 
 

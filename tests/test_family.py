@@ -12,10 +12,9 @@ import io
 import itertools
 import re
 import subprocess
-import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, python
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -71,10 +70,6 @@ OWNED["reinforce_pp_ar_lopti"] = OWNED["grpo_ar_lopti"].replace("imports,", "", 
 OWNED["dapo_ar_lopti"] = OWNED["grpo_ar_lopti"]
 DESCENDANTS = [stem for stem in family.family() if stem in family.PARENT]
 each_descendant = pytest.mark.parametrize("stem", DESCENDANTS)
-
-
-def call(*words):
-    return subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True)
 
 
 # ------------------------------------------------------------------------------------------- the scripts themselves
@@ -399,7 +394,7 @@ def test_a_terminal_gets_a_pager_and_a_pipe_does_not(monkeypatch, capsys):
 
 def test_two_scripts_by_path_stand_in_the_order_given(two, tmp_path):
     two('"""A."""\nx = 1\ny = 2\n', "x = 1\ny = 3\n")
-    done = call("tools/diff.py", tmp_path / "b.py", tmp_path / "a.py", "--width", 60)
+    done = python("tools/diff.py", tmp_path / "b.py", tmp_path / "a.py", "--width", 60)
     assert done.returncode == 0 and done.stdout.startswith("b.py → a.py: 2 lines of code removed or added\n")
     shown = [line.split() for line in done.stdout.splitlines() if line[:4].strip().isdigit()]
     assert shown == [
@@ -419,7 +414,7 @@ def test_two_scripts_by_path_stand_in_the_order_given(two, tmp_path):
     ],
 )
 def test_diff_says_what_is_wrong_in_one_line(names, message):
-    done = call("tools/diff.py", *names)
+    done = python("tools/diff.py", *names)
     assert done.returncode == 2 and not done.stdout
     assert done.stderr.startswith("error: ") and message in done.stderr and len(done.stderr.splitlines()) == 1
 
@@ -599,7 +594,7 @@ def test_propagate_says_what_is_wrong(repository, options, message, capsys):
 
 def test_propagate_as_a_program(repository):
     repository.edit("grpo", "line_25 = 25", "line_25 = 'grpo'")
-    done = call("tools/propagate.py", "--folder", repository.folder)
+    done = python("tools/propagate.py", "--folder", repository.folder)
     assert done.returncode == 1 and "archer.py: left untouched, 1 conflict" in done.stdout and not done.stderr
     assert "line_25 = 'grpo'" in repository.read("dapo_ar_lopti")
 

@@ -7,12 +7,11 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, SMOLLM, parse, small
+from conftest import KK_TINY, SMOLLM, parse, python, small
 
 import grpo
 import sft
@@ -298,7 +297,7 @@ def test_a_dry_run_ends_with_0_and_never_imports_vllm(tmp_path):
         f"sys.argv = ['grpo.py', *{small(tmp_path / 'run')}, '--dry_run']",
         "runpy.run_path('grpo.py', run_name='__main__')",
     ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(code)], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", "\n".join(code))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "False"
     assert not list(tmp_path.iterdir())

@@ -1,11 +1,9 @@
 """tools/gap.py: which side is wrong if sampler_gap is large. The rule that ends a run is in test_runtime.py."""
 
 import math
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT, metrics, run, small
+from conftest import ROOT, metrics, python, run, small
 
 from course import capstone
 from tools import gap
@@ -64,6 +62,5 @@ def test_a_run_whose_sampler_gets_no_weights_ends_and_the_side_is_found(tmp_path
         ("scaled", 1, "the trainer is wrong"),
         ("none", 0, "nothing is wrong"),
     ):
-        words = [sys.executable, "-c", FAULTS, fault, str(tmp_path / "run")]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        done = python("-c", FAULTS, fault, tmp_path / "run")
         assert done.returncode == code and says in done.stdout, done.stdout + done.stderr[-3000:]

@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from conftest import KK_TINY, parse
+from conftest import KK_TINY, parse, python
 from test_tasks import settings
 from transformers import AutoTokenizer
 
@@ -203,8 +203,5 @@ def test_without_the_library_a_line_says_how_to_get_it(monkeypatch):
 
 def test_the_check_imports_no_torch():
     """first.check runs it before the seconds that torch takes."""
-    import subprocess
-    import sys
-
     program = "import sys; from rewards import gym; gym.check('gcd', '{}'); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+    assert python("-c", program).stdout == "False\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, metrics, run, small, timeless
+from conftest import KK_TINY, ROOT, metrics, python, run, small, timeless
 
 import grpo
 import grpo_ar_lopti
@@ -86,14 +86,14 @@ def test_what_needs_no_model_is_refused_before_torch_is_imported(script, flags, 
         "finally:\n"
         "    print('torch' in sys.modules, 'transformers' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.stdout.splitlines()[-1] == "False False"
     assert done.returncode == (0 if flags == ["--help"] else 2)
     assert words in done.stderr and done.stderr.count("\n") <= 1
 
 
 def test_a_python_without_the_packages_says_which_one_has_them():
-    done = subprocess.run([sys.executable, "-S", "grpo.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    done = python("-S", "grpo.py", "--help")
     assert done.returncode == 1 and done.stderr.startswith("error: this Python lacks") and ".venv" in done.stderr
 
 
@@ -125,9 +125,7 @@ def test_a_run_that_goes_on_can_be_asked_to_stop_but_not_be_taken_over(tmp_path)
     try:
         until(lambda: Path(tmp_path, "checkpoints", "step_000001").exists())
         began = time.monotonic()
-        other = subprocess.run(
-            [sys.executable, "grpo.py", "--resume", tmp_path], cwd=ROOT, capture_output=True, text=True
-        )
+        other = python("grpo.py", "--resume", tmp_path)
         assert other.returncode == 2 and f"is in use by process {alive.pid}" in other.stderr
         assert time.monotonic() - began < 5
         alive.send_signal(signal.SIGINT)

@@ -8,12 +8,11 @@ import importlib
 import json
 import math
 import re
-import subprocess
 import sys
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, run
+from conftest import KK_TINY, ROOT, python, run
 from test_algorithms import flat, make_batch
 from torch import nn
 from transformers import Qwen2Config
@@ -385,8 +384,7 @@ def test_batches_without_a_gradient_are_refused(tmp_path, monkeypatch):
 def test_an_error_after_sampling_is_one_line_and_no_traceback_of_vllm(tmp_path):
     """Two responses of eight tokens are both cut off: there is no gradient."""
     flags = "--prompts 1 --responses 2 --max_tokens 8 --batches 1".split()
-    words = [sys.executable, "-m", "lab.who_dominates", *flags, "--out", tmp_path, "--cache", tmp_path]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = python("-m", "lab.who_dominates", *flags, "--out", tmp_path, "--cache", tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: every group of batch 0 has equal rewards")
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import DATA, ROOT, check_linear_time, write_rows
+from conftest import DATA, ROOT, check_linear_time, python, write_rows
 
 from rewards import math as task
 from rewards import workers
@@ -427,9 +427,7 @@ def test_workers_that_cannot_start_say_why(tmp_path, monkeypatch):
     (tmp_path / "math_verify.py").write_text("raise ImportError('no such library here')")
     code = "from rewards import math as task; task.score(r'\\boxed{1/2}', ['0.5'])"
     env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
-    )
+    done = python("-c", code, cwd=tmp_path, env=env)
     assert re.search("RuntimeError: .* did not start: .*no such library here", done.stderr)
 
 
@@ -594,8 +592,7 @@ def test_broken_rows_are_named(tmp_path, name):
 def test_hub_that_cannot_be_reached(source, split):
     code = "import sys; from rewards import math as task; task.load(sys.argv[1] or None, sys.argv[2])"
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent"}
-    command = [sys.executable, "-c", code, source or "", split]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    done = python("-c", code, source or "", split, env=env)
     name = source or "Open-Reasoner-Zero/orz_math_57k_collection"
     error = done.stderr.partition("ValueError: ")[2]
     assert error.startswith(f"could not load the data set '{name}'") and "--data, --test_data" in error, done.stderr

@@ -4,13 +4,11 @@ import collections
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import test_countdown
 import test_kk
-from conftest import ROOT, write_rows
+from conftest import python, write_rows
 
 from rewards import countdown, hitab, kk, math
 
@@ -53,7 +51,7 @@ def test_the_same_problems_in_another_process_and_with_a_smaller_size(task):
     module = task.__name__.rpartition(".")[2]
     program = f"import json; from rewards import {module}; print(json.dumps({module}.generate(40, seed=5)))"
     env = os.environ | {"PYTHONHASHSEED": "12345"}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = python("-c", program, env=env)
     assert done.stdout == json.dumps(made) + "\n"
 
 
@@ -227,7 +225,7 @@ def test_data_sets_of_the_hub_with_one_part_and_with_two(module, rows, read_rows
     write_rows(tmp_path / "two/test.jsonl", rows[:7])
     program = READ_HUB.format(module=module, folder=tmp_path)
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = python("-c", program, env=env)
     assert done.returncode == 0, done.stderr
     (train, test), (whole, seven), error = json.loads(done.stdout.splitlines()[-1])
     every = json.loads(json.dumps(read_rows(str(tmp_path / "one/train.jsonl"), "train")))  # tuples become lists

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from importlib.util import find_spec
@@ -23,6 +22,7 @@ from conftest import (
     make_tiny_model,
     metrics,
     puzzles,
+    python,
     run,
     small,
     timeless,
@@ -286,9 +286,8 @@ def test_more_processes_than_test_problems_are_refused(refused, tmp_path, monkey
 
 def test_a_model_that_the_hub_does_not_hand_out(tmp_path):
     flags = [*small(tmp_path / "run"), "--model", "nobody/nothing"]
-    command = [sys.executable, "grpo.py", *flags]  # huggingface_hub reads the variable when it is imported
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # huggingface_hub reads it when it is imported
+    finished = python("grpo.py", *flags, env=environment)
     assert finished.returncode == 2 and finished.stdout.count("\n") == 1
     assert finished.stderr.startswith("error: --model nobody/nothing can't be loaded") and len(finished.stderr) < 600
 

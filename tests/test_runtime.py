@@ -17,7 +17,7 @@ from typing import Literal
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, answer
+from conftest import KK_TINY, ROOT, answer, python
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -865,8 +865,7 @@ print("after")
 """
     inherited = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
     inherited.update(environment)
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=ROOT, env=inherited, capture_output=True, text=True)
+    return python("-c", code, env=inherited)
 
 
 def test_notices_are_hidden_and_errors_are_not():
@@ -956,8 +955,7 @@ def test_threads_sleep_while_they_wait_if_spinning_does_not_help(hidden_size, bu
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": hidden_size}))
     kept = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "WORLD_SIZE")}
     kept.pop("VLLM_CPU_OMP_THREADS_BIND", None)
-    command = [sys.executable, "-c", WAITING, str(tmp_path), str(busy)]
-    assert subprocess.check_output(command, env={**kept, **given}, cwd=ROOT, text=True).strip() == chosen
+    assert python("-c", WAITING, tmp_path, busy, env={**kept, **given}).stdout.strip() == chosen
 
 
 def test_two_runs_that_start_together_see_each_other():

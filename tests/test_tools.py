@@ -6,13 +6,11 @@ import importlib
 import json
 import shlex
 import shutil
-import subprocess
-import sys
 from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
-from conftest import KK_TINY, ROOT, small
+from conftest import KK_TINY, ROOT, python, small
 from transformers import AutoConfig
 
 from models import make_kk_tiny
@@ -29,10 +27,6 @@ def write_run(folder, script, values, **settings):
     rows = [{"step": step, "reward": value} for step, value in enumerate(values, 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
-
-
-def call(*words):
-    return subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -207,7 +201,7 @@ def test_runs_are_grouped_by_script_and_settings_but_the_seed():
 def test_plot_draws_png_and_svg_of_several_runs(tmp_path):
     folders = [write_run(tmp_path / f"g{seed}", "grpo", [0, 1, seed], seed=seed) for seed in (0, 1)]
     folders.append(write_run(tmp_path / "l", "grpo_ar_lopti", [0, 2, 2], seed=0))
-    done = call("tools/plot.py", *folders, "--out", tmp_path / "both")
+    done = python("tools/plot.py", *folders, "--out", tmp_path / "both")
     assert done.returncode == 0, done.stderr
     assert "grpo: 2 run(s)" in done.stdout and "grpo_ar_lopti: 1 run(s)" in done.stdout
     assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
@@ -420,18 +414,18 @@ def test_a_kept_run_is_not_run_again_and_other_flags_are_refused(tmp_path):
     path = compare.kept_file(tmp_path, "grpo", 0)
     path.write_text(json.dumps(a_kept_run([0.3, 0.4, 0.5, 0.6], command)))
     flags = ["tools/compare.py", "--entries", "grpo: grpo.py", "--seeds", "0", "--folder", tmp_path]
-    done = call(*flags, "--common=--steps 15", "--limit", "0.0001")  # a run would not end in that time
+    done = python(*flags, "--common=--steps 15", "--limit", "0.0001")  # a run would not end in that time
     assert done.returncode == 0, done.stderr
     assert "0.500" in (tmp_path / "comparison.md").read_text() and (tmp_path / "comparison.png").exists()
-    done = call(*flags, "--common=--steps 16")
+    done = python(*flags, "--common=--steps 16")
     assert done.returncode == 2 and "--steps 16" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_run_that_takes_too_long_or_fails_is_not_kept(tmp_path):
     flags = ["tools/compare.py", "--entries", "x: grpo.py", "--seeds", "0", "--folder", tmp_path]
-    done = call(*flags, "--limit", "0.005")
+    done = python(*flags, "--limit", "0.005")
     assert done.returncode == 1 and "more than 0.005 minutes" in done.stderr
-    done = call(*flags, "--common=--lr 7")
+    done = python(*flags, "--common=--lr 7")
     assert done.returncode == 1 and "--lr is 7" in done.stderr
     assert not list(tmp_path.iterdir())
 
@@ -481,8 +475,8 @@ def test_a_table_has_all_entries_that_are_kept_however_few_are_run(tmp_path):
 
 
 def test_a_dry_run_finds_the_kept_runs_of_a_suite_and_makes_no_folder(tmp_path):
-    assert "12 runs are kept, 0 are missing." in call("tools/compare.py", "--suite", "llm", "--dry_run").stdout
-    done = call("tools/compare.py", "--suite", "llm", "--dry_run", "--folder", str(tmp_path / "new"))
+    assert "12 runs are kept, 0 are missing." in python("tools/compare.py", "--suite", "llm", "--dry_run").stdout
+    done = python("tools/compare.py", "--suite", "llm", "--dry_run", "--folder", str(tmp_path / "new"))
     assert "0 runs are kept, 12 are missing" in done.stdout and not (tmp_path / "new").exists()
 
 
@@ -490,10 +484,10 @@ def test_a_dry_run_finds_the_kept_runs_of_a_suite_and_makes_no_folder(tmp_path):
     "flags", [["--seeds", "0"], ["--seeds", "0", "--folder", "benchmarks/kk_tiny"], ["--entries", "a: grpo.py"]]
 )
 def test_a_part_of_a_suite_does_not_overwrite_the_table_of_the_whole(flags):
-    done = call("tools/compare.py", "--suite", "family", *flags, "--dry_run")
+    done = python("tools/compare.py", "--suite", "family", *flags, "--dry_run")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: family.md in ") and done.stderr.count("\n") == 1
-    assert call("tools/compare.py", "--suite", "family", *flags, "--name", "mine", "--dry_run").returncode == 0
+    assert python("tools/compare.py", "--suite", "family", *flags, "--name", "mine", "--dry_run").returncode == 0
 
 
 @pytest.mark.parametrize("named, model", [("", "models/kk_tiny"), ("--model models/other ", "models/other")])
@@ -511,7 +505,7 @@ def test_compare_runs_and_keeps_what_is_missing(tmp_path):
     words = small(tmp_path / "run", steps=1)
     common = " ".join(words[:2] + words[4:])  # the run's folder is compare's to choose
     flags = ["--entries", "a: grpo.py", "b: grpo_ar_lopti.py --eta 0", "--seeds", "7", "--folder", tmp_path]
-    done = call("tools/compare.py", *flags, "--only", "b", f"--common={common}")
+    done = python("tools/compare.py", *flags, "--only", "b", f"--common={common}")
     assert done.returncode == 0, done.stderr
     kept = json.loads((tmp_path / "b_seed_7.json").read_text())
     assert kept["command"] == f"grpo_ar_lopti.py --eta 0 {common} --seed 7" and kept["script"] == "grpo_ar_lopti"
@@ -583,9 +577,7 @@ def test_freed_memory_is_used_again(keep):
     lines = ["import resource, torch", "from runtime import memory", "memory.keep_freed_memory()" * keep]
     lines += ["faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt", "before = faults()"]
     lines += ["for _ in range(20): torch.ones(2**24)", "print((faults() - before) / 2**14)"]
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = python("-c", "\n".join(lines), check=True)
     assert float(done.stdout) < 10 if keep else float(done.stdout) > 19
 
 
