@@ -1,4 +1,4 @@
-"""The course's texts: commands, quoted accuracies and outputs are right. test_docs.py looks at their links."""
+"""The course's texts: quoted accuracies and outputs are right. test_docs.py looks at their links and commands."""
 
 import importlib
 import json
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import flags_of
 
 import grpo
 from course import failures
@@ -20,7 +19,6 @@ ROOT = Path(__file__).parents[1]
 COURSE = ROOT / "course"
 PAGES = sorted(COURSE.glob("*.md"))
 LESSONS = range(12)
-COMMAND = re.compile(r"^(?:nice )?python ((?:-m )?[\w./]+)(.*)$", re.MULTILINE)
 # "<!-- test accuracy: A, B -->", then a table: a column of steps and one column for each kept run.
 SNIPPET = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 KEPT = re.compile(r"<!-- test accuracy: (.+?) -->\n\n\|.*\n\|[-| ]+\n((?:\|.*\n)+)")
@@ -36,23 +34,6 @@ def test_each_lesson_names_places_in_scripts_and_has_a_section_for_the_lecturer(
         assert text.count("<details>") == text.count("</details>") == 3, number
         assert f"## Lesson {number}:" in lecturer
         assert f"(lesson_{number}.md)" in overview
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_have_only_settings_that_exist(page):
-    text = page.read_text().replace("\\\n", " ")
-    for program, rest in COMMAND.findall(text):
-        rest = rest.split(" #")[0].rstrip()
-        module = program.removeprefix("-m ")
-        if module == "course.check":
-            assert re.fullmatch(r" (([0-9]|1[01])( --solutions)?|--all( --solutions)?)", rest), rest
-            continue
-        path = ROOT / (module.replace(".", "/") + ".py" if program != module else module)
-        assert path.exists(), program
-        own = re.sub(r'"[^"]*"', "", rest)  # what is in quotes belongs to other programs
-        flags = {flag.removeprefix("no_") for flag in re.findall(r"--(\w+)", own)}
-        if flags:
-            assert flags <= flags_of(path), (program, flags - flags_of(path))
 
 
 def test_quoted_accuracies_are_those_of_the_kept_runs():

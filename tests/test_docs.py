@@ -1,4 +1,4 @@
-"""The pages: README, docs, course, lab. Their links lead somewhere, and the places in scripts that they name exist."""
+"""The pages: README, docs, course, lab. Links lead somewhere; places in scripts and commands exist."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import python
+from conftest import flags_of, python
 
 from tools import anchors, demo_picture
 
@@ -16,6 +16,7 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "course/*.md", "examples/*.md", "lab/*.md", "models/kk_tiny/*.md")
     for path in ROOT.glob(pattern)
 )
+COMMAND = re.compile(r"(?:^(?:nice )?|`)python ((?:-m )?[\w./]+)([^\n`]*)", re.MULTILINE)
 
 
 def without_code(text):
@@ -105,14 +106,30 @@ def test_what_the_site_adds_to_a_text():
         )
 
 
-def test_commands_in_the_readme_exist():
-    text = (ROOT / "README.md").read_text()
-    for name in re.findall(r"python (\w+\.py|tools/\w+\.py)", text):
-        assert (ROOT / name).exists(), name
-    for module in re.findall(r"python -m (\w+\.\w+)", text):
-        assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+def test_commands_have_only_settings_that_exist():
+    """Those of blocks and those of sentences."""
+    for page in PAGES:
+        for program, rest in COMMAND.findall(page.read_text().replace("\\\n", " ")):
+            rest = rest.split(" #")[0].rstrip()
+            module = program.removeprefix("-m ")
+            if module == "pytest":
+                assert all((ROOT / file).exists() for file in rest.split()), rest
+                continue
+            if module == "course.check":
+                assert re.fullmatch(r" (([0-9]|1[01])( --solutions)?|--all( --solutions)?)", rest), rest
+                continue
+            path = ROOT / (module.replace(".", "/") + ".py" if program != module else module)
+            assert path.exists(), (page, program)
+            own = re.sub(r'"[^"]*"', "", rest)  # what is in quotes belongs to other programs
+            flags = {flag.removeprefix("no_") for flag in re.findall(r"--(\w+)", own)} - {"help"}
+            if flags:
+                assert flags <= flags_of(path), (page, program, flags - flags_of(path))
+
+
+def test_targets_of_make_in_the_readme_exist():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
-    assert set(re.findall(r"\bmake (demo|llm|test|site|docs|lab|bench|doctor)\b", text)) <= targets
+    said = re.findall(r"\bmake (demo|llm|test|site|docs|lab|bench|doctor)\b", (ROOT / "README.md").read_text())
+    assert set(said) <= targets
 
 
 # ------------------------------------------------------------------------------------------------ the demo's picture
