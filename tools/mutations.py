@@ -52,8 +52,12 @@ class Mutation:
 
 
 def mutations():
-    """All of the list, in its order."""
-    return [Mutation(**entry) for entry in tomllib.loads(LIST.read_text())["mutation"]]
+    """All of the list, file by file."""
+    listed = []
+    for file, tests in tomllib.loads(LIST.read_text()).items():
+        for test, mistakes in tests.items():
+            listed += [Mutation(name, file, *texts, test) for name, texts in mistakes.items()]
+    return listed
 
 
 def stale(chosen, root=ROOT):
