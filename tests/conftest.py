@@ -272,6 +272,7 @@ INHERITED = {  # classes of settings
 }
 
 
+@cache
 def flags_of(file, name="Args"):
     """The names of a script's settings: those of its Args and of the class that it grew from."""
     names = set()

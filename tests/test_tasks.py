@@ -27,7 +27,7 @@ def test_a_task_of_ones_own_has_the_papers_settings_for_puzzles(monkeypatch):
 
 def settings(task, data, **changes):
     fixed = {"task": task, "data": "", "test_data": "", "people": "2-3", "numbers": "3-4", "chat_template": "auto"}
-    sizes = {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0}
+    sizes = {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0, "has_sampler": True}
     return SimpleNamespace(**fixed | sizes | data[task] | changes)
 
 
