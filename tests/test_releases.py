@@ -101,6 +101,10 @@ OF_ITS_OWN = {
         {"tau_positive": 1.0, "tau_negative": 1.05, "kl_coef": 0},
         "verl, verl/trainer/config/actor/actor.yaml:46, 49",
     ),
+    "ppo": (
+        {"gamma": 1, "gae_lambda": 1, "value_lr": 1e-5, "value_clip": 0.2},
+        "verl's, but for ε_V, a deviation: PPO's own ε is 0.2, and verl has 0.5",
+    ),
     "grpo_tis": (
         {"correction": "tis", "correction_max": 2.0, "correction_min": 0.5},
         "verl, verl/trainer/config/algorithm.py:174; 0.5 is IcePop's, whose text has 5 for the other bound",

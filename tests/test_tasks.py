@@ -20,8 +20,12 @@ def data(tmp_path_factory):
     return {"kk": {"data": puzzles()}, **data_of(tmp_path_factory.mktemp("data"))}
 
 
-def test_a_task_of_ones_own_has_the_papers_settings_for_puzzles(monkeypatch):
+def test_a_task_brings_the_papers_settings(monkeypatch):
+    """Base models know no chat. A task of one's own has the settings for puzzles."""
     monkeypatch.setattr(defaults, "ON_GPU", True)
+    for task, model, epochs in (("math", "Qwen/Qwen2.5-7B", 1), ("hitab", "Qwen/Qwen2.5-3B", 5)):
+        args = parse(grpo, "--task", task)
+        assert (args.model, args.chat_template, args.epochs, args.prompts_per_step) == (model, "none", epochs, 128)
     assert parse(grpo, "--task", "my/own.py") == grpo.Args(task="my/own.py")
 
 
