@@ -12,7 +12,8 @@ A task offers
   `parts`, a dictionary of numbers of which the reward consists; each is logged. It is fast and accepts any text.
 - `score_all(responses, answers)`: a list of these dictionaries, in order. If scoring can take long, each of them also
   has `timed_out`. A file of one's own may leave it out (own.py).
-- perhaps `puzzle_of(problem)`: what makes it this puzzle. Puzzles of a file that a generated test has are left out.
+- perhaps `puzzle_of(problem)`: what makes it this puzzle. If either training or test puzzles come from a file, and
+  the others are generated, no test puzzle is trained on.
 """
 
 import importlib
@@ -76,16 +77,30 @@ def load_task(args, tokenizer):
             n_test = min(args.eval_size, len(fitting) // 2)
             order = random.Random(args.seed).sample(fitting, len(fitting))
             print(f"no --test_data: {n_test} of the {len(fitting)} problems are held back to test on")
-            return task, sorted(order[n_test:], key=lambda p: p["id"]), sorted(order[:n_test], key=lambda p: p["id"])
+            test = sorted(order[:n_test], key=lambda p: p["id"])
+            train = without(sorted(order[n_test:], key=lambda p: p["id"]), test, question)
+            return task, train, test
     train, test = splits
-    # A generated test knows nothing of the file.
-    if args.data and not args.test_data and hasattr(task, "puzzle_of"):
-        tested = {task.puzzle_of(problem) for problem in test}
-        others = [problem for problem in train if task.puzzle_of(problem) not in tested]
-        if len(others) < len(train):
-            print(f"train: {len(train) - len(others)} of {len(train)} puzzles are test puzzles, and left out")
-        train = others
+    # What is generated knows nothing of a file. Of two files people decide themselves.
+    if bool(args.data) != bool(args.test_data) and hasattr(task, "puzzle_of"):
+        train = without(train, test, task.puzzle_of)
     return task, train, test
+
+
+def without(train, test, key):
+    """The problems to train on that are no test problems, by their key; a printed line says how many are left out."""
+    tested = set(map(key, test))
+    others = [problem for problem in train if key(problem) not in tested]
+    if not others:
+        raise ValueError("every problem to train on is a test problem, too: give another --data or --test_data")
+    if len(others) < len(train):
+        print(f"train: {len(train) - len(others)} of {len(train)} are test problems, too, and left out")
+    return others
+
+
+def question(problem):
+    """The prompt as a text, by which equal problems are found."""
+    return str(problem["messages"])
 
 
 def data_sources(args):

@@ -9,7 +9,7 @@ import random
 
 import pydantic
 
-from rewards import encode, find_task, kk, kk_solutions, math, own
+from rewards import encode, find_task, kk, kk_solutions, math, own, question, without
 
 
 class Chat(pydantic.BaseModel):
@@ -39,7 +39,10 @@ def load_task(args, tokenizer):
         train, test = train[num_test:], train[:num_test]
     else:
         test = worked_solutions(args, "test")
-    return None, encoded(train, tokenizer, args, "train"), encoded(test[: args.eval_size], tokenizer, args, "test")
+    test = test[: args.eval_size]
+    if bool(args.data) != bool(args.test_data):  # of two files people decide themselves
+        train = without(train, test, question)
+    return None, encoded(train, tokenizer, args, "train"), encoded(test, tokenizer, args, "test")
 
 
 def worked_solutions(args, split):

@@ -212,8 +212,8 @@ def test_a_chat_that_the_template_refuses(tokenizer, tmp_path):
     )
     file = write_rows(tmp_path / "chats.jsonl", [{"messages": [QUESTION, QUESTION, ANSWER]}] * 2)
     with pytest.raises(ValueError, match="example 1: the model's chat template refuses the chat: roles must alternate"):
-        examples.load_task(settings(data=str(file)), strict)
-    examples.load_task(settings(data=str(file)), tokenizer)  # kk_tiny's takes any
+        examples.load_task(settings(data=str(file), test_data=str(file)), strict)
+    examples.load_task(settings(data=str(file), test_data=str(file)), tokenizer)  # kk_tiny's takes any
 
 
 def test_examples_that_are_too_long(tokenizer, tmp_path, capsys):
@@ -223,7 +223,14 @@ def test_examples_that_are_too_long(tokenizer, tmp_path, capsys):
     assert len(train) == 4 and "1 of 5 examples are too long and left out" in capsys.readouterr().out
     file = write_rows(tmp_path / "long.jsonl", [long, long])
     with pytest.raises(ValueError, match="no train example has at most 600 tokens of prompt"):
-        examples.load_task(settings(data=str(file)), tokenizer)
+        examples.load_task(settings(data=str(file), test_data=str(file)), tokenizer)
+
+
+def test_a_chat_that_stands_twice_is_not_on_both_sides(tokenizer, tmp_path, capsys):
+    file = write_chats(tmp_path / "chats.jsonl", [chat(*words) for words in CHATS] * 5)
+    _, train, test = examples.load_task(settings(data=str(file)), tokenizer)
+    assert not {str(one["messages"]) for one in train} & {str(one["messages"]) for one in test}
+    assert "are test problems, too, and left out" in capsys.readouterr().out
 
 
 def test_a_task_without_worked_solutions(tokenizer):

@@ -61,9 +61,11 @@ def test_a_files_puzzle_that_is_in_the_generated_test_is_not_trained_on(task, ki
     file = write_rows(tmp_path / "mine.jsonl", [row_of(task, item) for item in tested + others])
     _, train, test = load_task(settings(task, {task: {"data": str(file)}}), tokenizer)
     assert len(test) == 5 and {module.puzzle_of(p) for p in train} == {module.puzzle_of(p) for p in others}
-    assert "train: 5 of 10 puzzles are test puzzles, and left out" in capsys.readouterr().out
+    assert "train: 5 of 10 are test problems, too, and left out" in capsys.readouterr().out
     both = {"data": str(file), "test_data": str(file)}  # who gives both decides
     assert len(load_task(settings(task, {task: both}), tokenizer)[1]) == 10
+    _, train, test = load_task(settings(task, {task: {"test_data": str(file)}}), tokenizer)  # generated to train on
+    assert not {module.puzzle_of(p) for p in train} & {module.puzzle_of(p) for p in test}
 
 
 def test_mathematics_without_test_data_holds_problems_back(data, tokenizer):
@@ -73,6 +75,16 @@ def test_mathematics_without_test_data_holds_problems_back(data, tokenizer):
     assert sorted(p["id"] for p in train + test) == [p["id"] for p in all_of_them]
     _, _, other = load_task(settings("math", data, test_data="", seed=1), tokenizer)
     assert [p["id"] for p in other] != [p["id"] for p in test]
+
+
+def test_a_problem_that_stands_twice_in_a_file_is_not_on_both_sides(tmp_path, tokenizer):
+    path = tmp_path / "twice.json"
+    path.write_text(json.dumps([{"problem": f"What is {n} + 1?", "answer": n + 1} for n in range(6)] * 2))
+    _, train, test = load_task(settings("math", {"math": {"data": path}}), tokenizer)
+    assert not {str(p["messages"]) for p in train} & {str(p["messages"]) for p in test} and len(train + test) < 12
+    path.write_text(json.dumps([{"problem": "What is 1 + 1?", "answer": 2}] * 2))
+    with pytest.raises(ValueError, match="every problem to train on is a test problem, too"):
+        load_task(settings("math", {"math": {"data": path}}), tokenizer)
 
 
 def test_one_problem_cannot_be_held_back(tmp_path, tokenizer):
