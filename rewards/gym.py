@@ -9,7 +9,8 @@ only say the result.
 A question belongs to the test problems, or to those to train on, by a digest of its text, for any seed. So no problem
 is on both sides, nor do the two ever take the same of the library's seeds.
 
-Generators in UNSAFE are refused: their verifiers run the response as Python (eval, or sympy's parser).
+Generators in UNSAFE are refused: their verifiers run the response as Python (eval, or sympy's parser). So are those in
+LENIENT: a constant wrong answer gets 1 (0 in coin_flip, nan in complex_arithmetic, any text in game_of_life_halting).
 """
 
 import dataclasses
@@ -17,7 +18,6 @@ import difflib
 import json
 import math
 import random
-import re
 from functools import cache
 from importlib.util import find_spec
 
@@ -34,6 +34,7 @@ UNSAFE = {
     "binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24",
     "simple_integration", "spiral_matrix", "string_insertion",
 }  # fmt: skip
+LENIENT = {"coin_flip", "complex_arithmetic", "game_of_life_halting"}
 PREFIX = {False: "<answer>", True: "<think>"}  # the beginning of the model's turn, by "think"
 REQUEST = {
     False: "Answer with the result alone, as in <answer>result</answer>.",
@@ -44,8 +45,6 @@ REQUEST = {
 # Scoring
 
 MAX_LENGTH = 5000  # characters of an answer: the largest boards have half as many
-AS_FRACTION = {"coin_flip"}  # generators whose verifiers make an exact fraction of the response
-HUGE = re.compile(r"[eE][+-]?\d{4}")  # as one, 1e999999 has a million digits
 
 
 def score(response, answer):
@@ -58,8 +57,6 @@ def score(response, answer):
     """
     text = last_answer(PREFIX[answer["think"]] + response).strip()
     is_answer = 0 < len(text) <= MAX_LENGTH
-    if answer["generator"] in AS_FRACTION and HUGE.search(re.sub("[,_]", "", text)):  # 1e9_999 is 1e9999
-        is_answer = False
     reward = 0.0
     if is_answer:
         verifier = dataset(answer["generator"], json.dumps(answer["options"]))
@@ -119,9 +116,11 @@ def read_options(text):
 
 
 def check_name(name):
-    names = registry().keys() - UNSAFE
+    names = registry().keys() - UNSAFE - LENIENT
     if name in UNSAFE:
         raise ValueError(f"--gym {name}: its verifier runs the response as a program, which is not safe")
+    if name in LENIENT:
+        raise ValueError(f"--gym {name}: its verifier takes wrong answers for right ones")
     if name not in names:
         raise ValueError(f"--gym has no generator {name!r}{nearest(name, names)}")
 

@@ -130,7 +130,7 @@ HOSTILE = ["0", "garbage", "[[[", "{'a':", "(" * 4000, "9" * 4500, "a b " * 1000
 @pytest.mark.parametrize("letter", "abcdefghijklmnopqrstuvwxyz")
 def test_every_generator_scores_its_own_answer_and_survives_any_text(letter):
     """All that are neither refused nor without answers; in halves of a second each."""
-    for name in sorted(gym.registry().keys() - gym.UNSAFE):
+    for name in sorted(gym.registry().keys() - gym.UNSAFE - gym.LENIENT):
         if not name.startswith(letter):
             continue
         try:
@@ -147,18 +147,8 @@ def test_every_generator_scores_its_own_answer_and_survives_any_text(letter):
             start = time.process_time()
             found = gym.score(f"{text}</answer>", answer)
             assert isinstance(found["reward"], float) and found["reward"] <= 1, (name, text[:20])
+            assert not found["correct"] or text not in ("garbage", "nan"), name
             assert time.process_time() - start < 0.5, (name, text[:20])
-
-
-def test_a_hexadecimal_number_is_no_huge_one():
-    """0x1e5100 looks like 10^5100."""
-    options = {"difficulty": 4}
-    entries = [gym.dataset("bitwise_arithmetic", json.dumps(options))[i] for i in range(200)]
-    like_huge = [entry for entry in entries if gym.HUGE.search(entry["answer"])]
-    assert len(like_huge) > 2
-    for entry in like_huge:
-        answer = {"generator": "bitwise_arithmetic", "options": options, "think": False, "entry": entry}
-        assert gym.score(f"{entry['answer']}</answer>", answer)["correct"], entry["answer"]
 
 
 def test_what_is_refused_as_unsafe_is_what_runs_the_response():
@@ -183,6 +173,7 @@ BAD = {
     "--gym_options: letter_counting has no 'seed'": ["--gym_options", '{"seed": 3}'],
     "--gym graph_color: the answer to its problems is empty": ["--gym", "graph_color"],
     "--gym countdown: its verifier runs the response as a program": ["--gym", "countdown"],
+    "--gym coin_flip: its verifier takes wrong answers for right ones": ["--gym", "gcd,coin_flip"],
     "--task gym generates its problems: it takes no --data": ["--data", "x.json"],
 }  # fmt: skip
 
