@@ -9,9 +9,9 @@ import re
 from fractions import Fraction
 from functools import cache, lru_cache
 
-# 12, -0.5, 1,234 and 1{,}234, 8.7 \times 10^{8}, 3e-19
+# 12, -0.5, 1,234 and 1{,}234 and 1\,234, 8.7 \times 10^{8}, 3e-19
 NUMBER = re.compile(
-    r"([-+]?)\s*((?:\d++|\d{1,3}(?:(?:,|\{,\}|,\\!)\d{3})++)?(?:\.\d*)?)"
+    r"([-+]?)\s*((?:\d++|\d{1,3}(?:(?:,|\{,\}|,\\!|\\,)\d{3})++)?(?:\.\d*)?)"
     r"(?:(?:\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*|[eE])(?:([-+]?\d{1,3})|\{\s*([-+]?\d{1,3})\s*\}))?",
     re.ASCII,
 )
@@ -116,7 +116,7 @@ def unit_of(text):
     """
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", " degree", text.replace(r"\%", "%"))
     text = re.sub(r"\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"\\[,;:! ]|~|(?<=[A-Za-z])\.", lambda match: "" if match[0] == "." else " ", text)
+    text = re.sub(r"\\[,;:! ]|(?<=[A-Za-z])\.", lambda match: "" if match[0] == "." else " ", text)
     end = re.search(r"[\d\s)}\]](?=[A-Za-z%])([A-Za-z/%\s^{}\d]*)$", text)
     words = re.findall(r"[A-Za-z]+|[/%\d]", end[1]) if end else []
     if words and words[0] in POWERS:
@@ -162,7 +162,7 @@ def read(text):
     """
     LatexExtractionConfig, parse = library().LatexExtractionConfig, library().parse
     if number(text) is not None:
-        text = re.sub(r"(?<=[\d.])[eE](.*)", r" \\times 10^{\1}", text)
+        text = re.sub(r"(?<=[\d.])[eE](.*)", r" \\times 10^{\1}", text.replace(r"\,", ""))
     boxed = LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
     only = {"extraction_config": [boxed], "extraction_mode": "first_match", "fallback_mode": "no_fallback"}
     return next(iter(parse(rf"\boxed{{{text}}}", parsing_timeout=None, **only)), None)

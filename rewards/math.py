@@ -79,8 +79,9 @@ def last_box(text):
 
 
 def clean(text):
-    """The answer without dollar signs, inner boxes, surrounding blanks and a final full stop, which have no meaning."""
-    text = re.sub(r"\\(?:boxed|fbox)(?![A-Za-z])|\\?\$", "", text).replace("−", "-").strip()
+    """The answer without what has no meaning: dollar signs, boxes, bold, ties, blanks around it, a final full stop."""
+    text = re.sub(r"\\(?:boxed|fbox|boldsymbol)(?![A-Za-z])|\\?\$", "", text)
+    text = text.replace("−", "-").replace("~", " ").strip()
     text = re.sub(r"^\\\(|\\\)$", "", text).strip()
     before = text.removesuffix(".").rstrip()
     return text if before.endswith(r"\right") else before  # the full stop of \right. is a bracket
