@@ -1,5 +1,7 @@
 """The list of mistakes that the tests must notice: each still fits the code, and its test is there."""
 
+import pytest
+
 from tools import mutations
 
 
@@ -19,3 +21,9 @@ def test_what_is_stale_is_named(tmp_path):
     file = mutations.Mutation("file", "dapo.py", "a - b", "a + b", "test_dapo.py::test_loss")
     lines = mutations.stale([fits, text, test, file], tmp_path)
     assert [line.partition(":")[0] for line in lines] == ["text", "test", "file", "file"]
+
+
+@pytest.mark.parametrize("wrong", [{"only": "a typo"}, {"workers": 0}])
+def test_settings_with_which_nothing_would_run_are_refused(wrong):
+    with pytest.raises(SystemExit, match=r"error: .*(no mistake has 'a typo'|must be greater than 0)"):
+        mutations.main(mutations.Args(**wrong))

@@ -95,10 +95,11 @@ def run_tests(folder, tests, *flags):
     # Python tells by a file's size and by the second whether it has changed: too coarse for what happens here.
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     options = {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    patience = PATIENCE * len(tests)
     try:
-        done = subprocess.run([*words, *(f"tests/{test}" for test in tests)], timeout=PATIENCE, **options)
+        done = subprocess.run([*words, *(f"tests/{test}" for test in tests)], timeout=patience, **options)
     except subprocess.TimeoutExpired:
-        return None, f"it took more than {PATIENCE} seconds"
+        return None, f"it took more than {patience} seconds"
     return done.returncode, done.stdout
 
 
@@ -143,6 +144,10 @@ def main(args):
     began = time.monotonic()
     words = args.only.lower()
     chosen = [m for m in mutations() if words in f"{m.name} {m.file} {m.test}".lower()]
+    if not chosen:
+        sys.exit(f"error: no mistake has {args.only!r} in its name, file or test")
+    if args.workers < 1:
+        sys.exit(f"error: --workers is {args.workers}; it must be greater than 0")
     if lines := stale(chosen):  # before anything runs
         sys.exit("\n".join(lines))
     with tempfile.TemporaryDirectory(prefix="mutations") as folder:
