@@ -92,8 +92,8 @@ def read_entries(entries):
         words = shlex.split(command)
         if not name or not words or not (ROOT / words[0]).is_file():
             raise ValueError(f'an entry must be "NAME: SCRIPT FLAGS", and SCRIPT a file in {ROOT}, not {entry!r}')
-        if name in commands:
-            raise ValueError(f"two entries are named {name!r}")
+        if kept_file(ROOT, name, 0) in [kept_file(ROOT, other, 0) for other in commands]:
+            raise ValueError(f"{name!r} would be kept in another entry's files: names must differ in letters or digits")
         commands[name] = words
     return commands
 
