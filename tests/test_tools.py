@@ -190,12 +190,13 @@ def test_runs_are_grouped_by_script_and_settings_but_the_seed():
     runs = [
         a_run("grpo", lr=1, seed=0, run_dir="a", export="x"),
         a_run("grpo", lr=1, seed=1, run_dir="b", export="y"),
+        a_run("grpo", lr=1, seed=2, later=None),  # the others are from before this setting
         a_run("lopti", lr=1, eta=0.5, seed=0, run_dir="c"),
         a_run("lopti", lr=1, eta=0.3, seed=0, run_dir="d"),
     ]
     groups = plot.group(runs)
     assert list(groups) == ["grpo", "lopti eta 0.5", "lopti eta 0.3"]
-    assert [len(rows) for rows in groups.values()] == [2, 1, 1]
+    assert [len(rows) for rows in groups.values()] == [3, 1, 1]
 
 
 def test_plot_draws_png_and_svg_of_several_runs(tmp_path):
@@ -436,6 +437,11 @@ def test_an_entry_must_name_a_script(entry):
         compare.read_entries([entry])
 
 
+def test_entries_that_would_be_kept_in_the_same_files_are_refused():
+    with pytest.raises(ValueError, match="'A_b' would be kept in another entry's files"):
+        compare.read_entries(["a+b: grpo.py", "A_b: dapo.py"])
+
+
 @pytest.mark.parametrize("suite", comparisons.SUITES)
 def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
     common, entries = comparisons.SUITES[suite]
@@ -604,6 +610,8 @@ def test_another_file_than_the_published_one_is_refused(tmp_path, monkeypatch):
     file.write_bytes(b"abc")
     with pytest.raises(SystemExit, match=r"model\.gguf has the SHA-256 ba7816bf.* and should have b179c952"):
         get_smollm2.check(file)
+    with pytest.raises(SystemExit, match="holds other files"):  # before anything is downloaded
+        get_smollm2.main(tmp_path)
     # FIPS 180-2's own example
     monkeypatch.setattr(get_smollm2, "SHA256", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
     get_smollm2.check(file)

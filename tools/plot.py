@@ -215,9 +215,8 @@ def read_run(folder):
     """{"script", "args", "rows"} of a run folder. ValueError where it is none."""
     if not (folder / "args.json").exists() or not read_rows(folder / "metrics.jsonl"):
         raise ValueError(f"{folder} is not the folder of a run: args.json or metrics.jsonl is missing or empty")
-    about = files.read_object(folder / "run.json") if (folder / "run.json").exists() else {}
     return {
-        "script": about.get("script", folder.name.split("_kk_")[0]),
+        "script": files.read_object(folder / "run.json")["script"],
         "args": files.read_object(folder / "args.json"),
         "rows": read_rows(folder / "metrics.jsonl"),
     }
@@ -239,7 +238,7 @@ def group(runs):
         siblings = [json.loads(other) for name, other in by_settings if name == script]
         mine = json.loads(kept)
         telling = [f"{key} {mine[key]}" for key in mine if len({str(other.get(key)) for other in siblings}) > 1]
-        groups[" ".join([script, *telling])] = rows
+        groups.setdefault(" ".join([script, *telling]), []).extend(rows)  # None is as good as not there
     return groups
 
 
