@@ -458,6 +458,12 @@ def test_a_release_of_hitab_is_evaluated_whole(tmp_path):
         assert list(figures.columns_of(problems, args)) == ["comparison", "lookup", "other", "all"]
 
 
+def test_a_task_of_ones_own_may_name_categories_by_numbers_and_texts():
+    problems = [{"category": category, "samples": 1} for category in ("b", 10, "a", 9)]
+    args = SimpleNamespace(suite="own.py", samples=1, pass_at_k=False)
+    assert list(figures.columns_of(problems, args)) == [9, 10, "a", "b", "all"]
+
+
 # ------------------------------------------------------------------------------------ interrupted, and what is kept
 
 

@@ -34,7 +34,7 @@ def columns_of(problems, args):
     if args.suite == "math":
         return columns_of_sets(samples)
     columns = {}
-    for category in sorted(samples):
+    for category in sorted(samples, key=lambda category: (isinstance(category, str), category)):  # numbers first
         if category != "all":  # of a task without categories
             columns[category] = Column(f"{category}{UNITS.get(args.suite, '')}", category)
     if args.suite != "kk":
