@@ -74,7 +74,8 @@ def main(sizes):
         if set(sizes.turns.split()) != {"grpo", "trl"}:
             raise ValueError(f"--turns is {sizes.turns!r}; it takes grpo and trl, each at least once")
         tokenizer = AutoTokenizer.from_pretrained(sizes.model, trust_remote_code=False)
-    if not (sizes.venv / "bin" / "python").exists():
+    installed = sizes.venv / "installed"  # made at the end, so that an installation that was stopped is finished
+    if not installed.exists():
         print(f"installing {TRL} into {sizes.venv}")
         subprocess.run([sys.executable, "-m", "venv", sizes.venv], check=True)
         pip = [sizes.venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -83,6 +84,7 @@ def main(sizes):
         else:
             subprocess.run([*pip, f"torch=={common.torch.__version__.split('+')[0]}"], check=True)
             subprocess.run([*pip, TRL], check=True)
+        installed.touch()
     results = {"grpo": [], "trl": []}
     texts = common.prompts(tokenizer, sizes.prompts, sizes.prompt_tokens)
     for turn in sizes.turns.split():

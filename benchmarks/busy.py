@@ -8,6 +8,7 @@ OMP_WAIT_POLICY and VLLM_CPU_OMP_THREADS_BIND in the environment override it. No
 Results: benchmarks/results/busy.json.
 """
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,15 +39,20 @@ def measure(model, beside):
     """[{phase: seconds}, …], one for each run. beside: "nothing", "program" or "run"."""
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder, str(i)) for i in range(2 if beside == "run" else 1)]
-        other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if beside == "program" else None
         flags = f"{COMMANDS[model]} --steps 4 --eval_every 4 --eval_size 2".split()
         commands = [
             [sys.executable, "grpo.py", "--model", f"models/{model}", *flags, "--run_dir", str(one)] for one in folders
         ]
-        runs = [subprocess.Popen(command, cwd=common.ROOT, stdout=subprocess.DEVNULL) for command in commands]
-        failed = [run.wait() for run in runs]
-        if other:
-            other.kill()
+        started = []
+        try:
+            if beside == "program":
+                started.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            runs = [subprocess.Popen(command, cwd=common.ROOT, stdout=subprocess.DEVNULL) for command in commands]
+            started += runs
+            failed = [run.wait() for run in runs]
+        finally:
+            for process in started:
+                process.terminate()
         if any(failed):
             raise RuntimeError(f"{model} beside {beside}: a run ended with {failed}")
         return [seconds(one) for one in folders]
@@ -54,6 +60,7 @@ def measure(model, beside):
 
 def main():
     """Measures all and writes the results."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started ends, too
     jobs = [(model, beside) for model in COMMANDS for beside in ("nothing", "program", "run")]
     results = [
         {"model": model, "beside": beside, "runs": measure(model, beside)}
