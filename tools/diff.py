@@ -223,6 +223,8 @@ def pair(args):
 
 def main(args):
     try:
+        if args.width is not None and args.width < 1:
+            raise ValueError(f"--width is {args.width}; it must be greater than 0")
         scripts = [Script(path) for path in pair(args)]
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -127,8 +127,8 @@ class Handler(BaseHTTPRequestHandler):
 def main(args):
     try:
         server = ThreadingHTTPServer(("127.0.0.1", args.port), partial(Handler, args.runs))
-    except OSError as error:
-        print(f"error: --port {args.port} can't be used: {error.strerror}", file=sys.stderr)
+    except (OSError, OverflowError) as error:
+        print(f"error: --port {args.port} can't be used: {error}", file=sys.stderr)
         sys.exit(2)
     print(f"http://127.0.0.1:{server.server_port} follows {len(find(args.runs))} runs; Ctrl-C ends it", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
