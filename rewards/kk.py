@@ -242,12 +242,14 @@ def make_item(quiz, names, solution, statements):
 
 
 def check_names(where, names):
-    """ValueError unless names is a list of different names."""
+    """ValueError unless names is a list of different names, all of which `read_answer` can find."""
     if not isinstance(names, list) or not names:
         raise ValueError(f"{where}: names must be a list of names, not {names!r}")
     for name in names:
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"{where}: names holds something that is no name: {names}")
+        if name != name.strip() or re.search("knight|knave", name, re.IGNORECASE):  # no answer would be right
+            raise ValueError(f"{where}: a name must not have blanks around it, or knight or knave in it: {name!r}")
         check_text(name, where)
     if len({name.lower() for name in names}) < len(names):
         raise ValueError(f"{where}: two people have the same name: {names}")

@@ -392,6 +392,8 @@ BROKEN = {
     "no quiz": ({"quiz": " "}, "quiz is empty"),
     "empty names": ({"names": []}, "names must be a list of names, not []"),
     "names in one text": ({"names": "AB"}, "names must be a list of names, not 'AB'"),
+    "a blank after a name": ({"names": ["Ann", "Bob "]}, "must not have blanks around it"),
+    "a name with a role": ({"names": ["Ann", "Sir Knightley"]}, "or knight or knave in it: 'Sir Knightley'"),
     "wrong names of another number of people": ({"names": [1, 2, 3]}, "no name: [1, 2, 3]"),
     "null quiz": ({"quiz": None}, "quiz is empty or not a text"),
     "null solution": ({"solution": None}, "must be lists"),
