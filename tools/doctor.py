@@ -500,6 +500,11 @@ def report(console, lines, seconds):
 
 def main(args):
     started = time.perf_counter()
+    if args.json:
+        try:
+            open(args.json, "a").close()  # before the minutes that the checks take
+        except OSError as error:
+            sys.exit(f"error: --json {args.json} can't be written: {error.strerror}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that run_grpo ends its run, too
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
