@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from rewards import encode, kk, score
-from runtime import checks, defaults, engine, memory, passes, records, settings
+from runtime import checks, defaults, engine, machine, memory, passes, records, settings
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -118,7 +118,6 @@ def write(name, result):
 
 def processor():
     """The processor's name, with its instruction sets that speed up bfloat16."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    value = {line.split(":")[0].strip(): line.split(":", 1)[1].strip() for line in lines if ":" in line}
-    known = [flag for flag in ("avx512f", "avx512_bf16", "amx_bf16") if flag in value.get("flags", "").split()]
-    return " ".join([value.get("model name", "unknown"), *known])
+    about = machine.about_processor()
+    known = [flag for flag in ("avx512f", "avx512_bf16", "amx_bf16") if flag in about.get("flags", "").split()]
+    return " ".join([about.get("model name", "unknown"), *known])

@@ -57,6 +57,13 @@ def is_fast_in_bfloat16(about):
     return bool(found - {FAST_OF_AMD}) or (bool(found) and "AuthenticAMD" in about)
 
 
+def about_processor():
+    """What /proc/cpuinfo says of a core, such as "flags" and (not on ARM) "model name"."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    pairs = [line.partition(":") for line in lines]
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
 def gpu_has_bfloat16():
     """Whether this process's GPU has bfloat16 in hardware."""
     import torch

@@ -259,8 +259,7 @@ def check_dtype(capability, has_fast_bfloat16):
 def processor():
     """The CPU cores that this process may use."""
     cores = len(os.sched_getaffinity(0))
-    name = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-    found = f"{cores} cores: {name[1] if name else platform.machine()}"  # ARM processors have no name there
+    found = f"{cores} cores: {machine.about_processor().get('model name', platform.machine())}"
     limit = Path("/sys/fs/cgroup/cpu.max")
     if limit.exists():
         quota, period = limit.read_text().split()

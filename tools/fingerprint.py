@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from runtime import curves
+from runtime import curves, machine
 from tools import family
 
 ROOT = Path(__file__).parents[1]
@@ -56,11 +56,7 @@ class Args:
 
 def processor():
     """The processor's name and vector instructions: rounding depends on them."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    about = {}
-    for line in lines:
-        key, _, value = line.partition(":")
-        about[key.strip()] = value.strip()
+    about = machine.about_processor()
     wide = sorted(flag for flag in about.get("flags", "").split() if flag.startswith(("avx", "amx")))
     return f"{about.get('model name', 'unknown')} family {about.get('cpu family')} {' '.join(wide)}"
 
