@@ -43,7 +43,7 @@ from runtime import (
 from runtime.processes import DEVICE, ON_GPU
 from runtime.settings import GroupSize, NonNegativeInt, PositiveInt, Temperature
 from runtime.sharing import next_problems
-from tools import updates
+from tools import inference, updates
 
 ROOT = Path(__file__).parents[1]
 STARTED = time.monotonic()  # when the command began, but for the imports
@@ -472,16 +472,10 @@ def correlation(a, b):
     return 0.0 if math.isnan(found) else found
 
 
-def ranks(values):
-    """The ranks of the values [n], from 1 for the least; equal values share the mean of theirs."""
-    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
-    last = counts.cumsum(0)
-    return (last - (counts - 1) / 2)[inverse].double()
-
-
 def rank_correlation(a, b):
     """Spearman's, of two vectors; 0 if one is constant or there are fewer than three values."""
-    return correlation(ranks(a), ranks(b))
+    ranks = [torch.from_numpy(inference.ranks(values.double().cpu())) for values in (a, b)]
+    return correlation(*ranks)
 
 
 def measured(args, name, policy, batches, measure):

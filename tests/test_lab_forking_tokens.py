@@ -148,12 +148,10 @@ def test_how_many_tokens_have_most_of_a_sum():
     assert forking_tokens.carried_by(values, 0.2) == pytest.approx(0.4)  # ⌈0.8⌉ is one value
 
 
-def test_overlaps_and_ranks_by_hand():
+def test_overlaps_and_rank_correlations_by_hand():
     some = torch.tensor([True, True, False, False])
     assert forking_tokens.overlap(some, torch.tensor([False, True, True, False])) == 0.5
     assert forking_tokens.overlap(~some & some, some) == 0
-    ranks = common.ranks(torch.tensor([5.0, 1.0, 5.0, 7.0]))
-    assert ranks.tolist() == [2.5, 1.0, 2.5, 4.0]
     rising = torch.tensor([1.0, 2.0, 4.0, 80.0])
     assert common.rank_correlation(rising, rising**3) == pytest.approx(1)
     assert common.rank_correlation(rising, -rising) == pytest.approx(-1)
