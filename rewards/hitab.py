@@ -171,9 +171,7 @@ def load(source, split, *, size=None, seed=0):
     Out: a list of dicts (see `make_item`). The category is the kind of question: one of KINDS, or "other".
     Errors: ValueError if the arguments, the files or a row are invalid; it names file and row (counted from 1).
     """
-    check_split(split)
-    if size is not None and size < 1:
-        raise ValueError(f"size must be at least 1, not {size}")
+    check_split(split, size)
     if source is None:
         return generate(size or DEFAULT_SIZE[split], seed, split)
     items = read_source(str(source), split)

@@ -185,9 +185,7 @@ def load(source, split, people="3-7", size=None, seed=0):
     file's puzzles must have exactly one solution, which must be the solution in the file.
     """
     wanted = parse_people(people)
-    check_split(split)
-    if size is not None and size < 1:
-        raise ValueError(f"size must be at least 1, not {size}")
+    check_split(split, size)
     if source is None:
         return generate(size or DEFAULT_SIZE[split], people, seed, split)
 

@@ -120,9 +120,7 @@ def load(source, split, *, size=None, seed=0):
     line counts the problems that are lost.
     Errors: ValueError if the arguments, the files or a row are invalid; it names file and row (counted from 1).
     """
-    check_split(split)
-    if size is not None and size < 1:
-        raise ValueError(f"size must be at least 1, not {size}")
+    check_split(split, size)
     source = source or HUB[split]
     items = []
     for name, rows in read_source(source, split):

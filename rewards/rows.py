@@ -12,9 +12,11 @@ OTHER_FILES = {".csv", ".tsv", ".txt"}  # no data here, and no hub ids either
 SPLITS = ("train", "test")
 
 
-def check_split(split):
+def check_split(split, size=None):
     if split not in SPLITS:
         raise ValueError(f"split must be train or test, not {split!r}")
+    if size is not None and size < 1:
+        raise ValueError(f"size must be at least 1, not {size}")
 
 
 def files_of(source, split):
