@@ -13,7 +13,6 @@ import operator
 import random
 import re
 from fractions import Fraction
-from functools import cache
 
 from rewards import puzzles
 from rewards.rows import check_columns, check_split, files_of, hub_parts, read_file
@@ -128,62 +127,6 @@ def work_off(values, waiting, rank):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Solving
-
-
-def solve(nums, target):
-    """An expression that solves the puzzle, as text, or None if there is none. The search is exact and complete.
-
-    For up to three numbers, it lists all values that they can make. More numbers are split in two in every way. For
-    each value of the smaller part, the other part must make one of six goals; the search for a goal is recursive.
-    It takes about 1 ms for 3 or 4 numbers, 5 ms for 5 and 40 ms for 6, and about 1 s if there is no solution.
-    """
-    if not nums:
-        return None
-
-    @cache
-    def splits(subset):  # subsets are bit masks; the smaller part comes first
-        lefts = [left for left in range(1, subset) if left & subset == left]
-        pairs = [(left, subset ^ left) for left in lefts]
-        return [(a, b) for a, b in pairs if (a.bit_count(), a) < (b.bit_count(), b)]
-
-    @cache
-    def values(subset):
-        if subset.bit_count() == 1:
-            number = nums[subset.bit_length() - 1]
-            return {Fraction(number): str(number)}
-        found = {}
-        for first, second in splits(subset):
-            for a, x in values(first).items():
-                for b, y in values(second).items():
-                    found |= {a + b: f"({x} + {y})", a - b: f"({x} - {y})", b - a: f"({y} - {x})"}
-                    found[a * b] = f"({x} * {y})"
-                    if b:
-                        found[a / b] = f"({x} / {y})"
-                    if a:
-                        found[b / a] = f"({y} / {x})"
-        return found
-
-    @cache
-    def search(subset, goal):
-        if subset.bit_count() <= 3:
-            return values(subset).get(goal)
-        for first, second in splits(subset):
-            for a, x in values(first).items():
-                # (the value that the second part needs, the expression of both parts)
-                ways = [(goal - a, "({x} + {y})"), (a - goal, "({x} - {y})"), (goal + a, "({y} - {x})")]
-                if a:  # a == 0 is skipped: another split finds a solution that multiplies by 0
-                    ways += [(goal / a, "({x} * {y})"), (goal * a, "({y} / {x})")]
-                    ways += [(a / goal, "({x} / {y})")] if goal else []
-                for need, how in ways:
-                    if (y := search(second, need)) is not None:
-                        return how.format(x=x, y=y)
-        return None
-
-    return search((1 << len(nums)) - 1, Fraction(target))
-
-
-# --------------------------------------------------------------------------------------------------------------------
 # Loading
 
 
@@ -200,13 +143,11 @@ def load(source, split, *, numbers="3-4", size=None, seed=0):
     - `size`: how many puzzles. None: 10,000 generated for train and 1,024 for test, or all puzzles of a source. If the
       source has more than `size`, `seed` draws equally many of each number of numbers, as far as possible.
     Out: a list of dicts (see `make_item`), in which puzzles of few and many numbers alternate.
-    Errors: ValueError if the arguments, the files or a row are invalid; it names file and row (counted from 1). It does
-    not check that a file's puzzles have a solution; `solve` does.
+    Errors: ValueError if the arguments, the files or a row are invalid; it names file and row (counted from 1).
+    Whether a file's puzzle has a solution is not checked.
     """
     counts = parse_numbers(numbers)
-    check_split(split)
-    if size is not None and size < 1:
-        raise ValueError(f"size must be at least 1, not {size}")
+    check_split(split, size)
     if source is None:
         return generate(size or DEFAULT_SIZE[split], numbers, seed, split)
 

@@ -23,7 +23,6 @@ from rewards import puzzles
 from rewards.rows import check_columns, check_split, check_text, files_of, hub_parts, read_file
 
 MIN_PEOPLE, MAX_PEOPLE = 2, 8
-MAX_DEPTH = 2
 DEFAULT_SIZE = {"train": 4500, "test": 500}
 COLUMNS = ["quiz", "names", "solution", "statements"]
 
@@ -343,11 +342,12 @@ PHRASES = {
 }
 NOT_PHRASES = {"telling-truth": "{} is not a knight", "lying": "{} is not a knave"}
 CONNECTIVES = ["and", "or", "->", "<=>"]
+DEPTH = 2  # of a statement: connectives, some of which join other connectives
 
 MAX_MISSES = 3000  # generation stops after so many tries in a row without a new puzzle; 20 to 50 are usual
 
 
-def generate(n, people="3-7", seed=0, split="train", depth=2):
+def generate(n, people="3-7", seed=0, split="train"):
     """Make `n` different puzzles, each with exactly one solution.
 
     In:
@@ -355,8 +355,6 @@ def generate(n, people="3-7", seed=0, split="train", depth=2):
     - `people`: as in `load`. There are equally many puzzles (or one more) of each number of people.
     - `split`: "train" or "test". The `identity` of a puzzle assigns it to one split, so the splits never share a
       puzzle, whatever their seeds, not even with different names or in a different order.
-    - `depth`: 1 gives statements like "X is (not) a knight/knave" and single connectives over two of those. 2 also
-      gives some connectives over connectives.
     Out: items as from `load`, in which the numbers of people alternate. The same arguments give the same puzzles on any
     machine.
     Errors: ValueError if the arguments are invalid, or if there seem to be fewer than `n` such puzzles.
@@ -365,28 +363,24 @@ def generate(n, people="3-7", seed=0, split="train", depth=2):
     check_split(split)
     if n < 1:
         raise ValueError(f"the number of puzzles must be at least 1, not {n}")
-    if depth == 0:  # "A says B is a knight" only says that A and B are equal; swapping all roles keeps it consistent
-        raise ValueError("at depth 0 no puzzle has exactly one solution: any solution, turned round, is another")
-    if depth not in range(1, MAX_DEPTH + 1):
-        raise ValueError(f"depth must be 1 to {MAX_DEPTH}, not {depth!r}")
-    groups = [generate_size(share, count, seed, split, depth) for count, share in puzzles.shares(n, counts)]
+    groups = [generate_size(share, count, seed, split) for count, share in puzzles.shares(n, counts)]
     return puzzles.take_turns(groups)
 
 
-def generate_size(how_many, count, seed, split, depth):
+def generate_size(how_many, count, seed, split):
     """`how_many` different puzzles of `count` people."""
-    rng = random.Random(f"knights and knaves {seed} {split} {count} {depth}")
+    rng = random.Random(f"knights and knaves {seed} {split} {count} {DEPTH}")
     items = []
     seen = set()
     misses = 0
     while len(items) < how_many:
         if misses >= MAX_MISSES:
             raise ValueError(
-                f"only {len(items)} different {split} puzzles of {count} people at depth {depth} were found, "
-                f"{how_many} are wanted: ask for fewer puzzles, more people or a greater depth"
+                f"only {len(items)} different {split} puzzles of {count} people were found, "
+                f"{how_many} are wanted: ask for fewer puzzles or more people"
             )
         misses += 1
-        statements = tuple(make_statement(rng, speaker, count, depth) for speaker in range(count))
+        statements = tuple(make_statement(rng, speaker, count) for speaker in range(count))
         solutions = solve(statements)
         if len(solutions) != 1:
             continue
@@ -400,17 +394,18 @@ def generate_size(how_many, count, seed, split, depth):
     return items
 
 
-def make_statement(rng, speaker, n, depth):
+def make_statement(rng, speaker, n):
     """A random informative statement: neither it nor `consistent` is the same in all assignments."""
     everywhere = truth_table(n)[0]
     while True:
-        statement = grow(rng, n, depth)
+        statement = grow(rng, n, DEPTH)
         # `consistent` excludes "I am a knight", which anyone can say, and "I am a knave", which nobody can say.
         if not {table_of(statement, n), consistent(speaker, statement, n)} & {0, everywhere}:
             return statement
 
 
 def grow(rng, n, depth):
+    """A random statement with at most `depth` connectives within each other."""
     if depth == 0 or rng.random() < 0.2:
         return leaf(rng, rng.randrange(n))
     op = rng.choice(CONNECTIVES)

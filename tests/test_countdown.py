@@ -1,4 +1,4 @@
-"""Countdown: the rule by hand-computed cases and a second evaluator, the solver, the generator, the loader."""
+"""Countdown: the rule by hand-computed cases and a second evaluator, the generator, the loader."""
 
 import ast
 import collections
@@ -234,44 +234,6 @@ def test_prompt_shows_the_layout_and_a_true_example():
     assert "numbers 3, 5, 8 and the target 16" in system["content"]
 
 
-# ----------------------------------------------------------------------------------------------------------- solver
-
-
-def every_value(nums):
-    """All values that can be made of all the numbers, by joining any two until one is left."""
-    if len(nums) == 1:
-        return {Fraction(nums[0])}
-    found = set()
-    for i, j in itertools.permutations(range(len(nums)), 2):
-        rest = [n for k, n in enumerate(nums) if k not in (i, j)]
-        a, b = Fraction(nums[i]), Fraction(nums[j])
-        for joined in [a + b, a - b, a * b] + ([a / b] if b else []):
-            found |= every_value([joined, *rest])
-    return found
-
-
-@pytest.mark.parametrize(
-    "nums", [[7], [3, 8], [3, 3, 8], [1, 2, 50], [1, 1, 1, 1], [4, 4, 7, 9], [2, 3, 5, 60], [0, 2, 3, 9]]
-)
-def test_solve_finds_all_that_can_be_made_and_nothing_else(nums):
-    values = every_value(nums)
-    for target in {*range(-30, 130), *random.Random(0).sample(sorted(values), min(60, len(values)))}:
-        found = countdown.solve(nums, target)
-        assert (found is not None) == (target in values), target
-        if found is not None:
-            numbers, value = countdown.evaluate(found)
-            assert value == target and sorted(numbers) == sorted(nums)
-
-
-def test_solve_special_cases():
-    assert score(countdown.solve([8, 3, 8, 3], 24), [8, 3, 8, 3], 24) == SOLVED  # only by a fraction
-    for nums in ([5, 5, 17, 90], [1, 20, 20, 37, 80], [2, 4, 6, 50, 77, 99], [0, 1, 5, 50, 71]):
-        assert score(countdown.solve(nums, 0), nums, 0) == SOLVED  # as 0 times something
-    assert score(countdown.solve([1, 5, 6, 7, 13], 21), [1, 5, 6, 7, 13], 21) == SOLVED
-    assert score(countdown.solve([75, 50, 2, 3, 8, 7], 812), [75, 50, 2, 3, 8, 7], 812) == SOLVED
-    assert countdown.solve([1, 1, 1, 1, 1], 100) is countdown.solve([], 0) is countdown.solve([2, 2, 2], 7) is None
-
-
 # -------------------------------------------------------------------------------------------------------- generator
 
 
@@ -285,9 +247,6 @@ def test_generated_puzzles_are_solvable_and_different(split):
         assert len(nums) == int(item["category"]) and all(1 <= n <= 99 for n in nums) and 10 <= target <= 100
         assert all(type(n) is int for n in [*nums, target])
     assert len({(*sorted(item["answer"]["nums"]), item["answer"]["target"]) for item in items}) == 400
-    for item in items[:80]:
-        found = countdown.solve(**item["answer"])
-        assert countdown.score(f"<answer>{found}</answer>", item["answer"]) == SOLVED
     assert all(any(sign in item["solution"] for item in items) for sign in "+-*/(")
 
 
@@ -375,13 +334,9 @@ def test_columns_of_another_type_are_refused(tmp_path, change):
 
 
 @needs_real
-def test_every_real_puzzle_is_loaded_and_solved():
+def test_every_real_puzzle_is_loaded():
     items = countdown.load(REAL / "test.parquet", "test")
     assert collections.Counter(item["category"] for item in items) == {"3": 490, "4": 534}
     table = pq.read_table(REAL / "test.parquet", columns=["nums", "target"]).to_pylist()
     found = collections.Counter((tuple(item["answer"]["nums"]), item["answer"]["target"]) for item in items)
     assert found == collections.Counter((tuple(row["nums"]), row["target"]) for row in table)
-    solutions = [f"so</think> <answer> {countdown.solve(**item['answer'])} </answer>" for item in items]
-    golds = [item["answer"] for item in items]
-    assert countdown.score_all(solutions, golds) == [SOLVED] * 1024
-    assert countdown.score_all(solutions[1:] + solutions[:1], golds) == [WRONG] * 1024

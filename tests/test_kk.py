@@ -333,18 +333,12 @@ def test_statements_tell_something_and_nest(made):
             assert len({holds(statement, world) == world[who] for world in worlds}) == 2
             depths[depth_of(statement)] += 1
     assert set(depths) == {0, 1, 2} and depths[2] < depths[1]
-    assert {depth_of(s) for item in kk.generate(200, depth=1) for s in item["statements"]} == {0, 1}
 
 
-def test_asking_for_too_many_ends_with_an_error():
-    with pytest.raises(ValueError, match=r"only \d+ different train puzzles of 2 people at depth 1"):
-        kk.generate(10**6, "2", depth=1)
-
-
-@pytest.mark.parametrize("arguments", [{"depth": 3}, {"depth": 0}, {"people": "1-3"}])
-def test_generate_refuses_bad_arguments(arguments):
-    with pytest.raises(ValueError):
-        kk.generate(**{"n": 5, **arguments})
+def test_asking_for_too_many_ends_with_an_error(monkeypatch):
+    monkeypatch.setattr(kk, "DEPTH", 1)  # so that there are few
+    with pytest.raises(ValueError, match=r"only \d+ different train puzzles of 2 people were found"):
+        kk.generate(10**6, "2")
 
 
 # ----------------------------------------------------------------------------------------------------------- loader
