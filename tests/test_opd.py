@@ -131,6 +131,21 @@ def test_a_teacher_with_other_tokens_is_refused_and_one_with_more_is_not(tmp_pat
         checks.check_teacher(args)
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "says"),
+    [
+        ("llama", {"max_position_embeddings": 800}, "is 896, and .* takes only 800 tokens"),
+        ("gemma2", {}, "^--teacher .* caps or scales its logits"),
+        ("gpt2", {"n_positions": 1024}, "^--teacher .* is a GPT2LMHeadModel"),
+    ],
+)
+def test_a_teacher_that_computes_otherwise_is_refused(kind, changes, says, tmp_path):
+    AutoConfig.for_model(kind, num_hidden_layers=2, **changes).save_pretrained(tmp_path)
+    args = opd.Args(model=str(KK_TINY), teacher=str(tmp_path), max_prompt_tokens=256, max_response_tokens=640)
+    with pytest.raises(ValueError, match=says):
+        memory.estimate(AutoConfig.from_pretrained(KK_TINY), args, 4096)
+
+
 def test_the_teacher_is_in_the_estimate_of_the_memory():
     """Its weights in --dtype, beside what reinforce.py needs."""
     machine = memory.Machine(on_gpu=True, processes=2, local_processes=2, gib=80)

@@ -20,6 +20,7 @@ import torch
 from conftest import KK_TINY, ROOT, answer, python
 from rich.console import Console
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from runtime import (
     before_after,
@@ -481,6 +482,50 @@ def widths(text):
 
 
 @pytest.mark.parametrize("width", [80, 100])
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+DROPOUT = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "residual_dropout": 0.5, "attention_dropout": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "says"),
+    [
+        ("qwen3_moe", {}, r"layers\.0\.mlp\.experts\.gate_up_proj\): a mixture of experts is not supported"),
+        ("gemma2", {}, "caps or scales its logits .final_logit_softcapping is 30"),
+        ("cohere", {}, "logit_scale is 0.0625"),
+        ("granite", {"logits_scaling": 8.0}, "logits_scaling is 8"),
+        ("granite", {}, ""),  # 1
+        ("gemma3_text", {}, ""),  # None
+        ("gemma3", {}, r"is a Gemma3ForConditionalGeneration; the trainers need \.model\.layers and"),
+        ("gpt2", {}, "is a GPT2LMHeadModel"),
+        ("falcon_h1", {}, ""),  # its convolutions have weights of three dimensions
+    ],
+)
+def test_a_model_that_the_trainers_compute_wrongly_is_refused(kind, changes, says):
+    grpo = importlib.import_module("grpo")
+    config = AutoConfig.for_model(kind, **changes)
+    config.num_hidden_layers = 2
+    args = grpo.Args(model="m", max_prompt_tokens=64, max_response_tokens=64)
+    with pytest.raises(ValueError, match=f"^--model m .*{says}") if says else contextlib.nullcontext():
+        memory.estimate(config, args, 1024)
+
+
+@pytest.mark.parametrize("kind", ["phi", "starcoder2"])
+def test_recomputing_activations_brings_no_dropout(kind, tmp_path):
+    """Though transformers recomputes only in layers that are in training mode."""
+    grpo = importlib.import_module("grpo")
+    config = AutoConfig.for_model(kind, **SMALL, **DROPOUT, num_key_value_heads=2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    args = grpo.Args(model=str(tmp_path), gradient_checkpointing=True, compile=False, dtype="float32")
+    policy = grpo.load_policy(args, trained=True)
+    passes = []
+    policy.lm.model.layers[0].self_attn.register_forward_hook(lambda *_: passes.append(1))
+    ids = torch.arange(24, device=processes.DEVICE).view(2, 12)
+    first, second = (policy(ids, ids % 12 > 3, 1.0)[0] for _ in range(2))
+    assert torch.equal(first, second) and len(passes) == 2
+    first.sum().backward()
+    assert len(passes) == 3
+
+
 def test_the_header(width, monkeypatch, capsys):
     monkeypatch.setattr(terminal, "WIDTH", width)
     monkeypatch.setattr(sys, "argv", ["grpo.py", "--lr", "0.5", "--run_dir", "runs/[/b]a b"])
