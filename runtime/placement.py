@@ -2,6 +2,7 @@
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from runtime import processes
 
@@ -23,7 +24,9 @@ def place(policy, args):
     is_trained = any(parameter.requires_grad for parameter in policy.parameters())
     if is_trained and args.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        lm.train()  # otherwise transformers recomputes nothing; these models have no dropout
+        for module in lm.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.training = True  # or it recomputes nothing; its parts stay without dropout
     if args.compile:
         torch.compiler.config.recompile_limit = PROGRAMS
         for layer in lm.model.layers:
