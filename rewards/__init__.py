@@ -115,16 +115,21 @@ def data_sources(args):
 def encode(tokenizer, problem, chat_template="auto"):
     """Token ids of the prompt (a list of ints): the chat in the tokenizer's template, then the prefix.
 
-    If the tokenizer has no template, or chat_template is "none" (for base models), the chat is plain lines of text.
+    If the tokenizer has no template, or chat_template is "none" (for base models), the chat is plain lines of text,
+    after the token that the tokenizer begins every text with, if it has one (Llama 3, Mistral, Gemma).
     ValueError if the template refuses the chat, as some do a system's turn.
     """
-    text = "\n".join(message["content"] for message in problem["messages"]) + "\n"
+    begin = []
     if tokenizer.chat_template and chat_template == "auto":
         try:
             text = tokenizer.apply_chat_template(problem["messages"], tokenize=False, add_generation_prompt=True)
         except jinja2.TemplateError as error:
             raise ValueError(f"the model's chat template refuses the chat: {error}") from error
-    return tokenizer.encode(text + problem["prefix"], add_special_tokens=False)
+    else:
+        text = "\n".join(message["content"] for message in problem["messages"]) + "\n"
+        if tokenizer.encode("a")[0] == tokenizer.bos_token_id:  # it may also add an end token, which we don't want
+            begin = [tokenizer.bos_token_id]
+    return begin + tokenizer.encode(text + problem["prefix"], add_special_tokens=False)
 
 
 def decode(tokenizer, responses):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import KK_TINY, parse, puzzles, row_of_puzzle, write_rows
 from test_every_script import data_of
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 import grpo
@@ -100,6 +101,23 @@ def test_without_a_chat_template_the_prompt_is_plain_text(data, tokenizer):
     assert tokenizer.decode(train[0]["prompt_ids"]) == content + "\n"
     _, chat, _ = load_task(settings("math", data), tokenizer)
     assert "<|im_start|>user" in tokenizer.decode(chat[0]["prompt_ids"])
+
+
+def test_plain_text_begins_as_the_tokenizer_begins_texts_and_never_ends(tokenizer):
+    """Llama 3 and Mistral put <s> before a text; a template has its own."""
+    problem = {"messages": [{"role": "user", "content": "Who?"}], "prefix": "<think>"}
+    plain = encode(tokenizer, problem, "none")
+    beginning = AutoTokenizer.from_pretrained(KK_TINY)
+    beginning.add_special_tokens({"bos_token": "<s>"})
+    for pattern, begin in (
+        ("<s> $A", [beginning.bos_token_id]),
+        ("<s> $A <s>", [beginning.bos_token_id]),
+        ("$A <s>", []),
+    ):
+        special = [("<s>", beginning.bos_token_id)]
+        beginning.backend_tokenizer.post_processor = TemplateProcessing(single=pattern, special_tokens=special)
+        assert encode(beginning, problem, "none") == begin + plain
+        assert encode(beginning, problem) == encode(tokenizer, problem)
 
 
 def test_texts_are_without_the_token_that_ended_them(tokenizer):
