@@ -1,5 +1,6 @@
 """vLLM's engine: what depends on the machine, and not on what is sampled."""
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -67,9 +68,10 @@ def common_options(model, context, kv_cache_gb):
 @functools.cache
 def end_tokens(model):
     """The tokens that end a response. Some models have several, and vLLM would know only one."""
-    try:
+    end = None
+    with contextlib.suppress(OSError):  # if it has no generation_config.json
         end = GenerationConfig.from_pretrained(model).eos_token_id
-    except OSError:  # it has no generation_config.json
+    if end is None:
         end = AutoConfig.from_pretrained(model, trust_remote_code=False).eos_token_id
     if end is None:
         return []

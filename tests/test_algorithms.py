@@ -747,11 +747,12 @@ def test_a_batch_by_hand():
 
 @pytest.mark.parametrize(("given", "expected"), [(1, [1]), ([1, 300], [1, 300]), (None, [])])
 def test_the_tokens_that_end_a_response(given, expected, tmp_path):
-    GenerationConfig(eos_token_id=given).save_pretrained(tmp_path)
-    assert engine.end_tokens(str(tmp_path)) == expected
-    without = tmp_path / "without"
-    LlamaConfig(eos_token_id=given).save_pretrained(without)
-    assert engine.end_tokens(str(without)) == expected
+    cases = {"config": (given, "no file"), "silent": (given, None), "both": (given and 7, given)}
+    for name, (of_config, of_generation) in cases.items():
+        LlamaConfig(eos_token_id=of_config).save_pretrained(tmp_path / name)
+        if of_generation != "no file":
+            GenerationConfig(eos_token_id=of_generation).save_pretrained(tmp_path / name)
+        assert engine.end_tokens(str(tmp_path / name)) == expected
 
 
 def test_what_vllm_is_asked_for():
