@@ -126,6 +126,7 @@ class Records:
         self.console = terminal.console()
         self.n_lines = 0  # of steps, printed so far
         self.has_warned = False  # of a step without different rewards
+        self.has_advantages = False  # other than 0, in the step that was written last
         self.gaps = []  # sampler_gap of each step
         self.problem = ""  # why the run ends early with exit code 1
         self.last_words = None  # the process that says the last line after torchrun's traceback
@@ -147,7 +148,10 @@ class Records:
 
     def interrupted(self):
         """Whether Ctrl-C or SIGTERM has reached any process. All processes must call it."""
-        return processes.all_reduce(len(self.asked_to_stop)) > 0
+        ends = processes.all_reduce(len(self.asked_to_stop)) > 0
+        if ends and not self.asked_to_stop:
+            self.asked_to_stop.append("a signal to another process")
+        return ends
 
     @by_process_0
     def open_files(self, step):
@@ -208,7 +212,8 @@ class Records:
         if evaluation:
             self.console.print(evaluation, style="bold", soft_wrap=True)
         has_groups = self.args.responses_per_prompt > 1
-        if has_groups and metrics.get("zero_std_rate") == 1 and not self.has_warned:
+        all_alike = metrics.get("zero_std_rate") == 1 and not self.has_advantages
+        if has_groups and all_alike and not self.has_warned:
             self.has_warned = True
             self.console.print(terminal.no_difference_line(metrics), style="yellow")
         if metrics.get("sampler_gap") is not None:
@@ -269,6 +274,8 @@ class Records:
     def replace_tokens(self, step, kept, tokenizer):
         about = {"step": step, "responses": tokens.of_responses(kept, tokenizer)}
         files.write(self.folder / "tokens.json", json.dumps(about) + "\n")
+        # Equal rewards to each prompt teach nothing only where a prompt's responses are compared.
+        self.has_advantages = processes.all_reduce(batch["advantages"].count_nonzero()) > 0
 
     def write_tests(self, step, problems, responses, scores):
         """The responses to the first KEPT_TESTS test problems, those with the lowest ids.

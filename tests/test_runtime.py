@@ -38,6 +38,7 @@ from runtime import (
     settings,
     signals,
     terminal,
+    tokens,
     weights,
 )
 from runtime.settings import (
@@ -598,6 +599,18 @@ def row(step, number, correct, response="so"):
         "step": step, "id": number, "prompt": "Who is a [knight]?", "response": response,
         "correct": correct, "reward": reward,
     }  # fmt: skip
+
+def test_equal_rewards_to_each_prompt_are_told_only_if_no_advantage_is_left(tmp_path, capsys, monkeypatch):
+    """In ppo.py, for one, responses to different prompts are compared."""
+    monkeypatch.setattr(tokens, "new_log_probs", lambda policy, kept, args: kept["old_logp"])
+    monkeypatch.setattr(records.Records, "replace_tokens", lambda *_: None)
+    for advantage, told in ((1.0, False), (0.0, True)):
+        book = records.Records(Args(run_dir=str(tmp_path), responses_per_prompt=2), SIZES)
+        batch = {name: torch.zeros(4, 3) for name in ("ids", "mask", "old_logp")}
+        book.write_tokens(1, None, {**batch, "advantages": torch.full((4, 3), advantage)}, None)
+        book.show(dict(STEP, zero_std_rate=1.0))
+        assert ("warning: step 123456 gave all responses" in capsys.readouterr().out) == told
+
 
 
 def printed(table, width):
