@@ -114,6 +114,13 @@ class Args(settings.RunArgs):
     save_every: PositiveInt = 20  # write a checkpoint every so many steps, and after the last
     seed: NonNegativeInt = 0  # of the order of prompts and of sampling
 
+    def check(self):
+        """ValueError, saying what would be right, if two settings do not fit each other."""
+        if self.clip_base > self.clip_max:
+            raise ValueError(
+                f"--clip_base is {self.clip_base}; it must be at most --clip_max, {self.clip_max}"
+            )
+
 
 # What the papers set differently for other tasks. What is not named stays as it is above.
 TASKS = {

@@ -84,6 +84,13 @@ class Args(settings.CommonArgs):
     save_every: PositiveInt = 20  # write a checkpoint every so many steps, and after the last
     seed: NonNegativeInt = 0  # of the order of examples
 
+    def check(self):
+        """ValueError, saying what would be right, if two settings do not fit each other."""
+        if self.data and (self.restated or self.careful != type(self).careful):
+            raise ValueError(
+                "--careful and --restated are of the task's own solutions: give them without --data"
+            )
+
 
 TASKS = {}  # no paper's settings
 

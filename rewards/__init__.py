@@ -24,6 +24,7 @@ import jinja2
 from rewards import countdown, gym, kk, own
 
 TASKS = ("kk", "math", "countdown", "hitab", "gym")
+OPTIONS = {"kk": ["people"], "countdown": ["numbers"], "gym": ["gym", "gym_options"]}  # settings of one task alone
 
 
 def find_task(name, flag="--task"):
@@ -54,8 +55,7 @@ def load_task(args, tokenizer):
     """
     task = find_task(args.task)
     check_options(args)
-    names = {"kk": ["people"], "countdown": ["numbers"], "gym": ["gym", "gym_options"]}.get(args.task, [])
-    options = {name: getattr(args, name) for name in names}
+    options = {name: getattr(args, name) for name in OPTIONS.get(args.task, [])}
     splits = []
     for split, source, size in (("train", args.data, None), ("test", args.test_data, args.eval_size)):
         if args.task in TASKS:

@@ -64,6 +64,15 @@ def check_lora(args):
         )
 
 
+def check_kl(args):
+    """ValueError if an estimate of the KL term is given, but there is no such term."""
+    has_estimates = hasattr(args, "kl")
+    if has_estimates and args.kl_coef == 0 and args.kl != type(args).kl:
+        raise ValueError(
+            f"--kl is {args.kl}, but there is no KL term: give a --kl_coef, such as 0.001"
+        )
+
+
 def check_run_folders(args):
     """ValueError if --resume, --run_dir, --export or --track can't be done."""
     if args.export and Path(args.export).exists() and args.export != export_of(args.resume):
@@ -225,11 +234,16 @@ def read_vocabulary(tokenizer_file):
 
 def check_model_folder(model):
     """ValueError if `model` is a path without a model."""
-    if is_path(model) and not Path(model, "config.json").exists():
-        raise ValueError(
-            f"--model {model} is not a model folder: no config.json in it; "
-            "`make model` gets a small one"
-        )
+    path = Path(model)
+    if not is_path(model) or (path / "config.json").exists():
+        return
+    hidden = ""
+    if not rows.is_written_as_path(model) and not path.exists():
+        hidden = f"; if it is a hub id, the folder {path.parent} here hides it"
+    raise ValueError(
+        f"--model {model} is not a model folder: no config.json in it; `make model` gets a small "
+        f"one{hidden}"
+    )
 
 
 def is_path(name):

@@ -4,6 +4,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
+from rewards import OPTIONS
 from runtime import files, launch, machine, settings
 
 ON_GPU = machine.has_gpu()
@@ -29,13 +30,22 @@ def read(argv, args_class, tasks):
     """(the settings of a run, the layers that their defaults come from).
 
     argv: the command line. What it leaves open is as in args_class, except for what `layers` gives.
-    ValueError if a value is out of its range.
+    ValueError if a value is out of its range, or the command line has a setting of another task.
     """
     below = layers(argv, args_class, tasks)
     about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
     args = settings.parse(argv, args_class, args_class(**settings.merged(below)), about)
     settings.check_ranges(args)
+    check_options_given(argv, args)
     return args, below
+
+
+def check_options_given(argv, args):
+    """ValueError if the command line has a setting of another task, which would do nothing."""
+    for task, names in OPTIONS.items():
+        if task != args.task:
+            for name in settings.given(argv, names):
+                raise ValueError(f"--{name} is of --task {task}, not of {args.task}")
 
 
 def layers(argv, args_class, tasks):

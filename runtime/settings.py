@@ -252,8 +252,8 @@ def as_flags(name, value):
     return [f"--{name}", str(value)]
 
 
-def given(argv):
-    """What the command line says of the settings on which the defaults of all others depend.
+def given(argv, names=("task", "model", "resume", "run_dir", "steps", "epochs")):
+    """What the command line says of these settings: those on which the defaults of others depend.
 
     {"task": "math"}, as strings; what argv does not say is missing. Everything else in it is
     skipped: parse reads it, and finds its mistakes.
@@ -263,7 +263,7 @@ def given(argv):
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    for name in ("task", "model", "resume", "run_dir", "steps", "epochs"):
+    for name in names:
         spellings = (f"--{name}", f"--{name.replace('_', '-')}")
         parser.add_argument(*spellings, nargs="?")  # a flag without a value is for parse to refuse
     known, _ = parser.parse_known_args(argv)

@@ -29,7 +29,7 @@ OWNED = {
     "grpo_ar_lopti": """module docstring, imports, Args.alpha, Args.eta, Args.lopti_stages,
         Args.clip_low, TASKS, Args.check, ar_weight, in_stage, update, main""",
     "acpo": """module docstring, imports, Args.kl_coef, Args.clip_low, Args.clip_high,
-        Args.clip_alpha, Args.clip_base, Args.clip_base_high, Args.clip_max, Args.n_bins, TASKS,
+        Args.clip_alpha, Args.clip_base, Args.clip_base_high, Args.clip_max, Args.n_bins, Args.check, TASKS,
         clip_ranges, policy_loss, update, update_once""",
     "archer": """module docstring, imports, Args.entropy_quantile, Args.reasoning_clip,
         Args.reasoning_kl, Args.clip_low, Args.clip_high, reasoning_tokens, policy_loss, update""",

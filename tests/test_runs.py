@@ -239,7 +239,7 @@ BAD = {
     "--resume is empty": ["--resume", ""],
     "does not go with --resume": ["--resume", "nowhere"],  # small() has a --run_dir
     "--export docs is there already": ["--export", "docs"],
-    "numbers must be like 3-4": ["--numbers", "1e400"],  # though this task does not use it
+    "numbers must be like 3-4": ["--task", "countdown", "--numbers", "1e400"],
     "GiB of memory": ["--kv_cache_gb", "5000"],
     "--kv_cache_gb is 0.0001; one sequence of 304 tokens": ["--kv_cache_gb", "0.0001"],
     "takes only 2048 tokens": ["--max_response_tokens", "4000"],
