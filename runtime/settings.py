@@ -373,9 +373,21 @@ def of_resumed_run(argv, args_class):
         raise ValueError(f"{about} is missing: it says which script made the run")
     check_file(folder / "args.json", settings, args_class)
 
-    if "epochs" in said and "steps" not in said:
-        settings["steps"] = None  # the run worked it out from its own epochs
+    if "steps" not in said and epochs_give_others(argv, settings, files.read_object(about)):
+        settings["steps"] = None  # to be worked out anew
     return settings
+
+
+def epochs_give_others(argv, settings, about):
+    """Whether a resumed run has other steps by what argv says: of epochs, or of what an epoch is.
+
+    The latter only if the run's steps came from its epochs. about: what is in its run.json.
+    """
+    if given(argv, ["epochs"]):
+        return True
+    num_problems = about.get("sizes", {}).get("training_problems", 0)
+    of_epochs = settings["epochs"] * (num_problems // settings["prompts_per_step"])
+    return settings["steps"] == of_epochs and bool(given(argv, ["data", "prompts_per_step"]))
 
 
 def at_commit(about):

@@ -273,6 +273,13 @@ def test_settings_of_a_resumed_run(tmp_path):
     assert settings.of_resumed_run([f"{resume}/checkpoints/step_000002"], Args) == of_the_run
     assert settings.of_resumed_run([resume, "--epochs", "2"], Args)["steps"] is None
     assert settings.of_resumed_run([resume, "--epochs=2", "--steps=3"], Args)["steps"] == 9
+    for num_problems, steps in ((200, 9), (100, None)):  # with 100 they came from the epochs: 9 × (100 // 64)
+        (tmp_path / "args.json").write_text(json.dumps(of_the_run | {"epochs": 9}))
+        (tmp_path / "run.json").write_text(
+            json.dumps({"script": __name__, "sizes": {"training_problems": num_problems}})
+        )
+        assert settings.of_resumed_run([resume, "--prompts_per_step=32"], Args)["steps"] == steps
+        assert settings.of_resumed_run([resume, "--lr=1"], Args)["steps"] == 9
     (tmp_path / "args.json").write_text(json.dumps({"alpha": 9}))
     with pytest.raises(ValueError, match=r"made by another version of test_runtime\.py, which has alpha"):
         settings.of_resumed_run([resume], Args)
@@ -475,14 +482,6 @@ def test_checks_of_the_model():
     assert 1 < sizes["estimated_memory_gb"] < sizes["memory_gb"] or torch.cuda.is_available()
 
 
-# ----------------------------------------------------------------------------------- what it prints
-
-
-def widths(text):
-    return [len(line) for line in text.splitlines()]
-
-
-@pytest.mark.parametrize("width", [80, 100])
 SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 DROPOUT = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "residual_dropout": 0.5, "attention_dropout": 0.5}
 
@@ -527,6 +526,14 @@ def test_recomputing_activations_brings_no_dropout(kind, tmp_path):
     assert len(passes) == 3
 
 
+# ----------------------------------------------------------------------------------- what it prints
+
+
+def widths(text):
+    return [len(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("width", [80, 100])
 def test_the_header(width, monkeypatch, capsys):
     monkeypatch.setattr(terminal, "WIDTH", width)
     monkeypatch.setattr(sys, "argv", ["grpo.py", "--lr", "0.5", "--run_dir", "runs/[/b]a b"])
@@ -593,13 +600,6 @@ def test_what_helps_if_rewards_do_not_differ_depends_on_whether_they_are_right()
     assert "hardly any has its answer in the form" in line(accuracy=0.0, format_rate=0.0)
 
 
-def row(step, number, correct, response="so"):
-    reward = 3.0 if correct else -1.5
-    return {
-        "step": step, "id": number, "prompt": "Who is a [knight]?", "response": response,
-        "correct": correct, "reward": reward,
-    }  # fmt: skip
-
 def test_equal_rewards_to_each_prompt_are_told_only_if_no_advantage_is_left(tmp_path, capsys, monkeypatch):
     """In ppo.py, for one, responses to different prompts are compared."""
     monkeypatch.setattr(tokens, "new_log_probs", lambda policy, kept, args: kept["old_logp"])
@@ -611,6 +611,13 @@ def test_equal_rewards_to_each_prompt_are_told_only_if_no_advantage_is_left(tmp_
         book.show(dict(STEP, zero_std_rate=1.0))
         assert ("warning: step 123456 gave all responses" in capsys.readouterr().out) == told
 
+
+def row(step, number, correct, response="so"):
+    reward = 3.0 if correct else -1.5
+    return {
+        "step": step, "id": number, "prompt": "Who is a [knight]?", "response": response,
+        "correct": correct, "reward": reward,
+    }  # fmt: skip
 
 
 def printed(table, width):
