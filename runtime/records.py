@@ -17,6 +17,7 @@ import functools
 import json
 import math
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -125,8 +126,8 @@ class Records:
         self.sizes = sizes
         self.console = terminal.console()
         self.n_lines = 0  # of steps, printed so far
-        self.has_warned = False  # of a step without different rewards
         self.has_advantages = False  # other than 0, in the step that was written last
+        self.has_warned = False  # of a step without different rewards
         self.gaps = []  # sampler_gap of each step
         self.problem = ""  # why the run ends early with exit code 1
         self.last_words = None  # the process that says the last line after torchrun's traceback
@@ -159,24 +160,32 @@ class Records:
         values = dataclasses.asdict(self.args)
         about = provenance()
         about["sizes"] = self.sizes
+        if self.args.track:
+            about["wandb"] = self.wandb_suffix()
         files.write(self.folder / "args.json", json.dumps(values, indent=1) + "\n")
         files.write(self.folder / "run.json", json.dumps(about, indent=1) + "\n")
         for name in ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl"):
             drop_rows_after(step, self.folder / name)
         if self.args.track:
-            self.start_wandb(values)
+            self.start_wandb(values, about["wandb"])
         # TensorBoard writes in a thread and hands an error to the next call, from which it is
         # reported; Python would print it a second time, with a traceback.
         threading.excepthook = without_disk_errors
         self.tensorboard = SummaryWriter(self.folder / "tensorboard", purge_step=step + 1)
 
-    def start_wandb(self, values):
+    def wandb_suffix(self):
+        """What tells this run from others in a folder of the same name; a resumed run keeps its."""
+        path = self.folder / "run.json"
+        kept = files.read_object(path) if self.args.resume and path.exists() else {}
+        return kept.get("wandb") or secrets.token_hex(4)
+
+    def start_wandb(self, values, suffix):
         import wandb  # optional
 
         wandb.init(
             project=os.environ.get("WANDB_PROJECT", "reasoning-rl"),
             name=self.folder.name,
-            id=self.folder.name,
+            id=f"{self.folder.name}-{suffix}",
             dir=self.folder,
             config=values,
             resume="allow",
@@ -265,6 +274,8 @@ class Records:
         mask, advantages, and old_logp from before the update, [N, T]. A pass of these few responses
         gives what is new.
         """
+        # Equal rewards to each prompt teach nothing only where a prompt's responses are compared.
+        self.has_advantages = processes.all_reduce(batch["advantages"].count_nonzero()) > 0
         rows = tokens.few(batch, self.args)
         kept = {name: batch[name][rows] for name in ("ids", "mask", "old_logp", "advantages")}
         kept["new_logp"] = tokens.new_log_probs(policy, kept, self.args)
@@ -274,8 +285,6 @@ class Records:
     def replace_tokens(self, step, kept, tokenizer):
         about = {"step": step, "responses": tokens.of_responses(kept, tokenizer)}
         files.write(self.folder / "tokens.json", json.dumps(about) + "\n")
-        # Equal rewards to each prompt teach nothing only where a prompt's responses are compared.
-        self.has_advantages = processes.all_reduce(batch["advantages"].count_nonzero()) > 0
 
     def write_tests(self, step, problems, responses, scores):
         """The responses to the first KEPT_TESTS test problems, those with the lowest ids.
