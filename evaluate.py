@@ -236,7 +236,7 @@ from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer
 
 from rewards import decode, encode
-from runtime import checks, engine, folders, hub, memory, quiet, records
+from runtime import checks, engine, faults, folders, hub, memory, quiet, records
 from runtime.processes import ON_GPU
 from tools import figures, words
 
@@ -440,8 +440,10 @@ def respond(model, requests, plan, args):
     with open(path, "a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             sys.exit(f"error: another evaluation is writing {path}")
+        except OSError:
+            pass  # no locks here: some network file systems have none
         kept = read_batches(file, first)
         if kept:
             print(f"{model}: {len(kept)} of {len(todo)} batches are in {path}")
@@ -814,6 +816,7 @@ def main():
     rows = []
     values = []  # for each model, {column: the problems' contributions}
     responses = []  # for each model, for each problem, the responses with their scores
+    way_on = f"the same command goes on from what is in {args.out}/responses"
     try:
         for model in args.models:
             row, of_columns, of_problems = evaluate(model, task, problems, plans, columns, args)
@@ -821,7 +824,11 @@ def main():
             values.append(of_columns)
             responses.append(of_problems)
     except KeyboardInterrupt:
-        sys.exit(f"stopped; the same command goes on from what is in {args.out}/responses")
+        sys.exit(f"stopped; {way_on}")
+    except OSError as error:
+        if not faults.is_of_the_disk(error):
+            raise
+        sys.exit(f"error: {args.out} can't be written: {error.strerror}. Make room; {way_on}")
     comparisons = compare_with_last(rows, values, columns) if args.versus else []
     if args.words:
         add_words(rows, responses, args)

@@ -4,6 +4,7 @@ That model learns a few answers by heart, right ones and wrong ones, so that the
 it. Evaluations run in this process, as main() does it, and share vLLM's engines, whose loading is most of their time.
 """
 
+import errno
 import itertools
 import json
 import math
@@ -472,7 +473,7 @@ def blank(path, out):
     return path.read_bytes().replace(str(out).encode(), b"")
 
 
-@pytest.mark.parametrize("how", ["by Ctrl-C", "by a kill"])
+@pytest.mark.parametrize("how", ["by Ctrl-C", "by a full disk", "by a kill"])
 def test_an_interrupted_evaluation_goes_on_where_it_was(model, tmp_path, monkeypatch, how):
     """Batches of 2: an unbroken evaluation, and one that stops in its third batch and goes on. At temperature 1."""
     flags = [model, *KK, "--temperature", 1, "--samples", 2, "--batch", 4, "--keep_responses"]
@@ -482,7 +483,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(model, tmp_path, monkeyp
     def stopping(*args):
         sampled.append(len(args[1]))
         if len(sampled) == 3:
-            raise KeyboardInterrupt
+            raise OSError(errno.ENOSPC, "full") if how == "by a full disk" else KeyboardInterrupt
         return sample(*args)
 
     monkeypatch.setattr(evaluate, "sample", stopping)
