@@ -227,7 +227,7 @@ def test_examples_that_are_too_long(tokenizer, tmp_path, capsys):
 
 
 def test_a_chat_that_stands_twice_is_not_on_both_sides(tokenizer, tmp_path, capsys):
-    file = write_chats(tmp_path / "chats.jsonl", [chat(*words) for words in CHATS] * 5)
+    file = write_rows(tmp_path / "chats.jsonl", [chat(*words) for words in CHATS] * 5)
     _, train, test = examples.load_task(settings(data=str(file)), tokenizer)
     assert not {str(one["messages"]) for one in train} & {str(one["messages"]) for one in test}
     assert "are test problems, too, and left out" in capsys.readouterr().out
