@@ -31,11 +31,13 @@ def lopti_stages(logp, mask, eta):
 #     high alone: 0.334, minus grpo -0.242 ± 0.032
 #     high, then low minus lopti: -0.026 ± 0.024
 #
-# High first can't be told from GRPO here. But it makes 4 optimizer steps where GRPO makes 2, and
-# that helps kk_tiny by itself (GRPO with 4 updates a step: +0.043 ± 0.013,
-# benchmarks/kk_tiny/comparison.md). Low first is ahead of high first by one standard error of three
-# seeds, which is no evidence. Eight steps are also far less than four epochs, so this says nothing
-# about the collapse. What it does show: the probable tokens alone teach kk_tiny next to nothing.
+# High first does not fall behind GRPO here, and nothing collapses. What is different: eight steps
+# are far less than four epochs, the model has a million parameters, and in kk_tiny a few improbable
+# tokens decide how to think, so that their having the last word does less harm. GRPO is not the
+# right run to compare it with: high first makes 4 optimizer steps where GRPO makes 2, and that
+# helps kk_tiny by itself. GRPO with 4 updates a step is (suite "control", eight seeds): high first
+# minus that is -0.036 ± 0.006, behind in all eight seeds, and minus Lopti -0.030 ± 0.010. So the
+# order does matter. And the probable tokens alone teach kk_tiny next to nothing.
 
 
 def open_question():
