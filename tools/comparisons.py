@@ -143,6 +143,9 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "cispo, gated, 16 updates, lr 1e-3: cispo.py --gated --updates_per_step 16",
             "acpo, 16 updates, lr 1e-3: acpo.py --updates_per_step 16",
             "acpo, clip_max 0.4, 16 updates, lr 1e-3: acpo.py --clip_max 0.4 --updates_per_step 16",
+            # ACPO without its range, and with the KL term that GRPO has.
+            "acpo, clip_alpha 0, 16 updates, lr 1e-3: acpo.py --clip_alpha 0 --updates_per_step 16",
+            "acpo, KL, 16 updates, lr 1e-3: acpo.py --kl_coef 0.001 --updates_per_step 16",
         ],
     ),
     # Does the order of the short comparison last?
