@@ -11,10 +11,9 @@ range for all cuts off mostly improbable tokens. Here it widens with the spread 
                                       bins of equal width
 
 What differs from grpo.py: --clip_alpha, --clip_base, --clip_base_high, --clip_max and --n_bins
-instead of --clip_low and --clip_high; clip_ranges; a weight 1/|o_i| for each token
-instead of the common divisor; no KL term unless --kl_coef asks for one. Before the first update of
-a step ρ is 1 and ε_a is ε_b. Each later update makes one more forward pass over its mini-batch,
-without gradient.
+instead of --clip_low and --clip_high; clip_ranges; a weight 1/|o_i| for each token instead of the
+common divisor; no KL term unless --kl_coef asks for one. Before the first update of a step ρ is 1
+and ε_a is ε_b. Each later update makes one more forward pass over its mini-batch, without gradient.
 
 The paper's baselines are means over responses too, so they are settings of this file:
     GRPO                          --clip_alpha 0
@@ -69,7 +68,8 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B).
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
+    except for what the docstring at the top says.
 
     Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
     settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
@@ -129,7 +129,7 @@ TASKS = {
         "chat_template": "none",
         "epochs": 1,  # of Open-Reasoner-Zero's 57k problems; for its 10k: --data FILE --epochs 5
         "prompts_per_step": 128,
-        "responses_per_prompt": 10,  # ACPO's release, as the next one
+        "responses_per_prompt": 10,  # this and the next: ACPO's release
         "max_response_tokens": 3072,
         "temperature": 1.0,
     },
@@ -222,7 +222,7 @@ class Policy(nn.Module):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
             entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
@@ -446,11 +446,14 @@ def policy_loss(logp, batch, args):
 def kl_term(logp, batch, args):
     """The KL term of each token, [N, T], in nats: the estimate that --kl names.
 
-    Only its gradient counts (course/lesson_10.md). On average it is
+    Only its gradient counts (course/lesson_10.md). On average over tokens drawn from π, as in a
+    step's first update, it is
 
         k1              0
         k2, k3_ratio    the gradient of KL(π ‖ π_ref); in k3_ratio a part of it comes through ρ
         k3              the gradient of KL(π_ref ‖ π)
+
+    Only k3_ratio keeps it in later updates (DeepSeek-V3.2, arXiv 2512.02556, eq. 7).
     """
     ref_logp = batch["ref_logp"]
     if args.kl == "k1":
@@ -481,9 +484,9 @@ def update(policy, optimizer, batch, step, args):
     of_updates = []  # the bins of each update
     num_clipped = 0
     grad_norms = []  # one for each update
-    for i, minibatch in enumerate(minibatches(batch, args.updates_per_step)):
+    for minibatch in minibatches(batch, args.updates_per_step):
         logp = minibatch["old_logp"]  # before the first update nothing has moved: ρ is 1 exactly
-        if i > 0:
+        if grad_norms:
             logp, _ = log_probs(policy, minibatch, args, with_entropy=False)
         minibatch["clip_range"], of_bins = clip_ranges(logp, minibatch, args)
         of_updates.append(of_bins)

@@ -17,14 +17,14 @@ knowledge, which is grpo.py with --clip_high 0.2 to the last bit.
 What this file settles:
 - The quantile is interpolated linearly between a response's two nearest entropies. A token at the
   quantile itself is knowledge; so is the only token of a response.
-- --reasoning_kl is a share of --kl_coef, not a weight of its own: without --kl_coef there is no
-  reference model for either kind.
 
 Where this file deviates from the paper's release (wizard-III/ArcherCodeR), and why:
 - The release takes entropy and quantile from the current policy in every pass. Here they are those
   of the policy that sampled, for all updates of a step: a token keeps its kind.
 - The release averages the KL term over the knowledge tokens alone, so its β of 0.001 is 1.25 times
   ours at a quantile of 0.8. Here the divisor is the same for both terms.
+- --reasoning_kl is a share of --kl_coef; the release's flag is a weight of its own. Without
+  --kl_coef there is no reference model for either kind.
 - The release has a dual clip at 10.
 - The release makes 3 epochs over a step's responses, with up to 2 mini-batches each. Here every
   response is used once, as in grpo.py.
@@ -33,7 +33,7 @@ Where this file deviates from the paper's release (wizard-III/ArcherCodeR), and 
   --temperature 1 --weight_decay 0.1 are flags here; the warm-up and the dropping are not there.
 - Everything else in which grpo.py deviates.
 
-Command (one 80 GB GPU; `torchrun --nproc-per-node 4 archer.py …` for four):
+Command (one 80 GB GPU; `torchrun --nproc-per-node 4 archer.py` for four):
     python archer.py
 """
 
@@ -58,7 +58,8 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B).
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
+    except for what the docstring at the top says.
 
     Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
     settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
@@ -202,7 +203,7 @@ class Policy(nn.Module):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
             entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
@@ -412,11 +413,14 @@ def policy_loss(logp, batch, divisor, args):
 def kl_term(logp, batch, args):
     """The KL term of each token, [N, T], in nats: the estimate that --kl names.
 
-    Only its gradient counts (course/lesson_10.md). On average it is
+    Only its gradient counts (course/lesson_10.md). On average over tokens drawn from π, as in a
+    step's first update, it is
 
         k1              0
         k2, k3_ratio    the gradient of KL(π ‖ π_ref); in k3_ratio a part of it comes through ρ
         k3              the gradient of KL(π_ref ‖ π)
+
+    Only k3_ratio keeps it in later updates (DeepSeek-V3.2, arXiv 2512.02556, eq. 7).
     """
     ref_logp = batch["ref_logp"]
     if args.kl == "k1":

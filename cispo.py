@@ -9,11 +9,12 @@ without gradient, and the clip bounds the weight alone. Maximise
 with ρ and A as in grpo.py. Since ρ > 0, ε_low 1 means no lower bound. Within the bounds a token's
 gradient is ρ·A·∇log π, as in grpo.py; above them it is (1 + ε_high)·A·∇log π.
 
---gated is another method, the baseline that the ACPO paper (*What Are Key Factors for Updates in RL
-for LLM Reasoning?*) calls CISPO. Its release multiplies the term by PPO's mask, at 0.2 below and
-0.3 above: a token with A > 0 and ρ > 1.3, or A < 0 and ρ < 0.8, is cut off after all. So its bound
-of 1.45 matters only if A < 0, against the paper's own words (Section 4.2). And it takes the mean
-over responses of the means over tokens, like all methods of that release.
+--gated is MiniMax-M1's general form (eq. 6 and 7): the term times PPO's mask. The ACPO paper (*What
+Are Key Factors for Updates in RL for LLM Reasoning?*) has it as its baseline CISPO. Its release has
+the mask at 0.2 below and 0.3 above: a token with A > 0 and ρ > 1.3, or A < 0 and ρ < 0.8, is cut
+off after all. So its bound of 1.45 matters only if A < 0, against the paper's own words (Section
+4.2). And it takes the mean over responses of the means over tokens, like all methods of that
+release.
 
 What differs from grpo.py: policy_loss; --gated, and what update divides by then; the defaults of
 --clip_low, --clip_high and --kl_coef. clip_rate is the share of tokens whose weight is bounded,
@@ -21,8 +22,10 @@ whichever sign A has; they stay in the gradient, with the bound as weight. With 
 that the gate cuts off count as well.
 
 Where this file deviates, and why:
-- The bounds 1.0 and 0.45 are those of ACPO's release (Control-derek/ACPO, run_math_qwen_7b.sh).
-- No KL term unless --kl_coef asks for one: the ACPO paper omits it (Section 2.1).
+- MiniMax-M1 also has DAPO's dynamic sampling and length penalty (dapo.py). Here they are left out.
+- MiniMax-M1 says only that ε_high was tuned. The bounds 1.0 and 0.45 are those of ACPO's release
+  (Control-derek/ACPO, run_math_qwen_7b.sh).
+- `--kl_coef` above 0 adds a KL term; by default there is none, as in both papers.
 - Everything in which grpo.py deviates, except that there is no dual clip to leave out. The clamp of
   log-ratios to ±20 bounds the weight too, and cuts off no gradient.
 
@@ -52,7 +55,8 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B).
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
+    except for what the docstring at the top says.
 
     Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
     settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
@@ -193,7 +197,7 @@ class Policy(nn.Module):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
             entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
@@ -389,7 +393,7 @@ def policy_loss(logp, batch, divisor, args):
         too_high = (advantages > 0) & (ratio > 1 + GATE_HIGH)
         too_low = (advantages < 0) & (ratio < 1 - GATE_LOW)
         surrogate = surrogate.masked_fill(too_high | too_low, 0)
-        clipped = clipped | (too_high | too_low) & mask
+        clipped = clipped | ((too_high | too_low) & mask)
     loss = args.kl_coef * kl_term(logp, batch, args) - surrogate  # [N, T]
     if args.gated:
         loss = loss / mask.sum(1, keepdim=True).clamp(min=1)  # |o_i|
@@ -399,11 +403,14 @@ def policy_loss(logp, batch, divisor, args):
 def kl_term(logp, batch, args):
     """The KL term of each token, [N, T], in nats: the estimate that --kl names.
 
-    Only its gradient counts (course/lesson_10.md). On average it is
+    Only its gradient counts (course/lesson_10.md). On average over tokens drawn from π, as in a
+    step's first update, it is
 
         k1              0
         k2, k3_ratio    the gradient of KL(π ‖ π_ref); in k3_ratio a part of it comes through ρ
         k3              the gradient of KL(π_ref ‖ π)
+
+    Only k3_ratio keeps it in later updates (DeepSeek-V3.2, arXiv 2512.02556, eq. 7).
     """
     ref_logp = batch["ref_logp"]
     if args.kl == "k1":

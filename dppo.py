@@ -64,7 +64,8 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B).
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
+    except for what the docstring at the top says.
 
     Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
     settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
@@ -204,7 +205,7 @@ class Policy(nn.Module):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
             entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
@@ -399,7 +400,7 @@ def outside_region(logp, old_logp, advantages, args):
         is_far = of_token + of_others > delta
         too_high = is_far & (prob > old_prob)
         too_low = is_far & (prob < old_prob)
-    return (advantages > 0) & too_high | (advantages < 0) & too_low
+    return ((advantages > 0) & too_high) | ((advantages < 0) & too_low)
 
 
 def policy_loss(logp, batch, divisor, args):
@@ -412,7 +413,7 @@ def policy_loss(logp, batch, divisor, args):
     advantages = batch["advantages"]
     mask = batch["mask"]
     log_ratio = (logp - batch["old_logp"]).detach()
-    ratio = log_ratio.clamp(-20, 20).exp().clamp(max=LARGEST_RATIO)  # ρ
+    ratio = log_ratio.clamp(min=-20).exp().clamp(max=LARGEST_RATIO)  # ρ
     outside = outside_region(logp.detach(), batch["old_logp"], advantages, args)
     clipped = outside & mask
     surrogate = (ratio * advantages * logp).masked_fill(outside, 0)
@@ -423,11 +424,14 @@ def policy_loss(logp, batch, divisor, args):
 def kl_term(logp, batch, args):
     """The KL term of each token, [N, T], in nats: the estimate that --kl names.
 
-    Only its gradient counts (course/lesson_10.md). On average it is
+    Only its gradient counts (course/lesson_10.md). On average over tokens drawn from π, as in a
+    step's first update, it is
 
         k1              0
         k2, k3_ratio    the gradient of KL(π ‖ π_ref); in k3_ratio a part of it comes through ρ
         k3              the gradient of KL(π_ref ‖ π)
+
+    Only k3_ratio keeps it in later updates (DeepSeek-V3.2, arXiv 2512.02556, eq. 7).
     """
     ref_logp = batch["ref_logp"]
     if args.kl == "k1":

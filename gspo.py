@@ -11,23 +11,24 @@ All its tokens share it, and the clip keeps or cuts off the response as a whole:
 with A as in grpo.py. The gradient of a response that is not cut off is s·A times the mean of its
 tokens' ∇log π.
 
-What differs from grpo.py: policy_loss; its divisor, which counts responses instead of tokens; the
-defaults of --clip_low, --clip_high and --kl_coef. The mean over a response moves far less than a
-single token does, so the bounds are 600 times narrower than GRPO's. clip_rate is still a share of
-tokens: those of the responses that are cut off.
+What differs from grpo.py: policy_loss; its divisor, which counts responses instead of tokens, so
+that each response counts alike, however long it is; the defaults of --clip_low, --clip_high and
+--kl_coef. The mean over a response moves far less than a single token does, so the bounds are 600
+times narrower than GRPO's. clip_rate is still a share of tokens: those of the responses that are
+cut off.
 
-Where this file deviates, and why:
-- Each response counts alike, however long it is. Each of its tokens has the weight 1/|o_i|, and so
-  has its KL term if --kl_coef asks for one. By default there is no KL term.
-- ε_low 3e-4 and ε_high 4e-4 are GSPO's. GSPO makes 4 updates a step (`--updates_per_step 4`); here
-  the default is GRPO's 2.
+Where this file deviates from the paper, and why:
+- The paper leaves out the KL term "for brevity"; here there is none by default. If --kl_coef asks
+  for one, each of a response's tokens has the weight 1/|o_i| in it, too.
+- GSPO makes 4 updates a step (`--updates_per_step 4`); here the default is GRPO's 2. ε_low 3e-4 and
+  ε_high 4e-4 are GSPO's.
 - The bounds are not far above bfloat16's rounding. If π_old comes from forward passes of other
   sizes than an update's, log s is up to 4e-4 although no weight has moved (12 responses of 150
   tokens, kk_tiny). So the clip can cut off a response in a step's first update already.
 - The clamp to ±20 is on log s, the mean, so it changes no s that could occur.
 - Everything in which grpo.py deviates, except for its divisor.
 
-Command (one 80 GB GPU; `torchrun --nproc-per-node 4 gspo.py …` for four):
+Command (one 80 GB GPU; `torchrun --nproc-per-node 4 gspo.py` for four):
     python gspo.py
 """
 
@@ -52,7 +53,8 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B).
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
+    except for what the docstring at the top says.
 
     Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
     settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
@@ -192,7 +194,7 @@ class Policy(nn.Module):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
             entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
@@ -388,11 +390,14 @@ def policy_loss(logp, batch, divisor, args):
 def kl_term(logp, batch, args):
     """The KL term of each token, [N, T], in nats: the estimate that --kl names.
 
-    Only its gradient counts (course/lesson_10.md). On average it is
+    Only its gradient counts (course/lesson_10.md). On average over tokens drawn from π, as in a
+    step's first update, it is
 
         k1              0
         k2, k3_ratio    the gradient of KL(π ‖ π_ref); in k3_ratio a part of it comes through ρ
         k3              the gradient of KL(π_ref ‖ π)
+
+    Only k3_ratio keeps it in later updates (DeepSeek-V3.2, arXiv 2512.02556, eq. 7).
     """
     ref_logp = batch["ref_logp"]
     if args.kl == "k1":

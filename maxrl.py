@@ -31,6 +31,7 @@ Where this file deviates from the paper's release (tajwarfahim/maxrl, a fork of 
 - Reward. p is a probability, so r is 0 or 1. A reward of K&K is −3 to 3, and a part of it is for
   the format. So r is not the task's reward but `correct` of its score; the metric reward is still
   the task's.
+- The release gives a response that was cut off the reward 0. Here it is 1 if its answer is right.
 - The release divides by mean + 1e-6 and has A = r/1e-6 in a group of one. Here A is 0 in it.
 - The release has PPO's ratio and clip, which do nothing in its one update a step: the ratio is 1.
 - Settings. On GSM8K the release trains SmolLM2-360M-Instruct with 256 prompts × 128 responses, lr
@@ -61,7 +62,8 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B).
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
+    except for what the docstring at the top says.
 
     Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
     settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
@@ -197,7 +199,7 @@ class Policy(nn.Module):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
             entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)

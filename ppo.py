@@ -44,8 +44,9 @@ Where this file deviates from the papers and from verl's `gae`, and why:
 - Each prompt still gets G responses; nothing here compares them.
 - A checkpoint's model is the policy. The critic is in its trainer/ folder, for --resume.
 - LoRA (--lora_rank) is for the policy alone: the critic is trained whole, in float32.
-- Everything in which grpo.py deviates, except for groups. Where several processes round the
-  embedding, they round the value head too.
+- Everything in which grpo.py deviates, except for groups.
+- With several processes FSDP2 gathers weights in --dtype (runtime/placement.py), so the value head
+  is rounded to it. A single process computes with it in float32.
 
 Command (two 80 GB GPUs: the critic takes as much memory as the policy; on a CPU `python ppo.py`):
     torchrun --nproc-per-node 2 ppo.py
@@ -72,7 +73,8 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B).
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
+    except for what the docstring at the top says.
 
     Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
     settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
@@ -81,7 +83,7 @@ class Args(settings.RunArgs):
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high
-    kl_coef: NonNegativeFloat = 0.001  # β, weight of the KL term; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.001  # β, of the KL penalty; 0: no reference model is loaded
     updates_per_step: PositiveInt = 2  # mini-batches of a step; 2: near on-policy, 16: off-policy
 
     # ---- value model
@@ -218,7 +220,7 @@ class Policy(nn.Module):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
             entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
@@ -252,7 +254,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained, kind=Policy):
-    """The model to train, with float32 weights; or a frozen reference, with weights in --dtype.
+    """The model to train, with float32 weights; or a frozen one, for a reference, in --dtype.
 
     kind: ValueModel for the critic, which begins with the same weights.
     """

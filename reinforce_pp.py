@@ -28,7 +28,7 @@ Where this file deviates from the paper and its release (zhyang2226/AR-Lopti), a
   in the release. The 1e-8 keeps A finite if all returns are equal; A is 0 then.
 - Everything in which grpo.py deviates, except for groups.
 
-Command (one 80 GB GPU; `torchrun --nproc-per-node 4 reinforce_pp.py` for four):
+Command (one 80 GB GPU; `torchrun --nproc-per-node 4 reinforce_pp.py …` for four):
     python reinforce_pp.py --steps 360
 """
 
@@ -53,7 +53,8 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B).
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
+    except for what the docstring at the top says.
 
     Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
     settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
@@ -62,7 +63,7 @@ class Args(settings.RunArgs):
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high
-    kl_coef: NonNegativeFloat = 0.001  # β, weight of the KL term; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.001  # β, of the KL penalty; 0: no reference model is loaded
     updates_per_step: PositiveInt = 2  # mini-batches of a step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -193,7 +194,7 @@ class Policy(nn.Module):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
             entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)

@@ -43,7 +43,8 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B).
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
+    except for what the docstring at the top says.
 
     Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
     settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
@@ -55,7 +56,7 @@ class Args(settings.RunArgs):
     lopti_stages: Literal["low,high", "high,low", "low", "high"] = "low,high"  # Lopti's, in order
     clip_low: Fraction = 0.2  # ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high
-    kl_coef: NonNegativeFloat = 0.001  # β, weight of the KL term; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.001  # β, of the KL penalty; 0: no reference model is loaded
     updates_per_step: PositiveInt = 2  # mini-batches of a step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -195,7 +196,7 @@ class Policy(nn.Module):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
             entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)

@@ -61,7 +61,8 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B).
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
+    except for what the docstring at the top says.
 
     Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
     settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
@@ -198,7 +199,7 @@ class Policy(nn.Module):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the token that was sampled
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
             entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)

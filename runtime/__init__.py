@@ -1,4 +1,4 @@
-"""What every trainer calls and no algorithm changes: skip it to learn what an algorithm does.
+"""What every trainer calls and no algorithm changes. Whoever reads for the algorithm can skip it.
 
 How a run begins
 - first: mistakes in the flags, found before torch is imported
@@ -10,7 +10,7 @@ How a run begins
 
 Where it runs
 - launch, processes: which process this is; devices, and what processes tell each other
-- peers: says which process died, if one does
+- peers, last_words: say which process died, if one does; a last line after torchrun's traceback
 - threads: how those of a CPU wait for each other
 - machine, memory: what the machine has; how much a run needs and used
 - placement: a policy on its device: compiled, recomputing, split by FSDP2
@@ -26,7 +26,8 @@ What a step calls
 What a run leaves
 - records, folders, files: its folder, and files that a kill can't spoil
 - checkpoints: saving and resuming
-- curves, terminal, before_after, tokens: what one looks at
+- curves, terminal, before_after: what one looks at
+- tokens: what an update did to each token of a few responses, for tools/watch.py
 - signals, faults: Ctrl-C, SIGTERM, a full disk
 """
 

@@ -1,6 +1,6 @@
 """Checkpoints: a run that is resumed from one goes on as if it had never stopped, to the last bit.
 
-What a signal has left out, an evaluation after the last step, is not made up.
+An evaluation that a signal has left out, after the last step, is not done on resuming.
 
 RUN/checkpoints/step_000020 is a Hugging Face folder: any program that reads models reads it. Beside
 the model it holds

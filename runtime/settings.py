@@ -145,7 +145,7 @@ class CommonArgs:
 
 @dataclasses.dataclass
 class RunArgs(CommonArgs):
-    """Those, and what only a script with a sampler reads: all but sft.py."""
+    """CommonArgs, and what only a script with a sampler reads: all but sft.py."""
 
     # ---- problems
     numbers: str = "3-4"  # countdown: how many numbers in a puzzle, within 3-6: "3-4" or "5"

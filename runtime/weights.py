@@ -15,14 +15,14 @@ def subset(policy, dtype):
 
     Under FSDP2 every process gives some of its own shards. LoRA's adapters are added.
     """
-    stride = 1 + sum(own_part(parameter).numel() for parameter in policy.parameters()) // 2**20
+    stride = 1 + sum(own_shard(parameter).numel() for parameter in policy.parameters()) // 2**20
     parts = []
     for _, weight in lora.merged_weights(policy):  # one at a time
-        parts.append(own_part(weight).flatten()[::stride].to(getattr(torch, dtype)))
+        parts.append(own_shard(weight).flatten()[::stride].to(getattr(torch, dtype)))
     return torch.cat(parts)
 
 
-def own_part(weight):
+def own_shard(weight):
     """This process's shard of a weight, or all of it, without gradient."""
     weight = weight.detach()
     return weight.to_local() if isinstance(weight, DTensor) else weight
