@@ -92,8 +92,8 @@ def parse(args_class, description, quick):
 
 
 def place(args):
-    """Where results are written: lab/results has those of kk_tiny that the pages show."""
-    is_shown = args.model == "models/kk_tiny" and not args.quick
+    """Where results are written: lab/results has those of each command's own model."""
+    is_shown = args.model == type(args).model and not args.quick
     return "lab/results" if is_shown else "runs/lab"
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import Qwen2Config
 
 import grpo
-from lab import common, lens, proposition, right_direction, verdicts, who_dominates
+from lab import common, lens, proposition, right_direction, stages, two_tasks, verdicts, who_dominates
 from runtime import memory
 from tools import updates
 
@@ -287,6 +287,14 @@ def test_batches_of_changed_data_have_another_name(tmp_path):
     assert common.digest_of(str(file)) == first != common.digest_of("mine")
     file.write_text("2")
     assert common.digest_of(str(file)) != first and common.digest_of(str(tmp_path)) != of_folder
+
+
+def test_only_a_commands_own_model_in_full_writes_to_the_kept_results():
+    for args_class in (lens.Args, two_tasks.Args, stages.Args):
+        assert common.place(args_class()) == "lab/results"
+        assert common.place(args_class(quick=True)) == "runs/lab"
+        assert common.place(args_class(model="other")) == "runs/lab"
+    assert common.place(two_tasks.Args(model="models/kk_tiny")) == "runs/lab"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
