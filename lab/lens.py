@@ -10,11 +10,11 @@ The weights are measured twice:
 - at the first update of a step, where π is still π_old;
 - at a later one: the script first updates the model with this batch, --updates times with AdamW,
   and the table then holds the log-probabilities of the model that has moved. The reference stays.
+  With Lopti an update has two stages, so these are twice as many optimizer steps.
 
 Each script has its own settings, as in the papers. What is not shown: opd.py, which has a teacher;
-dapo.py's choice of groups
-(all are kept), ppo.py's critic (its values are 0, as at its first step, so that its advantages are
-whitened returns), and the scaling of gradients to --max_grad_norm.
+dapo.py's choice of groups (all are kept), ppo.py's critic (its values are 0, as at its first step,
+so that its advantages are whitened returns), and the scaling of gradients to --max_grad_norm.
 
 Results: lens.html, a page that shows the responses and colours their tokens; lens.png, the mean
 weight by probability; lens.json.
@@ -164,7 +164,8 @@ def draw(summary, args):
     """lens.png: each script's mean weight by bin of probability, over its mean for all tokens."""
     from matplotlib.colors import LogNorm
 
-    title = "mean |weight| of a token over the script's own mean, without the top 1 % of each bin"
+    title = "mean |weight| of a token over the script's own mean, without the top 1 % of each bin\n"
+    title += "(Lopti makes two optimizer steps in an update)"
     figure = curves.new_figure(curves.WIDTH, 10.5, title)
     panels = figure.subplots(1, 3, sharey=True, width_ratios=(4, 4, 3.4))
     scripts = list(summary)

@@ -6,11 +6,12 @@ the update does to improbable ones, often the wrong way. Advantage reweighting a
 to help. A method that raises all probable tokens, whatever their advantage, would look good in that
 figure. So here is the share of negative tokens whose probability falls, too, and the share of both.
 
-Methods: GRPO, AR, Lopti, both, and DPPO and ACPO, which differ from GRPO once the policy has moved.
-So every method makes a step of one update on the whole batch, and a step of --updates updates on
-parts of it, with its script's own update(). The optimizer is SGD, as in the paper; --lr is the
-paper's 1e-3 for a model of 7B, and kk_tiny hardly moves with it. Left open, it is found as in
-lab.who_dominates. The KL term is left out, since it is zero at the start of a run.
+Methods: GRPO, AR, Lopti, both, DPPO, which differs from GRPO once the policy has moved, and ACPO,
+which also takes a mean over responses. So every method makes a step of one update on the whole
+batch, and a step of --updates updates on parts of it, with its script's own update(). The optimizer
+is SGD, as in the paper; --lr is the paper's 1e-3 for a model of 7B, and kk_tiny hardly moves with
+it. Left open, it is found as in lab.who_dominates. The KL term is left out: it is zero at the start
+of a run, and the later ones of --updates updates differ from a run's in it.
 
 A method that makes a larger step moves more tokens. So the step is measured twice: with equal
 learning rates, and shortened or lengthened to the length ‖Δθ‖ of GRPO's step.
