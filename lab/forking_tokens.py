@@ -322,7 +322,7 @@ def draw_scatter(axes, pooled, args):
     axes.plot(p, low, color="#D55E00", label="least possible")
     axes.set_xlabel("probability of the token")
     axes.set_ylabel("entropy [nats]")
-    axes.set_title("entropy and probability")
+    axes.set_title(f"entropy and probability of {len(some)} tokens")
     axes.legend(frameon=False, loc="upper right")
 
 

@@ -327,8 +327,7 @@ def draw(average, by_chance, args):
     model = common.name_of(args.model)
     title = (
         f"gradients of {model}: {args.batches} batch{'es' if args.batches > 1 else ''}, subspaces "
-        f"of {args.k} directions\nafter {args.updates - 1} of {args.updates} updates; error bars: "
-        "standard error"
+        f"of {args.k} directions\nerror bars: standard error"
     )
     figure = curves.new_figure(curves.WIDTH, 16, title)
     mosaic = figure.subplot_mosaic([["norm", "angle"], ["norms"] * 2, ["angles"] * 2])
@@ -382,7 +381,8 @@ def draw(average, by_chance, args):
     panels[0][0].set_ylabel("norm [% of all tokens' gradient]")
     panels[0][1].set_title("its angle to all tokens' gradient")
     panels[0][1].set_ylabel("mean principal angle [°]")
-    panels[1][0].set_title("off-policy gradients, and those on-policy")
+    off_policy = f"off-policy gradients, after {args.updates - 1} of {args.updates} updates"
+    panels[1][0].set_title(f"{off_policy}, and those on-policy")
     panels[1][0].set_ylabel("norm [% of GRPO's off-policy]")
     panels[1][1].set_ylabel("mean principal angle [°]")
     handles, labels = panels[1][1].get_legend_handles_labels()

@@ -372,7 +372,7 @@ def draw(average, values, counts, lr, vocabulary, args):
 
     model = common.name_of(args.model)
     title = f"{args.updates} updates on one batch by {model}, AdamW, lr {lr:g}\n"
-    title += f"{args.batches} batches; bars: standard error"
+    title += f"{args.batches} batches; bars: standard error; {who_dominates.BOXES}"
     figure = curves.new_figure(curves.WIDTH, 16, title)
     panels = figure.subplots(3, 2)
     colours = colormaps["viridis_r"](torch.linspace(0.15, 1, len(counts) - 1).tolist())

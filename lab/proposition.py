@@ -299,10 +299,11 @@ def draw(rests, norms, summary, groups, args):
     columns = min(2, len(groups))
     rows = -(-len(groups) // columns)
     name = common.name_of(args.model)
-    title = f"gradient of log π at the activations of {len(rests)} tokens of {name}"
+    kept = rests > TINY
+    shown = f"{int(kept.sum())} of {len(rests)} tokens"
+    title = f"gradient of log π at the activations of {shown} of {name}"
     figure = curves.new_figure(curves.WIDTH, 4.6 * rows, title)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
-    kept = rests > TINY
     ends = torch.tensor([rests[kept].min().item(), 1.0])
     for number, (group, places) in enumerate(groups):
         axes = panels[number // columns, number % columns]

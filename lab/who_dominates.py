@@ -38,6 +38,7 @@ FIGURE_1 = [[0, 1], [2], [3], [4, 5]]  # its four bins, as cells
 TAILS = {"p < 0.2": 0, "p > 0.8": 5}  # ACPO's two groups, as cells
 UPDATED = ["all tokens", "only p ≤ 0.25", "only p > 0.75"]
 LINEAR = 1e-3  # of the largest change; up to there the picture's scale is not logarithmic
+BOXES = "boxes: half of the tokens, whiskers: nine tenths, without the top 1 % by size"
 SMALL_CHANGES = "linear to about 1/1000 of\nthe largest, then logarithmic"
 
 # ----------------------------------------------------------------------------------------- settings
@@ -240,7 +241,7 @@ def show_small_changes(axes, limit):
 def draw(result, args):
     model = common.name_of(args.model)
     title = f"one GRPO update of {model} by the tokens' probability, {args.batches} batches\n"
-    title += "error bars: standard error; boxes: half of the tokens, whiskers: nine tenths"
+    title += f"error bars: standard error; {BOXES}"
     figure = curves.new_figure(curves.WIDTH, 12, title)
     figure.get_layout_engine().set(h_pad=0.15)
     panels = figure.subplots(3, 2)

@@ -115,7 +115,7 @@ def draw(rows, path):
         values = [math.nan if one["spearman"] is None else one["spearman"] for one in found]  # no point
         below.errorbar(places, values, yerr=errors, **look)
     above.set(title="words in a response, ± standard error", ylabel="count")
-    title = "with the reward, by kind of problem, ± 2 standard errors"
+    title = f"with the reward, by kind of problem, ± 2 standard errors: {rows[0]['model']}"
     below.set(title=title, ylabel="rank correlation", ylim=(-1, 1))
     below.axhline(0, color="black", lw=0.8)
     below.legend(title="kind of problem", ncols=3)
