@@ -73,18 +73,20 @@ class Args:
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # check everything and end
 
 
-QUICK = {"prompts": 2, "responses": 3, "max_tokens": 96}  # what --quick changes in every command
+QUICK = {"prompts": 2, "responses": 3, "max_tokens": 96}  # sizes of --quick in every command
 
 
 def parse(args_class, description, quick):
     """The command line as an args_class. quick: the sizes of --quick besides QUICK.
 
+    With --quick a size that is not given is the smaller one of its default and that of --quick.
     Ends the program with exit code 2 and one line if a setting can't be right.
     """
     args = tyro.cli(args_class, description=description.split("\n\n")[0], use_underscores=True)
     if args.quick:
-        for name, value in (QUICK | quick).items():
-            setattr(args, name, value)
+        sizes = QUICK | quick
+        for name in sizes.keys() - settings.given(sys.argv[1:], sizes):
+            setattr(args, name, min(sizes[name], getattr(args, name)))
     args.out = args.out or place(args)
     with settings.errors_in_one_line():
         check(args)

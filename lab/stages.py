@@ -82,11 +82,14 @@ def measurements(args):
         for name in names:
             words = [sys.executable, "-m", f"lab.{name}", "--model", model]
             words += ["--out", folder(stage, args), "--seed", str(args.seed)]
+            if args.quick:
+                made[stage].append([*words, "--quick"])
+                continue
             if model == SMOLLM2:
                 words += SHORT + FEWER[name]
             if name != "proposition":
                 words += ["--batches", str(args.batches)]
-            made[stage].append(words + ["--quick"] * args.quick)
+            made[stage].append(words)
     return made
 
 

@@ -289,6 +289,21 @@ def test_batches_of_changed_data_have_another_name(tmp_path):
     assert common.digest_of(str(file)) != first and common.digest_of(str(tmp_path)) != of_folder
 
 
+@pytest.mark.parametrize(
+    ("args_class", "flags", "sizes"),
+    [
+        (lens.Args, "", (2, 3, 96)),
+        (lens.Args, "--prompts 4 --max-tokens=200", (4, 3, 200)),
+        (two_tasks.Args, "", (2, 2, 64)),  # its own responses and tokens are fewer than those of --quick
+    ],
+)
+def test_quick_leaves_what_is_given(args_class, flags, sizes, monkeypatch):
+    monkeypatch.setattr(common, "check", lambda args: None)
+    monkeypatch.setattr(sys, "argv", ["lab", "--quick", *flags.split()])
+    args = common.parse(args_class, "", {})
+    assert (args.prompts, args.responses, args.max_tokens) == sizes and args.out == "runs/lab"
+
+
 def test_only_a_commands_own_model_in_full_writes_to_the_kept_results():
     for args_class in (lens.Args, two_tasks.Args, stages.Args):
         assert common.place(args_class()) == "lab/results"
