@@ -105,18 +105,19 @@ def positions(policy, batch, args, lr):
 def spread_of(ratio, logp, edges=EDGES):
     """Tokens, σ of ρ and 1 − π of each bin, the improbable ones first; and the fit of Lemma 1.
 
-    ratio, logp: [n], logp when sampled. A bin's 1 − π is the fourth root of its mean (1 − π)⁴. The
-    last bin, of tokens that are nearly certain, lies far from the others on a logarithmic axis and
-    weighs most in the fit, so there is a second one without it.
+    ratio, logp: [n], logp when sampled. A bin's 1 − π is the fourth root of its mean (1 − π)⁴. An
+    empty bin has None. The last bin, of tokens that are nearly certain, lies far from the others on
+    a logarithmic axis and weighs most in the fit, so there is a second one without it.
     """
     bins = common.bins_of(logp, edges)
     rests = -logp.double().expm1()  # 1 − π, also if π is near 1
     found = {"tokens": [], "sigma": [], "rest": []}
     for i in range(len(edges) + 1):
         inside = ratio[bins == i].double()
-        is_empty = len(inside) == 0
-        sigma = 0.0 if is_empty else inside.std(correction=0).item()
-        rest = 0.0 if is_empty else rests[bins == i].pow(EXPONENT).mean().item() ** (1 / EXPONENT)
+        sigma, rest = None, None
+        if len(inside):
+            sigma = inside.std(correction=0).item()
+            rest = rests[bins == i].pow(EXPONENT).mean().item() ** (1 / EXPONENT)
         found["tokens"].append(len(inside))
         found["sigma"].append(sigma)
         found["rest"].append(rest)
@@ -132,11 +133,13 @@ def fit(sigmas, rests):
     """Lemma 1 for bins with these σ and 1 − π, by least squares of the logarithms.
 
     kappa: of σ = κ(1 − π)²; factor: by how much the worst bin differs from that; exponent: of 1 − π
-    in σ², if it is free; bins: how many count, those with a σ. All are 0 for fewer than two.
+    in σ², if it is free; bins: how many count, those with a σ. The others are None for fewer than
+    two, except that κ is 0 where ρ spreads in no bin.
     """
     points = [(math.log(s), math.log(r)) for s, r in zip(sigmas, rests) if s > 0 and r > 0]
     if len(points) < 2:
-        return {"kappa": 0.0, "factor": 0.0, "exponent": 0.0, "bins": len(points)}
+        kappa = 0.0 if sigmas and max(sigmas) == 0 else None
+        return {"kappa": kappa, "factor": None, "exponent": None, "bins": len(points)}
     offsets = [sigma - EXPONENT / 2 * rest for sigma, rest in points]
     log_kappa = sum(offsets) / len(offsets)
     mean = sum(rest for _, rest in points) / len(points)
@@ -146,7 +149,7 @@ def fit(sigmas, rests):
     return {
         "kappa": math.exp(log_kappa),
         "factor": math.exp(max(abs(offset - log_kappa) for offset in offsets)),
-        "exponent": 2 * product / square if square else 0.0,
+        "exponent": 2 * product / square if square else None,
         "bins": len(points),
     }
 
@@ -188,6 +191,7 @@ def of_clip(is_cut, batch):
 def mean_signals(weight, logp, batch):
     """(mean size, mean) in each bin of eq. 3, G = (1 − π)·ρ·A, or 0 if clipped.
 
+    An empty bin has None.
     weight: of ∇log π of each token, ρ·A over the number of tokens; logp: at the update; [N, T].
     """
     mask = batch["mask"]
@@ -195,14 +199,19 @@ def mean_signals(weight, logp, batch):
     bins = common.bins_of(batch["old_logp"])[mask]
     sizes, means = [], []
     for i in range(common.BINS):
-        count = max(1, (bins == i).sum().item())
-        sizes.append(signals[bins == i].abs().sum().item() / count)
-        means.append(signals[bins == i].sum().item() / count)
+        inside = signals[bins == i]
+        sizes.append(inside.abs().mean().item() if len(inside) else None)
+        means.append(inside.mean().item() if len(inside) else None)
     return sizes, means
 
 
 def log_ratio(values):
-    """log of a number of the lowest bin over that of the highest. values: one for each bin."""
+    """log of a number of the lowest bin over that of the highest; None if one of them is empty.
+
+    values: one for each bin, None for an empty one.
+    """
+    if values[0] is None or values[-1] is None:
+        return None
     return math.log(max(values[0], 1e-300) / max(values[-1], 1e-300))
 
 
@@ -232,12 +241,14 @@ def measure_at(number, policy, batch, args):
             spread[name] = spread_of(ratio[rows], batch["old_logp"][rows])
 
     bins = common.bins_of(batch["old_logp"])[mask]
-    num_tokens = [max(1, int((bins == i).sum())) for i in range(common.BINS)]
+    num_tokens = [int((bins == i).sum()) for i in range(common.BINS)]
     norms = common.norms_by_bin(policy, batch, of_script)
     # Of the mean over a bin's tokens alone, so the divisor is their own number.
-    own_norms = [norm * len(bins) / tokens for norm, tokens in zip(norms, num_tokens)]
+    own_norms = []
+    for norm, tokens in zip(norms, num_tokens):
+        own_norms.append(norm * len(bins) / tokens if tokens else None)
     sizes, means = mean_signals(weight, logp, batch)
-    means = [abs(mean) for mean in means]
+    means = [None if mean is None else abs(mean) for mean in means]
     _, of_acpo = acpo.clip_ranges(logp, batch, common.trainer_args("acpo", args))
     numbers = {
         "spread": spread,
@@ -304,7 +315,10 @@ def draw_spread(axes, average, counts, colours):
     """σ of ρ against 1 − π, both logarithmic, and Lemma 1 fitted after each number of updates."""
     for number, colour in zip(counts[1:], colours):
         found = average["after"][number]["spread"]["all"]
-        points = [(r[0], s[0]) for r, s in zip(found["rest"], found["sigma"]) if s[0] > 0]
+        bins = [(r[0], s[0]) for r, s in zip(found["rest"], found["sigma"]) if s]
+        points = [(rest, sigma) for rest, sigma in bins if sigma > 0]
+        if not (points and found["fit"]["exponent"]):
+            continue
         rests, sigmas = zip(*points)
         kappa = found["fit"]["kappa"][0]
         name = f"{number}: κ {kappa:.2g}, σ² as power {found['fit']['exponent'][0]:.1f}"
@@ -317,13 +331,14 @@ def draw_spread(axes, average, counts, colours):
 
 
 def draw_lines(axes, counts, lines, title):
-    """lines: {name: [mean, standard error] after each count}."""
+    """lines: {name: [mean, standard error] after each count, or None}."""
     markers = "o s D ^".split()
     for place, (name, values) in enumerate(lines.items()):
+        there = [i for i, value in enumerate(values) if value]
         axes.errorbar(
-            range(len(counts)),
-            [value[0] for value in values],
-            yerr=[value[1] for value in values],
+            there,
+            [values[i][0] for i in there],
+            yerr=[values[i][1] for i in there],
             fmt=markers[place] + "-",
             color=curves.COLOURS[place],
             markersize=7,
@@ -379,7 +394,7 @@ def draw(average, values, counts, lr, vocabulary, args):
     bins = common.bins_of(values["logp"])
     boxes = who_dominates.boxes_of(values["ratio"] - 1, bins)
     who_dominates.draw_boxes(panels[0, 0], boxes, f"ρ − 1 after {counts[-1]} updates")
-    limit = 1.08 * max(abs(value) for box in boxes for value in box)
+    limit = 1.08 * who_dominates.largest(boxes)
     who_dominates.show_small_changes(panels[0, 0], limit)
     panels[0, 0].set_ylabel(who_dominates.SMALL_CHANGES, fontsize="small")
     draw_spread(panels[0, 1], average, counts, colours)

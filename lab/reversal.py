@@ -119,9 +119,8 @@ def draw(rows, counts, args):
     for axes, place, tokens in ((panels[1, 0], 0, "p ≤ 0.25"), (panels[1, 1], 1, "p > 0.75")):
         lines = {}
         for lr in lrs:
-            of_batches = [[row[lr][n]["signed_signal"][place] for row in rows] for n in counts]
-            means = [common.mean_and_error(values) for values in of_batches]
-            lines[lr] = [(abs(mean), error) for mean, error in means]
+            means = [average[lr][n]["signed_signal"][place] for n in counts]
+            lines[lr] = [(abs(mean[0]), mean[1]) if mean else None for mean in means]
         off_policy.draw_lines(axes, counts, lines, f"|mean G|, {tokens}")
         axes.set_ylim(bottom=0)
     for axes, half in ((panels[2, 0], "low"), (panels[2, 1], "high")):

@@ -133,13 +133,16 @@ def average(rows, step, method, sign, i):
 
 
 def gain(rows, step, method, sign="positive", i=-1):
-    """(mean, standard error) over batches of a method's share minus GRPO's, of tokens in bin i."""
+    """(mean, standard error) over batches of a method's share minus GRPO's, of tokens in bin i.
+
+    None if no batch has such tokens.
+    """
     differences = []
     for row in rows:
         own, of_grpo = row[step][method][sign][i], row[step]["GRPO"][sign][i]
         if own is not None and of_grpo is not None:
             differences.append(own - of_grpo)
-    return common.mean_and_error(differences) if differences else (0.0, 0.0)
+    return common.mean_and_error(differences) if differences else None
 
 
 # ------------------------------------------------------------------------------------------ picture
@@ -168,10 +171,11 @@ def draw_gains(axes, rows, step):
     others = [method for method in METHODS if method != "GRPO"]
     for number, (sign, colour) in enumerate(zip(SIGNS, ("0.6", "0.6", "black"))):
         gains = [gain(rows, step, method, sign) for method in others]
+        places = [place for place, found in enumerate(gains) if found]
         axes.errorbar(
-            [place + 0.2 * (number - 1) for place in range(len(others))],
-            [mean for mean, _ in gains],
-            yerr=[error for _, error in gains],
+            [place + 0.2 * (number - 1) for place in places],
+            [gains[place][0] for place in places],
+            yerr=[gains[place][1] for place in places],
             fmt="^vo"[number],
             color=colour,
             markersize=8,

@@ -186,12 +186,15 @@ def measure(policy, before, sampled, args, large_lr):
 
 
 def boxes_of(values, bins):
-    """Quantiles 0.05, 0.25, 0.5, 0.75, 0.95 of each bin's values, without the top 1 % by size."""
+    """Quantiles 0.05, 0.25, 0.5, 0.75, 0.95 of each bin's values, without the top 1 % by size.
+
+    None for an empty bin.
+    """
     boxes = []
     for i in range(common.BINS):
         inside = values[bins == i]
         if len(inside) == 0:
-            boxes.append([0.0] * 5)
+            boxes.append(None)
             continue
         kept = without_top(inside)
         levels = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=kept.dtype)
@@ -216,15 +219,21 @@ def draw_bars(axes, values, title):
 
 
 def draw_boxes(axes, boxes, title):
-    """boxes: five quantiles for each bin."""
+    """boxes: five quantiles for each bin, or None."""
     names = ("whislo", "q1", "med", "q3", "whishi")
-    stats = [dict(zip(names, box)) for box in boxes]
+    filled = [i for i, box in enumerate(boxes) if box]
+    stats = [dict(zip(names, boxes[i])) for i in filled]
     look = {"patch_artist": True, "boxprops": {"facecolor": "#9ecae1"}, "widths": 0.55}
     look["medianprops"] = {"color": "#D55E00", "linewidth": 2.5}
-    axes.bxp(stats, positions=range(common.BINS), showfliers=False, **look)
+    axes.bxp(stats, positions=filled, showfliers=False, **look)
     axes.axhline(0, color="0.5", linewidth=1, zorder=0)
     axes.set_xticks(range(common.BINS), common.BIN_NAMES)
     axes.set_title(title)
+
+
+def largest(boxes):
+    """The largest size of the boxes' quantiles."""
+    return max(abs(value) for box in boxes if box for value in box)
 
 
 def show_small_changes(axes, limit):
@@ -250,7 +259,7 @@ def draw(result, args):
     draw_bars(panels[0, 1], average["norm_share"], "share of the gradient norms [%]")
     draw_boxes(panels[1, 0], result["boxes"]["advantages"], "advantage")
     shown = [result["boxes"][f"large_lr/{updated}"] for updated in UPDATED]
-    limit = 1.5 * max(abs(value) for boxes in shown for box in boxes for value in box)
+    limit = 1.5 * max(largest(boxes) for boxes in shown)
     for axes, updated, boxes in zip(panels.flat[3:], UPDATED, shown):
         draw_boxes(axes, boxes, f"change of p, {updated} updated (SGD, lr {result['large_lr']:g})")
         show_small_changes(axes, limit)

@@ -40,7 +40,7 @@ def test_the_spread_of_two_bins_by_hand():
 
 def test_an_empty_bin_has_no_spread():
     found = off_policy.spread_of(torch.ones(1), torch.zeros(1), [0.5])
-    assert (found["tokens"], found["sigma"], found["rest"]) == ([0, 1], [0, 0], [0, 0])
+    assert (found["tokens"], found["sigma"], found["rest"]) == ([0, 1], [None, 0], [None, 0])
 
 
 def test_the_fit_of_lemma_1_by_hand():
@@ -51,7 +51,9 @@ def test_the_fit_of_lemma_1_by_hand():
     assert flat == {"kappa": pytest.approx(2), "factor": pytest.approx(2), "exponent": pytest.approx(2), "bins": 2}
     constant = off_policy.fit([0.3, 0.3, 0.0], [1.0, 0.25, 0.1])  # a bin without σ has no logarithm
     assert constant["exponent"] == pytest.approx(0) and constant["bins"] == 2
-    assert off_policy.fit([0.3], [0.5])["kappa"] == 0
+    assert off_policy.fit([0.3], [0.5]) == {"kappa": None, "factor": None, "exponent": None, "bins": 1}
+    assert off_policy.fit([0.0, 0.0], [0.5, 0.2])["kappa"] == 0  # ρ does not spread
+    assert off_policy.fit([], [])["kappa"] is None
 
 
 def test_tokens_that_obey_the_lemma_give_its_exponent_in_wide_bins():
@@ -97,8 +99,8 @@ def test_before_the_first_update_improbable_tokens_dominate_by_hand():
     low, high = A * math.sqrt(2) * 0.9 / 2, A * math.sqrt(2) * 0.1 / 2
     assert found["norm"] == pytest.approx([low, 0, 0, high])
     assert found["norm_share"] == pytest.approx([0.9, 0, 0, 0.1])
-    assert found["own_norm"] == pytest.approx([2 * low, 0, 0, 2 * high])
-    assert found["mean_signal"] == pytest.approx([0.9 * A, 0, 0, 0.1 * A])
+    assert found["own_norm"] == [pytest.approx(2 * low), None, None, pytest.approx(2 * high)]
+    assert found["mean_signal"] == [pytest.approx(0.9 * A), None, None, pytest.approx(0.1 * A)]
     nine = pytest.approx(math.log(9))
     assert found["log_ratio"] == {"gradient": nine, "mean_signal": nine, "signed_signal": nine}
     assert ratio[batch["mask"]].tolist() == pytest.approx([1, 1])
@@ -115,13 +117,13 @@ def test_a_token_beyond_the_clip_has_no_gradient_and_dominance_reverses():
     assert is_cut[batch["mask"]].tolist() == [True, False]
     assert found["norm"] == pytest.approx([0, 0, 0, A * math.sqrt(2) * 0.9 * 0.19 / 2])
     assert found["norm_share"] == pytest.approx([0, 0, 0, 1])
-    assert found["mean_signal"] == found["signed_signal"] == pytest.approx([0, 0, 0, A * 0.9 * 0.19])
+    assert found["mean_signal"] == found["signed_signal"] == [0, None, None, pytest.approx(A * 0.9 * 0.19)]
     assert found["log_ratio"]["gradient"] < -100
     clip = found["clip"]
     assert (clip["tokens"], clip["share"], clip["share_of_all"]) == (1, [1, 0, 0, 0], 0.5)
     assert clip["improbable"] == 1
     assert {name: sum(of["tokens"]) for name, of in found["spread"].items()} == {"all": 2, "used": 1, "waiting": 1}
-    assert found["sigma"] == [0, 0, 0, 0]  # one token in each bin
+    assert found["sigma"] == [0, None, None, 0]  # one token in two of the bins
 
 
 def test_one_update_by_hand_and_the_policy_gets_its_weights_back():
@@ -168,7 +170,9 @@ def test_signals_of_both_signs_cancel_in_the_remarks_own_quantity():
     batch, logp = batch_of([[{"p": 0.1}, {"p": 0.2}], [{"p": 0.9}]])
     weight = torch.tensor([[0, 2.0, -1.0], [0, -3.0, 0]]).double() / 3
     sizes, means = off_policy.mean_signals(weight, logp, batch)
-    assert sizes == pytest.approx([1.3, 0, 0, 0.3]) and means == pytest.approx([0.5, 0, 0, -0.3])
+    assert sizes == [pytest.approx(1.3), None, None, pytest.approx(0.3)]
+    assert means == [pytest.approx(0.5), None, None, pytest.approx(-0.3)]
+    assert off_policy.log_ratio(sizes) == pytest.approx(math.log(1.3 / 0.3)) and off_policy.log_ratio(means[1:]) is None
 
 
 def test_what_the_clip_cuts_off_by_hand():
