@@ -39,7 +39,7 @@ import torch
 
 import acpo
 import grpo
-from lab import common, who_dominates
+from lab import common, forking_tokens, who_dominates
 from runtime import curves
 from runtime.settings import PositiveFraction, PositiveInt
 from tools.updates import token_weights
@@ -362,9 +362,9 @@ def draw_entropy(axes, values, vocabulary):
     name = f"cut off ({len(shown)} of {len(is_cut)})"
     axes.plot(p[shown], entropy[shown], "x", color=curves.COLOURS[1], markersize=5, label=name)
     q = torch.linspace(0.001, 0.999, 200, dtype=torch.float64)
-    least = -q * q.log() - (1 - q) * (1 - q).log()
+    least, greatest = forking_tokens.entropy_bounds(q, vocabulary)
     axes.plot(q, least, "k-", linewidth=1.5, label="least")
-    axes.plot(q, least + (1 - q) * math.log(vocabulary - 1), "k--", linewidth=1.5, label="greatest")
+    axes.plot(q, greatest, "k--", linewidth=1.5, label="greatest")
     axes.set_ylim(0, 1.35 * entropy.max().item())  # room for the legend
     axes.set_xlabel("probability when sampled")
     axes.set_title("entropy [nats] (colour: tokens)")
