@@ -23,7 +23,7 @@ set -euo pipefail
 script=$1
 shift
 run=runs/slurm_$SLURM_JOB_ID  # a job that is queued again keeps its number
-if compgen -G "$run/checkpoints/step_*/trainer_state.json" > /dev/null; then
+if compgen -G "$run/checkpoints/step_*[0-9]/trainer_state.json" > /dev/null; then  # not step_N.tmp, half a save
     flags=(--resume "$run")  # its settings are those of the run
 else
     if [ -e "$run" ]; then  # it was ended before its first checkpoint

@@ -111,6 +111,9 @@ def test_a_job_of_two_nodes_goes_on_after_it_was_queued_again(slurm):
     start, run, folder = slurm
     flags = small(run, steps=4, save_every=1, updates_per_step=1)
     flags = [word for i, word in enumerate(flags) if "--run_dir" not in (word, flags[i - 1])]
+    of_a_kill = run / "checkpoints/step_000001.tmp"  # during the first save: the run begins anew
+    of_a_kill.mkdir(parents=True)
+    (of_a_kill / "trainer_state.json").touch()
     first = start("grpo.py", *flags)
     until(lambda: list(run.glob("checkpoints/step_000001")), 300)
     first.send_signal(signal.SIGTERM)
