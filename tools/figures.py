@@ -139,8 +139,9 @@ def paired(columns, mine, theirs):
 
 def moved(differences):
     """How many problems went up, went down, or did neither."""
-    up = sum(value > 0 for value in differences)
-    down = sum(value < 0 for value in differences)
+    rounding = 1e-9  # a mean over checkpoints may differ in its last digits
+    up = sum(value > rounding for value in differences)
+    down = sum(value < -rounding for value in differences)
     return {"up": up, "down": down, "ties": len(differences) - up - down}
 
 

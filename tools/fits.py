@@ -182,11 +182,12 @@ def fits_on(model, config, count, lora):
         if all(fits.values()):
             break
         args = dataclasses.replace(args_of(setting, count, lora), model=model)
-        # What is needed does not depend on how much a card has.
-        _, needed, _ = memory.estimate(config, args, HEAD_CHUNK, machine_with(CARDS[0], count))
         for card in CARDS:
-            if fits[card] is None and needed <= usable(card):
-                fits[card] = Fit(setting, command(model, setting, count, lora), needed)
+            if fits[card] is None:
+                # vLLM takes larger batches on a card of 80 GB, which need more.
+                _, needed, _ = memory.estimate(config, args, HEAD_CHUNK, machine_with(card, count))
+                if needed <= usable(card):
+                    fits[card] = Fit(setting, command(model, setting, count, lora), needed)
     return fits
 
 
@@ -212,7 +213,7 @@ def page(fits, with_lora):
     sizes = ", ".join(f"{usable(card):.1f} GiB of {card} GB" for card in CARDS)
     most = max(COUNTS)
     largest = list(MODELS)[-1]
-    main_memory = most * 4 * parameters(MODELS[largest]) / 1e9
+    main_memory = memory.main_memory(parameters(MODELS[largest]), "bfloat16", machine_with(80, most)) * 2**30 / 1e9
     paragraphs = [
         "# What fits where",
         "Which model trains on which GPUs with `grpo.py`, in bfloat16. `python -m tools.fits` writes this file. All "
@@ -224,7 +225,8 @@ def page(fits, with_lora):
         "**16 GB cards without bfloat16 are out.** T4 and V100 have none, and the trainers refuse them. The column of "
         "16 GB is for newer cards, such as RTX 4080 and RTX A4000.",
         "**Main memory.** Each process loads the whole model in float32, 4 bytes a parameter, before the processes "
-        f"share it: {most} processes with {short(largest)} need {main_memory:.0f} GB.",
+        f"share it, and its libraries take {memory.LIBRARIES} GiB: {most} processes with {short(largest)} need "
+        f"{main_memory:.0f} GB.",
         "## Overview",
         "A cell has the first of these settings that fits; – stands for none.",
     ]
@@ -242,7 +244,8 @@ def page(fits, with_lora):
         "[More GPUs, less memory](scaling.md) says what LoRA computes."
     )
     lines += [*textwrap.wrap(about_lora, 120, break_on_hyphens=False), "", *overview(with_lora), ""]
-    lines += ["## Commands", "", "GiB: what each GPU needs, estimated."]
+    about_gib = "GiB: what each GPU needs, estimated. vLLM takes larger batches on a card of 80 GB, which needs more."
+    lines += ["## Commands", "", about_gib]
     for model, counts in fits.items():
         lines += ["", f"### {short(model)}", "", "| GPUs | setting | GiB | command |", "|---|---|---|---|"]
         lines += [*commands(counts), *commands(with_lora[model], "LoRA, ")]
@@ -264,14 +267,15 @@ def commands(counts, label=""):
     """Rows of a model's table of commands: cards that take the same command share one."""
     lines = []
     for count, found in counts.items():
-        cards_of = {}  # fit: its cards
+        fits_of = {}  # command: {card: Fit}
         for card, fit in found.items():
             if fit:
-                cards_of.setdefault(fit, []).append(str(card))
-        for fit, cards in cards_of.items():
-            lines.append(
-                f"| {count} × {', '.join(cards)} GB | {label}{fit.setting.name} | {fit.needed:.1f} | `{fit.command}` |"
-            )
+                fits_of.setdefault(fit.command, {})[card] = fit
+        for of_command, fits in fits_of.items():
+            cards = ", ".join(map(str, fits))
+            name = next(iter(fits.values())).setting.name
+            needed = " to ".join(dict.fromkeys(f"{fit.needed:.1f}" for fit in fits.values()))
+            lines.append(f"| {count} × {cards} GB | {label}{name} | {needed} | `{of_command}` |")
     return lines
 
 
