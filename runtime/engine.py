@@ -40,11 +40,14 @@ def common_options(model, context, kv_cache_gb):
     """
     # In this process, so that weights can be handed over.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    cores = ",".join(map(str, processes.own_cores()))
+    num_threads, cores = before_any_model()
     if threads.is_small(model) and not ON_GPU:
         set_num_threads(threads.OF_SMALL_SAMPLER)
-        cores = "nobind"  # with cores, vLLM would set the number of threads
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
+        cores = cores or "nobind"  # with cores, vLLM would set the number of threads
+    elif not ON_GPU and torch.get_num_threads() < num_threads:  # evaluate.py had a small one before
+        set_num_threads(num_threads)
+    own = ",".join(map(str, processes.own_cores()))
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores or own
     # FlashInfer's sampler is for top-k and top-p, which we don't use. At the start it would be
     # compiled by nvcc, which is missing on most machines: pip's CUDA has none.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
@@ -63,6 +66,15 @@ def common_options(model, context, kv_cache_gb):
         chosen["enable_chunked_prefill"] = False  # seeded requests fail in it on a CPU
         chosen["max_num_batched_tokens"] = context
     return chosen
+
+
+@functools.cache
+def before_any_model():
+    """(the number of threads, the cores that the environment binds them to or None) at the start.
+
+    common_options changes both for a small model.
+    """
+    return torch.get_num_threads(), os.environ.get("VLLM_CPU_OMP_THREADS_BIND")
 
 
 @functools.cache

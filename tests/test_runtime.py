@@ -1023,6 +1023,27 @@ def test_threads_sleep_while_they_wait_if_spinning_does_not_help(hidden_size, bu
     assert python("-c", WAITING, tmp_path, busy, env={**kept, **given}).stdout.strip() == chosen
 
 
+def test_a_small_model_leaves_its_successor_all_threads(tmp_path):
+    """As in evaluate.py with several models."""
+    (tmp_path / "config.json").write_text('{"hidden_size": 576}')
+    code = """
+import os, sys, torch
+from runtime import engine
+torch.set_num_threads(3)
+for model in sys.argv[1:]:
+    engine.common_options(model, 8, 1)
+    print(torch.get_num_threads(), os.environ["VLLM_CPU_OMP_THREADS_BIND"])
+"""
+    kept = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    kept.pop("VLLM_CPU_OMP_THREADS_BIND", None)
+    models = [tmp_path, KK_TINY, tmp_path, KK_TINY]
+    large, small, *others = python("-c", code, *models, env=kept).stdout.splitlines()
+    cores = ",".join(map(str, processes.own_cores()))
+    assert (large, small) == (f"3 {cores}", "1 nobind") and others == [large, small]
+    given = python("-c", code, *models[:2], env=kept | {"VLLM_CPU_OMP_THREADS_BIND": "0"}).stdout
+    assert given.splitlines() == ["3 0", "1 0"]
+
+
 def test_two_runs_that_start_together_see_each_other():
     command = [
         sys.executable,
