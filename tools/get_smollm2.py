@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import torch
+import tyro
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -31,7 +32,7 @@ def check(file):
         sys.exit(f"error: {file.name} has the SHA-256 {found}, and should have {SHA256}: nothing was written")
 
 
-def main(folder):
+def main(folder: tyro.conf.Positional[Path] = Path("models/SmolLM2-135M-Instruct")):
     if (folder / "model.safetensors").exists():
         print(f"{folder} is there already")
         return
@@ -56,4 +57,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "models/SmolLM2-135M-Instruct"))
+    tyro.cli(main, description=__doc__.split("\n\n")[0])
