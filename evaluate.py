@@ -82,7 +82,7 @@ class Args:
     numbers: str | None = None  # countdown: how many numbers, from 3 to 6: "3-4" or "5"
     gym: str | None = None  # gym: generators of reasoning-gym: "letter_counting,chain_sum"
     gym_options: str | None = None  # gym: their parameters as JSON: '{"max_words": 3}'
-    limit: PositiveInt | None = None  # problems of each column; None: all, or 100 to 512 generated
+    limit: PositiveInt | None = None  # of each column (own generator: of all); None: all or 100-512
 
     # ---- sampling
     chat_template: Literal["auto", "none"] | None = None  # auto: the model's; none: plain text
@@ -221,6 +221,7 @@ if __name__ == "__main__":
     with settings.errors_in_one_line():
         read_settings(sys.argv[1:])
 
+import contextlib
 import fcntl
 import gc
 import hashlib
@@ -497,12 +498,11 @@ def read_batches(file, first):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-def evaluate(model, task, problems, plans, columns, args):
+def evaluate(model, paths, task, problems, plans, columns, args):
     """(a row of the table, {column: the problems' contributions}, each problem's scored responses).
 
-    plans: {checkpoint: (its requests, its plan)}.
+    paths: the model's checkpoints; plans: {checkpoint: (its requests, its plan)}.
     """
-    paths = checkpoints(model, args.last)
     row = {"model": model, "checkpoints": [], "figures": {}}
     if Path(paths[0]) != Path(model).expanduser():
         row["model"] += f": {', '.join(Path(path).name for path in paths)}"
@@ -733,7 +733,7 @@ def print_table(console, title, lines):
     """Prints a table. lines: lists of cells, of which the first has the titles."""
     table = Table(title=title, title_justify="left")
     for i, name in enumerate(lines[0]):
-        table.add_column(name, justify="right" if i else "left", overflow="fold")
+        table.add_column(escape(name), justify="right" if i else "left", overflow="fold")
     for line in lines[1:]:
         table.add_row(*(escape(cell.replace(" ± ", "\n±")) for cell in line))
     console.print(table)
@@ -771,7 +771,7 @@ def write(results, text, responses, args):
         lines = [json.dumps(one, ensure_ascii=False) + "\n" for one in everything]
         contents[f"{name}_responses.jsonl"] = "".join(lines)
     for file, content in contents.items():
-        Path(args.out, file).write_text(content, encoding="utf-8")
+        files.write(Path(args.out, file), content)
     written = list(contents)
     if args.words:
         words.draw(rows, Path(args.out, f"{name}_words.png"))
@@ -783,9 +783,10 @@ def write(results, text, responses, args):
 
 
 def prepare(argv):
-    """(args, the task's module, problems, {checkpoint: (its requests, its plan)}).
+    """(args, the task's module, problems, paths, plans).
 
-    ValueError or OSError if something can't work.
+    paths: {model: its checkpoints}; plans: {checkpoint: (its requests, its plan)}. ValueError or
+    OSError if something can't work.
     """
     defaults.ON_GPU = ON_GPU  # torch knows for certain
     args = read_settings(argv)
@@ -795,19 +796,33 @@ def prepare(argv):
     for model in args.models:
         hub.ask(model)
     task, problems = evaluation_suites.load_problems(args)
-    paths = []
-    for model in args.models:
-        paths += checkpoints(model, args.last)
-    plans = {path: requests_of(path, problems, args) for path in dict.fromkeys(paths)}
+    # Listed once: a run that still trains makes more of them.
+    paths = {model: checkpoints(model, args.last) for model in args.models}
+    all_paths = dict.fromkeys(chain(*paths.values()))
+    plans = {path: requests_of(path, problems, args) for path in all_paths}
     for folder in (Path(args.out), Path(args.out, "responses")):
         folder.mkdir(parents=True, exist_ok=True)
         files.check_writable(folder)
-    return args, task, problems, plans
+    return args, task, problems, paths, plans
+
+
+@contextlib.contextmanager
+def stops_in_one_line(out):
+    """Ends the program with one line at Ctrl-C, and if `out` can't be written."""
+    way_on = f"the same command goes on from what is in {out}/responses"
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(f"stopped; {way_on}")
+    except OSError as error:
+        if not faults.is_of_the_disk(error):
+            raise
+        sys.exit(f"error: {out} can't be written: {error.strerror}. Make room; {way_on}")
 
 
 def main():
     with settings.errors_in_one_line():
-        args, task, problems, plans = prepare(sys.argv[1:])
+        args, task, problems, paths, plans = prepare(sys.argv[1:])
     started = time.perf_counter()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     print_header(console, args)
@@ -816,19 +831,14 @@ def main():
     rows = []
     values = []  # for each model, {column: the problems' contributions}
     responses = []  # for each model, for each problem, the responses with their scores
-    way_on = f"the same command goes on from what is in {args.out}/responses"
-    try:
+    with stops_in_one_line(args.out):
         for model in args.models:
-            row, of_columns, of_problems = evaluate(model, task, problems, plans, columns, args)
+            row, of_columns, of_problems = evaluate(
+                model, paths[model], task, problems, plans, columns, args
+            )
             rows.append(row)
             values.append(of_columns)
             responses.append(of_problems)
-    except KeyboardInterrupt:
-        sys.exit(f"stopped; {way_on}")
-    except OSError as error:
-        if not faults.is_of_the_disk(error):
-            raise
-        sys.exit(f"error: {args.out} can't be written: {error.strerror}. Make room; {way_on}")
     comparisons = compare_with_last(rows, values, columns) if args.versus else []
     if args.words:
         add_words(rows, responses, args)
@@ -848,7 +858,8 @@ def main():
         "versus": comparisons,
         "papers": papers,
     }
-    written = write(results, markdown(tables, below), responses, args)
+    with stops_in_one_line(args.out):
+        written = write(results, markdown(tables, below), responses, args)
     seconds = time.perf_counter() - started
     text = f"{seconds:.0f} s; in {args.out}: {', '.join(written)}"
     console.print(text, soft_wrap=True, markup=False)

@@ -109,6 +109,7 @@ def test_a_paired_comparison_counts_who_moved_where():
     assert (found["mean"]["up"], found["mean"]["down"], found["mean"]["ties"]) == (2, 2, 3)
     same = figures.paired(columns, mine, mine)
     assert same["mean"]["error"] == same["mean"]["value"] == same["2"]["up"] == 0 and same["mean"]["ties"] == 7
+    assert figures.moved([fmean([0.1] * 3) - 0.1, 0.1 - fmean([0.1] * 3)])["ties"] == 2
 
 
 def test_a_paired_mean_counts_the_problems_of_aime_once():
@@ -184,6 +185,11 @@ def test_ranks_share_ties_and_correlations_are_of_responses():
     assert found["by_category"]["all"]["spearman"] == found["spearman"]
     alone = words.count_all(responses[:1])[1]["conclusion indicator"]["by_category"]["all"]
     assert alone == {"spearman": pytest.approx(1), "error": None}  # one puzzle has no error
+
+
+def test_a_columns_title_is_printed_as_it_is(capsys):
+    evaluate.print_table(evaluate.Console(width=80), "", [["model", "[bold] [/x]"], ["a", "1"]])
+    assert "[bold] [/x]" in capsys.readouterr().out
 
 
 def test_a_task_that_gives_too_few_scores_is_said():
@@ -559,10 +565,14 @@ def a_run(model, tmp_path_factory):
     return folder
 
 
-def test_a_runs_last_checkpoints_are_one_row(a_run, model, tmp_path):
+def test_a_runs_last_checkpoints_are_one_row(a_run, model, tmp_path, monkeypatch):
     """Steps 4, 6 and 8, of which the second knows nothing: 2/3 of what was taught, for each problem alike."""
+    newer = a_run / "checkpoints/step_000012"  # the run is still training
+    newest = a_run / "checkpoints/step_000008"
+    monkeypatch.setattr(evaluate, "print_header", lambda *_: shutil.copytree(newest, newer))
     flags = ["--last", 3, "--limit", 2, "--out", tmp_path, "--versus", model]
     results = read(call(a_run, *flags)[".json"])
+    shutil.rmtree(newer)
     row, taught_row = results["rows"]
     assert results["settings"]["people"] == "2,4" and results["settings"]["max_response_tokens"] == 100
     assert row["model"] == f"{a_run}: step_000004, step_000006, step_000008"
