@@ -132,4 +132,6 @@ def test_the_page_colours_tokens_by_what_the_update_did(address, run_dir, tmp_pa
         assert "<i>response of step 3</i>" in page.run("document.getElementById('test').textContent")  # text, not HTML
         page.run("document.querySelector('#responses span').dispatchEvent(new PointerEvent('pointerover'))")
         assert " → " in page.run("document.getElementById('numbers').textContent")
+        said = page.run("[0, 1].map((step) => (drawTokens({}, [{ step }]), by('step').textContent))")
+        assert said == ["no update yet", "this script keeps no tokens"]  # sft.py
         assert not page.errors

@@ -30,7 +30,8 @@ CROWD = (
     "a line for each entry, the mean over its seeds; by name: what ends highest and lowest\n"
     "band of the first: lowest to highest seed"
 )
-PANELS = "eval/accuracy reward response_tokens entropy kl clip_rate grad_norm accuracy sampler_gap tokens_per_s".split()
+PANELS = "eval/loss loss eval/accuracy reward response_tokens entropy kl clip_rate grad_norm".split()
+PANELS += "accuracy sampler_gap tokens_per_s".split()
 
 
 # --------------------------------------------------------------------------------------------------------------------
