@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -39,14 +40,15 @@ def test_a_notebook_is_valid(name):
 
 
 @pytest.mark.slow
-def test_the_notebook_trains_and_draws(tmp_path, monkeypatch):
+def test_the_notebook_trains_and_shows_its_curves(tmp_path, monkeypatch):
     """Its cells in order; with two small steps, and without what it installs."""
     (tmp_path / "examples").mkdir()
     for name in (".venv", "grpo.py", "grpo_ar_lopti.py", "models"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "examples" / "first_run.ipynb").touch()
     monkeypatch.chdir(tmp_path / "examples")
-    monkeypatch.setenv("MPLBACKEND", "Agg")
+    shown = []
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(Image=shown.append))  # a notebook's own
     names = {}
     for cell in json.loads((EXAMPLES / "first_run.ipynb").read_text())["cells"]:
         lines = []
@@ -58,8 +60,7 @@ def test_the_notebook_trains_and_draws(tmp_path, monkeypatch):
                 lines.append(line)
         code = "\n".join(lines).replace('    os.chdir("repository")', "    raise AssertionError")
         exec(compile(code, cell["id"], "exec"), names)
-    accuracy, length = names["figure"].axes
-    assert [len(line.get_xdata()) for line in accuracy.lines] == [2, 2] and len(length.lines[0].get_xdata()) == 2
+    assert [Path(picture).read_bytes()[:4] for picture in shown] == [b"\x89PNG"] and len(names["samples"]) > 0
 
 
 # -------------------------------------------------------------------------------------------------------------- Slurm
