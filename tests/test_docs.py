@@ -146,15 +146,15 @@ def test_the_readmes_accuracies_are_those_of_the_picture():
 
 
 def test_picture_and_text_are_those_of_the_kept_figures(tmp_path):
-    readme = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "first_runs.md").read_text()
     path = tmp_path / "demo.json"
     path.write_text((ROOT / "docs" / "demo.json").read_text())
-    (tmp_path / "README.md").write_text(re.sub("before training .step 0.", "", readme))
-    done = python("-m", "tools.demo_picture", "--out", path, "--readme", tmp_path / "README.md")
+    (tmp_path / "page.md").write_text(re.sub("before training .step 0.", "", page))
+    done = python("-m", "tools.demo_picture", "--out", path, "--page", tmp_path / "page.md")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "demo.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     llm = json.loads((ROOT / "docs" / "llm.json").read_text())
-    assert demo_picture.with_words((tmp_path / "README.md").read_text(), "llm", llm) == readme
+    assert demo_picture.with_words((tmp_path / "page.md").read_text(), "llm", llm) == page
     [accuracy] = demo_picture.draw(kept_demo(), tmp_path / "again.png").axes
     drawn = dict(zip(accuracy.lines[0].get_xdata(), accuracy.lines[0].get_ydata()))
     assert drawn == {row["step"]: row["eval/accuracy"] for row in kept_demo()["rows"] if "eval/accuracy" in row}

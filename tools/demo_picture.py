@@ -1,9 +1,9 @@
-"""Draws a run's test accuracy over its steps, and writes a test response before and after training into the README.
+"""Draws a run's test accuracy over its steps, and writes a test response before and after training into docs/first_runs.md.
 
-    python -m tools.demo_picture runs/grpo_ar_lopti_kk_0_…    writes docs/demo.png, docs/demo.json and README.md
+    python -m tools.demo_picture runs/grpo_ar_lopti_kk_0_…    writes docs/demo.png, docs/demo.json and the page
     python -m tools.demo_picture runs/grpo_ar_lopti_largest_0_… --out docs/llm.json
 
-The README shows both of a run of `make demo`, and of one of `make llm`. The JSON file has all that is shown, with the
+The page shows both for a run of `make demo` and for one of `make llm`. The JSON file has all that is shown, with the
 run's settings, commit and machine; without a run, picture and text are made again from that file.
 """
 
@@ -18,7 +18,7 @@ from runtime import before_after, curves, files, settings
 from tools import generated, plot
 
 ROOT = Path(__file__).parents[1]
-WIDTH = 88  # characters of a line in the README
+WIDTH = 88  # characters of a line on the page
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Args:
 
     run: tyro.conf.Positional[Path | None] = None  # a run's folder; without one, the kept figures are drawn
     out: Path = ROOT / "docs" / "demo.json"  # the kept figures; the picture has the same name with .png
-    readme: Path = ROOT / "README.md"  # has the text between the marks with the kept figures' name
+    page: Path = ROOT / "docs" / "first_runs.md"  # has the text between the marks with the kept figures' name
 
 
 def read(folder):
@@ -55,12 +55,12 @@ def read(folder):
 
 
 def with_words(text, name, kept):
-    """The README with the responses before and after training, as the terminal shows them, between a run's marks."""
+    """The page with the responses before and after training, as the terminal shows them, between a run's marks."""
     console = Console(width=WIDTH, color_system=None)
     with console.capture() as shown:
         console.print(before_after.side_by_side(kept["before"], kept["after"]))
     lines = "\n".join(line.rstrip() for line in shown.get().strip("\n").splitlines())
-    count = f"Of {kept['kept_problems']} problems {kept['learned']} go from wrong before training to right afterwards"
+    count = f"{kept['learned']} of {kept['kept_problems']} test problems go from wrong before training to right after it"
     words = f"{count}. One of them, as the terminal shows it:\n\n```text\n{lines}\n```"
     return generated.between(text, name, words)
 
@@ -91,8 +91,8 @@ def main(args):
         kept = files.read_object(args.out)
         picture = args.out.with_suffix(".png")
         draw(kept, picture)
-        files.write(args.readme, with_words(args.readme.read_text(encoding="utf-8"), args.out.stem, kept))
-    print(f"wrote {picture} and {args.readme}")
+        files.write(args.page, with_words(args.page.read_text(encoding="utf-8"), args.out.stem, kept))
+    print(f"wrote {picture} and {args.page}")
 
 
 if __name__ == "__main__":
