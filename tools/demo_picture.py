@@ -1,4 +1,4 @@
-"""Draws a run's test accuracy over its steps, and writes a test response before and after training into docs/first_runs.md.
+"""Draw a run's test accuracy over its steps; write a response before and after training into docs/first_runs.md.
 
     python -m tools.demo_picture runs/grpo_ar_lopti_kk_0_…    writes docs/demo.png, docs/demo.json and the page
     python -m tools.demo_picture runs/grpo_ar_lopti_largest_0_… --out docs/llm.json
@@ -60,9 +60,9 @@ def with_words(text, name, kept):
     with console.capture() as shown:
         console.print(before_after.side_by_side(kept["before"], kept["after"]))
     lines = "\n".join(line.rstrip() for line in shown.get().strip("\n").splitlines())
-    count = f"{kept['learned']} of {kept['kept_problems']} test problems go from wrong before training to right after it"
-    words = f"{count}. One of them, as the terminal shows it:\n\n```text\n{lines}\n```"
-    return generated.between(text, name, words)
+    count = f"{kept['learned']} of {kept['kept_problems']} test problems go"
+    words = f"{count} from wrong before training to right after it. One of them, as the terminal shows it:"
+    return generated.between(text, name, f"{words}\n\n```text\n{lines}\n```")
 
 
 def draw(kept, path):
