@@ -38,6 +38,7 @@ Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_ar_lopti.py …` for f
 import dataclasses
 from typing import Literal
 
+from rewards import papers
 from runtime import first, settings
 from runtime.settings import (
     EvaluationTemperature,
@@ -110,32 +111,9 @@ class Args(settings.RunArgs):
             )
 
 
-# What the papers set differently for other tasks. What is not named stays as it is above.
-TASKS = {
-    "math": {  # AR-Lopti, Section 5.2: a base model, which knows no chat
-        "model": "Qwen/Qwen2.5-7B",
-        "chat_template": "none",
-        "epochs": 1,  # of Open-Reasoner-Zero's 57k problems; for its 10k: --data FILE --epochs 5
-        "prompts_per_step": 128,
-        "temperature": 1.0,
-        "alpha": 0.1,
-        "eta": 0.0,  # one of the two, not both (Table 3); Lopti alone: --alpha 0 --eta 0.5
-    },
-    "countdown": {  # the ACPO paper (arXiv 2606.22570), Section 4.2, and its release's scripts
-        "prompts_per_step": 128,
-        "responses_per_prompt": 10,
-        "max_response_tokens": 3072,
-        "temperature": 1.0,
-    },
-    "hitab": {  # the same, Table 1b: a base model
-        "model": "Qwen/Qwen2.5-3B",
-        "chat_template": "none",
-        "prompts_per_step": 128,
-        "responses_per_prompt": 10,
-        "max_response_tokens": 3072,
-        "temperature": 1.0,
-    },
-}
+# What the papers set differently for other tasks: rewards/papers.py. For mathematics, AR-Lopti uses
+# one of the two methods, not both (Table 3). Lopti alone is --alpha 0 --eta 0.5.
+TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0}}
 
 # What follows imports torch, which takes seconds. A bad flag or --help ends here.
 first.check(Args, TASKS)

@@ -55,6 +55,7 @@ Command (two 80 GB GPUs: the critic takes as much memory as the policy; on a CPU
 import dataclasses
 from typing import Literal
 
+from rewards import papers
 from runtime import first, settings
 from runtime.settings import (
     EvaluationTemperature,
@@ -122,30 +123,8 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # of the order of prompts and of sampling
 
 
-# What the papers set differently for other tasks. What is not named stays as it is above.
-TASKS = {
-    "math": {  # AR-Lopti, Section 5.2: a base model, which knows no chat
-        "model": "Qwen/Qwen2.5-7B",
-        "chat_template": "none",
-        "epochs": 1,  # of Open-Reasoner-Zero's 57k problems; for its 10k: --data FILE --epochs 5
-        "prompts_per_step": 128,
-        "temperature": 1.0,
-    },
-    "countdown": {  # the ACPO paper (arXiv 2606.22570), Section 4.2, and its release's scripts
-        "prompts_per_step": 128,
-        "responses_per_prompt": 10,
-        "max_response_tokens": 3072,
-        "temperature": 1.0,
-    },
-    "hitab": {  # the same, Table 1b: a base model
-        "model": "Qwen/Qwen2.5-3B",
-        "chat_template": "none",
-        "prompts_per_step": 128,
-        "responses_per_prompt": 10,
-        "max_response_tokens": 3072,
-        "temperature": 1.0,
-    },
-}
+# What the papers set differently for other tasks: rewards/papers.py.
+TASKS = papers.TASKS
 
 # What follows imports torch, which takes seconds. A bad flag or --help ends here.
 first.check(Args, TASKS)
