@@ -1,10 +1,8 @@
 """The course: that its checks find what is wrong and say it, and that its solutions are what the trainers compute."""
 
-import contextlib
 import importlib
 import importlib.util
 import json
-import re
 import sys
 from types import SimpleNamespace
 
@@ -64,55 +62,15 @@ def named(function):
 
 
 @each_lesson
-def test_every_stub_is_not_written_yet(lesson, box):
-    lines = check.check_lesson(lesson, COURSE / "exercises", box=box)
+def test_every_stub_is_not_written_yet(lesson):
+    lines = check.check_lesson(lesson, COURSE / "exercises")
     assert len(lines) >= 2 and {line[1:] for line in lines} == {("NOT YET", "not written yet", "")}
 
 
 @each_lesson
-def test_every_solution_passes(lesson, box):
-    for seed in (1, 2):
-        lines = check.check_lesson(lesson, COURSE / "solutions", seed, box)
-        assert [line[1:] for line in lines] == [("PASS", "", "")] * len(lines)
-
-
-@each_lesson
-def test_stubs_and_solutions_have_the_same_arguments_and_import_torch_alone(lesson):
-    texts = [(COURSE / folder / f"lesson_{lesson}.py").read_text() for folder in ("exercises", "solutions")]
-    for exercise in in_lesson(lesson).EXERCISES:
-        heads = [re.search(rf"^def {exercise.function}\((.*)\):$", text, re.M)[1] for text in texts]
-        assert heads[0] == heads[1] == ", ".join(exercise.cases[0].arguments)
-    for text in texts:
-        assert set(re.findall(r"^(?:import|from) (\w+)", text, re.M)) <= {"torch", "math"}
-    last = in_lesson(lesson).EXERCISES[-1].number.split(".")[1]
-    open_question = f"{lesson}.{int(last) + 1}"
-    assert all(f"# {open_question} " in text for text in texts)
-
-
-@pytest.mark.parametrize("lesson", [0, 1, 2, 4, 5, 6, 8, 10, 11])  # 3, 7 and 9 sample from a model
-def test_the_numbers_of_an_answer_are_those_that_its_code_prints(lesson, capsys):
-    in_lesson(lesson, "solutions").open_question()
-    printed = capsys.readouterr().out.splitlines()
-    text = (COURSE / "solutions" / f"lesson_{lesson}.py").read_text()
-    assert len(printed) >= 3
-    for line in printed:
-        assert f"#     {line}\n" in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("lesson", "num_lines"), [(3, 4), (7, 3), (9, 6)])
-def test_the_numbers_of_an_experiment_are_about_those_of_its_code(lesson, num_lines, capsys, monkeypatch):
-    """They are sampled from kk_tiny: on another machine a few tokens may be others."""
-    monkeypatch.chdir(ROOT)
-    in_lesson(lesson, "solutions").open_question()
-    printed = capsys.readouterr().out.splitlines()[:num_lines]
-    text = (COURSE / "solutions" / f"lesson_{lesson}.py").read_text()
-    quoted = re.findall(r"^#     (.*)$", text, re.M)[:num_lines]
-    number = re.compile(r"\d+\.\d+|\d{2,}")
-    for mine, theirs in zip(printed, quoted, strict=True):
-        assert number.sub("", mine) == number.sub("", theirs)
-        expected = [float(value) for value in number.findall(theirs)]
-        assert [float(value) for value in number.findall(mine)] == pytest.approx(expected, rel=0.3)
+def test_every_solution_passes(lesson):
+    lines = check.check_lesson(lesson, COURSE / "solutions", seed=1)
+    assert [line[1:] for line in lines] == [("PASS", "", "")] * len(lines)
 
 
 # ----------------------------------------------------------------------------------------------------------- mistakes
@@ -152,7 +110,7 @@ def test_an_unknown_mistake_is_shown_with_numbers(exercise):
     [
         (lambda rewards, group_size: None, "the return is missing"),
         (lambda rewards, group_size: rewards[:1], "wrong shape: expected [2], got [1]"),
-        (lambda rewards, group_size: (rewards, rewards), "gives 2 values; one is expected"),
+        (lambda rewards, group_size: (rewards, rewards), "gives 2 values; expected one value"),
         (lambda rewards, group_size: rewards > 0, "expected a tensor of numbers, got one of True and False"),
         (lambda rewards, group_size: "1, -1", "wrong type: gives a str"),
         (lambda rewards, group_size: rewards / 0 * 0, "gives NaN"),
@@ -164,13 +122,6 @@ def test_an_unknown_mistake_is_shown_with_numbers(exercise):
 def test_what_is_said_of_wrong_results(wrong, said):
     verdict, text = judge(wrong, named("leave_one_out"))
     assert verdict == "WRONG" and said in text
-
-
-def test_a_factor_is_named_only_if_it_is_the_same_in_all_cases():
-    of_two_it_is_the_half = lambda rewards, group_size: rewards - rewards.mean()  # noqa: E731
-    assert judge(of_two_it_is_the_half, named("leave_one_out"))[1].startswith("wrong value\n")
-    times_three = lambda *arguments: 3 * solution_of(named("reinforce_loss"))(*arguments)  # noqa: E731
-    assert judge(times_three, named("reinforce_loss"))[1].startswith("wrong value: 3 times what is expected")
 
 
 def test_wrong_gradients_are_named():
@@ -185,71 +136,33 @@ def test_wrong_gradients_are_named():
     assert "has no gradient: logp must not be detached" in judge(as_float, clipped)[1]
 
 
-def test_a_function_may_differ_in_how_it_is_written():
-    def sampled_otherwise(correct, repeats, generator):
-        places = (torch.rand(repeats, len(correct), generator=generator) * len(correct)).long()
-        ordered = correct.float()[places].mean(1).sort().values
-        return ordered[int(0.025 * repeats)].item(), ordered[int(0.975 * repeats)].item()
-
-    assert judge(sampled_otherwise, named("bootstrap_interval")) == ("PASS", "")
-    unseeded = lambda correct, repeats, generator: sampled_otherwise(correct, repeats, None)  # noqa: E731
-    assert judge(unseeded, named("bootstrap_interval")) == ("WRONG", check.IGNORES_GENERATOR)
-
-    def by_probabilities(logp, mask, eta):
-        low = mask & (logp.double().exp() <= eta) & (logp > -700 if eta == 0 else True)
-        return low & (eta > 0), mask & ~(low & (eta > 0))
-
-    assert judge(by_probabilities, named("lopti_stages")) == ("PASS", "")
-
-
 # --------------------------------------------------------------------------------------------------------- command line
 
 
-def main(*words, capsys, box=None):
-    """(exit code, what is printed) of the command in this process. box: the Sandbox that it takes."""
-    args = check.tyro.cli(check.Args, args=words, use_underscores=True)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
-        patch.setattr(check, "Sandbox", lambda: contextlib.nullcontext(box))
-        check.main(args)
-    out = capsys.readouterr()
-    return ended.value.code, out.out + out.err
-
-
-def test_the_command(capsys, box, monkeypatch):
+def test_the_command():
     done = python("-m", "course.check", "1", "--solutions")
     assert done.returncode == 0 and done.stdout.count("PASS") == 2 and "2 of 2 pass" in done.stdout
-    code, text = main("1", capsys=capsys, box=box)
-    assert code == 1 and text.count("NOT YET") == 2 and "0 of 2 pass" in text
-    monkeypatch.setattr(check, "LESSONS", range(2))  # test_every_solution_passes has them all
-    count = sum(len(in_lesson(lesson).EXERCISES) for lesson in check.LESSONS)
-    code, text = main("--all", "--solutions", capsys=capsys, box=box)
-    assert code == 0 and f"{count} of {count} pass" in text
+    done = python("-m", "course.check", "1")
+    assert done.returncode == 1 and done.stdout.count("NOT YET") == 2
+    for words in (["12"], [], ["1", "--all"]):
+        with pytest.raises(ValueError):
+            check.chosen_lessons(check.tyro.cli(check.Args, args=words, use_underscores=True))
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("text", "said"),
     [
-        (["12"], "there is no lesson 12: the lessons are 0 to 11"),
-        ([], "which lesson? Give a number from 0 to 11, or --all"),
-        (["1", "--all"], "not both"),
+        (None, "there is no"),
+        ("import torch\n\n\ndef leave_one_out(rewards)\n    return 1\n", "can't be imported: SyntaxError in line 4"),
+        ("def leave_one_out(*_):\n    return 1 / 0\n", "raises ZeroDivisionError: division by zero\nin line 2 of"),
+        ("def leave_two_out(*_):\n    return 1\n", "has no function of this name"),
     ],
 )
-def test_a_lesson_that_does_not_exist(words, said, capsys):
-    code, text = main(*words, capsys=capsys)
-    assert code == 2 and text.startswith("error: ") and said in text and text.count("\n") == 1
-
-
-def test_files_that_cannot_be_read(tmp_path, capsys, box):
-    code, text = main("1", "--folder", str(tmp_path), capsys=capsys, box=box)
-    assert code == 1 and text.count("WRONG") == 2 and "there is no" in text
-    file = tmp_path / "lesson_1.py"
-    file.write_text("import torch\n\n\ndef leave_one_out(rewards, group_size)\n    return 1\n")
-    _, text = main("1", "--folder", str(tmp_path), capsys=capsys, box=box)
-    assert "lesson_1.py can't be imported: SyntaxError in line 4: expected ':'" in text
-    file.write_text("def leave_one_out(rewards, group_size):\n    return rewards.nothing()\n")
-    _, text = main("1", "--folder", str(tmp_path), capsys=capsys, box=box)
-    assert "raises AttributeError" in text and "in line 2 of lesson_1.py: return rewards.nothing()" in text
-    assert "lesson_1.py has no function of this name" in text
+def test_files_without_a_result(text, said, tmp_path):
+    if text:
+        (tmp_path / "lesson_1.py").write_text(text)
+    (_, verdict, found, _), _ = check.check_lesson(1, tmp_path)
+    assert verdict == "WRONG" and said in found
 
 
 # ------------------------------------------------------------------------------------- the trainers' own functions
@@ -422,11 +335,6 @@ TRAINERS = {
     "closed_rewards": trainers_closed_rewards,
     "kl_estimates": trainers_kl_estimates,
 }
-
-
-def test_all_functions_but_these_are_the_trainers():
-    others = {"bootstrap_interval", "paid_wrongly", "rewards_with_kl", "collapsed_at", "gap_jumps_at", "first_sign"}
-    assert {exercise.function for exercise in EXERCISES} - set(TRAINERS) == others
 
 
 @pytest.mark.parametrize("function", TRAINERS)
