@@ -110,7 +110,6 @@ table: install
 
 docs: table
 	TQDM_DISABLE=1 $(PY) -m tools.pages
-	$(PY) -m lab.verdicts
 
 lint: install $(VENV)/installed-test
 	$(PY) -m ruff check .

@@ -22,10 +22,10 @@ from typing import Annotated
 
 import torch
 import tyro
+from scipy import stats
 from tqdm import tqdm
 
 import grpo
-from lab import verdicts
 from rewards import TASKS, check_options, load_task, score
 from runtime import (
     checks,
@@ -43,7 +43,7 @@ from runtime import (
 from runtime.processes import DEVICE, ON_GPU
 from runtime.settings import GroupSize, NonNegativeInt, PositiveInt, Temperature
 from runtime.sharing import next_problems
-from tools import inference, updates
+from tools import claims, updates
 
 ROOT = Path(__file__).parents[1]
 STARTED = time.monotonic()  # when the command began, but for the imports
@@ -476,7 +476,7 @@ def correlation(a, b):
 
 def rank_correlation(a, b):
     """Spearman's, of two vectors; 0 if one is constant or there are fewer than three values."""
-    ranks = [torch.from_numpy(inference.ranks(values.double().cpu())) for values in (a, b)]
+    ranks = [torch.from_numpy(stats.rankdata(values.double().cpu())) for values in (a, b)]
     return correlation(*ranks)
 
 
@@ -516,7 +516,7 @@ def finish(args, name, result):
     }
     text = json.dumps(rounded(about | result), indent=1, ensure_ascii=False)
     files.write(Path(args.out, f"{name}.json"), with_lists_in_lines(text) + "\n")
-    print("\n".join(verdicts.of_file(name, Path(args.out))))
+    print("\n".join(claims.of_file(name, Path(args.out))))
 
 
 def with_lists_in_lines(text):
