@@ -150,13 +150,6 @@ def test_every_trainer_names_its_parent():
             assert parent and parent == family.PARENT[path.stem], message
 
 
-def test_the_tables_are_up_to_date():
-    for path, made in ((table.README, table.short_table()), (table.OBJECTIVES, table.table())):
-        text = path.read_text()
-        assert generated.between(text, table.MARKS, made) == text, f"{path}: python tools/table.py"
-    assert table.drawing() == (ROOT / "docs/family.svg").read_text(), "docs/family.svg: python tools/table.py"
-
-
 # --------------------------------------------------------------------------------------------------------- family.py
 
 HEAD = "# " + "-" * 30

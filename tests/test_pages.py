@@ -1,5 +1,6 @@
 """The pages of docs/algorithms: their parts, the worked example, the ladder; what is generated is up to date."""
 
+import json
 import math
 import re
 
@@ -17,8 +18,19 @@ def page(script):
 
 
 def test_what_is_generated_is_up_to_date():
-    for path, text in pages.all_pages().items():
-        assert path.read_text() == text, f"{path.name}: python -m tools.pages"
+    """Tables, worked examples, claims, and numbers of kept runs: all that one command makes."""
+    for path, text in pages.all_texts().items():
+        assert path.read_text() == text, f"{path}: python -m tools.pages"
+
+
+def test_a_table_gets_the_numbers_of_kept_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages.family, "ROOT", tmp_path)
+    rows = [{"step": 0, "kl": 2.5e-8}, {"step": 4, "kl": -0.25}]
+    (tmp_path / "a.json").write_text(json.dumps({"rows": rows}))
+    by_column = "<!-- kept runs: a kl -->\n\n| step | a |\n|---|---|\n| 0 | 9.99e-09 |\n| 4 | 1.00 |\n"
+    assert pages.with_kept_numbers(by_column) == by_column.replace("9.99e-09", "2.50e-08").replace("1.00", "−0.25")
+    by_row = "<!-- kept runs: a kl -->\n\n| x | step 0 | step 4 |\n|---|---|---|\n| kl | | 1.0 |\n| other"
+    assert pages.with_kept_numbers(by_row) == by_row.replace("1.0", "−0.2")
 
 
 # --------------------------------------------------------------------------------------------------------------------
