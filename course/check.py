@@ -42,8 +42,6 @@ PADDING = (
 MOST_SHOWN = 24  # numbers of an input that is printed
 KEPT = COURSE / "cases" / "kept.pt"  # what a students' version has in place of the solutions (course/release.py)
 
-# -------------------------------------------------------------------------------- what must come back, and what not
-
 
 @dataclass
 class Key:
@@ -80,9 +78,6 @@ def expected_outcome(exercise, case, solution):
     return outcome
 
 
-# -------------------------------------------------------------------------------------------------------- comparing
-
-
 def same_tensor(a, b, tolerance):
     """Whether two tensors have one shape, are both of bool or neither, and have the same values."""
     if a.shape != b.shape or (a.dtype == torch.bool) != (b.dtype == torch.bool):
@@ -112,9 +107,6 @@ def same(a, b, exercise, case):
         return False
     where = case.arguments["mask"] if case.padded else None
     return not exercise.gradient or same_gradient(a, b, exercise.tolerance, where)
-
-
-# --------------------------------------------------------------------------------------------------------- verdicts
 
 
 def verdict(done, key, file):
@@ -249,9 +241,6 @@ def shown(value):
     return f"{value:.4g}" if isinstance(value, float) else repr(value)
 
 
-# ---------------------------------------------------------------------------------------------------------- lessons
-
-
 def keys_of_lesson(lesson, seed):
     """The Keys of a lesson's exercises, in order."""
     if KEPT.exists():
@@ -310,9 +299,6 @@ def show(lines, console):
     for exercise, _, _, printed in lines:
         for line in printed.splitlines():
             console.print(f"{exercise.function} prints | {line}")
-
-
-# ------------------------------------------------------------------------------------------------------------- main
 
 
 @dataclass

@@ -37,8 +37,6 @@ NOT_SHIFTED = "is not shifted: the logits at a position are of the next token, s
 SURE = 15  # nats by which another way to draw must explain the tokens better than the right one
 TEMPERATURES = [tenths / 10 for tenths in range(1, 31)]
 
-# -------------------------------------------------------------------------------------------------- what must come back
-
 
 @cache
 def tokenizer():
@@ -127,9 +125,6 @@ def after_updates(advantages, count=2, **missing):
         for _ in range(count):
             reinforce.update(policy, optimizer, batch, 1, args)
     return torch.cat([weight.detach().flatten() for weight in policy.parameters()])
-
-
-# ------------------------------------------------------------------------------------------------------------- verdicts
 
 
 def check_file(file):
@@ -247,9 +242,6 @@ def wrong_update(gave):
     return f"after two updates the weights are {apart(right):.1g} away from reinforce.py's, in the mean"
 
 
-# ------------------------------------------------------------------------------------------------------ what was drawn
-
-
 def wrong_sample(gave):
     drawn, flatly_drawn = gave["drawn"]
     return wrong_rows(*drawn) or wrong_draws(*drawn[:2], flat=False) or wrong_draws(*flatly_drawn[:2], flat=True)
@@ -337,9 +329,6 @@ def best_explanation(all_logp, drawn):
         found[f"draws as with temperature {temperature:g}"] = scaled - right
     text = max(found, key=found.get)
     return text, found[text]
-
-
-# ----------------------------------------------------------------------------------------------------------------- main
 
 
 @dataclass

@@ -28,8 +28,6 @@ SECONDS = 20  # for all calls of one function
 MOST_PRINTED = 2000  # characters that are kept of what it prints
 GENERATOR = "seed of a generator"
 
-# ----------------------------------------------------------------------------------------------------------- one call
-
 
 @dataclass
 class Outcome:
@@ -105,9 +103,6 @@ def described(error, file):
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     line = getattr(error, "lineno", None) or (lines[-1] if lines else 0)
     return {"type": type(error).__name__, "text": str(getattr(error, "msg", error))[:500], "line": line}
-
-
-# --------------------------------------------------------------------------------------------- the function's process
 
 
 def load(file):

@@ -146,18 +146,6 @@ def test_words_that_turn_with_the_number_of_people_are_not_pooled(folders):
         assert [found.word(0.05) for found in claims.estimates_of(made | {"for": [2, 3]}, folders)] == of_name
 
 
-def test_of_several_correlations_the_lowest_counts(folders):
-    responses = [{"rest": [0.1, 0.5, 0.3 + i / 300], "norm": {"a": [1, 5, 3], "b": [5, 1, 3]}} for i in range(25)]
-    (folders.lab / "proposition.json").write_text(json.dumps({"responses": responses}))
-    [found] = claims.estimates_of(claims.MADE["norm_of_rest"], folders)
-    assert found.sides == (pytest.approx(-1, abs=0.02), 0.8) and found.n == 25
-    assert found.word(0.05) == inference.NO_EFFECT
-    [unsure] = claims.estimates_of(claims.MADE["norm_of_rest_unsure"], folders)
-    assert unsure.sides[0] == pytest.approx(-1, abs=0.1)
-    (folders.lab / "proposition.json").write_text(json.dumps({"responses": responses[1:]}))
-    assert claims.estimates_of(claims.MADE["norm_of_rest_unsure"], folders) == []  # 48 tokens are too few
-
-
 def test_a_row_has_the_worst_of_its_words():
     """Means of 9, 0 and −9, each with the interval ± 2.3: shown, an effect of 1 that may be there, the opposite."""
     found = {

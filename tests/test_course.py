@@ -10,22 +10,14 @@ import pytest
 import torch
 from conftest import ROOT, python
 
-import acpo
 import cispo
-import dapo
-import entropy_top
 import grpo
 import grpo_ar_lopti
-import grpo_tis
-import gspo
 import ppo
 import reinforce
 import rloo
 from course import check, sandbox
 from course.sandbox import call
-from rewards import kk
-from runtime import measure
-from tools import compare
 
 COURSE = ROOT / "course"
 
@@ -214,18 +206,6 @@ def trainers_generalized_advantages(rewards, values, mask, gamma, lam):
     return ppo.estimate_advantages(rewards, batch, ppo.Args(gamma=gamma, gae_lambda=lam))
 
 
-def trainers_sampler_gap(sampler_logp, trainer_logp, mask):
-    zeros = torch.zeros(mask.shape)
-    batch = {"sampler_logp": sampler_logp, "old_logp": trainer_logp, "mask": mask, "entropy": zeros}
-    return measure.of_tokens(batch)["sampler_gap"]
-
-
-def trainers_truncated_weights(trainer_logp, sampler_logp, cap):
-    batch = {"old_logp": trainer_logp, "sampler_logp": sampler_logp}
-    weight, _ = grpo_tis.sampler_correction(batch, grpo_tis.Args(correction_max=cap))
-    return weight
-
-
 def surrogate_batch(loss, mask, **more):
     """A batch whose surrogate is −loss: the ratio is 1, and the advantage is −loss."""
     zeros = torch.zeros(loss.shape)
@@ -237,36 +217,9 @@ def trainers_token_mean(loss, mask):
     return of_batch(grpo, logp, mask.sum(), batch, kl_coef=0)[0]
 
 
-def trainers_mean_of_means(loss, mask):
-    weight = (1 / mask.sum(1, keepdim=True).clamp(min=1) / len(mask)).expand(mask.shape)  # as update makes it
-    logp, batch = surrogate_batch(loss, mask, weight=weight, clip_range=torch.full(mask.shape, 0.2))
-    of_acpo, _ = acpo.policy_loss(logp, batch, acpo.Args(kl_coef=0))
-    # CISPO's gate has the same mean; with log π = 1 its surrogate is the advantage.
-    logp, batch = torch.ones(mask.shape), batch | {"old_logp": torch.ones(mask.shape)}
-    of_cispo, _ = of_batch(cispo, logp, len(mask), batch, kl_coef=0, gated=True)
-    assert torch.allclose(of_acpo, of_cispo)
-    return of_acpo
-
-
-def trainers_overlong_penalty(length, max_tokens, buffer):
-    return dapo.overlong_penalty(length, dapo.Args(max_response_tokens=max_tokens, overlong_buffer=buffer))
-
-
 def trainers_lopti_stages(logp, mask, eta):
     batch = {"old_logp": logp, "mask": mask}
     return tuple(grpo_ar_lopti.in_stage(stage, batch, eta) for stage in ("low", "high"))
-
-
-def trainers_sequence_ratio(logp, old_logp, mask):
-    """−J of one response at a time, with A = 1 and a range so wide that nothing is clipped: it is −s."""
-    ratios = []
-    for i in range(len(mask)):
-        rows = slice(i, i + 1)
-        batch = {"old_logp": old_logp[rows], "ref_logp": old_logp[rows], "mask": mask[rows]}
-        batch["advantages"] = mask[rows].float()
-        loss, _ = of_batch(gspo, logp[rows], 1, batch, clip_low=1, clip_high=1e6, kl_coef=0)
-        ratios.append(-loss)
-    return torch.stack(ratios)
 
 
 def trainers_token_weights(ratio, advantages, clip_low, clip_high, method):
@@ -281,35 +234,9 @@ def trainers_token_weights(ratio, advantages, clip_low, clip_high, method):
     return -logp.grad
 
 
-def trainers_entropy(logits):
-    rows = logits.view(-1, logits.shape[-1])
-    _, entropy = POLICY.head(rows, torch.zeros(len(rows), dtype=torch.long), 1.0, True)
-    return entropy.view(logits.shape[:-1])
-
-
-def trainers_top_entropy_mask(entropy, mask, share):
-    batch = {"entropy": entropy, "mask": mask}
-    threshold = entropy_top.entropy_threshold(batch, entropy_top.Args(entropy_top=share))
-    return mask & ~(entropy < threshold)
-
-
-def trainers_closed_rewards(format, parsed, correct):
-    """By kk.score, of texts that are as the three say."""
-    rewards = []
-    for has_format, is_read, is_right in zip(format, parsed, correct):
-        answer = f"Ann is a {'knight' if is_right else 'knave'}" if is_read else "Ann is"
-        text = f"hm</think><answer>{answer}</answer>" if has_format else f"hm<answer>{answer}</answer>"
-        rewards.append(kk.score(text, {"Ann": True}, strict=True)["reward"])
-    return torch.tensor(rewards)
-
-
 def trainers_kl_estimates(logp, ref_logp):
     difference = logp - ref_logp
     return difference, difference.square() / 2, grpo.k3(logp, ref_logp)
-
-
-def trainers_paired_difference(a, b):
-    return compare.mean_and_error((a - b).tolist())
 
 
 TRAINERS = {
@@ -320,19 +247,10 @@ TRAINERS = {
     "clipped_loss": trainers_clipped_loss,
     "generalized_advantages": trainers_generalized_advantages,
     "k3_kl": grpo.k3,
-    "sampler_gap": trainers_sampler_gap,
-    "truncated_weights": trainers_truncated_weights,
     "token_mean": trainers_token_mean,
-    "mean_of_means": trainers_mean_of_means,
-    "overlong_penalty": trainers_overlong_penalty,
     "ar_weight": grpo_ar_lopti.ar_weight,
     "lopti_stages": trainers_lopti_stages,
-    "sequence_ratio": trainers_sequence_ratio,
     "token_weights": trainers_token_weights,
-    "entropy": trainers_entropy,
-    "top_entropy_mask": trainers_top_entropy_mask,
-    "paired_difference": trainers_paired_difference,
-    "closed_rewards": trainers_closed_rewards,
     "kl_estimates": trainers_kl_estimates,
 }
 
@@ -346,9 +264,7 @@ def test_what_is_expected_is_what_the_trainers_compute(function):
         assert check.same_values(theirs, expected, 1e-5), (theirs.parts, expected.parts)
 
 
-@pytest.mark.parametrize(
-    "function", "token_log_probs reinforce_loss clipped_loss k3_kl token_mean mean_of_means sequence_ratio".split()
-)
+@pytest.mark.parametrize("function", "token_log_probs reinforce_loss clipped_loss k3_kl token_mean".split())
 def test_the_gradients_are_the_trainers(function):
     exercise = named(function)
     for case in exercise.cases:

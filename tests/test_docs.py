@@ -67,12 +67,6 @@ def test_a_line_by_its_name(name, line):
     assert anchors.line_named(PROGRAM, name) == line
 
 
-@pytest.mark.parametrize("name", ["limit", "Policy.tail", "head: LIMIT", "head: siz"])
-def test_a_name_that_is_not_there(name):
-    with pytest.raises(ValueError, match="nothing is called"):
-        anchors.line_named(PROGRAM, name)
-
-
 def test_commands_have_only_settings_that_exist():
     """Those of blocks and those of sentences."""
     for page in PAGES:

@@ -104,44 +104,6 @@ def test_the_gradients_of_both_signs_add_up_to_the_whole(drawn):
 # -------------------------------------------------------------------------------- off-policy gradients
 
 
-def moved_tokens(ratios):
-    """two_tokens at right angles, whose π are ratio · π_old: π stays 0.1 and 0.9."""
-    policy, sampled = two_tokens()
-    logp = sampled.batch["old_logp"]
-    for i, ratio in enumerate(ratios):
-        logp[i, 1] -= math.log(ratio)
-    return policy, sampled
-
-
-def weights_of(method, ratios):
-    """What a method makes of A · ∇log π of both tokens, their share in the batch left out."""
-    policy, sampled = moved_tokens(ratios)
-    gradient, _ = key_factors.off_policy_gradient(method, policy, sampled, quick_args())
-    low, high = gradient[0][0].tolist()  # of the first word's weights, along each state
-    return [-low / (A / 2 * 0.9), high / (A / 2 * 0.1)]
-
-
-# The first token has A > 0 and π 0.1, the second A < 0 and π 0.9.
-@pytest.mark.parametrize(
-    ("method", "ratios", "expected"),
-    [
-        ("GRPO", (1.1, 1.5), (1.1, 1.5)),
-        ("GRPO", (1.21, 0.79), (0, 0)),
-        ("GRPO", (1e5, 0.99), (0, 0.99)),
-        ("no clip", (1e5, 1e-3), (1e5, 1e-3)),
-        ("no clip", (0.5, 1.5), (0.5, 1.5)),
-        ("DAPO", (1.25, 0.81), (1.25, 0.81)),
-        ("DAPO", (1.29, 0.79), (0, 0)),
-        ("CISPO", (2.0, 0.5), (1.45, 0.5)),
-        ("ACPO, α 0", (1.19, 0.81), (1.19, 0.81)),
-        ("ACPO, α 0", (1.21, 0.79), (0, 0)),
-        ("DPPO", (2.0, 0.9), (2.0, 0.9)),  # 0.05 → 0.1; 1 → 0.9
-    ],
-)
-def test_weights_of_two_tokens(method, ratios, expected):
-    assert weights_of(method, ratios) == pytest.approx(expected, rel=1e-5, abs=1e-9)
-
-
 def test_one_batch_leaves_the_policy_as_it_was(drawn):
     policy, sampled, args = of_model(drawn)
     before = common.copy_weights(policy)

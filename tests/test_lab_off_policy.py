@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT
 from test_algorithms import PROMPTS
-from test_lab import A, OneLayer, batch_of, drawn, of_lab, script_args, two_tokens
+from test_lab import batch_of, drawn, of_lab, script_args, two_tokens
 
 import grpo
 from lab import common, off_policy, reversal
@@ -46,33 +46,6 @@ def test_the_fit_of_lemma_1_by_hand():
 
 
 # ------------------------------------------------------------------------- two tokens and one layer
-
-
-def moved_tokens(now):
-    """The two tokens of test_lab, of π 0.1 (A > 0) and 0.9 (A < 0), when the policy gives them `now`."""
-    _, sampled = two_tokens()
-    first = [math.log(p / (1 - p)) / 2 for p in now]
-    policy = OneLayer([[1.0, 0.0], [0.0, 1.0]], [first, [-x for x in first]])
-    args = of_lab(off_policy, updates=2)
-    batch = common.with_advantages("grpo", sampled, common.trainer_args("grpo", args))
-    return policy, batch, args
-
-
-def test_a_token_beyond_the_clip_has_no_gradient_and_dominance_reverses():
-    """ρ 1.5 is above 1.24 and A > 0: cut off. The other has ρ 0.9 and 1 − π 0.19 now."""
-    policy, batch, args = moved_tokens([0.15, 0.81])
-    found, ratio, is_cut = off_policy.measure_at(1, policy, batch, args)
-    assert ratio[batch["mask"]].tolist() == pytest.approx([1.5, 0.9])
-    assert is_cut[batch["mask"]].tolist() == [True, False]
-    assert found["norm"] == pytest.approx([0, 0, 0, A * math.sqrt(2) * 0.9 * 0.19 / 2])
-    assert found["norm_share"] == pytest.approx([0, 0, 0, 1])
-    assert found["mean_signal"] == found["signed_signal"] == [0, None, None, pytest.approx(A * 0.9 * 0.19)]
-    assert found["log_ratio"]["gradient"] < -100
-    clip = found["clip"]
-    assert (clip["tokens"], clip["share"], clip["share_of_all"]) == (1, [1, 0, 0, 0], 0.5)
-    assert clip["improbable"] == 1
-    assert {name: sum(of["tokens"]) for name, of in found["spread"].items()} == {"all": 2, "used": 1, "waiting": 1}
-    assert found["sigma"] == [0, None, None, 0]  # one token in two of the bins
 
 
 def test_the_updates_are_those_of_one_step_of_the_trainer():
