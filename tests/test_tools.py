@@ -1,6 +1,4 @@
-"""What is drawn and compared: runtime/curves.py, tools/plot.py, tools/compare.py; the pictures of growth.py and
-kk_tiny; what update_speed.py counts.
-"""
+"""What is drawn and compared: runtime/curves.py, tools/plot.py, tools/compare.py; what update_speed.py counts."""
 
 import importlib
 import json
@@ -12,18 +10,6 @@ from conftest import ROOT, python, small
 
 from runtime import checks, curves, defaults
 from tools import compare, comparisons, fits, get_smollm2, plot
-
-
-def write_run(folder, script, values, **settings):
-    """A run folder as the trainers leave it, with these rewards."""
-    folder.mkdir(parents=True)
-    args = {"model": "m", "lr": 1e-3, "steps": len(values)} | settings
-    (folder / "args.json").write_text(json.dumps(args))
-    (folder / "run.json").write_text(json.dumps({"script": script}))
-    rows = [{"step": step, "reward": value} for step, value in enumerate(values, 1)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
 
 # --------------------------------------------------------------------------------------------------------------------
 # curves.py
@@ -61,34 +47,6 @@ def test_a_picture_shows_what_was_measured():
     figure = plot.draw({"a": runs_of("reward", [1.0, 5.0], [3.0, 6.0]), "b": runs_of("reward", [0.0, 9.0])}, [])
     assert lines(figure.axes[0]) == [[2.0, 5.5], [0.0, 9.0]]
     assert "average" not in figure.get_suptitle() and "mean over the seeds" in figure.get_suptitle()
-
-
-def test_runs_are_grouped_by_script_and_settings_but_the_seed():
-    def a_run(script, **settings):
-        return {"script": script, "args": settings, "rows": [settings]}
-
-    runs = [
-        a_run("grpo", lr=1, seed=0, run_dir="a", export="x"),
-        a_run("grpo", lr=1, seed=1, run_dir="b", export="y"),
-        a_run("grpo", lr=1, seed=2, later=None),  # the others are from before this setting
-        a_run("lopti", lr=1, eta=0.5, seed=0, run_dir="c"),
-        a_run("lopti", lr=1, eta=0.3, seed=0, run_dir="d"),
-    ]
-    groups = plot.group(runs)
-    assert list(groups) == ["grpo", "lopti eta 0.5", "lopti eta 0.3"]
-    assert [len(rows) for rows in groups.values()] == [3, 1, 1]
-
-
-def test_plot_draws_png_and_svg_of_several_runs(tmp_path):
-    folders = [write_run(tmp_path / f"g{seed}", "grpo", [0, 1, seed], seed=seed) for seed in (0, 1)]
-    folders.append(write_run(tmp_path / "l", "grpo_ar_lopti", [0, 2, 2], seed=0))
-    done = python("tools/plot.py", *folders, "--out", tmp_path / "both")
-    assert done.returncode == 0, done.stderr
-    assert "grpo: 2 run(s)" in done.stdout and "grpo_ar_lopti: 1 run(s)" in done.stdout
-    assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
-    svg = (tmp_path / "both.svg").read_text()
-    assert ">grpo<" in svg and ">grpo_ar_lopti<" in svg and ">reward<" in svg
-    assert ">entropy [nats]<" not in svg  # no run has it
 
 
 # --------------------------------------------------------------------------------------------------------------------

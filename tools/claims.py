@@ -347,11 +347,11 @@ def page(folders=Folders()):
     for paper in CLAIMS["papers"]:
         title = f"{paper['title']} Intervals of {1 - of_papers[paper['name']]:.2%}."
         lines += ["", f"## {paper['name']}", "", *wrapped(title), ""]
-        lines += ["| claim | command | what came out here | verdict |", "|---|---|---|---|"]
+        lines += ["| claim | verdict | what came out here | command |", "|---|---|---|---|"]
         for claim, word, numbers in rows[paper["name"]]:
-            note = f" ({claim['note']})" if "note" in claim else ""
-            text = f'<a id="{anchor(paper, claim)}"></a>{claim["item"]}: {claim["says"]}{note}'
-            lines.append(row(text, ", ".join(commands_of(claim)), numbers, f"**{word}**"))
+            text = f'<a id="{anchor(paper, claim)}"></a>{claim["item"]}: {claim["says"]}'
+            note = f"<br>Note: {claim['note']}" if "note" in claim else ""
+            lines.append(row(text, f"**{word}**", numbers + note, ", ".join(commands_of(claim))))
         if "below" in paper:
             lines += ["", *wrapped(paper["below"])]
     stages, level = of_stages(folders)
@@ -363,11 +363,12 @@ def page(folders=Folders()):
         cells = ["; ".join(f"**{word}**: {numbers}" for word, numbers in of.get(stage, [])) for stage in columns]
         lines.append(row(MADE[name]["what"], *(cell or "–" for cell in cells)))
     lines += ["", "## Where this was read", "", "| result | commit | machine | date |", "|---|---|---|---|"]
-    for path, several in read_from(folders):
+    for path, about in read_from(folders):
         name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
-        cells = [", ".join(sorted({str(one.get(key)) for one in several})) for key in ("commit", "machine", "date")]
-        count = f": {len(several)} kept runs" if path.suffix == ".md" else ""
-        lines.append(row(f"[`{name}`](../{name}){count}", *cells))
+        lines.append(row(f"[`{name}`](../{name})", *(str(about.get(key)) for key in ("commit", "machine", "date"))))
+    suites = sorted({made["suite"] for made in MADE.values() if "suite" in made})
+    tables = ", ".join(f"[{suite}](../benchmarks/kk_tiny/{suite}.md)" for suite in suites)
+    lines += ["", f"Runs, with their commits: {tables}."]
     return "\n".join(lines) + "\n"
 
 
@@ -382,20 +383,10 @@ def commands_of(claim):
 
 
 def read_from(folders):
-    """[(a result's path, [what it says of itself])] of all that was read; a suite's runs are one result."""
+    """[(a result's path, what it says of itself)] of all that was read but runs, of which their suites' tables say it."""
     paths = sorted(folders.lab.glob("**/*.json"))
     paths += [path for path in sorted(folders.results.glob("*.json")) if path.stem in OTHERS]
-    read_of = [(path, [read(path).get("provenance") or read(path)]) for path in paths]
-    suites = {}
-    for comparison in MADE.values():
-        for of in [fill(comparison, str(each)) for each in comparison.get("for", [""]) if "suite" in comparison]:
-            entries = suites.setdefault(of["suite"], {})
-            for pair in of.get("pairs") or [[of["more"], of["than"]]]:
-                entries |= dict.fromkeys(pair)
-    for suite, entries in sorted(suites.items()):
-        runs = [run for entry in entries for run in kept_runs(folders.runs, suite, entry).values()]
-        read_of.append((ROOT / "benchmarks" / "kk_tiny" / f"{suite}.md", runs))
-    return [(path, several) for path, several in read_of if several]
+    return [(path, read(path).get("provenance") or read(path)) for path in paths]
 
 
 def anchor(paper, claim):
