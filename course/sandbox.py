@@ -173,7 +173,7 @@ def attempt_file(file, function, all_arguments, gradient_of="", seconds=SECONDS,
     process that gave nothing}. All have "printed": what the file printed.
     """
     context = multiprocessing.get_context("forkserver")  # imports torch once, and forks a process for each function
-    context.set_forkserver_preload(["torch", "course.sandbox"])
+    context.set_forkserver_preload(["torch", "tyro", "rich.table", "course.sandbox"])
     request = {"file": str(file), "function": function, "arguments": all_arguments}
     with tempfile.TemporaryDirectory() as folder:
         torch.save(request | {"gradient_of": gradient_of, "harness": harness}, f"{folder}/request.pt")

@@ -383,7 +383,7 @@ def commands_of(claim):
 
 
 def read_from(folders):
-    """[(a result's path, what it says of itself)] of all that was read but runs, of which their suites' tables say it."""
+    """[(a result's path, what it says of itself)] of all that was read but runs: their suites' tables say it."""
     paths = sorted(folders.lab.glob("**/*.json"))
     paths += [path for path in sorted(folders.results.glob("*.json")) if path.stem in OTHERS]
     return [(path, read(path).get("provenance") or read(path)) for path in paths]
