@@ -216,7 +216,7 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(KK_TINY)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # playwright has an event loop of its own while it runs
 def chromium():
     """Chromium or Chrome; without playwright or a browser its tests are skipped."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -368,7 +368,7 @@ def page(folders=Folders()):
         lines.append(row(f"[`{name}`](../{name})", *(str(about.get(key)) for key in ("commit", "machine", "date"))))
     suites = sorted({made["suite"] for made in MADE.values() if "suite" in made})
     tables = ", ".join(f"[{suite}](../benchmarks/kk_tiny/{suite}.md)" for suite in suites)
-    lines += ["", f"Runs, with their commits: {tables}."]
+    lines += ["", *wrapped(f"Runs, with their commits: {tables}.")]
     return "\n".join(lines) + "\n"
 
 
