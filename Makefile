@@ -18,7 +18,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install doctor model taught demo llm watch test test-all bench lab table docs site slides lint format
+.PHONY: install doctor model taught demo llm watch test test-all bench lab docs site slides lint format
 
 install: $(VENV)/installed
 
@@ -104,13 +104,9 @@ lab: install model
 	$(PY) -m lab.two_tasks
 	$(PY) -m lab.stages --smollm2
 
-table: install
-	$(PY) tools/table.py
+docs: install
 	$(PY) -m tools.fits
-
-docs: table
 	TQDM_DISABLE=1 $(PY) -m tools.pages
-	$(PY) -m lab.verdicts
 
 lint: install $(VENV)/installed-test
 	$(PY) -m ruff check .

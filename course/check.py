@@ -10,6 +10,7 @@ with what known mistakes give, and the mistake is named. Otherwise the first inp
 0 if all functions pass, and 1 otherwise.
 """
 
+import contextlib
 import importlib
 import linecache
 import secrets
@@ -27,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from course import cases, sandbox
-from course.sandbox import Sandbox, call
+from course.sandbox import call
 
 COURSE = Path(__file__).parent
 LESSONS = range(12)
@@ -41,8 +42,6 @@ PADDING = (
 MOST_SHOWN = 24  # numbers of an input that is printed
 KEPT = COURSE / "cases" / "kept.pt"  # what a students' version has in place of the solutions (course/release.py)
 
-# -------------------------------------------------------------------------------- what must come back, and what not
-
 
 @dataclass
 class Key:
@@ -55,10 +54,12 @@ class Key:
     @cached_property
     def mistakes(self):
         """{what to say: [an Outcome for each case, or None where the mistake has no result]}"""
-        return {
-            message: [outcome_of(wrong, case, self.exercise) for case in self.cases]
-            for message, wrong in self.exercise.mistakes.items()
-        }
+        found = {message: [None] * len(self.cases) for message in self.exercise.mistakes}
+        for message, wrong in self.exercise.mistakes.items():
+            for i, case in enumerate(self.cases):
+                with contextlib.suppress(Exception):
+                    found[message][i] = call(wrong, case.arguments, self.exercise.gradient)
+        return found
 
 
 @cache
@@ -77,16 +78,6 @@ def expected_outcome(exercise, case, solution):
     return outcome
 
 
-def outcome_of(wrong, case, exercise):
-    try:
-        return call(wrong, case.arguments, exercise.gradient)
-    except Exception:  # it may have no result here
-        return None
-
-
-# -------------------------------------------------------------------------------------------------------- comparing
-
-
 def same_tensor(a, b, tolerance):
     """Whether two tensors have one shape, are both of bool or neither, and have the same values."""
     if a.shape != b.shape or (a.dtype == torch.bool) != (b.dtype == torch.bool):
@@ -97,18 +88,14 @@ def same_tensor(a, b, tolerance):
 def same_values(a, b, tolerance):
     if a.is_tuple != b.is_tuple or len(a.parts) != len(b.parts):
         return False
-    pairs = list(zip(a.parts, b.parts))
-    if not all(isinstance(part, torch.Tensor) for pair in pairs for part in pair):
-        return False
-    return all(same_tensor(*pair, tolerance) for pair in pairs)
+    are_tensors = all(isinstance(part, torch.Tensor) for part in a.parts + b.parts)
+    return are_tensors and all(same_tensor(*pair, tolerance) for pair in zip(a.parts, b.parts))
 
 
 def same_gradient(a, b, tolerance, where=None):
     """where [N, T]: the places that count; None: all."""
-    if (a.gradient is None) != (b.gradient is None) or a.has_gradient != b.has_gradient:
-        return False
-    if a.gradient is None:
-        return True
+    if a.gradient is None or b.gradient is None or a.has_gradient != b.has_gradient:
+        return a.gradient is b.gradient and a.has_gradient == b.has_gradient
     if where is None or a.gradient.shape != b.gradient.shape:
         return same_tensor(a.gradient, b.gradient, tolerance)
     return same_tensor(a.gradient[where], b.gradient[where], tolerance)
@@ -122,24 +109,15 @@ def same(a, b, exercise, case):
     return not exercise.gradient or same_gradient(a, b, exercise.tolerance, where)
 
 
-# --------------------------------------------------------------------------------------------------------- verdicts
-
-
 def verdict(done, key, file):
     """(PASS, NOT YET or WRONG, what to say). done: what course/sandbox.py gives of the function."""
     exercise, expected = key.exercise, key.expected
-    if "unreadable" in done:
-        return WRONG, unreadable(done["unreadable"], file)
-    if "missing" in done:
-        return WRONG, f"{file.name} has no function of this name"
-    if done.get("ended") == "time":
-        return WRONG, "takes too long: it was ended. Is there a loop without an end?"
-    if "ended" in done:
-        return WRONG, f"ends the program (exit code {done['ended']}): a function gives its result with return"
+    if stopped := without_result(done, file):
+        return WRONG, stopped
     if "error" in done:
         if done["error"]["type"] == "NotImplementedError":
             return NOT_YET, "not written yet"
-        return WRONG, raised(done["error"], key.cases[done["at"]], file)
+        return WRONG, f"{raised(done['error'], file)}\n{shown_arguments(key.cases[done['at']])}"
     found = done["outcomes"]
     for outcome in found:
         if outcome.changed:
@@ -172,91 +150,78 @@ def known_mistake(found, key, failing):
     return None
 
 
-def raised(error, case, file):
+def raised(error, file):
     """What an exception says, and the last line of the file that it came through."""
     text = f"raises {error['type']}: {error['text']}".rstrip(": ")
     if error["line"]:
         line = linecache.getline(str(file), error["line"]).strip()
         text += f"\nin line {error['line']} of {Path(file).name}: {line}"
-    return f"{text}\n{shown_arguments(case)}"
+    return text
 
 
-def unreadable(error, file):
-    """Why a file can't be imported."""
-    where = f" in line {error['line']}" if error["line"] else ""
-    return f"{file.name} can't be imported: {error['type']}{where}: {error['text']}"
+def without_result(done, file):
+    """Why a file's function gave nothing at all, or ""."""
+    if error := done.get("unreadable"):
+        where = f" in line {error['line']}" if error["line"] else ""
+        return f"{file.name} can't be imported: {error['type']}{where}: {error['text']}"
+    if done.get("ended") == "time":
+        return "takes too long: it was ended. Is there a loop without an end?"
+    if "ended" in done:
+        return f"ends the program (exit code {done['ended']}): a function gives its result with return"
+    return f"{file.name} has no function of this name" if "missing" in done else ""
 
 
 def difference(found, expected, case, exercise, factor):
     """What differs, for a result that is no known mistake. factor: see constant_factor."""
-    if not expected.is_tuple and found.is_tuple:
-        return f"wrong type: gives {len(found.parts)} values; one is expected"
-    if expected.is_tuple and (not found.is_tuple or len(found.parts) != len(expected.parts)):
-        number = f"{len(found.parts)} values" if found.is_tuple else "one value"
-        return f"wrong type: gives {number}; a tuple of {len(expected.parts)} is expected"
+    if (found.is_tuple, len(found.parts)) != (expected.is_tuple, len(expected.parts)):
+        gives, asked = (f"{len(one.parts)} values" if one.is_tuple else "one value" for one in (found, expected))
+        return f"wrong type: gives {gives}; expected {'a tuple of ' * expected.is_tuple}{asked}"
     for mine, right in zip(found.parts, expected.parts):
         if not isinstance(mine, torch.Tensor):
             return f"wrong type: gives a {mine}; a tensor or number is expected"
         if mine.shape != right.shape:
             return f"wrong shape: expected {list(right.shape)}, got {list(mine.shape)}\n{shown_arguments(case)}"
-        if (mine.dtype == torch.bool) != (right.dtype == torch.bool):
-            return f"wrong type: expected a tensor of {kind(right)}, got one of {kind(mine)}"
+        kinds = ["of True and False (bool)" if one.dtype == torch.bool else "of numbers" for one in (right, mine)]
+        if kinds[0] != kinds[1]:
+            return f"wrong type: expected a tensor {kinds[0]}, got one {kinds[1]}"
+    name = exercise.gradient
     if same_values(found, expected, exercise.tolerance):
-        return wrong_gradient(found, expected, exercise)
-    start = "wrong value"
+        if expected.has_gradient and not found.has_gradient:
+            return f"has no gradient: {name} must not be detached (.detach(), .item(), .data, float(), no_grad)"
+        if found.has_gradient and not expected.has_gradient:
+            return f"a gradient flows to {name}: the result is a constant, detach it"
+        return f"the values are right, but their gradient by {name} is not"
+    start = f"wrong value: {factor} times what is expected" if factor else "wrong value"
+    if factor == "-1":
+        start = "wrong sign"
     if any(mine.isnan().any() and not right.isnan().any() for mine, right in zip(found.parts, expected.parts)):
         start = "gives NaN, not a number"
-    elif factor:
-        start = "wrong sign" if factor == "-1" else f"wrong value: {factor} times what is expected"
     return f"{start}\n{shown_arguments(case)}\nexpected {shown_value(expected)}\ngot      {shown_value(found)}"
-
-
-def kind(tensor):
-    return "True and False (bool)" if tensor.dtype == torch.bool else "numbers"
-
-
-def wrong_gradient(found, expected, exercise):
-    """What is said of a gradient, if the values are right."""
-    name = exercise.gradient
-    if expected.has_gradient and not found.has_gradient:
-        return f"has no gradient: {name} must not be detached (.detach(), .item(), .data, float(), no_grad)"
-    if found.has_gradient and not expected.has_gradient:
-        return f"a gradient flows to {name}: the result is a constant, detach it"
-    return f"the values are right, but their gradient by {name} is not"
 
 
 def constant_factor(found, key):
     """The one factor between the results and what is expected, in all cases together, as text; "" if there is none."""
     mine, right = [], []
     for outcome, expected, case in zip(found, key.expected, key.cases):
-        if case.padded or len(outcome.parts) != len(expected.parts):
-            continue
-        for a, b in zip(outcome.parts, expected.parts):
-            if not isinstance(a, torch.Tensor) or a.shape != b.shape:
-                return ""
-            mine.append(a.double().flatten())
-            right.append(b.double().flatten())
-    mine, right = torch.cat([torch.zeros(0), *mine]), torch.cat([torch.zeros(0), *right])
-    counts = right != 0
-    if not counts.any() or mine[~counts].any():
+        if not case.padded:
+            mine += outcome.parts
+            right += expected.parts
+    shapes = [[getattr(part, "shape", None) for part in parts] for parts in (mine, right)]
+    if shapes[0] != shapes[1]:
         return ""
-    factors = mine[counts] / right[counts]
-    if not torch.allclose(factors, factors[:1].expand_as(factors), rtol=1e-4) or not factors[0]:
+    mine, right = (torch.cat([part.double().flatten() for part in parts]) for parts in (mine, right))
+    factors = mine[right != 0] / right[right != 0]
+    if mine[right == 0].any() or not len(factors) or not torch.allclose(factors, factors[0], rtol=1e-4):
         return ""
-    return f"{factors[0].item():.4g}"
+    return f"{factors[0].item():.4g}" if factors[0] else ""
 
 
 def shown_arguments(case):
-    sizes = [value.numel() for value in case.arguments.values() if isinstance(value, torch.Tensor)]
-    if max(sizes, default=0) > MOST_SHOWN:
-        what = ", ".join(f"{name} {shape_of(value)}" for name, value in case.arguments.items())
-        return f"with a larger input: {what}"
+    shapes = {name: value.shape for name, value in case.arguments.items() if isinstance(value, torch.Tensor)}
+    if any(shape.numel() > MOST_SHOWN for shape in shapes.values()):
+        return "with a larger input: " + ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
     rows = [f"{name} = {shown(value)}" for name, value in case.arguments.items() if not isinstance(value, dict)]
     return "with " + "\n     ".join(rows)
-
-
-def shape_of(value):
-    return str(list(value.shape)) if isinstance(value, torch.Tensor) else shown(value)
 
 
 def shown_value(outcome):
@@ -266,23 +231,14 @@ def shown_value(outcome):
 
 def shown(value):
     """A tensor as nested lists of rounded numbers; a large one as its shape and first numbers."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    if value.numel() > MOST_SHOWN:
-        first = ", ".join(f"{number:.4g}" for number in value.flatten()[:6].tolist())
+    if isinstance(value, torch.Tensor) and value.numel() > MOST_SHOWN:
+        first = ", ".join(map(shown, value.flatten()[:6].tolist()))
         return f"a tensor of shape {list(value.shape)} that begins {first}"
-    return nested(value.detach().tolist())
-
-
-def nested(value):
+    if isinstance(value, torch.Tensor):
+        value = value.detach().tolist()
     if isinstance(value, list):
-        return f"[{', '.join(nested(item) for item in value)}]"
-    return str(value) if isinstance(value, bool) else f"{value:.4g}"
-
-
-# ---------------------------------------------------------------------------------------------------------- lessons
+        return f"[{', '.join(map(shown, value))}]"
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)
 
 
 def keys_of_lesson(lesson, seed):
@@ -294,14 +250,11 @@ def keys_of_lesson(lesson, seed):
     return [key_of(exercise, getattr(solutions, exercise.function), seed) for exercise in exercises]
 
 
-def check_lesson(lesson, folder, seed=None, box=None, seconds=sandbox.SECONDS):
+def check_lesson(lesson, folder, seed=None, seconds=sandbox.SECONDS):
     """A list of (exercise, verdict, what to say, what it printed) of a lesson.
 
-    folder: where lesson_N.py is. seed: of the fresh cases; None: another one each time. box: a Sandbox to use.
+    folder: where lesson_N.py is. seed: of the fresh cases; None: another one each time.
     """
-    if box is None:
-        with Sandbox() as box:
-            return check_lesson(lesson, folder, seed, box, seconds)
     seed = secrets.randbelow(2**31) if seed is None else seed
     file = (Path(folder) / f"lesson_{lesson}.py").resolve()
     linecache.checkcache(str(file))
@@ -312,49 +265,40 @@ def check_lesson(lesson, folder, seed=None, box=None, seconds=sandbox.SECONDS):
             lines.append((exercise, WRONG, f"there is no {file}", ""))
             continue
         arguments = [case.arguments for case in key.cases]
-        done = box.attempt(file, exercise.function, arguments, exercise.gradient, seconds)
+        done = sandbox.attempt_file(file, exercise.function, arguments, exercise.gradient, seconds)
         lines.append((exercise, *verdict(done, key, file), done["printed"]))
     return lines
 
 
 def kept_keys(lesson, seed):
     """The same from the students' version: numbers that were kept when it was made, for a few seeds."""
+
+    def read(dictionaries):
+        return [found and sandbox.Outcome(**found) for found in dictionaries]
+
     keys = []
     for kept in torch.load(KEPT, weights_only=True)[lesson]:
         one = kept["sets"][seed % len(kept["sets"])]
         kept_cases = [cases.Case(arguments, padded=padded) for arguments, padded in one["cases"]]
-        key = Key(SimpleNamespace(**kept["about"]), kept_cases, read_outcomes(one["expected"]))
-        key.mistakes = {message: read_outcomes(outcomes) for message, outcomes in one["mistakes"].items()}
-        keys.append(key)
+        keys.append(Key(SimpleNamespace(**kept["about"]), kept_cases, read(one["expected"])))
+        keys[-1].mistakes = {message: read(outcomes) for message, outcomes in one["mistakes"].items()}
     return keys
-
-
-def read_outcomes(dictionaries):
-    return [found and sandbox.Outcome(**found) for found in dictionaries]
-
-
-def table(lines):
-    """The verdicts as rich's table."""
-    shown_table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for _ in range(3):
-        shown_table.add_column(no_wrap=True)
-    shown_table.add_column(overflow="fold")
-    for exercise, verdict, text, _ in lines:
-        shown_table.add_row(exercise.number, exercise.function, Text(verdict, COLOURS[verdict]), Text(text))
-    return shown_table
 
 
 def show(lines, console):
     """Prints the verdicts, and below them what the functions print."""
     if not console.is_terminal:
         console.width = 150  # for a file, or a report
-    console.print(table(lines))
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for exercise, verdict, text, _ in lines:
+        table.add_row(exercise.number, exercise.function, Text(verdict, COLOURS[verdict]), Text(text))
+    console.print(table)
     for exercise, _, _, printed in lines:
         for line in printed.splitlines():
             console.print(f"{exercise.function} prints | {line}")
-
-
-# ------------------------------------------------------------------------------------------------------------- main
 
 
 @dataclass
@@ -370,15 +314,16 @@ class Args:
 
 def chosen_lessons(args):
     """The lessons to check. ValueError, saying which there are, if none or a wrong one is chosen."""
+    last = LESSONS[-1]
     if args.all and args.lesson is not None:
         raise ValueError("give a lesson or --all, not both")
-    if args.all:
-        return list(LESSONS)
-    if args.lesson is None:
-        raise ValueError(f"which lesson? Give a number from {LESSONS[0]} to {LESSONS[-1]}, or --all")
-    if args.lesson not in LESSONS:
-        raise ValueError(f"there is no lesson {args.lesson}: the lessons are {LESSONS[0]} to {LESSONS[-1]}")
-    return [args.lesson]
+    if args.lesson is None and not args.all:
+        raise ValueError(f"which lesson? Give a number from 0 to {last}, or --all")
+    if not args.all and args.lesson not in LESSONS:
+        raise ValueError(f"there is no lesson {args.lesson}: the lessons are 0 to {last}")
+    if args.solutions and KEPT.exists():
+        raise ValueError("the students' version has no solutions")
+    return list(LESSONS) if args.all else [args.lesson]
 
 
 def main(args):
@@ -387,16 +332,10 @@ def main(args):
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    if args.solutions and KEPT.exists():
-        print("error: the students' version has no solutions", file=sys.stderr)
-        sys.exit(2)
     folder = COURSE / "solutions" if args.solutions else args.folder
     console = Console(highlight=False, emoji=False, markup=False)
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
-    lines = []
-    with Sandbox() as box:
-        for lesson in lessons:
-            lines += check_lesson(lesson, folder, seed, box)
+    lines = [line for lesson in lessons for line in check_lesson(lesson, folder, seed)]
     show(lines, console)
     num_passed = sum(verdict == PASS for _, verdict, *_ in lines)
     console.print(f"{num_passed} of {len(lines)} pass (random inputs: --seed {seed} repeats them)")

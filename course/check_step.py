@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from course import check
-from course.sandbox import ROOT, Sandbox
+from course.sandbox import ROOT, attempt_file
 
 MODEL = ROOT / "models" / "kk_tiny"
 SECONDS = 90
@@ -36,8 +36,6 @@ ASKED = (("2", 14), ("3", 50))  # people and seed of the puzzles for `sample`: a
 NOT_SHIFTED = "is not shifted: the logits at a position are of the next token, so logits[:, :-1] belong to ids[:, 1:]"
 SURE = 15  # nats by which another way to draw must explain the tokens better than the right one
 TEMPERATURES = [tenths / 10 for tenths in range(1, 31)]
-
-# -------------------------------------------------------------------------------------------------- what must come back
 
 
 @cache
@@ -129,17 +127,13 @@ def after_updates(advantages, count=2, **missing):
     return torch.cat([weight.detach().flatten() for weight in policy.parameters()])
 
 
-# ------------------------------------------------------------------------------------------------------------- verdicts
-
-
-def check_file(file, box):
+def check_file(file):
     """A list of (part, verdict, what to say, what it printed), in the order of PARTS."""
     file = Path(file).resolve()
     if not file.exists():
         return [(Part("step", name), check.WRONG, f"there is no {file}", "") for name in PARTS]
     linecache.checkcache(str(file))
-    harness = check.COURSE / "step.py"
-    done = box.attempt(file, "", [given()], seconds=SECONDS, harness=harness)
+    done = attempt_file(file, "", [given()], seconds=SECONDS, harness="course.step")
     lines = []
     for name in PARTS:
         lines.append((Part("step", name), *verdict(name, done, file), "" if lines else done["printed"]))
@@ -150,21 +144,19 @@ def verdict(name, done, file):
     """(PASS, NOT YET or WRONG, what to say) of a function."""
     if "gave" in done and name in done["gave"]:
         try:
-            text = globals()[f"wrong_{name}"](done["gave"][name])
+            gave = done["gave"][name]
+            text = differs(gave[name], name) if name == "advantages" else globals()[f"wrong_{name}"](gave)
         except Exception as error:
             text = f"gives something else than what is asked for: {type(error).__name__}: {error}"
         return (check.WRONG, text) if text else (check.PASS, "")
-    if "unreadable" in done:
-        return check.WRONG, check.unreadable(done["unreadable"], file)
-    if "ended" in done:
-        return check.WRONG, "takes too long" if done["ended"] == "time" else "ends the program"
+    if stopped := check.without_result(done, file):
+        return check.WRONG, stopped
     error = done.get("error")
     if error is None or name != next(part for part in PARTS if part not in done.get("gave", {})):
         return check.NOT_YET, "comes after one that is not right"
     if error["type"] == "NotImplementedError":
         return check.NOT_YET, "not written yet"
-    line = linecache.getline(str(file), error["line"]).strip() if error["line"] else ""
-    return check.WRONG, f"raises {error['type']}: {error['text']}\nin line {error['line']} of {file.name}: {line}"
+    return check.WRONG, check.raised(error, file)
 
 
 def differs(mine, name, tolerance=1e-4):
@@ -196,8 +188,7 @@ def wrong_log_probs(gave):
 def mistakes_of_log_probs():
     """{what to say: the log-probabilities that it is said of}"""
     ids, mask = given()["ids"], given()["mask"]
-    with torch.no_grad():
-        logits = checkers_policy(flat=False)(ids).logits  # [N, T, V]
+    logits = checkers_policy(flat=False)(ids).logits  # [N, T, V]
     before, after = logits[:, :-1], ids[:, 1:]  # the logits that a token was drawn from, and the token
 
     def chosen(values, ids):
@@ -207,9 +198,7 @@ def mistakes_of_log_probs():
     late, early = (1, 0), (0, 1)  # where a place is added
     wrong = {
         NOT_SHIFTED: chosen(logits.log_softmax(-1), ids),
-        f"{NOT_SHIFTED}. And what is found stands one place too late": (
-            pad(chosen(before.log_softmax(-1), ids[:, :-1]), late)
-        ),
+        f"{NOT_SHIFTED}. And it stands one place too late": pad(chosen(before.log_softmax(-1), ids[:, :-1]), late),
         "stands one place too early: the logits at a position are of the next token": pad(right, early),
         "gives logits: log_softmax over the vocabulary makes log-probabilities of them": pad(
             chosen(before, after), late
@@ -220,10 +209,6 @@ def mistakes_of_log_probs():
     return {message: values.masked_fill(~mask, 0) for message, values in wrong.items()}
 
 
-def wrong_advantages(gave):
-    return differs(gave["advantages"], "advantages")
-
-
 def wrong_loss(gave):
     mine, right = gave["loss"], reinforces()["loss"]
     if mine.shape == right.shape and torch.allclose(mine, -right):
@@ -232,11 +217,9 @@ def wrong_loss(gave):
 
 
 MISTAKES_OF_UPDATE = {  # what to say: what after_updates is told
-    "the gradient is not scaled down: clip_grad_norm_ to LARGEST_NORM belongs between backward and step": {
-        "clip": True
-    },
-    "the second gradient has the first in it: optimizer.zero_grad() is missing": {"zero_grad": True},
-    "clip_grad_norm_ and zero_grad are missing": {"clip": True, "zero_grad": True},
+    "the gradient is not scaled down: clip_grad_norm_ to LARGEST_NORM belongs between backward and step": {"clip": 1},
+    "the second gradient has the first in it: optimizer.zero_grad() is missing": {"zero_grad": 1},
+    "clip_grad_norm_ and zero_grad are missing": {"clip": 1, "zero_grad": 1},
     "the weights have not moved: backward, then optimizer.step(), then zero_grad": {"count": 0},
     "the weights have moved once in two updates": {"count": 1},
 }
@@ -257,9 +240,6 @@ def wrong_update(gave):
         if apart(after_updates(reinforces()["advantages"], **missing)) < 1e-6:
             return message
     return f"after two updates the weights are {apart(right):.1g} away from reinforce.py's, in the mean"
-
-
-# ------------------------------------------------------------------------------------------------------ what was drawn
 
 
 def wrong_sample(gave):
@@ -290,10 +270,7 @@ def wrong_rows(ids, mask, texts):
         if response[-1] != end and is_behind and length < longest:  # of the longest it may be padding
             return f"row {i}: the mask lacks the end token, which the policy also chose"
         if response[-1] != end and length < longest:
-            return (
-                f"row {i}: the end token is cut off. The policy chose it like any other token: leave it in ids and "
-                "mask, otherwise the policy does not learn when to end"
-            )
+            return f"row {i}: the end token is cut off: leave it in ids and mask, or the policy does not learn to end"
         if text != tokenizer().decode(response, skip_special_tokens=True):
             return f"row {i}: the text is not that of the response's tokens"
     groups = [{tuple(row.tolist()) for row in ids[i : i + num_rows]} for i in range(0, len(ids), num_rows)]
@@ -319,8 +296,7 @@ def wrong_draws(ids, mask, flat):
 
 def log_probs_of_all(ids, mask, flat):
     """At each response token: the log-probabilities of the whole vocabulary, [n, V], and which one was drawn, [n]."""
-    with torch.no_grad():
-        logits = checkers_policy(flat)(ids).logits[:, :-1]  # [N, T - 1, V]
+    logits = checkers_policy(flat)(ids).logits[:, :-1]  # [N, T - 1, V]
     return logits[mask[:, 1:]].double().log_softmax(-1), ids[mask]
 
 
@@ -328,7 +304,7 @@ def log_probs_of_all(ids, mask, flat):
 def checkers_policy(flat):
     from course import step
 
-    return step.load(str(MODEL), flat)
+    return step.load(str(MODEL), flat).requires_grad_(False)
 
 
 def best_explanation(all_logp, drawn):
@@ -345,20 +321,14 @@ def best_explanation(all_logp, drawn):
     top_p = before.gather(-1, rank[:, None]).max().item()
     allowed = (ordered * (before <= top_p)).sum(-1)
     right = all_logp.gather(-1, drawn[:, None]).sum().item()
-    found = {
-        f"draws no token but the {top_k} most probable: top_k=0 takes all (generate's default is 50)": (
-            -ordered[:, :top_k].sum(-1).log().sum().item()
-        ),
-        f"draws no improbable token, as with top_p = {top_p:.2f}: top_p=1.0 takes all": (-allowed.log().sum().item()),
-    }
+    by_k = f"draws no token but the {top_k} most probable: top_k=0 takes all (generate's default is 50)"
+    by_p = f"draws no improbable token, as with top_p = {top_p:.2f}: top_p=1.0 takes all"
+    found = {by_k: -ordered[:, :top_k].sum(-1).log().sum().item(), by_p: -allowed.log().sum().item()}
     for temperature in TEMPERATURES:
         scaled = (all_logp / temperature).log_softmax(-1).gather(-1, drawn[:, None]).sum().item()
         found[f"draws as with temperature {temperature:g}"] = scaled - right
     text = max(found, key=found.get)
     return text, found[text]
-
-
-# ----------------------------------------------------------------------------------------------------------------- main
 
 
 @dataclass
@@ -371,8 +341,7 @@ class Args:
 
 def main(args):
     file = check.COURSE / "solutions" / "step.py" if args.solutions else args.file
-    with Sandbox() as box:
-        lines = check_file(file, box)
+    lines = check_file(file)
     check.show(lines, Console(highlight=False, emoji=False, markup=False))
     sys.exit(int(any(verdict != check.PASS for _, verdict, *_ in lines)))
 

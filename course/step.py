@@ -7,7 +7,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 transformers.logging.disable_progress_bar()
 SEED = 0
 FLAT = 0.4
-MAY_READ = ("models/kk_tiny", "rewards")
 
 
 def load(model, flat=False):

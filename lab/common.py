@@ -1,8 +1,7 @@
 """What the commands of the lab share: settings, trainers, batches, a step, results.
 
-Nothing here computes an advantage, a loss or an update: the trainers' own functions do. A batch is
-what a trainer's main hands to its update, made in the same order: prompts, responses by vLLM,
-rewards, log-probabilities, advantages.
+Nothing here computes an advantage, a loss or an update: the trainers' own functions do. A batch is what a trainer's
+main hands to its update, made in the same order: prompts, responses by vLLM, rewards, log-probabilities, advantages.
 """
 
 import dataclasses
@@ -22,36 +21,21 @@ from typing import Annotated
 
 import torch
 import tyro
-from tqdm import tqdm
+from scipy import stats
 
 import grpo
-from lab import verdicts
 from rewards import TASKS, check_options, load_task, score
-from runtime import (
-    checks,
-    curves,
-    defaults,
-    engine,
-    files,
-    folders,
-    hub,
-    memory,
-    passes,
-    records,
-    settings,
-)
+from runtime import checks, curves, defaults, engine, files, folders, hub, memory, passes, records, settings
 from runtime.processes import DEVICE, ON_GPU
 from runtime.settings import GroupSize, NonNegativeInt, PositiveInt, Temperature
 from runtime.sharing import next_problems
-from tools import inference, updates
+from tools import claims, updates
 
 ROOT = Path(__file__).parents[1]
 STARTED = time.monotonic()  # when the command began, but for the imports
 
 BINS = 4  # quarters of probability, as in AR-Lopti's figure 1
 BIN_NAMES = ["p ≤ 0.25", "0.25 – 0.5", "0.5 – 0.75", "p > 0.75"]
-
-# ----------------------------------------------------------------------------------------- settings
 
 
 @dataclasses.dataclass
@@ -79,8 +63,8 @@ QUICK = {"prompts": 2, "responses": 3, "max_tokens": 96}  # sizes of --quick in 
 def parse(args_class, description, quick):
     """The command line as an args_class. quick: the sizes of --quick besides QUICK.
 
-    With --quick a size that is not given is the smaller one of its default and that of --quick.
-    Ends the program with exit code 2 and one line if a setting can't be right.
+    With --quick a size that is not given is the smaller one of its default and that of --quick. Ends the program with
+    exit code 2 and one line if a setting can't be right.
     """
     args = tyro.cli(args_class, description=description.split("\n\n")[0], use_underscores=True)
     if args.quick:
@@ -95,7 +79,7 @@ def parse(args_class, description, quick):
 
 def place(args):
     """Where results are written: lab/results has those of each command's own model."""
-    is_shown = args.model == type(args).model and not args.quick
+    is_shown = args.model == type(args).model and not getattr(args, "quick", False)
     return "lab/results" if is_shown else "runs/lab"
 
 
@@ -118,29 +102,21 @@ def check(args):
 def trainer_args(script, args, **changes):
     """A script's own settings for the lab's model and sizes.
 
-    What is not given is the script's default for the model; for a run's checkpoint, that for the
-    model which the run began with. Compute is float32, since the lab compares small differences.
-    Gradients are never scaled down: a command sets its own steps.
+    What is not given is the script's default for the model; for a run's checkpoint, that for the model which the run
+    began with. Compute is float32, since the lab compares small differences. Gradients are never scaled down: a command
+    sets its own steps.
     """
     trainer = importlib.import_module(script)
     argv = [f"--model={began_with(args.model)}"]
     own = settings.merged(defaults.layers(argv, trainer.Args, trainer.TASKS))
-    sizes = {
-        "model": args.model,
-        "seed": args.seed,
-        "task": args.task,
-        "data": args.data,
-        "people": args.people,
+    same = ("model", "seed", "task", "data", "people", "temperature")
+    sizes = {name: getattr(args, name) for name in same} | {
         "prompts_per_step": args.prompts,
         "responses_per_prompt": args.responses,
         "max_response_tokens": args.max_tokens,
-        "temperature": args.temperature,
-        "updates_per_step": 1,
-        "max_grad_norm": 1e9,
-        "dtype": "float32",
         "gradient_checkpointing": ON_GPU,  # the models that need a GPU need the memory, too
-        "compile": False,
     }
+    sizes |= {"updates_per_step": 1, "max_grad_norm": 1e9, "dtype": "float32", "compile": False}
     return trainer.Args(**own | sizes | changes)
 
 
@@ -164,27 +140,18 @@ def learning_rate(args):
     return args.lr or trainer_args("grpo", args).lr
 
 
-def check_updates(args, at_least):
-    """ValueError if a batch can't be divided into --updates updates, or these are too few."""
-    if args.updates < at_least or args.prompts % args.updates:
-        raise ValueError(
-            f"--updates is {args.updates}; it must be at least {at_least} and divide --prompts, "
-            f"which is {args.prompts}"
-        )
-
-
 def begin(args_class, description, quick, least_updates=None, also_check=None, need_gradient=True):
     """(args, policy, tokenizer, batches): how every command begins, from its command line on.
 
-    quick: as in parse; least_updates: of --updates, if the command has it; also_check: its own
-    check of its settings; need_gradient: as in load_batches. There are --batches batches, or one if
-    the command has no such setting. Ends the program after a dry run, and with exit code 2 and one
-    line if a setting can't be right.
+    quick: as in parse; least_updates: of --updates, if the command has it; also_check: its own check of its settings;
+    need_gradient: as in load_batches. There are --batches batches, or one if the command has no such setting. Ends the
+    program after a dry run, and with exit code 2 and one line if a setting can't be right.
     """
     args = parse(args_class, description, quick)
     with settings.errors_in_one_line():
-        if least_updates:
-            check_updates(args, least_updates)
+        if least_updates and (args.updates < least_updates or args.prompts % args.updates):
+            needed = f"it must be at least {least_updates} and divide --prompts, which is {args.prompts}"
+            raise ValueError(f"--updates is {args.updates}; {needed}")
         if also_check:
             also_check(args)
         if args.dry_run:
@@ -193,9 +160,6 @@ def begin(args_class, description, quick, least_updates=None, also_check=None, n
         policy, tokenizer = load_policy(args)
         batches = load_batches(policy, args, getattr(args, "batches", 1), need_gradient)
     return args, policy, tokenizer, batches
-
-
-# ------------------------------------------------------------------------------------------ batches
 
 
 @dataclasses.dataclass
@@ -212,10 +176,10 @@ class Sampled:
 def dry_run(args):
     """Checks the model's files without its weights, and says how much memory is needed.
 
-    It is what grpo.py would need at these sizes. Gradients and copies of the weights that a command
-    keeps are in the main memory, also with a GPU. ValueError if the model's configuration or
-    tokenizer can't be read. A machine with too little memory is no error here, so that a command
-    for a large model can be checked on a small machine; without --dry_run it is one.
+    It is what grpo.py would need at these sizes. Gradients and copies of the weights that a command keeps are in the
+    main memory, also with a GPU. ValueError if the model's configuration or tokenizer can't be read. A machine with too
+    little memory is no error here, so that a command for a large model can be checked on a small machine; without
+    --dry_run it is one.
     """
     of_trainer = trainer_args("grpo", args)
     check_options(of_trainer)
@@ -223,12 +187,9 @@ def dry_run(args):
     checks.check_gpus(of_trainer)
     config, _ = checks.read_config(args.model)
     n_params, needed, available = memory.estimate(config, of_trainer, passes.HEAD_CHUNK)
-    print(
-        f"{args.model}: {n_params / 1e9:.3g} billion parameters; about {needed:.1f} GiB of memory "
-        f"in float32, and this machine has {available:.1f}"
-    )
-    gradients = 4 * n_params / memory.GIB
-    print(f"each gradient or copy of the weights that is kept: {gradients:.2g} GiB of main memory")
+    print(f"{args.model}: {n_params / 1e9:.3g} billion parameters; about {needed:.1f} GiB of memory in float32,")
+    print(f"and this machine has {available:.1f}; each gradient or copy of the weights that is kept: ", end="")
+    print(f"{4 * n_params / memory.GIB:.2g} GiB of main memory")
     if needed > available:
         print("this machine has too little: without --dry_run the command would end here")
     print("the settings are right; --dry_run ends here")
@@ -270,8 +231,8 @@ def load_batches(policy, args, count, need_gradient=True):
 
     need_gradient: ValueError if all groups of a batch have equal rewards, which leave no gradient.
 
-    A batch depends on the weights, the seed and the sizes; any command with the same ones finds it
-    again. Batch i has the i-th prompts of the training set's order and its own sampling seed.
+    A batch depends on the weights, the seed and the sizes; any command with the same ones finds it again. Batch i has
+    the i-th prompts of the training set's order and its own sampling seed.
     """
     sizes = [args.seed, args.prompts, args.responses, args.max_tokens, args.temperature]
     problems = [args.people] if args.task == "kk" else [args.task]
@@ -345,9 +306,9 @@ def bins_of(logp, edges=(0.25, 0.5, 0.75)):
 def head_in_float64(policy):
     """Within it the policy's log-probabilities have all their digits where they are near 0.
 
-    float32 has no number between 1 and 1 − 6e-8, and log_softmax takes the logarithm of such a
-    number: of a token with p = 0.999999 it can't tell which way a small step moves it. Here the
-    logits are float32, and what is done with them is float64.
+    float32 has no number between 1 and 1 − 6e-8, and log_softmax takes the logarithm of such a number: of a token with
+    p = 0.999999 it can't tell which way a small step moves it. Here the logits are float32, and what is done with them
+    is float64.
     """
 
     def head(states, targets, temperature, with_entropy):
@@ -373,14 +334,11 @@ def fine_log_probs(policy, batch, args):
     return logp.double()
 
 
-# ------------------------------------------------------------------------------------------- a step
-
-
 def gradient_of(policy, batch, args):
     """The gradient of GRPO's loss at the policy's weights, a list of tensors, by its own update().
 
-    args: grpo.py's settings. The divisor counts all tokens of the mask; with kl_coef 0 a token
-    whose advantage is 0 adds nothing, so the advantages choose the tokens whose gradient this is.
+    args: grpo.py's settings. The divisor counts all tokens of the mask; with kl_coef 0 a token whose advantage is 0
+    adds nothing, so the advantages choose the tokens whose gradient this is.
     """
     recorder = updates.Recorder(policy)
     grpo.update(policy, recorder, batch, 1, args)
@@ -390,8 +348,8 @@ def gradient_of(policy, batch, args):
 def gradient_of_tokens(policy, batch, chosen, args):
     """The part of GRPO's gradient that comes from the chosen tokens, a list of tensors.
 
-    chosen: bool [N, T]; args: grpo.py's settings, with kl_coef 0. The divisor stays the number of
-    all tokens, so that the gradients of the parts of a batch add up to that of the whole.
+    chosen: bool [N, T]; args: grpo.py's settings, with kl_coef 0. The divisor stays the number of all tokens, so that
+    the gradients of the parts of a batch add up to that of the whole.
     """
     advantages = batch["advantages"] * chosen
     return gradient_of(policy, batch | {"advantages": advantages}, args)
@@ -441,14 +399,6 @@ def angle(some, others):
     return math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
 
 
-def norm_of_own_mean(gradient, share):
-    """The norm of the gradient of the mean loss over the chosen tokens alone, a float.
-
-    gradient: as gradient_of_tokens gives it; share: of all tokens, how many were chosen.
-    """
-    return norm(gradient) / share if share else 0.0
-
-
 def mean_and_error(values):
     """(mean, standard error of the mean, or 0 if there is one value) over batches."""
     error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
@@ -476,31 +426,8 @@ def correlation(a, b):
 
 def rank_correlation(a, b):
     """Spearman's, of two vectors; 0 if one is constant or there are fewer than three values."""
-    ranks = [torch.from_numpy(inference.ranks(values.double().cpu())) for values in (a, b)]
+    ranks = [torch.from_numpy(stats.rankdata(values.double().cpu())) for values in (a, b)]
     return correlation(*ranks)
-
-
-def measured(args, name, policy, batches, measure):
-    """[measure(a batch) for each of them]; a command that was stopped goes on where it was.
-
-    What is measured is kept in --cache, under the name of the weights, the settings and the commit.
-    Nothing is taken from there if the code differs from the commit, or has none.
-    """
-    settings_of_it = dataclasses.asdict(args) | {"out": "", "cache": ""}
-    if args.data:
-        settings_of_it["data"] = digest_of(args.data)
-    commit = records.commit()  # None where there is no git, as in a student's copy
-    about = json.dumps([fingerprint(policy), commit, settings_of_it], default=str)
-    path = Path(args.cache, f"{name}_{hashlib.sha256(about.encode()).hexdigest()[:16]}.pt")
-    is_known = path.exists() and commit and not commit.endswith("+")
-    rows = torch.load(path) if is_known else []
-    for sampled in tqdm(batches[len(rows) :], desc=name):
-        rows.append(measure(sampled))
-        torch.save(rows, path)
-    return rows
-
-
-# ------------------------------------------------------------------------------------------ results
 
 
 def finish(args, name, result):
@@ -516,7 +443,7 @@ def finish(args, name, result):
     }
     text = json.dumps(rounded(about | result), indent=1, ensure_ascii=False)
     files.write(Path(args.out, f"{name}.json"), with_lists_in_lines(text) + "\n")
-    print("\n".join(verdicts.of_file(name, Path(args.out))))
+    print("\n".join(claims.of_file(name, Path(args.out))))
 
 
 def with_lists_in_lines(text):
@@ -535,25 +462,39 @@ def rounded(value):
     return value
 
 
-def draw_shares(panels, averages):
-    """The shares of tokens and of gradient norms by bin, beside each other.
+def bars(axes, places, pairs, width=0.8, decimals=0, **look):
+    """Bars with their standard errors, and their heights as text. pairs: [mean, standard error] for each."""
+    heights, errors = zip(*pairs)
+    axes.bar(places, heights, width, yerr=errors, ecolor="black", capsize=3, **look)
+    for place, height, error in zip(places, heights, errors):
+        offset = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "small"}
+        above = (place, height + error)
+        axes.annotate(f"{height:,.{decimals}f}", above, ha="center", va="bottom", **offset)
 
-    averages: {name: of over_batches, with share and norm_share}.
-    """
+
+def points(axes, places, pairs, fmt, **look):
+    """Markers with their standard errors. pairs: [mean, standard error] for each place, or None."""
+    there = [(place, *pair) for place, pair in zip(places, pairs) if pair]
+    xs, means, errors = zip(*there) if there else ((), (), ())
+    axes.errorbar(xs, means, yerr=errors, fmt=fmt, markersize=7, capsize=3, **look)
+
+
+def percent(pairs):
+    return [[100 * value for value in pair] for pair in pairs]
+
+
+def draw_shares(panels, averages):
+    """The shares of tokens and of gradient norms by bin. averages: {name: of over_batches}."""
     parts = ("share of the tokens [%]", "share of the gradient norms [%]")
     width = 0.8 / len(averages)
     for axes, key, title in zip(panels, ("share", "norm_share"), parts):
         for number, (name, average) in enumerate(averages.items()):
             places = [i + width * (number + 0.5) - 0.4 for i in range(BINS)]
-            heights = [100 * mean for mean, _ in average[key]]
-            errors = [100 * error for _, error in average[key]]
-            look = {"color": curves.COLOURS[number], "capsize": 4, "label": name}
-            axes.bar(places, heights, 0.95 * width, yerr=errors, **look)
-            for x, height, error in zip(places, heights, errors):
-                axes.text(x, height + error + 1, f"{height:.0f}", ha="center", va="bottom")
+            bars(axes, places, percent(average[key]), 0.95 * width, color=curves.COLOURS[number], label=name)
         axes.set_xticks(range(BINS), BIN_NAMES)
         axes.set(title=title, ylim=(0, 105))
-    panels[0].legend(frameon=False, loc="upper left")
+    if len(averages) > 1:
+        panels[0].legend(frameon=False, loc="upper left")
 
 
 def save_figure(figure, args, name):

@@ -1,25 +1,23 @@
 """Forking tokens: words of the highest entropy, the lowest probability, the largest gradient.
 
-*Beyond the 80/20 Rule* (Wang et al. 2025, arXiv 2506.01939) and Archer (arXiv 2507.15778): most
-tokens have an entropy near 0, and the few with a high one are the words at which a solution forks.
-AR-Lopti (arXiv 2505.12929) looks at the improbable tokens instead, whose gradients are large. ACPO
-(arXiv 2606.22570), figure 2c and appendix C: the two are related, but not the same.
+*Beyond the 80/20 Rule* (Wang et al. 2025, arXiv 2506.01939) and Archer (arXiv 2507.15778): most tokens have an entropy
+near 0, and the few with a high one are the words at which a solution forks. AR-Lopti (arXiv 2505.12929) looks at the
+improbable tokens instead, whose gradients are large. ACPO (arXiv 2606.22570), figure 2c and appendix C: the two are
+related, but not the same.
 
 Measured for every response token of --batches batches:
 - entropy and log-probability, by the trainers' log_probs;
-- gradient: the norm of ∇ log π at the last layer's output. Later positions can't influence a
-  prediction, and what follows that layer works on each position alone, so one backward pass of the
-  sum of all log-probabilities gives the gradient of each token. For --checked of the tokens the
-  norm of the gradient with respect to all weights is measured too, to see if it says the same.
+- gradient: the norm of ∇ log π at the last layer's output. Later positions can't influence a prediction, and what
+  follows that layer works on each position alone, so one backward pass of the sum of all log-probabilities gives the
+  gradient of each token. For --checked of the tokens the norm of the gradient with respect to all weights is measured
+  too, to see if it says the same.
 
-The set of highest entropy is the one that entropy_top.py trains on (--share 0.2); the two others,
-lowest probability and largest gradient, have as many tokens. Two sets chosen at random would share
-a fifth of their tokens.
+The set of highest entropy is the one that entropy_top.py trains on (--share 0.2); the two others, lowest probability
+and largest gradient, have as many tokens. Two sets chosen at random would share a fifth of their tokens.
 
-A word is the text of a token without the spaces around it; only words that occur --least times are
-listed. A connecting word is one that stands alone in AR-Lopti's Table 5 (tools/words.py: "so",
-"since", "assume", …). A token begins a step if it is the first, or follows a line break or the end
-of a sentence.
+A word is the text of a token without the spaces around it; only words that occur --least times are listed. A connecting
+word is one that stands alone in AR-Lopti's Table 5 (tools/words.py: "so", "since", "assume", …). A token begins a step
+if it is the first, or follows a line break or the end of a sentence.
 
 Results: forking_tokens.json and forking_tokens.png.
 
@@ -28,7 +26,6 @@ Results: forking_tokens.json and forking_tokens.png.
 
 import dataclasses
 import math
-from statistics import fmean
 
 import torch
 from tqdm import tqdm
@@ -43,17 +40,9 @@ from tools import words
 NEARLY_CERTAIN = 0.01  # nats, the entropy below which a token counts as having none
 MOST = 0.8  # of the entropy: the 80 in 80/20
 MEASURES = ("entropy", "probability", "gradient")
-SETS = {
-    "entropy": "highest entropy",
-    "probability": "lowest probability",
-    "gradient": "largest gradient",
-}
 PAIRS = [("entropy", "probability"), ("entropy", "gradient"), ("probability", "gradient")]
 SENTENCE_ENDS = ".?!:"
 SHOWN = 12  # words in each panel of the picture
-DRAWN = ["highest entropy", "largest gradient", "lowest entropy"]  # lists in the picture
-
-# ----------------------------------------------------------------------------------------- settings
 
 
 @dataclasses.dataclass
@@ -68,8 +57,6 @@ class Args(common.Args):
 
 
 QUICK = {"batches": 1, "least": 3, "checked": 6}
-
-# ------------------------------------------------------------------------------------------ measure
 
 
 def gradient_norms(policy, batch, args):
@@ -173,9 +160,6 @@ def measure(policy, tokenizer, sampled, args):
     return found
 
 
-# ------------------------------------------------------------------------------------------ numbers
-
-
 def share_carrying(values, part):
     """The least share of the values [n] whose sum is `part` of all, the largest values first."""
     largest_first = values.sort(descending=True).values
@@ -204,8 +188,7 @@ def mean_of(values, chosen):
 def entropy_bounds(probability, vocabulary):
     """(least, greatest) entropy in nats that a distribution can have if a token has this p, [n].
 
-    vocabulary: its size. The rest, 1 − p, is on one other token, or evenly on all others (ACPO,
-    appendix C).
+    vocabulary: its size. The rest, 1 − p, is on one other token, or evenly on all others (ACPO, appendix C).
     """
     rest = 1 - probability
     own = -torch.xlogy(probability, probability)
@@ -278,10 +261,7 @@ def lists_of(rows, listed):
     return lists
 
 
-# ------------------------------------------------------------------------------------------ picture
-
-
-def draw(batches, rows, lists, args):
+def draw(batches, lists, args):
     pooled = {name: torch.cat([found[name] for found in batches]) for name in MEASURES}
     num_tokens = len(pooled["entropy"])
     name = common.name_of(args.model)
@@ -290,8 +270,7 @@ def draw(batches, rows, lists, args):
     panels = figure.subplots(3, 2)
     draw_shares(panels[0, 0], pooled)
     draw_scatter(panels[0, 1], pooled, args)
-    draw_overlaps(panels[1, 0], rows)
-    draw_words([panels[1, 1], *panels[2]], {name: lists[name] for name in DRAWN})
+    draw_words([*panels[1], *panels[2]], lists)
     common.save_figure(figure, args, "forking_tokens")
 
 
@@ -305,9 +284,7 @@ def draw_shares(axes, pooled):
     needed = 100 * share_carrying(pooled["entropy"], MOST)
     axes.plot([0, needed, needed], [100 * MOST, 100 * MOST, 0], ":", color="0.4", linewidth=1.5)
     axes.text(needed + 2, 100 * MOST - 8, f"{needed:.0f} % have {MOST:.0%} of the entropy")
-    axes.set_xlabel("tokens, largest first [%]")
-    axes.set_ylabel("part of the sum [%]")
-    axes.set_title("how few tokens have how much")
+    axes.set(xlabel="tokens, largest first [%]", ylabel="part of the sum [%]", title="how few tokens have how much")
     axes.legend(frameon=False, loc="lower right")
 
 
@@ -321,28 +298,8 @@ def draw_scatter(axes, pooled, args):
     low, _ = entropy_bounds(p, 2)
     axes.plot(p, low, color="#D55E00", label="least possible")
     axes.set_xlabel("probability of the token")
-    axes.set_ylabel("entropy [nats]")
-    axes.set_title(f"entropy and probability of {len(some)} tokens")
+    axes.set(ylabel="entropy [nats]", title=f"entropy and probability of {len(some)} tokens")
     axes.legend(frameon=False, loc="upper right")
-
-
-def draw_overlaps(axes, rows):
-    """The shares that the sets have in common, means over the batches."""
-    shared = torch.eye(len(MEASURES))
-    for some, others in PAIRS:
-        value = fmean(row["overlap"][f"{some}, {others}"] for row in rows)
-        shared[MEASURES.index(some), MEASURES.index(others)] = value
-        shared[MEASURES.index(others), MEASURES.index(some)] = value
-    axes.imshow(shared, cmap="Blues", vmin=0, vmax=1)
-    for y in range(len(MEASURES)):
-        for x in range(len(MEASURES)):
-            colour = "white" if shared[y, x] > 0.6 else "black"
-            axes.text(x, y, f"{shared[y, x]:.0%}", ha="center", va="center", color=colour)
-    names = [SETS[key].replace(" ", "\n") for key in MEASURES]
-    axes.set_xticks(range(len(MEASURES)), names)
-    axes.set_yticks(range(len(MEASURES)), names)
-    axes.tick_params(length=0)
-    axes.set_title("tokens in both sets")
 
 
 def draw_words(panels, lists):
@@ -358,11 +315,7 @@ def draw_words(panels, lists):
         labels = [f"{row['word']}  ({row['count']})".replace("$", r"\$") for row in rows]
         axes.set_yticks(range(len(rows)), labels)
         axes.invert_yaxis()
-        axes.set_xlabel(units[key])
-        axes.set_title(f"words of {name} (how often)")
-
-
-# --------------------------------------------------------------------------------------------- main
+        axes.set(xlabel=units[key], title=f"words of {name} (how often)")
 
 
 def check_gradients(policy, sampled, found, args):
@@ -371,32 +324,19 @@ def check_gradients(policy, sampled, found, args):
     number = torch.full(sampled.batch["mask"].shape, -1)
     number[sampled.batch["mask"]] = torch.arange(len(found["gradient"]))
     chosen = number[rows, positions]  # their places among the batch's tokens
-    values = {
-        "rest": 1 - found["probability"][chosen],
-        "all_weights": at_all,
-        "last_layer": found["gradient"][chosen],
-    }
-    return [
-        {name: of_all[rows == row].tolist() for name, of_all in values.items()}
-        for row in rows.unique()
-    ]
+    values = {"rest": 1 - found["probability"][chosen], "all_weights": at_all, "last_layer": found["gradient"][chosen]}
+    return [{name: of_all[rows == row].tolist() for name, of_all in values.items()} for row in rows.unique()]
 
 
 def main():
     args, policy, tokenizer, batches = common.begin(Args, __doc__, QUICK, need_gradient=False)
     policy.eval()  # nothing is recomputed: the activations are looked at
-    found = common.measured(
-        args,
-        "forking_tokens",
-        policy,
-        batches,
-        lambda sampled: measure(policy, tokenizer, sampled, args),
-    )
+    found = [measure(policy, tokenizer, sampled, args) for sampled in tqdm(batches, desc="batches")]
     vocabulary = policy.lm.config.vocab_size
     rows = [numbers_of(of_batch, vocabulary) for of_batch in found]
     table = word_table(found, args.least)
     lists = lists_of(table, args.listed)
-    draw(found, rows, lists, args)
+    draw(found, lists, args)
     result = {
         "tokens": sum(row["tokens"] for row in rows),
         "batches": rows,

@@ -1,38 +1,31 @@
 """Key factors: size and direction of the gradients of some tokens, and of off-policy losses.
 
-ACPO (arXiv 2606.22570), figure 4 and appendix D. Two gradients are compared by the ratio of their
-norms and by principal angles. For each weight matrix take the k first right singular vectors of
-both gradients, V and W. The arccosines of the singular values of VᵀW are the angles between the two
-subspaces. The number shown is their mean over the k angles and over all weight matrices. 0° means
-the same subspace. Two subspaces that have nothing to do with each other are not at 90°, but at an
-angle that depends on k and the width: `chance` is that of matrices of random numbers.
+ACPO (arXiv 2606.22570), figure 4 and appendix D. Two gradients are compared by the ratio of their norms and by
+principal angles. For each weight matrix take the k first right singular vectors of both gradients, V and W. The
+arccosines of the singular values of VᵀW are the angles between the two subspaces. The number shown is their mean over
+the k angles and over all weight matrices. 0° means the same subspace. Two subspaces that have nothing to do with each
+other are not at 90°, but at an angle that depends on k and the width: `chance` is that of matrices of random numbers.
 
-The paper takes k = 128. kk_tiny has only 128 directions in most matrices, and all of space is at 0°
-to itself. So k is a sixteenth of the model's width, which is 128 for a width of 2048. The angle
-with 128, or the rank if that is less, is in the JSON file too. The angle between the gradients
-themselves, as long vectors, stands beside both.
+The paper takes k = 128. kk_tiny has only 128 directions in most matrices, and all of space is at 0° to itself. So k is
+a sixteenth of the model's width, which is 128 for a width of 2048. The angle between the
+gradients themselves, as long vectors, stands beside it.
 
-Some tokens (D.1, D.2): those with p < 0.2, p > 0.8, the highest entropies (entropy_top.py's choice
-and update), A > 0, A < 0; at the weights that sampled the batch, against the gradient of all
-tokens. Norms are those of the mean over these tokens alone: the paper's exceed the whole's as no
-mere part could. The JSON file has the norm of the part as well.
+Some tokens (D.1, D.2): those with p < 0.2, p > 0.8, the highest entropies (entropy_top.py's choice and update), A > 0,
+A < 0; at the weights that sampled the batch, against the gradient of all tokens. Norms are those of the mean over these
+tokens alone: the paper's exceed the whole's as no mere part could.
 
-Importance sampling (D.3): GRPO makes all but the last of --updates updates on a batch. At these
-weights every method's own update() gives its gradient on the whole batch. The reference is GRPO's,
-as in the paper: its norm is the 100 %, and the paper's angles are angles to it. On-policy means:
-- on-policy: the gradient of the whole batch in one update, at the weights that sampled it. The
-  paper says no more than "by aggregating all samples in one step".
-- on-policy, moved: the same batch at the moved weights with every ρ at 1. It differs from the
-  gradient without clip in nothing but ρ. No responses are sampled with the moved weights.
+Importance sampling (D.3): GRPO makes all but the last of --updates updates on a batch. At these weights every method's
+own update() gives its gradient on the whole batch. The reference is GRPO's, as in the paper: its norm is the 100 %, and
+the paper's angles are angles to it. On-policy means:
+- on-policy: the gradient of the whole batch in one update, at the weights that sampled it;
+- on-policy, moved: the same batch at the moved weights with every ρ at 1.
 
-GRPO is grpo.py with a symmetric clip, ε 0.2. DAPO is that with ε_high 0.28, its higher clip alone,
-as in the ACPO paper: rewards and groups stay. "No clip" is grpo.py with a range that no ρ leaves.
-ACPO also differs from GRPO in its mean over responses; "ACPO, α 0" has that mean and a fixed clip.
-There is no KL term. "Other batch" is the on-policy gradient of other prompts: what lies within its
-angle is no more than the noise of sampling.
+GRPO is grpo.py with a symmetric clip, ε 0.2. DAPO is that with ε_high 0.28, its higher clip alone, as in the ACPO
+paper: rewards and groups stay. "No clip" is grpo.py with a range that no ρ leaves. ACPO also differs from GRPO in its
+mean over responses; "ACPO, α 0" has that mean and a fixed clip. There is no KL term. "Other batch" is the on-policy
+gradient of other prompts: what lies within its angle is no more than the noise of sampling.
 
-Results: key_factors.json and key_factors.png; bars are means, error bars standard errors over
-batches.
+Results: key_factors.json and key_factors.png; bars are means, error bars standard errors over batches.
 
     python -m lab.key_factors
 """
@@ -42,6 +35,7 @@ import importlib
 from statistics import fmean
 
 import torch
+from tqdm import tqdm
 
 import grpo
 from lab import common, who_dominates
@@ -76,8 +70,6 @@ PAPER = {  # norm in per cent of GRPO's, angle to GRPO's in degrees; None: the t
     "CISPO": (3268, 49.7),
 }
 
-# ----------------------------------------------------------------------------------------- settings
-
 
 @dataclasses.dataclass
 class Args(common.Args):
@@ -93,14 +85,10 @@ class Args(common.Args):
 QUICK = {"batches": 1, "updates": 2}
 
 
-# ----------------------------------------------------------------------------------- the comparison
-
-
 def right_vectors(matrix):
     """Its right singular vectors, [columns, rank] in float64, those of large values first.
 
-    matrix: [rows, columns]. A singular value that is no more than float32's rounding does not count
-    in the rank.
+    matrix: [rows, columns]. A singular value that is no more than float32's rounding does not count in the rank.
     """
     _, sizes, vectors = torch.linalg.svd(matrix.to(DEVICE).double(), full_matrices=False)
     rounding = max(matrix.shape) * torch.finfo(torch.float32).eps
@@ -111,8 +99,7 @@ def right_vectors(matrix):
 def principal_angles(some, others, k):
     """The angles between the spans of the first k vectors of each, in degrees, smallest first.
 
-    some, others: orthonormal vectors, [columns, any number]. If one has fewer than k, both are cut
-    to that number.
+    some, others: orthonormal vectors, [columns, any number]. If one has fewer than k, both are cut to that number.
     """
     k = min(k, some.shape[1], others.shape[1])
     if k == 0:
@@ -122,34 +109,20 @@ def principal_angles(some, others, k):
 
 
 class Gradient:
-    """A gradient, a list of tensors, with the first right singular vectors of its matrices.
+    """A gradient, a list of tensors, with the first k right singular vectors of its matrices."""
 
-    k: how many are needed; PAPERS_K are kept if that is more.
-    """
+    def __init__(self, tensors, k):
+        self.tensors, self.k = tensors, k
+        self.vectors = [right_vectors(tensor)[:, :k].clone() for tensor in tensors if tensor.dim() == 2]
 
-    def __init__(self, tensors, k=PAPERS_K):
-        self.tensors = tensors
-        most = max(k, PAPERS_K)
-        matrices = [tensor for tensor in tensors if tensor.dim() == 2]
-        self.vectors = [right_vectors(matrix)[:, :most].clone() for matrix in matrices]
-
-    def angles_to(self, other, k):
-        """The mean principal angle over k of each matrix, in degrees."""
-        pairs = zip(self.vectors, other.vectors)
-        return [principal_angles(mine, its, k).mean().item() for mine, its in pairs]
-
-    def angle_to(self, other, k):
-        """The mean principal angle over k and over the matrices, in degrees."""
-        return fmean(self.angles_to(other, k))
-
-    def compare(self, reference, k):
-        """Norm as a share of the reference's, and the three angles to it; one by matrix, too."""
-        by_matrix = self.angles_to(reference, k)
+    def compare(self, reference):
+        """Norm as a share of the reference's, and the two angles to it; one by matrix, too."""
+        pairs = zip(self.vectors, reference.vectors)
+        by_matrix = [principal_angles(mine, its, self.k).mean().item() for mine, its in pairs]
         return {
             "norm": common.norm(self.tensors) / max(common.norm(reference.tensors), 1e-300),
             "angle": fmean(by_matrix),
             "angle_by_matrix": by_matrix,
-            f"angle_with_k_{PAPERS_K}": self.angle_to(reference, PAPERS_K),
             "angle_of_vectors": common.angle(self.tensors, reference.tensors),
         }
 
@@ -157,14 +130,8 @@ class Gradient:
 def chance(policy, k):
     """The mean principal angle between random matrices in place of the gradients, in degrees."""
     rng = torch.Generator().manual_seed(0)
-    pair = []
-    for _ in range(2):
-        noise = [torch.randn(weight.shape, generator=rng) for weight in policy.parameters()]
-        pair.append(Gradient(noise, k))
-    return pair[0].angle_to(pair[1], k)
-
-
-# ------------------------------------------------------------------------------------------ measure
+    noise = [[torch.randn(weight.shape, generator=rng) for weight in policy.parameters()] for _ in range(2)]
+    return Gradient(noise[0], k).compare(Gradient(noise[1], k))["angle"]
 
 
 def settings_of(method, args):
@@ -205,15 +172,14 @@ def subsets_of(policy, sampled, args):
 def compare_subsets(whole, parts, k):
     """{subset: its comparison with the whole and its share of tokens}.
 
-    whole: a Gradient; parts: as subsets_of gives them. norm is that of the mean over the subset's
-    tokens alone, norm_of_part that of its part of the whole.
+    whole: a Gradient; parts: as subsets_of gives them. norm is that of the mean over the subset's tokens alone,
+    norm_of_part that of its part of the whole.
     """
     result = {}
     for name, (part, share) in parts.items():
-        found = Gradient(part, k).compare(whole, k)
+        found = Gradient(part, k).compare(whole)
         found["norm_of_part"] = found["norm"]
-        own_norm = common.norm_of_own_mean(part, share)
-        found["norm"] = own_norm / max(common.norm(whole.tensors), 1e-300)
+        found["norm"] = found["norm_of_part"] / share if share else 0.0
         result[name] = found | {"share": share}
     return result
 
@@ -227,17 +193,15 @@ def move(policy, sampled, args):
     lr = common.learning_rate(args)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=of_script.weight_decay)
     own_norm = grpo.Args().max_grad_norm  # here the gradient is scaled down, as in training
-    of_script = dataclasses.replace(
-        of_script, updates_per_step=args.updates - 1, max_grad_norm=own_norm
-    )
+    of_script = dataclasses.replace(of_script, updates_per_step=args.updates - 1, max_grad_norm=own_norm)
     grpo.update(policy, optimizer, seen, 1, of_script)
 
 
 def off_policy_gradient(method, policy, sampled, args):
     """(the gradient of a method's loss on the whole batch, a list of tensors; update()'s metrics).
 
-    At the policy's present weights. A copy of the batch takes the place of the first update of the
-    step, since acpo.py looks at how far the policy has moved from the second one on.
+    At the policy's present weights. A copy of the batch takes the place of the first update of the step, since acpo.py
+    looks at how far the policy has moved from the second one on.
     """
     script, _ = METHODS[method]
     of_script = settings_of(method, args)
@@ -275,39 +239,13 @@ def measure(policy, before, sampled, other, k, args):
 
     result["off_policy"] = {}
     for reference in REFERENCES:
-        result["off_policy"][reference] = {
-            name: gradient.compare(found[reference], k) for name, gradient in found.items()
-        }
-    ratio = (now - batch["old_logp"])[batch["mask"]].double().exp()
-    result["ratio"] = {
-        "mean_distance_from_1": (ratio - 1).abs().mean().item(),
-        "largest": ratio.max().item(),
-        "standard_deviation": ratio.std().item(),
-    }
-    result["share_without_advantage"] = (
-        (batch["advantages"][batch["mask"]] == 0).double().mean().item()
-    )
+        result["off_policy"][reference] = {name: gradient.compare(found[reference]) for name, gradient in found.items()}
     return result
 
-
-# ------------------------------------------------------------------------------------------ picture
 
 OURS, OTHER, PAPERS = curves.COLOURS[0], curves.COLOURS[6], curves.COLOURS[1]
 GREY = "0.45"  # of lines to compare with
 NORMS = "0.6"  # and of angles of another kind than the two that the legend names
-
-
-def draw_values(axes, places, values, colour, width, label, decimals):
-    """values: [mean, standard error] for each bar, in the axis' unit."""
-    heights = [value[0] for value in values]
-    errors = [value[1] for value in values]
-    look = {"color": colour, "ecolor": "black", "capsize": 3, "label": label}
-    axes.bar(places, heights, width, yerr=errors, **look)
-    for place, height, error in zip(places, heights, errors):
-        text = f"{height:,.{decimals}f}"
-        offset = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "small"}
-        look = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5}}
-        axes.annotate(text, (place, height + error), ha="center", va="bottom", **offset, **look)
 
 
 def draw_paper(axes, places, values, decimals):
@@ -326,8 +264,7 @@ def draw_paper(axes, places, values, decimals):
 def draw(average, by_chance, args):
     model = common.name_of(args.model)
     title = (
-        f"gradients of {model}: {args.batches} batch{'es' if args.batches > 1 else ''}, subspaces "
-        f"of {args.k} directions\nerror bars: standard error"
+        f"gradients of {model}: {args.batches} batches, subspaces of {args.k} directions\nerror bars: standard error"
     )
     figure = curves.new_figure(curves.WIDTH, 16, title)
     mosaic = figure.subplot_mosaic([["norm", "angle"], ["norms"] * 2, ["angles"] * 2])
@@ -345,8 +282,8 @@ def draw(average, by_chance, args):
         of_paper = [paper.get(name, (None, None)) for name in names]
         places = list(range(len(names)))
         axes = panels[x][0]
-        norms = [[100 * value for value in row["norm"]] for row in found]
-        draw_values(axes, [place - 0.15 for place in places], norms, NORMS, 0.5, "ours", 0)
+        norms = common.percent(row["norm"] for row in found)
+        common.bars(axes, [place - 0.15 for place in places], norms, 0.5, color=NORMS, label="ours")
         beside = [place + (0.3, 0.36)[x] for place in places]
         draw_paper(axes, beside, [norm for norm, _ in of_paper], 0)
         axes.axhline(100, color=GREY, linewidth=1, zorder=0)
@@ -357,14 +294,14 @@ def draw(average, by_chance, args):
         axes = panels[x][1]
         angles = [row["angle"] for row in found]
         if x == 0:
-            draw_values(axes, [place - 0.15 for place in places], angles, NORMS, 0.5, None, 1)
+            common.bars(axes, [place - 0.15 for place in places], angles, 0.5, 1, color=NORMS)
         else:
             left = [place - 0.28 for place in places]
-            draw_values(axes, left, angles, OURS, 0.3, "angle to GRPO's", 1)
+            common.bars(axes, left, angles, 0.3, 1, color=OURS, label="angle to GRPO's")
             others = [to_on_policy[name]["angle"] for name in names]
             middle = [place + 0.04 for place in places]
             label = "angle to the one on-policy"
-            draw_values(axes, middle[1:], others[1:], OTHER, 0.3, label, 1)
+            common.bars(axes, middle[1:], others[1:], 0.3, 1, color=OTHER, label=label)
         draw_paper(axes, beside, [angle for _, angle in of_paper], 1)
         axes.axhline(by_chance, color=GREY, linestyle="--", label="random matrices")
         if "other batch" in to_on_policy:
@@ -373,24 +310,16 @@ def draw(average, by_chance, args):
         axes.set_ylim(0, 95)
         axes.set_yticks(range(0, 91, 15))
         for axes in panels[x]:
-            axes.set_xticks(
-                places, [name.replace(", ", ",\n").replace("top ", "top\n") for name in names]
-            )
+            axes.set_xticks(places, [name.replace(", ", ",\n").replace("top ", "top\n") for name in names])
             axes.set_xlim(-0.6, len(names) - 0.3)
-    panels[0][0].set_title("some tokens' own mean gradient")
-    panels[0][0].set_ylabel("norm [% of all tokens' gradient]")
-    panels[0][1].set_title("its angle to all tokens' gradient")
-    panels[0][1].set_ylabel("mean principal angle [°]")
+    panels[0][0].set(title="some tokens' own mean gradient", ylabel="norm [% of all tokens' gradient]")
+    panels[0][1].set(title="its angle to all tokens' gradient", ylabel="mean principal angle [°]")
     off_policy = f"off-policy gradients, after {args.updates - 1} of {args.updates} updates"
-    panels[1][0].set_title(f"{off_policy}, and those on-policy")
-    panels[1][0].set_ylabel("norm [% of GRPO's off-policy]")
+    panels[1][0].set(title=f"{off_policy}, and those on-policy", ylabel="norm [% of GRPO's off-policy]")
     panels[1][1].set_ylabel("mean principal angle [°]")
     handles, labels = panels[1][1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     common.save_figure(figure, args, "key_factors")
-
-
-# --------------------------------------------------------------------------------------------- main
 
 
 def main():
@@ -398,18 +327,10 @@ def main():
     args.k = args.k or max(1, min(PAPERS_K, policy.lm.config.hidden_size // 16))
     before = common.copy_weights(policy)
     others = batches[1:] + batches[:1] if len(batches) > 1 else [None]
-    rows = common.measured(
-        args,
-        "key_factors",
-        policy,
-        list(zip(batches, others)),
-        lambda pair: measure(policy, before, *pair, args.k, args),
-    )
-    by_chance = {
-        "angle": chance(policy, args.k),
-        f"angle_with_k_{PAPERS_K}": chance(policy, PAPERS_K),
-    }
-    draw(common.over_batches(rows), by_chance["angle"], args)
+    pairs = tqdm(list(zip(batches, others)), desc="batches")
+    rows = [measure(policy, before, *pair, args.k, args) for pair in pairs]
+    by_chance = chance(policy, args.k)
+    draw(common.over_batches(rows), by_chance, args)
     result = {
         "paper": {"subsets": SUBSETS, "off_policy": PAPER},  # [norm in %, angle in degrees]
         "random_matrices": by_chance,

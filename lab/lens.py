@@ -1,23 +1,18 @@
 """The lens: what weight every algorithm puts on every token of one batch.
 
-A policy gradient is a sum over tokens, Σ weight · ∇log π. The algorithms differ in the weights.
-Here they are read off the scripts themselves: the model is replaced by a table with one
-log-probability for each token, each script's own update() runs on it, and the gradient of an entry
-of the table is minus the weight of that token. Whatever the update does is included: stages, masks,
-clips, divisors and the KL term.
-
-The weights are measured twice:
+A policy gradient is a sum over tokens, Σ weight · ∇log π. The weights are read off each script's own update()
+(tools/updates.py), twice:
 - at the first update of a step, where π is still π_old;
-- at a later one: the script first updates the model with this batch, --updates times with AdamW,
-  and the table then holds the log-probabilities of the model that has moved. The reference stays.
-  With Lopti an update has two stages, so these are twice as many optimizer steps.
+- at a later one: the script first updates the model with this batch, --updates times with AdamW, and the table then
+  holds the log-probabilities of the model that has moved. The reference stays. With Lopti an update has two stages, so
+  these are twice as many optimizer steps.
 
-Each script has its own settings, as in the papers. What is not shown: opd.py, which has a teacher;
-dapo.py's choice of groups (all are kept), ppo.py's critic (its values are 0, as at its first step,
-so that its advantages are whitened returns), and the scaling of gradients to --max_grad_norm.
+Each script has its own settings, as in the papers. What is not shown: opd.py, which has a teacher; dapo.py's choice of
+groups (all are kept), ppo.py's critic (its values are 0, as at its first step, so that its advantages are whitened
+returns), and the scaling of gradients to --max_grad_norm.
 
-Results: lens.html, a page that shows the responses and colours their tokens; lens.png, the mean
-weight by probability; lens.json.
+Results: lens.html, a page that shows the responses and colours their tokens; lens.png, the mean weight by probability;
+lens.json.
 
     python -m lab.lens
     python -m lab.lens --model runs/…/checkpoints/step_000010
@@ -43,8 +38,6 @@ PAGE = Path(__file__).parent / "page.html"
 CUT = 0.01  # a token is cut off if it has less than this share of its weight at the first update
 TOP = 0.01  # of the tokens of a bin, by |weight|, is left out of means, as in AR-Lopti's figure 1
 
-# ----------------------------------------------------------------------------------------- settings
-
 
 @dataclasses.dataclass
 class Args(common.Args):
@@ -56,9 +49,6 @@ class Args(common.Args):
 
 
 QUICK = {"updates": 2, "show": 1}
-
-
-# ------------------------------------------------------------------------------------------ measure
 
 
 def moved_log_probs(script, policy, batch, args, updates, lr):
@@ -81,12 +71,8 @@ def measure(script, policy, sampled, args):
     """All that the page and the summary need of one script, a dictionary of tensors [N, T]."""
     settings_of_script = common.trainer_args(script, args)
     batch = common.with_advantages(script, sampled, settings_of_script)
-    first, stage = token_weights(
-        script, batch, batch["old_logp"], batch["entropy"], settings_of_script, is_first=True
-    )
-    logp, entropy = moved_log_probs(
-        script, policy, batch, settings_of_script, args.updates, common.learning_rate(args)
-    )
+    first, stage = token_weights(script, batch, batch["old_logp"], batch["entropy"], settings_of_script, is_first=True)
+    logp, entropy = moved_log_probs(script, policy, batch, settings_of_script, args.updates, common.learning_rate(args))
     later, _ = token_weights(script, batch, logp, entropy, settings_of_script, is_first=False)
     return {
         "first": first,
@@ -111,12 +97,11 @@ def without_top(values, bins):
 def summary_of(found, batch):
     """A script's numbers by bin of probability at sampling, least probable tokens first.
 
-    weight: mean |weight| times the batch's tokens, so that GRPO's is the mean |A|; relative: the
-    same over the script's mean for all tokens; zero: share of the tokens without weight. All three
-    are without the TOP of each bin, since a single token can outweigh all others; top_share is the
-    share of Σ |weight| that these tokens have. cut: share of the tokens that had weight at the
-    first update and have lost all but CUT of it; cut_tokens: their number; kept: the mean |weight|
-    over that at the first update; largest: the token of the largest |weight|.
+    weight: mean |weight| times the batch's tokens, so that GRPO's is the mean |A|; relative: the same over the script's
+    mean for all tokens; zero: share of the tokens without weight. All three are without the TOP of each bin, since a
+    single token can outweigh all others; top_share is the share of Σ |weight| that these tokens have. cut: share of the
+    tokens that had weight at the first update and have lost all but CUT of it; cut_tokens: their number; kept: the mean
+    |weight| over that at the first update; largest: the token of the largest |weight|.
     """
     mask = batch["mask"]
     bins = common.bins_of(batch["old_logp"])[mask]  # [n]
@@ -124,8 +109,7 @@ def summary_of(found, batch):
     first = found["first"][mask].abs()  # [n]
     later = found["later"][mask].abs()
     is_cut = (first > 0) & (later < CUT * first)
-    result = {}
-    means = {}
+    result, means = {}, {}
     for when, weight in (("first", first), ("later", later)):
         kept = without_top(weight, bins)
         means[when] = weight[kept].mean().item()
@@ -143,21 +127,16 @@ def summary_of(found, batch):
     for i in range(common.BINS):
         had_weight = (bins == i) & (first > 0)
         shares.append((is_cut & had_weight).sum().item() / max(1, int(had_weight.sum())))
-    later_numbers = result["later"]
-    later_numbers["cut"] = shares
-    later_numbers["cut_tokens"] = int(is_cut.sum())
-    later_numbers["kept"] = means["later"] / max(means["first"], 1e-300)
+    result["later"] |= {"cut": shares, "cut_tokens": int(is_cut.sum())}
+    result["later"]["kept"] = means["later"] / max(means["first"], 1e-300)
     place = int(later.argmax())
-    later_numbers["largest"] = {
+    result["later"]["largest"] = {
         "weight": found["later"][mask][place].item() * num_tokens,
         "probability": batch["old_logp"][mask][place].exp().item(),
         "ratio": found["ratio"][mask][place].item(),
         "advantage": found["advantages"][mask][place].item(),
     }
     return result
-
-
-# --------------------------------------------------------------------------------- picture and page
 
 
 def draw(summary, args):
@@ -179,20 +158,15 @@ def draw(summary, args):
                 is_dark = value > 2.5 or value < 0.4
                 colour = "white" if is_dark else "black"
                 axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=colour)
-        axes.set_xticks(
-            range(common.BINS), [name.replace(" ", "\n", 1) for name in common.BIN_NAMES]
-        )
-        axes.set_title(title)
-        axes.set_xlabel("probability when sampled")
+        axes.set_xticks(range(common.BINS), [name.replace(" ", "\n", 1) for name in common.BIN_NAMES])
+        axes.set(title=title, xlabel="probability when sampled")
     panels[0].set_yticks(range(len(scripts)), scripts)
     panels[2].imshow([[0.0, 0.0]] * len(scripts), aspect="auto", cmap="Greys", vmin=0, vmax=1)
     for y, script in enumerate(scripts):
         later = summary[script]["later"]
         panels[2].text(0, y, f"{later['kept']:.2f}", ha="center", va="center")
         panels[2].text(1, y, f"{later['top_share']:.0%}", ha="center", va="center")
-    panels[2].set_xticks(
-        [0, 1], ["mean, over\nthe first\nupdate's", "share of the\n|weight| that\nthe top 1 % have"]
-    )
+    panels[2].set_xticks([0, 1], ["mean, over\nthe first\nupdate's", "share of the\n|weight| that\nthe top 1 % have"])
     panels[2].set_title(titles[1])
     for axes in panels:
         axes.tick_params(length=0)
@@ -250,9 +224,6 @@ def write_page(data, path):
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     text = text.replace("<", "\\u003c")  # so that a response can't end the script
     files.write(path, PAGE.read_text().replace("DATA_OF_THE_LENS", text))
-
-
-# --------------------------------------------------------------------------------------------- main
 
 
 def main():

@@ -1,43 +1,40 @@
 """Off policy: how ρ spreads while one batch is used for many updates, and who dominates then.
 
-ACPO (arXiv 2606.22570), figure 2, Lemma 1 and Remark 1. A step makes --updates updates, one on each
-part of its batch. Before the first, and after 1, 2, 4, … of them, four things are measured over all
-tokens of the batch. Bins are of the probability π that a token had when it was sampled.
+ACPO (arXiv 2606.22570), figure 2, Lemma 1 and Remark 1. A step makes --updates updates, one on each part of its batch.
+Before the first, and after 1, 2, 4, … of them, four things are measured over all tokens of the batch. Bins are of the
+probability π that a token had when it was sampled.
 
-- The spread σ of ρ in each bin (ddof 0, as in acpo.py). Lemma 1 says σ² = κ²(1 − π)⁴. Fitted over
-  the bins' logarithms, each bin alike: κ with the exponent 4, and the exponent itself. The 1 − π of
-  a bin is the fourth root of its mean (1 − π)⁴: if the lemma holds for tokens, it holds for bins.
+- The spread σ of ρ in each bin (ddof 0, as in acpo.py). Lemma 1 says σ² = κ²(1 − π)⁴. Fitted over the bins' logarithms,
+  each bin alike: κ with the exponent 4, and the exponent itself. The 1 − π of a bin is the fourth root of its mean (1 −
+  π)⁴: if the lemma holds for tokens, it holds for bins.
 - The share of tokens cut off by GRPO's clip, of those with an advantage.
 - The norm of the gradient of each bin's part of the loss, as a share of the bins' summed norms.
-- Remark 1: near on-policy the mean gradient of improbable tokens is the larger one, from some κ on
-  that of probable ones. Compared are p ≤ 0.25 and p > 0.75 (the paper leaves the thresholds open),
-  in three ways: the norm of the gradient of the mean loss over these tokens alone; and, of the
-  paper's eq. 3, G = (1 − π)·ρ·A, or 0 if clipped, the mean size and the size of the mean. The last
-  is the Remark's own, and the noisiest, since advantages of both signs cancel.
+- Remark 1: near on-policy the mean gradient of improbable tokens is the larger one, from some κ on that of probable
+  ones. Compared are p ≤ 0.25 and p > 0.75 (the paper leaves the thresholds open), in three ways: the norm of the
+  gradient of the mean loss over these tokens alone; and, of the paper's eq. 3, G = (1 − π)·ρ·A, or 0 if clipped, the
+  mean size and the size of the mean. The last is the Remark's own, and the noisiest, since advantages of both signs
+  cancel.
 
-And the entropy of the distribution that each token was drawn from, against its probability, with
-the tokens that the clip has cut off after the last update. Appendix C expects these at low
-probability and low entropy. The lines are its bounds of the entropy for a given probability.
+And the entropy of the distribution that each token was drawn from, against its probability, with the tokens that the
+clip has cut off after the last update. Appendix C expects these at low probability and low entropy. The lines are its
+bounds of the entropy for a given probability.
 
-Updates are grpo.py's own, with its AdamW and its settings for the model, from a fresh optimizer
-state as in the first step of a run; --max_grad_norm is in force. There is no KL term, as in the
-paper. Remark 1's formula is not drawn: eq. 6 has Φ(ε_h/σ) − Φ(ε_l/σ), which is 0 for equal ε, and
-eq. 56 and 64 have Φ(ε_h/σ) − Φ(−ε_l/σ).
+Updates are grpo.py's own, with its AdamW and its settings for the model, from a fresh optimizer state as in the first
+step of a run; --max_grad_norm is in force. There is no KL term, as in the paper.
 
-Results: off_policy.json and off_policy.png. Boxes hold the middle half of the tokens, whiskers nine
-tenths, without the top 1 % by size. Error bars: standard errors over batches.
+Results: off_policy.json and off_policy.png. Boxes hold the middle half of the tokens, whiskers nine tenths, without the
+top 1 % by size. Error bars: standard errors over batches.
 
     python -m lab.off_policy
-    python -m lab.off_policy --model Qwen/Qwen2.5-3B-Instruct --people 3-7 --max_tokens 2048 \\
-        --temperature 0.7 --dry_run
 """
 
 import dataclasses
 import math
 
+import numpy
 import torch
+from tqdm import tqdm
 
-import acpo
 import grpo
 from lab import common, forking_tokens, who_dominates
 from runtime import curves
@@ -54,8 +51,6 @@ SIGNALS = {  # in which ways improbable and probable tokens are compared; G is t
     "mean_signal": "mean |G|",
     "signed_signal": "|mean G|",
 }
-
-# ----------------------------------------------------------------------------------------- settings
 
 
 @dataclasses.dataclass
@@ -77,23 +72,14 @@ def counts_of(updates):
     return [0, *powers, updates]
 
 
-# ------------------------------------------------------------------------------------------ measure
-
-
 def positions(policy, batch, args, lr):
     """Makes the updates of a step; yields their number so far whenever it is time to measure.
 
-    args: the command's; lr: of AdamW. The policy has moved when this yields, and is left as it is
-    at the end.
+    args: the command's; lr: of AdamW. The policy has moved when this yields, and is left as it is at the end.
     """
     own_norm = grpo.Args().max_grad_norm
     of_script = common.trainer_args("grpo", args, kl_coef=0.0, max_grad_norm=own_norm)
-    optimizer = torch.optim.AdamW(
-        policy.parameters(),
-        lr=lr,
-        weight_decay=of_script.weight_decay,
-        fused=True,
-    )
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=of_script.weight_decay, fused=True)
     counts = counts_of(args.updates)
     yield 0
     for number, minibatch in enumerate(grpo.minibatches(batch, args.updates), 1):
@@ -105,9 +91,9 @@ def positions(policy, batch, args, lr):
 def spread_of(ratio, logp, edges=EDGES):
     """Tokens, σ of ρ and 1 − π of each bin, the improbable ones first; and the fit of Lemma 1.
 
-    ratio, logp: [n], logp when sampled. A bin's 1 − π is the fourth root of its mean (1 − π)⁴. An
-    empty bin has None. The last bin, of tokens that are nearly certain, lies far from the others on
-    a logarithmic axis and weighs most in the fit, so there is a second one without it.
+    ratio, logp: [n], logp when sampled. A bin's 1 − π is the fourth root of its mean (1 − π)⁴. An empty bin has None.
+    The last bin, of tokens that are nearly certain, lies far from the others on a logarithmic axis and weighs most in
+    the fit, so there is a second one without it.
     """
     bins = common.bins_of(logp, edges)
     rests = -logp.double().expm1()  # 1 − π, also if π is near 1
@@ -132,26 +118,19 @@ def spread_of(ratio, logp, edges=EDGES):
 def fit(sigmas, rests):
     """Lemma 1 for bins with these σ and 1 − π, by least squares of the logarithms.
 
-    kappa: of σ = κ(1 − π)²; factor: by how much the worst bin differs from that; exponent: of 1 − π
-    in σ², if it is free; bins: how many count, those with a σ. The others are None for fewer than
-    two, except that κ is 0 where ρ spreads in no bin.
+    kappa: of σ = κ(1 − π)²; factor: by how much the worst bin differs from that; exponent: of 1 − π in σ², if it is
+    free; bins: how many count, those with a σ. The others are None for fewer than two, except that κ is 0 where ρ
+    spreads in no bin.
     """
-    points = [(math.log(s), math.log(r)) for s, r in zip(sigmas, rests) if s > 0 and r > 0]
+    points = [(math.log(r), math.log(s)) for s, r in zip(sigmas, rests) if s > 0 and r > 0]
     if len(points) < 2:
         kappa = 0.0 if sigmas and max(sigmas) == 0 else None
         return {"kappa": kappa, "factor": None, "exponent": None, "bins": len(points)}
-    offsets = [sigma - EXPONENT / 2 * rest for sigma, rest in points]
-    log_kappa = sum(offsets) / len(offsets)
-    mean = sum(rest for _, rest in points) / len(points)
-    mean_sigma = sum(sigma for sigma, _ in points) / len(points)
-    square = sum((rest - mean) ** 2 for _, rest in points)
-    product = sum((rest - mean) * (sigma - mean_sigma) for sigma, rest in points)
-    return {
-        "kappa": math.exp(log_kappa),
-        "factor": math.exp(max(abs(offset - log_kappa) for offset in offsets)),
-        "exponent": 2 * product / square if square else None,
-        "bins": len(points),
-    }
+    rest, sigma = numpy.array(points).T
+    offsets = sigma - EXPONENT / 2 * rest
+    found = {"kappa": math.exp(offsets.mean()), "factor": math.exp(abs(offsets - offsets.mean()).max())}
+    exponent = 2 * float(numpy.polyfit(rest, sigma, 1)[0]) if numpy.ptp(rest) else None
+    return found | {"exponent": exponent, "bins": len(points)}
 
 
 def share(some, others):
@@ -191,8 +170,7 @@ def of_clip(is_cut, batch):
 def mean_signals(weight, logp, batch):
     """(mean size, mean) in each bin of eq. 3, G = (1 − π)·ρ·A, or 0 if clipped.
 
-    An empty bin has None.
-    weight: of ∇log π of each token, ρ·A over the number of tokens; logp: at the update; [N, T].
+    An empty bin has None. weight: of ∇log π of each token, ρ·A over the number of tokens; logp: at the update; [N, T].
     """
     mask = batch["mask"]
     signals = (-logp.double().expm1() * weight * mask.sum())[mask]
@@ -226,59 +204,38 @@ def of_the_policy(policy, batch, args):
     return logp, ratio, weight, cut_off(weight, batch)
 
 
-def measure_at(number, policy, batch, args):
-    """All numbers after `number` updates; and ρ and which tokens are cut off, both [N, T]."""
+def measure_at(policy, batch, args):
+    """All numbers at the policy's present weights; and ρ and which tokens are cut off, both [N, T]."""
     of_script = common.trainer_args("grpo", args, kl_coef=0.0)
     mask = batch["mask"]
     logp, ratio, weight, is_cut = of_the_policy(policy, batch, of_script)
-
-    # Tokens whose part of the batch has had its update, and those that still wait for it.
-    num_rows = len(mask)
-    is_used = torch.arange(num_rows)[:, None] < number * num_rows // args.updates  # [N, 1]
-    spread = {"all": spread_of(ratio[mask], batch["old_logp"][mask])}
-    for name, rows in (("used", mask & is_used), ("waiting", mask & ~is_used)):
-        if rows.any():
-            spread[name] = spread_of(ratio[rows], batch["old_logp"][rows])
 
     bins = common.bins_of(batch["old_logp"])[mask]
     num_tokens = [int((bins == i).sum()) for i in range(common.BINS)]
     norms = common.norms_by_bin(policy, batch, of_script)
     # Of the mean over a bin's tokens alone, so the divisor is their own number.
-    own_norms = []
-    for norm, tokens in zip(norms, num_tokens):
-        own_norms.append(norm * len(bins) / tokens if tokens else None)
+    own_norms = [norm * len(bins) / tokens if tokens else None for norm, tokens in zip(norms, num_tokens)]
     sizes, means = mean_signals(weight, logp, batch)
-    means = [None if mean is None else abs(mean) for mean in means]
-    _, of_acpo = acpo.clip_ranges(logp, batch, common.trainer_args("acpo", args))
+    signals = (own_norms, sizes, [None if mean is None else abs(mean) for mean in means])
     numbers = {
-        "spread": spread,
+        "spread": {"all": spread_of(ratio[mask], batch["old_logp"][mask])},
         "sigma": spread_of(ratio[mask], batch["old_logp"][mask], [0.25, 0.5, 0.75])["sigma"],
         "clip": of_clip(is_cut, batch),
         "norm": norms,
         "norm_share": [norm / max(sum(norms), 1e-300) for norm in norms],
         "own_norm": own_norms,
         "mean_signal": sizes,
-        "signed_signal": means,
-        "log_ratio": {
-            "gradient": log_ratio(own_norms),
-            "mean_signal": log_ratio(sizes),
-            "signed_signal": log_ratio(means),
-        },
-        "acpo_clip_ranges": [of_bin["clip_range"] for of_bin in of_acpo],  # in acpo.py's own bins
+        "signed_signal": signals[-1],
+        "log_ratio": dict(zip(SIGNALS, map(log_ratio, signals))),
     }
     return numbers, ratio, is_cut
 
 
 def of_entropy(logp, entropy):
     """The correlation of probability with entropy, over all tokens and over the unsure ones."""
-    p = logp.double().exp()
-    entropy = entropy.double()
+    p, entropy = logp.double().exp(), entropy.double()
     unsure = p <= UNSURE
-    return {
-        "all": common.correlation(p, entropy),
-        "unsure": common.correlation(p[unsure], entropy[unsure]),
-        "tokens_unsure": int(unsure.sum()),
-    }
+    return {"all": common.correlation(p, entropy), "unsure": common.correlation(p[unsure], entropy[unsure])}
 
 
 def measure(policy, before, sampled, args):
@@ -290,25 +247,14 @@ def measure(policy, before, sampled, args):
     mask = batch["mask"]
     after = {}
     for number in positions(policy, batch, args, common.learning_rate(args)):
-        after[number], ratio, is_cut = measure_at(number, policy, batch, args)
+        after[number], ratio, is_cut = measure_at(policy, batch, args)
     common.set_weights(policy, before)
-    values = {
-        "logp": batch["old_logp"][mask],
-        "entropy": batch["entropy"][mask],
-        "ratio": ratio[mask],
-        "is_cut": is_cut[mask],
-    }
+    values = {"logp": batch["old_logp"], "entropy": batch["entropy"], "ratio": ratio, "is_cut": is_cut}
+    values = {name: value[mask] for name, value in values.items()}
     bins = common.bins_of(values["logp"])
     shares = [(bins == i).double().mean().item() for i in range(common.BINS)]
-    numbers = {
-        "share": shares,
-        "after": after,
-        "entropy": of_entropy(values["logp"], values["entropy"]),
-    }
+    numbers = {"share": shares, "after": after, "entropy": of_entropy(values["logp"], values["entropy"])}
     return numbers, values
-
-
-# ------------------------------------------------------------------------------------------ picture
 
 
 def draw_spread(axes, average, counts, colours):
@@ -324,30 +270,18 @@ def draw_spread(axes, average, counts, colours):
         name = f"{number}: κ {kappa:.2g}, σ² as power {found['fit']['exponent'][0]:.1f}"
         axes.loglog(rests, sigmas, "o-", color=colour, markersize=6, label=name)
         axes.loglog(rests, [kappa * rest**2 for rest in rests], ":", color=colour, linewidth=1.5)
-    axes.set_xlabel("1 − π (dotted: Lemma 1, σ = κ(1 − π)², power 4)")
-    axes.set_title("mean σ of ρ after so many updates")
+    axes.set(xlabel="1 − π (dotted: Lemma 1, σ = κ(1 − π)², power 4)", title="mean σ of ρ after so many updates")
     axes.legend(fontsize="small", frameon=False, loc="upper left", handlelength=1.2)
     axes.set_ylim(top=axes.get_ylim()[1] * 40)  # room for the legend
 
 
 def draw_lines(axes, counts, lines, title):
     """lines: {name: [mean, standard error] after each count, or None}."""
-    markers = "o s D ^".split()
-    for place, (name, values) in enumerate(lines.items()):
-        there = [i for i, value in enumerate(values) if value]
-        axes.errorbar(
-            there,
-            [values[i][0] for i in there],
-            yerr=[values[i][1] for i in there],
-            fmt=markers[place] + "-",
-            color=curves.COLOURS[place],
-            markersize=7,
-            capsize=3,
-            label=name,
-        )
+    for place, (name, pairs) in enumerate(lines.items()):
+        look = {"color": curves.COLOURS[place], "label": name}
+        common.points(axes, range(len(counts)), pairs, "osD^"[place] + "-", **look)
     axes.set_xticks(range(len(counts)), counts)
-    axes.set_xlabel("updates")
-    axes.set_title(title)
+    axes.set(xlabel="updates", title=title)
 
 
 def draw_entropy(axes, values, vocabulary):
@@ -366,8 +300,7 @@ def draw_entropy(axes, values, vocabulary):
     axes.plot(q, least, "k-", linewidth=1.5, label="least")
     axes.plot(q, greatest, "k--", linewidth=1.5, label="greatest")
     axes.set_ylim(0, 1.35 * entropy.max().item())  # room for the legend
-    axes.set_xlabel("probability when sampled")
-    axes.set_title("entropy [nats] (colour: tokens)")
+    axes.set(xlabel="probability when sampled", title="entropy [nats] (colour: tokens)")
     look = {"fontsize": "small", "edgecolor": "white", "framealpha": 1, "handlelength": 1.2}
     axes.legend(loc="upper right", ncols=3, **look)
 
@@ -392,19 +325,15 @@ def draw(average, values, counts, lr, vocabulary, args):
     panels = figure.subplots(3, 2)
     colours = colormaps["viridis_r"](torch.linspace(0.15, 1, len(counts) - 1).tolist())
     bins = common.bins_of(values["logp"])
-    boxes = who_dominates.boxes_of(values["ratio"] - 1, bins)
-    who_dominates.draw_boxes(panels[0, 0], boxes, f"ρ − 1 after {counts[-1]} updates")
-    limit = 1.08 * who_dominates.largest(boxes)
-    who_dominates.show_small_changes(panels[0, 0], limit)
+    title = f"ρ − 1 after {counts[-1]} updates"
+    limit = who_dominates.draw_boxes(panels[0, 0], values["ratio"] - 1, bins, title)
+    who_dominates.show_small_changes(panels[0, 0], 1.08 * limit)
     panels[0, 0].set_ylabel(who_dominates.SMALL_CHANGES, fontsize="small")
     draw_spread(panels[0, 1], average, counts, colours)
 
     def by_bin(of):  # {bin: values after each count, in percent}
-        lines = {}
-        for i, name in enumerate(common.BIN_NAMES):
-            pairs = [of(average["after"][n])[i] for n in counts]
-            lines[name] = [[100 * value for value in pair] for pair in pairs]
-        return lines
+        names = enumerate(common.BIN_NAMES)
+        return {name: common.percent([of(average["after"][n])[i] for n in counts]) for i, name in names}
 
     clipped = by_bin(lambda at: at["clip"]["share"])
     draw_lines(panels[1, 0], counts, clipped, "share cut off by the clip [%]")
@@ -423,32 +352,17 @@ def draw(average, values, counts, lr, vocabulary, args):
     common.save_figure(figure, args, "off_policy")
 
 
-# --------------------------------------------------------------------------------------------- main
-
-
 def main():
     args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=1)
     before = common.copy_weights(policy)
-    found = common.measured(
-        args,
-        "off_policy",
-        policy,
-        batches,
-        lambda sampled: measure(policy, before, sampled, args),
-    )
+    found = [measure(policy, before, sampled, args) for sampled in tqdm(batches, desc="batches")]
     rows, of_tokens = zip(*found)
     pooled = {name: torch.cat([values[name] for values in of_tokens]) for name in of_tokens[0]}
     lr = common.learning_rate(args)
     vocabulary = policy.lm.config.vocab_size
     draw(common.over_batches(rows), pooled, counts_of(args.updates), lr, vocabulary, args)
-    result = {
-        "bins": common.BIN_NAMES,
-        "edges": EDGES,  # of the bins in "spread"
-        "lr": lr,
-        "tokens": len(pooled["logp"]),
-        "batches": rows,
-    }
-    common.finish(args, "off_policy", result)
+    result = {"bins": common.BIN_NAMES, "edges": EDGES, "lr": lr, "tokens": len(pooled["logp"])}  # edges: of "spread"
+    common.finish(args, "off_policy", result | {"batches": rows})
 
 
 if __name__ == "__main__":

@@ -1,26 +1,22 @@
 """Proposition 4.2: the gradient at a token's activations grows with 1 − π.
 
-AR-Lopti (arXiv 2505.12929), Proposition 4.2: let w be a token's weight in the objective, a_ℓ the
-output of layer ℓ at the position that predicts the token, δ_ℓ the gradient with respect to a_ℓ, and
-N the size of the vocabulary. If the singular values of the Jacobian of every layer j lie between
-c_j and d_j, then
+AR-Lopti (arXiv 2505.12929), Proposition 4.2: let w be a token's weight in the objective, a_ℓ the output of layer ℓ at
+the position that predicts the token, δ_ℓ the gradient with respect to a_ℓ, and N the size of the vocabulary. If the
+singular values of the Jacobian of every layer j lie between c_j and d_j, then
 
     Π c_j · |w| · √(N/(N−1)) · (1 − π)  ≤  ‖δ_ℓ‖  ≤  Π d_j · |w| · √2 · (1 − π)        over j > ℓ
 
-Measured is ‖δ_ℓ‖ / |w|, the norm of the gradient of log π, for --tokens tokens of one batch. Later
-positions cannot influence the prediction, so δ_ℓ at the token's own position is the product of the
-layers' Jacobians there, as in the proof, and what stands before it can be taken as constant. c_j
-and d_j are the least and the greatest singular value of these Jacobians, found for --jacobians of
-the tokens. The last function is the final norm with the head; its output are the logits over the
-temperature.
+Measured is ‖δ_ℓ‖ / |w|, the norm of the gradient of log π, for --tokens tokens of one batch. Later positions cannot
+influence the prediction, so δ_ℓ at the token's own position is the product of the layers' Jacobians there, as in the
+proof, and what stands before it can be taken as constant. c_j and d_j are the least and the greatest singular value of
+these Jacobians, found for --jacobians of the tokens. The last function is the final norm with the head; its output are
+the logits over the temperature.
 
-The lower bound needs a condition that no language model meets. J_jᵀ must not shrink any vector by
-more than c_j. The head's takes N numbers to fewer, and so makes some vectors zero; the final norm
-makes more of them zero, since it does not feel its input's scale. The bound drawn here takes the
-least singular value all the same.
+The lower bound needs a condition that no language model meets: the head's Jacobian takes N numbers to fewer, and so
+makes some vectors zero. The bound drawn here takes the least singular value all the same.
 
-Groups: the embedding and the layers' outputs are put into at most five groups of neighbours, each
-shown by the mean norm over the group; the logits are the last group.
+Groups: the embedding and the layers' outputs are put into at most five groups of neighbours, each shown by the mean
+norm over the group; the logits are the last group.
 
 Results: proposition.json and proposition.png.
 
@@ -32,12 +28,10 @@ import dataclasses
 import math
 from contextlib import contextmanager
 from itertools import pairwise
-from types import SimpleNamespace
 
 import torch
 from tqdm import tqdm
 
-import grpo
 from lab import common
 from runtime import curves
 from runtime.processes import DEVICE
@@ -46,8 +40,6 @@ from runtime.settings import PositiveInt
 MOST_GROUPS = 5  # of the embedding and the layers, besides the logits
 TINY = 1e-6  # a 1 − π below which float32 log-probabilities have no digits left
 UNSURE = 0.25  # the least 1 − π of a token that is not nearly certain
-
-# ----------------------------------------------------------------------------------------- settings
 
 
 @dataclasses.dataclass
@@ -60,8 +52,6 @@ class Args(common.Args):
 
 
 QUICK = {"tokens": 12, "rows": 3, "jacobians": 1}
-
-# ------------------------------------------------------------------------------------------ measure
 
 
 @contextmanager
@@ -105,9 +95,9 @@ def keys_and_values(policy, ids):
 def at_position(policy, ids, cache, position, temperature):
     """(log π of the token after this position, [a_0, …, a_L−1] at it), in a graph of it alone.
 
-    ids: [1, T]; cache: their keys_and_values. log π: a scalar; a_ℓ: [1, 1, D]. The keys and values
-    of the tokens before a position do not depend on its activations, so they come from the cache,
-    as when a token is sampled. What comes after it is not computed.
+    ids: [1, T]; cache: their keys_and_values. log π: a scalar; a_ℓ: [1, 1, D]. The keys and values of the tokens before
+    a position do not depend on its activations, so they come from the cache, as when a token is sampled. What comes
+    after it is not computed.
     """
     before = copy.deepcopy(cache)
     before.crop(position - ids.shape[1])  # so many tokens less than all
@@ -119,22 +109,16 @@ def at_position(policy, ids, cache, position, temperature):
 
 
 def gradient_at_logits(logits, target, temperature):
-    """∇ log π(target) with respect to the logits over the temperature, [vocabulary].
-
-    logits: [vocabulary], not yet divided. By the head of grpo.py, with the logits as its states.
-    """
-    scaled = (logits / temperature).detach()[None].requires_grad_()
-    head = SimpleNamespace(lm=SimpleNamespace(lm_head=torch.clone))
-    logp, _ = grpo.Policy.head(head, scaled, target[None], 1.0, False)
-    return torch.autograd.grad(logp[0], scaled)[0][0]
+    """∇ log π(target) with respect to the logits over the temperature, [vocabulary]: one-hot minus π."""
+    gradient = -(logits / temperature).softmax(-1)
+    gradient[target] += 1
+    return gradient
 
 
 def jacobian(output, of):
     """d output / d of, [outputs, D]. output: a vector that depends on `of`, which is [1, 1, D]."""
     directions = torch.eye(len(output), device=output.device)
-    [rows] = torch.autograd.grad(
-        output, of, grad_outputs=directions, is_grads_batched=True, retain_graph=True
-    )
+    [rows] = torch.autograd.grad(output, of, grad_outputs=directions, is_grads_batched=True, retain_graph=True)
     return rows[:, 0, 0]
 
 
@@ -203,8 +187,8 @@ def measure(policy, sampled, args):
 def bounds_of(singular, vocabulary):
     """The factors of 1 − π in the two bounds for each of a_0, …, a_L−1 and the logits.
 
-    singular: [(least, greatest) of each function] of some tokens. c_j and d_j are the least and the
-    greatest over these tokens.
+    singular: [(least, greatest) of each function] of some tokens. c_j and d_j are the least and the greatest over these
+    tokens.
     """
     lower, upper = [math.sqrt(vocabulary / (vocabulary - 1))], [math.sqrt(2)]
     for of_function in reversed(list(zip(*singular))):  # from the last function back
@@ -234,10 +218,9 @@ def groups_of(num_layers):
 def summary_of(rests, norms, lower, upper, groups):
     """For each group the correlation with 1 − π, the bounds and how many tokens obey them.
 
-    In a group of several layers the norm is the mean over them, and so is each bound. above, below,
-    inside: of the tokens for which this is so at any (inside: at each) of the group's layers by its
-    own bounds, up to rounding. correlation_if_unsure: of the tokens with 1 − π of at least UNSURE.
-    Tokens whose 1 − π rounds to 0 are left out.
+    In a group of several layers the norm is the mean over them, and so is each bound. inside: the
+    share of tokens that are so at each of the group's layers by its own bounds, up to rounding.
+    correlation_if_unsure: of the tokens with 1 − π of at least UNSURE. Tokens whose 1 − π rounds to 0 are left out.
     """
     kept = rests > TINY
     rests = rests[kept]
@@ -246,36 +229,30 @@ def summary_of(rests, norms, lower, upper, groups):
         norm = norms[kept][:, places].mean(1)
         low = sum(lower[i] for i in places) / len(places)
         high = sum(upper[i] for i in places) / len(places)
-        # The logits' bounds are exact, so what counts against them is rounding: 1 − π is as good
-        # as a float32 log-probability, 1e-7.
+        # The logits' bounds are exact, so what counts against them is rounding: 1 − π is as good as a float32
+        # log-probability, 1e-7.
         slack = 1e-6 + 3e-7 / rests
-        above = torch.zeros(len(rests), dtype=torch.bool)
-        below = torch.zeros(len(rests), dtype=torch.bool)
+        inside = torch.ones(len(rests), dtype=torch.bool)
         for i in places:
-            above |= norms[kept][:, i] > upper[i] * rests * (1 + slack)
-            below |= norms[kept][:, i] < lower[i] * rests * (1 - slack)
+            of_layer = norms[kept][:, i]
+            inside &= (of_layer <= upper[i] * rests * (1 + slack)) & (of_layer >= lower[i] * rests * (1 - slack))
         result[name] = {
             "correlation": common.correlation(norm, rests),
-            "correlation_if_unsure": common.correlation(
-                norm[rests >= UNSURE], rests[rests >= UNSURE]
-            ),
+            "correlation_if_unsure": common.correlation(norm[rests >= UNSURE], rests[rests >= UNSURE]),
             "correlation_of_logs": common.correlation(norm.clamp(min=1e-30).log(), rests.log()),
             "lower": low,
             "upper": high,
             "median_slope": (norm / rests).median().item(),
-            "above": above.double().mean().item(),
-            "below": below.double().mean().item(),
-            "inside": (~above & ~below).double().mean().item(),
+            "inside": inside.double().mean().item(),
         }
     return result
 
 
-def of_responses(numbers, rests, norms, lower, upper, groups):
+def of_responses(numbers, rests, norms, upper, groups):
     """Each response's tokens, for JSON: 1 − π, and the norms by group (means over its layers).
 
-    numbers: of each token's response, [n]; lower, upper: as in summary_of. above, below: how many
-    times the median token's norm the upper bound is, and the median token's the lower bound, where
-    that is most, of the layers. Tokens whose 1 − π rounds to 0 are left out.
+    numbers: of each token's response, [n]; upper: as in summary_of. above: how many times the median token's norm the
+    upper bound is, at the layer where that is most. Tokens whose 1 − π rounds to 0 are left out.
     """
     found = []
     for number in numbers.unique():
@@ -286,13 +263,9 @@ def of_responses(numbers, rests, norms, lower, upper, groups):
                 "rest": rests[of_it].tolist(),
                 "norm": {name: norms[of_it][:, at].mean(1).tolist() for name, at in groups},
                 "above": max(bound / slope for bound, slope in zip(upper, slopes)),
-                "below": max(slope / bound for bound, slope in zip(lower, slopes)),
             }
         )
     return found
-
-
-# ------------------------------------------------------------------------------------------ picture
 
 
 def draw(rests, norms, summary, groups, args):
@@ -331,9 +304,6 @@ def draw(rests, norms, summary, groups, args):
     common.save_figure(figure, args, "proposition")
 
 
-# --------------------------------------------------------------------------------------------- main
-
-
 def main():
     args, policy, _, [sampled] = common.begin(Args, __doc__, QUICK, need_gradient=False)
     policy.eval()  # a model that recomputes activations while it trains takes no cache
@@ -343,16 +313,14 @@ def main():
     groups = groups_of(len(policy.lm.model.layers))
     summary = summary_of(rests, norms, lower, upper, groups)
     draw(rests, norms, summary, groups, args)
-    functions = [
-        {"least": min(v[0] for v in of), "greatest": max(v[1] for v in of)} for of in zip(*singular)
-    ]
+    functions = [{"least": min(v[0] for v in of), "greatest": max(v[1] for v in of)} for of in zip(*singular)]
     result = {
         "tokens": len(rests),
         "vocabulary": vocabulary,
         "width": width,
         "groups": summary,
         "singular_values": functions,
-        "responses": of_responses(numbers, rests, norms, lower, upper, groups),
+        "responses": of_responses(numbers, rests, norms, upper, groups),
     }
     common.finish(args, "proposition", result)
 

@@ -1,21 +1,20 @@
 """Does the dominance turn? Signals of improbable and probable tokens, over a wide range of κ.
 
-ACPO (arXiv 2606.22570), Remark 1: near on-policy the mean signal of improbable tokens is the larger
-one, and beyond some κ that of probable ones; κ is the factor in Lemma 1, σ = κ(1 − π)². It grows
-with the learning rate and with the number of updates. So one batch is used for --updates updates,
-from the same weights and a fresh optimizer, at each of --lrs; after 1, 2, 4, … of them there are,
-over all tokens of the batch:
+ACPO (arXiv 2606.22570), Remark 1: near on-policy the mean signal of improbable tokens is the larger one, and beyond
+some κ that of probable ones; κ is the factor in Lemma 1, σ = κ(1 − π)². It grows with the learning rate and with the
+number of updates. So one batch is used for --updates updates, from the same weights and a fresh optimizer, at each of
+--lrs; after 1, 2, 4, … of them there are, over all tokens of the batch:
 
 - κ, fitted as in lab.off_policy;
-- of eq. 3, G = (1 − π)·ρ·A, or 0 if clipped, the mean size and the mean with its sign, for p ≤ 0.25
-  and for p > 0.75. The Remark is about the size of the second. A batch's mean is mostly noise,
-  since advantages of both signs cancel: hence many batches, and the mean over them before its size;
+- of eq. 3, G = (1 − π)·ρ·A, or 0 if clipped, the mean size and the mean with its sign, for p ≤ 0.25 and for p > 0.75.
+  The Remark is about the size of the second. A batch's mean is mostly noise, since advantages of both signs cancel:
+  hence many batches, and the mean over them before its size;
 - the share of the tokens that GRPO's clip cuts off, of p ≤ 0.25 below and above its median entropy.
 
 lab.off_policy measures the same on fewer batches, and gradients as well. Updates are grpo.py's own.
 
-Results: reversal.json and reversal.png. Error bars: standard errors over batches. The size of a
-mean that is as small as its error is too large on average, since noise has a size, too.
+Results: reversal.json and reversal.png. Error bars: standard errors over batches. The size of a mean that is as small
+as its error is too large on average, since noise has a size, too.
 
     python -m lab.reversal
 """
@@ -24,14 +23,13 @@ import dataclasses
 from typing import Annotated
 
 import tyro
+from tqdm import tqdm
 
 from lab import common, off_policy
 from runtime import curves
 from runtime.settings import GroupSize, PositiveFraction, PositiveInt
 
 MOST = 4  # learning rates, whose lines can be told apart
-
-# ----------------------------------------------------------------------------------------- settings
 
 
 @dataclasses.dataclass
@@ -54,9 +52,6 @@ def check(args):
     """ValueError if the lines can't be drawn."""
     if not 0 < len(set(args.lrs)) == len(args.lrs) <= MOST:
         raise ValueError(f"--lrs {args.lrs}: give one to {MOST} different learning rates")
-
-
-# ------------------------------------------------------------------------------------------ measure
 
 
 def measure_at(policy, batch, args):
@@ -91,9 +86,6 @@ def measure(policy, before, sampled, args):
     return found
 
 
-# ------------------------------------------------------------------------------------------ picture
-
-
 def draw(rows, counts, args):
     """rows: of measure, one for each batch."""
     title = f"{args.updates} updates on one batch by {common.name_of(args.model)}, AdamW\n"
@@ -107,14 +99,10 @@ def draw(rows, counts, args):
     def by_lr(of):  # {"lr …": (mean, standard error) after each count}
         return {lr: [of(average[lr][n]) for n in counts] for lr in lrs}
 
-    off_policy.draw_lines(
-        panels[0, 0], counts, by_lr(lambda at: at["kappa"]), "κ, of σ = κ(1 − π)²"
-    )
+    off_policy.draw_lines(panels[0, 0], counts, by_lr(lambda at: at["kappa"]), "κ, of σ = κ(1 − π)²")
     panels[0, 0].set_yscale("symlog", linthresh=0.1)
     panels[0, 0].set_ylim(bottom=0)
-    off_policy.draw_lines(
-        panels[0, 1], counts, by_lr(lambda at: at["log_ratio"]), "mean |G|, p ≤ 0.25 over p > 0.75"
-    )
+    off_policy.draw_lines(panels[0, 1], counts, by_lr(lambda at: at["log_ratio"]), "mean |G|, p ≤ 0.25 over p > 0.75")
     off_policy.show_ratios(panels[0, 1])
     for axes, place, tokens in ((panels[1, 0], 0, "p ≤ 0.25"), (panels[1, 1], 1, "p > 0.75")):
         lines = {}
@@ -124,29 +112,17 @@ def draw(rows, counts, args):
         off_policy.draw_lines(axes, counts, lines, f"|mean G|, {tokens}")
         axes.set_ylim(bottom=0)
     for axes, half in ((panels[2, 0], "low"), (panels[2, 1], "high")):
-        lines = {}
-        for lr in lrs:
-            shares = [average[lr][n]["clip"]["by_entropy"][half] for n in counts]
-            lines[lr] = [[100 * value for value in share] for share in shares]
+        lines = by_lr(lambda at, half=half: [100 * value for value in at["clip"]["by_entropy"][half]])
         off_policy.draw_lines(axes, counts, lines, f"p ≤ 0.25 of {half} entropy: cut off [%]")
         axes.set_ylim(bottom=0)
     panels[0, 0].legend()
     common.save_figure(figure, args, "reversal")
 
 
-# --------------------------------------------------------------------------------------------- main
-
-
 def main():
     args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=1, also_check=check)
     before = common.copy_weights(policy)
-    rows = common.measured(
-        args,
-        "reversal",
-        policy,
-        batches,
-        lambda sampled: measure(policy, before, sampled, args),
-    )
+    rows = [measure(policy, before, sampled, args) for sampled in tqdm(batches, desc="batches")]
     draw(rows, off_policy.counts_of(args.updates), args)
     common.finish(args, "reversal", {"batches": rows})
 

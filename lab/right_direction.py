@@ -1,23 +1,22 @@
 """The right direction: which tokens an update moves as their advantage says.
 
-AR-Lopti (arXiv 2505.12929), figure 3: the share of positive tokens (A > 0) whose probability rises
-in an update, by the probability they had when they were sampled. Probable tokens are moved by what
-the update does to improbable ones, often the wrong way. Advantage reweighting and Lopti are meant
-to help. A method that raises all probable tokens, whatever their advantage, would look good in that
-figure. So here is the share of negative tokens whose probability falls, too, and the share of both.
+AR-Lopti (arXiv 2505.12929), figure 3: the share of positive tokens (A > 0) whose probability rises in an update, by the
+probability they had when they were sampled. Probable tokens are moved by what the update does to improbable ones, often
+the wrong way. Advantage reweighting and Lopti are meant to help. A method that raises all probable tokens, whatever
+their advantage, would look good in that figure. So here is the share of negative tokens whose probability falls, too,
+and the share of both.
 
-Methods: GRPO, AR, Lopti, both, DPPO, which differs from GRPO once the policy has moved, and ACPO,
-which also takes a mean over responses. So every method makes a step of one update on the whole
-batch, and a step of --updates updates on parts of it, with its script's own update(). The optimizer
-is SGD, as in the paper; --lr is the paper's 1e-3 for a model of 7B, and kk_tiny hardly moves with
-it. Left open, it is found as in lab.who_dominates. The KL term is left out: it is zero at the start
-of a run, and the later ones of --updates updates differ from a run's in it.
+Methods: GRPO, AR, Lopti, both, DPPO, which differs from GRPO once the policy has moved, and ACPO, which also takes a
+mean over responses. So every method makes a step of one update on the whole batch, and a step of --updates updates on
+parts of it, with its script's own update(). The optimizer is SGD, as in the paper; --lr is the paper's 1e-3 for a model
+of 7B, and kk_tiny hardly moves with it. Left open, it is found as in lab.who_dominates. The KL term is left out: it is
+zero at the start of a run, and the later ones of --updates updates differ from a run's in it.
 
-A method that makes a larger step moves more tokens. So the step is measured twice: with equal
-learning rates, and shortened or lengthened to the length ‖Δθ‖ of GRPO's step.
+A method that makes a larger step moves more tokens. So the step is measured twice: with equal learning rates, and
+shortened or lengthened to the length ‖Δθ‖ of GRPO's step.
 
-Results: right_direction.json and right_direction.png; points are means, bars standard errors over
-batches. The picture's last row has the gains: a method's share minus GRPO's on the same batch.
+Results: right_direction.json and right_direction.png; points are means, bars standard errors over batches. The
+picture's last row has the gains: a method's share minus GRPO's on the same batch.
 
     python -m lab.right_direction
 """
@@ -26,6 +25,7 @@ import dataclasses
 import importlib
 
 import torch
+from tqdm import tqdm
 
 from lab import common, who_dominates
 from runtime import curves
@@ -43,8 +43,6 @@ SIGNS = ("positive", "negative", "both signs")  # of a token's advantage
 STEPS = ("equal lr", "equal ‖Δθ‖")
 MARKERS = "o s D ^ v P".split()  # of the methods
 
-# ----------------------------------------------------------------------------------------- settings
-
 
 @dataclasses.dataclass
 class Args(common.Args):
@@ -57,9 +55,6 @@ class Args(common.Args):
 
 
 QUICK = {"batches": 1, "updates": 2}
-
-
-# ------------------------------------------------------------------------------------------ measure
 
 
 def step_of(method, policy, before, sampled, lr, updates, args):
@@ -77,8 +72,8 @@ def step_of(method, policy, before, sampled, lr, updates, args):
 def shares_right(change, advantages, bins):
     """Share of tokens moved as their advantage says, {sign: [share in each bin]}; None if no token.
 
-    change: of the probability, advantages, bins: [n]. A token whose probability stays the same is
-    not counted as moved, and one without an advantage not at all.
+    change: of the probability, advantages, bins: [n]. A token whose probability stays the same is not counted as moved,
+    and one without an advantage not at all.
     """
     right = change * advantages.sign() > 0
     tokens = dict(zip(SIGNS, (advantages > 0, advantages < 0, advantages != 0)))
@@ -127,41 +122,21 @@ def measure(policy, before, sampled, lr, args):
 
 def average(rows, step, method, sign, i):
     """(mean, standard error) over the batches that have such tokens; None if none has."""
-    values = [row[step][method][sign][i] for row in rows]
-    values = [value for value in values if value is not None]
-    return common.mean_and_error(values) if values else None
+    return common.over_batches([row[step][method][sign][i] for row in rows])
 
 
 def gain(rows, step, method, sign="positive", i=-1):
-    """(mean, standard error) over batches of a method's share minus GRPO's, of tokens in bin i.
-
-    None if no batch has such tokens.
-    """
-    differences = []
-    for row in rows:
-        own, of_grpo = row[step][method][sign][i], row[step]["GRPO"][sign][i]
-        if own is not None and of_grpo is not None:
-            differences.append(own - of_grpo)
-    return common.mean_and_error(differences) if differences else None
-
-
-# ------------------------------------------------------------------------------------------ picture
+    """(mean, standard error) over batches of a method's share minus GRPO's in bin i; None if there is no such token."""
+    pairs = [(row[step][method][sign][i], row[step]["GRPO"][sign][i]) for row in rows]
+    return common.over_batches([None if None in pair else pair[0] - pair[1] for pair in pairs])
 
 
 def draw_shares(axes, rows, step, sign):
     """Each method's share by bin, with its standard error."""
     for number, method in enumerate(METHODS):
-        points = [average(rows, step, method, sign, i) for i in range(common.BINS)]
-        places = [i for i, point in enumerate(points) if point]
-        axes.errorbar(
-            [i + 0.12 * (number - 2.5) for i in places],
-            [points[i][0] for i in places],
-            yerr=[points[i][1] for i in places],
-            fmt=MARKERS[number],
-            color=curves.COLOURS[number],
-            markersize=8,
-            label=method,
-        )
+        pairs = [average(rows, step, method, sign, i) for i in range(common.BINS)]
+        places = [i + 0.12 * (number - 2.5) for i in range(common.BINS)]
+        common.points(axes, places, pairs, MARKERS[number], color=curves.COLOURS[number], label=method)
     axes.axhline(0.5, color="0.5", linewidth=1, zorder=0)
     axes.set_xticks(range(common.BINS), common.BIN_NAMES)
 
@@ -170,17 +145,9 @@ def draw_gains(axes, rows, step):
     """For tokens of p > 0.75: each method's share minus GRPO's, of both signs and of each."""
     others = [method for method in METHODS if method != "GRPO"]
     for number, (sign, colour) in enumerate(zip(SIGNS, ("0.6", "0.6", "black"))):
-        gains = [gain(rows, step, method, sign) for method in others]
-        places = [place for place, found in enumerate(gains) if found]
-        axes.errorbar(
-            [place + 0.2 * (number - 1) for place in places],
-            [gains[place][0] for place in places],
-            yerr=[gains[place][1] for place in places],
-            fmt="^vo"[number],
-            color=colour,
-            markersize=8,
-            label=sign,
-        )
+        places = [place + 0.2 * (number - 1) for place in range(len(others))]
+        pairs = [gain(rows, step, method, sign) for method in others]
+        common.points(axes, places, pairs, "^vo"[number], color=colour, label=sign)
     axes.axhline(0, color="0.5", linewidth=1, zorder=0)
     axes.set_xticks(range(len(others)), [name.replace(" + ", " +\n") for name in others])
 
@@ -211,20 +178,11 @@ def draw(rows, lr, args):
     common.save_figure(figure, args, "right_direction")
 
 
-# --------------------------------------------------------------------------------------------- main
-
-
 def main():
     args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=2)
     before = common.copy_weights(policy)
     lr = args.lr or who_dominates.learning_rate(policy, before, batches[0], args)
-    rows = common.measured(
-        args,
-        "right_direction",
-        policy,
-        batches,
-        lambda sampled: measure(policy, before, sampled, lr, args),
-    )
+    rows = [measure(policy, before, sampled, lr, args) for sampled in tqdm(batches, desc="batches")]
     draw(rows, lr, args)
     result = {"bins": common.BIN_NAMES, "lr": lr, "batches": rows}
     common.finish(args, "right_direction", result)

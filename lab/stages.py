@@ -6,9 +6,9 @@
     python -m lab.stages --steps 0 100 200 --model Qwen/Qwen2.5-3B-Instruct --run runs/3b --dry_run
                                                              another model's run: trained if need be
 
-What the papers say about tokens may hold for a model before training and not after, or the other
-way round. This trains a run of grpo.py that saves its stages (minutes; a run that is there is used
-again), calls three commands for each stage, and puts what they found side by side.
+What the papers say about tokens may hold for a model before training and not after, or the other way round. This trains
+a run of grpo.py that saves its stages (minutes; a run that is there is used again), calls three commands for each
+stage, and puts what they found side by side.
 """
 
 import dataclasses
@@ -52,7 +52,6 @@ class Args:
     smollm2: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # SmolLM2-135M as well
     out: str = ""  # of stages.png and the stages' own files; as in the other commands
     seed: NonNegativeInt = 0  # of the run and of the batches
-    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # tiny sizes, to see that it works
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # show the commands and end
 
 
@@ -82,9 +81,6 @@ def measurements(args):
         for name in names:
             words = [sys.executable, "-m", f"lab.{name}", "--model", model]
             words += ["--out", folder(stage, args), "--seed", str(args.seed)]
-            if args.quick:
-                made[stage].append([*words, "--quick"])
-                continue
             if model == SMOLLM2:
                 words += SHORT + FEWER[name]
             if name != "proposition":
@@ -116,8 +112,7 @@ def check_run(args):
         of_stages = getattr(args, name)
         if of_run.get(name) != of_stages:
             raise ValueError(
-                f"--run {args.run} has a run with --{name} {of_run.get(name)}, not {of_stages}: "
-                "name another folder"
+                f"--run {args.run} has a run with --{name} {of_run.get(name)}, not {of_stages}: name another folder"
             )
     missing = [step for step in args.steps if not Path(model_of(step, args)).exists()]
     if missing:

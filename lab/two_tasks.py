@@ -1,17 +1,17 @@
 """Two tasks: how many tokens are improbable in each, and how much of the gradient they have.
 
-AR-Lopti (arXiv 2505.12929), figure 11 and appendix C.3: with Knights & Knaves AR and Lopti together
-are better than either alone, with mathematics they are not. The paper's reason: mathematics has
-fewer improbable tokens, so both together weaken them too much. The figure shows, for both tasks,
-the share of the tokens and the norm of the gradient in four bins of probability.
+AR-Lopti (arXiv 2505.12929), figure 11 and appendix C.3: with Knights & Knaves AR and Lopti together are better than
+either alone, with mathematics they are not. The paper's reason: mathematics has fewer improbable tokens, so both
+together weaken them too much. The figure shows, for both tasks, the share of the tokens and the norm of the gradient in
+four bins of probability.
 
-The gradient of a bin is that of its part of GRPO's loss, as in who_dominates. A model that is
-never right on a task, as SmolLM2-135M is on Knights & Knaves, has no advantages there. Then every
-token of both tasks gets an advantage of 1, so that both can be compared; it is the gradient of the
-tokens' mean log-probability. The title and the JSON say which of the two it was.
+The gradient of a bin is that of its part of GRPO's loss, as in who_dominates. A model that is never right on a task, as
+SmolLM2-135M is on Knights & Knaves, has no advantages there. Then every token of both tasks gets an advantage of 1, so
+that both can be compared; it is the gradient of the tokens' mean log-probability. The title and the JSON say which of
+the two it was.
 
-Without a hub, mathematics is Countdown, whose problems are generated: to reach a number by
-arithmetic. The paper's tasks are --tasks kk math.
+Without a hub, mathematics is Countdown, whose problems are generated: to reach a number by arithmetic. The paper's
+tasks are --tasks kk math.
 
 Results: two_tasks.json and two_tasks.png. Error bars: standard error over batches.
 
@@ -24,12 +24,11 @@ from statistics import fmean
 from typing import Annotated
 
 import tyro
+from tqdm import tqdm
 
 from lab import common
 from runtime import curves, settings
 from runtime.settings import GroupSize, PositiveInt
-
-# ----------------------------------------------------------------------------------------- settings
 
 
 @dataclasses.dataclass
@@ -61,9 +60,6 @@ def by_task(args):
     return made
 
 
-# ------------------------------------------------------------------------------------------ measure
-
-
 def measure(policy, sampled, args, with_rewards):
     """The numbers of one batch, for JSON.
 
@@ -88,9 +84,6 @@ def measure(policy, sampled, args, with_rewards):
     }
 
 
-# ------------------------------------------------------------------------------------------ picture
-
-
 def draw(averages, with_rewards, args):
     advantages = "GRPO's advantages" if with_rewards else "every advantage 1"
     name = common.name_of(args.model)
@@ -98,9 +91,6 @@ def draw(averages, with_rewards, args):
     figure = curves.new_figure(curves.WIDTH, 5.5, title)
     common.draw_shares(figure.subplots(1, 2), averages)
     common.save_figure(figure, args, "two_tasks")
-
-
-# --------------------------------------------------------------------------------------------- main
 
 
 def has_gradient(sampled, args):
@@ -120,34 +110,19 @@ def main():
         policy, _ = common.load_policy(args)
         batches = {}
         for of_task in tasks:
-            batches[of_task.task] = common.load_batches(
-                policy, of_task, args.batches, need_gradient=False
-            )
-        # A model that is never right on a task has no batch with a gradient. If others have one, a
-        # batch without is bad luck: ValueError.
-        with_rewards = all(
-            any(has_gradient(sampled, args) for sampled in several) for several in batches.values()
-        )
+            batches[of_task.task] = common.load_batches(policy, of_task, args.batches, need_gradient=False)
+        # A model that is never right on a task has no batch with a gradient. If others have one, a batch without is bad
+        # luck: ValueError.
+        with_rewards = all(any(has_gradient(sampled, args) for sampled in several) for several in batches.values())
         for of_task in tasks:
             common.load_batches(policy, of_task, args.batches, need_gradient=with_rewards)
     found = {}
     for task, several in batches.items():
-        found[task] = common.measured(
-            args,
-            f"two_tasks_{task}",
-            policy,
-            several,
-            lambda sampled: measure(policy, sampled, args, with_rewards),
-        )
+        found[task] = [measure(policy, sampled, args, with_rewards) for sampled in tqdm(several, desc=task)]
     rows = [dict(zip(found, of_both)) for of_both in zip(*found.values())]
     draw(common.over_batches(rows), with_rewards, args)
-    result = {
-        "bins": common.BIN_NAMES,
-        "tasks": list(found),
-        "advantages": "GRPO" if with_rewards else "1",
-        "batches": rows,
-    }
-    common.finish(args, "two_tasks", result)
+    result = {"bins": common.BIN_NAMES, "tasks": list(found), "advantages": "GRPO" if with_rewards else "1"}
+    common.finish(args, "two_tasks", result | {"batches": rows})
 
 
 if __name__ == "__main__":

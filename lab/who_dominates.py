@@ -1,23 +1,19 @@
 """Who dominates: how much of a GRPO update comes from improbable tokens, and whom it moves.
 
-AR-Lopti (arXiv 2505.12929), figure 1: tokens are put into four bins by their probability when they
-were sampled. For each bin: its share of the tokens, the advantages, and the norm of the gradient of
-its part of the loss (the divisor stays that of all tokens, so the parts add up to the loss). Then
-one SGD step is made with all tokens, with only the lowest bin, and with only the highest, and every
-token's change of probability is looked at. Two learning rates: the paper's 1e-3, and --large_lr.
-Left open, that one is found on the first batch: there the step with all tokens changes
+AR-Lopti (arXiv 2505.12929), figure 1: tokens are put into four bins by their probability when they were sampled. For
+each bin: its share of the tokens, the advantages, and the norm of the gradient of its part of the loss (the divisor
+stays that of all tokens, so the parts add up to the loss). Then one SGD step is made with all tokens, with only the
+lowest bin, and with only the highest, and every token's change of probability is looked at. Two learning rates: the
+paper's 1e-3, and --large_lr. Left open, that one is found on the first batch: there the step with all tokens changes
 probabilities by as much on average as the first AdamW update of a run (--adamw_lr).
 
-ACPO (arXiv 2606.22570), appendix D.1: for tokens with p < 0.2 and p > 0.8 the norm of the gradient
-of the mean loss over these tokens alone, as a share of that over all tokens, and the angle between
-the two.
+ACPO (arXiv 2606.22570), appendix D.1: for tokens with p < 0.2 and p > 0.8 the norm of the gradient of the mean loss
+over these tokens alone, as a share of that over all tokens, and the angle between the two.
 
-Results: who_dominates.json and who_dominates.png. Boxes hold the middle half of the tokens of all
-batches, whiskers nine tenths; the top 1 % by size is left out, as in the paper, and so it is in
-every mean of the changes. The paper compares the pictures of the changes: here two steps are as far
-apart as the distributions of their changes in a bin (Kolmogorov and Smirnov's distance), on average
-over the bins. The correlation of the changes' ranks is given too. Error bars: standard errors over
-batches.
+Results: who_dominates.json and who_dominates.png. Boxes hold the middle half of the tokens of all batches, whiskers
+nine tenths; the top 1 % by size is left out, as in the paper, and so it is in every mean of the changes. Two steps
+are as far apart as the distributions of their changes in a bin (Kolmogorov and Smirnov's distance), on average over the
+bins. The correlation of the changes' ranks is given too. Error bars: standard errors over batches.
 
     python -m lab.who_dominates
 """
@@ -27,6 +23,8 @@ import math
 from statistics import fmean
 
 import torch
+from scipy import stats
+from tqdm import tqdm
 
 import grpo
 from lab import common
@@ -41,8 +39,6 @@ LINEAR = 1e-3  # of the largest change; up to there the picture's scale is not l
 BOXES = "boxes: half of the tokens, whiskers: nine tenths, without the top 1 % by size"
 SMALL_CHANGES = "linear to about 1/1000 of\nthe largest, then logarithmic"
 
-# ----------------------------------------------------------------------------------------- settings
-
 
 @dataclasses.dataclass
 class Args(common.Args):
@@ -55,8 +51,6 @@ class Args(common.Args):
 
 
 QUICK = {"batches": 1}
-
-# ------------------------------------------------------------------------------------------ measure
 
 
 def gradients_by_cell(policy, batch, args):
@@ -71,8 +65,7 @@ def gradients_by_cell(policy, batch, args):
 def changes(policy, before, gradient, lr, batch, args):
     """Each response token's change of probability, [n], after θ ← before − lr · gradient.
 
-    batch["fine_logp"]: common.fine_log_probs at the weights `before`, which the policy has again
-    afterwards.
+    batch["fine_logp"]: common.fine_log_probs at the weights `before`, which the policy has again afterwards.
     """
     moved = [weight - lr * part for weight, part in zip(before, gradient)]
     common.set_weights(policy, moved)
@@ -92,9 +85,7 @@ def learning_rate(policy, before, sampled, args):
     gradient = common.gradient_of(policy, batch, of_script)
     small = changes(policy, before, gradient, 1e-3, batch, of_script).abs().mean().item()
     optimizer = torch.optim.AdamW(
-        policy.parameters(),
-        lr=args.adamw_lr or of_script.lr,
-        weight_decay=of_script.weight_decay,
+        policy.parameters(), lr=args.adamw_lr or of_script.lr, weight_decay=of_script.weight_decay
     )
     grpo.update(policy, optimizer, batch, 1, of_script)
     step = [new - old for new, old in zip(common.copy_weights(policy), before)]
@@ -114,14 +105,9 @@ def of_gradients(gradients, num_tokens):
     total = sum(num_tokens)
     tails = {}
     for name, cell in TAILS.items():
-        own_norm = common.norm_of_own_mean(gradients[cell], num_tokens[cell] / total)
+        own_norm = common.norm(gradients[cell]) * total / max(1, num_tokens[cell])
         tails[name] = {"norm": own_norm / size, "angle": common.angle(gradients[cell], whole)}
-    return {
-        "norm": norms,
-        "norm_share": [norm / sum(norms) for norm in norms],
-        "norm_of_all": size,
-        "tails": tails,
-    }
+    return {"norm": norms, "norm_share": [norm / sum(norms) for norm in norms], "norm_of_all": size, "tails": tails}
 
 
 def without_top(values):
@@ -131,16 +117,14 @@ def without_top(values):
 
 def distance(some, others):
     """Between the distributions of two sets of values [n], [m]: from 0, the same, to 1, apart."""
-    both = torch.cat([some, others]).unique()
-    below = [torch.searchsorted(v.sort().values, both, right=True) / len(v) for v in (some, others)]
-    return (below[0] - below[1]).abs().max().item()
+    return float(stats.ks_2samp(some.cpu(), others.cpu()).statistic)
 
 
 def of_step(moved, bins):
     """What a step with all tokens, with the lowest and with the highest bin alone did to p.
 
-    moved: {what was updated: changes of probability [n]}; bins: [n]. Means are without the top 1 %
-    of their tokens, distances of each bin's; the ranks have all, since outliers can't move them.
+    moved: {what was updated: changes of probability [n]}; bins: [n]. Means are without the top 1 % of their tokens,
+    distances of each bin's; the ranks have all, since outliers can't move them.
     """
     whole = moved["all tokens"]
     found = {"mean_change": {}, "mean_change_of_top_bin": {}, "distance": {}, "ranks": {}}
@@ -185,55 +169,18 @@ def measure(policy, before, sampled, args, large_lr):
     return numbers, values
 
 
-def boxes_of(values, bins):
-    """Quantiles 0.05, 0.25, 0.5, 0.75, 0.95 of each bin's values, without the top 1 % by size.
-
-    None for an empty bin.
-    """
-    boxes = []
-    for i in range(common.BINS):
-        inside = values[bins == i]
-        if len(inside) == 0:
-            boxes.append(None)
-            continue
-        kept = without_top(inside)
-        levels = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=kept.dtype)
-        boxes.append(kept.quantile(levels).tolist())
-    return boxes
-
-
-# ------------------------------------------------------------------------------------------ picture
-
-
-def draw_bars(axes, values, title):
-    """values: [mean, standard error] for each bin, shares."""
-    heights = [100 * value[0] for value in values]
-    errors = [100 * value[1] for value in values]
-    axes.bar(range(common.BINS), heights, yerr=errors, color="#0072B2", ecolor="black", capsize=4)
-    axes.set_xticks(range(common.BINS), common.BIN_NAMES)
-    axes.set_title(title)
-    axes.set_ylim(0, 1.25 * max(heights))
-    for x, height in enumerate(heights):
-        above = height + errors[x] + 0.02 * max(heights)
-        axes.text(x, above, f"{height:.1f}", ha="center", va="bottom")
-
-
-def draw_boxes(axes, boxes, title):
-    """boxes: five quantiles for each bin, or None."""
-    names = ("whislo", "q1", "med", "q3", "whishi")
-    filled = [i for i, box in enumerate(boxes) if box]
-    stats = [dict(zip(names, boxes[i])) for i in filled]
+def draw_boxes(axes, values, bins, title):
+    """A box for each bin that has values, without the top 1 % by size; gives the largest size that is drawn."""
+    filled = [i for i in range(common.BINS) if (bins == i).any()]
+    kept = [without_top(values[bins == i]) for i in filled]
     look = {"patch_artist": True, "boxprops": {"facecolor": "#9ecae1"}, "widths": 0.55}
     look["medianprops"] = {"color": "#D55E00", "linewidth": 2.5}
-    axes.bxp(stats, positions=filled, showfliers=False, **look)
+    axes.boxplot(kept, whis=(5, 95), positions=filled, showfliers=False, manage_ticks=False, **look)
     axes.axhline(0, color="0.5", linewidth=1, zorder=0)
     axes.set_xticks(range(common.BINS), common.BIN_NAMES)
     axes.set_title(title)
-
-
-def largest(boxes):
-    """The largest size of the boxes' quantiles."""
-    return max(abs(value) for box in boxes if box for value in box)
+    levels = torch.tensor([0.05, 0.95], dtype=values.dtype)
+    return max(inside.quantile(levels).abs().max().item() for inside in kept)
 
 
 def show_small_changes(axes, limit):
@@ -247,54 +194,37 @@ def show_small_changes(axes, limit):
     axes.set_ylim(-limit or -1, limit or 1)
 
 
-def draw(result, args):
+def draw(result, values, bins, args):
     model = common.name_of(args.model)
     title = f"one GRPO update of {model} by the tokens' probability, {args.batches} batches\n"
     title += f"error bars: standard error; {BOXES}"
     figure = curves.new_figure(curves.WIDTH, 12, title)
     figure.get_layout_engine().set(h_pad=0.15)
     panels = figure.subplots(3, 2)
-    average = common.over_batches(result["batches"])
-    draw_bars(panels[0, 0], average["share"], "share of tokens [%]")
-    draw_bars(panels[0, 1], average["norm_share"], "share of the gradient norms [%]")
-    draw_boxes(panels[1, 0], result["boxes"]["advantages"], "advantage")
-    shown = [result["boxes"][f"large_lr/{updated}"] for updated in UPDATED]
-    limit = 1.5 * max(largest(boxes) for boxes in shown)
-    for axes, updated, boxes in zip(panels.flat[3:], UPDATED, shown):
-        draw_boxes(axes, boxes, f"change of p, {updated} updated (SGD, lr {result['large_lr']:g})")
-        show_small_changes(axes, limit)
+    common.draw_shares(panels[0], {model: common.over_batches(result["batches"])})
+    draw_boxes(panels[1, 0], values["advantages"], bins, "advantage")
+    limits = []
+    for axes, updated in zip(panels.flat[3:], UPDATED):
+        title = f"change of p, {updated} updated (SGD, lr {result['large_lr']:g})"
+        limits.append(draw_boxes(axes, values[f"large_lr/{updated}"], bins, title))
+    for axes in panels.flat[3:]:
+        show_small_changes(axes, 1.5 * max(limits))
         axes.set_ylabel(SMALL_CHANGES)
     for axes in panels[-1]:
         axes.set_xlabel("probability of the token when it was sampled")
     common.save_figure(figure, args, "who_dominates")
 
 
-# --------------------------------------------------------------------------------------------- main
-
-
 def main():
     args, policy, _, batches = common.begin(Args, __doc__, QUICK)
     before = common.copy_weights(policy)
     large_lr = args.large_lr or learning_rate(policy, before, batches[0], args)
-    found = common.measured(
-        args,
-        "who_dominates",
-        policy,
-        batches,
-        lambda sampled: measure(policy, before, sampled, args, large_lr),
-    )
+    found = [measure(policy, before, sampled, args, large_lr) for sampled in tqdm(batches, desc="batches")]
     rows, of_tokens = zip(*found)
     pooled = {name: torch.cat([values[name] for values in of_tokens]) for name in of_tokens[0]}
     bins = pooled.pop("bins")
-    result = {
-        "bins": common.BIN_NAMES,
-        "lr": args.lr,
-        "large_lr": large_lr,
-        "tokens": len(bins),
-        "boxes": {name: boxes_of(values, bins) for name, values in pooled.items()},
-        "batches": rows,
-    }
-    draw(result, args)
+    result = {"bins": common.BIN_NAMES, "lr": args.lr, "large_lr": large_lr, "tokens": len(bins), "batches": rows}
+    draw(result, pooled, bins, args)
     common.finish(args, "who_dominates", result)
 
 

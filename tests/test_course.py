@@ -1,10 +1,8 @@
 """The course: that its checks find what is wrong and say it, and that its solutions are what the trainers compute."""
 
-import contextlib
 import importlib
 import importlib.util
 import json
-import re
 import sys
 from types import SimpleNamespace
 
@@ -12,22 +10,14 @@ import pytest
 import torch
 from conftest import ROOT, python
 
-import acpo
 import cispo
-import dapo
-import entropy_top
 import grpo
 import grpo_ar_lopti
-import grpo_tis
-import gspo
 import ppo
 import reinforce
 import rloo
 from course import check, sandbox
 from course.sandbox import call
-from rewards import kk
-from runtime import measure
-from tools import compare
 
 COURSE = ROOT / "course"
 
@@ -64,55 +54,15 @@ def named(function):
 
 
 @each_lesson
-def test_every_stub_is_not_written_yet(lesson, box):
-    lines = check.check_lesson(lesson, COURSE / "exercises", box=box)
+def test_every_stub_is_not_written_yet(lesson):
+    lines = check.check_lesson(lesson, COURSE / "exercises")
     assert len(lines) >= 2 and {line[1:] for line in lines} == {("NOT YET", "not written yet", "")}
 
 
 @each_lesson
-def test_every_solution_passes(lesson, box):
-    for seed in (1, 2):
-        lines = check.check_lesson(lesson, COURSE / "solutions", seed, box)
-        assert [line[1:] for line in lines] == [("PASS", "", "")] * len(lines)
-
-
-@each_lesson
-def test_stubs_and_solutions_have_the_same_arguments_and_import_torch_alone(lesson):
-    texts = [(COURSE / folder / f"lesson_{lesson}.py").read_text() for folder in ("exercises", "solutions")]
-    for exercise in in_lesson(lesson).EXERCISES:
-        heads = [re.search(rf"^def {exercise.function}\((.*)\):$", text, re.M)[1] for text in texts]
-        assert heads[0] == heads[1] == ", ".join(exercise.cases[0].arguments)
-    for text in texts:
-        assert set(re.findall(r"^(?:import|from) (\w+)", text, re.M)) <= {"torch", "math"}
-    last = in_lesson(lesson).EXERCISES[-1].number.split(".")[1]
-    open_question = f"{lesson}.{int(last) + 1}"
-    assert all(f"# {open_question} " in text for text in texts)
-
-
-@pytest.mark.parametrize("lesson", [0, 1, 2, 4, 5, 6, 8, 10, 11])  # 3, 7 and 9 sample from a model
-def test_the_numbers_of_an_answer_are_those_that_its_code_prints(lesson, capsys):
-    in_lesson(lesson, "solutions").open_question()
-    printed = capsys.readouterr().out.splitlines()
-    text = (COURSE / "solutions" / f"lesson_{lesson}.py").read_text()
-    assert len(printed) >= 3
-    for line in printed:
-        assert f"#     {line}\n" in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("lesson", "num_lines"), [(3, 4), (7, 3), (9, 6)])
-def test_the_numbers_of_an_experiment_are_about_those_of_its_code(lesson, num_lines, capsys, monkeypatch):
-    """They are sampled from kk_tiny: on another machine a few tokens may be others."""
-    monkeypatch.chdir(ROOT)
-    in_lesson(lesson, "solutions").open_question()
-    printed = capsys.readouterr().out.splitlines()[:num_lines]
-    text = (COURSE / "solutions" / f"lesson_{lesson}.py").read_text()
-    quoted = re.findall(r"^#     (.*)$", text, re.M)[:num_lines]
-    number = re.compile(r"\d+\.\d+|\d{2,}")
-    for mine, theirs in zip(printed, quoted, strict=True):
-        assert number.sub("", mine) == number.sub("", theirs)
-        expected = [float(value) for value in number.findall(theirs)]
-        assert [float(value) for value in number.findall(mine)] == pytest.approx(expected, rel=0.3)
+def test_every_solution_passes(lesson):
+    lines = check.check_lesson(lesson, COURSE / "solutions", seed=1)
+    assert [line[1:] for line in lines] == [("PASS", "", "")] * len(lines)
 
 
 # ----------------------------------------------------------------------------------------------------------- mistakes
@@ -152,7 +102,7 @@ def test_an_unknown_mistake_is_shown_with_numbers(exercise):
     [
         (lambda rewards, group_size: None, "the return is missing"),
         (lambda rewards, group_size: rewards[:1], "wrong shape: expected [2], got [1]"),
-        (lambda rewards, group_size: (rewards, rewards), "gives 2 values; one is expected"),
+        (lambda rewards, group_size: (rewards, rewards), "gives 2 values; expected one value"),
         (lambda rewards, group_size: rewards > 0, "expected a tensor of numbers, got one of True and False"),
         (lambda rewards, group_size: "1, -1", "wrong type: gives a str"),
         (lambda rewards, group_size: rewards / 0 * 0, "gives NaN"),
@@ -164,13 +114,6 @@ def test_an_unknown_mistake_is_shown_with_numbers(exercise):
 def test_what_is_said_of_wrong_results(wrong, said):
     verdict, text = judge(wrong, named("leave_one_out"))
     assert verdict == "WRONG" and said in text
-
-
-def test_a_factor_is_named_only_if_it_is_the_same_in_all_cases():
-    of_two_it_is_the_half = lambda rewards, group_size: rewards - rewards.mean()  # noqa: E731
-    assert judge(of_two_it_is_the_half, named("leave_one_out"))[1].startswith("wrong value\n")
-    times_three = lambda *arguments: 3 * solution_of(named("reinforce_loss"))(*arguments)  # noqa: E731
-    assert judge(times_three, named("reinforce_loss"))[1].startswith("wrong value: 3 times what is expected")
 
 
 def test_wrong_gradients_are_named():
@@ -185,71 +128,33 @@ def test_wrong_gradients_are_named():
     assert "has no gradient: logp must not be detached" in judge(as_float, clipped)[1]
 
 
-def test_a_function_may_differ_in_how_it_is_written():
-    def sampled_otherwise(correct, repeats, generator):
-        places = (torch.rand(repeats, len(correct), generator=generator) * len(correct)).long()
-        ordered = correct.float()[places].mean(1).sort().values
-        return ordered[int(0.025 * repeats)].item(), ordered[int(0.975 * repeats)].item()
-
-    assert judge(sampled_otherwise, named("bootstrap_interval")) == ("PASS", "")
-    unseeded = lambda correct, repeats, generator: sampled_otherwise(correct, repeats, None)  # noqa: E731
-    assert judge(unseeded, named("bootstrap_interval")) == ("WRONG", check.IGNORES_GENERATOR)
-
-    def by_probabilities(logp, mask, eta):
-        low = mask & (logp.double().exp() <= eta) & (logp > -700 if eta == 0 else True)
-        return low & (eta > 0), mask & ~(low & (eta > 0))
-
-    assert judge(by_probabilities, named("lopti_stages")) == ("PASS", "")
-
-
 # --------------------------------------------------------------------------------------------------------- command line
 
 
-def main(*words, capsys, box=None):
-    """(exit code, what is printed) of the command in this process. box: the Sandbox that it takes."""
-    args = check.tyro.cli(check.Args, args=words, use_underscores=True)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
-        patch.setattr(check, "Sandbox", lambda: contextlib.nullcontext(box))
-        check.main(args)
-    out = capsys.readouterr()
-    return ended.value.code, out.out + out.err
-
-
-def test_the_command(capsys, box, monkeypatch):
+def test_the_command():
     done = python("-m", "course.check", "1", "--solutions")
     assert done.returncode == 0 and done.stdout.count("PASS") == 2 and "2 of 2 pass" in done.stdout
-    code, text = main("1", capsys=capsys, box=box)
-    assert code == 1 and text.count("NOT YET") == 2 and "0 of 2 pass" in text
-    monkeypatch.setattr(check, "LESSONS", range(2))  # test_every_solution_passes has them all
-    count = sum(len(in_lesson(lesson).EXERCISES) for lesson in check.LESSONS)
-    code, text = main("--all", "--solutions", capsys=capsys, box=box)
-    assert code == 0 and f"{count} of {count} pass" in text
+    done = python("-m", "course.check", "1")
+    assert done.returncode == 1 and done.stdout.count("NOT YET") == 2
+    for words in (["12"], [], ["1", "--all"]):
+        with pytest.raises(ValueError):
+            check.chosen_lessons(check.tyro.cli(check.Args, args=words, use_underscores=True))
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("text", "said"),
     [
-        (["12"], "there is no lesson 12: the lessons are 0 to 11"),
-        ([], "which lesson? Give a number from 0 to 11, or --all"),
-        (["1", "--all"], "not both"),
+        (None, "there is no"),
+        ("import torch\n\n\ndef leave_one_out(rewards)\n    return 1\n", "can't be imported: SyntaxError in line 4"),
+        ("def leave_one_out(*_):\n    return 1 / 0\n", "raises ZeroDivisionError: division by zero\nin line 2 of"),
+        ("def leave_two_out(*_):\n    return 1\n", "has no function of this name"),
     ],
 )
-def test_a_lesson_that_does_not_exist(words, said, capsys):
-    code, text = main(*words, capsys=capsys)
-    assert code == 2 and text.startswith("error: ") and said in text and text.count("\n") == 1
-
-
-def test_files_that_cannot_be_read(tmp_path, capsys, box):
-    code, text = main("1", "--folder", str(tmp_path), capsys=capsys, box=box)
-    assert code == 1 and text.count("WRONG") == 2 and "there is no" in text
-    file = tmp_path / "lesson_1.py"
-    file.write_text("import torch\n\n\ndef leave_one_out(rewards, group_size)\n    return 1\n")
-    _, text = main("1", "--folder", str(tmp_path), capsys=capsys, box=box)
-    assert "lesson_1.py can't be imported: SyntaxError in line 4: expected ':'" in text
-    file.write_text("def leave_one_out(rewards, group_size):\n    return rewards.nothing()\n")
-    _, text = main("1", "--folder", str(tmp_path), capsys=capsys, box=box)
-    assert "raises AttributeError" in text and "in line 2 of lesson_1.py: return rewards.nothing()" in text
-    assert "lesson_1.py has no function of this name" in text
+def test_files_without_a_result(text, said, tmp_path):
+    if text:
+        (tmp_path / "lesson_1.py").write_text(text)
+    (_, verdict, found, _), _ = check.check_lesson(1, tmp_path)
+    assert verdict == "WRONG" and said in found
 
 
 # ------------------------------------------------------------------------------------- the trainers' own functions
@@ -301,18 +206,6 @@ def trainers_generalized_advantages(rewards, values, mask, gamma, lam):
     return ppo.estimate_advantages(rewards, batch, ppo.Args(gamma=gamma, gae_lambda=lam))
 
 
-def trainers_sampler_gap(sampler_logp, trainer_logp, mask):
-    zeros = torch.zeros(mask.shape)
-    batch = {"sampler_logp": sampler_logp, "old_logp": trainer_logp, "mask": mask, "entropy": zeros}
-    return measure.of_tokens(batch)["sampler_gap"]
-
-
-def trainers_truncated_weights(trainer_logp, sampler_logp, cap):
-    batch = {"old_logp": trainer_logp, "sampler_logp": sampler_logp}
-    weight, _ = grpo_tis.sampler_correction(batch, grpo_tis.Args(correction_max=cap))
-    return weight
-
-
 def surrogate_batch(loss, mask, **more):
     """A batch whose surrogate is −loss: the ratio is 1, and the advantage is −loss."""
     zeros = torch.zeros(loss.shape)
@@ -324,36 +217,9 @@ def trainers_token_mean(loss, mask):
     return of_batch(grpo, logp, mask.sum(), batch, kl_coef=0)[0]
 
 
-def trainers_mean_of_means(loss, mask):
-    weight = (1 / mask.sum(1, keepdim=True).clamp(min=1) / len(mask)).expand(mask.shape)  # as update makes it
-    logp, batch = surrogate_batch(loss, mask, weight=weight, clip_range=torch.full(mask.shape, 0.2))
-    of_acpo, _ = acpo.policy_loss(logp, batch, acpo.Args(kl_coef=0))
-    # CISPO's gate has the same mean; with log π = 1 its surrogate is the advantage.
-    logp, batch = torch.ones(mask.shape), batch | {"old_logp": torch.ones(mask.shape)}
-    of_cispo, _ = of_batch(cispo, logp, len(mask), batch, kl_coef=0, gated=True)
-    assert torch.allclose(of_acpo, of_cispo)
-    return of_acpo
-
-
-def trainers_overlong_penalty(length, max_tokens, buffer):
-    return dapo.overlong_penalty(length, dapo.Args(max_response_tokens=max_tokens, overlong_buffer=buffer))
-
-
 def trainers_lopti_stages(logp, mask, eta):
     batch = {"old_logp": logp, "mask": mask}
     return tuple(grpo_ar_lopti.in_stage(stage, batch, eta) for stage in ("low", "high"))
-
-
-def trainers_sequence_ratio(logp, old_logp, mask):
-    """−J of one response at a time, with A = 1 and a range so wide that nothing is clipped: it is −s."""
-    ratios = []
-    for i in range(len(mask)):
-        rows = slice(i, i + 1)
-        batch = {"old_logp": old_logp[rows], "ref_logp": old_logp[rows], "mask": mask[rows]}
-        batch["advantages"] = mask[rows].float()
-        loss, _ = of_batch(gspo, logp[rows], 1, batch, clip_low=1, clip_high=1e6, kl_coef=0)
-        ratios.append(-loss)
-    return torch.stack(ratios)
 
 
 def trainers_token_weights(ratio, advantages, clip_low, clip_high, method):
@@ -368,35 +234,9 @@ def trainers_token_weights(ratio, advantages, clip_low, clip_high, method):
     return -logp.grad
 
 
-def trainers_entropy(logits):
-    rows = logits.view(-1, logits.shape[-1])
-    _, entropy = POLICY.head(rows, torch.zeros(len(rows), dtype=torch.long), 1.0, True)
-    return entropy.view(logits.shape[:-1])
-
-
-def trainers_top_entropy_mask(entropy, mask, share):
-    batch = {"entropy": entropy, "mask": mask}
-    threshold = entropy_top.entropy_threshold(batch, entropy_top.Args(entropy_top=share))
-    return mask & ~(entropy < threshold)
-
-
-def trainers_closed_rewards(format, parsed, correct):
-    """By kk.score, of texts that are as the three say."""
-    rewards = []
-    for has_format, is_read, is_right in zip(format, parsed, correct):
-        answer = f"Ann is a {'knight' if is_right else 'knave'}" if is_read else "Ann is"
-        text = f"hm</think><answer>{answer}</answer>" if has_format else f"hm<answer>{answer}</answer>"
-        rewards.append(kk.score(text, {"Ann": True}, strict=True)["reward"])
-    return torch.tensor(rewards)
-
-
 def trainers_kl_estimates(logp, ref_logp):
     difference = logp - ref_logp
     return difference, difference.square() / 2, grpo.k3(logp, ref_logp)
-
-
-def trainers_paired_difference(a, b):
-    return compare.mean_and_error((a - b).tolist())
 
 
 TRAINERS = {
@@ -407,26 +247,12 @@ TRAINERS = {
     "clipped_loss": trainers_clipped_loss,
     "generalized_advantages": trainers_generalized_advantages,
     "k3_kl": grpo.k3,
-    "sampler_gap": trainers_sampler_gap,
-    "truncated_weights": trainers_truncated_weights,
     "token_mean": trainers_token_mean,
-    "mean_of_means": trainers_mean_of_means,
-    "overlong_penalty": trainers_overlong_penalty,
     "ar_weight": grpo_ar_lopti.ar_weight,
     "lopti_stages": trainers_lopti_stages,
-    "sequence_ratio": trainers_sequence_ratio,
     "token_weights": trainers_token_weights,
-    "entropy": trainers_entropy,
-    "top_entropy_mask": trainers_top_entropy_mask,
-    "paired_difference": trainers_paired_difference,
-    "closed_rewards": trainers_closed_rewards,
     "kl_estimates": trainers_kl_estimates,
 }
-
-
-def test_all_functions_but_these_are_the_trainers():
-    others = {"bootstrap_interval", "paid_wrongly", "rewards_with_kl", "collapsed_at", "gap_jumps_at", "first_sign"}
-    assert {exercise.function for exercise in EXERCISES} - set(TRAINERS) == others
 
 
 @pytest.mark.parametrize("function", TRAINERS)
@@ -438,9 +264,7 @@ def test_what_is_expected_is_what_the_trainers_compute(function):
         assert check.same_values(theirs, expected, 1e-5), (theirs.parts, expected.parts)
 
 
-@pytest.mark.parametrize(
-    "function", "token_log_probs reinforce_loss clipped_loss k3_kl token_mean mean_of_means sequence_ratio".split()
-)
+@pytest.mark.parametrize("function", "token_log_probs reinforce_loss clipped_loss k3_kl token_mean".split())
 def test_the_gradients_are_the_trainers(function):
     exercise = named(function)
     for case in exercise.cases:

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import nbformat
 import pytest
 from conftest import ROOT, metrics, small
 from test_journeys import until
@@ -29,11 +28,6 @@ def test_shell_and_dockerfile_are_as_their_linters_want_them():
     quiet(PROGRAMS / "hadolint", EXAMPLES / "Dockerfile")
     for name in re.findall(r"requirements\S*\.txt", (EXAMPLES / "Dockerfile").read_text()):
         assert (ROOT / name).exists()
-
-
-@pytest.mark.parametrize("name", ["examples/first_run.ipynb", "course/grpo_by_hand.ipynb"])
-def test_a_notebook_is_valid(name):
-    nbformat.validate(nbformat.read(ROOT / name, as_version=4))
 
 
 # ------------------------------------------------------------------------------------------------------- the notebook

@@ -7,18 +7,12 @@ repositories made here, and on the trainers themselves.
 
 import ast
 import difflib
-import functools
-import io
-import itertools
-import re
 import subprocess
 
 import pytest
 from conftest import ROOT, python
-from rich.cells import cell_len
-from rich.console import Console
 
-from tools import diff, family, generated, propagate, table
+from tools import family, generated, propagate, table
 
 # What a script has of its own: the pieces (tools/family.py) in which it differs from its parent,
 # comments and docstrings included. "Args" stands for all of Args, "Args.eta" for that flag alone. A
@@ -156,13 +150,6 @@ def test_every_trainer_names_its_parent():
             assert parent and parent == family.PARENT[path.stem], message
 
 
-def test_the_tables_are_up_to_date():
-    for path, made in ((table.README, table.short_table()), (table.OBJECTIVES, table.table())):
-        text = path.read_text()
-        assert generated.between(text, table.MARKS, made) == text, f"{path}: python tools/table.py"
-    assert table.drawing() == (ROOT / "docs/family.svg").read_text(), "docs/family.svg: python tools/table.py"
-
-
 # --------------------------------------------------------------------------------------------------------- family.py
 
 HEAD = "# " + "-" * 30
@@ -281,128 +268,16 @@ def test_a_new_script_is_found_by_its_docstring(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- diff.py
 
 
-@pytest.fixture
-def two(tmp_path):
-    """A function that gives diff.py's Scripts of two texts."""
-
-    def make(*texts):
-        for name, text in zip("ab", texts):
-            (tmp_path / f"{name}.py").write_text(text)
-        return [diff.Script(tmp_path / f"{name}.py") for name in "ab"]
-
-    return make
-
-
-@functools.cache
-def scripts_of(stem):
-    return [diff.Script(diff.find(name)) for name in (family.PARENT[stem], stem)]
-
-
-def terminal(scripts, width, docstring=True, **options):
-    """What the terminal shows, as lines."""
-    console = Console(file=io.StringIO(), width=width, **options)
-    diff.show(console, scripts, docstring)
-    return console.file.getvalue().splitlines()
-
-
-def test_rows_by_hand(two):
-    """A changed line is one row, replaced lines stand beside each other, and marks say what differs in a line."""
-    same = "x = 1\n"
-    new = f"{same}rate = high + 1\n{same}new_name = [b]\nc = 3\n"
-    left, right = two(f"{same}rate = low + 1\n{same}old = f(a)\n", new)
-    rows = diff.compare(left, right, "imports")
-    assert [(row.left, row.right, row.equal) for row in rows] == [
-        (0, 0, True),
-        (1, 1, False),
-        (2, 2, True),
-        (3, 3, False),
-        (None, 4, False),
-    ]
-    assert "^" in rows[1].left_marks and "^" in rows[1].right_marks and not rows[3].left_marks
-    assert diff.counts(rows) == (2, 3)
-
-
-@each_descendant
-def test_rows_have_every_line_once_and_equal_ones_are_equal(stem):
-    left, right = scripts_of(stem)
-    found = diff.sections(left, right)
-    assert list(found)[-1] == "docstring"
-    rows = [row for some in found.values() for row in some]
-    for side, script in (("left", left), ("right", right)):
-        numbers = sorted(number for row in rows if (number := getattr(row, side)) is not None)
-        assert numbers == list(range(len(script.coloured)))[: len(numbers)] and len(script.coloured) - len(numbers) <= 1
-        assert "\n".join(line.plain for line in script.coloured) == script.text
-    assert all(left.coloured[row.left].plain == right.coloured[row.right].plain for row in rows if row.equal)
-
-
-def test_folds_leave_the_context_and_no_single_line():
-    rows = [diff.Row(k, k, equal=k not in (10, 20)) for k in range(40)]
-    folded = [(some[0].left, some[-1].left) for fold, some in diff.blocks(rows) if fold]
-    assert folded == [(0, 6), (14, 16), (24, 39)]
-    rows = [diff.Row(k, k, equal=k not in (10, 18)) for k in range(22)]
-    assert [(some[0].left, some[-1].left) for fold, some in diff.blocks(rows) if fold] == [(0, 6)]  # 14 alone is not
-
-
-def test_nothing_is_wider_than_the_terminal_and_what_differs_is_shown():
-    for stem, width in (*itertools.product(DESCENDANTS, (60, 120)), ("ppo", 119), ("ppo", 200)):
-        left, right = scripts_of(stem)
-        lines = terminal((left, right), width)
-        assert max(map(cell_len, lines)) <= width, stem
-        one_column = any(line.startswith("One column") for line in lines)
-        assert one_column == (width < diff.SIDE_BY_SIDE), (stem, width)
-        signs = [sign for line in lines for sign in re.findall(r"(?:^|│) *\d+ ([-+])(?: |$)", line)]
-        counts = [diff.counts(rows) for rows in diff.sections(left, right).values()]
-        assert (signs.count("-"), signs.count("+")) == tuple(map(sum, zip(*counts))), (stem, width)
-
-
-def test_the_summary_says_which_sections_differ_and_by_how_much():
-    left, right = scripts_of("dapo_ar_lopti")
-    lines = terminal((left, right), 160)
-    num_changed = family.changed(left.text, right.text)
-    assert lines[0] == f"dapo.py → dapo_ar_lopti.py: {num_changed} lines of code removed or added"
-    summary = lines[1 : next(k for k, line in enumerate(lines) if line.startswith("  the same: "))]
-    found = diff.sections(left, right)
-    assert [line.split()[0] for line in summary] == [name for name, rows in found.items() if any(diff.counts(rows))]
-    assert summary[-1].split() == ["docstring", *"−{} +{}".format(*diff.counts(found["docstring"])).split()]
-    headings = [line.split(" ─")[0] for line in lines if " ──" in line and not line.startswith(" ")]
-    assert headings == [line.split()[0] for line in summary]
-
-
-def test_without_docstring_the_rest_stays_as_it_is():
-    lines = [terminal(scripts_of("dapo"), 160, docstring) for docstring in (True, False)]
-    shorter = [line for line in lines[1] if line in lines[0]]
-    assert shorter == lines[1] and not any(line.startswith("docstring ─") for line in lines[1])
-
-
-def test_the_words_that_differ_are_marked(two):
-    scripts = two("if x == 1:\n  y\n", "if x == 2:\n  y\n")
-    out = "\n".join(terminal(scripts, 120, force_terminal=True, color_system="standard"))
-    assert "\x1b[7;31m1\x1b[0m" in out and "\x1b[7;32m2\x1b[0m" in out  # reversed, red and green
-    assert out.count("\x1b[34mif\x1b[0m") == 2 and out.count("\x1b[7") == 2
-
-
-def test_a_terminal_gets_a_pager_and_a_pipe_does_not(monkeypatch, capsys):
-    paged = []
-    monkeypatch.setattr("rich.pager.SystemPager.show", lambda self, content: paged.append(content))
-    monkeypatch.setattr(diff, "Console", functools.partial(Console, force_terminal=True))
-    diff.main(diff.Args("dr_grpo", width=150))
-    assert "\x1b[" in paged[0] and "grpo.py → dr_grpo.py" in paged[0] and not capsys.readouterr().out
-    monkeypatch.setattr(diff, "Console", Console)
-    diff.main(diff.Args("dr_grpo", width=150))
-    assert len(paged) == 1 and "grpo.py → dr_grpo.py" in capsys.readouterr().out
-
-
-def test_two_scripts_by_path_stand_in_the_order_given(two, tmp_path):
-    two('"""A."""\nx = 1\ny = 2\n', "x = 1\ny = 3\n")
-    done = python("tools/diff.py", tmp_path / "b.py", tmp_path / "a.py", "--width", 60)
-    assert done.returncode == 0 and done.stdout.startswith("b.py → a.py: 2 lines of code removed or added\n")
-    shown = [line.split() for line in done.stdout.splitlines() if line[:4].strip().isdigit()]
-    assert shown == [
-        ["2", "x", "=", "1"],
-        ["2", "-", "y", "=", "3"],
-        ["3", "+", "y", "=", "2"],
-        ["1", "+", '"""A."""'],
-    ]
+def test_what_differs_stands_below_the_names_of_functions(tmp_path):
+    for name, value in (("a", "low"), ("b", "high")):
+        body = "    y = 2\n" * 9 + f"    return {value} + 1\n"
+        text = f'"""{name}."""\nx = 1\n\n\ndef f():\n{body}'
+        (tmp_path / f"{name}.py").write_text(text)
+    done = python("tools/diff.py", tmp_path / "a.py", tmp_path / "b.py")
+    assert done.returncode == 0 and done.stdout.startswith("a.py → b.py: 2 lines of code removed or added\n")
+    assert "\n-    return low + 1\n+    return high + 1\n" in done.stdout and "def f():" in done.stdout
+    assert '"""' not in done.stdout
+    assert '\n-"""a."""' in python("tools/diff.py", tmp_path / "a.py", tmp_path / "b.py", "--docstring").stdout
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,6 @@ def test_who_is_far_from_the_judge_is_wrong(of_update, of_sleep, says):
     assert bool(gap.verdict(stages, 0.01)) == bool(says)
 
 
-def test_a_run_whose_script_is_gone(tmp_path):
-    (tmp_path / "checkpoints" / "step_000001").mkdir(parents=True)
-    (tmp_path / "run.json").write_text('{"script": "grpo_stale"}')
-    with pytest.raises(ValueError, match=r"grpo_stale\.py, which made .* is not here"):
-        gap.read(tmp_path)
-
-
 FAULTS = """
 import sys
 from pathlib import Path

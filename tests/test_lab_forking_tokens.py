@@ -1,16 +1,15 @@
 """lab.forking_tokens on cases worked by hand, and its gradients against a real model's Jacobian."""
 
 import json
-import math
 import sys
 
 import pytest
 import torch
 from conftest import KK_TINY, ROOT
-from test_lab import words_on
 
 import grpo
-from lab import common, forking_tokens, proposition, verdicts
+from lab import common, forking_tokens, proposition
+from tools import claims
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -78,111 +77,7 @@ def test_norms_at_all_weights_are_those_of_the_tokens_they_are_said_to_be_of(kno
     assert len(everything[2]) == batch["mask"].sum()
 
 
-# -------------------------------------------------------------------------------------------- words
-
-
-def test_the_words_of_a_response_and_what_they_are(known):
-    policy, tokenizer, sampled = known
-    found = forking_tokens.measure(policy, tokenizer, sampled, of_lab())
-    words = "Well , Zoey is honest , so Rafael is a knave . \\n Suppose".split()
-    begins = [word in ("Well", "\\n", "Suppose") for word in words]  # after the full stop
-    assert found["words"][: len(words)] == words
-    assert found["begins"][: len(words)].tolist() == begins
-    connecting = [w for w, c in zip(found["words"], found["connects"]) if c]
-    assert connecting == ["so", "Hence", "so"]
-    mask = sampled.batch["mask"]
-    assert len(found["words"]) == mask.sum() == len(found["entropy"])
-    assert found["probability"].tolist() == pytest.approx(
-        [math.exp(x) for x in sampled.batch["old_logp"][mask].tolist()]
-    )
-
-
-def test_words_and_steps_by_hand():
-    assert forking_tokens.word_of(" so") == "so" and forking_tokens.word_of("so ") == "so"
-    assert forking_tokens.word_of("\n") == "\\n" and forking_tokens.word_of("  ") == "  "
-    for word in ("so", "Therefore", "since", "assumes", "definite"):
-        assert forking_tokens.is_connecting(word)
-    for word in ("some", "knight", "honest", "if", ""):  # "if" only with a "then" after it
-        assert not forking_tokens.is_connecting(word)
-    texts = [" A", " b", '."', " C", ",", " d", "\n", "e", " f", "?)", "g"]
-    begins = forking_tokens.step_beginnings(texts)
-    assert [t for t, begin in zip(texts, begins) if begin] == [" A", " C", "e", "g"]
-    assert forking_tokens.step_beginnings([]) == []
-
-
-def batch_of_words(words, entropy, probability, gradient, top):
-    found = {"words": words}
-    for name, values in (("entropy", entropy), ("probability", probability), ("gradient", gradient)):
-        found[name] = torch.tensor(values, dtype=torch.float64)
-    found["in entropy"] = torch.tensor(top)
-    return found
-
-
-def test_the_table_of_words_by_hand():
-    """Means over both batches; "c" occurs once and is left out."""
-    one = batch_of_words(["a", "b", "a"], [1.0, 0.0, 2.0], [0.5, 1, 0.5], [3.0, 0, 3], [1, 0, 1])
-    two = batch_of_words(["b", "c", "a"], [0.2, 9.0, 3.0], [0.8, 0, 0.2], [1.0, 9, 6], [0, 1, 0])
-    rows = {row["word"]: row for row in forking_tokens.word_table([one, two], least=2)}
-    assert set(rows) == {"a", "b"}
-    a = {"word": "a", "count": 3, "entropy": 2.0, "probability": 0.4, "gradient": 4.0}
-    assert rows["a"] == a | {"probability": pytest.approx(0.4), "in_top": pytest.approx(2 / 3)}
-    assert rows["b"]["entropy"] == pytest.approx(0.1) and rows["b"]["in_top"] == 0
-    lists = forking_tokens.lists_of(list(rows.values()), listed=1)
-    first = {name: [row["word"] for row in of_list] for name, of_list in lists.items()}
-    assert first == {
-        "highest entropy": ["a"], "lowest probability": ["a"], "largest gradient": ["a"],
-        "lowest entropy": ["b"],
-    }  # fmt: skip
-
-
 # ------------------------------------------------------------------------------------------ numbers
-
-
-def test_how_many_tokens_have_most_of_a_sum():
-    """4 + 3 are 7 of 10, and 2 more make 9: three of four values have 80 %."""
-    values = torch.tensor([1.0, 4.0, 2.0, 3.0]).double()
-    assert forking_tokens.share_carrying(values, 0.8) == 0.75
-    assert forking_tokens.share_carrying(values, 0.7) == 0.5  # exactly 7 of 10
-    assert forking_tokens.share_carrying(values, 1.0) == 1.0
-    assert forking_tokens.carried_by(values, 0.5) == pytest.approx(0.7)
-    assert forking_tokens.carried_by(values, 0.2) == pytest.approx(0.4)  # ⌈0.8⌉ is one value
-
-
-def test_overlaps_and_rank_correlations_by_hand():
-    some = torch.tensor([True, True, False, False])
-    assert forking_tokens.overlap(some, torch.tensor([False, True, True, False])) == 0.5
-    assert forking_tokens.overlap(~some & some, some) == 0
-    rising = torch.tensor([1.0, 2.0, 4.0, 80.0])
-    assert common.rank_correlation(rising, rising**3) == pytest.approx(1)
-    assert common.rank_correlation(rising, -rising) == pytest.approx(-1)
-    top = forking_tokens.top_tokens(torch.tensor([1.0, 3.0, 3.0, 2.0]), 1)
-    assert top.tolist() == [False, True, False, False]
-
-
-def test_the_sets_are_those_of_entropy_top(known):
-    """A half of four tokens: of highest entropy the first two, of lowest p and largest gradient 0
-    and 3."""
-    batch = {
-        "mask": torch.tensor([[False, True, True, True, True]]),
-        "entropy": torch.tensor([[9.0, 2.0, 3.0, 0.5, 1.0]]),
-    }
-    found = {
-        "entropy": torch.tensor([2.0, 3.0, 0.5, 1.0]),
-        "probability": torch.tensor([0.1, 0.8, 0.9, 0.2]),
-        "gradient": torch.tensor([5.0, 0.1, 0.0, 4.0]),
-    }
-    sets = forking_tokens.sets_of(batch, found, of_lab(share=0.5))
-    assert sets["entropy"].tolist() == [True, True, False, False]
-    assert sets["probability"].tolist() == [True, False, False, True]
-    assert sets["gradient"].tolist() == [True, False, False, True]
-    assert forking_tokens.sets_of(batch, found, of_lab(share=0.2))["entropy"].sum() == 1
-
-
-def test_the_bounds_of_the_entropy_by_hand():
-    """Three words, p 0.5: the rest on one word gives ln 2, shared by two ln 2 / 2 more."""
-    low, high = forking_tokens.entropy_bounds(torch.tensor([0.5, 1.0]).double(), 3)
-    assert low.tolist() == pytest.approx([math.log(2), 0])
-    assert high.tolist() == pytest.approx([1.5 * math.log(2), 0])
 
 
 def test_a_batchs_numbers_by_hand():
@@ -215,32 +110,6 @@ def test_a_batchs_numbers_by_hand():
     assert numbers["within_bounds"] == 0.75
 
 
-# ----------------------------------------------------------------------------------------- verdicts
-
-
-def row_of(certain, top, shared, gap, within=1.0):
-    kind = {"entropy": 0.3 + gap, "entropy_of_others": 0.3}
-    of_pair = dict(zip([f"{a}, {b}" for a, b in forking_tokens.PAIRS], shared))
-    found = {"nearly_certain": certain, "entropy_of_top": top, "overlap": of_pair, "within_bounds": within}
-    return found | {"connects": kind, "begins": kind}
-
-
-def test_verdicts_can_say_yes_no_and_that_they_cannot_tell(tmp_path):
-    def words(*rows):
-        return words_on("forking_tokens", tmp_path, rows)
-
-    yes = row_of(0.6, 0.9, (0.8, 0.7, 0.9), 0.2)
-    assert words(yes, yes, yes)[:-1] == ["shows"] * 8  # the last is that of the bounds, which can't fail
-    less = "no effect of that size"  # than half of the tokens, 80 % of the entropy, or all tokens, which are claimed
-    no = row_of(0.4, 0.7, (0.4, 0.46, 0.45), -0.2, within=0.99)
-    assert words(no, no, no) == [less, less, *["the opposite"] * 6, less]
-    assert set(words(yes, yes)) == {"too few runs to tell"}
-    varying = [row_of(0.6, 0.9, (0.8, 0.7, 0.9), gap) for gap in (0.5, -0.3, 0.1)]
-    assert words(*varying)[6:8] == ["too few runs to tell"] * 2
-    without = yes | {"connects": yes["connects"] | {"entropy": None}}
-    assert len(words(without, without, without)) == 8  # of a kind that no batch has, nothing is said
-
-
 # ---------------------------------------------------------------------------------------- the whole
 
 
@@ -263,17 +132,4 @@ def test_a_run_writes_json_and_picture(known, tmp_path, monkeypatch, capsys):
     highest = result["lists"]["highest entropy"]
     assert [row["entropy"] for row in highest] == sorted(r["entropy"] for r in highest)[::-1]
     assert all(row["count"] % 3 == 0 for row in highest)
-    assert shown.rstrip().splitlines()[-1] == verdicts.of_file("forking_tokens", tmp_path)[-1]
-
-
-# -------------------------------------------------------------------------------------- what is kept
-
-
-def test_what_the_labs_readme_says_is_what_is_kept():
-    kept = json.loads((ROOT / "lab" / "results" / "forking_tokens.json").read_text())
-    section = (ROOT / "lab" / "README.md").read_text().split("## Forking tokens")[1].split("\n## ")[0]
-    assert not kept["commit"].endswith("+") and f"{kept['tokens']:,} tokens" in section
-    for name, rows in kept["lists"].items():
-        key = name.split()[1]
-        words = ", ".join(f"`{row['word']}` {row[key]:.2g}" for row in rows[:10])
-        assert words.replace("|", "\\|") in section, name
+    assert shown.rstrip().splitlines()[-1] == claims.of_file("forking_tokens", tmp_path)[-1]

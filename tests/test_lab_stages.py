@@ -1,6 +1,5 @@
 """lab/stages.py: which commands it calls."""
 
-import importlib
 import json
 import sys
 
@@ -46,19 +45,3 @@ def test_the_stages_of_another_run_are_not_measured(kept, said, monkeypatch, cap
         stages.main()
     assert stop.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: --run {tmp_path} {said}")
-
-
-def test_less_is_measured_of_smollm2(monkeypatch, capsys, tmp_path):
-    """Each of its commands takes the settings: --dry_run accepts them."""
-    monkeypatch.chdir(ROOT)
-    model = stages.SMOLLM2
-    if not (ROOT / model).exists():
-        pytest.skip(f"{model} is missing; `make model` makes it")
-    args = stages.Args(smollm2=True, out=str(tmp_path))
-    of_kk_tiny, of_smollm2 = [stages.measurements(args)[stage] for stage in ("step 5", "SmolLM2-135M")]
-    assert len(of_kk_tiny) == 3 and len(of_smollm2) == 2
-    for words in of_smollm2:
-        monkeypatch.setattr(sys, "argv", [*words[2:], "--cache", str(tmp_path), "--dry_run"])
-        with pytest.raises(SystemExit) as stop:
-            importlib.import_module(words[2]).main()
-        assert not stop.value.code and "0.135 billion parameters" in capsys.readouterr().out

@@ -1,15 +1,13 @@
 """lab/two_tasks.py: on two tokens worked by hand, on made-up batches, and with a real model."""
 
-import dataclasses
 import json
 import math
 
 import pytest
-import torch
 from conftest import KK_TINY, run
 from test_lab import A, of_lab, two_tokens
 
-from lab import common, two_tasks, verdicts
+from lab import common, two_tasks
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -25,34 +23,6 @@ def test_two_tokens_by_hand(with_rewards):
     assert found["norm"] == pytest.approx([0.9 * size, 0, 0, 0.1 * size], abs=1e-9)
     assert found["norm_share"] == pytest.approx([0.9, 0, 0, 0.1])
     assert found["right"] == 0.5
-
-
-@pytest.mark.parametrize("task", ["countdown", "math"])
-@pytest.mark.parametrize(
-    ("second", "count", "advantages", "expected"),
-    [
-        (0.08, 3, "GRPO", "SHOWS"),
-        (0.20, 3, "GRPO", "THE OPPOSITE"),
-        (0.08, 2, "GRPO", "TOO FEW RUNS TO TELL"),
-        (0.08, 3, "1", None),  # a model that is never right: not measured
-    ],
-)
-def test_fewer_improbable_tokens_on_the_second_task(task, second, count, advantages, expected, tmp_path):
-    norms = {"kk": [0.4, 0.2, 0.2, 0.2], task: [0.2, 0.3, 0.3, 0.2]}
-    shares = {"kk": [0.14, 0.86], task: [second, 1 - second]}
-    batch = {name: {"share": shares[name], "norm_share": norms[name]} for name in shares}
-    (tmp_path / "two_tasks.json").write_text(json.dumps({"advantages": advantages, "batches": [batch] * count}))
-    words = [line.split(":")[0] for line in verdicts.of_file("two_tasks", tmp_path)]
-    assert words[:-2] == ([expected] if expected else [])
-    assert count < 3 or words[-2:] == ["SHOWS", "THE OPPOSITE"]
-
-
-def test_a_batch_has_a_gradient_if_one_group_differs():
-    args = of_lab(two_tasks, responses=2)
-    _, sampled = two_tokens()
-    for rewards, expected in (([1, 1, 0, 0], False), ([1, 1, 0, 1], True)):
-        changed = dataclasses.replace(sampled, rewards=torch.tensor(rewards).float())
-        assert two_tasks.has_gradient(changed, args) == expected
 
 
 def test_a_quick_run_of_two_tasks(tmp_path):

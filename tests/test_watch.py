@@ -9,7 +9,6 @@ from functools import partial
 from http.server import ThreadingHTTPServer
 from types import SimpleNamespace
 
-import browser
 import pytest
 import torch
 from conftest import KK_TINY
@@ -18,10 +17,8 @@ import grpo
 from runtime import records, tokens
 from tools import watch
 
-TEXTS = ["Zoey says: “Ana is a knave 🙂🙂.” 数学\n" * 9, " x ↔ y é", ""]
 
-
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", ["Zoey says: “Ana is a knave 🙂🙂.” 数学\n" * 9, " x ↔ y é", ""])
 def test_the_pieces_of_a_text_are_the_whole(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
     pieces = tokens.pieces_of(tokenizer, ids)
@@ -108,30 +105,13 @@ def test_the_server_gives_runs_and_nothing_else(address, run_dir):
             get(path)
 
 
-def test_runs_are_found_in_folders_and_by_their_own(run_dir, tmp_path):
-    folder = run_dir[0]
-    assert list(watch.find([folder.parent]).values()) == list(watch.find([folder]).values()) == [folder]
-    assert watch.find([tmp_path, tmp_path / "not there"]) == {}
-    for number in range(12):
-        (tmp_path / f"run_{number:02}").mkdir()
-        (tmp_path / f"run_{number:02}/metrics.jsonl").write_text("")
-    assert len(watch.find([tmp_path])) == len(watch.COLOURS) == 8
-
-
-@pytest.mark.skipif(not browser.binary(), reason="neither Chromium nor Chrome is installed")
-def test_the_page_colours_tokens_by_what_the_update_did(address, run_dir, tmp_path):
+def test_the_page_colours_tokens_by_what_the_update_did(address, run_dir, browser_page):
     _, batch = run_dir
-    with browser.Browser(tmp_path) as page:
-        page.open(address)
-        page.wait("document.querySelectorAll('#responses span').length")
-        found = page.run("[...document.querySelectorAll('#responses span')].map((one) => one.style.background)")
-        expected = ["up" if after > before else "down" for before, after in zip(
-            batch["old_logp"][batch["mask"]].tolist(), batch["new_logp"][batch["mask"]].tolist())]  # fmt: skip
-        assert ["up" if "--up" in colour else "down" for colour in found] == expected and len(set(expected)) == 2
-        assert page.run("document.querySelectorAll('#curves svg').length") == 1  # of the one metric with a value
-        assert "<i>response of step 3</i>" in page.run("document.getElementById('test').textContent")  # text, not HTML
-        page.run("document.querySelector('#responses span').dispatchEvent(new PointerEvent('pointerover'))")
-        assert " → " in page.run("document.getElementById('numbers').textContent")
-        said = page.run("[0, 1].map((step) => (drawTokens({}, [{ step }]), by('step').textContent))")
-        assert said == ["no update yet", "this script keeps no tokens"]  # sft.py
-        assert not page.errors
+    browser_page.goto(address)
+    browser_page.wait_for_selector("#responses span")
+    found = browser_page.eval_on_selector_all("#responses span", "(all) => all.map((one) => one.style.background)")
+    before, after = (batch[name][batch["mask"]] for name in ("old_logp", "new_logp"))
+    assert ["--up" in colour for colour in found] == (after > before).tolist()
+    assert "<i>response of step 3</i>" in browser_page.text_content("#test")  # text, not HTML
+    browser_page.hover("#responses span")
+    assert " → " in browser_page.text_content("#numbers")

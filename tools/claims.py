@@ -1,127 +1,401 @@
-"""docs/claims.md as Markdown: rows of docs/claims.toml with the verdicts that lab/verdicts.py reads from raw values."""
+"""What the papers claim, and what came out here: docs/claims.md from the kept raw values.
 
-import ast
-import functools
+docs/claims.toml has the claims that were measured, and the comparisons that measure them: two numbers of each batch, of
+each seed's run or of each token. No verdict stands there. Comparisons of a kind share one standard deviation, pooled
+over them. Holm's procedure leaves one level for the comparisons of a paper that it does not reject; at that level the
+paper's intervals are drawn, and an interval decides. A comparison that several rows name, as it is or with a − for its
+opposite, is made once. `python -m tools.pages` writes the page.
+"""
+
 import json
+import math
+import re
 import textwrap
+import tomllib
 from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 
-from tools.inference import NO_EFFECT, OPPOSITE, SHOWS, TOO_FEW
+from runtime import curves
+from tools import compare, comparisons, inference
+from tools.inference import NO_EFFECT, OPPOSITE, SHOWS, TOO_FEW, Estimate
 
 ROOT = Path(__file__).parents[1]
-NOT_MEASURED, BY_CONSTRUCTION = "not measured here", "by construction"
-TESTED, NO_CLAIM, MIXED = "holds in a test", "no claim", "mixed"
-# A row has the first of these that it is judged by; mixed, if it has both "shows" and "the opposite".
-WORDS = [NOT_MEASURED, MIXED, OPPOSITE, NO_EFFECT, TOO_FEW, SHOWS, BY_CONSTRUCTION, NO_CLAIM, TESTED]
-KEYS = ("commit", "machine", "date")
+FILE = ROOT / "docs" / "claims.md"
+CLAIMS = tomllib.loads((ROOT / "docs" / "claims.toml").read_text(encoding="utf-8"))
+MADE = CLAIMS["comparisons"]
+WORDS = [OPPOSITE, NO_EFFECT, TOO_FEW, SHOWS]  # a row has the first of these that it is judged by
+OTHERS = ("limit", "words")  # files of benchmarks/results
+SECOND_HALF, ALL = 0.5, 0.0  # since when the evaluations of a run count, as a share of its steps
+LEAST_TOKENS = 50  # below which a correlation is not measured
+ALPHA = 0.05  # the chance, at most, that any "shows" or "the opposite" of a paper is luck
 
 
-@functools.cache
-def defined_in(path):
-    """The names of a file's functions and classes."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.is_file() else []
-    return {node.name for node in nodes if hasattr(node, "name")}
+@dataclass(frozen=True)
+class Folders:
+    """Where the raw values are."""
+
+    lab: Path = ROOT / "lab" / "results"
+    runs: Path = ROOT / "benchmarks" / "kk_tiny"
+    results: Path = ROOT / "benchmarks" / "results"
 
 
-def judged(claim, verdicts):
-    """(word, numbers) of a row: a claim shows if all that it is measured by does.
+# ------------------------------------------------------------------------------------- comparisons
 
-    verdicts: {comparison: [(word, numbers)]}; one without any is not measured.
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def at(tree, path):
+    """What "tails/p < 0.2/norm" leads to. A number is itself; of several paths the largest counts.
+
+    None if there is no such value.
     """
-    found = [one for name in claim.get("by", []) for one in verdicts[name] or [(NOT_MEASURED, "")]]
-    for test in claim.get("tests", []):
-        file, name = test.split("::")
-        found.append((TESTED if name in defined_in(ROOT / "tests" / file) else NOT_MEASURED, f"`{name}`"))
-    for place in claim.get("where", []):
-        file, name = place.split("::")
-        is_there = name in defined_in(ROOT / file)
-        found.append((NO_CLAIM if is_there else NOT_MEASURED, f"[`{file}`](../{file}), `{name}`"))
-    words, texts = [word for word, _ in found], [text for _, text in found if text]
-    if reason := certain(claim):
-        words, texts = [BY_CONSTRUCTION], [reason, *texts]
-    counts = Counter(words)
-    word = next((one for one in WORDS if one in words), NOT_MEASURED)
-    if word == OPPOSITE and SHOWS in words:
-        word = MIXED
+    if isinstance(path, list):
+        found = [at(tree, one) for one in path]
+        return None if None in found else max(found)
+    if not isinstance(path, str):
+        return path
+    for key in filter(None, path.split("/")):
+        try:
+            tree = tree[int(key)] if isinstance(tree, list) else tree[key]
+        except (KeyError, IndexError, TypeError):  # TypeError: a None on the way
+            return None
+    return tree
+
+
+def fill(value, each):
+    """The value with `each` in place of {}."""
+    if isinstance(value, list):
+        return [fill(one, each) for one in value]
+    if isinstance(value, dict):
+        return {key: fill(one, each) for key, one in value.items()}
+    return value.replace("{}", each) if isinstance(value, str) else value
+
+
+def estimates_of(comparison, folders, stage="", since=SECOND_HALF):
+    """[Estimate] of a comparison, one for each of its `for`; [] if its values are not kept.
+
+    stage: the folder of lab/results in which to look; since: the share of a run's steps that does
+    not count.
+    """
+    found = []
+    for each in map(str, comparison.get("for", [""])):
+        filled = fill(comparison, each)
+        more = {"size": filled.get("size", 0.0), "is_ratio": filled.get("ratio", False)}
+        more["is_amount"] = "amount" in filled or "equals" in filled
+        more["label"] = ", ".join(filter(None, [filled.get("what", ""), each]))
+        if "suite" in filled:
+            found += of_runs(filled, folders, since, **more)
+            continue
+        file = filled["file"]
+        folder = folders.results if file in OTHERS else folders.lab / stage
+        data = read(folder / f"{file}.json")
+        if any(data.get(key) != value for key, value in filled.get("needs", {}).items()):
+            continue
+        rows = at(data, filled.get("rows", "batches"))
+        if rows:
+            of = of_tokens if "correlation" in filled else of_batches
+            found += of(filled, rows if isinstance(rows, list) else [rows], **more)
+    return found
+
+
+def of_batches(comparison, rows, is_ratio, **more):
+    """[the Estimate] of two numbers of each batch: `more` than, `less` than, or `equals`.
+
+    `size_of_mean`: compared are the sizes of their means over the batches, whose values have signs.
+    A mean that is as small as its error looks too large.
+    """
+    [claimed] = {"more", "less", "equals"} & comparison.keys()
+    pairs = [(at(row, comparison[claimed]), at(row, comparison.get("than", 0.0))) for row in rows]
+    times = comparison.get("times", 1)
+    pairs = [(value, than * times) for value, than in pairs if None not in (value, than)]
+    if not pairs:
+        return []
+    if "size_of_mean" in comparison:
+        signs = [math.copysign(1, fmean(side)) for side in zip(*pairs)]
+        pairs = [tuple(sign * value for sign, value in zip(signs, pair)) for pair in pairs]
+    if is_ratio and "is_log" not in comparison:
+        pairs = [tuple(math.log(max(value, 1e-300)) for value in pair) for pair in pairs]
+    found = inference.of_values(pairs=pairs, is_ratio=is_ratio, **more)
+    sides = map(math.exp, found.sides) if is_ratio else found.sides
+    found = replace(found, sides=tuple(sides)[: 2 if "than" in comparison else 1])
+    if claimed == "less":
+        return [replace(found, mean=-found.mean)]
+    if claimed == "equals":  # how far inside the slack it is
+        return [replace(found, mean=comparison["slack"] - abs(found.mean), is_ratio=False)]
+    return [found]
+
+
+def of_runs(comparison, folders, since, label, **more):
+    """[the Estimate] of a metric of one entry of tools/compare.py less that of another, by seed.
+
+    `pairs`: the mean over several pairs of entries; `beyond`: a pair whose difference comes off.
+    """
+    metric = comparison.get("metric", "eval/accuracy")  # of two, their difference
+    pairs = comparison.get("pairs") or [[comparison["more"], comparison["than"]]]
+    signed = [(pair, 1 / len(pairs)) for pair in pairs]
+    label = "; ".join(" minus ".join(pair) for pair in pairs)
+    if "beyond" in comparison:
+        signed.append((comparison["beyond"], -1))
+        label += f", less {' minus '.join(comparison['beyond'])}"
+    if "what" in comparison:
+        label += f" ({comparison['what']})"
+    factors = {}
+    for (ours, theirs), factor in signed:
+        factors[ours] = factors.get(ours, 0) + factor
+        factors[theirs] = factors.get(theirs, 0) - factor
+    runs = {entry: kept_runs(folders.runs, comparison["suite"], entry) for entry in factors}
+    values = []
+    for seed in sorted(set.intersection(*map(set, runs.values()))):
+        value = 0.0
+        for entry, factor in factors.items():
+            value += factor * late(runs[entry][seed], metric, since)
+        values.append((value, 0.0))
+    if not values:
+        return []
+    found = inference.of_values(label, values, **more)
+    return [replace(found, sides=(), of=tuple(factors.items()))]
+
+
+def kept_runs(folder, suite, entry):
+    """{seed: kept run} of a suite's entry: the seeds of its table.
+
+    ValueError if one was made with other flags.
+    """
+    common, entries = comparisons.SUITES[suite]
+    words = compare.read_entries(entries)[entry]
+    runs = {}
+    for seed in compare.seeds_of(suite):
+        path = compare.kept_file(folder, entry, seed)
+        runs[seed] = compare.read_kept(path, compare.command_of(words, common, seed))
+    return {seed: run for seed, run in runs.items() if run}
+
+
+def late(run, metric, since=SECOND_HALF):
+    """The mean of a metric over the steps after this share of a run; of two, their difference."""
+    if isinstance(metric, list):
+        return late(run, metric[0], since) - late(run, metric[1], since)
+    first = since * run["rows"][-1]["step"]
+    steps, values = curves.points(run["rows"], metric)
+    return fmean(value for step, value in zip(steps, values) if step > first)
+
+
+def of_tokens(comparison, rows, label, **more):
+    """[the Estimate] of the correlation of two numbers of each token; of several the lowest.
+
+    rows: clusters of tokens, such as responses. `above`: the least second number that counts. []
+    if LEAST_TOKENS are not there.
+    """
+    wanted = comparison.get("only", {})
+    rows = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    if not rows:
+        return []
+    first, second = comparison["correlation"]
+    least = comparison.get("above", -math.inf)
+    several = at(rows[0], first)
+    paths = [f"{first}/{name}" for name in several] if isinstance(several, dict) else [first]
+    found, draws = [], []
+    for path in paths:
+        clusters = []
+        for row in rows:
+            tokens = [(x, y) for x, y in zip(at(row, path), at(row, second)) if y >= least]
+            if "log" in comparison:
+                tokens = [(math.log(max(x, 1e-30)), math.log(y)) for x, y in tokens]
+            clusters.append(([x for x, _ in tokens], [y for _, y in tokens]))
+        if sum(len(cluster[0]) for cluster in clusters) < LEAST_TOKENS:
+            return []
+        draws.append([])
+        value, _ = inference.correlation(clusters, comparison.get("ranks", False), draws[-1])
+        if value is None:
+            return []
+        found.append(value)
+    than = comparison.get("than", 0.0)
+    z, z_of_than = inference.fishers_z(min(found)), inference.fishers_z(than)
+    mean = z_of_than - z if "negative" in comparison else z - z_of_than
+    error = stdev(inference.fishers_z(min(of_draw)) for of_draw in zip(*draws))
+    sides = (min(found), than)[: 2 if "than" in comparison else 1]
+    more |= {"size": inference.fishers_z(than + more["size"]) - z_of_than}
+    more |= {"is_correlation": True, "threshold": than}
+    return [Estimate(label, mean, error, len(rows) - 1, len(rows), sides, **more)]
+
+
+# ------------------------------------------------------------------------------------------------------- the verdicts
+
+
+def measured(folders, stage="", names=MADE, since=SECOND_HALF):
+    """{name: [Estimate]} of the comparisons; those of a kind have one standard deviation."""
+    found = {name: estimates_of(MADE[name], folders, stage, since) for name in names}
+    kinds = {}
+    for name in found:
+        kind = MADE[name].get("kind")
+        if "suite" in MADE[name] and kind is None:
+            kind = str(MADE[name].get("metric"))
+        if kind is not None:
+            kinds.setdefault(kind, []).append(name)
+    for of_kind in kinds.values():
+        estimates = iter(inference.pooled([one for name in of_kind for one in found[name]]))
+        found |= {name: [next(estimates) for _ in found[name]] for name in of_kind}
+    return found
+
+
+def level_of(estimates):
+    """The level at which the intervals of these are drawn: Holm's, for those that can tell."""
+    p_values = [one.p() for one in estimates if one.n >= inference.LEAST]
+    return inference.holms_level(p_values, ALPHA)
+
+
+def names_of(claim):
+    return claim["by"] + claim.get("beside", [])
+
+
+def levels_of(found):
+    """{comparison: the level of the first paper that names it}, and {paper: its level}."""
+    homes = {}
+    for paper in CLAIMS["papers"]:
+        for claim in [*paper["claims"], {"by": paper.get("counted", [])}]:
+            for name in names_of(claim):
+                homes.setdefault(name.removeprefix("-"), paper["name"])
+    levels = {}
+    for paper in CLAIMS["papers"]:
+        own = [name for name in found if homes.get(name) == paper["name"]]
+        levels[paper["name"]] = level_of([one for name in own for one in found[name]])
+    return {name: levels[home] for name, home in homes.items()}, levels
+
+
+def said(name, found, level):
+    """[(word, numbers)] of a comparison, or of its opposite if there is a − before its name."""
+    estimates = found[name.removeprefix("-")]
+    if name.startswith("-"):
+        estimates = [one.reversed() for one in estimates]
+    return [(one.word(level), one.numbers(level)) for one in estimates]
+
+
+def judged(claim, found, levels):
+    """(word, numbers) of a row: a claim shows if all that it is measured by does. ValueError if nothing is kept."""
+    of = {name: said(name, found, levels[name.removeprefix("-")]) for name in names_of(claim)}
+    if missing := [name for name in claim["by"] if not of[name]]:
+        raise ValueError(f"docs/claims.toml, {claim['item']}: nothing is kept that measures {missing}")
+    counts = Counter(word for name in claim["by"] for word, _ in of[name])
+    texts = [numbers for name in claim["by"] for _, numbers in of[name]]
+    texts += [f"for comparison, {word}: {text}" for name in claim.get("beside", []) for word, text in of[name]]
     start = f"({', '.join(f'{count} × {one}' for one, count in counts.items())}) " if len(counts) > 1 else ""
-    for name in claim.get("beside", []):
-        texts += [f"for comparison, {one}: {numbers}" for one, numbers in verdicts[name]]
-    return word, start + "; ".join(texts)
+    return min(counts, key=WORDS.index), start + "; ".join(texts)
 
 
-def certain(claim):
-    """Why a claim can't fail, or nothing if it can: `certain` says so, or that one number exceeds another."""
-    if "certain_if" not in claim:
-        return claim.get("certain", "")
-    name, more, than = claim["certain_if"]
-    found = json.loads((ROOT / "lab" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    if not found.get(more, 0) > found.get(than, 0):
-        return ""
-    return f"{more} {found[more]}, {than} {found[than]}"
+def of_stages(folders):
+    """({comparison: {stage: [(word, numbers)]}}, the level) of lab.stages.
 
-
-def commands_of(claim, comparisons):
-    """The commands that measure a claim, each once."""
-    found = [claim["command"]] if "command" in claim else []
-    for name in claim.get("by", []) + claim.get("beside", []):
-        of = comparisons[name.removeprefix("-")]
-        usual = f"tools/compare.py --suite {of['suite']}" if "suite" in of else f"-m lab.{of['file']}"
-        found.append(of.get("command", f"python {usual}"))
-    found += [f"pytest tests/{test.split('::')[0]}" for test in claim.get("tests", [])]
-    return [f"`{command}`" for command in dict.fromkeys(found)]
-
-
-def page(data, verdicts, levels, stages, level_of_stages, read):
-    """The page. data: docs/claims.toml; levels: {paper: that of its intervals}; stages: as lab.verdicts.of_stages.
-
-    read: [(a result's path, what it says of itself, or a list of runs)].
+    A comparison's standard deviation is pooled over the stages of one model.
     """
-    rows = {}
-    for paper in data["papers"]:
-        rows[paper["name"]] = [(claim, *judged(claim, verdicts)) for claim in paper["claims"]]
-    words = [word for of_paper in rows.values() for _, word, _ in of_paper]
-    lines = ["# Claims", "", *wrapped(data["intro"]), "", *wrapped(data["rules"]), ""]
+    about = CLAIMS["stages"]
+    found = {}
+    for stages in about["models"]:
+        columns = {name: measured(folders, place, about["by"]) for name, place in stages.items()}
+        for name in about["by"]:
+            of_it = [(stage, one) for stage, column in columns.items() for one in column[name]]
+            if "correlation" not in MADE[name]:
+                pooled = inference.pooled([one for _, one in of_it])
+                of_it = [(stage, one) for (stage, _), one in zip(of_it, pooled)]
+            for stage, one in of_it:
+                found.setdefault(name, {}).setdefault(stage, []).append(replace(one, label=""))
+    level = level_of([one for of in found.values() for several in of.values() for one in several])
+    said_of = {}
+    for name, of in found.items():
+        said_of[name] = {at: [(one.word(level), one.numbers(level)) for one in many] for at, many in of.items()}
+    return said_of, level
+
+
+def of_file(name, folder):
+    """The verdicts on FOLDER/NAME.json alone, a line each: a command of the lab ends with them."""
+    lines = []
+    for comparison in MADE.values():
+        if comparison.get("file") == name:
+            for estimate in estimates_of(comparison, replace(Folders(), lab=folder)):
+                lines.append(f"{estimate.word(ALPHA).upper()}: {estimate.numbers(ALPHA)}")
+    return lines
+
+
+# ----------------------------------------------------------------------------------------------------------- the page
+
+
+def page(folders=Folders()):
+    """docs/claims.md."""
+    found = measured(folders)
+    levels, of_papers = levels_of(found)
+    accuracies = [name for name in MADE if "suite" in MADE[name] and "metric" not in MADE[name]]
+    first_rule = found | measured(folders, names=accuracies, since=ALL)
+    rows, changed = {}, []
+    for paper in CLAIMS["papers"]:
+        rows[paper["name"]] = [(claim, *judged(claim, found, levels)) for claim in paper["claims"]]
+        for claim, word, _ in rows[paper["name"]]:
+            if (other := judged(claim, first_rule, levels)[0]) != word:
+                changed.append(f"{link(paper, claim)} ({other})")
+    words = Counter(word for of_paper in rows.values() for _, word, _ in of_paper)
+    lines = ["# Claims", "", *wrapped(CLAIMS["intro"]), "", *wrapped(CLAIMS["rules"] + ", ".join(changed) + "."), ""]
     lines += ["| verdict | rows | what it means |", "|---|---|---|"]
-    lines += [row(word, str(words.count(word)), data["meaning"][word]) for word in WORDS]
+    lines += [row(word, str(words[word]), CLAIMS["meaning"][word]) for word in WORDS[::-1]]
     lines += ["", "## In short", ""]
-    for word in (SHOWS, MIXED, OPPOSITE, NO_EFFECT, TOO_FEW):
-        items = {}
-        for name, of in rows.items():
-            places = [(claim["item"], anchor(name, i)) for i, (claim, one, _) in enumerate(of) if one == word]
-            items[name] = [f"[{item}](#{place})" for item, place in places]
-        text = ". ".join(f"{name}: {'; '.join(of)}" for name, of in items.items() if of)
-        lines += wrapped(f"- **{word}**: {text or 'nothing'}.", subsequent_indent="  ")
-    for paper in data["papers"]:
-        title = f"{paper['title']} Intervals of {1 - levels[paper['name']]:.2%}."
+    for word in WORDS[::-1]:
+        texts = []
+        for paper in CLAIMS["papers"]:
+            items = [link(paper, claim) for claim, one, _ in rows[paper["name"]] if one == word]
+            texts += [f"{paper['name']}: {'; '.join(items)}"] * bool(items)
+        lines += wrapped(f"- **{word}**: {'. '.join(texts)}.", subsequent_indent="  ")
+    for paper in CLAIMS["papers"]:
+        title = f"{paper['title']} Intervals of {1 - of_papers[paper['name']]:.2%}."
         lines += ["", f"## {paper['name']}", "", *wrapped(title), ""]
-        lines += ["| item | what it says | command | what came out here | note |", "|---|---|---|---|---|"]
-        for i, (claim, word, numbers) in enumerate(rows[paper["name"]]):
-            item = f'<a id="{anchor(paper["name"], i)}"></a>{claim["item"]}'
-            cell = f"**{word}**" + f": {numbers}" * bool(numbers)
-            commands = ", ".join(commands_of(claim, data["comparisons"]))
-            lines.append(row(item, claim["says"], commands, cell, claim.get("note", "")))
-    columns = [stage for model in data["stages"]["models"] for stage in model]
-    says = f"{data['stages']['says']} Intervals of {1 - level_of_stages:.2%}."
+        lines += ["| claim | verdict | what came out here | command |", "|---|---|---|---|"]
+        for claim, word, numbers in rows[paper["name"]]:
+            text = f'<a id="{anchor(paper, claim)}"></a>{claim["item"]}: {claim["says"]}'
+            note = f"<br>Note: {claim['note']}" if "note" in claim else ""
+            lines.append(row(text, f"**{word}**", numbers + note, ", ".join(commands_of(claim))))
+        if "below" in paper:
+            lines += ["", *wrapped(paper["below"])]
+    stages, level = of_stages(folders)
+    columns = [stage for model in CLAIMS["stages"]["models"] for stage in model]
+    says = f"{CLAIMS['stages']['says']} Intervals of {1 - level:.2%}."
     lines += ["", "## Over training, and another model", "", *wrapped(says), ""]
     lines += [row("what is compared", *columns), "|---" * (len(columns) + 1) + "|"]
     for name, of in stages.items():
         cells = ["; ".join(f"**{word}**: {numbers}" for word, numbers in of.get(stage, [])) for stage in columns]
-        what = data["comparisons"][name]["what"]
-        lines.append(row(what, *(cell or NOT_MEASURED for cell in cells)))
+        lines.append(row(MADE[name]["what"], *(cell or "–" for cell in cells)))
     lines += ["", "## Where this was read", "", "| result | commit | machine | date |", "|---|---|---|---|"]
-    for path, about in read:
-        several = about if isinstance(about, list) else [about]
-        cells = [", ".join(sorted({str(one.get(key)) for one in several})) for key in KEYS]
+    for path, about in read_from(folders):
         name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
-        count = f": {len(about)} kept runs" if isinstance(about, list) else ""
-        lines.append(row(f"[`{name}`](../{name}){count}", *cells))
+        lines.append(row(f"[`{name}`](../{name})", *(str(about.get(key)) for key in ("commit", "machine", "date"))))
+    suites = sorted({made["suite"] for made in MADE.values() if "suite" in made})
+    tables = ", ".join(f"[{suite}](../benchmarks/kk_tiny/{suite}.md)" for suite in suites)
+    lines += ["", *wrapped(f"Runs, with their commits: {tables}.")]
     return "\n".join(lines) + "\n"
 
 
-def anchor(paper, i):
-    """What a link to the row of a paper's claim number i, counted from 0, names."""
-    return f"{''.join(sign if sign.isalnum() else '-' for sign in paper.lower())}--{i + 1}"
+def commands_of(claim):
+    """The commands that measure a claim, each once."""
+    found = []
+    for name in names_of(claim):
+        of = MADE[name.removeprefix("-")]
+        usual = f"tools/compare.py --suite {of['suite']}" if "suite" in of else f"-m lab.{of['file']}"
+        found.append(f"`{of.get('command', f'python {usual}')}`")
+    return list(dict.fromkeys(found))
+
+
+def read_from(folders):
+    """[(a result's path, what it says of itself)] of all that was read but runs: their suites' tables say it."""
+    paths = sorted(folders.lab.glob("**/*.json"))
+    paths += [path for path in sorted(folders.results.glob("*.json")) if path.stem in OTHERS]
+    return [(path, read(path).get("provenance") or read(path)) for path in paths]
+
+
+def anchor(paper, claim):
+    """What a link to the row of a claim names."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{paper['name']} {claim['item']}".lower()).strip("-")
+
+
+def link(paper, claim):
+    return f"[{claim['item']}](#{anchor(paper, claim)})"
 
 
 def wrapped(text, **options):

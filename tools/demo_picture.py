@@ -32,21 +32,23 @@ class Args:
 
 def read(folder):
     """What the picture shows of a run, for JSON. ValueError if it is no run, or has learned no kept problem."""
-    run = plot.read_run(folder)
+    rows = curves.read_rows(folder / "metrics.jsonl")
+    if not rows:
+        raise ValueError(f"{folder} is not the folder of a run: metrics.jsonl is missing or empty")
     before, after, learned = before_after.pairs(curves.read_rows(folder / "test_samples.jsonl"))
     if not learned:
         raise ValueError(f"{folder} has no test problem that was wrong before training and is right after it")
     chosen = min(learned, key=lambda number: len(after[number]["response"]))  # the shortest can be read in a picture
     about = files.read_object(folder / "run.json")
-    keys = ["step", *curves.with_categories(run["rows"], "eval/accuracy"), "response_tokens", "time/step"]
+    keys = ["step", *curves.with_categories(rows, "eval/accuracy"), "response_tokens", "time/step"]
     return {
-        "script": run["script"],
-        "settings": run["args"] | {"run_dir": "", "resume": ""},
+        "script": about["script"],
+        "settings": files.read_object(folder / "args.json") | {"run_dir": "", "resume": ""},
         "commit": about["commit"],
         "machine": about["machine"],
         "versions": about["versions"],
         "date": about["date"],
-        "rows": [{key: row[key] for key in keys if row.get(key) is not None} for row in run["rows"]],
+        "rows": [{key: row[key] for key in keys if row.get(key) is not None} for row in rows],
         "before": before[chosen],
         "after": after[chosen],
         "learned": len(learned),
@@ -66,21 +68,17 @@ def with_words(text, name, kept):
 
 
 def draw(kept, path):
-    """The accuracy over the steps. Gives the figure."""
-    figure = curves.new_figure(6, 3, "")
-    title = f"accuracy on {kept['settings']['eval_size']} test problems"
-    draw_accuracy(figure.subplots(), kept["rows"], title)
-    curves.save(figure, [path])
-    return figure
-
-
-def draw_accuracy(axis, rows, title):
+    """The accuracy over the steps."""
+    rows, figure = kept["rows"], curves.new_figure(6, 3, "")
+    axis = figure.subplots()
     keys = [key for key in curves.with_categories(rows, "eval/accuracy") if not key.endswith("_all")]
     for i, key in enumerate(keys):  # "all": of a task without categories
         label = "all" if i == 0 else f"{key.rpartition('_')[2]} people"
         plot.draw_line(axis, [rows], key, color=curves.COLOURS[i], ls=curves.STYLES[i], label=label)
+    title = f"accuracy on {kept['settings']['eval_size']} test problems"
     axis.set(title=title, xlabel="training step", ylim=(0, 1))
     axis.legend(loc="lower right", frameon=False)
+    curves.save(figure, [path])
 
 
 def main(args):

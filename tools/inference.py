@@ -1,16 +1,15 @@
 """What may be concluded from a few numbers: an interval by Student's t, Holm's procedure, a bootstrap of clusters.
 
-Used by lab/verdicts.py and tools/words.py.
+Used by tools/claims.py, tools/compare.py and tools/words.py. scipy has the distributions and the ranks.
 """
 
-import functools
 import math
 import re
 from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
-import mpmath
 import numpy
+from scipy import stats
 
 SHOWS, OPPOSITE, NO_EFFECT = "shows", "the opposite", "no effect of that size"
 TOO_FEW = "too few runs to tell"
@@ -40,7 +39,7 @@ class Estimate:
     def p(self):
         if not self.error:
             return float(self.mean == 0)
-        return p_value(self.mean / self.error, self.df)
+        return 2 * float(stats.t.sf(abs(self.mean / self.error), self.df))
 
     def interval(self, level):
         if self.n < LEAST:
@@ -69,11 +68,6 @@ class Estimate:
         for pair in self.label.split("; "):
             pairs.append(re.sub(r"^(.*) minus (.*?)( \(.*\))?$", r"\2 minus \1\3", pair))
         return replace(self, label="; ".join(pairs), mean=-self.mean, sides=self.sides[::-1])
-
-    def span(self, level):
-        """In words: the mean with its interval, of numbers that are neither ratios nor correlations."""
-        mean, low, high = (shown(number, "+") for number in (self.mean, *self.interval(level)))
-        return f"{mean} ({low} to {high})"
 
     def numbers(self, level):
         """In words: the two sides, the difference with its interval, what would have been seen, what is claimed."""
@@ -142,19 +136,9 @@ def common(a, b):
     return sum(factor * factors.get(name, 0) for name, factor in a.of)
 
 
-def p_value(t, df):
-    """The chance of a |t| at least that large under Student's distribution."""
-    return float(mpmath.betainc(df / 2, 0.5, 0, df / (df + t * t), regularized=True))
-
-
-@functools.cache
 def student(chance, df):
-    """The t that |t| exceeds with this chance, by bisection."""
-    low, high = 0.0, 1e6
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if p_value(middle, df) > chance else (low, middle)
-    return high
+    """The t that |t| exceeds with this chance."""
+    return float(stats.t.isf(chance / 2, df))
 
 
 def holms_level(p_values, alpha):
@@ -183,7 +167,7 @@ def correlation(clusters, in_ranks=False, draws=None):
     if any(len(set(side)) < 2 for side in sides):
         return None, None
     # Centred, so that the sums of squares keep their digits.
-    x, y = ((of - of.mean()) / of.std() for of in (map(ranks, sides) if in_ranks else sides))
+    x, y = ((of - of.mean()) / of.std() for of in (map(stats.rankdata, sides) if in_ranks else sides))
     ends = numpy.cumsum([len(c[0]) for c in clusters])[:-1]
     columns = [numpy.ones(len(x)), x, y, x * x, y * y, x * y]
     sums = numpy.array([[part.sum() for part in numpy.split(column, ends)] for column in columns])
@@ -197,9 +181,3 @@ def correlation(clusters, in_ranks=False, draws=None):
     if draws is not None:
         draws.extend(found[1:])
     return float(found[0]), float(found[1:].std(ddof=1)) if len(clusters) > 1 else None
-
-
-def ranks(values):
-    """The ranks of the values, from 1; equal values share the mean of theirs."""
-    _, places, counts = numpy.unique(values, return_inverse=True, return_counts=True)
-    return (counts.cumsum() - (counts - 1) / 2)[places]

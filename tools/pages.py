@@ -1,20 +1,23 @@
-"""Writes the generated parts of docs/algorithms: the worked examples, the order of reading, the weights of the ladder.
+"""Writes all generated texts: tables and worked examples of the algorithms, claims, numbers of kept runs.
 
     python -m tools.pages
 
-The pages are written by hand. What is generated stands between <!-- NAME: begin --> and <!-- NAME: end -->. It depends
-on what the scripts compute (tools/example.py), and neither on their lines nor on their lengths. It needs no GPU and
-never imports vLLM.
+Pages are written by hand. What is generated stands between <!-- NAME: begin --> and <!-- NAME: end -->: the tables of
+README.md and docs/objectives.md (tools/table.py), responses before and after training (tools/demo_picture.py), and in
+docs/algorithms the order of reading and the worked examples (tools/example.py). docs/claims.md is made as a whole
+(tools/claims.py). Below <!-- kept runs: … --> a table has the numbers of kept runs. It needs no GPU and no vLLM.
 """
 
 import functools
+import json
 import math
+import re
 from statistics import fmean, stdev
 
 import tyro
 
 from runtime import settings
-from tools import example, family, generated, updates
+from tools import claims, demo_picture, example, family, generated, table, updates
 
 FOLDER = family.ROOT / "docs" / "algorithms"
 TITLES = {  # of the columns of a worked example
@@ -119,7 +122,7 @@ def cell(value, name=""):
     return f"{value:z.3f}".replace("-", "−")
 
 
-def table(titles, rows):
+def markdown_table(titles, rows):
     """A Markdown table, as a list of lines. rows: lists of texts."""
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     return lines + [f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in rows]
@@ -143,13 +146,18 @@ def worked_example(script):
         for k, token in enumerate(example.TOKENS):
             numbers = [cell(found.columns[name][k], name) for name in names]
             rows.append([str(token.response), f"`{token.text}`", *numbers])
-        lines += ["", "**The tokens**", "", *table(["response", "token", *titles], rows)]
+        lines += ["", "**The tokens**", "", *markdown_table(["response", "token", *titles], rows)]
     if found.bins:
         rows = []
         for i, of_bin in enumerate(found.bins):
             edges = f"{i / len(found.bins):.1f} – {(i + 1) / len(found.bins):.1f}"
             rows.append([edges, str(of_bin["tokens"]), cell(of_bin["sigma"]), cell(of_bin["clip_range"])])
-        lines += ["", "**The bins**", "", *table([r"bin of $\pi$", "tokens", r"$\sigma_a$", r"$\epsilon_a$"], rows)]
+        lines += [
+            "",
+            "**The bins**",
+            "",
+            *markdown_table([r"bin of $\pi$", "tokens", r"$\sigma_a$", r"$\epsilon_a$"], rows),
+        ]
     return lines
 
 
@@ -168,7 +176,7 @@ def response_table(script, found):
     for i, values in enumerate(zip(*columns.values()), 1):
         tokens = " ".join(f"`{token.text}`" for token in example.TOKENS if token.response == i)
         rows.append([str(i), tokens, *map(cell, values)])
-    lines = table(["response", "tokens", *columns], rows)
+    lines = markdown_table(["response", "tokens", *columns], rows)
     if found.advantages:
         mean, std = cell(fmean(found.rewards)), cell(stdev(found.rewards))
         of_what = "$r$" if "$r$" in columns else "the rewards"
@@ -179,7 +187,7 @@ def response_table(script, found):
 def weights_table(rows):
     """Rows of weights of the twelve tokens. rows: {what it is: the weights}."""
     titles = ["", *(f"{token.response} `{token.text}`" for token in example.TOKENS)]
-    return table(titles, [[name, *map(cell, weights)] for name, weights in rows.items()])
+    return markdown_table(titles, [[name, *map(cell, weights)] for name, weights in rows.items()])
 
 
 def ladder_table(names):
@@ -191,7 +199,7 @@ def ladder_table(names):
         columns.append(map(cell, found.columns[update]))
     tokens = [[str(token.response), f"`{token.text}`"] for token in example.TOKENS]
     titles = ["response", "token", *(WEIGHTS[name][0] for name in names)]
-    return table(titles, [[*token, *weights] for token, *weights in zip(tokens, *columns)])
+    return markdown_table(titles, [[*token, *weights] for token, *weights in zip(tokens, *columns)])
 
 
 def link(script):
@@ -207,7 +215,7 @@ def order_table():
         about = " ".join(family.paragraphs(family.source(script))[0].split())
         parent = family.PARENT.get(script)
         rows.append([str(i), link(script), about, link(parent) if parent else ""])
-    return table(["", "page", "in one line", "grew from"], rows)
+    return markdown_table(["", "page", "in one line", "grew from"], rows)
 
 
 # --------------------------------------------------------------------------------------------------------------- pages
@@ -223,8 +231,57 @@ def blocks_of(name):
     return {"example": worked_example(name)}
 
 
+KEPT = re.compile(r"<!-- kept runs: (.+?) -->\n\n((?:\|.*\n)+)")
+NUMBER = re.compile(r"[-−]?\d[\d.]*(e[-+]\d+)?")
+
+
+def with_kept_numbers(text):
+    """The text with the numbers of kept runs in its tables, each in the form that it has.
+
+    <!-- kept runs: FILE METRIC, … --> above a table names what its columns have, if its rows are steps, and otherwise
+    what its rows have, below the titles "step N".
+    """
+
+    def in_table(match):
+        places = [place.split() for place in match[1].split(", ")]
+        runs = [json.loads((family.ROOT / f"{file}.json").read_text(encoding="utf-8"))["rows"] for file, _ in places]
+        rows = [line.strip("|").split("|") for line in match[2].splitlines()]
+        for i, row in enumerate(rows[2:]):
+            for k, cell in enumerate(row[1:]):
+                by_step = rows[0][0].strip() == "step"
+                which, step = (k, row[0]) if by_step else (i, rows[0][k + 1].replace("step", ""))
+                if cell.strip():
+                    [value] = [one[places[which][1]] for one in runs[which] if one["step"] == int(step)]
+                    row[k + 1] = NUMBER.sub(lambda old, value=value: in_the_form_of(old[0], value), cell)
+        return match[0].removesuffix(match[2]) + "".join(f"|{'|'.join(row)}|\n" for row in rows)
+
+    return KEPT.sub(in_table, text)
+
+
+def in_the_form_of(old, value):
+    """A value with as many digits as a number has: "0.573", "2.88e-07", "−3.00"."""
+    digits = len(re.sub(r"e.*", "", old).partition(".")[2])
+    return f"{value:.{digits}{'e' if 'e' in old else 'f'}}".replace("-", "−" if "e" not in old else "-")
+
+
+def all_texts():
+    """{path: text} of all that is generated, and of the pages that it is a part of."""
+    readme, docs = family.ROOT / "README.md", family.ROOT / "docs"
+    texts = {readme: generated.between(readme.read_text(encoding="utf-8"), table.MARKS, table.short_table())}
+    text = (docs / "first_runs.md").read_text(encoding="utf-8")
+    for name in ("demo", "llm"):
+        text = demo_picture.with_words(text, name, json.loads((docs / f"{name}.json").read_text(encoding="utf-8")))
+    texts[docs / "first_runs.md"] = text
+    objectives = (docs / "objectives.md").read_text(encoding="utf-8")
+    texts[docs / "objectives.md"] = generated.between(objectives, table.MARKS, table.table())
+    texts |= {docs / "family.svg": table.drawing(), claims.FILE: claims.page()}
+    for path in (family.ROOT / "course").glob("lesson_*.md"):
+        texts[path] = with_kept_numbers(path.read_text(encoding="utf-8"))
+    return texts | all_pages()
+
+
 def all_pages():
-    """{path: text} of all pages. ValueError if one is missing, or its marks are not as they must be."""
+    """{path: text} of docs/algorithms. ValueError if a page is missing, or its marks are not as they must be."""
     pages = {FOLDER / f"{name}.md": name for name in ["README", "ladder", *updates.ALGORITHMS]}
     for path in pages:
         if not path.exists():
@@ -239,7 +296,7 @@ def all_pages():
 
 def main():
     with settings.errors_in_one_line():
-        generated.write(all_pages())
+        generated.write(all_texts())
 
 
 if __name__ == "__main__":

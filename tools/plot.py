@@ -1,26 +1,16 @@
-"""Draws runs over each other, as they were measured; PNG and SVG.
+"""Pictures of runs over each other, as they were measured: for compare.py, demo_picture.py, course/ and benchmarks/.
 
-    python tools/plot.py runs/grpo_kk_0_… runs/grpo_kk_1_… runs/grpo_ar_lopti_kk_0_…
-
-Runs that differ in nothing but the seed become one line, their mean, with a band from the lowest seed to the highest.
-Nothing is smoothed (AR-Lopti's figures 4 and 7 are, by an exponential average of 0.95). RUN/curves.png
-(runtime/curves.py) shows a single run's test accuracy by category, too.
+Runs of one group are one line, their mean, with a band from the lowest to the highest. Nothing is smoothed (AR-Lopti's
+figures 4 and 7 are, by an exponential average of 0.95). RUN/curves.png (runtime/curves.py) shows a single run, and
+`tensorboard --logdir runs` several.
 """
 
-import json
 import math
-import sys
 import textwrap
-from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from statistics import fmean, median
 
-import tyro
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from runtime import files, settings
-from runtime.curves import COLOURS, MOST_PANELS, STYLES, TITLES, WIDTH, new_figure, points, read_rows, save
+from runtime.curves import COLOURS, MOST_PANELS, STYLES, TITLES, WIDTH, new_figure, points, save
 
 MOST_LINES = 5  # in a panel; more can't be told apart
 CHARACTERS_PER_INCH = 10  # of a legend, about
@@ -198,62 +188,3 @@ def caption(groups):
     """What the lines and bands are: stands in the picture."""
     has_bands = any(len(runs) > 1 for runs in groups.values())
     return "line: mean over the seeds; band: lowest to highest seed" if has_bands else ""
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Command line
-
-
-@dataclass
-class Args:
-    """Which runs to draw."""
-
-    runs: tyro.conf.Positional[list[Path]]  # run folders
-    out: Path = Path("comparison")  # where to write: this name with .png and .svg
-
-
-def read_run(folder):
-    """{"script", "args", "rows"} of a run folder. ValueError where it is none."""
-    if not (folder / "args.json").exists() or not read_rows(folder / "metrics.jsonl"):
-        raise ValueError(f"{folder} is not the folder of a run: args.json or metrics.jsonl is missing or empty")
-    return {
-        "script": files.read_object(folder / "run.json")["script"],
-        "args": files.read_object(folder / "args.json"),
-        "rows": read_rows(folder / "metrics.jsonl"),
-    }
-
-
-def group(runs):
-    """{label: [rows, ...]}: runs of one script whose settings differ in nothing but the seed are one group.
-
-    The label is the script with the settings in which its groups differ: "grpo_ar_lopti alpha 0.3 eta 0.0".
-    """
-    # What does not make another experiment.
-    own = "seed run_dir resume export track steps epochs keep_checkpoints stop_at_gap".split()
-    by_settings = {}
-    for run in runs:
-        kept = {key: value for key, value in run["args"].items() if key not in own}
-        by_settings.setdefault((run["script"], json.dumps(kept, sort_keys=True)), []).append(run["rows"])
-    groups = {}
-    for (script, kept), rows in by_settings.items():
-        siblings = [json.loads(other) for name, other in by_settings if name == script]
-        mine = json.loads(kept)
-        telling = [f"{key} {mine[key]}" for key in mine if len({str(other.get(key)) for other in siblings}) > 1]
-        groups.setdefault(" ".join([script, *telling]), []).extend(rows)  # None is as good as not there
-    return groups
-
-
-def main(args):
-    with settings.errors_in_one_line():
-        if not args.runs:
-            raise ValueError("no run to draw: give the folder of at least one")
-        groups = group([read_run(folder) for folder in args.runs])
-        paths = [args.out.with_name(args.out.name + suffix) for suffix in (".png", ".svg")]
-        draw(groups, paths)
-    for label, rows in groups.items():
-        print(f"{label}: {len(rows)} run(s)")
-    print(f"wrote {' and '.join(map(str, paths))}")
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))

@@ -111,40 +111,32 @@ class Files:
 
     texts: list  # Markdown files
     sources: list  # files that are shown with numbered lines
-    folders: list  # linked folders that have no README.md
     copies: list  # files that are copied
 
     def pages(self):
-        """{path: path of its page} of the sources and folders."""
-        pages = {path: f"{path}.html" for path in self.sources}
-        pages |= {path: posixpath.join(path, "index.html") for path in self.folders}
-        return pages | {path: site_markdown.page_url(f"{path}/README.md") for path in folders_of(self.texts)}
-
-
-def folders_of(texts):
-    """The folders that have a README.md of their own."""
-    return [posixpath.dirname(path) for path in texts if path.endswith("/README.md")]
+        """{path: path of its page} of the sources, and of folders, whose page is their README.md."""
+        folders = [posixpath.dirname(path) for path in self.texts if path.endswith("/README.md")]
+        pages = {path: site_markdown.page_url(f"{path}/README.md") for path in folders}
+        return pages | {path: f"{path}.html" for path in self.sources}
 
 
 def collect(texts):
     """The Files that these texts need, with what they link to."""
-    files = Files([], [path for pattern in SOURCES for path in found(pattern)], [], [])
+    files = Files([], [path for pattern in SOURCES for path in found(pattern)], [])
     waiting = list(texts)
     while waiting:
         text = waiting.pop(0)
         files.texts.append(text)
         for link in site_markdown.links((ROOT / text).read_text(encoding="utf-8")):
             path, _ = site_markdown.resolved(link, text)
-            if path in (None, LENS) or path in {*files.texts, *waiting, *files.sources, *files.folders, *files.copies}:
+            if path in (None, LENS) or path in {*files.texts, *waiting, *files.sources, *files.copies}:
                 continue
             there = ROOT / path
             if path.startswith("..") or not there.exists() or not shown(path):
                 continue  # it leads nowhere in the repository
             elif there.is_dir():
                 readme = posixpath.normpath(posixpath.join(path, "README.md"))
-                if not (ROOT / readme).is_file():
-                    files.folders.append(path)
-                elif readme not in {*files.texts, *waiting}:
+                if (ROOT / readme).is_file() and readme not in {*files.texts, *waiting}:
                     waiting.append(readme)
             elif there.suffix == ".md":
                 waiting.append(path)
@@ -246,13 +238,6 @@ def lens_page(text):
     parts = [re.sub(r"\n\s*\n", "\n", part) for part in parts]  # an empty line would end a block of HTML
     parts += [f"<script{script.rstrip()}" for script in scripts]
     return front("The lens", hide=["navigation", "toc"], search={"exclude": True}) + "\n\n".join(parts) + "\n"
-
-
-def folder_page(path):
-    """The Markdown of the page of a folder: what is in it."""
-    names = sorted(child.name for child in (ROOT / path).iterdir() if child.name not in NEVER)
-    lines = [f"- `{name}`" for name in names]
-    return front(f"{path}/", search={"exclude": True}) + f"# {path}/\n\n" + "\n".join(lines) + "\n"
 
 
 def sources_page(sources):
@@ -399,8 +384,6 @@ def prepare(folder):
         write(pages / path, settings_of(path, text) + (home(text) if path == "README.md" else text))
     for path in files.sources:
         write(pages / f"{path}.md", source_page(path, files.texts))
-    for path in files.folders:
-        write(pages / path / "README.md", folder_page(path))
     for path in files.copies:
         (pages / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, pages / path)

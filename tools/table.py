@@ -1,23 +1,14 @@
-"""Writes the tables of the scripts: in the README what each one is, in docs/objectives.md what it maximises.
-
-    python tools/table.py            puts both into their files, between the marks, and draws docs/family.svg
+"""The tables of the scripts: in the README what each one is, in docs/objectives.md what it maximises; and their tree.
 
 The lengths and differences come from the scripts, the formulas from the pages of docs/algorithms, and the descriptions
-from SHORT and TEXTS below.
+from SHORT and TEXTS below. tools/pages.py writes them into their files.
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median_high
 
-import tyro
+from tools import family
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from runtime import settings
-from tools import family, generated
-
-README, OBJECTIVES = family.ROOT / "README.md", family.ROOT / "docs" / "objectives.md"
 MARKS = "variants"
 SHORT = {  # script: what it is, for the README
     "grpo": "the reward normalised in its group of responses, PPO's clip, a KL term: the root of the tree",
@@ -222,15 +213,3 @@ def drawing():
 {chr(10).join(texts)}
 </svg>
 """
-
-
-def main():
-    with settings.errors_in_one_line():
-        new = {family.ROOT / "docs" / "family.svg": drawing()}
-        for path, text in ((README, short_table()), (OBJECTIVES, table())):
-            new[path] = generated.between(path.read_text(encoding="utf-8"), MARKS, text)
-        generated.write(new)
-
-
-if __name__ == "__main__":
-    tyro.cli(main, description=__doc__.split("\n\n")[0])
