@@ -43,7 +43,7 @@ from runtime import (
 from runtime.processes import DEVICE, ON_GPU
 from runtime.settings import GroupSize, NonNegativeInt, PositiveInt, Temperature
 from runtime.sharing import next_problems
-from tools import inference, updates
+from tools import inference, kept, updates
 
 ROOT = Path(__file__).parents[1]
 STARTED = time.monotonic()  # when the command began, but for the imports
@@ -508,6 +508,7 @@ def finish(args, name, result):
     command = ["python", "-m", f"lab.{name}", *sys.argv[1:]]
     about = records.provenance() | {
         "script": f"lab.{name}",
+        "code": kept.code_of(f"lab.{name}"),
         "command": shlex.join(command),
         "seconds": round(time.monotonic() - STARTED, 1),
         "cores": len(os.sched_getaffinity(0)),

@@ -5,12 +5,13 @@ import math
 import re
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, flags_of
 
 from lab import verdicts
-from tools import claims, compare, comparisons, inference
+from tools import claims, compare, comparisons, inference, kept
 
 PAPERS = {paper["name"]: paper["claims"] for paper in verdicts.CLAIMS["papers"]}
 ALL = [claim for of_paper in PAPERS.values() for claim in of_paper]
@@ -229,10 +230,11 @@ def folders(tmp_path):
 def keep(folders, suite, entry, seed, accuracies, **metrics):
     """A kept run with these evaluations, one every 4 steps, and metrics that all steps share."""
     common, entries = comparisons.SUITES[suite]
-    words = [*compare.read_entries(entries)[entry], *shlex.split(common), "--seed", str(seed)]
+    script, *flags = shlex.split(compare.command_of(compare.read_entries(entries)[entry], common, seed))
     rows = [{"step": 0, "eval/accuracy": 0.1}]
     rows += [{"step": 4 * i, "eval/accuracy": value} | metrics for i, value in enumerate(accuracies, 1)]
-    about = {"command": shlex.join(words), "commit": "abc", "machine": "m", "date": "d"}
+    about = {"script": Path(script).stem, "settings": kept.settings_of(flags), "commit": "abc"}
+    about |= {"machine": "m", "date": "d"}
     path = compare.kept_file(folders.runs, entry, seed)
     path.write_text(json.dumps(about | {"rows": rows}))
     return path

@@ -204,7 +204,8 @@ def kept_hacks(rule):
     runs = {}
     for path in sorted((COURSE / "results").glob(f"{rule}_seed_*.json")):
         kept = json.loads(path.read_text())
-        assert f"--task course/rules/{rule}.py --max_response_tokens 100" in kept["command"]
+        wanted = {"task": f"course/rules/{rule}.py", "max_response_tokens": 100}
+        assert wanted.items() <= kept["settings"].items()
         runs[int(path.stem[-1])] = {row["step"]: row for row in kept["rows"]}
     return runs
 

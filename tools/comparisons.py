@@ -3,8 +3,6 @@
 An entry is "NAME: SCRIPT FLAGS". Its flags take the place of the same flags of all.
 """
 
-# {a flag's old name: its new one}: kept runs and older revisions are read with it.
-RENAMED = {}
 ENTRIES = [  # in the order of the tree: what grew from another script than grpo.py stands below it
     "grpo: grpo.py",
     "grpo 4 updates: grpo.py --updates_per_step 4",  # as many optimizer steps as Lopti makes

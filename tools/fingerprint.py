@@ -24,18 +24,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools import family
-from tools.comparisons import RENAMED
+from tools.kept import RENAMED
 
 ROOT = Path(__file__).parents[1]
 MOVED = "tests/digits.txt"  # digits count since the commit that last changed this file
 OF_DIGITS = [":(glob)*.py", "runtime", "rewards", "models"]  # what the numbers depend on, as git's paths
-SMALL = """--model models/kk_tiny --steps 2 --prompts_per_step 4 --max_response_tokens 48 --micro_batch_tokens 2000
-    --seed 7 --dtype float32""".split()
-SAMPLED = "--responses_per_prompt 4 --eval_size 4 --kv_cache_gb 0.25".split()  # of all scripts but sft.py
+SMALL = """--model models/kk_tiny --steps 2 --save_every 1 --prompts_per_step 4 --max_response_tokens 48
+    --micro_batch_tokens 2000 --eval_size 4 --seed 7 --dtype float32""".split()
+# Of all scripts but sft.py. With temperature 1 no number would tell where a script forgets it.
+SAMPLED = "--responses_per_prompt 4 --temperature 0.8 --kv_cache_gb 0.25".split()
 # name: script and flags, which override those above. Every script has an entry under its own name.
-ENTRIES = {script: script for script in family.family()} | {
-    "sft": "sft --eval_size 4 --max_response_tokens 640",
-    "grpo, temperature 0.7": "grpo --temperature 0.7",
+ENTRIES = {script: script for script in (*family.family(), *family.own_scripts())} | {
+    "sft": "sft --max_response_tokens 640",
     "grpo, bfloat16": "grpo --dtype bfloat16",
     "grpo, no prompt shared": "grpo --gradient_checkpointing",
     "grpo, countdown": "grpo --task countdown",
@@ -51,7 +51,7 @@ CHANGES = ("time/", "tokens_per_s", "peak_memory_gb")  # what begins so is never
 
 # Runs many scripts in one process. argv: a file with {name: [script, flags]}, one for how each of them ended.
 WORKER = '''
-import dataclasses, importlib, json, os, sys, traceback
+import dataclasses, importlib, json, os, shutil, sys, traceback
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 sys.path.insert(0, os.getcwd())
 runs, result, renamed, core = sys.argv[1:]  # a run gets other words
@@ -86,6 +86,9 @@ for name, (script, flags) in json.load(open(runs)).items():
         known = {setting.name for setting in dataclasses.fields(trainer.Args)}
         old_flags = {f"--{new}": f"--{old}" for old, new in renamed.items() if new not in known}
         sys.argv = [f"{script}.py", *(old_flags.get(word, word) for word in flags)]
+        if flags[0] == "--resume":  # RUN/checkpoints/STEP: what the run has so far is kept beside it
+            run = os.path.dirname(os.path.dirname(flags[1]))
+            shutil.copytree(run, f"{run}_unbroken")
         torch.manual_seed(0)
         trainer.main()
         ended[name] = "done"
@@ -110,7 +113,7 @@ def git(*words):
     except OSError as error:
         raise ValueError(f"git {words[0]}: {error.strerror}") from None
     if done.returncode:
-        raise ValueError(f"git {words[0]}: {done.stderr.strip().splitlines()[-1]}")
+        raise ValueError(f"git {' '.join(words)}: {done.stderr.strip()}")
     return done.stdout.strip()
 
 
@@ -136,7 +139,10 @@ def base():
 @contextmanager
 def files_of(revision):
     """A folder with the files of a revision, while it lasts. ValueError if there is no such revision."""
-    commit = git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    try:
+        commit = git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    except ValueError:
+        raise ValueError(f"{revision} is no revision of this repository") from None
     with tempfile.TemporaryDirectory() as folder:
         git("worktree", "add", "--detach", f"{folder}/tree", commit)
         try:
