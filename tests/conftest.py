@@ -241,7 +241,7 @@ def on_the_cpu():
 @pytest.fixture(scope="module")
 def batch(tiny_model):
     """Responses of the tiny model, with all that an update of grpo.py reads."""
-    from test_algorithms import make_batch
+    from helpers import make_batch
 
     return make_batch(tiny_model)
 

@@ -12,6 +12,10 @@ PROMPTS, GROUP = 8, 3  # of the batch most tests use: 24 rows, 12 in each of a s
 N = PROMPTS * GROUP
 E20 = math.exp(20)
 
+# Responses as (prompt tokens, the k1 of each response token, padding), and their rewards.
+ROWS = [(1, [1, -2, 4], 2), (4, [-1], 1), (2, [0.5, 0.5, -1, 2], 0)]
+REWARDS = [2.5, -0.25, 1.0]
+
 
 def arguments(trainer=grpo, **changes):
     """Args for a tiny model: float32, no gradient clipping, one micro-batch, one update, GRPO's own stages."""
@@ -177,3 +181,23 @@ def tokens_of(batch, rows, low, eta=0.5):
     """By hand: the response tokens of these rows with π_old ≤ η (low) or > η."""
     triples = zip(*(batch[key][rows].flatten().tolist() for key in ("token", "mask", "old_logp")))
     return sorted(token for token, response, logp in triples if response and (math.exp(logp) <= eta) == low)
+
+
+def sequences():
+    """Sequences of many prompt and response sizes, the least (one and one token) among them."""
+    rng = torch.Generator().manual_seed(4)
+    sizes = [(1, 1), (1, 9), (9, 1), (30, 14), (17, 3), (5, 40)]
+    return [(p, torch.randint(2, 600, (p + r,), generator=rng)) for p, r in sizes]
+
+
+def batch_of(rows, old=-3.0):
+    """A batch in float64 of (prompt tokens, the k1 of each response token, padding) rows. Outside the mask: garbage."""
+    sizes = [prompt + len(k1) + padding for prompt, k1, padding in rows]
+    assert len(set(sizes)) == 1
+    mask = torch.zeros(len(rows), sizes[0], dtype=torch.bool)
+    old_logp, ref_logp = (torch.full(mask.shape, x, dtype=torch.float64) for x in (50.0, -70.0))
+    for i, (prompt, k1, _) in enumerate(rows):
+        mask[i, prompt : prompt + len(k1)] = True
+        old_logp[i, mask[i]] = old
+        ref_logp[i, mask[i]] = old - torch.tensor(k1, dtype=torch.float64)
+    return {"mask": mask, "old_logp": old_logp, "ref_logp": ref_logp}

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from conftest import step_of_main
-from test_algorithms import arguments, gradients
+from helpers import arguments, gradients
 
 import dapo
 import dapo_ar_lopti

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import KK_TINY, answer, puzzles, run_together, step_of_main, timeless
-from test_algorithms import GROUP, arguments, distance, gradients
+from helpers import GROUP, arguments, distance, gradients
 
 import dapo
 import grpo

@@ -13,7 +13,7 @@ import sys
 import pytest
 import torch
 from conftest import KK_TINY, ROOT, python, run
-from test_algorithms import flat, make_batch
+from helpers import flat, make_batch
 from torch import nn
 from transformers import Qwen2Config
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from conftest import ROOT
-from test_algorithms import PROMPTS
+from helpers import PROMPTS
 from test_lab import A, OneLayer, batch_of, drawn, of_lab, script_args, sigmoid, two_tokens, words_on
 
 import grpo

@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 from conftest import KK_TINY, check_resumed, metrics, resume_from_step_2, run, run_together, small
+from helpers import adamw, arguments, distance, rows_of
 from safetensors.torch import load_file
-from test_algorithms import adamw, arguments, distance, rows_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 from conftest import step_of_main
-from test_algorithms import advantages_of, arguments, make_batch
+from helpers import advantages_of, arguments, make_batch
 
 import maxrl
 

@@ -10,7 +10,7 @@ import statistics
 import pytest
 import torch
 from conftest import step_of_main
-from test_algorithms import TOKENS, N, arguments, loss_batch
+from helpers import REWARDS, ROWS, N, arguments, batch_of
 
 import reinforce_pp
 
@@ -24,19 +24,6 @@ def args_for(**changes):
     return arguments(reinforce_pp, **changes)
 
 
-def batch_of(rows, old=-3.0):
-    """A batch in float64 of (prompt tokens, the k1 of each response token, padding) rows. Outside the mask: garbage."""
-    sizes = [prompt + len(k1) + padding for prompt, k1, padding in rows]
-    assert len(set(sizes)) == 1
-    mask = torch.zeros(len(rows), sizes[0], dtype=torch.bool)
-    old_logp, ref_logp = (torch.full(mask.shape, x, dtype=torch.float64) for x in (50.0, -70.0))
-    for i, (prompt, k1, _) in enumerate(rows):
-        mask[i, prompt : prompt + len(k1)] = True
-        old_logp[i, mask[i]] = old
-        ref_logp[i, mask[i]] = old - torch.tensor(k1, dtype=torch.float64)
-    return {"mask": mask, "old_logp": old_logp, "ref_logp": ref_logp}
-
-
 def returns_of(rewards, rows, beta):
     """(the returns of each row's response tokens, mean, variance); it is 0 everywhere else."""
     batch = batch_of(rows)
@@ -47,9 +34,7 @@ def returns_of(rewards, rows, beta):
     return [row[mask].tolist() for row, mask in zip(returns, batch["mask"])], mean, variance
 
 
-# Three responses to prompts of 1, 4 and 2 tokens, with padding of 2, 1 and 0; β 0.5. By hand:
-ROWS = [(1, [1, -2, 4], 2), (4, [-1], 1), (2, [0.5, 0.5, -1, 2], 0)]
-REWARDS = [2.5, -0.25, 1.0]
+# Of ROWS and REWARDS with β 0.5, by hand:
 TO_GO = [[3, 2, 4], [-1], [2, 1.5, 1, 2]]  # Σ over j ≥ t of k1
 RETURNS = [[1, 1.5, 0.5], [0.25], [0, 0.25, 0.5, 0]]  # their sum is 4, of 8 tokens
 
@@ -101,19 +86,6 @@ def test_advantages_of_a_models_batch_by_plain_loops(batch, beta):
 
 
 # --------------------------------------------------------------------------------------------------------------- loss
-
-
-@pytest.mark.parametrize("name", TOKENS)
-def test_a_tokens_loss_is_its_surrogate_alone(name):
-    """−surrogate/n with β 0.1 as well, however far the reference is."""
-    token, (surrogate, _, is_clipped) = TOKENS[name]
-    logp, rest = loss_batch([token])
-    loss, clipped = reinforce_pp.policy_loss(logp, rest, 7, args_for())
-    loss.backward()
-    assert loss.item() == pytest.approx(-surrogate / 7, rel=1e-12, abs=1e-12)
-    assert clipped.item() == is_clipped
-    slope = 0 if is_clipped or abs(token[0]) == 30 else -surrogate / 7  # beyond 20 nats the ratio is constant
-    assert logp.grad[0].tolist() == pytest.approx([0, slope, 0], rel=1e-9, abs=1e-15)
 
 
 # ------------------------------------------------------------------------------------------------------------ metrics

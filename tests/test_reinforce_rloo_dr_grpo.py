@@ -3,28 +3,16 @@
 As in test_algorithms.py: what is expected is Python's float arithmetic, and no sampler runs here.
 """
 
-from statistics import fmean
-
 import pytest
 import torch
 from conftest import step_of_main
-from test_algorithms import GROUP, PROMPTS, advantages_of, arguments, distance, gradients, loss_batch, plain_gradient
+from helpers import advantages_of, arguments
 
 import dr_grpo
-import grpo
 import reinforce
 import rloo
 
-N = PROMPTS * GROUP  # rows of the batch that the model's tests use
-LONGEST = 50  # --max_response_tokens in them: L of Dr. GRPO
-without_ratio = pytest.mark.parametrize("trainer", [reinforce, rloo], ids=lambda trainer: trainer.__name__)
-
-
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
-
-
-def args_for(trainer, tiny_model, **changes):
-    return arguments(trainer, model=str(tiny_model), max_response_tokens=LONGEST, **changes)
 
 
 # ---------------------------------------------------------------------------------------------------- advantages
@@ -54,18 +42,6 @@ def test_dr_grpos_baseline_is_the_mean_of_the_group_and_nothing_divides():
 
 
 # ---------------------------------------------------------------------------------------------------------- loss
-
-
-@without_ratio
-def test_a_loss_without_ratio_and_its_gradient_by_hand(trainer):
-    """log π is −40: the loss is Σ 40·A/n, and its slope −A/n, wherever π_old and the reference are; n is 7."""
-    logp, rest = loss_batch([(0.3, 0, 1.5), (30, 5, -2), (1, 1, 0), (-30, -5, 3)])
-    del rest["old_logp"], rest["ref_logp"]  # nothing of them is in it
-    loss = trainer.policy_loss(logp, rest, 7, arguments(trainer))  # of rloo.py with --kl_coef 0.1
-    loss.backward()
-    assert loss.item() == pytest.approx(40 * (1.5 - 2 + 0 + 3) / 7, rel=1e-12)
-    assert logp.grad[0, 1::3].tolist() == pytest.approx([-1.5 / 7, 2 / 7, 0, -3 / 7], rel=1e-12)
-    assert not logp.grad[~rest["mask"]].any()
 
 
 # ------------------------------------------------------------------------------------------------ rloo: KL penalty
@@ -109,31 +85,3 @@ def test_without_beta_rloo_asks_no_reference(monkeypatch):
 
 
 # -------------------------------------------------------------------------------------------------------- update
-
-
-def test_reinforces_gradient_on_transformers_own_log_probabilities(tiny_model, batch):
-    """−1/n Σ A·∇log π. A third of the responses has the mean reward 0.5: no gradient, and their tokens are in n."""
-    args = args_for(reinforce, tiny_model, micro_batch_tokens=300)
-    rewards = torch.tensor([3.5, -2.5, 0.5] * PROMPTS)
-    batch = batch | {"advantages": reinforce.compute_advantages(rewards, batch, args)}
-    (one,), metrics = gradients(reinforce, batch, args)
-    expected = plain_gradient(tiny_model, batch, args, lambda logp, i, t: (3, -3, 0)[i % 3])
-    assert distance(one, expected) < 1e-5
-    assert metrics == {"grad_norm": pytest.approx(expected.norm().item(), rel=1e-5), "optimizer_steps": 1}
-
-
-def test_at_fixed_weights_dr_grpos_gradient_is_grpos_times_the_mean_length_over_l(tiny_model, batch):
-    """Of each of two mini-batches, the first of long responses, the second of short ones; with the same advantages."""
-    groups = torch.arange(N).view(PROMPTS, GROUP)
-    long_first = torch.cat([groups[::2], groups[1::2]]).flatten()
-    batch = {key: value[long_first] for key, value in batch.items()}
-    settings = {"updates_per_step": 2, "micro_batch_tokens": 300}
-    grpos, grpos_metrics = gradients(grpo, batch, args_for(grpo, tiny_model, **settings))
-    steps, metrics = gradients(dr_grpo, batch, args_for(dr_grpo, tiny_model, **settings))
-    lengths = batch["mask"].sum(1).tolist()
-    mean_lengths = fmean(lengths[: N // 2]), fmean(lengths[N // 2 :])
-    assert mean_lengths[0] > 3 * mean_lengths[1]
-    for one, other, mean_length in zip(steps, grpos, mean_lengths, strict=True):
-        assert distance(one, other * mean_length / LONGEST) < 1e-6
-    assert metrics["clip_rate"] == grpos_metrics["clip_rate"] > 0
-    assert metrics["grad_norm"] == pytest.approx(fmean(step.norm().item() for step in steps), rel=1e-5)

@@ -23,7 +23,7 @@ def drawn_rows(seed=0):
     """Responses of 1 to 9 tokens, most of them near the policy that sampled them and some absurdly far away.
 
     A token: logp (log π), and in nats how far π has moved from π_old, how far π_ref is from π, and π_old from the
-    sampler's (gap); and its entropy. All tokens of a response have its advantage A.
+    sampler's (gap); its entropy before the step, and now. All tokens of a response have its advantage A.
     """
     rng = random.Random(seed)
 
@@ -31,7 +31,7 @@ def drawn_rows(seed=0):
         return rng.choice([0, 30, -30]) if rng.random() < 0.08 else rng.gauss(0, spread)
 
     rows = []
-    for i in range(40):
+    for i in range(43):  # 208 tokens, of which no fifth is whole
         row = []
         for _ in range(1 + i % 9):
             old = -rng.expovariate(1 / rng.choice([0.1, 1, 5])) - 1e-4
@@ -39,7 +39,7 @@ def drawn_rows(seed=0):
             if old + moved > -1e-4:
                 old = -1e-4 - moved
             token = SimpleNamespace(logp=old + moved, old=old, ref=far(0.5), gap=far(0.7), entropy=rng.expovariate(2))
-            token.moved = token.logp - old
+            token.moved, token.now = token.logp - old, rng.expovariate(2)
             row.append(token)
         row[0].entropy = rng.choice([0.0, row[-1].entropy])  # ties
         rows.append((rng.choice([0, 1.5, -2, 0.3, -0.7]), row))
@@ -158,12 +158,14 @@ def of_archer(rows, args):
     return found
 
 
-def of_entropy_top(rows, args):
+def of_entropy_top(rows, args, is_first):
     """GRPO's weights, on the tokens of highest entropy alone, those that tie for the last place included."""
-    entropies = sorted((token.entropy for _, row in rows for token in row), reverse=True)
+    for token in (token for _, row in rows for token in row):
+        token.now = token.entropy if is_first else token.now
+    entropies = sorted((token.now for _, row in rows for token in row), reverse=True)
     least = entropies[math.ceil(args.entropy_top * len(entropies)) - 1]
     for token in (token for _, row in rows for token in row):
-        token.beta = token.entropy >= least
+        token.beta = token.now >= least
     found = zip(rows, of_grpo(rows, args))
     return [[(w * t.beta, cut and t.beta) for t, (w, cut) in zip(row, given)] for (_, row), given in found]
 
@@ -216,6 +218,8 @@ CASES = {script: (script, {}) for script in REFERENCES} | {
     "grpo_tis, icepop": ("grpo_tis", {"correction": "icepop"}),
     "grpo_tis, mask": ("grpo_tis", {"mask": "sequence", "mask_delta": 0.2}),
 }
+# Without a KL term tokens of advantage 0 go through no pass, and count as before.
+CASES |= {f"{script}, no KL": (script, {"kl_coef": 0.0}) for script in REFERENCES}
 for estimate in ("k1", "k2", "k3_ratio"):
     of_loss = [script for script in REFERENCES if hasattr(importlib.import_module(script).Args, "kl")]
     CASES |= {f"{script}, {estimate}": (script, {"kl": estimate}) for script in of_loss}
@@ -224,7 +228,8 @@ for estimate in ("k1", "k2", "k3_ratio"):
 def expected(script, rows, args, is_first):
     """(the weight of each token, the share of tokens that are cut off)."""
     weights_of, divisor = REFERENCES[script]
-    found = weights_of(rows, args, is_first) if script == "acpo" else weights_of(rows, args)
+    looks_again = script in ("acpo", "entropy_top")
+    found = weights_of(rows, args, is_first) if looks_again else weights_of(rows, args)
     num_tokens = sum(len(row) for _, row in rows)
     weights = []
     for (_, row), given in zip(rows, found):
@@ -232,25 +237,26 @@ def expected(script, rows, args, is_first):
             TOKENS: num_tokens,
             RESPONSES: len(row) * len(rows),
             LONGEST: len(rows) * getattr(args, "max_response_tokens", 0),
-        }["tokens of a response, then responses" if getattr(args, "gated", False) else divisor]
+        }[RESPONSES if getattr(args, "gated", False) else divisor]
         for token, (weight, _) in zip(row, given):
             weights.append((weight + getattr(token, "beta", 1) * kl_part(token, args)) / by)
     return weights, sum(bool(cut) for given in found for _, cut in given) / num_tokens
 
 
 def as_batch(rows):
-    """(the batch, log π, entropy), [N, T] in float64; a token's row begins at place 1, and around it lies garbage."""
+    """(the batch, log π, entropy now), [N, T] in float64. A response begins at place 1; around it lies garbage."""
     shape = len(rows), 2 + max(len(row) for _, row in rows)
     mask = torch.zeros(shape, dtype=torch.bool)
-    keys = ("logp", "entropy", "old_logp", "ref_logp", "sampler_logp", "advantages")
-    found = {key: torch.full(shape, garbage, dtype=torch.float64) for key, garbage in zip(keys, (-7, 9, -5, -1, -3, 4))}
+    keys = ("logp", "now", "entropy", "old_logp", "ref_logp", "sampler_logp", "advantages")
+    numbers = (-7, 9, 9, -5, -1, -3, 4)
+    found = {key: torch.full(shape, garbage, dtype=torch.float64) for key, garbage in zip(keys, numbers)}
     for i, (advantage, row) in enumerate(rows):
         for t, token in enumerate(row, 1):
             mask[i, t] = True
-            values = token.logp, token.entropy, token.old, token.logp + token.ref, token.old - token.gap, advantage
-            for key, value in zip(keys, values):
+            values = token.logp, token.now, token.entropy, token.old
+            for key, value in zip(keys, (*values, token.logp + token.ref, token.old - token.gap, advantage)):
                 found[key][i, t] = value
-    logp, entropy = found.pop("logp"), found["entropy"]
+    logp, entropy = found.pop("logp"), found.pop("now")
     return found | {"ids": torch.zeros(shape, dtype=torch.long), "mask": mask}, logp, entropy
 
 
@@ -263,7 +269,7 @@ def test_an_update_gives_each_token_its_weight(case, is_first, monkeypatch):
     monkeypatch.setattr(trainer, "update", lambda *given: metrics.append(update(*given)))
     # With checkpointing no pass is for one group alone.
     common = {"prompts_per_step": len(rows), "responses_per_prompt": 1, "gradient_checkpointing": True}
-    args = arguments(trainer, **common, **settings)
+    args = arguments(trainer, **common | settings)
     batch, logp, entropy = as_batch(rows)
     weight, _ = updates.token_weights(script, batch, logp, entropy, args, is_first)
     mask = batch["mask"]
@@ -275,3 +281,19 @@ def test_an_update_gives_each_token_its_weight(case, is_first, monkeypatch):
     if is_first and "clip_rate" in metrics[0]:
         assert metrics[0]["clip_rate"] == pytest.approx(clip_rate, rel=1e-12)
         assert 0 < clip_rate < 0.95  # otherwise this would show little
+
+
+@pytest.mark.parametrize("script", ["grpo", "acpo", "cispo", "gspo"])
+def test_a_ratio_at_the_very_bound_is_not_clipped(script):
+    """The bounds are put exactly on the ratio: r − 1 and 1 − r are exact for r in [1/2, 2]. A token is a response."""
+    trainer, one = importlib.import_module(script), torch.ones(1, 1, dtype=torch.float64)
+    for moved, advantage in ((0.25, 2), (-0.25, -2)):
+        ratio = (moved * one).exp()
+        for narrower in (0, 1e-12):
+            bound = abs(ratio.item() - 1) - narrower
+            settings = {"clip_base": bound} if script == "acpo" else {"clip_high": bound, "clip_low": bound}
+            batch = {"mask": one > 0, "old_logp": -one - moved, "ref_logp": -one, "advantages": advantage * one}
+            batch |= {"clip_range": bound * one, "weight": one}
+            divisor = () if script == "acpo" else (1,)
+            _, clipped = trainer.policy_loss(-one, batch, *divisor, arguments(trainer, **settings, kl_coef=0.0))
+            assert clipped.item() == (narrower > 0)
