@@ -135,7 +135,7 @@ def test_an_outlier_above_weighs_less_in_gspos_mean_than_in_grpos_and_one_below_
     """Four tokens with ρ of r, 1, 1 and 1: GRPO has their arithmetic mean, GSPO the geometric one, r^(1/4)."""
     batch = {"mask": torch.ones(1, 4, dtype=torch.bool), "old_logp": torch.full((1, 4), -9.0, dtype=torch.float64)}
     batch |= {"ref_logp": batch["old_logp"], "advantages": torch.full((1, 4), advantage, dtype=torch.float64)}
-    logp = batch["old_logp"] + torch.tensor([[math.log(ratio), 0, 0, 0]])
+    logp = batch["old_logp"] + torch.tensor([[math.log(ratio), 0, 0, 0]], dtype=torch.float64)
     grpos, _ = grpo.policy_loss(logp, batch, 4, arguments(grpo, kl_coef=0.0))
     gspos, _ = gspo.policy_loss(logp, batch, 1, arguments(gspo, kl_coef=0.0))
     arithmetic, geometric = (ratio + 3) / 4, ratio**0.25
