@@ -627,38 +627,10 @@ def test_a_script_that_got_the_change_by_hand_stays_and_its_children_get_it(repo
         assert after["dapo_ar_lopti"] == before["dapo_ar_lopti"].replace("line_5 = 5", "line_5 = 'new'")
 
 
-def test_where_lines_were_only_removed_a_conflict_remains_one():
-    assert propagate.has_already("a\nown\n", "b\n", "a\n")
-    assert not propagate.has_already("own\n", "b\n", "")
-    assert not propagate.has_already("a\nb\n", "b\n", "a\n")  # what was to go is still there
-    assert not propagate.has_already("c\na\n", "b\n", "a\nc\n")  # not in this order
-    text, conflicts = propagate.merge("x\nown\nz\n", "x\ny\nz\n", "x\nz\n")
-    assert text == "x\nown\nz\n" and [(c.line, c.here, c.base, c.theirs) for c in conflicts] == [
-        (2, "own\n", "y\n", "")
-    ]
-    _, conflicts = propagate.merge("x\nz\n", "x\ny\nz\n", "x\nyes\nz\n")
-    assert [(c.line, c.here, c.theirs) for c in conflicts] == [(2, "", "yes\n")]
-    text, conflicts = propagate.merge("a\nb\nc\nmine\n", "a\nb\nc\nd\n", "new\na\nb\nc\nyours\n")
-    assert [c.line for c in conflicts] == [4]  # of the script as it is, without the new line
-
-
 def test_lines_that_look_like_marks_of_a_conflict_are_lines():
     look = "<<<<<<< here\n||||||| base\n=======\n>>>>>>> there\n"
     text, conflicts = propagate.merge(f"own\na\nb\nc\n{look}", f"a\nb\nc\n{look}", f"a\nb\nc\n{look}new\n")
     assert text == f"own\na\nb\nc\n{look}new\n" and not conflicts
-
-
-def test_from_another_script_and_another_revision(repository, capsys):
-    repository.edit("dapo", "line_5 = 5", "line_5 = 'dapo'")
-    repository.commit()
-    repository.edit("dapo", "line_7 = 7", "line_7 = 'dapo'")
-    repository.commit()
-    before = repository.texts()
-    assert repository.propagate(capsys, script="dapo.py", base="HEAD~2", dry_run=True)[1].count("+line_") == 2
-    assert repository.propagate(capsys, script="dapo")[0] == 0  # the last commit alone
-    after = repository.texts()
-    assert after.pop("dapo_ar_lopti") == before.pop("dapo_ar_lopti").replace("line_7 = 7", "line_7 = 'dapo'")
-    assert after == before
 
 
 @pytest.mark.parametrize(
@@ -672,13 +644,6 @@ def test_from_another_script_and_another_revision(repository, capsys):
 def test_propagate_says_what_is_wrong(repository, options, message, capsys):
     code, out, err = repository.propagate(capsys, **options)
     assert code == 2 and err.startswith("error: ") and message in err and not out
-
-
-def test_propagate_as_a_program(repository):
-    repository.edit("grpo", "line_25 = 25", "line_25 = 'grpo'")
-    done = python("tools/propagate.py", "--folder", repository.folder)
-    assert done.returncode == 1 and "archer.py: left untouched, 1 conflict" in done.stdout and not done.stderr
-    assert "line_25 = 'grpo'" in repository.read("dapo_ar_lopti")
 
 
 # ---------------------------------------------------------------------------------------------------------- table.py
