@@ -201,3 +201,20 @@ def batch_of(rows, old=-3.0):
         old_logp[i, mask[i]] = old
         ref_logp[i, mask[i]] = old - torch.tensor(k1, dtype=torch.float64)
     return {"mask": mask, "old_logp": old_logp, "ref_logp": ref_logp}
+
+
+def holds(statement, world):
+    """Whether a statement of a knights-and-knaves puzzle is true in a world."""
+    op, *parts = statement
+    if op == "telling-truth":
+        return world[parts[0]]
+    if op == "lying":
+        return not world[parts[0]]
+    values = [holds(part, world) for part in parts]
+    return {
+        "not": lambda: not values[0],
+        "and": lambda: all(values),
+        "or": lambda: any(values),
+        "->": lambda: values[1] or not values[0],
+        "<=>": lambda: values[0] == values[1],
+    }[op]()

@@ -11,30 +11,13 @@ import re
 import subprocess
 
 import pytest
-from conftest import DATA, KK_TINY, ROOT, metrics, puzzles, python, small
+from conftest import KEYS, KK_TINY, ROOT, data_of, metrics, puzzles, python, small
 from safetensors.torch import load_file
 
 from tools import family, fingerprint, updates
 
 SCRIPTS = [*updates.ALGORITHMS, *family.own_scripts()]
 GUARDED = ["grpo", "ppo", "dapo_ar_lopti"]  # whose digits `make test` compares with another revision's
-KEYS = """step reward reward_std accuracy format_rate response_tokens truncated_rate zero_std_rate entropy grad_norm
-    sampler_gap weights_changed optimizer_steps tokens time/sample time/score time/logprob time/train time/sync
-    time/step tokens_per_s peak_memory_gb""".split()
-
-
-def data_of(folder):
-    """{task: flags that name its files}: the papers' own where they are at hand."""
-    math, countdown, hitab = folder / "math.json", folder / "countdown.json", folder / "hitab.json"
-    if (DATA / "orz").exists():
-        math, countdown = DATA / "orz/aime2024.json", DATA / "countdown/test.parquet"
-    else:
-        math.write_text(json.dumps([{"problem": f"What is {i} + {i}?", "answer": 2 * i} for i in range(30)]))
-        countdown.write_text(json.dumps([{"nums": [i, i + 1, 50], "target": 51 - 2 * i} for i in range(1, 20)]))
-    table = {"texts": [["", "n"], ["all", "5"]], "top_header_rows_num": 1, "left_header_columns_num": 1}
-    hitab.write_text(json.dumps([{"question": f"What is n + {i}?", "answer": 5 + i, "table": table} for i in range(9)]))
-    return {"math": {"data": math, "test_data": math}, "countdown": {"data": countdown},
-            "hitab": {"data": hitab, "test_data": hitab}}  # fmt: skip
 
 
 def all_runs(folder):

@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 import regex
 from conftest import KK_TINY, ROOT, metrics, run
-from test_kk import holds
+from helpers import holds
 
 import grpo
 import grpo_ar_lopti

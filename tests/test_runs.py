@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import (
     DATA,
+    KEYS,
     KK_TINY,
     ROOT,
     SMOLLM,
@@ -26,7 +27,6 @@ from conftest import (
     small,
 )
 from safetensors.torch import load_file
-from test_every_script import KEYS
 from transformers import Qwen2Config
 
 from runtime import processes, settings
