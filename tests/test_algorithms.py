@@ -1,9 +1,7 @@
-"""The algorithms in numbers: advantages, loss, gradient, updates and stages against arithmetic done
-by hand.
+"""Policy, forward passes, updates, Lopti's stages, and what main asks of the sampler, against arithmetic done by hand.
 
-What is worked out by hand is Python's float arithmetic, written out where it is used, never the
-trainers' own formula in torch. No sampler runs here: the batches are made of a tiny model's own
-tokens.
+What is worked out by hand is Python's float arithmetic, written out where it is used, never a trainer's own formula in
+torch. No sampler runs here: the batches are made of a tiny model's own tokens.
 """
 
 import dataclasses
@@ -43,9 +41,6 @@ import grpo_ar_lopti
 from rewards import next_prompts
 from runtime import checks, engine, launch, passes, sharing
 from tools import updates
-
-# ------------------------------------------------------------------------------------------------------------ helpers
-
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -1,8 +1,6 @@
-"""DAPO: which groups are kept, how they are dealt out to updates and processes, the penalty, and
-whole runs.
+"""DAPO: which groups are kept, how they are dealt out to updates and processes, and the penalty.
 
-Where a sampler is needed it is the real one, with kk_tiny; the rule that scores is made up here, so
-that it is known which groups are mixed.
+What is sampled, and the rule that scores it, are made up here, so that it is known which groups are mixed.
 """
 
 import itertools

@@ -144,7 +144,7 @@ def files_of(revision):
     except ValueError:
         raise ValueError(f"{revision} is no revision of this repository") from None
     with tempfile.TemporaryDirectory() as folder:
-        git("worktree", "add", "--detach", f"{folder}/tree", commit)
+        git("-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", f"{folder}/tree", commit)
         try:
             yield Path(folder, "tree")
         finally:
