@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from rewards import encode, kk, score
 from runtime import checks, defaults, engine, machine, memory, passes, records, settings
+from tools import kept
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -110,9 +111,10 @@ class Step:
 
 
 def write(name, result):
-    """Writes `result` (a dict) to results/NAME.json, with script, commit, versions, machine and date."""
+    """Writes `result` (a dict) to results/NAME.json, with script, hash of the code, commit, versions, machine, date."""
     RESULTS.mkdir(exist_ok=True)
     about = records.provenance() | {"cores": len(os.sched_getaffinity(0)), "processor": processor()}
+    about["code"] = kept.code_of(about["script"])
     (RESULTS / f"{name}.json").write_text(json.dumps(about | result, indent=1) + "\n")
 
 

@@ -29,7 +29,7 @@ from runtime import checks, curves, defaults, engine, files, folders, hub, memor
 from runtime.processes import DEVICE, ON_GPU
 from runtime.settings import GroupSize, NonNegativeInt, PositiveInt, Temperature
 from runtime.sharing import next_problems
-from tools import claims, updates
+from tools import claims, kept, updates
 
 ROOT = Path(__file__).parents[1]
 STARTED = time.monotonic()  # when the command began, but for the imports
@@ -435,6 +435,7 @@ def finish(args, name, result):
     command = ["python", "-m", f"lab.{name}", *sys.argv[1:]]
     about = records.provenance() | {
         "script": f"lab.{name}",
+        "code": kept.code_of(f"lab.{name}"),
         "command": shlex.join(command),
         "seconds": round(time.monotonic() - STARTED, 1),
         "cores": len(os.sched_getaffinity(0)),

@@ -50,8 +50,8 @@ KEPT_TESTS = 20  # test problems whose responses are kept
 # nats; sampler_gap stays below if sampler and trainer compute the same model
 USUAL_GAP = {"bfloat16": 0.1, "float32": 0.01}
 # When the sampler gets its first update, sampler_gap hardly changes: by a factor of 0.8 to 1.3 in
-# two runs of SmolLM2 (bfloat16) and in tests/fingerprint.json (kk_tiny). With an old output layer
-# in the sampler it was 4 (SmolLM2, 0.13 nats); without a sync it went from 4e-7 to 0.23 nats
+# two runs of SmolLM2 (bfloat16) and in two steps of every script (kk_tiny). With an old output
+# layer in the sampler it was 4 (SmolLM2, 0.13 nats); without a sync it went from 4e-7 to 0.23 nats
 # (kk_tiny, float32, --lr 1e-3).
 JUMP = 3
 

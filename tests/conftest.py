@@ -254,7 +254,7 @@ def on_the_cpu():
 @pytest.fixture(scope="module")
 def batch(tiny_model):
     """Responses of the tiny model, with all that an update of grpo.py reads."""
-    from test_algorithms import make_batch
+    from helpers import make_batch
 
     return make_batch(tiny_model)
 
@@ -400,3 +400,36 @@ def run_together(function, folder, processes=2, machines=1):
     paths = [str(ROOT), str(ROOT / "tests")]
     worker.write_text(WORKER.format(paths=paths, module=function.__module__, function=function.__name__))
     run(worker, folder, processes=processes, machines=machines, timeout=900, env={"CUDA_VISIBLE_DEVICES": ""})
+
+
+# What every step's metrics have.
+KEYS = """step reward reward_std accuracy format_rate response_tokens truncated_rate zero_std_rate entropy grad_norm
+    sampler_gap weights_changed optimizer_steps tokens time/sample time/score time/logprob time/train time/sync
+    time/step tokens_per_s peak_memory_gb""".split()
+
+
+def data_of(folder):
+    """{task: flags that name its files}: the papers' own where they are at hand."""
+    math, countdown, hitab = folder / "math.json", folder / "countdown.json", folder / "hitab.json"
+    if (DATA / "orz").exists():
+        math, countdown = DATA / "orz/aime2024.json", DATA / "countdown/test.parquet"
+    else:
+        math.write_text(json.dumps([{"problem": f"What is {i} + {i}?", "answer": 2 * i} for i in range(30)]))
+        countdown.write_text(json.dumps([{"nums": [i, i + 1, 50], "target": 51 - 2 * i} for i in range(1, 20)]))
+    table = {"texts": [["", "n"], ["all", "5"]], "top_header_rows_num": 1, "left_header_columns_num": 1}
+    hitab.write_text(json.dumps([{"question": f"What is n + {i}?", "answer": 5 + i, "table": table} for i in range(9)]))
+    return {"math": {"data": math, "test_data": math}, "countdown": {"data": countdown},
+            "hitab": {"data": hitab, "test_data": hitab}}  # fmt: skip
+
+
+def until(happens, seconds=120):
+    end = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def task_settings(task, data, **changes):
+    fixed = {"task": task, "data": "", "test_data": "", "people": "2-3", "numbers": "3-4", "chat_template": "auto"}
+    sizes = {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0, "has_sampler": True}
+    return SimpleNamespace(**fixed | sizes | data[task] | changes)

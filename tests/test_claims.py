@@ -3,10 +3,11 @@
 import json
 import math
 import shlex
+from pathlib import Path
 
 import pytest
 
-from tools import claims, compare, comparisons, inference
+from tools import claims, compare, comparisons, inference, kept
 
 
 def test_the_four_words_by_hand():
@@ -68,10 +69,11 @@ def folders(tmp_path):
 def keep(folders, suite, entry, seed, accuracies, **metrics):
     """A kept run with these evaluations, one every 4 steps, and metrics that all steps share."""
     common, entries = comparisons.SUITES[suite]
-    words = [*compare.read_entries(entries)[entry], *shlex.split(common), "--seed", str(seed)]
+    script, *flags = shlex.split(compare.command_of(compare.read_entries(entries)[entry], common, seed))
     rows = [{"step": 0, "eval/accuracy": 0.1}]
     rows += [{"step": 4 * i, "eval/accuracy": value} | metrics for i, value in enumerate(accuracies, 1)]
-    about = {"command": shlex.join(words), "commit": "abc", "machine": "m", "date": "d"}
+    about = {"script": Path(script).stem, "settings": kept.settings_of(flags), "commit": "abc"}
+    about |= {"machine": "m", "date": "d"}
     path = compare.kept_file(folders.runs, entry, seed)
     path.write_text(json.dumps(about | {"rows": rows}))
     return path
@@ -104,7 +106,7 @@ def test_a_difference_of_runs_by_hand(folders):
     [table] = claims.estimates_of(AHEAD, folders)
     [eight] = claims.estimates_of(AHEAD | {"suite": "control"}, folders)
     assert (table.n, eight.n) == (3, 4)  # the seeds of the suite's own table count
-    path.write_text(path.read_text().replace("--alpha 0.3", "--alpha 0.2"))
+    path.write_text(path.read_text().replace(""alpha": 0.3', '"alpha": 0.2"))
     with pytest.raises(ValueError, match="was made by"):
         claims.estimates_of(AHEAD, folders)
     with pytest.raises(ValueError, match="off: a value is NaN or infinite"):

@@ -1,23 +1,19 @@
-"""DAPO: which groups are kept, how they are dealt out to updates and processes, the penalty, and
-whole runs.
+"""DAPO: which groups are kept, how they are dealt out to updates and processes, and the penalty.
 
-Where a sampler is needed it is the real one, with kk_tiny; the rule that scores is made up here, so
-that it is known which groups are mixed.
+What is sampled, and the rule that scores it, are made up here, so that it is known which groups are mixed.
 """
 
 import itertools
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, answer, puzzles, run_together, step_of_main, timeless
-from test_algorithms import GROUP, arguments, distance, gradients
+from conftest import answer, step_of_main, timeless
+from helpers import GROUP, arguments, distance, gradients
 
 import dapo
 import grpo
-from rewards import load_task, next_prompts
-from runtime import checks, clock, measure, passes, processes, sharing
+from runtime import clock, sharing
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -136,13 +132,6 @@ def test_groups_of_all_processes_come_in_the_order_of_their_prompts(monkeypatch)
         batch = {"ids": torch.tensor([[rank], [rank], [2 + rank], [2 + rank]])}
         found = sharing.gather_groups(batch, [True, True])
     assert [group["ids"].flatten().tolist() for group in found] == [[0, 0], [1, 1], [2, 2], [3, 3]]
-
-
-def test_what_is_sent_to_other_processes_is_the_group_alone():
-    batch = {"ids": torch.arange(6000).view(6, 1000)}
-    (group,) = sharing.gather_groups(batch, [False, True, False])
-    assert torch.equal(group["ids"], batch["ids"][2:4])
-    assert group["ids"].untyped_storage().nbytes() == 2 * 1000 * 8
 
 
 # ----------------------------------------------------------------------------------------------------------- dealing
@@ -284,111 +273,3 @@ def test_metrics_are_over_all_responses_and_token_means_over_those_kept(monkeypa
     assert "rewards" not in given and type(row["tokens"]) is int
     row = {key: value for key, value in timeless(row).items() if key not in ("step", "weights_changed")}
     assert row == pytest.approx(expected | of_tokens, abs=1e-6)
-
-
-# ---------------------------------------------------------------- dynamic sampling, in one process and in two at once
-
-
-M, G, REFILLS = 4, 2, 2
-# Which of the prompts sampled one after the other have a mixed group → (those kept, prompts
-# sampled)
-CASES = {
-    "after a refill, one cut": ({1, 2, 5, 6, 7}, [1, 2, 5, 6], 8),
-    "one": ({5}, [5], 12),
-    "none": (set(), [], 12),
-}
-
-
-def work(folder):
-    """Writes what this process gets from dynamic_sampling, and of the gradients of what it is to train on."""
-    args = dapo.Args(
-        model=str(KK_TINY), data=str(puzzles()), prompts_per_step=M, responses_per_prompt=G, max_refills=REFILLS,
-        max_prompt_tokens=256, max_response_tokens=48, temperature=1.0, kv_cache_gb=0.1, dtype="float32",
-        gradient_checkpointing=False, compile=False, max_grad_norm=1e9, micro_batch_tokens=600, kl_coef=0.1,
-        run_dir=str(folder),
-    )  # fmt: skip
-    tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
-    train = [problem | {"answer": problem["id"]} for problem in load_task(args, tokenizer)[1][:30]]
-    processes.start()
-    llm, policy = dapo.load_sampler(args), dapo.load_policy(args, trained=True)
-    results = {}
-    for case, (mixed, *_) in CASES.items():
-        n_used = 4
-        order, at = [], n_used
-        for _ in range(1 + REFILLS):
-            places, at = next_prompts(len(train), at, M, args.seed)
-            order += places
-        results[case] = sample_and_train(llm, policy, train, {order[i] for i in mixed}, n_used, args)
-    torch.save(results, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
-
-
-def sample_and_train(llm, policy, train, mixed, n_used, args):
-    def score_all(responses, answers):
-        """A group's second response is the better one where its prompt is in mixed."""
-        right = [answer in mixed and i % G == 1 for i, answer in enumerate(answers)]
-        return [{"reward": float(r), "correct": r, "format": True} for r in right]
-
-    rule = SimpleNamespace(score_all=score_all)
-    batch, responses, problems, scores, n_used, metrics = dapo.dynamic_sampling(
-        llm, rule, train, n_used, 7, clock.Clock(), args
-    )
-    result = {
-        "metrics": metrics,
-        "asked": [problem["id"] for problem in problems],  # the problem of each response
-        "n_used": n_used,
-        "batch": dict(batch),
-    }
-    batch["old_logp"], batch["entropy"] = dapo.log_probs(policy, batch, args)
-    batch["ref_logp"] = batch["old_logp"] - 0.3 * batch["mask"]
-    batch["advantages"] = dapo.compute_advantages(batch.pop("rewards")[:, 0], batch, args)
-    result["of_batch"] = measure.of_responses(responses, problems, scores, args) | measure.of_tokens(batch)
-    result["gradients"], result["of_update"] = gradients(dapo, batch, args, policy)
-    return result | {"old_logp": batch["old_logp"], "advantages": batch["advantages"]}
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """{(rank, number of processes): {case: what work writes}}"""
-    folder = tmp_path_factory.mktemp("dynamic_sampling")
-    for n in (1, 2):  # of its own also for one: this process may have another file's engine
-        run_together(work, folder, processes=n)
-    return {(rank, n): torch.load(folder / f"of_{rank}_in_{n}.pt") for rank, n in ((0, 1), (0, 2), (1, 2))}
-
-
-each_case = pytest.mark.parametrize("case", CASES)
-
-
-@each_case
-def test_two_processes_train_on_what_one_trains_on(results, case):
-    """The same rows with the same advantages and log-probabilities; every optimizer step's gradient; the metrics."""
-    one, two = results[0, 1][case], [results[rank, 2][case] for rank in range(2)]
-    _, kept, num_sampled = CASES[case]
-    assert one["metrics"]["groups_kept"] == len(kept) and one["n_used"] == 4 + num_sampled
-    together = [row for result in two for row in rows_of(result)]
-    assert sorted(row[:3] for row in together) == sorted(row[:3] for row in rows_of(one))
-    for a, b in zip(sorted(together), sorted(rows_of(one))):
-        assert a[3:] == pytest.approx(b[3:], abs=1e-4)
-    assert len(rows_of(two[0])) - len(rows_of(two[1])) in (0, G, 2 * G)
-    asked = [two[i % 2]["asked"][i // 2 * G] for i in range(num_sampled)]
-    assert [place for place in asked for _ in range(G)] == one["asked"]
-    for result in two:
-        assert len(result["gradients"]) == len(one["gradients"])
-        assert all(distance(a, b) < 1e-4 for a, b in zip(result["gradients"], one["gradients"]))
-        assert told(result["of_batch"]) == pytest.approx(told(one["of_batch"]), rel=1e-4, abs=1e-6)
-        assert result["of_update"] == pytest.approx(one["of_update"], rel=1e-4)
-        assert len(result["batch"]["ids"]) == M * G // 2
-
-
-def told(row):
-    """A metrics row without what is None, which approx can't compare; it tells how many keys that are."""
-    return {key: value for key, value in row.items() if value is not None} | {"None": list(row.values()).count(None)}
-
-
-def rows_of(result):
-    """(ids, response tokens, reward, advantage, sum of log π_old) of the rows with response tokens."""
-    rows = zip(*(result["batch"][key] for key in ("ids", "mask", "rewards")), result["advantages"], result["old_logp"])
-    return [
-        (ids[: mask.nonzero().max() + 1].tolist(), mask.nonzero()[:, 0].tolist(), round(reward.item(), 5),
-         advantages[mask][0].item(), old_logp.sum().item())
-        for ids, mask, reward, advantages, old_logp in rows if mask.any()
-    ]  # fmt: skip

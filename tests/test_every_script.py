@@ -1,56 +1,30 @@
-"""Two steps of every script, end to end on the CPU: that they train, write what they promise, and that no digit moves.
+"""Two steps of every script, end to end on the CPU: that they train, write what they promise, resume, and that no
+digit moves.
 
 All runs are in one process, and those with the same lengths share a vLLM engine; of each a test looks at what it left.
+A script that is in no table is among them.
 """
 
 import json
+import os
 import re
+import subprocess
 
 import pytest
-from conftest import DATA, KK_TINY, ROOT, metrics, puzzles, python, run, small
+from conftest import KEYS, KK_TINY, ROOT, data_of, metrics, puzzles, python, small
 from safetensors.torch import load_file
 
-from tools import fingerprint, updates
+from tools import family, fingerprint, updates
 
-SCRIPTS = updates.ALGORITHMS
-KEPT = json.loads(fingerprint.KEPT.read_text())
-KEYS = """step reward reward_std accuracy format_rate response_tokens truncated_rate zero_std_rate entropy grad_norm
-    sampler_gap weights_changed optimizer_steps tokens time/sample time/score time/logprob time/train time/sync
-    time/step tokens_per_s peak_memory_gb""".split()
-
-ALL_RUNS = """
-import json, sys, traceback
-from tools import fingerprint
-runs, result = sys.argv[1:]  # train gives it other words
-train = fingerprint.with_one_engine()
-ended = {}
-for name, (script, flags) in json.load(open(runs)).items():
-    try:
-        train(script, flags)
-        ended[name] = "done"
-    except BaseException:
-        ended[name] = traceback.format_exc()
-    json.dump(ended, open(result, "w"))
-"""
-
-
-def data_of(folder):
-    """{task: flags that name its files}: the papers' own where they are at hand."""
-    math, countdown, hitab = folder / "math.json", folder / "countdown.json", folder / "hitab.json"
-    if (DATA / "orz").exists():
-        math, countdown = DATA / "orz/aime2024.json", DATA / "countdown/test.parquet"
-    else:
-        math.write_text(json.dumps([{"problem": f"What is {i} + {i}?", "answer": 2 * i} for i in range(30)]))
-        countdown.write_text(json.dumps([{"nums": [i, i + 1, 50], "target": 51 - 2 * i} for i in range(1, 20)]))
-    table = {"texts": [["", "n"], ["all", "5"]], "top_header_rows_num": 1, "left_header_columns_num": 1}
-    hitab.write_text(json.dumps([{"question": f"What is n + {i}?", "answer": 5 + i, "table": table} for i in range(9)]))
-    return {"math": {"data": math, "test_data": math}, "countdown": {"data": countdown},
-            "hitab": {"data": hitab, "test_data": hitab}}  # fmt: skip
+SCRIPTS = [*updates.ALGORITHMS, *family.own_scripts()]
+GUARDED = ["grpo", "ppo", "dapo_ar_lopti"]  # whose digits `make test` compares with another revision's
 
 
 def all_runs(folder):
     """{name: (script, flags)}. Beside those of the fingerprint: other tasks, and what happens in few runs."""
     runs = {script: fingerprint.command(script, folder / script) for script in SCRIPTS}
+    resumed = "--resume {}/checkpoints/step_000001"  # after train has copied the run
+    runs |= {f"{script} resumed": (script, resumed.format(folder / script).split()) for script in SCRIPTS}
     page = (ROOT / "docs" / "add_a_task.md").read_text()
     (folder / "brief.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     same = {"max_prompt_tokens": 1000, "max_response_tokens": 24}
@@ -75,10 +49,7 @@ def trained(tmp_path_factory):
     """{name of a run: its folder}."""
     folder = tmp_path_factory.mktemp("trained")
     runs = all_runs(folder)
-    (folder / "worker.py").write_text(ALL_RUNS)
-    (folder / "runs.json").write_text(json.dumps(runs))
-    run(str(folder / "worker.py"), folder / "runs.json", folder / "ended.json")
-    ended = json.loads((folder / "ended.json").read_text())
+    ended = fingerprint.train(ROOT, runs, folder)
     assert ended == dict.fromkeys(runs, "done"), "\n".join(text for text in ended.values() if text != "done")
     return {name: folder / name.replace(" ", "_") for name in runs}
 
@@ -149,58 +120,129 @@ def test_responses_are_cut_off_and_counted(trained):
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_000002"]
 
 
+def test_every_script_resumes_to_the_last_bit(trained):
+    """From the first checkpoint: the second step's metrics and weights are those of the unbroken run."""
+    for script in SCRIPTS:
+        unbroken = fingerprint.numbers_of(f"{trained[script]}_unbroken")
+        assert fingerprint.numbers_of(trained[script]) == unbroken and len(unbroken) == 4, script
+
+
+def test_before_the_first_update_the_policy_is_its_reference_and_the_samplers(trained):
+    """At a temperature that is not 1. So their probabilities are taken at the same one, and the KL term is 0."""
+    for script in SCRIPTS:
+        first, second = metrics(trained[script])
+        assert first.get("kl") in (0, None) and max(first["sampler_gap"], second["sampler_gap"]) < 1e-4, script
+        assert first.get("kl") is None or second["kl"] != 0, script
+
+
+def test_every_step_has_problems_of_its_own(trained):
+    for script in SCRIPTS:
+        samples = [json.loads(line) for line in (trained[script] / "samples.jsonl").read_text().splitlines()]
+        prompts = [{sample["prompt"] for sample in samples if sample["step"] == step} for step in (1, 2)]
+        assert all(prompts) and not prompts[0] & prompts[1], script
+
+
 # ------------------------------------------------------------------------------------------------------- fingerprint
 
 
-holds_here = KEPT["holds_for"] == fingerprint.holds_for()
-
-
-@pytest.mark.skipif(not holds_here, reason="the fingerprint was kept on another processor or with other libraries")
 def test_no_digit_has_moved(trained):
-    """An entry of each script; `python tools/fingerprint.py` runs the others too, and --renew keeps new numbers."""
-    found = {script: fingerprint.numbers_of(trained[script]) for script in SCRIPTS}
-    kept = {script: KEPT["metrics"][script] for script in SCRIPTS}
-    assert fingerprint.differences(kept, found) == []
+    """Three scripts against the commit since which digits count; `python tools/fingerprint.py` compares all entries."""
+    try:
+        revision = fingerprint.base()
+    except ValueError as error:
+        assert "CI" not in os.environ, error  # there the guard must hold
+        pytest.skip(f"{error}")
+    if not revision:
+        return  # nothing has changed, or digits are to move
+    with fingerprint.files_of(revision) as tree:
+        before = fingerprint.measure(tree, GUARDED)
+    after = {script: fingerprint.numbers_of(f"{trained[script]}_unbroken") for script in GUARDED}
+    assert fingerprint.differences(before, after) == [], f"since {revision}: if they should move, {fingerprint.MOVED}"
 
 
-def test_every_script_has_an_entry_that_is_kept():
-    assert {words.split()[0] for words in fingerprint.ENTRIES.values()} == set(SCRIPTS)
-    assert KEPT["metrics"].keys() == fingerprint.ENTRIES.keys()
-    for rows in KEPT["metrics"].values():
-        assert [row["step"] for row in rows] == [1, 2]
-        assert "grad_norm" in rows[1] and "eval/accuracy" in rows[1]
-        assert not any(key.startswith(fingerprint.CHANGES) for row in rows for key in row)
+@pytest.fixture
+def history(tmp_path, monkeypatch):
+    """A repository with a script and the file of moved digits; gives git and a function that commits a change."""
+    monkeypatch.setattr(fingerprint, "ROOT", tmp_path)
+
+    def git(*words):
+        about = "-c user.name=A -c user.email=a@b -c commit.gpgsign=false".split()
+        subprocess.run(["git", *about, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    def change(name, text, commit=True):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        if commit:
+            git("add", ".")
+            git("commit", "-q", "-m", name)
+            return fingerprint.git("rev-parse", "HEAD")
+
+    git("init", "-q")
+    change("grpo.py", "a = 1\n")
+    return git, change
 
 
-def test_differences_name_the_entry_the_step_and_the_number():
-    kept = {"a": [{"step": 0, "x": 1.0}, {"step": 1, "x": 2.0, "y": 3}], "b": [{"step": 0}]}
-    assert fingerprint.differences(kept, json.loads(json.dumps(kept))) == []
-    found = {"a": [{"step": 0, "x": 1.0}, {"step": 1, "x": 2.0000000000000004}]}
-    assert fingerprint.differences(kept, found) == [
-        "a, step 1, x: 2.0 -> 2.0000000000000004", "a, step 1, y: 3 -> None", "b: only kept",
-    ]  # fmt: skip
-    assert fingerprint.differences(kept, {"a": kept["a"][:1], "b": kept["b"]}) == ["a: 2 rows -> 1"]
+def test_digits_count_since_the_last_commit_that_moved_them_or_the_last_release(history):
+    git, change = history
+    first = change("grpo.py", "a = 2\n")
+    change("grpo.py", "a = 3\n")
+    assert fingerprint.git("rev-parse", fingerprint.base()) == first  # before all: the parent
+    moved = change(fingerprint.MOVED, "2026-11-27: a\n")
+    assert fingerprint.base() == ""  # nothing has changed since
+    change("docs.md", "a text\n")
+    assert fingerprint.base() == ""
+    change("grpo.py", "a = 4\n")
+    change("grpo.py", "a = 5\n")
+    assert fingerprint.git("rev-parse", fingerprint.base()) == moved  # not the parent: every commit since counts
+    git("tag", "v1")
+    change("runtime/x.py", "a = 6\n", commit=False)
+    assert fingerprint.base() == "v1"
+    change(fingerprint.MOVED, "2026-11-27: a\n2026-11-28: b\n", commit=False)
+    assert fingerprint.base() == ""  # declared, and not yet committed
 
 
-@pytest.mark.parametrize("flags", [[], ["--renew"]])
-def test_a_wrong_request_ends_before_anything_runs(flags):
-    done = python("tools/fingerprint.py", *flags, "--only", "nothing")
-    assert done.returncode == 2 and done.stderr.startswith("error: --") and not done.stdout
+def test_without_history_there_is_a_reason(history, tmp_path, monkeypatch):
+    history[1]("grpo.py", "a = 2\n")
+    words = ["git", "clone", "-q", "--depth", "1", f"file://{tmp_path}", tmp_path / "shallow"]
+    subprocess.run(words, check=True, capture_output=True)
+    monkeypatch.setattr(fingerprint, "ROOT", tmp_path / "shallow")
+    with pytest.raises(ValueError, match="git fetch --unshallow"):
+        fingerprint.base()
+    (tmp_path / "released").mkdir()  # within another repository
+    monkeypatch.setattr(fingerprint, "ROOT", tmp_path / "released")
+    with pytest.raises(ValueError, match="is no git repository of its own"):
+        fingerprint.base()
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="not a git repository"):
+        fingerprint.base()
 
 
-def test_numbers_of_one_entry_are_renewed_and_the_others_stay(tmp_path, monkeypatch, capsys):
-    """As after a new script, which has none yet."""
-    path = tmp_path / "kept.json"
-    monkeypatch.setattr(fingerprint, "KEPT", path)
-    monkeypatch.setattr(fingerprint, "measure", lambda only: {"dapo": [{"step": 0}]})
-    of_grpo = [{"step": 0, "x": 1}]
-    path.write_text(json.dumps({"holds_for": fingerprint.holds_for(), "metrics": {"grpo": of_grpo}}))
-    with pytest.raises(SystemExit) as ended:
-        fingerprint.main(fingerprint.Args(only=["dapo"]))
-    assert ended.value.code == 2 and f"{path} has no numbers of dapo: " in capsys.readouterr().err
-    fingerprint.main(fingerprint.Args(renew=True, only=["dapo"]))
-    assert json.loads(path.read_text())["metrics"] == {"grpo": of_grpo, "dapo": [{"step": 0}]}
-    path.write_text(json.dumps({"holds_for": {"processor": "another"}, "metrics": {}}))
-    with pytest.raises(SystemExit) as ended:
-        fingerprint.main(fingerprint.Args(renew=True, only=["dapo"]))
-    assert ended.value.code == 2 and f"{path} holds for " in capsys.readouterr().err
+def test_the_files_of_a_revision_are_there_while_they_are_read(history):
+    first = history[1]("grpo.py", "a = 2\n")
+    history[1]("grpo.py", "a = 3\n")
+    with fingerprint.files_of(first[:7]) as tree:
+        assert (tree / "grpo.py").read_text() == "a = 2\n"
+    assert not tree.exists() and len(fingerprint.git("worktree", "list").splitlines()) == 1
+    with pytest.raises(ValueError, match="nowhere"), fingerprint.files_of("nowhere"):
+        pass
+
+
+def test_the_first_number_that_differs_is_named():
+    before = {"a": [{"step": 0, "x": 1.0}, {"step": 1, "x": 2.0, "y": 3}], "b": [{"step": 0}]}
+    assert fingerprint.differences(before, json.loads(json.dumps(before))) == []
+    after = {"a": [{"step": 0, "x": 1.0, "new": 1}, {"step": 1, "x": 2.0000000000000004}], "b": []}
+    assert fingerprint.differences(before, after) == ["a, step 1, x: 2.0 -> 2.0000000000000004", "b: 1 rows -> 0"]
+    after["a"][1]["x"] = 2.0
+    assert fingerprint.differences(before, after)[0] == "a, step 1, y: 3 -> None"
+
+
+def test_every_script_has_an_entry():
+    assert {words.split()[0] for words in fingerprint.ENTRIES.values()} == set(family.family()) | {*SCRIPTS}
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"), [(["--only", "nothing"], "--only nothing"), (["--against", "nowhere"], "nowhere")]
+)
+def test_a_wrong_request_ends_before_anything_runs(flags, why):
+    done = python("tools/fingerprint.py", *flags)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {why}") and not done.stdout

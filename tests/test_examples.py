@@ -10,8 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, metrics, small
-from test_journeys import until
+from conftest import ROOT, metrics, small, until
 
 EXAMPLES = ROOT / "examples"
 PROGRAMS = Path(sys.executable).parent  # where pip puts shellcheck and hadolint

@@ -6,8 +6,7 @@ import re
 import time
 
 import pytest
-from conftest import KK_TINY, parse, python
-from test_tasks import settings
+from conftest import KK_TINY, parse, python, task_settings
 from transformers import AutoTokenizer
 
 import grpo
@@ -64,7 +63,7 @@ def test_the_categories_are_the_generators_in_turn_and_take_their_own_options():
 
 def test_load_task_gives_them_to_every_trainer():
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
-    args = settings("gym", {"gym": TWO}, max_prompt_tokens=300)
+    args = task_settings("gym", {"gym": TWO}, max_prompt_tokens=300)
     task, train, test = rewards.load_task(args, tokenizer)
     assert task is gym and len(test) == 5 and len(train) > 1000
     text = tokenizer.decode(test[0]["prompt_ids"])

@@ -12,7 +12,7 @@ import shutil
 import pytest
 import torch
 from conftest import run_together, step_of_main, timeless
-from test_algorithms import (
+from helpers import (
     GROUP,
     N,
     adamw,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, metrics, python, run, small, timeless
+from conftest import KK_TINY, ROOT, metrics, python, run, small, timeless, until
 
 import grpo
 import grpo_ar_lopti
@@ -108,13 +108,6 @@ def test_importing_a_script_checks_nothing(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------- signals, and two of one run
-
-
-def until(happens, seconds=120):
-    end = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def test_a_run_that_goes_on_can_be_asked_to_stop_but_not_be_taken_over(tmp_path):

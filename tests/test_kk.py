@@ -9,6 +9,7 @@ import re
 import pyarrow.parquet as pq
 import pytest
 from conftest import DATA, check_linear_time, row_of_puzzle, write_rows
+from helpers import holds
 
 from rewards import kk
 
@@ -183,22 +184,6 @@ def test_random_texts_never_crash():
 
 
 # -------------------------------------------------------------------------------------------------------- generator
-
-
-def holds(statement, world):
-    op, *parts = statement
-    if op == "telling-truth":
-        return world[parts[0]]
-    if op == "lying":
-        return not world[parts[0]]
-    values = [holds(part, world) for part in parts]
-    return {
-        "not": lambda: not values[0],
-        "and": lambda: all(values),
-        "or": lambda: any(values),
-        "->": lambda: values[1] or not values[0],
-        "<=>": lambda: values[0] == values[1],
-    }[op]()
 
 
 def slow_solve(statements):

@@ -11,8 +11,7 @@ from statistics import fmean
 import pytest
 import regex
 from conftest import KK_TINY, ROOT, metrics, run
-from test_kk import holds
-from transformers import AutoModelForCausalLM
+from helpers import holds
 
 import grpo
 import grpo_ar_lopti
@@ -160,24 +159,6 @@ def test_every_puzzle_that_is_learned_from_belongs_to_the_train_split():
         assert int(kk.identity(puzzle["statements"]), 16) % puzzles.TEST_SHARE
 
 
-def test_what_cannot_be_foreseen_weighs_a_tenth(tokenizer):
-    """Of a reading text all but the claims; of a roll call all but the roles that are said again."""
-    rng, args = random.Random(2), make_kk_tiny.Args()
-    names = "|".join(kk.NAMES)
-    for stage, foreseen in [
-        ("reading", rf"\.( ({names}) [\w() ]+\.)+<\|im_end\|>"),
-        ("roll call", r"( (honest|lying);){10}<\|im_end\|>"),
-    ]:
-        for _ in range(50):
-            ids, weights = make_kk_tiny.make_text(rng, stage, kk.generate(5, "2-3", seed=1), args, tokenizer)
-            assert set(weights) == {make_kk_tiny.DRAWN, 1.0} and len(ids) == len(weights)
-            text = tokenizer.decode([token for token, weight in zip(ids, weights) if weight == 1])
-            if "<answer>" in text:
-                continue  # one text in five is a solution without its puzzle
-            assert re.fullmatch(foreseen, text), text
-            assert not re.search(r"says|claims|states|Suppose|Assume|Let", text)
-
-
 def test_a_retold_puzzle_is_the_same_puzzle():
     rng = random.Random(1)
     for puzzle in kk.generate(50, "2-5", seed=5):
@@ -197,13 +178,6 @@ def test_every_puzzle_goes_through_the_tokenizer_and_back_word_by_word(tokenizer
         assert len(ids) == len(regex.findall(make_kk_tiny.PIECES, puzzle["quiz"]))  # no word is spelled in bytes
 
 
-@pytest.mark.parametrize(
-    "text", ["Zoë is a knight", "naïve ☃ 𝛼 \t\r\n\n  two  blanks", "12345 (10) don't", "<think></answer><|im_end|>", ""]
-)
-def test_any_text_goes_through_the_tokenizer_and_back(tokenizer, text):
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
 def test_the_prompt_ends_where_the_solution_begins(tokenizer):
     (puzzle,) = kk.generate(1, "2", seed=0)
     prompt = encode(tokenizer, puzzle)
@@ -212,13 +186,6 @@ def test_the_prompt_ends_where_the_solution_begins(tokenizer):
     answer = "(1) Wei is a knight\n(2) Omar is a knave"
     tags = tokenizer.convert_ids_to_tokens(tokenizer.encode(f" So</think><answer> {answer}</answer>"))
     assert tags[1:3] == ["</think>", "<answer>"] and tags[-1] == "</answer>"
-
-
-def test_the_model_is_small_and_ordinary():
-    model = AutoModelForCausalLM.from_pretrained(KK_TINY)
-    assert type(model).__name__ == "LlamaForCausalLM"
-    assert 0.5e6 < sum(p.numel() for p in model.parameters()) < 1.5e6
-    assert (KK_TINY / "model.safetensors").stat().st_size < 5e6
 
 
 @pytest.mark.slow

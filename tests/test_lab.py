@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 from conftest import KK_TINY, ROOT, run
-from test_algorithms import flat, make_batch
+from helpers import flat, make_batch
 from torch import nn
 
 import grpo

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from conftest import ROOT
-from test_algorithms import PROMPTS
+from helpers import PROMPTS
 from test_lab import batch_of, drawn, of_lab, script_args, two_tokens
 
 import grpo

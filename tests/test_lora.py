@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import shutil
 
 import pytest
 import torch
 from conftest import KK_TINY, check_resumed, metrics, resume_from_step_2, run, run_together, small
+from helpers import adamw, arguments, distance, rows_of
 from safetensors.torch import load_file
-from test_algorithms import adamw, arguments, distance, rows_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo
@@ -161,23 +160,6 @@ def test_gradients_follow_from_those_of_the_merged_weights(tiny_model, batch, ch
         of_weight = expected[layer + ".weight"]
         assert distance(found[name], 32 / 3 * b.T @ of_weight) < 1e-4
         assert distance(found[name.replace("lora_A", "lora_B")], 32 / 3 * of_weight @ a.T) < 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-def test_compiled_layers_have_adapters_that_go_on_and_off(tiny_model, batch):
-    """All layers share a program for each way: without gradient, with it, and with adapters off."""
-    args = with_lora(tiny_model, micro_batch_tokens=300)
-    plain, compiled = adapted(args), adapted(dataclasses.replace(args, compile=True))
-    torch._dynamo.utils.counters.clear()
-    for model, expected in ((compiled, plain), (lora.without_adapters(compiled), lora.without_adapters(plain))):
-        for a, b in zip(grpo.log_probs(model, batch, args), grpo.log_probs(expected, batch, args)):
-            torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
-    found = gradients(args, compiled, batch)
-    for name, gradient in gradients(args, plain, batch).items():
-        assert distance(found[name], gradient) < 1e-4
-    assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 6
-    torch._dynamo.reset()
 
 
 def train_share(folder):

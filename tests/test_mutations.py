@@ -23,6 +23,16 @@ def test_what_is_stale_is_named(tmp_path):
     assert [line.partition(":")[0] for line in lines] == ["text", "test", "file", "file"]
 
 
+def test_a_mistake_in_all_scripts_is_made_where_its_text_is(tmp_path):
+    for name, text in (("grpo", "a - b"), ("dapo", "a - b"), ("sft", "c"), ("cispo", "a - b\na - b")):
+        (tmp_path / f"{name}.py").write_text(text)
+    mistake = mutations.Mutation("sign", "*.py", "a - b", "a + b", "test_grpo.py::test_loss")
+    assert sorted(mistake.files(tmp_path)) == ["cispo.py", "dapo.py", "grpo.py"]
+    assert (
+        "cispo" not in mutations.stale([mistake], tmp_path)[0] and "2 times" in mutations.stale([mistake], tmp_path)[0]
+    )
+
+
 @pytest.mark.parametrize("wrong", [{"only": "a typo"}, {"workers": 0}])
 def test_settings_with_which_nothing_would_run_are_refused(wrong):
     with pytest.raises(SystemExit, match=r"error: .*(no mistake has 'a typo'|must be greater than 0)"):

@@ -13,7 +13,7 @@ import shutil
 import pytest
 import torch
 from conftest import KK_TINY, step_of_main
-from test_algorithms import N, arguments, gradients
+from helpers import N, arguments, gradients
 from transformers import AutoConfig
 
 import opd

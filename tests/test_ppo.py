@@ -7,40 +7,36 @@ where a run is resumed.
 
 import dataclasses
 import math
-import random
 import re
 import statistics
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import KK_TINY, run_together, step_of_main
-from safetensors.torch import load_file
-from test_algorithms import (
+from conftest import run_together, step_of_main
+from helpers import (
+    REWARDS,
+    ROWS,
     N,
     Recorder,
     adamw,
     arguments,
+    batch_of,
     distance,
     flat,
-    lengths_of,
     make_batch,
     padded,
     rows_of,
+    sequences,
     share,
     state_of,
     weights,
 )
-from test_algorithms import rows as sequences
-from test_reinforce_pp import REWARDS, ROWS, batch_of
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import grpo
 import ppo
-from runtime import checkpoints, memory, processes
-
-rows = sequences  # the fixture: sequences of many prompt and response sizes
-
+from runtime import checkpoints, processes
 
 # ------------------------------------------------------------------------------------------------------------ helpers
 
@@ -155,10 +151,6 @@ def test_whitening_by_numbers():
     assert short == pytest.approx([scale], abs=1e-13) and long == pytest.approx([-scale / 3] * 3, abs=1e-13)
 
 
-def test_a_single_token_in_all_has_advantage_0():
-    assert of_tokens(ppo.compute_advantages, [3.0], [(2, [1], 1)], [[0.25]], kl_coef=0.5) == [[0]]
-
-
 # ---------------------------------------------------------------------------------------------- the value model's loss
 
 
@@ -195,15 +187,6 @@ def value_loss_batch(tokens, dtype=torch.float64):
     return values.requires_grad_(), {"mask": mask, "values": old_values, "returns": returns}
 
 
-def value_loss_by_hand(old_value, value, target, clip=0.2):
-    """(loss, slope, clipped) of one token."""
-    error = (value - target) ** 2
-    bound = old_value + clip if value > old_value else old_value - clip
-    if abs(value - old_value) > clip and (bound - target) ** 2 > error:
-        return (bound - target) ** 2 / 2, 0.0, True
-    return error / 2, value - target, False
-
-
 def test_a_tokens_value_loss_by_hand():
     """n is 7 although this micro-batch has one token: n is the whole mini-batch's."""
     for name, (token, (expected, slope, is_clipped)) in VALUE_TOKENS.items():
@@ -213,18 +196,6 @@ def test_a_tokens_value_loss_by_hand():
         assert loss.item() == pytest.approx(expected / 7, rel=1e-12), name
         assert values.grad[0].tolist() == pytest.approx([0, slope / 7, 0], rel=1e-12), name
         assert clipped.item() == is_clipped, name
-        assert value_loss_by_hand(*token, clip=0.25) == (expected, slope, is_clipped), name
-
-
-def test_a_value_within_the_bounds_is_not_counted_as_clipped_for_its_rounding():
-    """In float32 V_old + (V − V_old) is seldom V where V is near 0: the two errors differ in the last digit."""
-    rng = random.Random(4)
-    tokens = [(rng.uniform(-0.1, 0.1), rng.uniform(-0.09, 0.09), rng.uniform(-3, 3)) for _ in range(500)]
-    values, rest = value_loss_batch(tokens, dtype=torch.float32)
-    loss, clipped = ppo.value_loss(values, rest, 1.0, args_for())
-    loss.backward()
-    assert clipped.item() == 0
-    torch.testing.assert_close(values.grad[0, 1::3], (values - rest["returns"])[0, 1::3].detach())
 
 
 # --------------------------------------------------------------------------------------------------------- value model
@@ -246,8 +217,9 @@ def plain_values(lm, head, ids):
     return lm.model(input_ids=ids[None]).last_hidden_state[0, :-1].double() @ head[0].double()
 
 
-def test_values_are_the_head_on_transformers_own_hidden_states(tiny_model, rows, value_model):
+def test_values_are_the_head_on_transformers_own_hidden_states(tiny_model, value_model):
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    rows = sequences()
     ids, mask = padded(rows)
     values = value_model(ids, mask)
     assert values.shape == ids.shape and values.dtype == torch.float32 and values.requires_grad
@@ -268,18 +240,6 @@ def test_a_tokens_value_depends_on_the_tokens_before_it_and_on_no_other(value_mo
             moved = (value_model(other, mask)[0] - before).abs() > 1e-4
             assert not moved[: changed + 1].any()
             assert moved[max(5, changed + 1) :].all()
-
-
-def test_values_are_float32_also_where_compute_is_bfloat16(tiny_model, batch, value_model):
-    """Only what is inside the transformer is rounded; the head's product is not."""
-    args = args_for(model=str(tiny_model), dtype="bfloat16")
-    coarse = value_model_of(args)
-    assert coarse.args.dtype == "bfloat16" and {p.dtype for p in coarse.parameters()} == {torch.float32}
-    values = coarse(batch["ids"], batch["mask"])[batch["mask"]]
-    assert values.dtype == torch.float32
-    assert (values != values.bfloat16().float()).float().mean() > 0.9
-    exact = ppo.compute_values(value_model, batch, args_for())[batch["mask"]]
-    assert 1e-5 < distance(values, exact) < 0.05
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -307,62 +267,6 @@ def test_the_value_model_has_a_head_of_its_own_and_the_policy_keeps_its_own(tied
 
 
 # --------------------------------------------------------------------------------------------- the value model's update
-
-
-def plain_value_gradient(model, head, batch):
-    """1/n Σ slope·∇V over response tokens, row by row, without padding: [all weights of the value model]."""
-    lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    head = head.detach().clone().requires_grad_()
-    num_tokens = batch["mask"].sum().item()
-    loss, num_clipped = 0.0, 0
-    for i, length in enumerate(lengths_of(batch)):
-        values = plain_values(lm, head, batch["ids"][i, :length])
-        for t in batch["mask"][i].nonzero()[:, 0].tolist():
-            value, old_value, target = values[t - 1], batch["values"][i, t].item(), batch["returns"][i, t].item()
-            of_token, slope, clipped = value_loss_by_hand(old_value, value.item(), target)
-            (slope / num_tokens * value).backward(retain_graph=True)
-            loss += of_token / num_tokens
-            num_clipped += clipped
-    gradient = flat([*(p.grad for p in lm.model.parameters()), head.grad])
-    return gradient, loss, num_clipped / num_tokens
-
-
-def test_the_value_models_gradient_and_metrics_by_hand_on_transformers_own_hidden_states(
-    tiny_model, batch, value_model
-):
-    args = args_for(model=str(tiny_model), micro_batch_tokens=300)
-    (one,), metrics = value_gradients(batch, args, value_model)
-    expected, loss, clip_rate = plain_value_gradient(tiny_model, value_model.lm.lm_head.weight, batch)
-    assert expected.norm() > 0.1 and distance(one, expected) < 1e-5
-    assert metrics["value_grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
-    assert metrics["value_loss"] == pytest.approx(loss, rel=1e-5)
-    assert metrics["value_clip_rate"] == pytest.approx(clip_rate, abs=1e-9) and 0.05 < clip_rate < 0.95
-
-
-def test_a_mini_batchs_value_gradient_is_its_own_rows_alone(batch, value_model):
-    """Two updates: each divides by its own tokens, and the second starts from no gradient. Metrics are the means."""
-    both, metrics = value_gradients(batch, args_for(updates_per_step=2), value_model)
-    losses, norms, num_clipped = [], [], 0
-    for one, part in zip(both, (slice(0, N // 2), slice(N // 2, None))):
-        half = share(batch, part)
-        (alone,), of_half = value_gradients(half, args_for(), value_model)
-        assert torch.equal(one, alone)
-        losses.append(of_half["value_loss"])
-        norms.append(of_half["value_grad_norm"])
-        num_clipped += of_half["value_clip_rate"] * half["mask"].sum().item()
-    assert not torch.equal(*both)
-    assert metrics["value_loss"] == pytest.approx(statistics.fmean(losses), rel=1e-12)
-    assert metrics["value_grad_norm"] == pytest.approx(statistics.fmean(norms), rel=1e-12)
-    assert metrics["value_clip_rate"] == pytest.approx(num_clipped / batch["mask"].sum().item(), rel=1e-12)
-
-
-def test_value_gradients_are_scaled_down_to_max_grad_norm_and_the_norm_before_is_told(batch, value_model):
-    args = args_for(updates_per_step=2)
-    free, metrics = value_gradients(batch, args, value_model)
-    capped, capped_metrics = value_gradients(batch, dataclasses.replace(args, max_grad_norm=1e-3), value_model)
-    for a, b in zip(capped, free):
-        torch.testing.assert_close(a, b * (1e-3 / b.double().norm().item()), rtol=2e-3, atol=0)
-    assert capped_metrics == metrics
 
 
 def test_a_value_loss_that_is_not_finite_ends_the_program_before_the_weights_are_touched(tiny_model, batch, tmp_path):
@@ -467,32 +371,6 @@ def tokenizer_of(args):
     return AutoTokenizer.from_pretrained(args.model)
 
 
-def test_a_checkpoint_restores_the_value_model_and_both_optimizers_to_the_last_bit(tiny_model, batch, tmp_path):
-    """Its model.safetensors is the policy alone."""
-    args = args_for(model=str(tiny_model), run_dir=str(tmp_path), updates_per_step=2)
-    trained = everything_trained(args)
-    one_step(*trained, batch, args)
-    assert trained[2][0].lm.lm_head.weight.any()
-    policy, optimizer, critic = trained
-    checkpoints.save(policy, optimizer, tokenizer_of(args), 1, 8, args, critic)
-    saved = all_states(*trained)
-    written = load_file(tmp_path / "checkpoints/step_000001/model.safetensors")
-    assert written.keys() == load_file(tiny_model / "model.safetensors").keys()
-    assert all(torch.equal(written[name], weight) for name, weight in policy.lm.named_parameters())
-    _, metrics = one_step(*trained, batch, args)
-
-    fresh = everything_trained(args)
-    policy, optimizer, critic = fresh
-    assert checkpoints.load(policy, optimizer, tmp_path, critic) == (1, 8)
-    for name, state in all_states(*fresh).items():
-        assert torch.equal(state, saved[name]), name
-    _, metrics_too = one_step(*fresh, batch, args)
-    assert metrics_too == metrics
-    later = all_states(*trained)
-    for name, state in all_states(*fresh).items():
-        assert torch.equal(state, later[name]) and not torch.equal(state, saved[name]), name
-
-
 def test_a_checkpoint_without_value_model_ends_in_one_line(tiny_model, tmp_path):
     """What grpo.py writes, if a hand has made a run of ppo.py of it."""
     args = args_for(model=str(tiny_model), run_dir=str(tmp_path))
@@ -557,18 +435,3 @@ def test_two_processes_train_the_value_model_as_one_and_go_on_from_each_others_c
     assert checkpoints.load(policy, optimizer, tmp_path / "of_2", critic) == (2, 16)
     for name, state in all_states(*trained).items():
         assert torch.equal(state, two[0]["end"][name]), name
-
-
-# ------------------------------------------------------------------------------------------------------------- memory
-
-
-@pytest.mark.parametrize(("n_processes", "on_gpu", "dtype"), [(1, False, "float32"), (4, True, "bfloat16")])
-def test_the_estimate_has_twelve_bytes_more_for_each_parameter_of_a_processs_share(n_processes, on_gpu, dtype):
-    config = AutoConfig.from_pretrained(KK_TINY)
-    machine = memory.Machine(on_gpu=on_gpu, processes=n_processes, local_processes=n_processes, gib=80)
-    needed = {}
-    for trainer in (grpo, ppo):
-        args = trainer.Args(model=str(KK_TINY), max_response_tokens=640, steps=10, dtype=dtype)
-        n_params, needed[trainer], _ = memory.estimate(config, args, 4096, machine)
-    more = (needed[ppo] - needed[grpo]) * memory.GIB
-    assert more == pytest.approx(12 * n_params / n_processes, rel=1e-4) and more > 1e6

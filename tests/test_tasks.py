@@ -5,8 +5,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from conftest import KK_TINY, parse, puzzles, row_of_puzzle, write_rows
-from test_every_script import data_of
+from conftest import KK_TINY, data_of, parse, puzzles, row_of_puzzle, task_settings, write_rows
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
@@ -30,15 +29,9 @@ def test_a_task_brings_the_papers_settings(monkeypatch):
     assert parse(grpo, "--task", "my/own.py") == grpo.Args(task="my/own.py")
 
 
-def settings(task, data, **changes):
-    fixed = {"task": task, "data": "", "test_data": "", "people": "2-3", "numbers": "3-4", "chat_template": "auto"}
-    sizes = {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0, "has_sampler": True}
-    return SimpleNamespace(**fixed | sizes | data[task] | changes)
-
-
 @pytest.mark.parametrize("task", ["kk", "math", "countdown", "hitab"])
 def test_tasks_keep_to_their_interface(task, data, tokenizer):
-    module, train, test = load_task(settings(task, data), tokenizer)
+    module, train, test = load_task(task_settings(task, data), tokenizer)
     assert len(test) == 5 and [problem["id"] for problem in test] == list(range(5))
     for problem in (train[0], test[0]):
         assert problem["prompt_ids"] == encode(tokenizer, problem)
@@ -60,46 +53,48 @@ def test_a_files_puzzle_that_is_in_the_generated_test_is_not_trained_on(task, ki
     module = importlib.import_module(f"rewards.{task}")
     tested, others = (module.load(None, split, size=5, seed=0, **kind) for split in ("test", "train"))
     file = write_rows(tmp_path / "mine.jsonl", [row_of(task, item) for item in tested + others])
-    _, train, test = load_task(settings(task, {task: {"data": str(file)}}), tokenizer)
+    _, train, test = load_task(task_settings(task, {task: {"data": str(file)}}), tokenizer)
     assert len(test) == 5 and {module.puzzle_of(p) for p in train} == {module.puzzle_of(p) for p in others}
     assert "train: 5 of 10 are test problems, too, and left out" in capsys.readouterr().out
     both = {"data": str(file), "test_data": str(file)}  # who gives both decides
-    assert len(load_task(settings(task, {task: both}), tokenizer)[1]) == 10
-    _, train, test = load_task(settings(task, {task: {"test_data": str(file)}}), tokenizer)  # generated to train on
+    assert len(load_task(task_settings(task, {task: both}), tokenizer)[1]) == 10
+    _, train, test = load_task(
+        task_settings(task, {task: {"test_data": str(file)}}), tokenizer
+    )  # generated to train on
     assert not {module.puzzle_of(p) for p in train} & {module.puzzle_of(p) for p in test}
 
 
 def test_mathematics_without_test_data_holds_problems_back(data, tokenizer):
-    _, all_of_them, _ = load_task(settings("math", data), tokenizer)
-    _, train, test = load_task(settings("math", data, test_data=""), tokenizer)
+    _, all_of_them, _ = load_task(task_settings("math", data), tokenizer)
+    _, train, test = load_task(task_settings("math", data, test_data=""), tokenizer)
     assert len(test) == 5 and train and not {p["id"] for p in train} & {p["id"] for p in test}
     assert sorted(p["id"] for p in train + test) == [p["id"] for p in all_of_them]
-    _, _, other = load_task(settings("math", data, test_data="", seed=1), tokenizer)
+    _, _, other = load_task(task_settings("math", data, test_data="", seed=1), tokenizer)
     assert [p["id"] for p in other] != [p["id"] for p in test]
 
 
 def test_a_problem_that_stands_twice_in_a_file_is_not_on_both_sides(tmp_path, tokenizer):
     path = tmp_path / "twice.json"
     path.write_text(json.dumps([{"problem": f"What is {n} + 1?", "answer": n + 1} for n in range(6)] * 2))
-    _, train, test = load_task(settings("math", {"math": {"data": path}}), tokenizer)
+    _, train, test = load_task(task_settings("math", {"math": {"data": path}}), tokenizer)
     assert not {str(p["messages"]) for p in train} & {str(p["messages"]) for p in test} and len(train + test) < 12
     path.write_text(json.dumps([{"problem": "What is 1 + 1?", "answer": 2}] * 2))
     with pytest.raises(ValueError, match="every problem to train on is a test problem, too"):
-        load_task(settings("math", {"math": {"data": path}}), tokenizer)
+        load_task(task_settings("math", {"math": {"data": path}}), tokenizer)
 
 
 def test_one_problem_cannot_be_held_back(tmp_path, tokenizer):
     path = tmp_path / "one.json"
     path.write_text(json.dumps([{"problem": "What is 1 + 1?", "answer": 2}]))
     with pytest.raises(ValueError, match=r"one\.json has one problem that fits; without --test_data there must be two"):
-        load_task(settings("math", {"math": {"data": path}}), tokenizer)
+        load_task(task_settings("math", {"math": {"data": path}}), tokenizer)
 
 
 def test_without_a_chat_template_the_prompt_is_plain_text(data, tokenizer):
-    _, train, _ = load_task(settings("math", data, chat_template="none"), tokenizer)
+    _, train, _ = load_task(task_settings("math", data, chat_template="none"), tokenizer)
     content = train[0]["messages"][0]["content"]
     assert tokenizer.decode(train[0]["prompt_ids"]) == content + "\n"
-    _, chat, _ = load_task(settings("math", data), tokenizer)
+    _, chat, _ = load_task(task_settings("math", data), tokenizer)
     assert "<|im_start|>user" in tokenizer.decode(chat[0]["prompt_ids"])
 
 
@@ -150,7 +145,7 @@ def a_task(tmp_path):
     def write(text, **changes):
         file = tmp_path / "mine.py"
         file.write_text(text)
-        return settings(str(file), {str(file): changes})
+        return task_settings(str(file), {str(file): changes})
 
     return write
 

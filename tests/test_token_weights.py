@@ -1,0 +1,309 @@
+"""What weight each script's update puts on ∇log π of each token, against a reference in Python's floats.
+
+Of every script whose loss or update is its own; what another one shares with its parent is the same to the letter
+(test_family.py). The scripts run on a table of log-probabilities (tools/updates.py): what a model makes of the weights
+is in test_algorithms.py. The reference is written from the formulas, with none of the scripts' lines.
+"""
+
+import importlib
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import arguments
+
+from tools import updates
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
+
+def drawn_rows(seed, absurd=True):
+    """Responses of 1 to 9 tokens, most of them near the policy that sampled them or the clip, some absurdly far away.
+
+    A token: logp (log π), and in nats how far π has moved from π_old, how far π_ref is from π, and π_old from the
+    sampler's (gap); its entropy before the step, and now. All tokens of a response have its advantage A.
+    """
+    rng = random.Random(seed)
+
+    def far(spread):
+        kind = rng.random()
+        if kind < 0.15:
+            return rng.choice([0, 30, -30]) if absurd else 0
+        near_the_clip = rng.choice([1, -1]) * rng.uniform(0.16, 0.26)
+        return near_the_clip if kind < 0.4 else rng.gauss(0, spread)
+
+    rows = []
+    for i in range(43):  # 208 tokens, of which no fifth is whole
+        row = []
+        for _ in range(1 + i % 9):
+            old = -rng.expovariate(1 / rng.choice([0.1, 1, 5])) - 1e-4
+            moved = max(-60, min(far(0.35), -old - 1e-4 if rng.random() < 0.9 else 60))
+            if old + moved > -1e-4:
+                old = -1e-4 - moved
+            token = SimpleNamespace(logp=old + moved, old=old, ref=far(0.5), gap=far(0.7), entropy=rng.expovariate(2))
+            token.moved, token.now = token.logp - old, rng.expovariate(2)
+            row.append(token)
+        row[0].entropy = rng.choice([0.0, row[-1].entropy])  # ties
+        rows.append((rng.choice([0, 1.5, -2, 0.3, -0.7]), row))
+    return rows
+
+
+def clamped(nats):
+    """exp, clamped at 20 nats, and whether it has a gradient."""
+    return math.exp(max(-20, min(20, nats))), abs(nats) <= 20
+
+
+def kl_part(token, args):
+    """−β times the slope of the estimate that --kl names."""
+    if not getattr(args, "kl_coef", 0) or not hasattr(args, "kl"):
+        return 0
+    ratio, moves = clamped(token.ref)  # π_ref/π
+    slope = (ratio - 1) * moves
+    rho, rho_moves = clamped(token.moved)
+    k3 = ratio - max(-20, min(20, token.ref)) - 1
+    parts = {"k1": -1, "k2": token.ref, "k3": slope, "k3_ratio": rho * (slope - k3 * rho_moves)}
+    return args.kl_coef * parts[args.kl]
+
+
+def clip(token, advantage, low, high):
+    """(weight, whether the clip cuts it off) of PPO's surrogate within 1 − low and 1 + high."""
+    rho, moves = clamped(token.moved)
+    cut = (advantage > 0 and rho > 1 + high) or (advantage < 0 and rho < 1 - low)
+    return (0 if cut or not moves else rho * advantage), cut
+
+
+def of_grpo(rows, args):
+    return [[clip(token, a, args.clip_low, args.clip_high) for token in row] for a, row in rows]
+
+
+def of_advantages(rows, args):
+    return [[(a, False) for _ in row] for a, row in rows]
+
+
+def of_acpo(rows, args, is_first):
+    """Bins by π, in each the spread of ρ; a mini-batch's first update has none."""
+    ratios = {}
+    for token in (token for _, row in rows for token in row):
+        token.bin = min(int(math.exp(token.logp) * args.n_bins), args.n_bins - 1)
+        ratios.setdefault(token.bin, []).append(1.0 if is_first else clamped(token.moved)[0])
+    ranges = {}
+    for number, found in ratios.items():
+        mean = math.fsum(found) / len(found)
+        sigma = math.sqrt(math.fsum((one - mean) ** 2 for one in found) / len(found))
+        ranges[number] = min(args.clip_max, args.clip_base + args.clip_alpha * sigma)
+    above = 0 if args.clip_base_high is None else args.clip_base_high - args.clip_base
+    return [[clip(t, a, ranges[t.bin], ranges[t.bin] + above) for t in row] for a, row in rows]
+
+
+def of_gspo(rows, args):
+    """One ratio for a response: the geometric mean of its tokens'."""
+    found = []
+    for a, row in rows:
+        mean = SimpleNamespace(moved=math.fsum(token.moved for token in row) / len(row))
+        found.append([clip(mean, a, args.clip_low, args.clip_high)] * len(row))
+    return found
+
+
+def of_cispo(rows, args):
+    """A ratio that is bounded and carries no gradient; with --gated PPO's clip at 0.8 and 1.3 cuts tokens off, too."""
+
+    def one(token, a):
+        rho = clamped(token.moved)[0]
+        bounded = max(1 - args.clip_low, min(1 + args.clip_high, rho))
+        cut = args.gated and clip(token, a, 0.2, 0.3)[1]
+        return (0 if cut else bounded * a), cut or (a != 0 and bounded != rho)
+
+    return [[one(token, a) for token in row] for a, row in rows]
+
+
+def of_dppo(rows, args):
+    """A ratio up to 20; no weight beyond a divergence of δ from π_old."""
+
+    def one(token, a):
+        new, old = math.exp(token.logp), math.exp(token.old)
+        if args.divergence == "tv":
+            is_far = abs(new - old) > (args.delta or 0.15)
+        else:
+            others = (1 - old) * math.log(max(1e-8, 1 - old) / max(1e-8, 1 - new))
+            is_far = old * (token.old - token.logp) + others > (args.delta or 0.05)
+        cut = is_far and ((a > 0 and new > old) or (a < 0 and new < old))
+        return (0 if cut else min(20, math.exp(max(-20, token.moved))) * a), cut
+
+    return [[one(token, a) for token in row] for a, row in rows]
+
+
+def of_sapo(rows, args):
+    """A smooth gate: sech²(τ/2·(ρ − 1)) of the gradient is left. Those with less than a half are counted."""
+
+    def one(token, a):
+        rho, moves = clamped(token.moved)
+        half = (args.tau_positive if a > 0 else args.tau_negative) * (rho - 1) / 2
+        gate = 1 / math.cosh(half) ** 2 if abs(half) < 300 else 0
+        return gate * rho * a * moves, a != 0 and gate < 0.5
+
+    return [[one(token, a) for token in row] for a, row in rows]
+
+
+def of_archer(rows, args):
+    """Reasoning tokens, above the quantile of their response's entropies, have a clip and a β of their own."""
+    found = []
+    for a, row in rows:
+        entropies = sorted(token.entropy for token in row)
+        place = args.entropy_quantile * (len(row) - 1)
+        below, share = int(place), place % 1
+        quantile = entropies[below] + share * (entropies[min(below + 1, len(row) - 1)] - entropies[below])
+        for token in row:
+            token.beta = args.reasoning_kl if token.entropy > quantile + 1e-7 else 1
+        own = args.reasoning_clip, args.reasoning_clip
+        shared = args.clip_low, args.clip_high
+        found.append([clip(token, a, *(own if token.beta != 1 else shared)) for token in row])
+    return found
+
+
+def of_entropy_top(rows, args, is_first):
+    """GRPO's weights, on the tokens of highest entropy alone, those that tie for the last place included."""
+    for token in (token for _, row in rows for token in row):
+        token.now = token.entropy if is_first else token.now
+    entropies = sorted((token.now for _, row in rows for token in row), reverse=True)
+    least = entropies[math.ceil(args.entropy_top * len(entropies)) - 1]
+    for token in (token for _, row in rows for token in row):
+        token.beta = token.now >= least
+    found = zip(rows, of_grpo(rows, args))
+    return [[(w * t.beta, cut and t.beta) for t, (w, cut) in zip(row, given)] for (_, row), given in found]
+
+
+def of_grpo_tis(rows, args):
+    """GRPO's surrogate times π_old/π_sampler within bounds; bad responses that have become improbable are left out."""
+    found = []
+    for (a, row), given in zip(rows, of_grpo(rows, args)):
+        fallen = math.fsum(-token.gap - token.moved for token in row) / len(row)
+        out = args.mask == "sequence" and a < 0 and fallen > args.mask_delta
+        found.append([])
+        for token, (weight, cut) in zip(row, given):
+            ratio = clamped(token.gap)[0]
+            if args.correction == "icepop":
+                ratio = ratio if args.correction_min <= ratio <= args.correction_max else 0
+            found[-1].append((0 if out else min(ratio, args.correction_max) * weight, cut))
+    return found
+
+
+TOKENS, RESPONSES, LONGEST = "tokens", "tokens of a response, then responses", "responses times the longest"
+REFERENCES = {  # script: its weights, and what divides them
+    "reinforce": (of_advantages, TOKENS),
+    "opd": (of_advantages, TOKENS),
+    "ppo": (of_grpo, TOKENS),
+    "reinforce_pp": (of_grpo, TOKENS),
+    "grpo": (of_grpo, TOKENS),
+    "dapo": (of_grpo, TOKENS),
+    "grpo_ar_lopti": (of_grpo, TOKENS),
+    "dr_grpo": (of_grpo, LONGEST),
+    "acpo": (of_acpo, RESPONSES),
+    "gspo": (of_gspo, RESPONSES),
+    "cispo": (of_cispo, TOKENS),
+    "dppo": (of_dppo, TOKENS),
+    "sapo": (of_sapo, RESPONSES),
+    "entropy_top": (of_entropy_top, TOKENS),
+    "archer": (of_archer, TOKENS),
+    "grpo_tis": (of_grpo_tis, TOKENS),
+}
+CASES = {script: (script, {}) for script in REFERENCES} | {
+    "acpo, 20 bins": ("acpo", {"n_bins": 20, "clip_alpha": 0.3}),
+    "acpo, bounded": ("acpo", {"clip_max": 0.3}),
+    "acpo, dapo's clip": ("acpo", {"clip_base_high": 0.3}),
+    "gspo, wide": ("gspo", {"clip_low": 0.1, "clip_high": 0.2}),
+    "cispo, both bounds": ("cispo", {"clip_low": 0.2, "clip_high": 0.1}),
+    "cispo, gated": ("cispo", {"gated": True}),
+    "dppo, kl": ("dppo", {"divergence": "kl"}),
+    "dppo, narrow": ("dppo", {"delta": 0.02}),
+    "sapo, steep": ("sapo", {"tau_positive": 5.0, "tau_negative": 7.0}),
+    "entropy_top, half": ("entropy_top", {"entropy_top": 0.5}),
+    "archer, half": ("archer", {"entropy_quantile": 0.5, "reasoning_kl": 0.25}),
+    "grpo_tis, icepop": ("grpo_tis", {"correction": "icepop"}),
+    "grpo_tis, mask": ("grpo_tis", {"mask": "sequence", "mask_delta": 0.2}),
+}
+# Without a KL term tokens of advantage 0 go through no pass, and count as before.
+CASES |= {f"{script}, no KL": (script, {"kl_coef": 0.0}) for script in REFERENCES}
+for estimate in ("k1", "k2", "k3_ratio"):
+    of_loss = [script for script in REFERENCES if hasattr(importlib.import_module(script).Args, "kl")]
+    CASES |= {f"{script}, {estimate}": (script, {"kl": estimate}) for script in of_loss}
+
+
+def expected(script, rows, args, is_first):
+    """(the weight of each token, the share of tokens that are cut off)."""
+    weights_of, divisor = REFERENCES[script]
+    looks_again = script in ("acpo", "entropy_top")
+    found = weights_of(rows, args, is_first) if looks_again else weights_of(rows, args)
+    num_tokens = sum(len(row) for _, row in rows)
+    weights = []
+    for (_, row), given in zip(rows, found):
+        by = {
+            TOKENS: num_tokens,
+            RESPONSES: len(row) * len(rows),
+            LONGEST: len(rows) * getattr(args, "max_response_tokens", 0),
+        }[RESPONSES if getattr(args, "gated", False) else divisor]
+        for token, (weight, _) in zip(row, given):
+            weights.append((weight + getattr(token, "beta", 1) * kl_part(token, args)) / by)
+    return weights, sum(bool(cut) for given in found for _, cut in given) / num_tokens
+
+
+def as_batch(rows):
+    """(the batch, log π, entropy now), [N, T] in float64. A response begins at place 1; around it lies garbage."""
+    shape = len(rows), 2 + max(len(row) for _, row in rows)
+    mask = torch.zeros(shape, dtype=torch.bool)
+    keys = ("logp", "now", "entropy", "old_logp", "ref_logp", "sampler_logp", "advantages")
+    numbers = (-7, 9, 9, -5, -1, -3, 4)
+    found = {key: torch.full(shape, garbage, dtype=torch.float64) for key, garbage in zip(keys, numbers)}
+    for i, (advantage, row) in enumerate(rows):
+        for t, token in enumerate(row, 1):
+            mask[i, t] = True
+            values = token.logp, token.now, token.entropy, token.old
+            for key, value in zip(keys, (*values, token.logp + token.ref, token.old - token.gap, advantage)):
+                found[key][i, t] = value
+    logp, entropy = found.pop("logp"), found.pop("now")
+    return found | {"ids": torch.zeros(shape, dtype=torch.long), "mask": mask}, logp, entropy
+
+
+# A later update of a step differs in the scripts that look at the policy again.
+PAIRS = [(case, True) for case in CASES]
+PAIRS += [(case, False) for case, (script, _) in CASES.items() if script in ("grpo", "acpo", "entropy_top")]
+
+
+@pytest.mark.parametrize(("case", "is_first"), PAIRS)
+def test_an_update_gives_each_token_its_weight(case, is_first, monkeypatch):
+    script, settings = CASES[case]
+    trainer, metrics = importlib.import_module(script), []
+    update = trainer.update
+    monkeypatch.setattr(trainer, "update", lambda *given: metrics.append(update(*given)))
+    for seed in range(4):
+        rows = drawn_rows(seed, is_first or script != "acpo")  # with absurd ratios all of its ranges are the largest
+        # With checkpointing no pass is for one group alone.
+        common = {"prompts_per_step": len(rows), "responses_per_prompt": 1, "gradient_checkpointing": True}
+        args = arguments(trainer, **common | settings)
+        batch, logp, entropy = as_batch(rows)
+        weight, _ = updates.token_weights(script, batch, logp, entropy, args, is_first)
+        by_hand, clip_rate = expected(script, rows, args, is_first)
+        # acpo.py divides in float32; its later updates, and entropy_top.py's, look at the policy in float32.
+        exactly = {"rel": 1e-9, "abs": 1e-15} if is_first and script != "acpo" else {"rel": 2e-5, "abs": 1e-9}
+        assert weight[batch["mask"]].tolist() == pytest.approx(by_hand, **exactly), seed
+        assert not weight[~batch["mask"]].any()
+        if is_first and "clip_rate" in metrics[-1]:
+            assert metrics[-1]["clip_rate"] == pytest.approx(clip_rate, rel=1e-12)
+            assert 0 < clip_rate < 0.95  # otherwise this would show little
+
+
+@pytest.mark.parametrize("script", ["grpo", "acpo", "cispo", "gspo"])
+def test_a_ratio_at_the_very_bound_is_not_clipped(script):
+    """The bounds are put exactly on the ratio: r − 1 and 1 − r are exact for r in [1/2, 2]. A token is a response."""
+    trainer, one = importlib.import_module(script), torch.ones(1, 1, dtype=torch.float64)
+    for moved, advantage in ((0.25, 2), (-0.25, -2)):
+        ratio = (moved * one).exp()
+        for narrower in (0, 1e-12):
+            bound = abs(ratio.item() - 1) - narrower
+            settings = {"clip_base": bound} if script == "acpo" else {"clip_high": bound, "clip_low": bound}
+            batch = {"mask": one > 0, "old_logp": -one - moved, "ref_logp": -one, "advantages": advantage * one}
+            batch |= {"clip_range": bound * one, "weight": one}
+            divisor = () if script == "acpo" else (1,)
+            _, clipped = trainer.policy_loss(-one, batch, *divisor, arguments(trainer, **settings, kl_coef=0.0))
+            assert clipped.item() == (narrower > 0)

@@ -1,0 +1,106 @@
+"""What made a kept result: a hash of its code, and its settings.
+
+compare.py, lab/ and benchmarks/ write both into what they keep; `python tools/compare.py --stale` reads them. The code
+is that of the script, with common.py beside it if there is one, and that of runtime/: syntax trees without docstrings,
+so that comments, names of files and line breaks don't count.
+"""
+
+import ast
+import hashlib
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RENAMED = {}  # {a flag's old name: its new one}; a value that is renamed again gets a second line
+FOLDERS = ("benchmarks/kk_tiny", "benchmarks/llm", "benchmarks/results", "course/results", "lab/results")
+
+
+def tree_of(node):
+    """A syntax tree as text, the same in all versions of Python: without places, empty fields and docstrings."""
+    if isinstance(node, list):
+        return f"[{','.join(map(tree_of, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = dict(ast.iter_fields(node))
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        fields["body"] = [statement for statement in node.body if not is_text(statement)]
+    parts = [f"{name}={tree_of(value)}" for name, value in fields.items() if value is not None and value != []]
+    return f"{type(node).__name__}({','.join(parts)})"
+
+
+def is_text(statement):
+    value = getattr(statement, "value", None)
+    return isinstance(statement, ast.Expr) and isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def hash_of(paths):
+    trees = "\n".join(tree_of(ast.parse(path.read_text(encoding="utf-8"))) for path in paths)
+    return hashlib.sha256(trees.encode()).hexdigest()[:12]
+
+
+@cache
+def code_of(script, root=ROOT):
+    """{"script": hash, "runtime": hash} of a script by its name: grpo, lab.lens, limit (in benchmarks/).
+
+    None if there is no such script.
+    """
+    names = [f"{script.replace('.', '/')}.py", f"benchmarks/{script}.py"]
+    path = next((root / name for name in names if (root / name).is_file()), None)
+    if not path:
+        return None
+    beside = [] if path.parent == root else [path.with_name("common.py")]
+    script_files = [path, *(other for other in beside if other.is_file())]
+    return {"script": hash_of(script_files), "runtime": hash_of(sorted((root / "runtime").glob("*.py")))}
+
+
+def differs(result):
+    """What is other code now than that which made a result: "script", "runtime", "script and runtime" or "unknown".
+
+    "" if nothing is. Unknown is the code of a commit that is not in this history, or that had changes besides.
+    """
+    now, then = code_of(result["script"]), result.get("code")
+    if not then or not now:
+        return "unknown" if now else "script"
+    return " and ".join(part for part in ("script", "runtime") if now[part] != then[part])
+
+
+def value_of(text):
+    """A flag's value: a number if it is one."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"True": True, "False": False}.get(text, text)
+
+
+def settings_of(words):
+    """{setting: value} of flags as they are written: --lr 1e-4, --lr=1e-4, --compile, --no-compile."""
+    found = {}
+    for word in words:
+        if word.startswith("--"):
+            name, has_value, text = word.removeprefix("--").partition("=")
+            name = name.replace("-", "_")
+            name, is_on = (name.removeprefix("no_"), False) if name.startswith("no_") else (name, True)
+            found[name] = value_of(text) if has_value else is_on
+        else:
+            found[name] = value_of(word) if found[name] is True else f"{found[name]} {word}"
+    return renamed(found)
+
+
+def renamed(settings):
+    """Settings under the names that they have today."""
+    found = {}
+    for name, value in settings.items():
+        while name in RENAMED:
+            name = RENAMED[name]
+        found[name] = value
+    return found
+
+
+def command_of(script, settings):
+    """The words of a command: the script's file, then its flags. settings_of reads them."""
+    words = [f"{script}.py"]
+    for name, value in settings.items():
+        words += [f"--{name}"] if value is True else [f"--no_{name}"] if value is False else [f"--{name}", str(value)]
+    return words
