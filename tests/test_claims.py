@@ -106,7 +106,7 @@ def test_a_difference_of_runs_by_hand(folders):
     [table] = claims.estimates_of(AHEAD, folders)
     [eight] = claims.estimates_of(AHEAD | {"suite": "control"}, folders)
     assert (table.n, eight.n) == (3, 4)  # the seeds of the suite's own table count
-    path.write_text(path.read_text().replace(""alpha": 0.3', '"alpha": 0.2"))
+    path.write_text(path.read_text().replace('"alpha": 0.3', '"alpha": 0.2'))
     with pytest.raises(ValueError, match="was made by"):
         claims.estimates_of(AHEAD, folders)
     with pytest.raises(ValueError, match="off: a value is NaN or infinite"):
