@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from rewards import check_options, find_task
-from runtime import checks, defaults, files, folders, settings, signals, threads
+from runtime import checks, defaults, files, folders, settings, signals, streams, threads
 from runtime.launch import RANK
 
 
@@ -19,6 +19,7 @@ def check(args_class, tasks):
     """
     if args_class.__module__ != "__main__":
         return
+    streams.keep_writing()
     signals.end_while_loading()
     with settings.errors_in_one_line():
         args, _ = defaults.read(sys.argv[1:], args_class, tasks)
