@@ -350,7 +350,7 @@ def cache_size(config, context, args):
 
 def load_engine(model, plan, seed):
     """A vLLM engine. Only one may exist at a time. plan: as requests_of gives it."""
-    options = engine.common_options(str(model), plan["context"], plan["kv_cache_gb"])
+    options = engine.common_options(str(model), plan["context"], plan["kv_cache_gb"], plan["dtype"])
     from vllm import LLM  # imported here because it reads the environment and takes seconds
 
     with quiet.library_notices():

@@ -18,7 +18,7 @@ def check_gpus(args):
 
     from runtime import machine, processes
 
-    if reason := machine.unusable_gpus():
+    if reason := machine.unusable_gpus(getattr(args, "has_sampler", True)):
         raise ValueError(reason)
     n_gpus = torch.cuda.device_count()
     if 0 < n_gpus < launch.LOCAL_WORLD_SIZE:
@@ -28,11 +28,16 @@ def check_gpus(args):
         )
     if processes.ON_GPU:
         torch.cuda.set_device(processes.DEVICE)
+        if torch.cuda.get_device_capability() < machine.LEAST_CAPABILITY:
+            raise ValueError(
+                f"{torch.cuda.get_device_name()} is too old: torch has kernels for compute "
+                f"capability 7.5 and newer (T4, RTX 20); {machine.ON_A_CPU}"
+            )
         if args.dtype == "bfloat16" and not machine.gpu_has_bfloat16():
             raise ValueError(
                 f"{torch.cuda.get_device_name()} has no bfloat16, which came with the generation "
-                "of A100 and RTX 30: --dtype float32 may work with a small model, or "
-                "CUDA_VISIBLE_DEVICES= trains on the CPU"
+                "of A100 and RTX 30: give --dtype float16 and a smaller --model (docs/what_fits.md)"
+                f"; {machine.ON_A_CPU}"
             )
 
 

@@ -47,7 +47,7 @@ def library_notices():
     Such lines are vLLM's "NUMA binding" and Gloo's "Rank 0 is connected". Lines that contain
     "error" are printed afterwards, to stderr. If the block raises an exception, everything is
     printed. If the block ends the process (a crash in C++, a kill for its memory), a last line
-    names the file that has everything. If the user has asked for a library's log, nothing is hidden.
+    names the file that has everything. Nothing is hidden if the user wants a library's log.
     """
     if wants_logs():
         yield
