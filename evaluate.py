@@ -236,7 +236,7 @@ from rich.markup import escape
 from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer
 
-from rewards import decode, encode
+from rewards import decode, encode, own
 from runtime import checks, engine, faults, folders, hub, memory, quiet, records
 from runtime.processes import ON_GPU
 from tools import figures, words
@@ -543,8 +543,7 @@ def score(task, problems, responses, origin):
         texts += [one["response"] for one in of_problem]
         answers += [problem["answer"]] * len(of_problem)
     found = task.score_all(texts, answers)
-    if len(found) != len(texts):
-        raise ValueError(f"score_all() gave {len(found)} scores for {len(texts)} responses")
+    own.check_scores(task, found, texts)
     scores = iter(found)
     scored = []
     for i, (problem, of_problem) in enumerate(zip(problems, responses)):

@@ -43,5 +43,9 @@ if not find_spec("tyro"):
         ".venv; .venv/bin/python has them, or python after `. .venv/bin/activate`"
     )
 
+if sys.flags.optimize > 1:
+    sys.exit("error: python -OO drops docstrings, and transformers reads its own: python -O works")
+
 streams.open_closed()
 streams.show_any_sign()
+streams.widen()

@@ -29,8 +29,12 @@ LOCAL_WORLD_SIZE = said("LOCAL_WORLD_SIZE", 1, least=1, below=WORLD_SIZE + 1)  #
 LOCAL_RANK = said("LOCAL_RANK", 0)  # the same as RANK, among those on this machine
 if WORLD_SIZE % LOCAL_WORLD_SIZE:
     refuse(f"LOCAL_WORLD_SIZE is {LOCAL_WORLD_SIZE}, which does not divide WORLD_SIZE {WORLD_SIZE}")
-if WORLD_SIZE > 1:  # where they meet
-    if not os.environ.get("MASTER_ADDR"):
-        refuse(f"WORLD_SIZE is {WORLD_SIZE}, but MASTER_ADDR is missing")
-    if not said("MASTER_PORT", 0, least=1, below=2**16):
-        refuse(f"WORLD_SIZE is {WORLD_SIZE}, but MASTER_PORT is missing")
+
+
+def check_meeting_place():
+    """Ends the program with one line if several processes don't know where they meet."""
+    if WORLD_SIZE > 1:
+        port = said("MASTER_PORT", 0, least=1, below=2**16)
+        missing = "MASTER_PORT" if os.environ.get("MASTER_ADDR") else "MASTER_ADDR"
+        if missing == "MASTER_ADDR" or not port:
+            refuse(f"WORLD_SIZE is {WORLD_SIZE}, but {missing} is missing")

@@ -1,4 +1,4 @@
-"""Standard input, output and error: closed, without a reader, or unable to show a sign.
+"""Standard input, output and error: closed, without a reader, too narrow, or without some signs.
 
 `>&-` closes standard output, `| head` and a closed terminal take its reader away, and in ASCII it
 has no "–". None of that may end a run in the middle of a step.
@@ -6,7 +6,10 @@ has no "–". None of that may end a run in the middle of a step.
 
 import io
 import os
+import shutil
 import sys
+
+LEAST_WIDTH = 40  # columns
 
 when_gone = None  # called once, when nobody reads standard output any more: signals.py sets it
 
@@ -28,8 +31,17 @@ def open_closed():
 def show_any_sign():
     """A sign that the encoding of standard output lacks is shown as a question mark."""
     for stream in (sys.stdout, sys.stderr):
-        if getattr(stream, "errors", "") == "strict":
+        if getattr(stream, "errors", "") in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
+
+
+def widen():
+    """Lets all libraries take a terminal of a few columns for one of LEAST_WIDTH.
+
+    In less room tables can't be made, and tyro's --help never ends.
+    """
+    if shutil.get_terminal_size().columns < LEAST_WIDTH:
+        os.environ["COLUMNS"] = str(LEAST_WIDTH)
 
 
 class Unbreakable(io.FileIO):
