@@ -9,7 +9,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 
@@ -31,7 +31,7 @@ class Score(pydantic.BaseModel):
     reward: float = pydantic.Field(allow_inf_nan=False, ge=-1e18, le=1e18)
     correct: bool
     format: bool
-    parts: dict[str, float] = {}
+    parts: dict[str, Annotated[float, pydantic.Field(allow_inf_nan=False)]] = {}
 
 
 @functools.cache

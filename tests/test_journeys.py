@@ -62,6 +62,11 @@ def test_adamws_first_update_is_the_same_with_the_state_that_a_checkpoint_makes(
         ("grpo.py", "--prompts_per_step 3", "must be a multiple of 2"),
         ("grpo.py", "--data {run}/nothing.jsonl", "there is no such file"),
         ("grpo.py", "--model {run}", "is not a model folder"),
+        (
+            "grpo.py",
+            "--model no/such/folder",
+            f"no/such/folder is not a model folder: there is no such folder in {ROOT}",
+        ),
         ("grpo.py", "--people 9", "people must be"),
         ("grpo.py", "--task nothing.py", "there is no such file"),
         ("grpo.py", "--lora_rank -1", "error: --lora_rank is -1; it must be 0 or greater"),
