@@ -237,7 +237,7 @@ from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer
 
 from rewards import decode, encode, own
-from runtime import checks, engine, faults, folders, hub, memory, quiet, records
+from runtime import checks, engine, faults, folders, hub, memory, quiet, records, streams
 from runtime.processes import ON_GPU
 from tools import figures, words
 
@@ -865,4 +865,5 @@ def main():
 
 
 if __name__ == "__main__":
+    streams.keep_writing()  # without a reader (`| head`) it goes on: the results are files
     main()
