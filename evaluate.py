@@ -302,7 +302,7 @@ def requests_of(model, problems, args):
         config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{model} can't be loaded: {error}") from error
+        raise ValueError(f"{model} can't be loaded: {checks.no_folder(model)}{error}") from error
     prompts = [encode(tokenizer, problem, args.chat_template) for problem in problems]
     longest = max(map(len, prompts))
     most = getattr(config, "max_position_embeddings", math.inf)
