@@ -32,6 +32,8 @@ What a run leaves
 - signals, faults: Ctrl-C, SIGTERM, a closed terminal, a full disk
 """
 
+import codecs
+import locale
 import sys
 from importlib.util import find_spec
 
@@ -45,6 +47,9 @@ if not find_spec("tyro"):
 
 if sys.flags.optimize > 1:
     sys.exit("error: python -OO drops docstrings, and transformers reads its own: python -O works")
+
+if codecs.lookup(locale.getpreferredencoding(False)).name == "ascii":
+    sys.exit("error: in this locale Python reads files as ASCII, and torch's are not: PYTHONUTF8=1")
 
 streams.open_closed()
 streams.show_any_sign()

@@ -642,7 +642,6 @@ terminal.console().print("done")
         ("PYTHONIOENCODING=ascii exec {}", "?? [/b]"),
         ("PYTHONIOENCODING=latin-1 exec {}", "?? [/b]"),
         ("LC_ALL=C exec {}", "–≤ [/b]"),
-        ("LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 exec {}", "?? [/b]"),
         ("COLUMNS=3 exec {}", "–≤ [/b]"),
         ("{} | true", ""),
         ("PYTHONUNBUFFERED=1 exec {}", "–≤ [/b]"),
@@ -658,12 +657,14 @@ def test_no_output_ends_a_program(shell, shown, tmp_path):
     assert shown in done.stdout.decode() and ("done" in done.stdout.decode()) == bool(shown)
 
 
-def test_a_narrow_terminal_and_missing_docstrings_end_no_help():
+def test_a_narrow_terminal_ends_no_help_and_missing_docstrings_or_signs_are_said_in_one_line():
     for columns in (1, 3):
         done = python("grpo.py", "--help", env=os.environ | {"COLUMNS": str(columns)}, timeout=60)
         assert done.returncode == 0 and "--clip_low" in done.stdout
-    done = python("-OO", "grpo.py", "--help")
-    assert done.returncode == 1 and done.stderr.startswith("error: python -OO") and done.stderr.count("\n") == 1
+    ascii_files = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for flag, env, says in (("-OO", {}, "error: python -OO"), ("-B", ascii_files, "error: in this locale")):
+        done = python(flag, "grpo.py", "--help", env=os.environ | env)
+        assert done.returncode == 1 and done.stderr.startswith(says) and done.stderr.count("\n") == 1
 
 
 def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
