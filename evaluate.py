@@ -236,8 +236,8 @@ from rich.markup import escape
 from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer
 
-from rewards import decode, encode
-from runtime import checks, engine, faults, folders, hub, memory, quiet, records
+from rewards import decode, encode, own
+from runtime import checks, engine, faults, folders, hub, memory, quiet, records, streams
 from runtime.processes import ON_GPU
 from tools import figures, words
 
@@ -302,7 +302,7 @@ def requests_of(model, problems, args):
         config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{model} can't be loaded: {error}") from error
+        raise ValueError(f"{model} can't be loaded: {checks.no_folder(model)}{error}") from error
     prompts = [encode(tokenizer, problem, args.chat_template) for problem in problems]
     longest = max(map(len, prompts))
     most = getattr(config, "max_position_embeddings", math.inf)
@@ -350,7 +350,7 @@ def cache_size(config, context, args):
 
 def load_engine(model, plan, seed):
     """A vLLM engine. Only one may exist at a time. plan: as requests_of gives it."""
-    options = engine.common_options(str(model), plan["context"], plan["kv_cache_gb"])
+    options = engine.common_options(str(model), plan["context"], plan["kv_cache_gb"], plan["dtype"])
     from vllm import LLM  # imported here because it reads the environment and takes seconds
 
     with quiet.library_notices():
@@ -543,8 +543,7 @@ def score(task, problems, responses, origin):
         texts += [one["response"] for one in of_problem]
         answers += [problem["answer"]] * len(of_problem)
     found = task.score_all(texts, answers)
-    if len(found) != len(texts):
-        raise ValueError(f"score_all() gave {len(found)} scores for {len(texts)} responses")
+    own.check_scores(task, found, texts)
     scores = iter(found)
     scored = []
     for i, (problem, of_problem) in enumerate(zip(problems, responses)):
@@ -866,4 +865,5 @@ def main():
 
 
 if __name__ == "__main__":
+    streams.keep_writing()  # without a reader (`| head`) it goes on: the results are files
     main()

@@ -120,7 +120,7 @@ def main(args):
     grades = {"seed": seed, "lessons": args.lessons, "step": args.step, "students": of_students}
     (args.out / "grades.json").write_text(json.dumps(grades, indent=1, ensure_ascii=False) + "\n")
     (args.out / "grades.xml").write_text(as_junit(graded))
-    console.print(f"written to {args.out}: grades.json, grades.xml (seed {seed})")
+    console.print(f"written to {args.out}: grades.json, grades.xml (seed {seed})", markup=False)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ A task offers
 
 import importlib
 import random
+import sys
 
 import jinja2
 
@@ -144,12 +145,15 @@ def decode(tokenizer, responses):
 def score(task, responses, problems):
     """A dictionary with reward, correct and format for each of vLLM's responses, which have their texts.
 
-    problems: that of each response.
+    problems: that of each response. Ends the program with one line if the task gives anything else, such as NaN.
     """
     answers = [problem["answer"] for problem in problems]
-    scores = task.score_all([response.text for response in responses], answers)
-    if len(scores) != len(responses):
-        raise ValueError(f"score_all() gave {len(scores)} scores for {len(responses)} responses")
+    texts = [response.text for response in responses]
+    scores = task.score_all(texts, answers)
+    try:
+        own.check_scores(task, scores, texts)
+    except ValueError as error:
+        sys.exit(f"error: {error}. The run ends here; --resume goes on from its last checkpoint")
     # Copies, since equal responses may share one; and tensors are made of the rewards.
     return [{**found, "reward": float(found["reward"])} for found in scores]
 

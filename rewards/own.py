@@ -9,7 +9,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 
@@ -27,10 +27,11 @@ class Problem(pydantic.BaseModel):
 
 
 class Score(pydantic.BaseModel):
-    reward: float = pydantic.Field(allow_inf_nan=False)
+    # In float32 the square of a larger one is infinite, and so is the standard deviation of a group.
+    reward: float = pydantic.Field(allow_inf_nan=False, ge=-1e18, le=1e18)
     correct: bool
     format: bool
-    parts: dict[str, float] = {}
+    parts: dict[str, Annotated[float, pydantic.Field(allow_inf_nan=False)]] = {}
 
 
 @functools.cache
@@ -81,6 +82,15 @@ def load(name, task, source, split, size, seed):
         raise ValueError(f"{name}: score_all() must give a list with a score for each response, not {scores!r:.60}")
     as_model(Score, scores[0], f"{name}: what score() gives")
     return complete
+
+
+def check_scores(task, scores, responses):
+    """ValueError, with the task's file and the response, unless score_all() gave each response a complete score."""
+    name = getattr(task, "__file__", task)
+    if len(scores) != len(responses):
+        raise ValueError(f"{name}: score_all() gave {len(scores)} scores for {len(responses)} responses")
+    for score, response in zip(scores, responses):
+        as_model(Score, score, f"{name}: what score() gives the response {response!r:.200}")
 
 
 def as_model(model, found, what):

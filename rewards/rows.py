@@ -93,7 +93,8 @@ def hub_parts(name, *config):
         return datasets.load_dataset(name, *config, trust_remote_code=False)
     except Exception as error:  # for example no network, no such id, or no such configuration
         raise ValueError(
-            f"could not load the data set {name!r} from the Hugging Face hub: {error}\n"
+            f"could not load the data set {name!r} from the Hugging Face hub, and there is no file or folder {name} in "
+            f"{Path.cwd()}: {error}\n"
             f"It should be at https://huggingface.co/datasets/{name}. Without a network, fetch its files elsewhere "
             "and give the path of a file or folder instead (--data, --test_data)."
         ) from error

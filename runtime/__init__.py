@@ -10,6 +10,7 @@ How a run begins
 
 Where it runs
 - launch, processes: which process this is; devices, and what processes tell each other
+- streams: standard output that is closed, has no reader or only ASCII
 - peers, last_words: say which process died, if one does; a last line after torchrun's traceback
 - threads: how those of a CPU wait for each other
 - machine, memory: what the machine has; how much a run needs and used
@@ -28,14 +29,28 @@ What a run leaves
 - checkpoints: saving and resuming
 - curves, terminal, before_after: what one looks at
 - tokens: what an update did to each token of a few responses, for tools/watch.py
-- signals, faults: Ctrl-C, SIGTERM, a full disk
+- signals, faults: Ctrl-C, SIGTERM, a closed terminal, a full disk
 """
 
+import codecs
+import locale
 import sys
 from importlib.util import find_spec
+
+from runtime import streams
 
 if not find_spec("tyro"):
     sys.exit(
         "error: this Python lacks the packages of requirements.txt. `make install` puts them into "
         ".venv; .venv/bin/python has them, or python after `. .venv/bin/activate`"
     )
+
+if sys.flags.optimize > 1:
+    sys.exit("error: python -OO drops docstrings, and transformers reads its own: python -O works")
+
+if codecs.lookup(locale.getpreferredencoding(False)).name == "ascii":
+    sys.exit("error: in this locale Python reads files as ASCII, and torch's are not: PYTHONUTF8=1")
+
+streams.open_closed()
+streams.show_any_sign()
+streams.widen()

@@ -1,5 +1,6 @@
 """Finds mistakes before anything large is loaded: each is a ValueError that says what to do."""
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -7,6 +8,9 @@ from tokenizers import Tokenizer
 
 from rewards import rows
 from runtime import curves, files, folders, launch
+
+ROOT = Path(__file__).parents[1]
+HUB_ID = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?"
 
 
 def check_gpus(args):
@@ -18,7 +22,7 @@ def check_gpus(args):
 
     from runtime import machine, processes
 
-    if reason := machine.unusable_gpus():
+    if reason := machine.unusable_gpus(getattr(args, "has_sampler", True)):
         raise ValueError(reason)
     n_gpus = torch.cuda.device_count()
     if 0 < n_gpus < launch.LOCAL_WORLD_SIZE:
@@ -28,11 +32,16 @@ def check_gpus(args):
         )
     if processes.ON_GPU:
         torch.cuda.set_device(processes.DEVICE)
+        if torch.cuda.get_device_capability() < machine.LEAST_CAPABILITY:
+            raise ValueError(
+                f"{torch.cuda.get_device_name()} is too old: torch has kernels for compute "
+                f"capability 7.5 and newer (T4, RTX 20); {machine.ON_A_CPU}"
+            )
         if args.dtype == "bfloat16" and not machine.gpu_has_bfloat16():
             raise ValueError(
                 f"{torch.cuda.get_device_name()} has no bfloat16, which came with the generation "
-                "of A100 and RTX 30: --dtype float32 may work with a small model, or "
-                "CUDA_VISIBLE_DEVICES= trains on the CPU"
+                "of A100 and RTX 30: give --dtype float16 and a smaller --model (docs/what_fits.md)"
+                f"; {machine.ON_A_CPU}"
             )
 
 
@@ -186,8 +195,15 @@ def read_config(model):
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ValueError(f"--model {model} can't be loaded: {error}") from error
+        raise ValueError(f"--model {model} can't be loaded: {no_folder(model)}{error}") from error
     return config, tokenizer
+
+
+def no_folder(model):
+    """The beginning of a message if there is no folder of this name, which may have been meant."""
+    if Path(model).exists():
+        return ""
+    return f"there is no folder {model} in {Path.cwd()}; if it is a hub id: "
 
 
 def check_data_files(args):
@@ -235,14 +251,20 @@ def read_vocabulary(tokenizer_file):
 def check_model_folder(model):
     """ValueError if `model` is a path without a model."""
     path = Path(model)
-    if not is_path(model) or (path / "config.json").exists():
+    elsewhere = ROOT / path  # from where most start a script
+    is_elsewhere = not path.exists() and (elsewhere / "config.json").exists()
+    if not (is_path(model) or is_elsewhere) or (path / "config.json").exists():
         return
+    missing = "no config.json in it"
     hidden = ""
-    if not rows.is_written_as_path(model) and not path.exists():
-        hidden = f"; if it is a hub id, the folder {path.parent} here hides it"
+    if not path.exists():
+        missing = f"there is no such folder in {Path.cwd()}"
+        if is_elsewhere:
+            raise ValueError(f"--model {model}: {missing}; there is {elsewhere}")
+        if re.fullmatch(HUB_ID, model) and not rows.is_written_as_path(model):
+            hidden = f"; if it is a hub id, the folder {path.parent} here hides it"
     raise ValueError(
-        f"--model {model} is not a model folder: no config.json in it; `make model` gets a small "
-        f"one{hidden}"
+        f"--model {model} is not a model folder: {missing}; `make model` gets a small one{hidden}"
     )
 
 
@@ -250,4 +272,5 @@ def is_path(name):
     """Whether a model or data set of this name is a path. Anything else may be a hub id."""
     path = Path(name)
     in_a_folder = len(path.parts) > 1 and path.parent.is_dir()
-    return name.startswith((".", "/", "~")) or in_a_folder or path.exists()
+    is_no_id = name.startswith((".", "/", "~")) or not re.fullmatch(HUB_ID, name)
+    return is_no_id or in_a_folder or path.exists()

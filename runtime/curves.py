@@ -87,7 +87,7 @@ def draw(rows, path):
         if key != "eval/accuracy":
             keys = [key]
         for name, colour, style in zip(keys, COLOURS, STYLES):
-            label = name.removeprefix(f"{key}_") if name != key else "all"
+            label = name.removeprefix(f"{key}_").replace("$", r"\$") if name != key else "all"
             marker = "o" if len(points(rows, name)[0]) < 20 else None
             axis.plot(*points(rows, name), marker=marker, color=colour, ls=style, ms=4, label=label)
         if len(keys) > 1:

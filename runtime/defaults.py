@@ -8,11 +8,14 @@ from rewards import OPTIONS
 from runtime import files, launch, machine, settings
 
 ON_GPU = machine.has_gpu()
+KK_TINY = "models/kk_tiny"  # below this project's folder, from which most start a script
+if not Path(KK_TINY).exists():
+    KK_TINY = str(Path(__file__).parents[1] / KK_TINY)
 
 # For a machine without a GPU: a model of a million parameters, which learns while you watch. Its
 # folder has its own settings.
 ON_CPU = {
-    "model": "models/kk_tiny",
+    "model": KK_TINY,
     "compile": False,  # lengths differ from pass to pass, and compiling takes minutes
     "eval_size": 20,
     "gradient_checkpointing": False,

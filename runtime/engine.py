@@ -4,25 +4,24 @@ import contextlib
 import functools
 import hashlib
 import os
+import shutil
 
 import torch
 from torch import set_num_threads  # vLLM replaces torch's own by one that does nothing
 from tqdm import tqdm
 from transformers import AutoConfig, GenerationConfig
 
-from runtime import processes, threads
+from runtime import machine, processes, threads
 from runtime.processes import ON_GPU, RANK, WORLD_SIZE
 
 
 def options(args):
     """vLLM's options for a trainer on this machine. To call before vLLM is imported."""
     context = args.max_prompt_tokens + args.max_response_tokens
-    chosen = common_options(args.model, context, args.kv_cache_gb)
+    chosen = common_options(args.model, context, args.kv_cache_gb, args.dtype)
     if ON_GPU:
         chosen["enable_sleep_mode"] = True
         chosen["sleep_mode_offload_cudagraph"] = True  # or its CUDA graphs would stay on the GPU
-        # vLLM checks that this share of the memory is free. The cache's size is set above.
-        chosen["gpu_memory_utilization"] = 0.1
     elif not args.compile:
         # vLLM would compile a function of its own at the first request: seconds for no gain.
         torch.compiler.set_stance("force_eager")
@@ -32,11 +31,11 @@ def options(args):
     return chosen
 
 
-def common_options(model, context, kv_cache_gb):
+def common_options(model, context, kv_cache_gb, dtype="float32"):
     """What a trainer and evaluate.py have in common. To call before vLLM is imported.
 
     Also sets environment variables that vLLM reads when imported. context: the most tokens of a
-    sequence; kv_cache_gb: GiB of keys and values, None for what a GPU has left.
+    sequence; kv_cache_gb: GiB of keys and values, None for what a GPU has left; dtype: its name.
     """
     # In this process, so that weights can be handed over.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -49,7 +48,7 @@ def common_options(model, context, kv_cache_gb):
     own = ",".join(map(str, processes.own_cores()))
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores or own
     # FlashInfer's sampler is for top-k and top-p, which we don't use. At the start it would be
-    # compiled by nvcc, which is missing on most machines: pip's CUDA has none.
+    # compiled by nvcc, which most machines lack on their PATH, even if pip has brought one.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     # Triton's products of float32 numbers, as in vLLM's attention, would be rounded to TF32.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
@@ -61,11 +60,22 @@ def common_options(model, context, kv_cache_gb):
     }
     if kv_cache_gb is not None:
         chosen["kv_cache_memory_bytes"] = int(kv_cache_gb * 2**30)
+        if ON_GPU:  # vLLM checks that this share of the memory is free, whatever the cache's size
+            chosen["gpu_memory_utilization"] = 0.1
+    if ON_GPU and dtype != "float32" and machine.is_b200() and not has_nvcc():
+        # vLLM would choose FlashInfer's attention here, which nvcc compiles, too.
+        chosen["attention_backend"] = "FLASH_ATTN"
     if not ON_GPU:
         chosen["enforce_eager"] = True
         chosen["enable_chunked_prefill"] = False  # seeded requests fail in it on a CPU
         chosen["max_num_batched_tokens"] = context
     return chosen
+
+
+def has_nvcc():
+    """Whether CUDA's compiler is where FlashInfer looks for it."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return bool(shutil.which("nvcc") or shutil.which(os.path.join(home, "bin", "nvcc")))
 
 
 @functools.cache

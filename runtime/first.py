@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from rewards import check_options, find_task
-from runtime import checks, defaults, files, folders, settings, signals, threads
-from runtime.launch import RANK
+from runtime import checks, defaults, files, folders, settings, signals, streams, threads
+from runtime.launch import RANK, check_meeting_place
 
 
 def check(args_class, tasks):
@@ -19,6 +19,8 @@ def check(args_class, tasks):
     """
     if args_class.__module__ != "__main__":
         return
+    streams.keep_writing()
+    check_meeting_place()
     signals.end_while_loading()
     with settings.errors_in_one_line():
         args, _ = defaults.read(sys.argv[1:], args_class, tasks)

@@ -37,9 +37,9 @@ def ask(model, *data):
     os.environ["HF_HUB_OFFLINE"] = "1"
     if model in names and not isinstance(try_to_load_from_cache(model, "config.json"), str):
         raise ValueError(
-            f"{model} is not on this machine, and {constants.ENDPOINT} can't be reached "
-            f"({problem}). Where there is a network, `hf download {model} --local-dir FOLDER` "
-            "gets it; copy that folder here and name it in place of the hub id"
+            f"{checks.no_folder(model)}{model} is not on this machine, and {constants.ENDPOINT} "
+            f"can't be reached ({problem}). Where there is a network, `hf download {model} "
+            "--local-dir FOLDER` gets it; copy that folder here and name it in place of the hub id"
         )
     if RANK == 0:
         print(f"it can't be reached ({problem}): only what was downloaded before is used")

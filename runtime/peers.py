@@ -5,6 +5,7 @@ traceback that says nothing of the one that died.
 """
 
 import atexit
+import contextlib
 import os
 import socket
 import sys
@@ -79,9 +80,11 @@ def end_if_one_is_dead(run_dir, stderr):
     alive = set(PIDS) - set(ranks)
     if min(alive, default=WORLD_SIZE) > RANK:
         text = message(ranks, run_dir)
-        os.write(stderr, f"\n{text}\n".encode())
+        with contextlib.suppress(OSError):  # nobody may read it
+            os.write(stderr, f"\n{text}\n".encode())
         if last_words.under_torchrun():
             last_words.after_torchrun(text, stderr)
+    last_words.dismiss()  # of this process: its own end is no crash
     os._exit(1)  # the main thread may wait for the dead process
 
 

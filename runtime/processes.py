@@ -6,6 +6,7 @@ all processes must call barrier, broadcast, gather, all_reduce and full_tensor, 
 
 import functools
 import os
+import sys
 from datetime import timedelta
 
 import torch
@@ -31,7 +32,13 @@ def start():
         torch.backends.cuda.enable_cudnn_sdp(False)
     if WORLD_SIZE > 1:
         with quiet.library_notices():
-            dist.init_process_group("nccl" if ON_GPU else "gloo", timeout=PATIENCE)
+            try:
+                dist.init_process_group("nccl" if ON_GPU else "gloo", timeout=PATIENCE)
+            except (dist.DistError, ValueError) as error:
+                place = "{MASTER_ADDR}:{MASTER_PORT}".format(**os.environ)
+                sys.exit(
+                    f"error: the processes can't meet at {place}: {str(error).splitlines()[0]}"
+                )
 
 
 @functools.cache  # else every model's would make new groups of processes

@@ -2,7 +2,7 @@
 
 Importing this module is enough, before or after transformers, but before vLLM. Environment
 variables that the user has set stay as they are: `VLLM_LOGGING_LEVEL=INFO python grpo.py` shows
-vLLM's log.
+vLLM's log, and nothing is hidden then.
 """
 
 import contextlib
@@ -12,11 +12,17 @@ import os
 import sys
 import tempfile
 import warnings
+from pathlib import Path
 
 from huggingface_hub.utils import enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+from runtime import last_words
+
+# Whoever sets one of these wants to see what a library says. vLLM's level is below.
+LOGS = ("NCCL_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "TORCH_LOGS")
+
+os.environ["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL") or "ERROR"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns when a program is started
 
 # vLLM says "Triton is installed, but doesn't include CPU backend" before its own logging is set up.
@@ -40,13 +46,22 @@ def library_notices():
 
     Such lines are vLLM's "NUMA binding" and Gloo's "Rank 0 is connected". Lines that contain
     "error" are printed afterwards, to stderr. If the block raises an exception, everything is
-    printed.
+    printed. If the block ends the process (a crash in C++, a kill for its memory), a last line
+    names the file that has everything. Nothing is hidden if the user wants a library's log.
     """
+    if wants_logs():
+        yield
+        return
     flush()
     stdout = os.dup(1)
     stderr = os.dup(2)
     failed = True
-    with tempfile.TemporaryFile() as captured:
+    with tempfile.NamedTemporaryFile(prefix="libraries_", suffix=".log", delete=False) as captured:
+        watcher = last_words.if_it_dies(
+            f"error: the program died while a library was at work; what that said is in "
+            f"{captured.name}",
+            stderr,
+        )
         os.dup2(captured.fileno(), 1)
         os.dup2(captured.fileno(), 2)
         try:
@@ -58,10 +73,19 @@ def library_notices():
             os.dup2(stderr, 2)
             os.close(stdout)
             os.close(stderr)
+            last_words.dismiss(watcher)
+            Path(captured.name).unlink()
             captured.seek(0)
             for line in captured:
                 if failed or b"error" in line.lower():
-                    os.write(2, line)
+                    with contextlib.suppress(OSError):  # nobody may read it
+                        os.write(2, line)
+
+
+def wants_logs():
+    """Whether the user has asked for a library's log, by an environment variable."""
+    level = os.environ["VLLM_LOGGING_LEVEL"].upper()
+    return level != "ERROR" or any(os.environ.get(name) for name in LOGS)
 
 
 def flush():

@@ -8,15 +8,18 @@ samples.jsonl        some responses of each step with their scores
 test_samples.jsonl   the responses to the first test problems at each evaluation
 tokens.json          what the last update did to each token of a few responses
 curves.png           metrics.jsonl as curves, drawn every ten steps
+ended.txt            how the run ended, and how it goes on
 tensorboard/         metrics.jsonl for TensorBoard; --track sends the same to Weights & Biases
 """
 
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -62,39 +65,89 @@ def choose_folder(args):
     It is --resume's run, or --run_dir, or a new one named runs/SCRIPT_TASK_SEED_TIME. If it can't
     be used, or the checkpoint to resume is damaged, all processes end with one line (exit code 2).
     """
-    script = Path(sys.argv[0]).stem
-    now = time.strftime("%Y%m%d-%H%M%S")
-    name = f"runs/{script}_{Path(args.task).stem}_{args.seed}_{now}"
-    resumed = str(folders.run_of(args.resume)) if args.resume else ""
-    args.run_dir = processes.broadcast(resumed or args.run_dir or name)
+    if args.resume:
+        args.run_dir = str(folders.run_of(args.resume))
     with settings.errors_in_one_line():
-        problem = ""
-        if processes.RANK == 0:
-            try:
-                take_folder(args)
-            except ValueError as error:
-                problem = str(error)
-        problem = processes.broadcast(problem)  # or the others would wait for process 0
-        if problem:
-            raise ValueError(problem)
+        of_process_0(lambda: take_folder(args))
+        args.run_dir = processes.broadcast(args.run_dir)
         if args.resume:
             checkpoints.check(args.resume)
+        if args.track:
+            of_process_0(lambda: start_wandb(args))  # now: it may ask for a key, or refuse the run
+
+
+def of_process_0(work):
+    """Calls work() in process 0. What it raises, every process raises, as a ValueError."""
+    problem = ""
+    if processes.RANK == 0:
+        try:
+            work()
+        except ValueError as error:
+            problem = str(error)
+    problem = processes.broadcast(problem)  # or the others would wait for process 0
+    if problem:
+        raise ValueError(problem)
 
 
 def take_folder(args):
     """Makes and locks args.run_dir. ValueError if it can't be used, or another process uses it."""
-    folder = Path(args.run_dir)
     flag = "--resume" if args.resume else "--run_dir"
+    folder = Path(args.run_dir)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if args.run_dir:
+            folder.mkdir(parents=True, exist_ok=True)
+        else:
+            folder = new_folder(args)
+            args.run_dir = str(folder)
         files.lock(folder)
+        signals.last_line_in = folder
         for place in (folder, folder / "checkpoints", folder / "tensorboard"):
             if place.exists():
                 files.check_writable(place)
     except OSError as error:
-        raise ValueError(f"{flag} {folder} can't be used: {error.strerror}") from error
+        name = args.run_dir or "runs"
+        raise ValueError(f"{flag} {name} can't be used: {error.strerror}") from error
     if not args.resume:
         checks.check_new(args.run_dir)  # again: another run may have used it since
+
+
+def start_wandb(args):
+    """Begins the run at Weights & Biases, or goes on with it. ValueError if that is refused."""
+    import wandb  # optional
+
+    folder = Path(args.run_dir)
+    about = folder / "run.json"
+    kept = files.read_object(about) if args.resume and about.exists() else {}
+    # This tells the run from others in a folder of the same name; a resumed run keeps it.
+    suffix = kept.get("wandb") or secrets.token_hex(4)
+    try:
+        wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or "reasoning-rl",
+            name=folder.name[:100],
+            id=re.sub(r"[^\w.-]", "_", folder.name)[:100] + f"-{suffix}",
+            dir=folder,
+            config=dataclasses.asdict(args),
+            resume="allow",
+            sync_tensorboard=True,  # what TensorBoard gets, W&B gets
+        )
+    except Exception as error:  # its library has many kinds
+        raise ValueError(
+            f"--track: Weights & Biases can't begin the run: {error}. `wandb login` takes a key; "
+            "WANDB_MODE=offline needs none"
+        ) from error
+
+
+def new_folder(args):
+    """Makes runs/SCRIPT_TASK_SEED_TIME; with -2, -3 … if another run of this second has it."""
+    script = Path(sys.argv[0]).stem
+    now = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{script}_{Path(args.task).stem}_{args.seed}_{now}"
+    Path("runs").mkdir(exist_ok=True)
+    for number in itertools.count(1):
+        folder = Path("runs", name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()  # of several processes only one succeeds
+            return folder
 
 
 def by_process_0(method):
@@ -161,36 +214,16 @@ class Records:
         about = provenance()
         about["sizes"] = self.sizes
         if self.args.track:
-            about["wandb"] = self.wandb_suffix()
+            about["wandb"] = sys.modules["wandb"].run.id.rpartition("-")[2]
         files.write(self.folder / "args.json", json.dumps(values, indent=1) + "\n")
         files.write(self.folder / "run.json", json.dumps(about, indent=1) + "\n")
         for name in ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl"):
             drop_rows_after(step, self.folder / name)
-        if self.args.track:
-            self.start_wandb(values, about["wandb"])
+        Path(self.folder, "ended.txt").unlink(missing_ok=True)  # of the run that is resumed
         # TensorBoard writes in a thread and hands an error to the next call, from which it is
         # reported; Python would print it a second time, with a traceback.
         threading.excepthook = without_disk_errors
         self.tensorboard = SummaryWriter(self.folder / "tensorboard", purge_step=step + 1)
-
-    def wandb_suffix(self):
-        """What tells this run from others in a folder of the same name; a resumed run keeps its."""
-        path = self.folder / "run.json"
-        kept = files.read_object(path) if self.args.resume and path.exists() else {}
-        return kept.get("wandb") or secrets.token_hex(4)
-
-    def start_wandb(self, values, suffix):
-        import wandb  # optional
-
-        wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "reasoning-rl"),
-            name=self.folder.name,
-            id=f"{self.folder.name}-{suffix}",
-            dir=self.folder,
-            config=values,
-            resume="allow",
-            sync_tensorboard=True,  # what TensorBoard gets, W&B gets
-        )
 
     @by_process_0
     def write(self, metrics):
@@ -346,6 +379,7 @@ class Records:
             sys.modules["wandb"].finish()
         text = self.last_line(step)
         print(text)
+        files.write(self.folder / "ended.txt", f"{text}\n")
         if self.last_words:  # torchrun got the signal, too, and ends with a traceback
             self.last_words.kill()
             last_words.after_torchrun(text)

@@ -4,9 +4,12 @@ import json
 import sys
 
 import pytest
+import torch
 from conftest import python
 from rich.console import Console
+from test_runtime import has_vllm
 
+from runtime import machine
 from tools import doctor
 
 ROWS = [
@@ -86,12 +89,12 @@ def test_what_triton_builds_with(tmp_path):
 
 
 def test_the_gpus():
-    reason = "there is a GPU (A100), but its driver 535 does not work with this torch: install a newer driver"
-    assert is_failure(doctor.check_gpu(reason, [], ["A100"], False), "driver 535", "install a newer driver")
+    reason = "torch can't use it with driver 535: install driver 580 or newer"
+    assert is_failure(doctor.check_gpu(reason, [], ["A100"], False), "driver 535", "install driver 580 or newer")
     assert doctor.check_gpu("", ["A100", "L4", "L4"], [], False).found == "1 × A100 and 2 × L4"
     for there, hidden, found in [
         ([], False, "kk_tiny"),
-        (["A100"], False, "requirements.txt"),
+        (["A100"], False, "make install VENV=.venv-gpu"),
         (["A100"], True, "hidden"),
     ]:
         line = doctor.check_gpu("", [], there, hidden)
@@ -114,10 +117,34 @@ def test_what_is_too_small():
 
 
 def test_the_fast_type():
-    assert doctor.check_dtype((8, 9), True).outcome == "PASS"
-    assert is_failure(doctor.check_dtype((7, 5), False), "7.5", "--dtype float32")  # T4
+    for capability, outcome, found in [
+        ((8, 9), "PASS", "bfloat16"),
+        ((7, 5), "PASS", "float16; bfloat16 came"),  # T4
+        ((7, 0), "FAIL", "7.5"),  # V100
+        ((6, 0), "FAIL", "7.5"),
+    ]:
+        line = doctor.check_dtype(capability, capability >= (8, 0))
+        assert line.outcome == outcome and found in line.found
+        assert (machine.ON_A_CPU in line.advice) == (outcome == "FAIL")
     assert doctor.check_dtype(None, True).found == "bfloat16"
     assert "float32: this CPU has no fast instructions" in doctor.check_dtype(None, False).found
+
+
+def test_a_build_for_gpus_without_one_fails(tmp_path, monkeypatch):
+    """The real lines of a machine on which `pip install -r requirements.txt` brought a vLLM that needs a GPU."""
+    has_vllm(tmp_path, monkeypatch, "0.32.0")
+    for visible, found in ((None, "torch finds no GPU"), ("", "CUDA_VISIBLE_DEVICES hides all GPUs")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible) if visible is not None else None
+        [line] = doctor.failures(doctor.hardware(QUIET))
+        assert line.name == "GPU" and is_failure(line, found, "make install GPU=0 VENV=.venv-cpu")
+
+
+@pytest.mark.parametrize("has_bfloat16, flags", [(False, {"dtype": "float32"}), (True, {})])
+def test_the_run_on_a_gpu_without_bfloat16_is_in_float32(has_bfloat16, flags, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(machine, "gpu_has_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(doctor, "real_run", lambda console, n_gpus, folder, sizes: sizes)
+    assert doctor.training(QUIET) == doctor.SIZES | flags
 
 
 def test_the_attention_kernel():

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import resource
 import shutil
 import signal
@@ -17,17 +18,19 @@ import sys
 import tempfile
 import threading
 import time
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT
+from conftest import KK_TINY, ROOT, python
 from test_runtime import SIZES, Args, learn, policy_and_optimizer
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from transformers import AutoTokenizer
 
 import evaluate
-from runtime import checkpoints, checks, curves, faults, files, folders, hub, records, settings, signals
+from runtime import checkpoints, checks, curves, faults, files, folders, hub, records, settings, signals, streams
 from tools import compare, plot
 
 
@@ -559,22 +562,149 @@ def test_a_fault_at_any_call_to_the_file_system_loses_nothing(work, how, run_of_
 # ---------------------------------------------------------------------------------------------- signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_loading_ends_the_run_with_one_line(number):
-    """Also while quiet.library_notices has turned stderr away."""
+def no_reader(*numbers):
+    """Makes descriptors, 1 for example, pipes whose reader has left, and prints."""
+    read, write = os.pipe()
+    for number in numbers:
+        os.dup2(write, number)
+    os.close(read)
+    sys.stdout = sys.stderr = sys.__stdout__
+    streams.keep_writing()
+    print("–", flush=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE])
+def test_a_signal_while_loading_ends_the_run_with_one_line(number, tmp_path, monkeypatch):
+    """Also while quiet.library_notices has turned stderr away; and in the run's folder, if there is one."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.dup2(write, 2)
         signals.end_while_loading()
+        signals.last_line_in = tmp_path
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        signal.raise_signal(number)
+        no_reader(1) if number == signal.SIGPIPE else signal.raise_signal(number)
         os._exit(0)
     os.close(write)
     _, status = os.waitpid(child, 0)
+    name = signals.BROKEN if number == signal.SIGPIPE else number.name
     assert os.WTERMSIG(status) == number
-    assert os.read(read, 1000).decode() == f"stopped by {number.name} before the first step\n"
+    said = os.read(read, 1000).decode()
+    assert said == f"stopped by {name} before the first step\n" == (tmp_path / "ended.txt").read_text()
     os.close(read)
+
+
+@pytest.mark.parametrize("first", ["SIGHUP", signals.BROKEN])
+def test_what_a_closed_terminal_sends_ends_a_run_after_its_step_however_often_it_comes(first, tmp_path):
+    """SIGHUP, then a broken output, or the other way round. A SIGTERM after that is a second request."""
+
+    def work():
+        signals.GRACE = -1  # every other signal is a second one
+        signals.last_line_in = tmp_path
+        asked = signals.catch(lambda: None)
+        for name in (first, "SIGHUP", signals.BROKEN, "SIGHUP"):
+            no_reader(1, 2) if name == signals.BROKEN else signal.raise_signal(signal.SIGHUP)
+        if asked == [first]:
+            signal.raise_signal(signal.SIGTERM)
+
+    assert in_a_fork(work)[0] == -signal.SIGTERM
+    assert (tmp_path / "ended.txt").read_text().startswith(f"{first}: the run ends after this step, with a checkpoint")
+
+
+def test_under_nohup_a_closed_terminal_is_nothing():
+    def work():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signals.end_while_loading()
+        signal.raise_signal(signal.SIGHUP)
+        if signals.catch(lambda: None) == []:
+            signal.raise_signal(signal.SIGHUP)
+
+    assert in_a_fork(work)[0] == 0
+
+
+PRINTS = """
+from runtime import streams, terminal
+streams.keep_writing()
+assert open("/dev/null").fileno() > 2  # no file gets a number of the closed ones
+terminal.console().print("–≤")
+print("–≤", "[/b]")
+terminal.console().print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("shell", "shown"),
+    [
+        ("exec {} >&-", ""),
+        ("exec {} <&- >&- 2>&-", ""),
+        ("exec {} 2>&-", "–≤ [/b]"),
+        ("exec {} > /dev/full", ""),
+        ("PYTHONIOENCODING=ascii exec {}", "?? [/b]"),
+        ("PYTHONIOENCODING=latin-1 exec {}", "?? [/b]"),
+        ("LC_ALL=C exec {}", "–≤ [/b]"),
+        ("COLUMNS=3 exec {}", "–≤ [/b]"),
+        ("{} | true", ""),
+        ("PYTHONUNBUFFERED=1 exec {}", "–≤ [/b]"),
+    ],
+)
+def test_no_output_ends_a_program(shell, shown, tmp_path):
+    program = tmp_path / "prints.py"
+    program.write_text(PRINTS)
+    command = "set -o pipefail; " + shell.format(f"{sys.executable} {program}")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, env=environment)
+    assert done.returncode == 0 and done.stderr == b"", done.stderr
+    assert shown in done.stdout.decode() and ("done" in done.stdout.decode()) == bool(shown)
+
+
+def test_a_narrow_terminal_ends_no_help_and_missing_docstrings_or_signs_are_said_in_one_line():
+    for columns in (1, 3):
+        done = python("grpo.py", "--help", env=os.environ | {"COLUMNS": str(columns)}, timeout=60)
+        assert done.returncode == 0 and "--clip_low" in done.stdout
+    ascii_files = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for flag, env, says in (("-OO", {}, "error: python -OO"), ("-B", ascii_files, "error: in this locale")):
+        done = python(flag, "grpo.py", "--help", env=os.environ | env)
+        assert done.returncode == 1 and done.stderr.startswith(says) and done.stderr.count("\n") == 1
+
+
+def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda form: "20260101-000000")
+
+    def work():
+        args = Args()
+        records.choose_folder(args)
+        print(args.run_dir)
+        time.sleep(2)  # it is still in use
+
+    with ThreadPool(8) as pool:
+        ended = pool.map(lambda _: in_a_fork(work), range(8))
+    assert {code for code, _ in ended} == {0}, ended
+    assert len({Path(said.strip()).resolve() for _, said in ended}) == 8 == len(list(Path("runs").iterdir()))
+
+
+@pytest.mark.parametrize("error", ["No API key configured. Use `wandb login` to log in.", "", None])
+def test_weights_and_biases_is_asked_when_the_folder_is_chosen(error, tmp_path, monkeypatch, capsys):
+    """Before a model is loaded. Ids have no sign that it refuses, and a resumed run keeps its own."""
+    begun = []
+
+    def init(**options):
+        begun.append(options)
+        if error is not None:
+            raise RuntimeError(error)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    args = Args(run_dir=str(tmp_path / ("[/b] a:b#?" + "x" * 200)), track=True)
+    if error is not None:
+        with one_line(capsys, says=f"Weights & Biases can't begin the run: {error}"):
+            records.choose_folder(args)
+        return
+    records.choose_folder(args)
+    assert re.fullmatch(r"[\w.-]{100}-[0-9a-f]{8}", begun[0]["id"])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"wandb": "01234567"}')
+    records.start_wandb(Args(run_dir=str(tmp_path / "run"), resume="run"))
+    assert begun[1]["id"] == "run-01234567"
 
 
 def test_the_first_signal_says_what_happens_and_prepares_the_last_line(tmp_path, monkeypatch, capfd):
@@ -583,7 +713,7 @@ def test_the_first_signal_says_what_happens_and_prepares_the_last_line(tmp_path,
     checkpoint = tmp_path / "checkpoints" / "step_000003"
     checkpoint.mkdir(parents=True)
     (checkpoint / "trainer_state.json").write_text("{}")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     book = records.Records(Args(run_dir=str(tmp_path)), SIZES)
     try:
         book.open(3)
@@ -622,7 +752,9 @@ def hub_at(monkeypatch):
 
 def test_a_hub_that_cannot_be_reached(hub_at, monkeypatch, capsys):
     hub_at("http://127.0.0.1:9")  # nobody listens there
-    with pytest.raises(ValueError, match=r"no/such is not on this machine, and http://127.0.0.1:9 can't be reached"):
+    with pytest.raises(
+        ValueError, match=r"^there is no folder no/such in /.*is not on this machine, and http://127.0.0.1:9 can't be"
+    ):
         hub.ask("no/such")
     assert capsys.readouterr().out == "asking http://127.0.0.1:9 for no/such\n"
     assert hub.constants.HF_HUB_OFFLINE and os.environ["HF_HUB_OFFLINE"] == "1"

@@ -130,6 +130,22 @@ def test_a_kill_in_a_save_leaves_the_last_good_checkpoint_and_a_signal_in_a_save
     assert max(folder.iterdir()).name == f"step_{last + 1:06d}"
 
 
+def test_a_run_whose_output_has_no_reader_ends_with_a_checkpoint_and_a_line_in_its_folder(tmp_path):
+    """As with `| head`."""
+    pipe, log, folder = tmp_path / "pipe", tmp_path / "log", tmp_path / "run"
+    os.mkfifo(pipe)
+    process = prepared.start(["grpo.py", *small(folder, steps=100_000, save_every=1000)], pipe, log)
+    with open(pipe) as reader:
+        assert any("tok/s" in line for line in reader), log.read_text()[-3000:]
+    process.join(300)
+    assert process.exitcode == 0, log.read_text()[-3000:]
+    ended = re.match(
+        rf"stopped by a broken standard output after step (\d+): {folder}\n", (folder / "ended.txt").read_text()
+    )
+    assert (folder / "checkpoints" / f"step_{int(ended[1]):06d}" / "trainer_state.json").exists()
+    assert "a broken standard output: the run ends after this step" in log.read_text()
+
+
 @bit_for_bit
 @pytest.mark.parametrize("kind", ["kk_tiny", pytest.param("untied", marks=pytest.mark.slow), "qwen2"])
 def test_after_a_sync_the_sampler_is_a_fresh_engine_of_the_same_weights(kind, tmp_path):
@@ -258,7 +274,10 @@ def test_a_model_that_the_hub_does_not_hand_out(tmp_path):
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # huggingface_hub reads it when it is imported
     finished = python("grpo.py", *flags, env=environment)
     assert finished.returncode == 2 and finished.stdout.count("\n") == 1
-    assert finished.stderr.startswith("error: --model nobody/nothing can't be loaded") and len(finished.stderr) < 600
+    says = (
+        f"error: --model nobody/nothing can't be loaded: there is no folder nobody/nothing in {ROOT}; if it is a hub id"
+    )
+    assert finished.stderr.startswith(says) and len(finished.stderr) < 600
 
 
 def test_help_explains_every_flag():

@@ -28,12 +28,14 @@ from runtime import (
     checks,
     clock,
     defaults,
+    engine,
     header,
     launch,
     machine,
     measure,
     memory,
     processes,
+    quiet,
     records,
     settings,
     signals,
@@ -412,42 +414,114 @@ def test_many_gpus_recompute_nothing(task, n_gpus, checkpointing, monkeypatch):
     assert (args.gradient_checkpointing, args.compile, args.dtype) == (checkpointing, True, "bfloat16")
 
 
-@pytest.mark.parametrize("visible, expected", [(None, "driver 535.104.05"), ("", ""), ("-1", ""), ("0", "535.104.05")])
-def test_a_driver_that_torch_cannot_use_is_said(visible, expected, tmp_path, monkeypatch):
-    """Otherwise torch says only that there is no GPU, and training would begin on the CPU."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA A100-SXM4-80GB, 535.104.05'\n")
+def has_driver(folder, monkeypatch, said):
+    """Puts a program nvidia-smi on the PATH that says this of its GPU, whatever it is asked."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{said}'\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def has_vllm(folder, monkeypatch, version):
+    """Makes vLLM an installed package of this version, as far as its metadata go."""
+    about = folder / "packages" / "vllm.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(about.parent)
+
+
+@pytest.mark.parametrize("visible", [None, "0", "", "-1", " ", "-1,0"])
+@pytest.mark.parametrize("driver", ["535.104.05", "570.86.15", "580.65.06", None])
+@pytest.mark.parametrize("vllm", ["0.32.0", "0.32.0+cpu", None])
+def test_a_build_for_gpus_without_a_usable_gpu_is_refused_with_what_works(visible, driver, vllm, tmp_path, monkeypatch):
+    """Otherwise the run would end in vLLM, with a traceback. Hidden GPUs are no fault of a build for CPUs."""
+    if driver:
+        has_driver(tmp_path, monkeypatch, f"NVIDIA A100-SXM4-80GB, {driver}")
+    if vllm:
+        has_vllm(tmp_path, monkeypatch, vllm)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert machine.nvidia_smi("name,driver_version") == [["NVIDIA A100-SXM4-80GB", "535.104.05"]]
-    if expected:
-        with pytest.raises(ValueError, match=expected):
-            checks.check_gpus(Args())
-    else:
-        checks.check_gpus(Args())
+    hidden = visible not in (None, "0")
+    expected = ""
+    if driver and not hidden:
+        expected = f"with driver {driver}: " + (
+            "look at CUDA_VISIBLE_DEVICES" if driver > "580" else "install driver 580 or newer"
+        )
+    elif vllm == "0.32.0":
+        expected = "CUDA_VISIBLE_DEVICES hides all GPUs" if hidden else "docker run --gpus all`, a job must"
+    for has_sampler in (True, False):  # sft.py needs no vLLM
+        args = SimpleNamespace(has_sampler=has_sampler, dtype="float32")
+        if expected and (has_sampler or "driver" in expected):
+            with pytest.raises(ValueError, match=re.escape(expected)) as refused:
+                checks.check_gpus(args)
+            text = str(refused.value)
+            assert "; on the CPU: `make install GPU=0 VENV=.venv-cpu`, then `.venv-cpu/bin/python" in text
+            assert len(text.splitlines()) == 1 and "DEVICES=" not in text
+        else:
+            checks.check_gpus(args)
     monkeypatch.setattr(torch.version, "cuda", None)  # torch's CPU build was chosen
-    checks.check_gpus(Args())
+    checks.check_gpus(SimpleNamespace(has_sampler=False, dtype="float32"))
 
 
-def test_a_gpu_without_bfloat16_is_refused(monkeypatch):
+CARDS = [  # name, compute capability, what is said in bfloat16, and in other types
+    ("Tesla P100-PCIE-16GB", (6, 0), "is too old: torch has kernels", "is too old: torch has kernels"),
+    ("Tesla V100-SXM2-32GB", (7, 0), "is too old: torch has kernels", "is too old: torch has kernels"),
+    ("Xavier", (7, 2), "is too old: torch has kernels", "is too old: torch has kernels"),
+    ("Tesla T4", (7, 5), "has no bfloat16, .* give --dtype float16", ""),
+    ("Quadro RTX 8000", (7, 5), "has no bfloat16, .* give --dtype float16", ""),
+    ("NVIDIA A100-SXM4-80GB", (8, 0), "", ""),
+    ("NVIDIA H100", (9, 0), "", ""),
+    ("NVIDIA B200", (10, 0), "", ""),
+    ("NVIDIA GeForce RTX 5090", (12, 0), "", ""),
+]
+
+
+@pytest.mark.parametrize("name, capability, in_bfloat16, in_others", CARDS)
+def test_which_gpus_are_refused(name, capability, in_bfloat16, in_others, monkeypatch):
     monkeypatch.setattr(processes, "ON_GPU", True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
-    for capability, refused in (((7, 5), True), ((8, 0), False)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda here=capability: here)
-        checks.check_gpus(Args(dtype="float32"))
-        if refused:
-            with pytest.raises(ValueError, match="Tesla T4 has no bfloat16"):
-                checks.check_gpus(Args())
-        else:
-            checks.check_gpus(Args())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    for dtype, says in (("bfloat16", in_bfloat16), ("float16", in_others), ("float32", in_others), (None, in_others)):
+        with pytest.raises(ValueError, match=f"{name} {says}") if says else contextlib.nullcontext():
+            checks.check_gpus(SimpleNamespace(dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "capability, dtype, nvcc, backend",
+    [
+        ("10.0", "bfloat16", False, "FLASH_ATTN"),
+        ("10.3", "float16", False, "FLASH_ATTN"),
+        ("10.0", "bfloat16", True, None),
+        ("10.0", "float32", False, None),
+        ("9.0", "bfloat16", False, None),
+        ("12.0", "bfloat16", False, None),
+        ("7.5", "float16", False, None),
+    ],
+)
+@pytest.mark.parametrize("kv_cache_gb", [2.0, None])
+def test_vllms_options_on_a_gpu(capability, dtype, nvcc, backend, kv_cache_gb, tmp_path, monkeypatch):
+    """vLLM would refuse a GPU of which others use a tenth, though the cache's size is given; all of them are fields."""
+    from vllm import EngineArgs
+
+    monkeypatch.setattr(engine, "ON_GPU", True)
+    has_driver(tmp_path, monkeypatch, capability)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").write_text("")
+    (tmp_path / "bin" / "nvcc").chmod(0o755 if nvcc else 0o644)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    chosen = engine.common_options(str(KK_TINY), 8, kv_cache_gb, dtype)
+    assert chosen.get("attention_backend") == backend
+    assert chosen.get("gpu_memory_utilization") == (0.1 if kv_cache_gb else None)
+    if kv_cache_gb:
+        args = Args(model=str(KK_TINY), kv_cache_gb=kv_cache_gb, dtype=dtype)
+        assert chosen.items() <= (engine.options(args) | {"max_model_len": 8}).items()
+        assert engine.options(args).keys() <= {field.name for field in dataclasses.fields(EngineArgs)}
 
 
 # ------------------------------------------------------------------------------------------- checks
@@ -914,8 +988,8 @@ def test_the_peak_of_the_memory_is_more_than_nothing():
 # -------------------------------------------------------------------------------------------- quiet
 
 
-def noisy(fail, **environment):
-    """What comes out of a block in which Python and a C library print."""
+def noisy(end="", **environment):
+    """What comes out of a block in which Python and a C library print, and which ends so."""
     code = f"""
 import ctypes, os
 from runtime import quiet
@@ -924,24 +998,58 @@ with quiet.library_notices():
     ctypes.CDLL(None).puts(b"[Gloo] Rank 0 is connected")
     os.write(2, b"Warning: NUMA binding\\nRuntimeError of a library\\n")
     print("from Python")
-    if {fail}:
-        raise KeyError("broken")
+    {end or "pass"}
 print("after")
 """
     inherited = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
     inherited.update(environment)
-    return python("-c", code, env=inherited)
+    return python("-X", "faulthandler=0", "-c", code, env=inherited)
+
+
+LOGS = ["NCCL_DEBUG=INFO", "NCCL_DEBUG=WARN", "TORCH_LOGS=dist", "TORCH_DISTRIBUTED_DEBUG=DETAIL"]
 
 
 def test_notices_are_hidden_and_errors_are_not():
-    done = noisy(fail=False, VLLM_LOGGING_LEVEL="info")
-    assert done.returncode == 0
-    assert done.stdout == "vLLM's level is info\nafter\n"  # the user's own choice stays
-    assert done.stderr == "RuntimeError of a library\n"
+    for level in ("", "error"):
+        done = noisy(VLLM_LOGGING_LEVEL=level)
+        assert done.returncode == 0
+        assert done.stdout == f"vLLM's level is {level or 'ERROR'}\nafter\n"
+        assert done.stderr == "RuntimeError of a library\n"
+
+
+def test_nothing_is_hidden_if_the_user_wants_a_librarys_log(monkeypatch, capfd):
+    for asked in ("VLLM_LOGGING_LEVEL=info", "VLLM_LOGGING_LEVEL=DEBUG", *LOGS):
+        with monkeypatch.context() as patch:
+            patch.setenv(*asked.split("="))
+            with quiet.library_notices():
+                os.write(2, b"NCCL INFO Bootstrap")
+        assert capfd.readouterr().err == "NCCL INFO Bootstrap", asked
+    done = noisy(VLLM_LOGGING_LEVEL="info")
+    assert done.returncode == 0 and "from Python" in done.stdout and "NUMA binding" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "end, code",
+    [
+        ("os.abort()", -6),
+        ("os.kill(os.getpid(), 9)", -9),
+    ],
+)
+def test_a_process_that_dies_in_a_library_leaves_what_that_said_in_a_file_named_last(end, code, tmp_path):
+    done = noisy(end, TMPDIR=str(tmp_path))
+    assert done.returncode == code
+    [file] = tmp_path.glob("libraries_*.log")
+    assert done.stderr.splitlines()[-1].endswith(f"died while a library was at work; what that said is in {file}")
+    assert "RuntimeError of a library\n" in file.read_text()
+
+
+def test_nothing_is_said_of_an_ordinary_end(tmp_path):
+    stopped = "from runtime import signals; signals.end_while_loading(); os.kill(os.getpid(), 15)"
+    assert "died" not in noisy(stopped, TMPDIR=str(tmp_path)).stderr
 
 
 def test_all_notices_come_back_with_an_exception():
-    done = noisy(fail=True)
+    done = noisy("raise KeyError('broken')")
     assert done.returncode == 1 and done.stdout == "vLLM's level is ERROR\n"
     for said in ("[Gloo] Rank 0", "NUMA binding", "from Python", "KeyError: 'broken'"):
         assert said in done.stderr
@@ -1052,3 +1160,35 @@ def test_two_runs_that_start_together_see_each_other():
     ]
     both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [one.communicate()[0].strip() for one in both] == ["True", "True"]
+
+
+@pytest.mark.parametrize(
+    "environment, found",
+    [
+        ("WORLD_SIZE=", "0 1 0 1"),
+        ("WORLD_SIZE= RANK= LOCAL_RANK= LOCAL_WORLD_SIZE= MASTER_PORT=", "0 1 0 1"),
+        ("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1", "1 2 1 1"),  # as some starters other than torchrun set them
+        ("WORLD_SIZE=two", "WORLD_SIZE is 'two'"),
+        ("WORLD_SIZE=0", "WORLD_SIZE is '0'"),
+        ("WORLD_SIZE=-1", "WORLD_SIZE is '-1'"),
+        ("WORLD_SIZE=2.0", "WORLD_SIZE is '2.0'"),
+        ("RANK=1", "RANK is '1'"),
+        ("RANK=-1", "RANK is '-1'"),
+        ("LOCAL_RANK=x", "LOCAL_RANK is 'x'"),
+        ("LOCAL_WORLD_SIZE=2", "LOCAL_WORLD_SIZE is '2'"),
+        ("WORLD_SIZE=6 LOCAL_WORLD_SIZE=4", "LOCAL_WORLD_SIZE is 4, which does not divide"),
+        ("WORLD_SIZE=2", "WORLD_SIZE is 2, but MASTER_ADDR is missing"),
+        ("WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=", "WORLD_SIZE is 2, but MASTER_PORT is missing"),
+        ("WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=http", "MASTER_PORT is 'http'"),
+        ("WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=70000", "MASTER_PORT is '70000'"),
+    ],
+)
+def test_what_torchrun_would_set(environment, found):
+    code = "from runtime.launch import *; print(RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE)"
+    code += "; check_meeting_place()" if "1 2 1" not in found else ""
+    env = dict(part.split("=") for part in environment.split()) | {"PATH": os.environ["PATH"]}
+    done = python("-c", code, env=env)
+    if found[0].isdigit():
+        assert done.returncode == 0 and done.stdout.strip() == found
+    else:
+        assert done.returncode == 2 and done.stderr.startswith(f"error: {found}") and done.stderr.count("\n") == 1

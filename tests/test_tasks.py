@@ -214,6 +214,27 @@ def test_a_file_that_is_no_task_is_refused_in_one_line(text, says, a_task):
     assert str(refused.value).count(args.task) == 1 and len(str(refused.value).splitlines()) == 1
 
 
+WRONG_LATER = {  # what score() gives a response that is not the first
+    "reward": ["float('nan')", "float('inf')", "-float('inf')", "None", "'2'", "True", "1e30", "[1.0]"],
+    "correct": ["None", "2", "'yes'"],
+    "format": ["float('nan')"],
+    "parts": ["{'a': float('nan')}", "{'a': None}", "[]"],
+}
+
+
+@pytest.mark.parametrize("name, value", [(name, value) for name, some in WRONG_LATER.items() for value in some])
+def test_a_wrong_score_of_a_later_response_ends_the_run_with_its_name_and_the_tasks(name, value, a_task):
+    right = "'reward': 1.0, 'correct': True, 'format': True"
+    wrong = f"    if response == 'late':\n        return {{{right}, '{name}': {value}}}"
+    args = a_task(LOAD + SCORE.replace("answer):", f"answer):\n{wrong}"))
+    responses = [SimpleNamespace(text=text) for text in ("so", "late")]
+    with pytest.raises(SystemExit) as ended:
+        score(find_task(args.task), responses, [{"answer": 1}] * 2)
+    said = ended.value.code
+    assert f"{args.task}: what score() gives the response 'late' is not complete: {name}" in said
+    assert said.startswith("error: ") and "--lr" not in said and len(said.splitlines()) == 1
+
+
 def test_what_is_no_task_is_refused(tmp_path):
     assert find_task("countdown") is countdown
     with pytest.raises(

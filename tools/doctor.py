@@ -66,12 +66,12 @@ SPREAD_TOLERANCE = {"response_tokens": 0.15, "entropy": 0.15, "grad_norm": 0.45}
 
 ADVICE = {  # what to do if a check fails
     "system": "vLLM needs Linux (on Windows, WSL 2 is one) and Python 3.11 or newer: make install PYTHON=python3.11",
-    "driver": "CUDA 13 needs a driver 580 or newer: install one, or a torch that is built for CUDA 12",
+    "driver": f"CUDA 13 needs it: install driver {machine.LEAST_DRIVER} or newer; {machine.ON_A_CPU}",
     "compiler": "Triton builds a module for Python with it: apt install gcc, or set CC",
     "Python.h": "Triton needs it: apt install python3-dev (Fedora: python3-devel), of this version of Python",
     "libraries": "pip install -r {file}, best in a new virtual environment (make install does it)",
     "torch loads": "pip install --force-reinstall -r {file}",
-    "fast type": "--dtype float32 may work with a small model; CUDA_VISIBLE_DEVICES= trains on the CPU",
+    "fast type": f"this GPU is too old for torch; {machine.ON_A_CPU}",
     "GPU memory": "other programs hold it: nvidia-smi names them; end them",
     "memory": f"kk_tiny needs {LEAST_MEMORY:.0f} GiB: end other programs",
     "disk": f"{LEAST_DISK:.0f} GiB are needed, or a --run_dir on another disk",
@@ -143,7 +143,7 @@ def check_system(system, python):
 
 def check_driver(driver, cuda):
     """The driver's version, and that of the CUDA which torch is built for."""
-    is_too_old = int(cuda.split(".")[0]) >= 13 and int(driver.split(".")[0]) < 580
+    is_too_old = int(cuda.split(".")[0]) >= 13 and int(driver.split(".")[0]) < machine.LEAST_DRIVER
     return check("driver", not is_too_old or torch_uses_gpu(), f"{driver}, and torch is built for CUDA {cuda}")
 
 
@@ -243,15 +243,19 @@ def check_gpu(reason, names, there, hidden):
         return check("GPU", None, "none: the trainers run on the CPU, with kk_tiny as their default model")
     if hidden:
         return check("GPU", None, f"{there[0]}, hidden by CUDA_VISIBLE_DEVICES: unset it to use the GPU")
-    build = "this torch is a build for CPUs; to use it: pip install -r requirements.txt in a new virtual environment"
+    build = "this torch is a build for CPUs; to use it: make install VENV=.venv-gpu, which takes 9 GB of disk"
     return check("GPU", None, f"{there[0]} is there, but {build}")
 
 
 def check_dtype(capability, has_fast_bfloat16):
     """What type is fast here. capability: the GPU's (major, minor), or None."""
     if capability:
-        found = f"compute capability {capability[0]}.{capability[1]}; bfloat16 came with 8.0 (A100, RTX 30)"
-        return check("fast type", capability >= machine.BFLOAT16_CAPABILITY, found)
+        found = f"compute capability {capability[0]}.{capability[1]}"
+        if capability < machine.LEAST_CAPABILITY:
+            return check("fast type", False, f"{found}; torch has kernels from 7.5 on (T4, RTX 20)")
+        if capability < machine.BFLOAT16_CAPABILITY:
+            return check("fast type", True, f"{found}: float16; bfloat16 came with 8.0 (A100, RTX 30)")
+        return check("fast type", True, f"{found}: bfloat16")
     slow = "float32: this CPU has no fast instructions for bfloat16 (AMX, AMD's AVX512 or ARM's)"
     return check("fast type", True, "bfloat16" if has_fast_bfloat16 else slow)
 
@@ -337,8 +341,11 @@ def training(console):
     """The lines of the real run, on as many GPUs as there are."""
     import torch
 
+    sizes = SIZES
+    if torch.cuda.is_available() and not machine.gpu_has_bfloat16():
+        sizes = SIZES | {"dtype": "float32"}
     with tempfile.TemporaryDirectory() as folder:
-        return real_run(console, torch.cuda.device_count(), Path(folder), SIZES)
+        return real_run(console, torch.cuda.device_count(), Path(folder), sizes)
 
 
 def real_run(console, n_gpus, folder, sizes):

@@ -222,8 +222,8 @@ def page(fits, with_lora):
         f"**Memory of a card.** {1 - RESERVE:.0%} of its nominal memory minus {CONTEXT:.0f} GiB count as usable: "
         f"{sizes}. The rest is for CUDA itself and for pieces that the allocator can't use. Other programs on the "
         "card, such as a desktop, need some too.",
-        "**16 GB cards without bfloat16 are out.** T4 and V100 have none, and the trainers refuse them. The column of "
-        "16 GB is for newer cards, such as RTX 4080 and RTX A4000.",
+        "**Older cards.** V100 and P100 are refused: PyTorch has no kernels for them. T4 (16 GB) has no bfloat16 and "
+        "trains with `--dtype float16`. The column of 16 GB is for newer cards, such as RTX 4080 and RTX A4000.",
         "**Main memory.** Each process loads the whole model in float32, 4 bytes a parameter, before the processes "
         f"share it, and its libraries take {memory.LIBRARIES} GiB: {most} processes with {short(largest)} need "
         f"{main_memory:.0f} GB.",

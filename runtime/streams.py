@@ -1,0 +1,74 @@
+"""Standard input, output and error: closed, without a reader, too narrow, or without some signs.
+
+`>&-` closes standard output, `| head` and a closed terminal take its reader away, and in ASCII it
+has no "–". None of that may end a run in the middle of a step.
+"""
+
+import io
+import os
+import shutil
+import sys
+
+LEAST_WIDTH = 40  # columns
+
+when_gone = None  # called once, when nobody reads standard output any more: signals.py sets it
+
+
+def open_closed():
+    """Connects what is closed of the descriptors 0, 1 and 2 to /dev/null.
+
+    Otherwise the next file that is opened gets the number, and all output would go into it.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)  # for the programs that are started
+    os.close(opened)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            raw = io.FileIO(number, "w", closefd=False)
+            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8"))
+
+
+def show_any_sign():
+    """A sign that the encoding of standard output lacks is shown as a question mark."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", "") in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
+
+
+def widen():
+    """Lets all libraries take a terminal of a few columns for one of LEAST_WIDTH.
+
+    In less room tables can't be made, and tyro's --help never ends.
+    """
+    if shutil.get_terminal_size().columns < LEAST_WIDTH:
+        os.environ["COLUMNS"] = str(LEAST_WIDTH)
+
+
+class Unbreakable(io.FileIO):
+    """A descriptor to write to. Once a write fails, it and all that comes after it is lost."""
+
+    def write(self, content):
+        try:
+            return super().write(content)
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if self.fileno() == 1 and when_gone:
+                when_gone()
+            return len(content)
+
+
+def keep_writing():
+    """From now on no print fails. If standard output has no reader, when_gone is called."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        usual = getattr(sys, name)
+        usual.flush()
+        written = io.TextIOWrapper(
+            io.BufferedWriter(Unbreakable(number, "w", closefd=False)),
+            encoding=usual.encoding,
+            errors=usual.errors,
+            line_buffering=usual.line_buffering or name == "stderr",
+            write_through=usual.write_through,
+        )
+        setattr(sys, name, written)
