@@ -24,7 +24,7 @@ DOTS = r"(?:\\(?:ldots|dots|cdots|dotsc|dotsb)(?![A-Za-z])|\.{3,})"
 
 
 def clean(text):
-    r"""The answer in LaTeX without what has no meaning: math mode, boxes, fonts, colours, blanks around it, a full stop.
+    r"""The answer in LaTeX without what has no meaning: math mode, boxes, fonts, blanks around it, a full stop.
 
     Unicode (x², 3½, 60°) and code (2*pi, sqrt(3), x**2) become LaTeX, recurring decimals (0.\overline{3}) and mixed
     numbers (11 5/6) fractions. \$ stays, since it is a unit.
@@ -51,12 +51,13 @@ def clean(text):
 
 
 def trim(text):
-    """Without blanks, line breaks, braces, marks of bold and a final full stop around it."""
+    r"""Without blanks, line breaks, braces, one \text{...}, marks of bold and a final full stop around it."""
     before = None
     while text != before:
         before = text
-        text = re.sub(rf"^{BLANK}+|(?:{BLANK}|\\\\)+$", "", text)
-        text = re.sub(r"^(\*\*|__|`+)(.+)\1$", r"\2", text)
+        text = re.sub(rf"^{BLANK}+|(?:{BLANK}|\\\\)+\\?$", "", text)
+        text = re.sub(r"^(\*\*?|__|`+)(.+)\1$", r"\2", text)
+        text = re.sub(rf"^{TEXT}\{{([^{{}}]*)\}}$", r"\1", text)
         if text.endswith(".") and not re.search(r"\\(?:right|left)\s?\.$|\.{3}$", text):
             text = text[:-1]
         if text[:1] == "{" and closing(text, 0) == len(text) - 1:
@@ -173,13 +174,17 @@ def values(gold):
 def without_noise(value):
     """The short decimals that a computer made this one of: a float of 32 bits, or the last digits of one of 64 bits."""
     as_float = float(value) if abs(value) < 1e30 else 0.0
-    digits = re.sub(r"e.*|\D", "", repr(as_float)).strip("0")
-    if value.denominator == 1 or len(digits) < 9 or Fraction(repr(as_float)) != value:
+    num_digits = significant_digits(repr(as_float))
+    if value.denominator == 1 or num_digits < 9 or abs(Fraction(as_float) - value) > abs(value) * Fraction(2) ** -53:
         return []
-    found = [f"{as_float:.15g}"] if len(digits) >= 16 else []
+    found = [f"{as_float:.15g}"] if num_digits >= 16 else []
     if as_float32(as_float) == as_float:
         found.append(next(text for n in range(1, 18) if as_float32(float(text := f"{as_float:.{n}g}")) == as_float))
-    return [Fraction(text) for text in found if len(re.sub(r"e.*|\D", "", text).strip("0")) <= 12]
+    return [Fraction(text) for text in found if significant_digits(text) <= 12]
+
+
+def significant_digits(text):
+    return len(re.sub(r"e.*|\D", "", text).strip("0"))
 
 
 def as_float32(value):
@@ -200,10 +205,10 @@ SPELLINGS = {  # of units; those that are missing here are never compared. Case 
     "cent": "¢", "dollar": "$ USD usd buck", "euro": "€ EUR", "poundsterling": "£ GBP", "yen": "¥ JPY",
     "rupee": "₹ INR Rs", "degree": "deg", "degreecelsius": "", "degreefahrenheit": "", "rad": "radian",
     "%": "percent percentage pct", "am": "", "pm": "", "acre": "", "ha": "hectare", "dozen": "",
-    "Hz": "hertz", "kHz": "kilohertz", "MHz": "megahertz", "GHz": "gigahertz", "N": "newton", "kN": "kilonewton",
-    "J": "joule", "kJ": "kilojoule", "MJ": "megajoule", "mW": "milliwatt", "W": "watt", "kW": "kilowatt",
-    "MW": "megawatt", "kWh": "", "mV": "millivolt", "V": "volt", "kV": "kilovolt", "mA": "milliampere", "A": "ampere amp",
-    "K": "kelvin", "Pa": "pascal", "kPa": "kilopascal", "atm": "atmosphere", "mol": "mole", "eV": "", "keV": "",
+    "mHz": "millihertz", "Hz": "hertz", "kHz": "kilohertz", "MHz": "megahertz", "GHz": "gigahertz", "N": "newton",
+    "kN": "kilonewton", "J": "joule", "kJ": "kilojoule", "MJ": "megajoule", "mW": "milliwatt", "W": "watt", "kW": "kilowatt",
+    "MW": "megawatt", "kWh": "", "mV": "millivolt", "V": "volt", "kV": "kilovolt", "mA": "milliampere",
+    "A": "ampere amp", "K": "kelvin", "Pa": "pascal", "kPa": "kilopascal", "atm": "atmosphere", "mol": "mole", "eV": "", "keV": "",
     "MeV": "", "GeV": "", "erg": "ergs", "cal": "calorie", "kcal": "kilocalorie", "bit": "", "byte": "",
     "kB": "KB kilobyte", "MB": "megabyte", "GB": "gigabyte",
 }  # fmt: skip
@@ -250,7 +255,9 @@ def quantity(text):
         return text, None
     while words and words[0].lower() in MULTIPLIERS:
         power = MULTIPLIERS[words.pop(0).lower()]
-        head = rf"{head} \times 10^{{{power}}}" if head.replace(".", "").isdigit() else rf"({head}) \cdot 10^{{{power}}}"
+        head = (
+            rf"{head} \times 10^{{{power}}}" if head.replace(".", "").isdigit() else rf"({head}) \cdot 10^{{{power}}}"
+        )
     return head, unit_name(([currency[2].lstrip("\\")] if currency else []) + words)
 
 
@@ -340,13 +347,19 @@ def same_time(one, other):
 
 def bare(text):
     r"""The text if it is letters, digits and blanks alone (\text{...} unwrapped, (A) without its brackets), or None."""
-    text = UNWRAPPED.sub(r"\1", text)
+    text = re.sub(r"\\(angle|triangle)\s?\{?([A-Z](?:\s?[A-Z]){2})(?![A-Za-z_])\}?", figure, UNWRAPPED.sub(r"\1", text))
     text = re.sub(rf"{BLANK}+|(?<=[^\W\d])-(?=[^\W\d])|(?<=[^\W\d])\.", " ", text).strip(" \"'`")
     text = re.sub(r"^\(\s?(\w{1,4})\s?\)$|^(\w)\s?\)$", r"\1\2", text)
-    text = re.sub(r"(?<![^\W_]{2})(?<=[^\W\d_]) (?=[^\W\d_](?![^\W_]))", "", text)  # H T H, x y
-    text = re.sub(r"(?<=\d) (?=[^\W\d_](?![^\W_]))", "", text)
+    text = re.sub(r"(?<=\d) (?=[^\W\d_](?![^\W_]))", "", text)  # 2 x y, H T H
+    text = re.sub(r"(?<![^\W\d_]{2})(?<=[^\W\d_]) (?=[^\W\d_](?![^\W_]))", "", text)
     is_bare = re.fullmatch(r"[^\W_]+(?: [^\W_]+|'[^\W\d_]+)*", text) and re.search(r"[^\W\d_]", text)
     return text if is_bare else None
+
+
+def figure(match):
+    r"""\angle BCA as "angle ACB", and \triangle BCA as "triangle ABC": their names have several spellings."""
+    points = match[2].replace(" ", "")
+    return f"{match[1]} " + (min(points, points[::-1]) if match[1] == "angle" else "".join(sorted(points)))
 
 
 def is_word(text):
@@ -378,7 +391,7 @@ def folded(text):
         is_usual = token in (token.lower(), token.upper(), token.capitalize()) and len(token) > 1
         is_gene = len(token) > 1 and len(set(token.lower())) == 1 and len(set(token)) > 1
         tokens.append(token.casefold() if is_usual and not is_gene else token)
-    return " ".join(tokens)
+    return "".join(tokens)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -386,7 +399,8 @@ def folded(text):
 
 AND = r"(?:and|or|AND|OR)"
 SEPARATOR = re.compile(
-    r"(?P<blank>\\[,;:! ])|(?P<open>\\?[(\[{]|\\(?:lbrace|begin)(?![A-Za-z]))|(?P<close>\\?[)\]}]|\\(?:rbrace|end)(?![A-Za-z]))"
+    r"(?P<blank>\\[,;:! ])|(?P<open>\\?[(\[{]|\\(?:lbrace|begin)(?![A-Za-z]))"
+    r"|(?P<close>\\?[)\]}]|\\(?:rbrace|end)(?![A-Za-z]))"
     rf"|(?:[,;]{BLANK}*)?(?:{TEXT}\{{[\s,]*{AND}\s*\}}|(?<![A-Za-z\\]){AND}(?![A-Za-z]))|[,;](?P<digits>\d{{3}}(?!\d))?"
 )
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 
 from rewards.answers import (
+    TEXT,
     UNWRAPPED,
     bare,
     clock,
@@ -25,7 +26,7 @@ from rewards.answers import (
     values,
 )
 
-MAX_WORDS = 3  # of a gold in words; a longer one is a sentence
+MAX_WORDS = 4  # of a gold in words; a longer one is a sentence
 
 
 def same(answer, golds):
@@ -165,7 +166,8 @@ def readable(gold):
 
     Sentences, formulas with words in them, and what math-verify can't read are not readable.
     """
-    parts = elements(gold)
+    brackets = inside_brackets(gold)
+    parts = elements(brackets[1] if brackets else gold)
     if len(parts) > 1:
         return all(map(readable, parts))
     core, _ = quantity(gold)
@@ -286,12 +288,25 @@ def read(text):
     math_verify = library()
     if r"\ldots" in text:
         return None
+    text = re.sub(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ(?![A-Za-z]))", "", text)
     if number(text) is not None:
         text = re.sub(r"(?<=[\d.])[eE](.*)", r" \\times 10^{\1}", text.replace(r"\,", ""))
+    text = with_case(text)
     boxed = math_verify.LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
     boxed = replace(boxed, normalization_config=replace(boxed.normalization_config, units=False))
     only = {"extraction_config": [boxed], "extraction_mode": "first_match", "fallback_mode": "no_fallback"}
     return next(iter(math_verify.parse(rf"\boxed{{{text}}}", parsing_timeout=None, **only)), None)
+
+
+def with_case(text):
+    r"""The text with an index at the R of \pi(R^2 - r^2), since math-verify would read both letters as r."""
+    pieces = re.split(rf"({TEXT}\{{[^{{}}]*\}}|\\[A-Za-z]+|_\s?\{{[^{{}}]*\}}|_\s?\w)", text)
+    letters = set("".join(pieces[::2]))
+    both = "".join(letter for letter in letters if letter.isupper() and letter.lower() in letters)
+    if not both:
+        return text
+    pieces[::2] = [re.sub(f"[{both}]", r"\g<0>_{\g<0>}", piece) for piece in pieces[::2]]
+    return re.sub(r"(_\{[A-Z]\})(_)", r"\2", "".join(pieces))
 
 
 def distance(a, b):

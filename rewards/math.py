@@ -120,8 +120,8 @@ def load(source, split, *, size=None, seed=0):
     Out: a list of dicts with `messages` (the chat; its last turn ends in INSTRUCTION), `prefix` (empty), `answer` (a
     list of gold texts, any of which counts) and `category` (the file's name, or the row's data source if the file has
     several).
-    Golds that can't be read (`equality.readable`) are left out, because a right answer to them looks like a wrong one. A printed
-    line counts the problems that are lost.
+    Golds that can't be read (`equality.readable`) are left out, because a right answer to them looks like a wrong one.
+    A printed line counts the problems that are lost.
     Errors: ValueError if the arguments, the files or a row are invalid; it names file and row (counted from 1).
     """
     check_split(split, size)

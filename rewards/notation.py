@@ -28,7 +28,7 @@ COMMANDS = {
     "θ": "theta", "ϑ": "vartheta", "κ": "kappa", "λ": "lambda", "μ": "mu", "µ": "mu", "ν": "nu", "ξ": "xi", "π": "pi",
     "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "varphi", "ϕ": "phi", "χ": "chi", "ψ": "psi", "ω": "omega",
     "Γ": "Gamma", "Δ": "Delta", "∆": "Delta", "Θ": "Theta", "Λ": "Lambda", "Ξ": "Xi", "Π": "Pi", "Σ": "Sigma",
-    "Φ": "Phi", "Ψ": "Psi", "Ω": "Omega", "Ω": "Omega",
+    "Φ": "Phi", "Ψ": "Psi", "Ω": "Omega",
 }  # fmt: skip
 FRACTIONS = "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞↉"
 
@@ -37,14 +37,25 @@ def plain(text):
     """The text in NFC, with blanks, dashes, quotes, full-width and mathematical letters in ASCII; nothing invisible."""
     if text.isascii():
         return text
+    text = re.sub(r"(?<=\d)[\u2009\u202f](?=\d{3}(?!\d))", ",", text)  # thin blanks between thousands
     text = unicodedata.normalize("NFC", text).translate(PLAIN)
     # The second range holds letters and digits in bold, italics and so on.
     return re.sub(r"[^\S\n]|[\U0001D400-\U0001D7FF]", lambda sign: unicodedata.normalize("NFKC", sign[0]), text)
 
 
 def fraction(sign):
-    """(3, 4) of ¾."""
+    """["3", "4"] of ¾."""
     return unicodedata.normalize("NFKC", sign).split("⁄")
+
+
+def fractions_as_decimals(text):
+    """3½ as 3.5."""
+
+    def decimal(match):
+        above, below = map(int, fraction(match[2]))
+        return repr(int(match[1] or 0) + above / below)
+
+    return re.sub(rf"([0-9]{{0,15}})\s?([{FRACTIONS}])", decimal, text)
 
 
 def latex(text):
@@ -52,8 +63,8 @@ def latex(text):
     text = plain(text)
     if text.isascii():
         return text
-    text = re.sub(f"[{FRACTIONS}]", lambda sign: r"\frac{%s}{%s}" % tuple(fraction(sign[0])), text)
-    text = scripts(text)
+    text = re.sub(f"[{FRACTIONS}]", lambda sign: r"\frac{{{}}}{{{}}}".format(*fraction(sign[0])), text)
+    text = scripts(text.replace("³√", "∛").replace("⁴√", "∜"))
     text = re.sub(r"([√∛∜])\s*(?:(\d+(?:\.\d+)?|[^\W\d_])|\(([^()]*)\))?", root, text)
     commands = {ord(sign): rf"\{name} " for sign, name in COMMANDS.items()}
     text = re.sub(r"\s*[º°˚]\s*(?![CFK]\b)", r"^\\circ ", text)
