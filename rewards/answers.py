@@ -38,6 +38,7 @@ def clean(text):
     text = re.sub(r"\\(?:color|textcolor)\s?\{[^{}]*\}", "", text)
     text = re.sub(rf"\\(?:{STYLES})(?![A-Za-z])(?!\s?\.)", "", text)
     text = re.sub(r"\\degree(?![A-Za-z])", r"^\\circ", text)
+    text = re.sub(r"\\([lgn])eq(?:slant)?(?![A-Za-z])", r"\\\1e", text)
     text = re.sub(r"\\(?:mathrm|rm|operatorname)(?:\s([eid])(?![A-Za-z])|\s?\{([eid])\})", r"\1\2", text)
     text = re.sub(r"(\\sqrt\s?\[[^\[\]]*\])\s?(\w)", r"\1{\2}", text)
     text = trim(text)
@@ -47,6 +48,7 @@ def clean(text):
     text = re.sub(r"(\d*)\.()\((\d+)\)", recurring, text)
     text = re.sub(r"(\d*)\.(\d*)\\dot\s?\{?(\d)\}?(?:(\d*)\\dot\s?\{?(\d)\}?)?", recurring, text)
     text = re.sub(rf"(?<=\d)\s?\^?\s?\{{?\s?(?:{TEXT}\{{\s?)?(?:st|nd|rd|th)\s?\}}*$", "", text)
+    text = re.sub(r"(?<=\d)\s?(?:\^\s?\{?(?:\s?\\prime)+\s?\}?|'+|\")$", "", text)
     return trim(mixed_numbers(code_as_latex(text)))
 
 
@@ -168,13 +170,13 @@ def number(text):
 def values(gold):
     """The values of a gold in digits: its own, and the one whose noise it shows (0.30000000000000004: also 0.3)."""
     value = number(gold)
-    return [] if value is None else [value, *without_noise(value)]
+    return [] if value is None else [value, *without_noise(gold, value)]
 
 
-def without_noise(value):
+def without_noise(gold, value):
     """The short decimals that a computer made this one of: a float of 32 bits, or the last digits of one of 64 bits."""
+    num_digits = significant_digits(gold)
     as_float = float(value) if abs(value) < 1e30 else 0.0
-    num_digits = significant_digits(repr(as_float))
     if value.denominator == 1 or num_digits < 9 or abs(Fraction(as_float) - value) > abs(value) * Fraction(2) ** -53:
         return []
     found = [f"{as_float:.15g}"] if num_digits >= 16 else []
@@ -184,7 +186,7 @@ def without_noise(value):
 
 
 def significant_digits(text):
-    return len(re.sub(r"e.*|\D", "", text).strip("0"))
+    return len(re.sub(r"[eE\\].*|\D", "", text.replace(r"\$", "")).strip("0"))
 
 
 def as_float32(value):
@@ -205,11 +207,12 @@ SPELLINGS = {  # of units; those that are missing here are never compared. Case 
     "cent": "¢", "dollar": "$ USD usd buck", "euro": "€ EUR", "poundsterling": "£ GBP", "yen": "¥ JPY",
     "rupee": "₹ INR Rs", "degree": "deg", "degreecelsius": "", "degreefahrenheit": "", "rad": "radian",
     "%": "percent percentage pct", "am": "", "pm": "", "acre": "", "ha": "hectare", "dozen": "",
-    "mHz": "millihertz", "Hz": "hertz", "kHz": "kilohertz", "MHz": "megahertz", "GHz": "gigahertz", "N": "newton",
-    "kN": "kilonewton", "J": "joule", "kJ": "kilojoule", "MJ": "megajoule", "mW": "milliwatt", "W": "watt", "kW": "kilowatt",
-    "MW": "megawatt", "kWh": "", "mV": "millivolt", "V": "volt", "kV": "kilovolt", "mA": "milliampere",
-    "A": "ampere amp", "K": "kelvin", "Pa": "pascal", "kPa": "kilopascal", "atm": "atmosphere", "mol": "mole", "eV": "", "keV": "",
-    "MeV": "", "GeV": "", "erg": "ergs", "cal": "calorie", "kcal": "kilocalorie", "bit": "", "byte": "",
+    "mHz": "millihertz", "Hz": "hertz", "kHz": "kilohertz", "MHz": "megahertz", "GHz": "gigahertz",
+    "N": "newton", "kN": "kilonewton", "J": "joule", "kJ": "kilojoule", "MJ": "megajoule",
+    "mW": "milliwatt", "W": "watt", "kW": "kilowatt", "MW": "megawatt", "kWh": "",
+    "mV": "millivolt", "V": "volt", "kV": "kilovolt", "mA": "milliampere", "A": "ampere amp", "K": "kelvin",
+    "Pa": "pascal", "kPa": "kilopascal", "atm": "atmosphere", "mol": "mole",
+    "eV": "", "keV": "", "MeV": "", "GeV": "", "erg": "", "cal": "calorie", "kcal": "kilocalorie", "bit": "", "byte": "",
     "kB": "KB kilobyte", "MB": "megabyte", "GB": "gigabyte",
 }  # fmt: skip
 UNITS = {name: unit for unit, names in SPELLINGS.items() for name in [unit, *names.split()]}
@@ -292,10 +295,13 @@ def unit_name(words):
     """The unit in one spelling, or None."""
     if words and words[0].lower() in POWERS:
         words = [*words[1:], POWERS[words[0].lower()]]
-    names = [spelled(word) if word[-1].isalpha() else word if word in "/%" else spelled(word) or word for word in words]
-    if None in names or not names:
-        return "%" if "%" in names else None
-    return "".join(names).replace("/cent", "%") if names[:2] == ["/", "cent"] else "".join(names)
+    names = []
+    for word in words:
+        is_letter = len(word) == 1 and word.isalpha() and "/" in words  # 3 M/S
+        names.append(spelled(word) or (UNITS.get(word.lower()) if is_letter else None if word[-1].isalpha() else word))
+    if names[:2] == ["/", "cent"] or "%" in names:
+        return "%"  # also: percentage points
+    return "".join(names) if names and None not in names else None
 
 
 def spelled(word):
@@ -321,7 +327,7 @@ def clock(text):
 
     Both digits of the minutes are there, and no blank before them: 1:2 and 21 : 44 are ratios.
     """
-    words = UNWRAPPED.sub(r" \1 ", text.rsplit("=", 1)[-1]).replace(".", "").replace(r"\,", " ").lower().split()
+    words = re.sub(BLANK, " ", UNWRAPPED.sub(r" \1 ", text.rsplit("=", 1)[-1])).replace(".", "").lower().split()
     found = CLOCK.fullmatch(" ".join(words))
     if found is None or int(found[1]) > 24 or (found[2] is None and found[4] is None and "o'clock" not in found[0]):
         return None

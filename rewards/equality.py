@@ -81,6 +81,8 @@ def equal_lists(answer, gold):
     inside, of_gold = inside_brackets(answer), inside_brackets(gold)
     if inside and of_gold and inside[0] in ("(", "[") and inside[::2] == of_gold[::2]:
         return equal_tuples(inside[1], of_gold[1])
+    if inside and of_gold and inside[0] == of_gold[0] == r"\{":
+        return equal_sets(elements(inside[1]), elements(of_gold[1]))
     ways, of_gold_ways = list_readings(answer), list_readings(gold)
     for one in ways:
         for other in of_gold_ways:
@@ -114,6 +116,14 @@ def equal_tuples(answer, gold):
         if len(one) == len(other) and all(map(equal, one, other)):
             return True
     return False
+
+
+def equal_sets(answers, golds):
+    """True if each element of one set is in the other, None if neither has several."""
+    if len(answers) <= 1 and len(golds) <= 1:
+        return None
+    in_golds = all(any(equal(one, gold) for gold in golds) for one in answers)
+    return in_golds and all(any(equal(one, gold) for one in answers) for gold in golds)
 
 
 def equal_elements(answers, golds):

@@ -9,7 +9,7 @@ import unicodedata
 DASHES = "−–—‐‑‒―﹣⁃"  # each is a minus in front of a number
 PLAIN = {ord(dash): "-" for dash in DASHES}
 PLAIN |= {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # full-width ！ to ～
-PLAIN |= str.maketrans("，、。；：％‘’‚“”„′″∶⁄∕∗﹪﹐", ",,.;:%'''\"\"\"'\":/" + "/*%,")
+PLAIN |= str.maketrans("，、。․；：％‘’‚“”„′″∶⁄∕∗﹪﹐", ",,..;:%'''\"\"\"'\":/" + "/*%,")
 PLAIN |= {code: None for code in (0xAD, 0x180E, *range(0x200B, 0x2010), *range(0x202A, 0x202F), 0x2060, 0xFEFF)}
 PLAIN |= dict.fromkeys(range(0xFE00, 0xFE10))  # variation selectors
 
