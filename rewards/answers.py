@@ -44,9 +44,9 @@ def clean(text):
     text = trim(text)
     text = re.sub(rf"(-?\d*\.\d+)\s?{DOTS}", unfold, text)
     text = re.sub(DOTS, r"\\ldots ", text)
-    text = re.sub(r"(\d*)\.(\d*)(?:\\(?:overline|bar)\s?(?:\{(\d+)\}|(\d)))", recurring, text)
-    text = re.sub(r"(\d*)\.()\((\d+)\)", recurring, text)
-    text = re.sub(r"(\d*)\.(\d*)\\dot\s?\{?(\d)\}?(?:(\d*)\\dot\s?\{?(\d)\}?)?", recurring, text)
+    text = re.sub(r"(\d{0,99})\.(\d{0,99})(?:\\(?:overline|bar)\s?(?:\{(\d{1,99})\}|(\d)))", recurring, text)
+    text = re.sub(r"(\d{0,99})\.()\((\d{1,99})\)", recurring, text)
+    text = re.sub(r"(\d{0,99})\.(\d{0,99})\\dot\s?\{?(\d)\}?(?:(\d{0,99})\\dot\s?\{?(\d)\}?)?", recurring, text)
     text = re.sub(rf"(?<=\d)\s?\^?\s?\{{?\s?(?:{TEXT}\{{\s?)?(?:st|nd|rd|th)\s?\}}*$", "", text)
     text = re.sub(r"(?<=\d)\s?(?:\^\s?\{?(?:\s?\\prime)+\s?\}?|'+|\")$", "", text)
     return trim(mixed_numbers(code_as_latex(text)))
@@ -80,6 +80,8 @@ def closing(text, start):
 def unfold(match):
     r"""0.333\ldots as 0.\overline{3}, if its digits repeat; otherwise nobody knows how they go on."""
     head, _, digits = match[1].partition(".")
+    if len(digits) > 60:
+        return match[0]
     found = re.fullmatch(r"(\d*?)(?:(\d)\2{2,}|(\d{2,}?)\3+)", digits)
     return rf"{head}.{found[1]}\overline{{{found[2] or found[3]}}}" if found else match[0]
 
@@ -177,7 +179,8 @@ def without_noise(gold, value):
     """The short decimals that a computer made this one of: a float of 32 bits, or the last digits of one of 64 bits."""
     num_digits = significant_digits(gold)
     as_float = float(value) if abs(value) < 1e30 else 0.0
-    if value.denominator == 1 or num_digits < 9 or abs(Fraction(as_float) - value) > abs(value) * Fraction(2) ** -53:
+    apart = abs(Fraction(as_float) - value)
+    if value.denominator == 1 or num_digits < 9 or apart > (abs(value) / 2**53 if num_digits <= 17 else 0):
         return []
     found = [f"{as_float:.15g}"] if num_digits >= 16 else []
     if as_float32(as_float) == as_float:
@@ -212,7 +215,7 @@ SPELLINGS = {  # of units; those that are missing here are never compared. Case 
     "mW": "milliwatt", "W": "watt", "kW": "kilowatt", "MW": "megawatt", "kWh": "",
     "mV": "millivolt", "V": "volt", "kV": "kilovolt", "mA": "milliampere", "A": "ampere amp", "K": "kelvin",
     "Pa": "pascal", "kPa": "kilopascal", "atm": "atmosphere", "mol": "mole",
-    "eV": "", "keV": "", "MeV": "", "GeV": "", "erg": "", "cal": "calorie", "kcal": "kilocalorie", "bit": "", "byte": "",
+    "eV": "", "keV": "", "MeV": "", "GeV": "", "erg": "", "cal": "calorie", "kcal": "kilocalorie", "bit": "",
     "kB": "KB kilobyte", "MB": "megabyte", "GB": "gigabyte",
 }  # fmt: skip
 UNITS = {name: unit for unit, names in SPELLINGS.items() for name in [unit, *names.split()]}
