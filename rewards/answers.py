@@ -15,8 +15,8 @@ from rewards.notation import latex
 
 BLANK = r"(?:\s|\\[,;:! ]|\\q?quad(?![A-Za-z]))"
 STYLES = (
-    "boxed fbox boldsymbol mathbf bm bf underline displaystyle textstyle large Large LARGE huge Huge left right "
-    "big Big bigl bigr Bigl Bigr bigg Bigg biggl biggr Biggl Biggr mathstrut"
+    "boxed fbox boldsymbol mathbf mathtt texttt bm bf underline displaystyle textstyle large Large LARGE huge Huge "
+    "left right big Big bigl bigr Bigl Bigr bigg Bigg biggl biggr Biggl Biggr mathstrut"
 ).replace(" ", "|")
 TEXT = r"\\(?:text|textrm|textnormal|textit|textbf|textsf|emph|mathrm|mathsf|mathit|operatorname|mbox|hbox)\s*"
 UNWRAPPED = re.compile(TEXT + r"\{([^{}]*)\}")
@@ -35,7 +35,11 @@ def clean(text):
     if len(re.findall(r"(?<!\\)\$", text)) % 2:
         text = re.sub(r"(?<!\\)\$(?=-?\s?[\d.])", r"\\$", text, count=1)  # a dollar, and no math mode
     text = re.sub(r"(?<!\\)\$", "", text)
-    text = re.sub(r"\\(?:color|textcolor)\s?\{[^{}]*\}", "", text)
+    text = re.sub(rf"{TEXT}\{{\s?(\\\$|Rs\.?|USD|[:,;])\s?\}}|\{{(:)\}}", r"\1\2", text).replace(r"\textdollar", r"\$")
+    text = re.sub(r"\\(?:color|textcolor|colorbox)\s?\{[^{}]*\}", "", text)
+    text = re.sub(
+        r"\\(?:newline|linebreak|(?:black)?square|qed|(?:hspace|[hv]?phantom)\s?\{[^{}]*\})(?![A-Za-z])", " ", text
+    )
     text = re.sub(rf"\\(?:{STYLES})(?![A-Za-z])(?!\s?\.)", "", text)
     text = re.sub(r"\\degree(?![A-Za-z])", r"^\\circ", text)
     text = re.sub(r"\\([lgn])eq(?:slant)?(?![A-Za-z])", r"\\\1e", text)
@@ -122,6 +126,7 @@ def code_as_latex(text):
     if re.fullmatch(r"[\w\s'-]*", text) and any(run not in NAMES and run not in CALLS for run in runs):
         return text
     text = re.sub(r"\*\*|[<>!]=|(?<!\^)(?<!\^\{)\*", lambda sign: SIGNS[sign[0]], text)
+    text = re.sub(r"\^\s?(-\s?(?:\d+|[A-Za-z](?![A-Za-z])))", r"^{\1}", text)
     for name in re.findall(r"(?<![A-Za-z_])\\?(sqrt|cbrt|exp|[aA]bs|floor|ceil(?:ing)?)(?=\s?\()", text):
         text = call_as_latex(text, name)
     for start in reversed([match.end() - 1 for match in re.finditer(r"\^\s?\(", text)]):
@@ -245,7 +250,8 @@ def quantity(text):
     multiplies. Bare words count as a unit only behind a plain number, single letters only behind a blank: 6m is an
     expression.
     """
-    currency = re.match(r"([-+]?)\s?(\\\$|[€£¥₹])\s?([-+]?)", text)
+    text = re.sub(rf"\\[dtc]?frac\s?\{{{UNWRAPPED.pattern}\}}\s?\{{{UNWRAPPED.pattern}\}}$", r"\\text{\1/\2}", text)
+    currency = re.match(r"([-+]?)\s?(\\\$|[€£¥₹]|(?:Rs|USD|EUR|GBP|INR)(?=[.\s\d]))\.?\s?([-+]?)", text)
     head = currency[1] + currency[3] + text[currency.end() :] if currency else text
     words, is_bare = [], False
     while (last := LAST_WORD.search(head)) and last.start() > 0:
@@ -257,7 +263,12 @@ def quantity(text):
     head = trim(head)
     letters = re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+|\{,\}", "", head))
     is_cut = re.search(r"(?:[-+=/^_(,;:]|\\[a-z]{2,6})$", head) and not re.search(r"\\(?:pi|infty|theta|alpha)$", head)
-    if NO_UNITS & set(words) or is_cut or (is_bare and (letters or words[0] == "/")) or not head:
+    if (
+        NO_UNITS & set(words)
+        or is_cut
+        or (is_bare and (letters or (words[0] == "/" and len(words[1]) == 1)))
+        or not head
+    ):
         return text, None
     while words and words[0].lower() in MULTIPLIERS:
         power = MULTIPLIERS[words.pop(0).lower()]
@@ -451,6 +462,7 @@ def inside_brackets(text):
 
 
 def ratio(text):
-    """The parts of 1:2:3, or None."""
+    """The parts of 1:2:3 and of 1 to 2, or None."""
+    text = re.sub(rf"(?<=[\d}}\s])(?:{TEXT}\{{\s?to\s?\}}|to)(?=[\s\d\\])", ":", text)
     parts = [trim(part) for part in text.split(":")]
-    return parts if len(parts) > 1 and all(parts) else None
+    return parts if len(parts) > 1 and all(re.search(r"\d", part) for part in parts) else None
