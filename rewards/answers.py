@@ -29,6 +29,8 @@ def clean(text):
     Unicode (x², 3½, 60°) and code (2*pi, sqrt(3), x**2) become LaTeX, recurring decimals (0.\overline{3}) and mixed
     numbers (11 5/6) fractions. \$ stays, since it is a unit.
     """
+    if text.isascii() and text.isdigit():
+        return text
     text = re.sub(r"\s+", " ", latex(text)).replace("~", " ")
     text = re.sub(r",\\!\s?(?=\d{3}(?!\d))", "{,}", text).replace(r"\!", "")
     text = re.sub(r"\\\(|\\\)|\\\[(?!\d*\.?\d*(?:ex|em|pt|cm|mm)\])|(?<!\\)\\\]", "", text)
@@ -57,11 +59,11 @@ def clean(text):
 
 
 def trim(text):
-    r"""Without blanks, line breaks, braces, one \text{...}, marks of bold and a final full stop around it."""
+    r"""Without blanks, line breaks, braces, one \text{...}, marks of bold and final full stop or comma around it."""
     before = None
     while text != before:
         before = text
-        text = re.sub(rf"^{BLANK}+|(?:{BLANK}|\\\\)+\\?$", "", text)
+        text = re.sub(rf"^{BLANK}+|(?:{BLANK}|\\\\|[,;])+\\?$", "", text)
         text = re.sub(r"^(\*\*?|__|`+)(.+)\1$", r"\2", text)
         text = re.sub(rf"^{TEXT}\{{([^{{}}]*)\}}$", r"\1", text)
         if text.endswith(".") and not re.search(r"\\(?:right|left)\s?\.$|\.{3}$", text):
@@ -214,7 +216,7 @@ SPELLINGS = {  # of units; those that are missing here are never compared. Case 
     "year": "yr", "decade": "", "century": "centuries",
     "cent": "¢", "dollar": "$ USD usd buck", "euro": "€ EUR", "poundsterling": "£ GBP", "yen": "¥ JPY",
     "rupee": "₹ INR Rs", "degree": "deg", "degreecelsius": "", "degreefahrenheit": "", "rad": "radian",
-    "%": "percent percentage pct", "am": "", "pm": "", "acre": "", "ha": "hectare", "dozen": "",
+    "%": "percent percentage pct", "am": "", "pm": "", "acre": "", "ha": "hectare",
     "mHz": "millihertz", "Hz": "hertz", "kHz": "kilohertz", "MHz": "megahertz", "GHz": "gigahertz",
     "N": "newton", "kN": "kilonewton", "J": "joule", "kJ": "kilojoule", "MJ": "megajoule",
     "mW": "milliwatt", "W": "watt", "kW": "kilowatt", "MW": "megawatt", "kWh": "",
@@ -225,9 +227,9 @@ SPELLINGS = {  # of units; those that are missing here are never compared. Case 
 }  # fmt: skip
 UNITS = {name: unit for unit, names in SPELLINGS.items() for name in [unit, *names.split()]}
 UNITS |= {"per": "/", "mph": "mi/h", "kph": "km/h", "kmh": "km/h", "kmph": "km/h", "celsius": "celsius"}
-UNITS |= {"fahrenheit": "fahrenheit", "o'clock": "oclock"}
+UNITS |= {"fahrenheit": "fahrenheit", "o'clock": "oclock", "squared": "2", "cubed": "3"}
 POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
-MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+MULTIPLIERS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 # Words behind a number that are no unit: the whole is then no quantity.
 NO_UNITS = set(
     "and or not no nor is isn't are if to than then but minus plus times over between wrong false incorrect never "
@@ -271,11 +273,17 @@ def quantity(text):
     ):
         return text, None
     while words and words[0].lower() in MULTIPLIERS:
-        power = MULTIPLIERS[words.pop(0).lower()]
-        head = (
-            rf"{head} \times 10^{{{power}}}" if head.replace(".", "").isdigit() else rf"({head}) \cdot 10^{{{power}}}"
-        )
+        head = times(head, MULTIPLIERS[words.pop(0).lower()])
     return head, unit_name(([currency[2].lstrip("\\")] if currency else []) + words)
+
+
+def times(text, factor):
+    """A number or an expression times a whole number."""
+    value = number(text)
+    if value is None:
+        return rf"({text}) \cdot {factor}"
+    value *= factor
+    return str(value) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def is_unit(last, head):

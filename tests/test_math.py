@@ -221,7 +221,7 @@ KINDS = {
         sin(x)**2 → \sin^2 x | atan(2) → \arctan 2 | abs(x) → \left|x\right| | oo → \infty
         4*x*exp(x**2) → 4xe^{x^2} | k>=2 → k \geqslant 2 | E → e | pi → \pi | 12 pens → 12
         12 pens → 12 \text{ pens} | 2 (two) → 2 | The answer is $\boxed{2}$. → 2 | \text{12 pens} → 12
-        So $\boxed{\frac12}$ pens are left. → 0.5 | 2nd → 2 | 17^{\text{th}} → 17 | 5.4 million → 5400000""",
+        So $\boxed{\frac12}$ pens are left. → 0.5 | 2nd → 2 | 17^{\text{th}} → 17 | 5.4 million → 5400000 | 2 dozen → 24""",
         r"""2*pi → 3\pi | x**2+1 → x^2-1 | 12 pens → 21 | 2 (two) → 3 | The answer is $\boxed{2}$. → 3
         9 → 9 is not it | 9 → 9 wrong | 9 → 9 \text{ or } 8 | 9 → not 9 | 5.4 → 5.4 million | exp(2) → 2e""",
     ),
