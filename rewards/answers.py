@@ -236,6 +236,7 @@ NO_UNITS = set(
     "maybe unless because since where when".split()
 )
 
+OPERATORS = "times|cdot|div|pm|mp|le|ge|ne|lt|gt|approx|neg|to|in|not|sim|cup|cap"
 POWER = r"(?:\s?\^\s?(?:\{\s?\(?(?P<power>-?\d)\)?\s?\}|(?P<power2>-?\d)))?"
 LAST_WORD = re.compile(
     rf"(?P<gap>(?:{BLANK}|/|\\cdot(?![A-Za-z])|\\times(?![A-Za-z])|\()*)"
@@ -255,26 +256,31 @@ def quantity(text):
     text = re.sub(rf"\\[dtc]?frac\s?\{{{UNWRAPPED.pattern}\}}\s?\{{{UNWRAPPED.pattern}\}}$", r"\\text{\1/\2}", text)
     currency = re.match(r"([-+]?)\s?(\\\$|[€£¥₹]|(?:Rs|USD|EUR|GBP|INR)(?=[.\s\d]))\.?\s?([-+]?)", text)
     head = currency[1] + currency[3] + text[currency.end() :] if currency else text
-    words, is_bare = [], False
-    while (last := LAST_WORD.search(head)) and last.start() > 0:
-        if last["bare"] and not is_unit(last, head):
-            break
-        is_bare = is_bare or bool(last["bare"])
-        words = ["/"] * ("/" in last["gap"]) + words_of(last) + words
-        head = head[: last.start()]
-    head = trim(head)
-    letters = re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+|\{,\}", "", head))
-    is_cut = re.search(r"(?:[-+=/^_(,;:]|\\[a-z]{2,6})$", head) and not re.search(r"\\(?:pi|infty|theta|alpha)$", head)
-    if (
-        NO_UNITS & set(words)
-        or is_cut
-        or (is_bare and (letters or (words[0] == "/" and len(words[1]) == 1)))
-        or not head
-    ):
+    head, words, is_bare = without_words(head)
+    is_cut = re.search(rf"(?:[-+=/^_(,;:]|\\(?:{OPERATORS}))$", head) is not None
+    if not head or is_cut or NO_UNITS & set(map(str.lower, words)) or (is_bare and not is_plain(head, words)):
         return text, None
     while words and words[0].lower() in MULTIPLIERS:
         head = times(head, MULTIPLIERS[words.pop(0).lower()])
     return head, unit_name(([currency[2].lstrip("\\")] if currency else []) + words)
+
+
+def without_words(text):
+    r"""(the text without its last words, they, whether one of them is bare, which is without a \text around it)."""
+    words, is_bare = [], False
+    while (last := LAST_WORD.search(text)) and last.start() > 0:
+        if last["bare"] and not is_unit(last, text):
+            break
+        is_bare = is_bare or bool(last["bare"])
+        words = ["/"] * ("/" in last["gap"]) + words_of(last) + words
+        text = text[: last.start()]
+    return trim(text), words, is_bare
+
+
+def is_plain(head, words):
+    """True if bare words can be the unit of what is before them: no letters, and no division such as 3/m."""
+    letters = re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+|\{,\}", "", head))
+    return letters is None and not (words[0] == "/" and len(words[1]) == 1)
 
 
 def times(text, factor):
