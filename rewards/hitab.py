@@ -111,7 +111,7 @@ def read_answer(text, *, thousands=True):
         return None
     text = latex(fractions_as_decimals(text)).translate(SIGNS)
     text = WRAPPED.sub(r" \1 ", text).replace("{,}", ",")
-    text = re.sub(r"\^\s?\{([^{}]*+)\}", r"^\1", text)
+    text = re.sub(r"([\^_])\s?\{([^{}]*+)\}", r"\1\2", text)
     text = re.sub(r"\\[()\[\]!]", "", text)  # LaTeX's \( \) \[ \] and \!, which join what is on both sides
     text = re.sub(r"\\[,;: ]", " ", text)  # LaTeX's blanks
     text = text.replace("\\", "").casefold()  # of \% and \&
