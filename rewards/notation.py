@@ -65,16 +65,18 @@ def latex(text):
         return text
     text = re.sub(f"[{FRACTIONS}]", lambda sign: r"\frac{{{}}}{{{}}}".format(*fraction(sign[0])), text)
     text = scripts(text.replace("³√", "∛").replace("⁴√", "∜"))
-    text = re.sub(r"([√∛∜])\s*(?:(\d+(?:\.\d+)?|[^\W\d_])|\(([^()]*)\))?", root, text)
+    count = 1
+    while count:  # from the inside
+        text, count = re.subn(r"([√∛∜])\s?(?:(\d+(?:\.\d+)?|[^\W\d_])|\(([^()√∛∜]*)\))", root, text)
+    text = text.translate({ord(sign): name for sign, name in ROOTS.items()})
     commands = {ord(sign): rf"\{name} " for sign, name in COMMANDS.items()}
     text = re.sub(r"\s*[º°˚]\s*(?![CFK]\b)", r"^\\circ ", text)
     return text.translate(commands)
 
 
 def root(match):
-    """√3, √x and √(x+1) with braces; otherwise, as in √{3}, they are there."""
-    name, inside = ROOTS[match[1]], match[2] or match[3]
-    return f"{name}{{{inside}}}" if inside else name
+    """√3, √x and √(x+1) with braces. Others, such as √{3}, keep what they have."""
+    return f"{ROOTS[match[1]]}{{{match[2] or match[3]}}}"
 
 
 def scripts(text):
