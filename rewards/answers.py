@@ -60,8 +60,7 @@ def clean(text):
 
 def trim(text):
     r"""Without blanks, line breaks, braces, one \text{...}, marks of bold and final full stop or comma around it."""
-    before = None
-    while text != before:
+    for _ in range(5):  # layers; hostile texts may have many
         before = text
         text = re.sub(rf"^{BLANK}+|(?:{BLANK}|\\\\|[,;])+\\?$", "", text)
         text = re.sub(r"^(\*\*?|__|`+)(.+)\1$", r"\2", text)
@@ -70,6 +69,8 @@ def trim(text):
             text = text[:-1]
         if text[:1] == "{" and closing(text, 0) == len(text) - 1:
             text = text[1:-1]
+        if text == before:
+            break
     return text
 
 

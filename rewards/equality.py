@@ -3,6 +3,9 @@ r"""Whether two answers are equal as mathematics: by answers.py where it can tel
 math-verify reads LaTeX into SymPy and compares. It can loop or use up all memory on a short text such as 9^{9^{9^9}},
 so `same` and `readable` are called in worker processes alone (workers.py). SymPy takes a second to import, and a
 trainer does without.
+
+Known holes: math-verify ignores the case of variables (n equals N) unless one text has both cases of a letter. A unit
+that only one side has is ignored, and so are words that are no known unit (5 apples equals 5 pears).
 """
 
 import math

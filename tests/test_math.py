@@ -326,6 +326,7 @@ LONG = {
     "a long polynomial": "+".join(f"x^{{{n}}}" for n in range(40)),
     "nested brackets": "(" * 140 + "5" + ")" * 140,
     "nested braces": "{" * 20_000 + "5" + "}" * 20_000,
+    "braces around it": "{" * 140 + "5" + "}" * 140,
     "nested roots": r"\sqrt{" * 40 + "5" + "}" * 40,
     "unicode": "五" * 200,
     "control characters": "".join(map(chr, range(32))),
