@@ -15,6 +15,7 @@ import re
 from fractions import Fraction
 
 from rewards import puzzles
+from rewards.notation import plain
 from rewards.rows import check_columns, check_split, files_of, hub_parts, read_file
 
 MIN_NUMBERS, MAX_NUMBERS = 3, 6
@@ -37,7 +38,7 @@ PREFIX = "<think>"
 # Scoring
 
 MAX_LENGTH = 1000  # characters of an expression; six numbers need fewer than 100; this bounds the scoring time
-SIGNS = str.maketrans("×÷−", "*/-")
+SIGNS = str.maketrans("×÷", "*/")
 RANK = {"+": 1, "-": 1, "*": 2, "/": 2}  # higher binds tighter; equal ranks go left to right
 APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
@@ -74,8 +75,9 @@ def evaluate(text):
     Out: None if the text is not well-formed, otherwise (its numbers in order, its value as a Fraction). The value is
     None if the expression divides by zero.
     A well-formed expression has whole numbers in the digits 0-9 without leading zeros, the operators + - * / or their
-    typographic forms × ÷ −, round brackets, and blanks anywhere except within a number. A minus may also precede a term
-    at the start or right after an opening bracket: -3 + 5 and 2 * (-3) are well-formed, 2 * -3 and +3 are not.
+    typographic forms × ÷ and dashes, round brackets, and blanks anywhere except within a number; signs of full width
+    count. A minus may also precede a term at the start or right after an opening bracket: -3 + 5 and 2 * (-3) are
+    well-formed, 2 * -3 and +3 are not.
     Everything else is not well-formed: "= 16" at the end, decimals, ** and //, 2(3), LaTeX, words, and more than
     MAX_LENGTH characters.
     """
@@ -84,7 +86,7 @@ def evaluate(text):
         return None
     numbers, values, waiting = [], [], []  # waiting: operators with an incomplete right side, and open brackets
     previous = "("
-    for token in re.findall(r"[0-9]+|\S", text.translate(SIGNS)):
+    for token in re.findall(r"[0-9]+|\S", plain(text).translate(SIGNS)):
         begins = previous == "(" or previous in RANK  # True: a term must begin here; False: none may
         if token in RANK:
             if begins:

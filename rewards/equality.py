@@ -1,62 +1,239 @@
-r"""Whether two answers are equal as mathematics: math-verify, and what it overlooks.
+r"""Whether two answers are equal as mathematics: by answers.py where it can tell, otherwise by math-verify.
 
 math-verify reads LaTeX into SymPy and compares. It can loop or use up all memory on a short text such as 9^{9^{9^9}},
-so `same` and `read` are called in worker processes alone (workers.py). SymPy takes a second to import, and a trainer
-does without.
+so `same` and `readable` are called in worker processes alone (workers.py). SymPy takes a second to import, and a
+trainer does without.
+
+Known holes: math-verify ignores the case of variables (n equals N) unless one text has both cases of a letter. A unit
+that only one side has is ignored, and so are words that are no known unit (5 apples equals 5 pears).
 """
 
+import math
 import re
-from fractions import Fraction
+from dataclasses import replace
 from functools import cache, lru_cache
 
-# 12, -0.5, 1,234 and 1{,}234 and 1\,234, 8.7 \times 10^{8}, 3e-19
-NUMBER = re.compile(
-    r"([-+]?)\s*((?:\d++|\d{1,3}(?:(?:,|\{,\}|,\\!|\\,)\d{3})++)?(?:\.\d*)?)"
-    r"(?:(?:\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*|[eE])(?:([-+]?\d{1,3})|\{\s*([-+]?\d{1,3})\s*\}))?",
-    re.ASCII,
+from rewards.answers import (
+    TEXT,
+    UNWRAPPED,
+    bare,
+    clock,
+    elements,
+    folded,
+    inside_brackets,
+    is_noun,
+    is_word,
+    number,
+    quantity,
+    ratio,
+    same_time,
+    values,
 )
 
-
-def number(text):
-    r"""The exact value of a number written in digits, as a Fraction, or None.
-
-    math-verify treats 8.7 \times 10^8 and 870000000 as different numbers, and reads the e of 3e12 as Euler's number.
-    """
-    match = NUMBER.fullmatch(text)
-    if match is None or match[2] in ("", ".") or len(text) > 1000:  # Python refuses to read 5,000 digits
-        return None
-    return Fraction(match[1] + re.sub(r"[^\d.]", "", match[2])) * Fraction(10) ** int(match[3] or match[4] or 0)
+MAX_WORDS = 4  # of a gold in words; a longer one is a sentence
 
 
 def same(answer, golds):
     """True if the answer equals one of the golds as mathematics. In: cleaned texts."""
+    return any(equal(answer, gold) for gold in golds)
+
+
+def equal(answer, gold):
+    """True if the answer equals the gold. Each rule says True or False, or None if it is not its kind."""
+    if answer == gold:
+        return True
+    for rule in (equal_times, equal_ratios, equal_lists, equal_words, equal_quantities):
+        verdict = rule(answer, gold)
+        if verdict is not None:
+            return verdict
+    return equal_expressions(answer, gold)
+
+
+def equal_times(answer, gold):
+    r"""4:50 is a time and no ratio. Of a text that may be a ratio, such as 7:38, \frac{7}{38} is also right."""
+    one, other = clock(answer), clock(gold)
+    if one and other:
+        return same_time(one, other)
+    time = answer if one else gold if other else ""
+    if ":" not in time:
+        return None
+    plain = (gold if one else answer).replace(" ", "")
+    found = re.fullmatch(r"(\d+)(?::|/)(\d+)|\\[dt]?frac\{(\d+)\}\{(\d+)\}", plain)
+    return found is not None and ":".join(filter(None, found.groups())) == time
+
+
+def equal_ratios(answer, gold):
+    """1:2:3 equals 2:4:6, and 1:2 equals 1/2, as math-verify reads it."""
+    one, other = ratio(answer), ratio(gold)
+    if one and other:
+        pairs = zip(one, one[1:], other, other[1:])
+        return len(one) == len(other) and all(equal_expressions(*fractions_of(*parts)) for parts in pairs)
+    return False if len(one or other or []) > 2 else None
+
+
+def fractions_of(a, b, c, d):
+    return rf"\frac{{{a}}}{{{b}}}", rf"\frac{{{c}}}{{{d}}}"
+
+
+def equal_lists(answer, gold):
+    """Plain lists have the same elements, each as often, in any order; tuples have them in one order.
+
+    The commas of 120,150 may separate thousands or elements: whatever makes it right.
+    """
+    if number(answer) is not None and number(gold) is not None:
+        return None
+    inside, of_gold = inside_brackets(answer), inside_brackets(gold)
+    if inside and of_gold and inside[0] in ("(", "[") and inside[::2] == of_gold[::2]:
+        return equal_tuples(inside[1], of_gold[1])
+    if inside and of_gold and inside[0] == of_gold[0] == r"\{":
+        return equal_sets(elements(inside[1]), elements(of_gold[1]))
+    ways, of_gold_ways = list_readings(answer), list_readings(gold)
+    for one in ways:
+        for other in of_gold_ways:
+            if len(one) == len(other) > 1 and equal_elements(list(one), list(other)):
+                return True
+    n, m = min(map(len, ways)), min(map(len, of_gold_ways))
+    if n == m == 1:
+        return None
+    if n > 1 and m > 1:
+        return False
+    # One is a list, and the other is no plain one: a tuple, a set, or a single value.
+    single, parts, brackets = (answer, of_gold_ways[0], inside) if n == 1 else (gold, ways[0], of_gold)
+    if brackets and len(elements(brackets[1])) > 1:
+        return None if len(elements(brackets[1])) == len(parts) else False
+    if n == 1 and re.search(r"(?<![A-Za-z])(?:or|OR)(?![A-Za-z])", gold) and all(equal(parts[0], x) for x in parts):
+        return equal(answer, parts[0])  # 0.09 or 9/100
+    return None if re.search(r"[,;]|\\cup", single) and number(single) is None else False
+
+
+def list_readings(text):
+    """The parts of a list: once with every comma, and once with those of thousands in numbers."""
+    return sorted({tuple(elements(text, thousands=thousands)) or (text,) for thousands in (False, True)}, key=len)
+
+
+def equal_tuples(answer, gold):
+    """True if two contents of brackets are equal, element by element; None if neither has several."""
+    for thousands in (False, True):
+        one, other = elements(answer, thousands=thousands), elements(gold, thousands=thousands)
+        if len(one) == len(other) == 1:
+            return None
+        if len(one) == len(other) and all(map(equal, one, other)):
+            return True
+    return False
+
+
+def equal_sets(answers, golds):
+    """True if each element of one set is in the other, None if neither has several."""
+    if len(answers) <= 1 and len(golds) <= 1:
+        return None
+    in_golds = all(any(equal(one, gold) for gold in golds) for one in answers)
+    return in_golds and all(any(equal(one, gold) for one in answers) for gold in golds)
+
+
+def equal_elements(answers, golds):
+    """True if the lists have equal elements, each as often. Empties both."""
+    while golds:
+        gold = golds.pop(0)
+        ordered = sorted(answers, key=lambda one: one != gold)
+        found = next((one for one in ordered if equal(one, gold) and not differ_in_noun(one, gold)), None)
+        if found is None:
+            return False
+        answers.remove(found)
+    return True
+
+
+def differ_in_noun(answer, gold):
+    """True for 3 apples and 3 pears, which differ if a list has both."""
+    if quantity(answer)[1] or quantity(gold)[1] or not bare(answer) or not bare(gold):
+        return False
+    return folded(bare(answer)) != folded(bare(gold)) and is_word(bare(answer)) and is_word(bare(gold))
+
+
+def equal_words(answer, gold):
+    """Words and names are compared as texts (see `is_word` and `folded`)."""
+    one, other = bare(answer), bare(gold)
+    if one is None or other is None or not (is_word(one) or is_word(other)):
+        return None
+    if any(number(quantity(text)[0]) is not None for text in (answer, gold)):
+        return None if one != other else True  # 12 pens
+    return folded(one) == folded(other)
+
+
+def equal_quantities(answer, gold):
+    """Compare the units, then the values. A unit that only one of the two has does not matter."""
+    (one, unit), (other, unit_of_gold) = quantity(answer), quantity(gold)
+    if unit and unit_of_gold and unit != unit_of_gold:
+        return False
+    if unit in ("%", "degree") and "=" in one:
+        one = one.rsplit("=", 1)[-1].strip()  # of 3/4 = 75%
+    if "%" in (unit, unit_of_gold) and unit != unit_of_gold:
+        return equal_percent(one, other, unit_of_gold == "%")
+    if (one, other) != (answer, gold):
+        return equal(one, other)
+    value, golds = number(one), values(other)
+    return value in golds if value is not None and golds else None
+
+
+def equal_percent(answer, gold, of_gold):
+    """50% equals both 0.5 and 50. of_gold: the gold is the percentage, and the answer the number."""
+    value, golds = number(answer), values(gold)
+    if value is not None and golds:
+        return any(value in ((one, one / 100) if of_gold else (one, one * 100)) for one in golds)
+    answer_share, gold_share = (answer, rf"\frac{{{gold}}}{{100}}") if of_gold else (rf"\frac{{{answer}}}{{100}}", gold)
+    return equal(answer, gold) or equal_expressions(answer_share, gold_share)
+
+
+def readable(gold):
+    """True if a right answer can equal the gold, because it is of one of the kinds above. In: a cleaned text.
+
+    Sentences, formulas with words in them, and what math-verify can't read are not readable.
+    """
+    brackets = inside_brackets(gold)
+    parts = elements(brackets[1] if brackets else gold)
+    if len(parts) > 1:
+        return all(map(readable, parts))
+    core, _ = quantity(gold)
+    if number(core) is not None or clock(gold):
+        return True
+    words = bare(gold)
+    if words is not None and is_word(words):
+        return len(words.split()) <= MAX_WORDS and not re.search(r"\b\d+\b", words)
+    if len(ratio(gold) or []) > 2:
+        return all(map(readable, ratio(gold)))
+    return not has_words(UNWRAPPED.sub("", core)) and read(core) is not None
+
+
+def has_words(text):
+    """True for a formula with a word in it, such as 5 apples + 3."""
+    runs = re.findall(r"(?<![\\A-Za-z_{])[a-z]{4,}", re.sub(r"\\(?:begin|end)\s?\{[^{}]*\}", "", text))
+    return any(map(is_noun, runs))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Expressions, by math-verify
+
+
+def equal_expressions(answer, gold):
+    """True if math-verify finds two expressions equal, and they do not differ in what it overlooks."""
     from sympy import Float
 
-    mine = read(answer)
-    for gold in golds:
-        theirs = read(gold)
-        if mine is None or theirs is None or differs_in_form(answer, gold, mine, theirs):
-            continue
-        if library().verify(theirs, mine, timeout_seconds=None):
-            # verify rounds to six places, so it takes 1.6e-19 and 6.6e-34 for equal. Percentages are not checked again,
-            # because 50% equals both 0.5 and 50.
-            if "%" in answer + gold or (distance(mine, theirs) or 0) < 1e-3:
-                return True
-        elif mine.has(Float) or theirs.has(Float):  # verify misses equal products, such as 8.7 * 10^8 and 870000000
-            apart = distance(mine, theirs)
-            if apart is not None and apart < 1e-12:
-                return True
-    return False
+    mine, theirs = read(answer), read(gold)
+    if mine is None or theirs is None or differs_in_form(answer, gold, mine, theirs):
+        return False
+    if library().verify(theirs, mine, timeout_seconds=None):
+        apart = distance(mine, theirs)
+        return apart is None or apart < 1e-3  # verify rounds to six places, so it takes 1.6e-19 and 6.6e-34 for equal
+    # verify misses equal products, such as 8.7 * 10^8 and 870000000
+    apart = distance(mine, theirs) if mine.has(Float) or theirs.has(Float) else None
+    return apart is not None and apart < 1e-12
 
 
 def differs_in_form(answer, gold, mine, theirs):
     """True if the answer differs from the gold in what math-verify overlooks. In: cleaned texts, SymPy expressions."""
-    unit = unit_of(answer)
     return (
         has_unequal_sides(answer, mine)
         or is_set_for_tuple(answer, gold, mine, theirs)
         or number_base(answer) not in ("10", number_base(gold))
-        or (unit is not None and unit_of(gold) not in (None, unit))
     )
 
 
@@ -91,39 +268,8 @@ def is_set_for_tuple(one, other, of_one, of_other):
 
 def number_base(text):
     """The subscript of the text's last number, such as 8 for 57_8 and 57_{8}. Without one it is 10."""
-    found = re.findall(r"\d\s*_\s*(?:\{([^{}]*)\}|(\w))", text.rsplit("=", 1)[-1])
+    found = re.findall(r"\d\s*_\s*(?:\{([^{}]*)\}|(\w))", UNWRAPPED.sub(r"\1", text.rsplit("=", 1)[-1]))
     return "".join(found[-1]).strip() if found else "10"
-
-
-SPELLINGS = {  # of units; those that are missing here are never compared
-    "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
-    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile",
-    "mg": "milligram", "g": "gram gm", "kg": "kilogram", "oz": "ounce", "lb": "pound", "ton": "tonne",
-    "ml": "mL milliliter millilitre", "l": "L liter litre", "gal": "gallon",
-    "s": "sec second", "min": "minute", "h": "hr hour", "day": "", "week": "", "month": "", "year": "yr",
-    "cent": "", "dollar": "", "degree": "deg", "rad": "radian", "%": "percent", "am": "", "pm": "",
-    "Hz": "hertz", "N": "newton", "J": "joule", "W": "watt", "V": "volt", "A": "ampere amp", "K": "kelvin",
-}  # fmt: skip
-UNITS = {name: unit for unit, names in SPELLINGS.items() for name in [unit, *names.split()]}
-UNITS |= {"per": "/", "mph": "mi/h", "kph": "km/h", "kmh": "km/h"}
-POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
-
-
-def unit_of(text):
-    r"""The unit at the end of the text in one spelling, such as cm2 for 5\text{ square cm} and 5 cm^2, or None.
-
-    math-verify drops units. So 5 km would equal 5 m.
-    """
-    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", " degree", text.replace(r"\%", "%"))
-    text = re.sub(r"\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"\\[,;:! ]|(?<=[A-Za-z])\.", lambda match: "" if match[0] == "." else " ", text)
-    end = re.search(r"[\d\s)}\]](?=[A-Za-z%])([A-Za-z/%\s^{}\d]*)$", text)
-    words = re.findall(r"[A-Za-z]+|[/%\d]", end[1]) if end else []
-    if words and words[0] in POWERS:
-        words = [*words[1:], POWERS[words[0]]]
-    names = [UNITS.get(word) or UNITS.get(word.removesuffix("s")) or word for word in words]
-    known = all(name in UNITS or not name.isalpha() for name in names)
-    return "".join(names) if names and known else None
 
 
 @cache
@@ -155,23 +301,41 @@ def library():
 
 @lru_cache(10000)
 def read(text):
-    r"""The text as a SymPy expression, or None.
+    r"""The text as a SymPy expression, or None. In: a cleaned text without its unit.
 
-    It reads the content of the box as one LaTeX expression. If math-verify cannot read an answer, by default it
-    searches for a part that it can read, such as the 9 in \neq 9. Here this search is off.
+    It reads the text as one LaTeX expression. If math-verify cannot read an answer, by default it searches for a part
+    that it can read, such as the 9 in \neq 9. Here this search is off. So is the removal of units, which takes the m of
+    6m away, and of dots, which makes 0.3\ldots of 0.3.
     """
-    LatexExtractionConfig, parse = library().LatexExtractionConfig, library().parse
+    math_verify = library()
+    if r"\ldots" in text:
+        return None
+    text = re.sub(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ(?![A-Za-z]))", "", text)
     if number(text) is not None:
         text = re.sub(r"(?<=[\d.])[eE](.*)", r" \\times 10^{\1}", text.replace(r"\,", ""))
-    boxed = LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
+    text = with_case(re.sub(r"(?<=\d)i(?![A-Za-z])", " i", text))  # math-verify knows an i behind a blank
+    boxed = math_verify.LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
+    boxed = replace(boxed, normalization_config=replace(boxed.normalization_config, units=False))
     only = {"extraction_config": [boxed], "extraction_mode": "first_match", "fallback_mode": "no_fallback"}
-    return next(iter(parse(rf"\boxed{{{text}}}", parsing_timeout=None, **only)), None)
+    return next(iter(math_verify.parse(rf"\boxed{{{text}}}", parsing_timeout=None, **only)), None)
+
+
+def with_case(text):
+    r"""The text with an index at the R of \pi(R^2 - r^2), since math-verify would read both letters as r."""
+    pieces = re.split(rf"({TEXT}\{{[^{{}}]*\}}|\\[A-Za-z]+|_\s?\{{[^{{}}]*\}}|_\s?\w)", text)
+    letters = set("".join(pieces[::2]))
+    both = "".join(letter for letter in letters if letter.isupper() and letter.lower() in letters)
+    if not both:
+        return text
+    pieces[::2] = [re.sub(f"[{both}]", r"\g<0>_{\g<0>}", piece) for piece in pieces[::2]]
+    return re.sub(r"(_\{[A-Z]\})(_)", r"\2", "".join(pieces))
 
 
 def distance(a, b):
-    """The distance of two SymPy numbers as a share of the larger one, or None if they aren't numbers."""
+    """The distance of two SymPy numbers as a share of the larger one, or None if they aren't finite numbers."""
     try:
         a, b = complex(a.doit().evalf()), complex(b.doit().evalf())
     except (TypeError, ValueError, AttributeError):
         return None
-    return abs(a - b) / (max(abs(a), abs(b)) or 1)
+    apart = abs(a - b) / (max(abs(a), abs(b)) or 1)
+    return apart if math.isfinite(apart) else None

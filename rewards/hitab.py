@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from rewards import hitab_sheets, puzzles
 from rewards.hitab_tables import markdown
 from rewards.math import last_box
+from rewards.notation import fractions_as_decimals, latex
 from rewards.rows import check_columns, check_split, check_text, files_of, hub_parts, read_file
 
 KINDS = ["lookup", "sum", "difference", "comparison"]  # of questions
@@ -42,14 +43,14 @@ PREFIX = "<think>"
 MAX_LENGTH = 1000  # characters of an answer; HiTab's longest in dev and test has 235; this bounds the scoring time
 ROUNDING = 5e-7  # of a known answer that is no whole number: HiTab rounds what it computed to six places
 
-# Text that only formats an answer. Dashes become a minus, and currency signs and double quotes vanish.
-SIGNS = str.maketrans({"−": "-", "–": "-", "—": "-", "’": "'", "‘": "'"} | dict.fromkeys('$€£¥"“”„«»'))
+SIGNS = str.maketrans(dict.fromkeys('$€£¥"«»'))  # they only format an answer
 WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*+\{([^{}]*+)\}")
 THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:,[0-9]{3}(?![0-9]))+")  # 1,234 and 1,234,567
 SEPARATORS = re.compile(r"[,;\n]|\band\b")
 # A number, and after it a percent sign and at most three words, its unit. Possessive quantifiers never backtrack.
 NUMBER = re.compile(
-    r"([-+]?)\s*+([0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)(e[-+]?[0-9]++)?+(?:\s*+%)?+(?:\s*+[a-z][a-z./²³'-]*+){0,3}+"
+    r"([-+]?)\s*+([0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)(e[-+]?[0-9]++)?+(?:\s*+%|\^circ)?+"
+    r"(?:\s*+[a-z][a-z./'-]*+(?:\^[0-9](?![0-9]))?+){0,3}+"
 )
 
 
@@ -67,8 +68,13 @@ def score(response, answer):
     HiTab's release has its own rule (`hmt_score` in qa/table/utils.py). It differs in three things: its lists must be
     in the known order, its numbers may differ by up to five decimals (less than 1e-5), and it takes no $.
     """
-    mine, theirs = read_answer(last_answer(response)), read_answer("\n".join(map(str, answer)))
-    correct = mine is not None and theirs is not None and same(mine, theirs)
+    text = last_answer(response)
+    mine, theirs = read_answer(text), read_answer("\n".join(map(str, answer)))
+    correct = False
+    if mine is not None and theirs is not None:
+        correct = same(mine, theirs)
+        if not correct and re.search("[,，、]", text):
+            correct = same(read_answer(text, thousands=False), theirs)
     return {"reward": float(correct), "correct": correct, "format": mine is not None, "timed_out": False}
 
 
@@ -89,25 +95,28 @@ def last_answer(text):
     return "" if start < 0 else text[start + len("<answer>") : text.index("</answer>", start)]
 
 
-def read_answer(text):
+def read_answer(text, *, thousands=True):
     r"""Read an answer's text: (its numbers, its texts), both sorted, or None if it is empty or too long.
 
     Commas, semicolons, line breaks and the word "and" separate the parts of an answer, both of the response's and of
     the known one: a label that itself has a comma counts as its parts. A comma with three digits behind it, as in
-    1,234, belongs to a number.
+    1,234, belongs to a number (thousands), or separates two: for a response both readings are tried.
     A part is a number if it is one in digits, perhaps with a unit behind it. Units are dropped: signs of currency, the
     percent sign, and at most three words. A unit never multiplies: 12.5%, $12.5 and 12.5 million are all 12.5; neither
     0.125 nor 12,500,000 is. Everything else is a text. Case, blanks, quotes, LaTeX's \text{...} and punctuation at
-    the ends of a text don't matter.
+    the ends of a text don't matter, nor does Unicode for what LaTeX or ASCII also writes (see `notation.latex`).
     """
     text = text.strip()
     if not 0 < len(text) <= MAX_LENGTH:
         return None
-    text = WRAPPED.sub(r" \1 ", text.translate(SIGNS)).replace("{,}", ",")
+    text = latex(fractions_as_decimals(text)).translate(SIGNS)
+    text = WRAPPED.sub(r" \1 ", text).replace("{,}", ",")
+    text = re.sub(r"([\^_])\s?\{([^{}]*+)\}", r"\1\2", text)
     text = re.sub(r"\\[()\[\]!]", "", text)  # LaTeX's \( \) \[ \] and \!, which join what is on both sides
     text = re.sub(r"\\[,;: ]", " ", text)  # LaTeX's blanks
     text = text.replace("\\", "").casefold()  # of \% and \&
-    text = THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
+    if thousands:
+        text = THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
     numbers, texts = [], []
     for part in SEPARATORS.split(text):
         part = " ".join(part.split()).lstrip("\"'`*_([{:;,!? ").rstrip("\"'`*_)]}:;,!? .")

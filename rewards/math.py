@@ -7,10 +7,11 @@ processes of its own (workers.py).
 
 import random
 import re
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
-from rewards.equality import number
+from rewards.answers import clean, number, values
 from rewards.rows import check_split, check_text, files_of, hub_parts, read_file
 from rewards.workers import ask
 
@@ -44,8 +45,9 @@ def score_all(responses, answers):
     pairs = []  # of each response: the content of its box, the golds
     for response, answer in zip(responses, answers, strict=True):
         golds = [answer] if isinstance(answer, str) else answer
-        box = last_box(response) or ""
-        pairs.append((clean(box), tuple(map(clean, golds))))
+        golds = tuple(map(clean_gold, golds))
+        box = (last_box(response) or "").strip()
+        pairs.append((box if is_too_long(box, golds) else clean(box), golds))
     verdicts = {pair: glance(*pair) for pair in pairs}
     undecided = [pair for pair, verdict in verdicts.items() if verdict is None]
     verdicts.update(zip(undecided, ask(undecided)))
@@ -78,25 +80,27 @@ def last_box(text):
     return None if end is None else text[start:end]
 
 
-def clean(text):
-    """The answer without what has no meaning: dollar signs, boxes, bold, ties, blanks around it, a final full stop."""
-    text = re.sub(r"\\(?:boxed|fbox|boldsymbol)(?![A-Za-z])|\\?\$", "", text)
-    text = text.replace("−", "-").replace("~", " ").strip()
-    text = re.sub(r"^\\\(|\\\)$", "", text).strip()
-    before = text.removesuffix(".").rstrip()
-    return text if before.endswith(r"\right") else before  # the full stop of \right. is a bracket
+@lru_cache(10000)
+def clean_gold(gold):
+    r"""`clean` of a gold; of a sentence around a box only the box counts."""
+    return clean(last_box(gold) if gold.count(r"\boxed") == 1 and last_box(gold) else gold)
+
+
+def is_too_long(answer, golds):
+    """True if the answer is so much longer than the golds that it is wrong, and not worth reading."""
+    return len(answer) > max(map(len, golds)) + MAX_EXTRA
 
 
 def glance(answer, golds):
     """True or False if the answer can be decided without the library, otherwise None. In: cleaned texts."""
-    if not answer or len(answer) > max(map(len, golds)) + MAX_EXTRA:
+    if not answer or is_too_long(answer, golds):
         return False
     if answer in golds:
         return True
-    value, values = number(answer), [number(gold) for gold in golds]
-    if value is not None and value in values:
+    value, known = number(answer), [values(gold) for gold in golds]
+    if value is not None and any(value in of_gold for of_gold in known):
         return True
-    return None if value is None or None in values else False
+    return None if value is None or not all(known) else False
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -116,8 +120,8 @@ def load(source, split, *, size=None, seed=0):
     Out: a list of dicts with `messages` (the chat; its last turn ends in INSTRUCTION), `prefix` (empty), `answer` (a
     list of gold texts, any of which counts) and `category` (the file's name, or the row's data source if the file has
     several).
-    Golds that math-verify can't read are left out, because a right answer to them looks like a wrong one. A printed
-    line counts the problems that are lost.
+    Golds that can't be read (`equality.readable`) are left out, because a right answer to them looks like a wrong one.
+    A printed line counts the problems that are lost.
     Errors: ValueError if the arguments, the files or a row are invalid; it names file and row (counted from 1).
     """
     check_split(split, size)
@@ -129,7 +133,7 @@ def load(source, split, *, size=None, seed=0):
     kept = []
     lost = []
     for item in items:
-        answer = [gold for gold in item["answer"] if clean(gold) not in unreadable]
+        answer = [gold for gold in item["answer"] if clean_gold(gold) not in unreadable]
         if answer:
             kept.append(item | {"answer": answer})
         else:
@@ -144,11 +148,11 @@ def load(source, split, *, size=None, seed=0):
 
 
 def unreadable_golds(items):
-    """The golds, cleaned, that math-verify can't read."""
-    golds = map(clean, chain.from_iterable(item["answer"] for item in items))
+    """The golds, cleaned, that no rule can read."""
+    golds = map(clean_gold, chain.from_iterable(item["answer"] for item in items))
     unknown = [gold for gold in dict.fromkeys(golds) if number(gold) is None]
-    readable = ask([(gold, None) for gold in unknown])
-    return {gold for gold, can_be_read in zip(unknown, readable) if not can_be_read}
+    replies = ask([(gold, None) for gold in unknown])
+    return {gold for gold, can_be_read in zip(unknown, replies) if not can_be_read}
 
 
 def read_source(source, split):

@@ -2,7 +2,7 @@
 
 A worker is a `python -m rewards.workers`, without torch. It has none of the trainer's environment and, where the system
 allows it, no network and no rights of root. It reads a line of JSON and writes a line of JSON. A job is [answer, golds]
-(is the answer any of the golds?) or [gold, null] (can math-verify read the gold?). A reply is [true or false, seconds],
+(is the answer any of the golds?) or [gold, null] (can the gold be read?). A reply is [true or false, seconds],
 or null if the comparison ended the process.
 
 Workers are not forked from the trainer, because it has threads and a GPU, and not started by multiprocessing's spawn,
@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from rewards.equality import read, same
+from rewards.equality import readable, same
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -178,7 +178,7 @@ def compare(theirs, mine):
             start = time.thread_time()
             signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT)
             try:
-                verdict = read(answer) is not None if golds is None else same(answer, golds)
+                verdict = readable(answer) if golds is None else same(answer, golds)
             except Exception:  # out of memory or stack, or a bug in a library
                 verdict = False
             signal.setitimer(signal.ITIMER_PROF, 0)
