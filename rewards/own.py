@@ -9,14 +9,16 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
+
+from rewards.rows import text_of
 
 
 class Message(pydantic.BaseModel):
     role: str
-    content: str
+    content: Annotated[str, pydantic.BeforeValidator(text_of)]
 
 
 class Problem(pydantic.BaseModel):

@@ -110,6 +110,7 @@ class CommonArgs:
     data: str = ""  # training problems: a file, a folder or a hub id; empty: the task's
     test_data: str = ""  # test problems, given in the same ways
     people: str = "3-7"  # kk: numbers of people in a puzzle, within 2-8: "3-7" or "2,3"
+    template_options: str = "{}"  # chat template's keywords, JSON: '{"enable_thinking": false}'
 
     # ---- machine
     micro_batch_tokens: PositiveInt = 16384  # of one forward pass; changes memory, not results
