@@ -254,6 +254,7 @@ def checkpoints(model, last):
     """
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
+        checks.check_weights_files(folder)
         return [str(folder)]
     if (folder / "checkpoints").is_dir():
         complete = folders.complete(folder)
@@ -302,7 +303,9 @@ def requests_of(model, problems, args):
     """
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
-        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            model, trust_remote_code=False, mistral_format=False
+        )
     except (OSError, ValueError) as error:
         raise ValueError(f"{model} can't be loaded: {error}") from error
     options = check_template(args, tokenizer)

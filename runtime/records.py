@@ -2,7 +2,7 @@
 
 lock                 locked while a process uses the folder (runtime/files.py)
 args.json            the settings
-run.json             what ran, and on what: script, commit, versions, machine, date, sizes
+run.json             what ran, and on what: script, commit, versions, machine, date, sizes, digests
 metrics.jsonl        one object a step; an evaluation adds eval/… to its step
 samples.jsonl        some responses of each step with their scores
 test_samples.jsonl   the responses to the first test problems at each evaluation
@@ -36,6 +36,7 @@ from runtime import (
     faults,
     files,
     folders,
+    inputs,
     last_words,
     peers,
     processes,
@@ -159,7 +160,7 @@ class Records:
         """Writes the settings, drops later rows, and opens TensorBoard's file."""
         values = dataclasses.asdict(self.args)
         about = provenance()
-        about["sizes"] = self.sizes
+        about["sizes"] = inputs.complete(self.sizes, self.args)
         if self.args.track:
             about["wandb"] = self.wandb_suffix()
         files.write(self.folder / "args.json", json.dumps(values, indent=1) + "\n")
