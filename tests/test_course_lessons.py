@@ -5,13 +5,14 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import grpo
 from course import failures
-from course.solutions import lesson_10
+from course.solutions import lesson_4, lesson_10
 from rewards import kk
 from tools import anchors, compare
 
@@ -130,6 +131,12 @@ def test_the_three_divisors_of_lesson_4():
     for name, said in rows_of(4, computed).items():
         of_token = computed[name]
         assert said == pytest.approx([*of_token.tolist(), *(of_token * lengths).tolist()], rel=0.02)
+
+
+def test_the_advantages_of_lesson_4_are_those_of_grpo():
+    batch = {"mask": torch.ones(3, 1, dtype=torch.bool)}
+    found = grpo.compute_advantages(torch.tensor([0.0, 1, 1]), batch, SimpleNamespace(responses_per_prompt=3))
+    assert found[:, 0].tolist() == pytest.approx(lesson_4.ADVANTAGES.tolist(), rel=1e-5)
 
 
 def test_the_spikes_are_of_one_seed_and_of_the_script_with_a_kl_term():
