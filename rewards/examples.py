@@ -28,6 +28,7 @@ def load_task(args, tokenizer):
     An example is a problem with `prompt_ids` and `response_ids`, which ends with the end token. Examples of which one
     part is too long are left out, and a printed line says how many. ValueError if the data are invalid.
     """
+    options = check_template(args, tokenizer)
     train = read_chats(args.data, "train") if args.data else worked_solutions(args, "train")
     if args.test_data:
         test = read_chats(args.test_data, "test")
@@ -43,7 +44,6 @@ def load_task(args, tokenizer):
     test = test[: args.eval_size]
     if bool(args.data) != bool(args.test_data):  # of two files people decide themselves
         train = without(train, test, question)
-    options = check_template(args, tokenizer)
     return None, *(encoded(some, tokenizer, args, split, options) for some, split in ((train, "train"), (test, "test")))
 
 
