@@ -365,7 +365,10 @@ def of_resumed_run(argv, args_class):
             raise ValueError(
                 f"--resume {folder}: made by another script, {made_by}.py, not by {this_script}.py"
             )
-    foreign = settings.keys() - {field.name for field in dataclasses.fields(args_class)}
+    fields = {field.name for field in dataclasses.fields(args_class)}
+    if "template_options" in fields:  # runs of versions without this setting go on without it
+        settings.setdefault("template_options", "{}")
+    foreign = settings.keys() - fields
     if foreign:
         names = ", ".join(sorted(foreign))
         maker = f"another version of {this_script}.py" if about.exists() else "another script"
