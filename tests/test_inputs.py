@@ -16,7 +16,7 @@ import grpo
 import opd
 import sft
 from rewards import examples, load_task
-from runtime import checks, engine, inputs
+from runtime import checks, engine, inputs, settings
 
 DATE = "{{ strftime_now('%d %b %Y') }}"
 
@@ -170,3 +170,11 @@ def test_two_sets_of_weights_without_an_index_are_refused(tmp_path):
     model = str(mistral(tmp_path / "model"))
     with pytest.raises(ValueError, match=r"holds its weights twice, .* move consolidated\*\.safetensors"):
         checks.check_weights_files(model)
+
+
+def test_a_run_of_a_version_without_template_options_is_resumed(tmp_path):
+    there = dataclasses.asdict(grpo.Args())
+    del there["template_options"]
+    (tmp_path / "args.json").write_text(json.dumps(there))
+    (tmp_path / "run.json").write_text(json.dumps({"script": "grpo"}))
+    assert settings.of_resumed_run(["--resume", str(tmp_path)], grpo.Args) == dataclasses.asdict(grpo.Args())
