@@ -140,7 +140,7 @@ def mistral(folder, **saving):
     AutoModelForCausalLM.from_config(config).save_pretrained(folder, **saving)
     save_file({"tok_embeddings.weight": torch.zeros(2, 2)}, folder / "consolidated.safetensors")
     sizes = {"dim": 64, "n_layers": 2, "head_dim": 32, "hidden_dim": 128, "n_heads": 2, "n_kv_heads": 2}
-    (folder / "params.json").write_text(json.dumps(sizes | {"vocab_size": len(tokenizer), "norm_eps": 1e-5}))
+    (folder / "params.json").write_text(json.dumps(sizes | {"vocab_size": len(tokenizer), "norm_eps": 0.5}))
     (folder / "tekken.json").write_text("{}")
     return folder
 
@@ -149,7 +149,7 @@ def test_of_two_sets_of_files_vllm_reads_those_that_transformers_reads(tmp_path)
     """The engine's configuration and tokenizer, and the weights' files, by vLLM itself."""
     model = str(mistral(tmp_path / "model", max_shard_size="100KB"))
     checks.check_weights_files(model)
-    _, ours = checks.read_config(model)
+    config, ours = checks.read_config(model)
     chosen = engine.common_options(model, 64, 0.01)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
@@ -157,7 +157,7 @@ def test_of_two_sets_of_files_vllm_reads_those_that_transformers_reads(tmp_path)
 
     names = {field.name for field in dataclasses.fields(EngineArgs)}
     made = EngineArgs(model=model, **{name: value for name, value in chosen.items() if name in names})
-    assert made.create_model_config().hf_config.architectures == ["MistralForCausalLM"]
+    assert made.create_model_config().hf_config.rms_norm_eps == config.rms_norm_eps
     read = DefaultModelLoader(made.create_load_config())._prepare_weights(model, None, None, True, None)[1]
     assert read and all("consolidated" not in name for name in read)
     theirs = get_tokenizer(model, tokenizer_mode=made.tokenizer_mode)
