@@ -3,6 +3,7 @@
 run.json keeps digests of them. If one has changed, a resumed run would go on differently.
 """
 
+import contextlib
 import hashlib
 import json
 from array import array
@@ -17,7 +18,7 @@ SAMPLE, EVERY = 2**12, 2**22  # bytes of a sample, and from one to the next
 # Settings that choose the problems, or what is done to them: who gives another one wants others.
 OF_PROBLEMS = """task data test_data people numbers gym gym_options careful restated seed eval_size
     chat_template template_options max_prompt_tokens max_response_tokens""".split()
-WORDS = {
+CHANGED = {
     "problems": "the problems or their answers have",
     "prompts": "the tokenizer or its chat template (which may write the date) has",
     "config": "config.json or generation_config.json of --model has",
@@ -27,48 +28,35 @@ WORDS = {
 
 
 def digests(args, train, test):
-    """{name in WORDS: SHA-256 in hex, or None if its files are not on this machine yet}."""
+    """{name in CHANGED: SHA-256 in hex, or None without files}. A hub id's weights are fetched."""
     problems, prompts = hashlib.sha256(), hashlib.sha256()
     for problem in [*train, *test]:
         texts = [problem.get(key) for key in ("messages", "answer", "response")]
         problems.update(json.dumps(texts, default=str).encode())
         for key in ("prompt_ids", "response_ids"):
             prompts.update(array("q", problem.get(key, [])).tobytes() + b".")
-    folder = folder_of(args.model, bool(args.resume))
+    folder = Path(args.model)
+    if not folder.is_dir():  # a hub id, whose files the run needs in any case
+        kinds = ["*.json", "*.safetensors"]
+        with contextlib.suppress(OSError):  # a dry run loads nothing
+            folder = Path(
+                snapshot_download(args.model, allow_patterns=kinds, local_files_only=args.dry_run)
+            )
     return {
         "problems": problems.hexdigest(),
         "prompts": prompts.hexdigest(),
         "config": of_config(folder),
         "weights": of_weights(folder),
-        "teacher": args.teacher and of_weights(Path(args.teacher)),
+        "teacher": of_weights(Path(args.teacher)) if args.teacher else None,
     }
-
-
-def complete(sizes, args):
-    """The sizes for run.json, whose digests may lack a model that was not downloaded before."""
-    for name, of_files in (("config", of_config), ("weights", of_weights)):
-        if sizes.get("digests") and sizes["digests"][name] is None:
-            sizes["digests"][name] = of_files(folder_of(args.model, download=False))
-    return sizes
-
-
-def folder_of(model, download):
-    """The folder of a model's files; of a hub id, where they were or are downloaded to, or None."""
-    if Path(model).is_dir():
-        return Path(model)
-    try:
-        kinds = ["*.json", "*.safetensors", "*.bin"]
-        return Path(snapshot_download(model, allow_patterns=kinds, local_files_only=not download))
-    except OSError:  # not downloaded yet
-        return None
 
 
 def of_config(folder):
     """SHA-256 (hex) of the model's settings. The version of transformers does not count."""
     found = []
-    for name in ("config.json", "generation_config.json"):
-        if folder and (folder / name).is_file():
-            found.append(files.read_object(folder / name) | {"transformers_version": ""})
+    for path in (folder / "config.json", folder / "generation_config.json"):
+        if path.is_file():
+            found.append(files.read_object(path) | {"transformers_version": ""})
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest() if found else None
 
 
@@ -77,10 +65,7 @@ def of_weights(folder):
 
     4 KiB in every 4 MiB of a file above 256 MiB: enough to notice another training of a model.
     """
-    found = sorted(folder.glob("*.safetensors")) if folder else []
-    found = [path for path in found if not path.name.startswith(("consolidated", "adapter"))]
-    if folder and not found:
-        found = sorted(folder.glob("*.bin"))
+    found = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.bin"))
     digest = hashlib.sha256()
     for path in found:
         size = path.stat().st_size
@@ -103,13 +88,14 @@ def check_resumed(args, found):
     run = folders.run_of(args.resume)
     before = files.read_object(run / "args.json")
     had = files.read_object(run / "run.json").get("sizes", {}).get("digests", {})
-    names = set(WORDS)
+    allowed = set()
     if any(before.get(name) != getattr(args, name, None) for name in OF_PROBLEMS):
-        names -= {"problems", "prompts"}
+        allowed |= {"problems", "prompts"}
     if args.lora_rank == 0 and args.kl_coef == 0:
-        names -= {"weights"}
+        allowed |= {"weights"}
     if before.get("teacher") != args.teacher:
-        names -= {"teacher"}
-    for name, what in WORDS.items():  # other problems are other prompts, too: the first one says it
-        if name in names and had.get(name) not in (None, found[name]):
+        allowed |= {"teacher"}
+    for name, what in CHANGED.items():  # other problems are other prompts, too: the first says it
+        values = {had.get(name), found[name]} - {None}
+        if name not in allowed and len(values) == 2:
             raise ValueError(f"--resume {run}: since the run began, {what} changed")

@@ -36,7 +36,6 @@ from runtime import (
     faults,
     files,
     folders,
-    inputs,
     last_words,
     peers,
     processes,
@@ -160,7 +159,7 @@ class Records:
         """Writes the settings, drops later rows, and opens TensorBoard's file."""
         values = dataclasses.asdict(self.args)
         about = provenance()
-        about["sizes"] = inputs.complete(self.sizes, self.args)
+        about["sizes"] = self.sizes
         if self.args.track:
             about["wandb"] = self.wandb_suffix()
         files.write(self.folder / "args.json", json.dumps(values, indent=1) + "\n")
