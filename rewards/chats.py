@@ -14,8 +14,8 @@ import jinja2
 NO_OPTIONS = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
 NO_OPTIONS |= jinja2.defaults.DEFAULT_NAMESPACE.keys()
 OPENING_TAG = r"[<\[◁][^\s<>\[\]◁▷/]+[>\]▷]"  # <think>, [THINK]
-# A special token is text if it is a tag or has one of these words. Others control the chat: the end of a text or turn,
-# padding. So do some in the form of a tag.
+# A special token is text if it is a tag of a pair or has one of these words. Others control the chat: the end of a text
+# or turn, padding. So do some in the form of a tag.
 TEXT_WORDS = r"think|thought|reason|answer|solution"
 TAG = r"[<\[◁]/?[A-Za-z][\w.:-]*[>\]▷]"
 CONTROL = r"""(?ix) \W* (s | [be]o[stm] | pad | unk | mask | cls | sep | inst | \w+_prompt) \W* $
@@ -115,11 +115,14 @@ def decode(tokenizer, responses):
 def control_tokens(tokenizer):
     """The ids of the special tokens that are no text: a set."""
     named = {getattr(tokenizer, name) for name in type(tokenizer).SPECIAL_TOKENS_ATTRIBUTES}  # end, padding …
+    added = tokenizer.added_tokens_decoder
+    texts = {about.content for about in added.values()}
     control = set()
-    for token, about in tokenizer.added_tokens_decoder.items():
+    for token, about in added.items():
         text = about.content
         is_tag = re.fullmatch(TAG, text) and not re.match(CONTROL, text)
-        is_text = is_tag or re.search(TEXT_WORDS, text, re.IGNORECASE)
+        is_of_pair = "/" in text or f"{text[0]}/{text[1:]}" in texts
+        is_text = (is_tag and is_of_pair) or re.search(TEXT_WORDS, text, re.IGNORECASE)
         if about.special and (text in named or not is_text):
             control.add(token)
     return control

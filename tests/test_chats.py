@@ -21,6 +21,7 @@ BUDGET = (
     "{% if enable_thinking %}<think>{{ 'up to ' + budget if budget }}\n{% else %}<think>\n\n</think>\n\n{% endif %}"
 )
 TAGS = ["<think>", "</think>", "<answer>", "</answer>", "[THINK]", "[/THINK]", "◁/think▷", "<|end_of_thought|>"]
+TAGS += ["<tool_call>", "</tool_call>", "</solve>"]
 CONTROL = [
     "<|im_sep|>",
     "<end_of_turn>",
@@ -32,7 +33,16 @@ CONTROL = [
     "<｜Assistant｜>",
     "[PAD]",
 ]
-CONTROL += ["<unused3>", "<mask>", "<bos>", "<|endoftext|>", "[SYSTEM_PROMPT]", "<end_of_text>", "<fim_prefix>"]
+CONTROL += [
+    "<unused3>",
+    "<mask>",
+    "<bos>",
+    "<|endoftext|>",
+    "[SYSTEM_PROMPT]",
+    "<end_of_text>",
+    "<fim_prefix>",
+    "<file_sep>",
+]
 
 
 def of_kk(**changes):
