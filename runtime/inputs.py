@@ -20,7 +20,7 @@ OF_PROBLEMS = """task data test_data people numbers gym gym_options careful rest
     chat_template template_options max_prompt_tokens max_response_tokens""".split()
 CHANGED = {
     "problems": "the problems or their answers have",
-    "prompts": "the tokenizer or its chat template (which may write the date) has",
+    "prompts": "the tokenizer or its chat template (--template_options may set its date) has",
     "config": "config.json or generation_config.json of --model has",
     "weights": "the weights of --model have",
     "teacher": "the weights of --teacher have",

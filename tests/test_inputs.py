@@ -62,9 +62,9 @@ def rows_of(folder):
         ("config", {"kl_coef": 0.0}, {}, "config.json or generation_config.json of --model has changed"),
         ("end", {}, {}, "config.json or generation_config.json of --model has changed"),
         ("version", {}, {}, None),
-        ("template", {}, {}, "the tokenizer or its chat template (which may write the date) has changed"),
+        ("template", {}, {}, "the tokenizer or its chat template (--template_options may set its date) has changed"),
         ("template", {}, {"template_options": "{ }"}, None),  # who gives an option wants another prompt
-        ("date", {}, {}, "the tokenizer or its chat template (which may write the date) has changed"),
+        ("date", {}, {}, "the tokenizer or its chat template (--template_options may set its date) has changed"),
         ("problems", {}, {}, "the problems or their answers have changed"),
         ("fewer problems", {}, {}, "the problems or their answers have changed"),
         ("problems", {}, {"seed": 5}, None),

@@ -288,7 +288,7 @@ def test_a_resume_with_another_input_is_refused_before_anything_loads(four_steps
     assert all(digests[name] for name in ("problems", "prompts", "config", "weights"))
     try:
         for name, what in (
-            ("prompts", "chat template (which may write the date) has"),
+            ("prompts", "chat template (--template_options may set its date) has"),
             ("weights", "weights of --model"),
         ):
             about.write_text(written.replace(digests[name], "0"))
