@@ -32,8 +32,8 @@ Where this file deviates from the paper and its release (sail-sg/Stable-RL; also
   differ by.
 - Only the binary approximation is here. The paper also has one over the K most probable tokens.
 - δ is 0.15 for TV and 0.05 for KL, as in verl's example (examples/dppo_trainer), which makes 8
-  updates a step. ρ is at most 20, this file's own choice: verl's setting for it (clip_ratio_c) is 3
-  by default and 10,000 in that example, and Stable-RL has 10.
+  updates a step. ρ is at most 20, as in verl if clip_ratio_c is not set; verl sets it to 3, that
+  example to 10,000, and Stable-RL has 10.
 - A and the divisor are grpo.py's. verl's example has those of dr_grpo.py.
 - Everything in which grpo.py deviates, except that there is no dual clip to leave out.
 

@@ -86,6 +86,7 @@ class Args:
 
     # ---- sampling
     chat_template: Literal["auto", "none"] | None = None  # auto: the model's; none: plain text
+    template_options: str | None = None  # the template's keywords: '{"enable_thinking": false}'
     samples: GroupSize | None = None  # responses to a problem, if they are not greedy
     temperature: EvaluationTemperature | None = None  # of these responses; 0: greedy
     max_response_tokens: PositiveInt | None = None  # longer ones are cut off, as by the context
@@ -109,6 +110,7 @@ OF_A_RUN = {  # the settings of a run that are used here, with their types
     "gym": [str],
     "gym_options": [str],
     "chat_template": [str],
+    "template_options": [str],
     "max_response_tokens": [int],
     "eval_temperature": [int, float],
 }
@@ -236,7 +238,7 @@ from rich.markup import escape
 from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer
 
-from rewards import decode, encode, own
+from rewards import check_template, decode, encode, own
 from runtime import checks, engine, faults, folders, hub, memory, quiet, records, streams
 from runtime.processes import ON_GPU
 from tools import figures, words
@@ -252,6 +254,7 @@ def checkpoints(model, last):
     """
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
+        checks.check_weights_files(folder)
         return [str(folder)]
     if (folder / "checkpoints").is_dir():
         complete = folders.complete(folder)
@@ -300,10 +303,13 @@ def requests_of(model, problems, args):
     """
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
-        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            model, trust_remote_code=False, mistral_format=False
+        )
     except (OSError, ValueError) as error:
         raise ValueError(f"{model} can't be loaded: {checks.no_folder(model)}{error}") from error
-    prompts = [encode(tokenizer, problem, args.chat_template) for problem in problems]
+    options = check_template(args, tokenizer)
+    prompts = [encode(tokenizer, problem, args.chat_template, options) for problem in problems]
     longest = max(map(len, prompts))
     most = getattr(config, "max_position_embeddings", math.inf)
     context = min(most, longest + args.max_response_tokens)

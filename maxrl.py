@@ -31,7 +31,8 @@ Where this file deviates from the paper's release (tajwarfahim/maxrl, a fork of 
 - Reward. p is a probability, so r is 0 or 1. A reward of K&K is −3 to 3, and a part of it is for
   the format. So r is not the task's reward but `correct` of its score; the metric reward is still
   the task's.
-- The release gives a response that was cut off the reward 0. Here it is 1 if its answer is right.
+- On GSM8K the release gives a response that was cut off the reward 0. Here, and there on other
+  data, it is 1 if its answer is right.
 - The release divides by mean + 1e-6 and has A = r/1e-6 in a group of one. Here A is 0 in it.
 - The release has PPO's ratio and clip, which do nothing in its one update a step: the ratio is 1.
 - Settings. On GSM8K the release trains SmolLM2-360M-Instruct with 256 prompts × 128 responses, lr

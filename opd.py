@@ -34,19 +34,20 @@ Rewards are computed for the metrics: they are not in J. So groups have no meani
 
 What differs from reinforce.py: --teacher and the second model, loaded as grpo.py loads its
 reference; compute_advantages, which has no baseline; the metric kl. The teacher may be of any size,
-but must have the tokens of the student under the same numbers.
+but must have the student's tokens under the same numbers. It reads the student's chat template.
 
 Where others do it differently:
 - Thinking Machines' log π in A is the sampler's, and the loss is A·π/π_sampler: importance
   sampling. Here both come from the trainer, and with one update a step the ratio would be 1. They
   write 4 responses to a prompt.
-- tinker's cookbook adds this A, with the coefficient 1, to the group's advantage of the rewards.
-  Its learning rates are 1e-4 with LoRA and 5e-5 without. slime and miles subtract
-  c·(log π − log π_teacher) from the task's advantage. NeMo RL ignores rewards, as here.
+- tinker's cookbook adds this A, with the coefficient 1, to the group's advantage of the rewards,
+  which are 0 in its recipe. Its learning rates are 1e-4 with LoRA and 5e-5 without. slime and miles
+  subtract c·(log π − log π_teacher) from the task's advantage, which is 0 in slime's recipe with a
+  teacher server. NeMo RL ignores rewards, as here.
 - prime-rl multiplies by π/π_sampler without a clip, and leaves out tokens where π − π_sampler is
   below −0.2.
-- verl's default is another loss: the forward KL(π_teacher ‖ π) over the teacher's k most probable
-  tokens, with its gradient. Its example has the A of this file.
+- verl's default is another loss: k3 of the sampled token, with its own gradient, beside the task's
+  loss. Its examples with FSDP have the A of this file.
 - Everything in which reinforce.py deviates from the textbook, except for its mean.
 
 Command (two 80 GB GPUs, for this teacher; on a CPU `python opd.py …`):

@@ -54,7 +54,8 @@ one update a step.
 Where this file deviates from the textbook, and why:
 - J is divided by the number of tokens, where the textbook has the number of responses. In a batch
   the gradient has the same direction, and its size does not grow with the responses' length. In the
-  mean over batches that gives a small push towards short responses (lesson 0 of course/, 0.3).
+  mean over batches, rewards above 0 would push towards short responses, but for the baseline
+  (lesson 0 of course/, 0.3).
 - The mean contains r_i itself. With n responses A_i is (1 − 1/n)·(r_i − the mean of the others),
   and that mean does not depend on o_i. So the gradient is a little shorter, in the same direction.
   rloo.py leaves r_i out.

@@ -9,7 +9,8 @@ chats whose last turn is learned. Over all tokens of a mini-batch's responses, m
 This is reinforce.py's objective with two changes, and they are the lesson: the responses are given
 instead of sampled, and each has the weight A_i = 1. So there is no sampler, no reward and no
 advantage; every response counts as good, and the model never sees its own mistakes. J's gradient is
-that of the cross-entropy: this is maximum likelihood. Only responses are learned, prompts are not.
+that of the cross-entropy: this is maximum likelihood. Prompts are not learned. The response's end
+is: the tokenizer's eos token, not the chat template's end of turn, if that is another one.
 
 When which? SFT needs somebody who can write the solutions, and teaches to write like them.
 Reinforcement learning needs a rule, and a model that is right at times; it makes the model more

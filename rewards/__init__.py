@@ -18,11 +18,11 @@ A task offers
 
 import importlib
 import random
+import re
 import sys
 
-import jinja2
-
 from rewards import countdown, gym, kk, own
+from rewards.chats import check_template, decode, encode, read_template_options  # noqa: F401 (scripts decode)
 
 TASKS = ("kk", "math", "countdown", "hitab", "gym")
 OPTIONS = {"kk": ["people"], "countdown": ["numbers"], "gym": ["gym", "gym_options"]}  # settings of one task alone
@@ -39,6 +39,7 @@ def find_task(name, flag="--task"):
 
 def check_options(args):
     """ValueError if a setting of some task is wrong; people and numbers also if another task is chosen."""
+    read_template_options(args)
     kk.parse_people(args.people)
     if not args.has_sampler:  # sft.py: of these tasks only Knights & Knaves has worked solutions
         return
@@ -56,6 +57,7 @@ def load_task(args, tokenizer):
     """
     task = find_task(args.task)
     check_options(args)
+    template_options = check_template(args, tokenizer)
     options = {name: getattr(args, name) for name in OPTIONS.get(args.task, [])}
     splits = []
     for split, source, size in (("train", args.data, None), ("test", args.test_data, args.eval_size)):
@@ -64,7 +66,8 @@ def load_task(args, tokenizer):
         else:
             problems = own.load(args.task, task, source or None, split, size, args.seed)
         for i, problem in enumerate(problems):
-            problem["id"], problem["prompt_ids"] = i, encode(tokenizer, problem, args.chat_template)
+            problem["id"] = i
+            problem["prompt_ids"] = encode(tokenizer, problem, args.chat_template, template_options)
         fitting = [problem for problem in problems if len(problem["prompt_ids"]) <= args.max_prompt_tokens]
         if not fitting:
             shortest = min(len(problem["prompt_ids"]) for problem in problems)
@@ -100,8 +103,9 @@ def without(train, test, key):
 
 
 def question(problem):
-    """The prompt as a text, by which equal problems are found."""
-    return str(problem["messages"])
+    """The chat without its system turns and blanks, by which equal problems are found."""
+    turns = [turn["content"] for turn in problem["messages"] if turn["role"] != "system"]
+    return re.sub(r"[\s\u200b-\u200d\u2060\ufeff]", "", "\0".join(turns))  # also those without a width
 
 
 def data_sources(args):
@@ -111,35 +115,6 @@ def data_sources(args):
         return [args.data, args.test_data]
     of_hub = getattr(task, "HUB", {"train": "", "test": ""})
     return [of_hub["train"], args.test_data or of_hub["test"]]
-
-
-def encode(tokenizer, problem, chat_template="auto"):
-    """Token ids of the prompt (a list of ints): the chat in the tokenizer's template, then the prefix.
-
-    If the tokenizer has no template, or chat_template is "none" (for base models), the chat is plain lines of text,
-    after the token that the tokenizer begins every text with, if it has one (Llama 3, Mistral, Gemma).
-    ValueError if the template refuses the chat, as some do a system's turn.
-    """
-    begin = []
-    if tokenizer.chat_template and chat_template == "auto":
-        try:
-            text = tokenizer.apply_chat_template(problem["messages"], tokenize=False, add_generation_prompt=True)
-        except jinja2.TemplateError as error:
-            raise ValueError(f"the model's chat template refuses the chat: {error}") from error
-    else:
-        text = "\n".join(message["content"] for message in problem["messages"]) + "\n"
-        if tokenizer.encode("a")[0] == tokenizer.bos_token_id:  # it may also add an end token, which we don't want
-            begin = [tokenizer.bos_token_id]
-    return begin + tokenizer.encode(text + problem["prefix"], add_special_tokens=False)
-
-
-def decode(tokenizer, responses):
-    """The texts of vLLM's responses, a list of strings, without special tokens and the token that ended them."""
-    kept = []
-    for response in responses:
-        ended = response.finish_reason == "stop"  # otherwise it was cut off, and all of it counts
-        kept.append(response.token_ids[:-1] if ended else response.token_ids)
-    return tokenizer.batch_decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def score(task, responses, problems):

@@ -9,7 +9,8 @@ import random
 
 import pydantic
 
-from rewards import encode, find_task, kk, kk_solutions, math, own, question, without
+from rewards import find_task, kk, kk_solutions, math, own, question, without
+from rewards.chats import after_prompt, check_template, encode
 
 
 class Chat(pydantic.BaseModel):
@@ -27,6 +28,7 @@ def load_task(args, tokenizer):
     An example is a problem with `prompt_ids` and `response_ids`, which ends with the end token. Examples of which one
     part is too long are left out, and a printed line says how many. ValueError if the data are invalid.
     """
+    options = check_template(args, tokenizer)
     train = read_chats(args.data, "train") if args.data else worked_solutions(args, "train")
     if args.test_data:
         test = read_chats(args.test_data, "test")
@@ -42,7 +44,7 @@ def load_task(args, tokenizer):
     test = test[: args.eval_size]
     if bool(args.data) != bool(args.test_data):  # of two files people decide themselves
         train = without(train, test, question)
-    return None, encoded(train, tokenizer, args, "train"), encoded(test, tokenizer, args, "test")
+    return None, *(encoded(some, tokenizer, args, split, options) for some, split in ((train, "train"), (test, "test")))
 
 
 def worked_solutions(args, split):
@@ -79,15 +81,16 @@ def read_chats(source, split):
     return examples
 
 
-def encoded(examples, tokenizer, args, split):
+def encoded(examples, tokenizer, args, split, template_options):
     """The examples with id, prompt_ids and response_ids, without those that are too long. ValueError without any."""
     fitting = []
     for i, example in enumerate(examples):
         try:
-            prompt = encode(tokenizer, example, args.chat_template)
+            prompt = encode(tokenizer, example, args.chat_template, template_options)
         except ValueError as error:
             raise ValueError(f"{split} example {i + 1}: {error}") from error
-        response = [*tokenizer.encode(example["response"], add_special_tokens=False), tokenizer.eos_token_id]
+        text = after_prompt(tokenizer.decode(prompt), example["response"])
+        response = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
         if len(prompt) <= args.max_prompt_tokens and len(response) <= args.max_response_tokens:
             fitting.append({**example, "id": i, "prompt_ids": prompt, "response_ids": response})
     if not fitting:

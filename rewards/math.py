@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from rewards.answers import clean, number, values
-from rewards.rows import check_split, check_text, files_of, hub_parts, read_file
+from rewards.rows import check_split, check_text, files_of, hub_parts, read_file, text_of
 from rewards.workers import ask
 
 INSTRUCTION = r"Let's think step by step and output the final answer within \boxed{}."
@@ -180,11 +180,12 @@ def items_of(name, rows):
         try:
             prompt, answer = fields(row)
             messages, golds = messages_of(prompt), golds_of(answer)
-        except (LookupError, TypeError, AttributeError) as error:
-            has = f"it has {', '.join(row)}" if isinstance(row, dict) else f"it is {row!r}"
-            raise ValueError(f"{name}, row {i}: no problem and answer: {has}. {KINDS_OF_ROWS}") from error
-        except ValueError as error:
-            raise ValueError(f"{name}, row {i}: {error}") from error
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            why = str(error)
+            if not isinstance(error, ValueError):
+                has = f"it has {', '.join(row)}" if isinstance(row, dict) else f"it is {row!r}"
+                why = f"{has}. {KINDS_OF_ROWS}"
+            raise ValueError(f"{name}, row {i}: no problem and answer that can be used: {why}") from error
         for text in [message["content"] for message in messages] + golds:
             check_text(text, f"{name}, row {i}")
         source = row.get("data_source", name) if isinstance(row, dict) and len(sources) > 1 else name
@@ -215,12 +216,14 @@ def messages_of(prompt):
     """The chat with the instruction, from a text or a chat (keys `role` and `content`, or `from` and `value`)."""
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list) or not prompt:
+        raise ValueError(f"the problem must be a text or a chat, not {prompt!r:.60}")
     messages = []
     for turn in prompt:
         role, content = (turn["role"], turn["content"]) if "role" in turn else (turn["from"], turn["value"])
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise TypeError("a turn's role and content must be texts")
-        messages.append({"role": "user" if role == "human" else role, "content": content})
+        if not isinstance(role, str):
+            raise ValueError(f"a turn's role must be a text, not {role!r:.60}")
+        messages.append({"role": "user" if role == "human" else role, "content": text_of(content)})
     last = messages[-1]
     if last["role"] != "user" or not last["content"].strip():
         raise ValueError("the problem is empty, or its last turn is not the user's")
@@ -230,14 +233,15 @@ def messages_of(prompt):
 
 
 def golds_of(answer):
-    """The list of gold texts from a text, a number or a list of those."""
+    """The list of gold texts from a text, a number or a list of those. Of GSM8K's solutions it is the last line."""
     golds = []
     for gold in answer if isinstance(answer, list) else [answer]:
         if isinstance(gold, float) and gold.is_integer():
             gold = int(gold)  # in a column of numbers, 142 is stored as 142.0
         if isinstance(gold, bool) or not isinstance(gold, (str, int, float)) or gold != gold:
             raise ValueError(f"the answer must be a text, a number or a list of those, not {answer!r}")
-        golds.append(str(gold).strip())
+        gold = str(gold)
+        golds.append((re.findall(r"####\s*(\S.*)", gold) or [gold])[-1].strip())  # GSM8K: … #### 12
     if not golds:
         raise ValueError("the list of answers is empty")
     return golds

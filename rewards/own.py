@@ -13,10 +13,12 @@ from typing import Annotated, Any
 
 import pydantic
 
+from rewards.rows import text_of
+
 
 class Message(pydantic.BaseModel):
     role: str
-    content: str
+    content: Annotated[str, pydantic.BeforeValidator(text_of)]
 
 
 class Problem(pydantic.BaseModel):

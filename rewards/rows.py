@@ -67,7 +67,8 @@ def read_file(file):
             import pyarrow.parquet  # imported here because scoring doesn't need it
 
             return pyarrow.parquet.read_table(file).to_pylist()
-        text = file.read_text(encoding="utf-8")
+        data = file.read_bytes()
+        text = data.decode(json.detect_encoding(data)).replace("\ufeff", "")  # also what Windows writes; no marks
         if file.suffix == ".json" and not text.lstrip().startswith("{"):
             rows = json.loads(text)
         else:  # a row in each line; some data sets name such a file .json, too
@@ -111,6 +112,19 @@ def check_columns(rows, columns, where):
     if missing:
         of_math = "; --task math takes such a file" if {"problem", "answer"} <= {*there} else ""
         raise ValueError(f"{where} lacks the columns {', '.join(missing)}; it has {', '.join(there)}{of_math}")
+
+
+def text_of(content):
+    """The text of a turn's content: a text, or a list of parts, {"type": "text", "text": …}. ValueError otherwise."""
+    parts = content if isinstance(content, list) else [content]
+    texts = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else part
+        if not isinstance(text, str):
+            kind = f"a part of type {part['type']}" if isinstance(part, dict) and "type" in part else f"{part!r:.60}"
+            raise ValueError(f"a turn's content must be a text or a list of parts with text, not {kind}")
+        texts.append(text)
+    return "".join(texts)
 
 
 def check_text(text, where):

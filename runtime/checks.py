@@ -193,7 +193,9 @@ def read_config(model):
     check_model_folder(model)
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            model, trust_remote_code=False, mistral_format=False
+        )
     except (OSError, ValueError) as error:
         raise ValueError(f"--model {model} can't be loaded: {no_folder(model)}{error}") from error
     return config, tokenizer
@@ -266,6 +268,18 @@ def check_model_folder(model):
     raise ValueError(
         f"--model {model} is not a model folder: {missing}; `make model` gets a small one{hidden}"
     )
+
+
+def check_weights_files(model):
+    """ValueError if vLLM would read a folder's weights twice: Mistral's own file beside another."""
+    has_both = all(
+        any(Path(model).glob(f"{name}*.safetensors")) for name in ("consolidated", "model")
+    )
+    if has_both and not Path(model, "model.safetensors.index.json").exists():  # which names some
+        raise ValueError(
+            f"--model {model} holds its weights twice, and vLLM would read both: move "
+            "consolidated*.safetensors to another place"
+        )
 
 
 def is_path(name):

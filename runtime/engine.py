@@ -55,6 +55,10 @@ def common_options(model, context, kv_cache_gb, dtype="float32"):
     chosen = {
         "max_model_len": context,
         "generation_config": "vllm",  # no top-p, top-k or temperature of the model's own
+        # The files that transformers reads. A folder of Mistral's holds others beside them.
+        "tokenizer_mode": "hf",
+        "config_format": "hf",
+        "load_format": "hf",
         "use_tqdm_on_load": False,
         "trust_remote_code": False,
     }

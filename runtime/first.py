@@ -45,5 +45,7 @@ def check_settings(args):
     checks.check_kl(args)
     checks.check_run_folders(args)
     checks.check_model_folder(args.model)
+    if args.has_sampler:
+        checks.check_weights_files(args.model)
     checks.check_teacher(args)
     checks.check_data_files(args)

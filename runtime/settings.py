@@ -110,6 +110,7 @@ class CommonArgs:
     data: str = ""  # training problems: a file, a folder or a hub id; empty: the task's
     test_data: str = ""  # test problems, given in the same ways
     people: str = "3-7"  # kk: numbers of people in a puzzle, within 2-8: "3-7" or "2,3"
+    template_options: str = "{}"  # chat template's keywords, JSON: '{"enable_thinking": false}'
 
     # ---- machine
     micro_batch_tokens: PositiveInt = 16384  # of one forward pass; changes memory, not results
@@ -364,7 +365,10 @@ def of_resumed_run(argv, args_class):
             raise ValueError(
                 f"--resume {folder}: made by another script, {made_by}.py, not by {this_script}.py"
             )
-    foreign = settings.keys() - {field.name for field in dataclasses.fields(args_class)}
+    fields = {field.name for field in dataclasses.fields(args_class)}
+    if "template_options" in fields:  # runs of versions without this setting go on without it
+        settings.setdefault("template_options", "{}")
+    foreign = settings.keys() - fields
     if foreign:
         names = ", ".join(sorted(foreign))
         maker = f"another version of {this_script}.py" if about.exists() else "another script"

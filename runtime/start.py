@@ -12,6 +12,7 @@ from runtime import (
     first,
     header,
     hub,
+    inputs,
     memory,
     peers,
     processes,
@@ -48,8 +49,8 @@ def begin(args_class, tasks, data=rewards):
 def prepare(args, data=rewards):
     """(tokenizer, the task's module, training problems, test problems, sizes).
 
-    sizes: a dictionary for the header. Sets args.steps if only --epochs is given. ValueError,
-    saying what would be right, if something can't work.
+    sizes: a dictionary for the header and run.json. Sets args.steps if only --epochs is given.
+    ValueError, saying what would be right, if something can't work.
     """
     first.check_settings(args)
     checks.check_gpus(args)
@@ -69,4 +70,6 @@ def prepare(args, data=rewards):
         args.steps = args.epochs * (len(train) // args.prompts_per_step)
     sizes["training_problems"] = len(train)
     sizes["test_problems"] = len(test)
+    sizes["digests"] = inputs.digests(args, train, test)
+    inputs.check_resumed(args, sizes["digests"])
     return tokenizer, task, train, test, sizes

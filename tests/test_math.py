@@ -507,6 +507,12 @@ def chat(text):
     return [{"role": "user", "content": text}]
 
 
+def in_parts(text):
+    """A chat as models with pictures have it."""
+    content = [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:], "image_url": None}]
+    return [{"role": "user", "content": content}]
+
+
 def verl(text, gold):
     return {
         "prompt": chat(f"{text} {INSTRUCTION}"),
@@ -532,6 +538,10 @@ SCHEMAS = {
     ),
     "problem": (lambda text, gold: {"problem": text, "answer": gold, "solution": "?"}, [".parquet", ".json", ".jsonl"]),
     "question": (lambda text, gold: {"question": text, "answer": gold}, [".parquet", ".json", ".jsonl"]),
+    "parts": (
+        lambda text, gold: {"prompt": in_parts(text), "reward_model": {"ground_truth": gold}},
+        [".parquet", ".json", ".jsonl"],
+    ),
 }
 
 
@@ -596,6 +606,24 @@ def test_folder(tmp_path):
         categories("train")
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("She has 5 + 7 = <<5+7=12>>12.\n#### 12", "12"),
+        ("#### 1,000", "1,000"),
+        ("5\r\n#### -3\r\n", "-3"),
+        ("a ####0.5", "0.5"),
+        ("#### 3\n#### 4", "4"),
+        ("####\n7", "7"),
+        ("12 ####", "12 ####"),
+        ("x #1", "x #1"),
+        (["a\n#### 1", "2"], ["1", "2"]),
+    ],
+)
+def test_the_answer_of_gsm8k_is_behind_its_last_mark(answer, gold):
+    assert task.golds_of(answer) == (gold if isinstance(gold, list) else [gold])
+
+
 UNREADABLE = ["E_1, E_2", r"t(0,4]", "x = 5 because y = 3"]
 
 
@@ -618,7 +646,7 @@ BROKEN = {
     "no answer": ({"problem": "?"}, "no problem and answer"),
     "no problem": ({"answer": "1"}, "no problem and answer"),
     "empty problem": ({"problem": " ", "answer": "1"}, "the problem is empty"),
-    "null problem": ({"problem": None, "answer": "1"}, "no problem and answer"),
+    "null problem": ({"problem": None, "answer": "1"}, "the problem must be a text or a chat, not None"),
     "null answer": ({"problem": "?", "answer": None}, "not None"),
     "truth as answer": ({"problem": "?", "answer": True}, "not True"),
     "nan": ({"problem": "?", "answer": float("nan")}, "not nan"),
@@ -638,6 +666,14 @@ BROKEN = {
     "a turn without a text": (
         {"prompt": [{"role": "system", "content": None}, *chat("?")], "final_answer": "1"},
         "no problem and answer",
+    ),
+    "a picture": (
+        {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "final_answer": "1"},
+        "a turn's content must be a text or a list of parts with text, not a part of type image",
+    ),
+    "a number in a turn": (
+        {"prompt": [{"role": "user", "content": [7]}], "answer": "1", "reward_model": {"ground_truth": "1"}},
+        "a list of parts with text, not 7",
     ),
     "half a character in the problem": ({"problem": "\ud800?", "answer": "1"}, r"a text holds '\ud800', which is no"),
     "half a character in the answer": ({"problem": "?", "answer": ["1", "\udfff"]}, r"holds '\udfff', which is no"),

@@ -148,6 +148,15 @@ def test_a_file_that_cannot_be_used_is_named(task, name, text, message, tmp_path
         task.load(str(tmp_path / name), "train")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_marks_of_byte_order_and_wide_characters_are_read(encoding, name, tmp_path):
+    text = '{"problem": "é?", "answer": "1"}\r\n'
+    (tmp_path / name).write_bytes(text.encode(encoding) + text.encode(encoding) * (name == "a.jsonl"))
+    items = math.load(tmp_path / name, "train")
+    assert items[-1]["messages"][0]["content"].startswith("é?") and len(items) == 1 + (name == "a.jsonl")
+
+
 each_puzzle = pytest.mark.parametrize(
     "task, rows_for_file, counts",
     [(kk, test_kk.rows_for_file, {"people": "2-4"}), (countdown, test_countdown.rows_for_file, {"numbers": "3-5"})],

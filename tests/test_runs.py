@@ -234,6 +234,10 @@ BAD = {
     "pip install wandb": ["--track"],
     "invalid choice": ["--lopti_stages", "high,high"],
     "--task is 'chess'; it must be one of kk, math, countdown, hitab, gym, or a Python file": ["--task", "chess"],
+    "--template_options: the model's chat template does not use 'thinking'; it uses none": [
+        "--template_options",
+        '{"thinking": 0}',
+    ],
     "--eval_samples is 4, but greedy responses are all alike": ["--eval_samples", "4", "--eval_temperature", "0"],
 }
 
@@ -260,6 +264,24 @@ def test_bad_input_ends_with_one_message_before_anything_loads(message, refused,
         pytest.skip("wandb is installed here")
     assert message in refused("grpo_ar_lopti", *small(tmp_path / "run"), *BAD[message])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_resume_with_another_input_is_refused_before_anything_loads(four_steps, refused):
+    about = four_steps[0] / "run.json"
+    written = about.read_text()
+    digests = json.loads(written)["sizes"]["digests"]
+    assert all(digests[name] for name in ("problems", "prompts", "config", "weights"))
+    try:
+        for name, what in (
+            ("prompts", "chat template (--template_options may set its date) has"),
+            ("weights", "weights of --model"),
+        ):
+            about.write_text(written.replace(digests[name], "0"))
+            assert f"since the run began, the {'tokenizer or its ' * (name == 'prompts')}{what}" in refused(
+                "grpo", "--resume", four_steps[0], "--steps", 5
+            )
+    finally:
+        about.write_text(written)
 
 
 def test_more_processes_than_test_problems_are_refused(refused, tmp_path, monkeypatch):

@@ -83,6 +83,26 @@ def test_a_problem_that_stands_twice_in_a_file_is_not_on_both_sides(tmp_path, to
         load_task(task_settings("math", {"math": {"data": path}}), tokenizer)
 
 
+def turns(text, system=None):
+    return [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        *["What is  1 + 1?", " What is 1 + 1?\n", "What is\r\n1 + 1?", "What is\xa01 + 1?", "What is 1\u200b + 1?"],
+        *["What is 1+1?", "What\tis\u30001 + 1?", "What is\n\n1 + 1?\ufeff"],
+        turns("What is 1 + 1?", "Be brief."),
+        [{"role": "user", "content": [{"type": "text", "text": "What is 1 + 1?"}]}],
+    ],
+)
+def test_a_problem_with_other_blanks_or_system_turn_is_not_on_both_sides(same, tmp_path, tokenizer):
+    rows = [{"prompt": prompt, "final_answer": 2} for prompt in ("What is 1 + 1?", same)]
+    path = write_rows(tmp_path / "two.json", rows)
+    with pytest.raises(ValueError, match="every problem to train on is a test problem, too"):
+        load_task(settings("math", {"math": {"data": path}}), tokenizer)
+
+
 def test_one_problem_cannot_be_held_back(tmp_path, tokenizer):
     path = tmp_path / "one.json"
     path.write_text(json.dumps([{"problem": "What is 1 + 1?", "answer": 2}]))

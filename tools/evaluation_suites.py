@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from rewards import find_task, gym, own
+from rewards import find_task, gym, own, read_template_options
 from rewards.countdown import parse_numbers
 from rewards.kk import parse_people
 from rewards.rows import SUFFIXES
@@ -79,6 +79,7 @@ def paper_of(suite, protocol):
 def papers_settings(args):
     """{name: value} of the paper's settings for args.suite; our own where no paper has any."""
     found = dict(SETTINGS.get(args.suite, OF_OWN_TASK))
+    found["template_options"] = "{}"
     found["max_response_tokens"] = MAX_RESPONSE_TOKENS[args.protocol]
     if args.suite == "math" and args.protocol == "acpo":
         found["samples"] = 8
@@ -100,6 +101,7 @@ def check_flags(args):
 
 def check_options(args):
     """ValueError if a setting of the suite's task is wrong."""
+    read_template_options(args)
     if args.suite == "kk":
         parse_people(args.people)
     elif args.suite == "countdown":

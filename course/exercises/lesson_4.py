@@ -39,6 +39,6 @@ def overlong_penalty(length, max_tokens, buffer):
 
 
 # 4.3 (open)  A group has responses of 10, 100 and 1000 tokens. The shortest is wrong and the others
-# are right: A is −√2, 1/√2 and 1/√2. What is A times the weight of one token of each, and of each
-# response as a whole, with both aggregations? What does each of them teach most, and what would it
-# be if the longest were the wrong one?
+# are right: A is −2/√3, 1/√3 and 1/√3 in grpo.py. What is A times the weight of one token of each,
+# and of each response as a whole, with both aggregations? What does each of them teach most, and
+# what would it be if the longest were the wrong one?

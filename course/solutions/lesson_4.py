@@ -22,12 +22,12 @@ def overlong_penalty(length, max_tokens, buffer):
 #
 # A times the weight of a token, and that summed over the response:
 #
-#     token_mean:    10 tokens: -0.00127, all -0.013
-#     token_mean:    100 tokens: +0.00064, all +0.064
-#     token_mean:    1000 tokens: +0.00064, all +0.637
-#     mean_of_means: 10 tokens: -0.04714, all -0.471
-#     mean_of_means: 100 tokens: +0.00236, all +0.236
-#     mean_of_means: 1000 tokens: +0.00024, all +0.236
+#     token_mean:    10 tokens: -0.00104, all -0.010
+#     token_mean:    100 tokens: +0.00052, all +0.052
+#     token_mean:    1000 tokens: +0.00052, all +0.520
+#     mean_of_means: 10 tokens: -0.03849, all -0.385
+#     mean_of_means: 100 tokens: +0.00192, all +0.192
+#     mean_of_means: 1000 tokens: +0.00019, all +0.192
 #
 # - token_mean: all tokens count alike, so the longest response has 89 % of the weight. The update
 #   is mostly "write like the long one". If that were wrong, its 1000 tokens would be pushed down as
@@ -43,7 +43,7 @@ def overlong_penalty(length, max_tokens, buffer):
 #   their responses are.
 
 LENGTHS = (10, 100, 1000)
-ADVANTAGES = torch.tensor([-(2**0.5), 0.5**0.5, 0.5**0.5])  # of the rewards 0, 1, 1; σ with 1/G
+ADVANTAGES = torch.tensor([-2, 1, 1]) / 3**0.5  # of the rewards 0, 1, 1; σ with G − 1
 
 
 def open_question():

@@ -1,0 +1,180 @@
+"""Chat templates, their options, and tags that are tokens of their own."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from conftest import CHATML, KK_TINY, puzzles, write_rows
+from test_sft import chat
+from test_sft import settings as of_sft
+from test_tasks import settings
+from tokenizers import AddedToken
+from transformers import AutoTokenizer
+
+import evaluate
+from rewards import check_options, countdown, decode, encode, examples, kk, load_task, score
+from rewards.chats import check_template
+from tools import evaluation_suites
+
+THINKING = "{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
+BUDGET = (
+    "{% if enable_thinking %}<think>{{ 'up to ' + budget if budget }}\n{% else %}<think>\n\n</think>\n\n{% endif %}"
+)
+TAGS = ["<think>", "</think>", "<answer>", "</answer>", "[THINK]", "[/THINK]", "◁/think▷", "<|end_of_thought|>"]
+TAGS += ["<tool_call>", "</tool_call>", "</solve>"]
+CONTROL = [
+    "<|im_sep|>",
+    "<end_of_turn>",
+    "<pad>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "<|eot_id|>",
+    "<｜Assistant｜>",
+    "[PAD]",
+]
+CONTROL += [
+    "<unused3>",
+    "<mask>",
+    "<bos>",
+    "<|endoftext|>",
+    "[SYSTEM_PROMPT]",
+    "<end_of_text>",
+    "<fim_prefix>",
+    "<file_sep>",
+]
+
+
+def of_kk(**changes):
+    """The settings of a script for puzzles from a file."""
+    return settings("kk", {"kk": {"data": puzzles(), "test_data": puzzles()}}, **changes)
+
+
+def with_template(end="", tags=()):
+    """kk_tiny's tokenizer with a chat template that ends otherwise, in text or code, and more special tokens."""
+    end = end if "{" in end else f"{{{{ {end!r} }}}}"  # jinja drops a last line break
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    tokenizer.chat_template = THINKING + CHATML + end
+    tokenizer.add_tokens([AddedToken(tag, special=True) for tag in tags])
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("template_ends", "prefix", "prompt_ends"),
+    [
+        ("", "<think>", "<think>"),
+        ("<think>", "<think>", "<think>"),
+        ("<think>\n", "<think>", "<think>\n"),
+        ("<think>\n\n", "<think>\n", "<think>\n\n"),
+        ("<think>", "<think>\nOkay", "<think>\nOkay"),
+        ("<think>\n", "<think>\nOkay", "<think>\nOkay"),
+        ("[THINK]", "[THINK]", "[THINK]"),
+        ("<|START_THINKING|>", "<|START_THINKING|>", "<|START_THINKING|>"),
+        ("<think>\n", "<answer>", "<think>\n<answer>"),
+        ("<think>\n", "", "<think>\n"),
+        ("<think>\n\n</think>\n\n", "<think>", "<think>\n\n</think>\n\n<think>"),  # closed: the task's own follows
+        ("t", "that is", "tthat is"),  # no tag
+    ],
+)
+@pytest.mark.parametrize("tags", [(), TAGS])
+def test_a_tag_of_template_and_task_is_in_the_prompt_once(template_ends, prefix, prompt_ends, tags):
+    tokenizer = with_template(template_ends, tags)
+    ids = encode(tokenizer, {"messages": [{"role": "user", "content": "Who?"}], "prefix": prefix})
+    assert tokenizer.decode(ids).endswith("<|im_start|>assistant\n" + prompt_ends)
+
+
+def test_a_response_to_learn_does_not_repeat_the_tag_in_which_the_prompt_ends(tmp_path):
+    file = write_rows(tmp_path / "chats.jsonl", [chat("Who?", "<think>\nI.</think>Me."), chat("Why?", "So.")] * 2)
+    for end, text in (("<think>\n", "I.</think>Me."), ("", "<think>\nI.</think>Me.")):
+        tokenizer = with_template(end)
+        _, train, _ = examples.load_task(of_sft(data=str(file), test_data=str(file)), tokenizer)
+        assert tokenizer.decode(train[0]["response_ids"]) == text + "<|im_end|>"
+
+
+@pytest.mark.parametrize("text", [*TAGS, *CONTROL])
+def test_tags_stay_in_the_text_that_is_scored_and_control_tokens_do_not(text):
+    tokenizer = with_template(tags=TAGS + CONTROL)
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    ids = tokenizer.encode(f"a{text}b", add_special_tokens=False)
+    assert tokenizer.convert_tokens_to_ids(text) in ids
+    cut_off = SimpleNamespace(token_ids=[*ids, tokenizer.bos_token_id, tokenizer.eos_token_id], finish_reason="length")
+    assert decode(tokenizer, [cut_off]) == [f"a{text}b" if text in TAGS else "ab"]
+
+
+@pytest.mark.parametrize("task", [kk, countdown])
+def test_a_right_answer_is_right_whatever_its_tags_are_made_of(task):
+    answer = {"nums": [1, 2], "target": 3} if task is countdown else {"Ann": True}
+    text = "hm</think><answer>" + ("1 + 2" if task is countdown else "Ann is a knight") + "</answer>"
+    for tags in ([], ["</think>"], TAGS):
+        tokenizer = with_template(tags=tags)
+        response = SimpleNamespace(token_ids=[*tokenizer.encode(text), tokenizer.eos_token_id], finish_reason="stop")
+        response.text = decode(tokenizer, [response])[0]
+        [found] = score(task, [response], [{"answer": answer}])
+        assert found["correct"] and found["format"]
+
+
+def test_template_options_reach_the_prompt_of_every_script(tmp_path):
+    tokenizer = with_template("{% if add_generation_prompt %}" + BUDGET + "{% endif %}")
+    file = str(write_rows(tmp_path / "chats.jsonl", [chat("Who?", "Me.")]))
+    ends = {"{}": "<think>\n", '{"enable_thinking": false}': "</think>\n\n", '{"budget": "9"}': "up to 9\n"}
+    for options, end in ends.items():
+        _, chats, _ = examples.load_task(of_sft(template_options=options, data=file, test_data=file), tokenizer)
+        assert tokenizer.decode(chats[0]["prompt_ids"]).endswith(end)
+        _, train, _ = load_task(of_kk(template_options=options), tokenizer)
+        last = end if end == "<think>\n" else end + "<think>"
+        assert tokenizer.decode(train[0]["prompt_ids"]).endswith(last)
+    assert (
+        "template_options" in evaluate.OF_A_RUN
+        and evaluation_suites.papers_settings(SimpleNamespace(suite="kk", protocol="ar_lopti"))["template_options"]
+        == "{}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "chat_template", "message"),
+    [
+        ("", "auto", "is not JSON"),
+        ("enable_thinking=false", "auto", "is not JSON"),
+        ("{'enable_thinking': False}", "auto", "is not JSON"),
+        ("[1]", "auto", "is no JSON object, such as '{\"enable_thinking\": false}'"),
+        ("null", "auto", "is no JSON object"),
+        ('{"thinking": false}', "auto", "does not use 'thinking'; it uses budget, enable_thinking"),
+        ('{"messages": []}', "auto", "does not use 'messages'"),
+        ('{"add_generation_prompt": false}', "auto", "does not use 'add_generation_prompt'"),
+        ('{"message": 1}', "auto", "does not use 'message'"),  # the template's own loop sets it
+        ('{"tokenize": true}', "auto", "does not use 'tokenize'"),
+        ('{"eos_token": ""}', "auto", "does not use 'eos_token'"),
+        ('{"budget": 9}', "auto", "the model's chat template refuses the chat: can only concatenate str"),
+        ('{"enable_thinking": false}', "none", "has no effect: the prompts are plain text"),
+    ],
+)
+def test_template_options_that_are_refused(options, chat_template, message):
+    tokenizer = with_template(BUDGET + "{{ eos_token }}")
+    args = of_kk(template_options=options, chat_template=chat_template)
+    with pytest.raises(ValueError) as error:
+        load_task(args, tokenizer)
+    assert message in str(error.value) and "\n" not in str(error.value)
+    if "JSON" in message:  # found before torch is loaded
+        with pytest.raises(ValueError):
+            check_options(args)
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [("Llama-3-8B", False), ("x-Instruct-v0.3", True), ("gemma-2b-it", True), ("git", False), ("m/tekken.json", True)],
+)
+def test_a_chat_model_without_a_template_is_refused_and_a_base_model_gets_plain_text(name, refused, tmp_path, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    tokenizer.chat_template = None
+    tokenizer.name_or_path = str(tmp_path / name)
+    if name.endswith(".json"):  # a file of Mistral's
+        tokenizer.name_or_path = str(tmp_path / "m")
+        (tmp_path / "m").mkdir()
+        (tmp_path / name).write_text(json.dumps({}))
+    args = of_kk()
+    if refused:
+        with pytest.raises(ValueError, match=r"has no chat template .*: --chat_template none gives it plain text"):
+            check_template(args, tokenizer)
+    else:
+        assert check_template(args, tokenizer) == {} and "it gets plain text" in capsys.readouterr().out
+    assert check_template(of_kk(chat_template="none"), tokenizer) == {}
