@@ -100,7 +100,7 @@ def test_a_problem_with_other_blanks_or_system_turn_is_not_on_both_sides(same, t
     rows = [{"prompt": prompt, "final_answer": 2} for prompt in ("What is 1 + 1?", same)]
     path = write_rows(tmp_path / "two.json", rows)
     with pytest.raises(ValueError, match="every problem to train on is a test problem, too"):
-        load_task(settings("math", {"math": {"data": path}}), tokenizer)
+        load_task(task_settings("math", {"math": {"data": path}}), tokenizer)
 
 
 def test_one_problem_cannot_be_held_back(tmp_path, tokenizer):
