@@ -15,19 +15,19 @@ from runtime import processes
 # Several processes (FSDP2) and a critic need no more.
 PROGRAMS = 24
 
-
 REPEATED = "sdpa_repeated"
 
 
 def repeated_attention(module, query, key, value, attention_mask, **options):
-    """transformers' attention by torch, with keys and values [N, heads, T, width] for each query.
+    """transformers' attention by torch, with a copy of keys and values for each head of queries.
 
-    Without a copy torch would be told that several heads share keys. In float32, and in float16 on
-    a T4, no fused kernel takes that, and the memory of the one that does grows with T².
+    All are [N, heads, T, width]. transformers tells torch that heads share keys and values instead.
+    In float32, and in float16 on a T4, no fused kernel takes that, and the memory of the kernel
+    that does grows with T².
     """
     times = getattr(module, "num_key_value_groups", 1)
     key, value = repeat_kv(key, times), repeat_kv(value, times)
-    # None: a module with fewer heads of keys would be asked for them
+    # None in place of the module, which says that heads share.
     return sdpa_attention_forward(None, query, key, value, attention_mask, **options)
 
 
@@ -43,7 +43,8 @@ def place(policy, args):
     """
     lm = policy.lm
     lm.config.dtype = args.dtype  # changes no weight: it says how checkpoints will save them
-    if processes.ON_GPU and args.dtype != "bfloat16":
+    is_torchs = lm.config._attn_implementation == "sdpa"
+    if processes.ON_GPU and args.dtype != "bfloat16" and is_torchs:
         lm.set_attn_implementation(REPEATED)
     is_trained = any(parameter.requires_grad for parameter in policy.parameters())
     if is_trained and args.gradient_checkpointing:

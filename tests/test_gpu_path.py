@@ -221,7 +221,7 @@ def test_keys_and_values_are_repeated_where_no_fused_kernel_takes_shared_ones(re
         vocab_size=300, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2,
     )  # fmt: skip
-    ids = torch.arange(24).view(2, 12)
+    ids = torch.cat([torch.arange(6).expand(2, 6), torch.arange(12).view(2, 6)], 1)  # a prompt, and two responses
     found = {}
     for on_gpu, dtype in ((False, "float32"), (True, "bfloat16"), (True, "float32")):
         monkeypatch.setattr(processes, "ON_GPU", on_gpu)
@@ -232,6 +232,9 @@ def test_keys_and_values_are_repeated_where_no_fused_kernel_takes_shared_ones(re
         with Attention() as attention:
             logits = policy.lm(ids, use_cache=False).logits
             logits.pow(2).mean().backward()
+        if not recompute:
+            shared = passes.with_shared_prompt(policy.lm.model, policy.lm.get_input_embeddings()(ids), 6)
+            torch.testing.assert_close(policy.lm.lm_head(shared), logits)
         found[on_gpu, dtype] = logits, policy.lm.model.layers[0].self_attn.k_proj.weight.grad
         assert (attention.keys[1], attention.shared) == ((4, False) if on_gpu and dtype == "float32" else (2, True))
     torch.testing.assert_close(found[True, "float32"], found[False, "float32"])
