@@ -164,9 +164,9 @@ def load_weights(llm, named_weights):
 def sleep_level(model, reload):
     """The level at which vLLM may sleep: 2, or 1 for a model that would lose a tensor. Reloads it.
 
-    Level 1 keeps a copy of the weights in main memory. Level 2 keeps the buffers alone, and what
-    reload() does not write is lost. To find it, the first number of each other tensor becomes NaN
-    before the reload. model: vLLM's own; reload: a function that replaces its weights.
+    Level 1 keeps a copy of the weights in main memory, for good. Level 2 keeps the buffers alone,
+    and what reload() does not write is lost. To find it, the first number of each other tensor
+    becomes NaN before the reload. model: vLLM's own; reload: a function that replaces its weights.
     """
     numbers = first_numbers(model)
     before = {name: number.item() for name, number in numbers.items()}
@@ -177,9 +177,12 @@ def sleep_level(model, reload):
     for name, number in lost.items():
         number.fill_(before[name])
     if lost and RANK == 0:
+        sizes = [weight.nbytes for weight in model.parameters()]
+        copy = sum(1 << (size - 1).bit_length() for size in sizes)  # each up to a power of two
         tqdm.write(
             f"vLLM's {type(model).__name__} has tensors that no new weight replaces "
-            f"({', '.join(lost)}): while it sleeps, main memory keeps a copy of all its weights"
+            f"({', '.join(lost)}): from its first sleep on, main memory holds a copy of all its "
+            f"weights, {copy / 2**30:.1f} GiB for each process"
         )
     return 1 if lost else 2
 
