@@ -235,28 +235,30 @@ def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine
     n_adapter: as in always_bytes.
     """
     tokens = max(args.micro_batch_tokens, args.max_prompt_tokens + args.max_response_tokens)
-    of_layer = layer_bytes(config, width, args)
-    kept = of_layer
-    if args.gradient_checkpointing:
-        kept = 4 * config.hidden_size  # the layer's input, in float32
-    kept *= tokens * config.num_hidden_layers
     only_adapters = n_adapter and not args.has_critic  # the critic has none
     gradients = 4 * (n_adapter if only_adapters else n_params) / machine.local_processes
+    embedding = config.vocab_size * config.hidden_size
+    copies = 0  # of the weights, in --dtype
     if machine.processes > 1:
         # What FSDP2 has gathered at one time: embedding and head, and two layers.
-        num_gathered = 2 * config.vocab_size * config.hidden_size
-        num_gathered += 2 * n_params / config.num_hidden_layers
-        gradients += width * num_gathered
+        gradients += width * (2 * embedding + 2 * n_params / config.num_hidden_layers)
     elif width == 2 and not only_adapters:
-        gradients += 2 * n_params  # autocast's copies of the weights
+        copies = 2 * n_params  # autocast's
     # The head's backward pass: logits, log-probabilities and their gradient, in float32; what the
-    # head reads and the last norm keeps; the head's gradient, if several chunks add to it.
-    head = 12 * min(tokens, head_chunk) * config.vocab_size + 20 * tokens * config.hidden_size
+    # head reads and the last norm keeps; the head's gradient and its copy, if several chunks add to
+    # it.
+    logits = 4 * min(tokens, head_chunk) * config.vocab_size
+    head = 3 * logits + 20 * tokens * config.hidden_size
     if tokens > head_chunk and not only_adapters:
-        head += 4 * config.vocab_size * config.hidden_size
-    # Later a layer's, if it is computed again.
+        head += 6 * embedding
+    of_layer = layer_bytes(config, width, args)
+    if not args.gradient_checkpointing:
+        return gradients + tokens * of_layer * config.num_hidden_layers + copies + head
+    inputs = 4 * tokens * config.hidden_size * config.num_hidden_layers  # of the layers, in float32
+    # Or the end of the forward pass, after which autocast's copies go; or a layer's backward pass.
+    forward = copies + 2.5 * logits
     layer = tokens * (of_layer + 3 * width * intermediate_size(config))
-    return gradients + kept + max(head, layer if args.gradient_checkpointing else 0)
+    return gradients + inputs + max(forward, head, layer)
 
 
 def layer_bytes(config, width, args):
