@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 SITE_VENV ?= .venv-site
+GPU_VENV ?= .venv-gpu-paths
 PY = $(VENV)/bin/python
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check
 MARP = .marp/node_modules/.bin/marp
@@ -18,7 +19,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install doctor model taught demo llm watch test test-all bench lab docs site slides lint format
+.PHONY: install doctor model taught demo llm watch test test-all gpu-paths bench lab docs site slides lint format
 
 install: $(VENV)/installed
 
@@ -80,6 +81,15 @@ test-all:
 	@$(MAKE) --no-print-directory $(MARP) || { echo "the tests that build slides will be skipped"; test -z "$$GITHUB_ACTIONS"; }
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(PY) tools/mutations.py
+
+# Without a GPU: CUDA's build of vLLM, in a venv of its own (9 GB), believes that there is one.
+gpu-paths: $(GPU_VENV)/installed
+	$(GPU_VENV)/bin/python tests/gpu_paths.py
+
+$(GPU_VENV)/installed: requirements.txt requirements-common.txt
+	test -x $(GPU_VENV)/bin/python || $(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
 
 bench: install model
 	$(PY) benchmarks/limit.py

@@ -148,7 +148,7 @@ def check_model(args, head_chunk):
         )
     machine = memory.this_machine()
     if machine.on_gpu:
-        check_main_memory(args, memory.main_memory(n_params, args.dtype, machine))
+        check_main_memory(args, memory.main_memory(n_params, machine))
     sizes = {
         "parameters": n_params,
         "estimated_memory_gb": needed,
@@ -181,8 +181,8 @@ def check_main_memory(args, needed):
     if needed > there:
         raise ValueError(
             f"{args.model} on the GPUs of this machine needs about {needed:.0f} GiB of main "
-            f"memory, and there are {there:.0f}: every process loads the model there, and its "
-            "sampler sleeps there. Fewer processes or a smaller --model need less"
+            f"memory, and there are {there:.0f}: every process loads the model there. Fewer "
+            "processes or a smaller --model need less"
         )
 
 

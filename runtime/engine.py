@@ -3,11 +3,13 @@
 import contextlib
 import functools
 import hashlib
+import math
 import os
 import shutil
 
 import torch
 from torch import set_num_threads  # vLLM replaces torch's own by one that does nothing
+from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 from transformers import AutoConfig, GenerationConfig
 
@@ -149,18 +151,75 @@ def empty_prefix_cache(llm):
 def sleep(llm):
     """Leaves a GPU's memory, or a CPU's cores, to the trainer until load_weights."""
     if ON_GPU:
-        llm.sleep(level=1)
+        llm.sleep(level=getattr(llm, "sleep_level", 1))
     elif threads.is_small(llm.model_config.model):
         set_num_threads(len(processes.own_cores()))
 
 
 def load_weights(llm, named_weights):
     """Replaces the engine's weights, and wakes it. named_weights: yields (name, whole tensor)."""
+
+    def reload():
+        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
+
     if ON_GPU:
         torch.cuda.empty_cache()
         llm.wake_up(tags=["weights"])  # nothing to do the first time: it is awake
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
+    if ON_GPU and not hasattr(llm, "sleep_level"):
+        llm.sleep_level = sleep_level(llm.apply_model(lambda model: model)[0], reload)
+    else:
+        reload()
     if ON_GPU:
         llm.wake_up(tags=["kv_cache"])
     elif threads.is_small(llm.model_config.model):
         set_num_threads(threads.OF_SMALL_SAMPLER)
+
+
+def sleep_level(model, reload):
+    """The level at which vLLM may sleep: 2, or 1 for a model that would lose a tensor. Reloads it.
+
+    Level 1 keeps a copy of the weights in main memory, for good. Level 2 keeps the buffers alone,
+    and what reload() does not write is lost. To find it, the first number of each other tensor
+    becomes NaN before the reload. model: vLLM's own; reload: a function that replaces its weights.
+    """
+    numbers = first_numbers(model)
+    before = {name: number.item() for name, number in numbers.items()}
+    for number in numbers.values():
+        number.fill_(math.nan)
+    reload()
+    lost = {name: number for name, number in first_numbers(model).items() if number.isnan()}
+    for name, number in lost.items():
+        number.fill_(before[name])
+    if lost and RANK == 0:
+        sizes = [weight.nbytes for weight in model.parameters()]
+        copy = sum(1 << (size - 1).bit_length() for size in sizes)  # each up to a power of two
+        tqdm.write(
+            f"vLLM's {type(model).__name__} has tensors that no new weight replaces "
+            f"({', '.join(lost)}): from its first sleep on, main memory holds a copy of all its "
+            f"weights, {copy / 2**30:.1f} GiB for each process"
+        )
+    return 1 if lost else 2
+
+
+def first_numbers(model):
+    """{name: the first number, a view} of a vLLM model's tensors: parameters and attributes.
+
+    Without buffers, and without key-value caches, which sleep empties at every level.
+    """
+    tensors = dict(model.named_parameters())
+    for place, module in model.named_modules():
+        # An attention layer's kernels are its impl, which is no module.
+        for owner in (module, getattr(module, "impl", module)):
+            for attribute, value in vars(owner).items():
+                for i, tensor in enumerate(tree_leaves(value)):
+                    if isinstance(tensor, torch.Tensor) and attribute != "kv_cache":
+                        tensors[f"{place}.{attribute}[{i}]"] = tensor
+    device = next(model.parameters()).device
+    seen = {id(buffer) for buffer in model.buffers()}
+    found = {}
+    for name, tensor in tensors.items():
+        is_lost = tensor.device == device and tensor.is_floating_point() and tensor.numel()
+        if is_lost and id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor.detach()[(0,) * tensor.ndim]
+    return found

@@ -1,7 +1,7 @@
 """Memory: an estimate before a run, the peak during it, and a setting that makes the CPU faster.
 
-What a layer keeps of a token was measured on a CPU (kk_tiny and SmolLM2-135M), as were the
-constants.
+What a layer keeps of a token was counted on tensors without data (tests/test_gpu_path.py). What is
+constant was measured on a CPU.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ LIBRARIES = 1.2  # GiB on a CPU: torch, transformers, vLLM
 # for lengths not met before.
 GROWTH = 0.05
 GROWING_STEPS = 12
-LARGE_GPU = 60  # GiB free: of a card of 70 or more, on which vLLM takes larger batches
+GRAPHS = 1.0  # GiB of vLLM's CUDA graphs; while it sleeps they are in main memory
 # With these settings of its configuration a model caps or scales its logits; 1 and None do nothing.
 # A trainer's Policy takes the head's output as it is.
 CHANGED_LOGITS = (
@@ -45,12 +45,15 @@ class Machine:
     processes: int  # of the run
     local_processes: int  # how many of them are on one machine
     gib: float  # memory that one process may use, in GiB
+    large_batches: bool = False  # whether vLLM takes its larger batches on this GPU
 
 
 def this_machine():
     """The machine that this process runs on. On a GPU its memory is what is free now."""
+    large_batches = False
     if processes.ON_GPU:
-        available = torch.cuda.mem_get_info(processes.DEVICE)[0]
+        available, total = torch.cuda.mem_get_info(processes.DEVICE)
+        large_batches = takes_large_batches(torch.cuda.get_device_name(), total)
     else:
         available = machine_bytes() / processes.LOCAL_WORLD_SIZE
     return Machine(
@@ -58,7 +61,16 @@ def this_machine():
         processes=processes.WORLD_SIZE,
         local_processes=processes.LOCAL_WORLD_SIZE,
         gib=available / GIB,
+        large_batches=large_batches,
     )
+
+
+def takes_large_batches(name, total):
+    """Whether vLLM takes 16,384 tokens of 1024 requests at a time on a GPU, or 8192 of 256.
+
+    As in its EngineArgs.get_batch_defaults. name: the GPU's; total: its bytes of memory.
+    """
+    return total >= 160 * GIB or (total >= 70 * GIB and "a100" not in name.lower())
 
 
 def estimate(config, args, head_chunk, machine=None):
@@ -85,7 +97,7 @@ def estimate(config, args, head_chunk, machine=None):
             f"--model {args.model} has weights that are stacks of matrices ({experts}): a mixture "
             "of experts is not supported"
         )
-    width = 2 if args.dtype == "bfloat16" else 4  # bytes of a number
+    width = width_of(args.dtype)
     longest = key_value_bytes(config, width) * context / GIB
     if args.has_sampler and longest > args.kv_cache_gb:
         raise ValueError(
@@ -114,16 +126,18 @@ def estimate(config, args, head_chunk, machine=None):
     return n_params, needed, machine.gib
 
 
-def main_memory(n_params, dtype, machine):
+def main_memory(n_params, machine):
     """GiB of main memory that the processes of a machine with GPUs need together, at least.
 
-    At the start each of them loads the whole model there, in float32. Later the sleeping sampler of
-    each keeps its weights there (vLLM's level 1), and for a checkpoint process 0 gathers them.
+    At the start each of them loads the whole model there, in float32. Later it holds less: CUDA
+    graphs of each sleeping sampler, and in process 0 the weights of a checkpoint.
     """
-    width = 2 if dtype == "bfloat16" else 4  # bytes of a number
-    copies = machine.local_processes
-    weights = max(4 * copies, width * (copies + 1)) * n_params
-    return copies * LIBRARIES + weights / GIB
+    return machine.local_processes * (LIBRARIES + GRAPHS + 4 * n_params / GIB)
+
+
+def width_of(dtype):
+    """Bytes of a number. dtype: its name."""
+    return getattr(torch, dtype).itemsize
 
 
 def shapes_of(config):
@@ -175,11 +189,20 @@ def stacked_weights(model):
 
 def key_value_bytes(config, width):
     """Bytes that the key-value cache needs for one token."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_width = getattr(config, "head_dim", None)
-    if not head_width:
-        head_width = config.hidden_size // config.num_attention_heads
-    return 2 * width * config.num_hidden_layers * heads * head_width
+    return 2 * width * config.num_hidden_layers * key_value_heads(config) * head_width(config)
+
+
+def key_value_heads(config):
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
+def head_width(config):
+    own = getattr(config, "head_dim", None)
+    return own or config.hidden_size // config.num_attention_heads
+
+
+def intermediate_size(config):
+    return getattr(config, "intermediate_size", None) or 4 * config.hidden_size
 
 
 def adapter_size(model, rank):
@@ -212,35 +235,62 @@ def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine
     n_adapter: as in always_bytes.
     """
     tokens = max(args.micro_batch_tokens, args.max_prompt_tokens + args.max_response_tokens)
-    kept = 55 + 10 * width  # bytes that a layer keeps of each of a token's numbers
-    if args.gradient_checkpointing:
-        kept = 2 * width
     only_adapters = n_adapter and not args.has_critic  # the critic has none
     gradients = 4 * (n_adapter if only_adapters else n_params) / machine.local_processes
+    embedding = config.vocab_size * config.hidden_size
+    copies = 0  # of the weights, in --dtype
     if machine.processes > 1:
         # What FSDP2 has gathered at one time: embedding and head, and two layers.
-        num_gathered = 2 * config.vocab_size * config.hidden_size
-        num_gathered += 2 * n_params / config.num_hidden_layers
-        gradients += width * num_gathered
-    elif args.dtype == "bfloat16" and not only_adapters:
-        gradients += 2 * n_params  # autocast's copies of the weights
-    activations = tokens * kept * config.hidden_size * config.num_hidden_layers
-    # logits, log-probabilities and their gradient, in float32
-    logits = 12 * min(tokens, head_chunk) * config.vocab_size
-    return gradients + activations + logits
+        gradients += width * (2 * embedding + 2 * n_params / config.num_hidden_layers)
+    elif width == 2 and not only_adapters:
+        copies = 2 * n_params  # autocast's
+    # The head's backward pass: logits, log-probabilities and their gradient, in float32; what the
+    # head reads and the last norm keeps; the head's gradient and its copy, if several chunks add to
+    # it.
+    logits = 4 * min(tokens, head_chunk) * config.vocab_size
+    head = 3 * logits + 20 * tokens * config.hidden_size
+    if tokens > head_chunk and not only_adapters:
+        head += 6 * embedding
+    of_layer = layer_bytes(config, width, args)
+    if not machine.on_gpu:
+        of_layer *= 1.4 if width == 2 else 1.15  # measured on a CPU (kk_tiny and SmolLM2-135M)
+    if not args.gradient_checkpointing:
+        return gradients + tokens * of_layer * config.num_hidden_layers + copies + head
+    inputs = 4 * tokens * config.hidden_size * config.num_hidden_layers  # of the layers, in float32
+    # Or the end of the forward pass, after which autocast's copies go; or a layer's backward pass.
+    forward = copies + 2.5 * logits
+    layer = tokens * (of_layer + 3 * width * intermediate_size(config))
+    return gradients + inputs + max(forward, head, layer)
+
+
+def layer_bytes(config, width, args):
+    """Bytes that a layer keeps of one token for its backward pass, if it is not compiled."""
+    heads = config.num_attention_heads
+    queries = heads * head_width(config)
+    keys = queries * key_value_heads(config) // heads
+    if args.dtype != "bfloat16":
+        keys = queries  # repeated for each head: placement.py says why
+    # In float32 what each of the two norms reads, and that divided by its norm. Then what enters
+    # the layer's products: q, k, v, gate and up have a rounded copy each; in float32 they share it.
+    copies = 5 if width == 2 else 2
+    residual = (16 + copies * width) * config.hidden_size
+    attention = 2 * width * (queries + keys) + 4 * heads
+    # the gate's output, its SiLU, the other half and their product
+    feed_forward = 4 * width * intermediate_size(config)
+    return residual + attention + feed_forward
 
 
 def sampler_work_bytes(config, width, machine):
     """What vLLM works with on a GPU beside weights and cache, for its default sizes of a batch.
 
-    Not measured: no GPU has run it; CUDA's graphs are not counted. Of each token the numbers of a
-    feed-forward layer (the gate's, the other half's and their product) and a few of the residual
-    stream's; of each request its logits, in --dtype and three times in float32.
+    Not measured: no GPU has run it. CUDA graphs; of each token the numbers of a feed-forward layer
+    (the gate's, the other half's and their product) and a few of the residual stream's; of each
+    request its logits, in --dtype and three times in float32.
     """
-    tokens, requests = (16384, 1024) if machine.gib >= LARGE_GPU else (8192, 256)
-    of_token = 3 * config.intermediate_size + 4 * config.hidden_size
+    tokens, requests = (16384, 1024) if machine.large_batches else (8192, 256)
+    of_token = 3 * intermediate_size(config) + 4 * config.hidden_size
     logits = requests * config.vocab_size * (width + 12)
-    return tokens * of_token * width + logits
+    return GRAPHS * GIB + tokens * of_token * width + logits
 
 
 def machine_bytes():

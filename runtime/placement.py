@@ -2,6 +2,9 @@
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from runtime import processes
@@ -12,6 +15,25 @@ from runtime import processes
 # Several processes (FSDP2) and a critic need no more.
 PROGRAMS = 24
 
+REPEATED = "sdpa_repeated"
+
+
+def repeated_attention(module, query, key, value, attention_mask, **options):
+    """transformers' attention by torch, with a copy of keys and values for each head of queries.
+
+    All are [N, heads, T, width]. transformers tells torch that heads share keys and values instead.
+    In float32, and in float16 on a T4, no fused kernel takes that, and the memory of the kernel
+    that does grows with T².
+    """
+    times = getattr(module, "num_key_value_groups", 1)
+    key, value = repeat_kv(key, times), repeat_kv(value, times)
+    # None in place of the module, which says that heads share.
+    return sdpa_attention_forward(None, query, key, value, attention_mask, **options)
+
+
+AttentionInterface.register(REPEATED, repeated_attention)
+AttentionMaskInterface.register(REPEATED, sdpa_mask)
+
 
 def place(policy, args):
     """The policy on this process's device; with several processes it is sharded.
@@ -21,6 +43,9 @@ def place(policy, args):
     """
     lm = policy.lm
     lm.config.dtype = args.dtype  # changes no weight: it says how checkpoints will save them
+    is_torchs = lm.config._attn_implementation == "sdpa"
+    if processes.ON_GPU and args.dtype != "bfloat16" and is_torchs:
+        lm.set_attn_implementation(REPEATED)
     is_trained = any(parameter.requires_grad for parameter in policy.parameters())
     if is_trained and args.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -1,9 +1,9 @@
-"""Which model trains on which GPUs: writes docs/what_fits.md, with a command for each model and machine.
+"""Which model trains on which GPUs: writes docs/what_fits.md, one table of models and cards.
 
     python -m tools.fits
 
-No GPU is needed. The models are shapes without weights, the memory is the estimate that every run makes before it
-starts (runtime/memory.py), and every command has gone through the checks of grpo.py.
+No GPU is needed. The models are shapes without weights, and the memory is the estimate that every run makes before it
+starts (runtime/memory.py).
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from runtime import checks, defaults, launch, memory, processes
 from tools import family, generated
 
 FILE = family.ROOT / "docs" / "what_fits.md"
-CARDS = (16, 24, 40, 48, 80)  # GB of one GPU
+CARDS = {"T4": 16, "16 GB": 16, "24 GB": 24, "40 GB": 40, "48 GB": 48, "80 GB": 80}  # GB of one GPU
 COUNTS = (1, 4, 8)  # GPUs of one machine
 
 # What is left of a card's nominal memory. The CUDA context of the trainer and of vLLM takes 0.5 to 1 GiB; error
@@ -92,62 +92,48 @@ class Setting:
 
 
 SHORT_PASSES = "--gradient_checkpointing --micro_batch_tokens 5120"  # 5120: one longest prompt and response
+CUT_OFF = "--gradient_checkpointing --micro_batch_tokens 2048 --kv_cache_gb 2 --max_response_tokens 1024"
 # The first that fits is taken: each needs less memory than the one before it, and costs more.
 SETTINGS = (
-    Setting("default", "nothing: the paper's settings", ""),
+    Setting("A", "nothing: the paper's settings", ""),
     Setting(
-        "recompute",
-        "time: activations are computed again in the backward pass (with fewer than 4 GPUs this is the default)",
+        "B",
+        "time: activations are computed again in the backward pass (the default with fewer than 4 GPUs)",
         "--gradient_checkpointing",
     ),
     Setting(
-        "short passes",
+        "C",
         "time: smaller forward passes, and a cache for fewer requests; the results stay",
         f"{SHORT_PASSES} --kv_cache_gb 8",
     ),
     Setting(
-        "small cache",
+        "D",
         "more time: the sampler answers few requests at once; the results stay",
         f"{SHORT_PASSES} --kv_cache_gb 2",
     ),
     Setting(
-        "2048 tokens",
+        "E",
         "responses are cut off at 2048 tokens (the paper's at 4096)",
         "--gradient_checkpointing --micro_batch_tokens 3072 --kv_cache_gb 2 --max_response_tokens 2048",
     ),
-    Setting(
-        "1024 tokens",
-        "responses are cut off at 1024 tokens",
-        "--gradient_checkpointing --micro_batch_tokens 2048 --kv_cache_gb 2 --max_response_tokens 1024",
-    ),
-    Setting(
-        "no reference",
-        "the same, and the loss has no KL term",
-        "--gradient_checkpointing --micro_batch_tokens 2048 --kv_cache_gb 2 --max_response_tokens 1024 --kl_coef 0",
-    ),
+    Setting("F", "responses are cut off at 1024 tokens", CUT_OFF),
+    Setting("G", "the same, and the loss has no KL term", f"{CUT_OFF} --kl_coef 0"),
 )
 
 
 # -------------------------------------------------------------------------------------------------------------- fits
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The setting with which a model trains on a number of GPUs."""
-
-    setting: Setting
-    command: str
-    needed: float  # GiB of each GPU, estimated
-
-
 def usable(card):
-    """GiB that a run can count on, of a GPU with `card` GB."""
-    return card * (1 - RESERVE) - CONTEXT
+    """GiB that a run can count on, of a GPU of this name."""
+    return CARDS[card] * (1 - RESERVE) - CONTEXT
 
 
 def machine_with(card, count):
-    """One machine with `count` GPUs of `card` GB."""
-    return memory.Machine(on_gpu=True, processes=count, local_processes=count, gib=usable(card))
+    """One machine with `count` GPUs of this name. One of 80 GB may be an H100."""
+    return memory.Machine(
+        on_gpu=True, processes=count, local_processes=count, gib=usable(card), large_batches=card == "80 GB"
+    )
 
 
 @contextlib.contextmanager
@@ -166,116 +152,74 @@ def on_gpus(count):
 def args_of(setting, count, lora):
     """grpo.py's Args with these flags, and LORA's, on `count` GPUs. They are the same for every model here."""
     with on_gpus(count):
-        args, _ = defaults.read(flags_of(setting, lora).split(), grpo.Args, grpo.TASKS)
+        args, _ = defaults.read(f"{LORA if lora else ''} {setting.flags}".split(), grpo.Args, grpo.TASKS)
         checks.check_prompts_per_step(args)
     return args
 
 
-def flags_of(setting, lora):
-    return f"{LORA} {setting.flags}".strip() if lora else setting.flags
-
-
-def fits_on(model, config, count, lora):
-    """{card: the first of SETTINGS with which the model trains on `count` GPUs of it, or None}."""
-    fits = dict.fromkeys(CARDS)
+def first_that_fits(model, card, count, lora=False):
+    """The first of SETTINGS with which the model trains on `count` GPUs of this name, or None."""
     for setting in SETTINGS:
-        if all(fits.values()):
-            break
         args = dataclasses.replace(args_of(setting, count, lora), model=model)
-        for card in CARDS:
-            if fits[card] is None:
-                # vLLM takes larger batches on a card of 80 GB, which need more.
-                _, needed, _ = memory.estimate(config, args, HEAD_CHUNK, machine_with(card, count))
-                if needed <= usable(card):
-                    fits[card] = Fit(setting, command(model, setting, count, lora), needed)
-    return fits
+        if card == "T4":
+            args.dtype = "float16"
+        _, needed, _ = memory.estimate(MODELS[model], args, HEAD_CHUNK, machine_with(card, count))
+        if needed <= usable(card):
+            return setting
+    return None
 
 
-def command(model, setting, count, lora):
-    """grpo.py with the setting's flags, started for `count` GPUs."""
-    start = "python" if count == 1 else f"torchrun --nproc-per-node {count}"
-    return f"{start} grpo.py --model {model} {flags_of(setting, lora)}".strip()
+# -------------------------------------------------------------------------------------------------------------- page
 
 
-def all_fits(lora=False):
-    """{model: {count: {card: Fit or None}}}; lora: with LoRA."""
-    fits = {}
-    for model, config in MODELS.items():
-        fits[model] = {count: fits_on(model, config, count, lora) for count in COUNTS}
-    return fits
-
-
-# ------------------------------------------------------------------------------------------------------------ tables
-
-
-def page(fits, with_lora):
-    """docs/what_fits.md: what was estimated, the settings, tables of all models, each model's commands."""
-    sizes = ", ".join(f"{usable(card):.1f} GiB of {card} GB" for card in CARDS)
+def page():
+    """docs/what_fits.md: what was estimated, the settings, and a table of all models."""
+    sizes = ", ".join(f"{usable(card):.1f} GiB of {card}" for card in CARDS if card != "T4")
     most = max(COUNTS)
     largest = list(MODELS)[-1]
-    main_memory = memory.main_memory(parameters(MODELS[largest]), "bfloat16", machine_with(80, most)) * 2**30 / 1e9
-    paragraphs = [
+    main_memory = memory.main_memory(parameters(MODELS[largest]), machine_with("80 GB", most)) * 2**30 / 1e9
+    before = [
         "# What fits where",
-        "Which model trains on which GPUs with `grpo.py`, in bfloat16. `python -m tools.fits` writes this file. All "
-        "numbers are estimates: none of these commands has been run on these cards. `--dry_run` behind a command makes "
-        "the estimate for your machine, with any script, and loads no weights.",
+        "Which model trains on which GPUs with `grpo.py`. `python -m tools.fits` writes this file. All numbers are "
+        "estimates: none of these commands has been run on these cards. `--dry_run` behind a command makes the "
+        "estimate for your machine, with any script, and loads no weights.",
         f"**Memory of a card.** {1 - RESERVE:.0%} of its nominal memory minus {CONTEXT:.0f} GiB count as usable: "
         f"{sizes}. The rest is for CUDA itself and for pieces that the allocator can't use. Other programs on the "
-        "card, such as a desktop, need some too.",
-        "**Older cards.** V100 and P100 are refused: PyTorch has no kernels for them. T4 (16 GB) has no bfloat16 and "
-        "trains with `--dtype float16`. The column of 16 GB is for newer cards, such as RTX 4080 and RTX A4000.",
-        "**Main memory.** Each process loads the whole model in float32, 4 bytes a parameter, before the processes "
-        f"share it, and its libraries take {memory.LIBRARIES} GiB: {most} processes with {short(largest)} need "
+        "card, such as a desktop, need some too. On H100 vLLM takes larger batches than on A100, which needs 1 to "
+        "3 GiB less than the column of 80 GB says.",
+        "**T4** (16 GB, as in Colab) has no bfloat16: add `--dtype float16`. V100 and P100 are too old for torch.",
+        f"**Main memory.** Each process loads the whole model in float32, 4 bytes a parameter. Its libraries and CUDA "
+        f"graphs take {memory.LIBRARIES + memory.GRAPHS:.1f} GiB: {most} processes with {short(largest)} need "
         f"{main_memory:.0f} GB.",
-        "## Overview",
-        "A cell has the first of these settings that fits; – stands for none.",
+        "## Settings",
+        "Each needs less memory than the one before it. A command is `python grpo.py --model MODEL FLAGS`; for several "
+        "GPUs it begins with `torchrun --nproc-per-node 4` in place of `python`.",
     ]
-    lines = []
-    for paragraph in paragraphs:
-        lines += [*textwrap.wrap(paragraph, 120, break_on_hyphens=False), ""]
-    lines += ["| setting | what it costs |", "|---|---|"]
+    after = [
+        "## Models",
+        "A cell has the first setting that fits on 1, on 4 and on 8 GPUs; – stands for none. Rows with LoRA add "
+        f"`{LORA}`: the weights are frozen, in bfloat16, and adapters of rank 16 on all linear layers except the head "
+        "are trained. The reference is the same model with its adapters off, so it needs no memory. "
+        "[More GPUs, less memory](scaling.md) says what LoRA computes.",
+    ]
+    lines = [*wrapped(before), "| | what it costs | flags |", "|---|---|---|"]
     for setting in SETTINGS:
-        lines.append(f"| {setting.name} | {setting.cost} |")
-    lines += ["", *overview(fits), "", "## With LoRA", ""]
-    about_lora = (
-        f"With `{LORA}` the weights are frozen, in bfloat16, and adapters of rank 16 on all linear layers except the "
-        "head are trained: 1% as many parameters as Qwen2.5-3B has. Gradients and AdamW's state are those of the "
-        "adapters. The reference is the same model with its adapters off, so it needs no memory. "
-        "[More GPUs, less memory](scaling.md) says what LoRA computes."
-    )
-    lines += [*textwrap.wrap(about_lora, 120, break_on_hyphens=False), "", *overview(with_lora), ""]
-    about_gib = "GiB: what each GPU needs, estimated. vLLM takes larger batches on a card of 80 GB, which needs more."
-    lines += ["## Commands", "", about_gib]
-    for model, counts in fits.items():
-        lines += ["", f"### {short(model)}", "", "| GPUs | setting | GiB | command |", "|---|---|---|---|"]
-        lines += [*commands(counts), *commands(with_lora[model], "LoRA, ")]
+        lines.append(f"| {setting.name} | {setting.cost} | {f'`{setting.flags}`' if setting.flags else ''} |")
+    lines += ["", *wrapped(after), f"| model | {' | '.join(CARDS)} |", "|---|" + "---|" * len(CARDS)]
+    for model in MODELS:
+        for lora in (False, True):
+            cells = [short(model) + ", LoRA" * lora]
+            for card in CARDS:
+                found = [first_that_fits(model, card, count, lora) for count in COUNTS]
+                cells.append(" ".join(setting.name if setting else "–" for setting in found))
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def overview(fits):
-    """A table with a row for each model and number of GPUs, and a column for each card."""
-    cards = " | ".join(f"{card} GB" for card in CARDS)
-    lines = [f"| model | GPUs | {cards} |", "|---|---|" + "---|" * len(CARDS)]
-    for model, counts in fits.items():
-        for count, found in counts.items():
-            names = [fit.setting.name if fit else "–" for fit in found.values()]
-            lines.append(f"| {short(model)} | {count} | {' | '.join(names)} |")
-    return lines
-
-
-def commands(counts, label=""):
-    """Rows of a model's table of commands: cards that take the same command share one."""
+def wrapped(paragraphs):
     lines = []
-    for count, found in counts.items():
-        fits_of = {}  # command: {card: Fit}
-        for card, fit in found.items():
-            if fit:
-                fits_of.setdefault(fit.command, {})[card] = fit
-        for of_command, fits in fits_of.items():
-            cards = ", ".join(map(str, fits))
-            name = next(iter(fits.values())).setting.name
-            needed = " to ".join(dict.fromkeys(f"{fit.needed:.1f}" for fit in fits.values()))
-            lines.append(f"| {count} × {cards} GB | {label}{name} | {needed} | `{of_command}` |")
+    for paragraph in paragraphs:
+        lines += [*textwrap.wrap(paragraph, 120, break_on_hyphens=False), ""]
     return lines
 
 
@@ -292,8 +236,22 @@ def parameters(config):
 # -------------------------------------------------------------------------------------------------------------- main
 
 
+def once_each(shapes_of):
+    """The same function, which makes a model once: the table needs each hundreds of times."""
+    made = {}
+
+    def once(config):
+        key = config.to_json_string()
+        if key not in made:
+            made[key] = shapes_of(config)
+        return made[key]
+
+    return once
+
+
 def main():
-    generated.write({FILE: page(all_fits(), all_fits(lora=True))})
+    memory.shapes_of = once_each(memory.shapes_of)
+    generated.write({FILE: page()})
 
 
 if __name__ == "__main__":

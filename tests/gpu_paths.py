@@ -1,0 +1,274 @@
+"""What CUDA's build of vLLM does on cards that are not here: `make gpu-paths` installs it and runs this, without a GPU.
+
+    python tests/gpu_paths.py                            all of it
+    python tests/gpu_paths.py config T4 float16 qwen2    one check
+
+config    vLLM's configuration for a card from runtime/engine.py's options, and what a sleep of its model would lose
+sampler   its GPU sampler's kernels, in Triton's interpreter: temperature, log-probabilities, draws
+kernels   its attention's and sampler's kernels, compiled for a card, and their shared memory
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CARDS = {  # (name, compute capability, GiB of memory, multiprocessors)
+    "P100": ("Tesla P100-PCIE-16GB", (6, 0), 15.89, 56),
+    "V100": ("Tesla V100-SXM2-16GB", (7, 0), 15.77, 80),
+    "T4": ("Tesla T4", (7, 5), 14.56, 40),
+    "A100": ("NVIDIA A100-SXM4-80GB", (8, 0), 79.15, 108),
+    "4090": ("NVIDIA GeForce RTX 4090", (8, 9), 23.52, 128),
+    "L4": ("NVIDIA L4", (8, 9), 21.95, 58),
+    "H100": ("NVIDIA H100 80GB HBM3", (9, 0), 79.10, 132),
+    "B200": ("NVIDIA B200", (10, 0), 178.0, 148),
+    "5090": ("NVIDIA GeForce RTX 5090", (12, 0), 31.36, 170),
+}
+CHECKS = [
+    "config T4 float16 qwen2",
+    "config T4 float32 llama",
+    "config A100 bfloat16 qwen2",
+    "config 4090 bfloat16 llama",
+    "config L4 bfloat16 qwen3",
+    "config H100 bfloat16 gemma",
+    "config B200 bfloat16 qwen3",
+    "config 5090 bfloat16 gemma3_text",
+    "sampler",
+    "kernels T4 float16,float32",
+    "kernels A100 float32",  # in bfloat16 the newer ones take FlashAttention, which is compiled already
+    "kernels H100 float32",
+]
+SHARED_MEMORY = {"T4": 65536, "A100": 166912, "H100": 232448}  # bytes that one block may have
+# Triton and vLLM's allocator load the driver's library. No function of this one does anything.
+FUNCTIONS = """cuInit cuGetProcAddress_v2 cuGetProcAddress cuPointerGetAttribute cuTensorMapEncodeTiled cuCtxGetCurrent
+    cuCtxSetCurrent cuDeviceGetAttribute cuDevicePrimaryCtxRetain cuGetErrorString cuMemAddressFree cuMemAddressReserve
+    cuMemCreate cuMemGetAllocationGranularity cuMemMap cuMemRelease cuMemSetAccess cuMemUnmap cuDriverGetVersion
+    cuDeviceGetCount cuDeviceGet"""
+
+
+def main(checks):
+    """Each check in a process of its own. Exit code 1 if one failed."""
+    import torch
+
+    if not torch.version.cuda:
+        sys.exit(f"error: this torch is a build for CPUs: pip install 'torch==={torch.__version__.split('+')[0]}'")
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        stub = "".join(f"int {name}(void) {{ return 100; }}\n" for name in FUNCTIONS.split())
+        compiler = ["gcc", "-shared", "-fPIC", "-x", "c", "-o", f"{folder}/libcuda.so.1", "-"]
+        subprocess.run(compiler, input=stub, text=True, check=True)
+        env = os.environ | {
+            "LD_LIBRARY_PATH": folder,
+            "TRITON_CACHE_DIR": f"{folder}/triton",
+            "PYTHONPATH": f"{ROOT}:{ROOT}/tests",
+        }
+        env |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        for check in checks:
+            start = time.time()
+            function, *words = check.split()
+            command = [sys.executable, "-c", f"import gpu_paths; gpu_paths.check_{function}(*{words})"]
+            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+            outcome = f"FAIL\n{done.stderr[-3000:]}" if done.returncode else "PASS"
+            print(f"{outcome} {check} ({time.time() - start:.0f} s)\n{done.stdout}", flush=True)
+            if done.returncode:
+                failed.append(check)
+    print(f"{len(checks) - len(failed)} of {len(checks)} checks passed", *failed, sep="\n")
+    sys.exit(bool(failed))
+
+
+def pretend(card):
+    """Makes torch and vLLM believe in one GPU of this kind. No tensor can be on it."""
+    import torch
+
+    name, capability, gib, multiprocessors = CARDS[card]
+    total = int(gib * 2**30)
+    about = types.SimpleNamespace(
+        name=name, major=capability[0], minor=capability[1], total_memory=total, warp_size=32, is_integrated=False,
+        multi_processor_count=multiprocessors, regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048,
+        shared_memory_per_block_optin=101376, shared_memory_per_multiprocessor=102400, shared_memory_per_block=49152,
+        L2_cache_size=50 * 2**20, gcnArchName="", uuid="",
+    )  # fmt: skip
+    answers = {
+        "is_available": True, "device_count": 1, "get_device_capability": capability, "get_device_properties": about,
+        "get_device_name": name, "mem_get_info": (total - 2**29, total), "current_device": 0, "set_device": None,
+        "is_bf16_supported": capability >= (8, 0),
+    }  # fmt: skip
+    for function, answer in answers.items():
+        setattr(torch.cuda, function, lambda *_, answer=answer, **__: answer)
+    torch.accelerator.device_count = lambda: 1
+
+
+def pretend_in_vllm():
+    import vllm.platforms
+    from vllm.platforms.cuda import NonNvmlCudaPlatform
+
+    NonNvmlCudaPlatform.device_count = classmethod(lambda cls: 1)
+    vllm.platforms._current_platform = NonNvmlCudaPlatform()
+    return vllm.platforms._current_platform
+
+
+def check_config(card, dtype, kind):
+    """vLLM takes every option, finds an attention, and its model has nothing that a sleep of level 2 would lose."""
+    import torch
+
+    pretend(card)
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from runtime import engine, memory, processes
+
+    assert processes.ON_GPU
+    model = tempfile.mkdtemp()
+    config = AutoConfig.for_model(
+        kind, hidden_size=896, intermediate_size=4864, num_hidden_layers=2, num_attention_heads=14,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=8192,
+    )  # fmt: skip
+    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    config.save_pretrained(model)
+    args = types.SimpleNamespace(
+        model=model, dtype=dtype, max_prompt_tokens=1024, max_response_tokens=4096, kv_cache_gb=2.0, compile=True
+    )
+    options = engine.options(args)
+    platform = pretend_in_vllm()
+    from vllm import EngineArgs
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.torch_utils import set_default_torch_dtype
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    given = EngineArgs(
+        model=model, dtype=dtype, seed=0, skip_tokenizer_init=True, logprobs_mode="processed_logprobs", **options
+    )
+    config = given.create_engine_config(UsageContext.LLM_CLASS)
+    name, _, gib, _ = CARDS[card]
+    sizes = config.scheduler_config.max_num_batched_tokens, config.scheduler_config.max_num_seqs
+    assert sizes == ((16384, 1024) if memory.takes_large_batches(name, gib * 2**30) else (8192, 256)), sizes
+    assert config.model_config.enable_sleep_mode and config.cache_config.gpu_memory_utilization == 0.1
+    selector = AttentionSelectorConfig(
+        head_size=config.model_config.get_head_size(), dtype=config.model_config.dtype, kv_cache_dtype="auto",
+        block_size=None,
+    )  # fmt: skip
+    valid, _ = platform.get_valid_backends(
+        device_capability=platform.get_device_capability(), attn_selector_config=selector, num_heads=14
+    )
+    names = [found.backend.name for found in valid]
+    chosen = options.get("attention_backend", names[0])
+    print(f"    batches {sizes}, attention {chosen} of {names}, graphs {config.compilation_config.cudagraph_mode}")
+    assert chosen in names and not chosen.startswith("FLASHINFER"), "nvcc would compile it"
+    with set_current_vllm_config(config):
+        init_distributed_environment(1, 0, f"file://{tempfile.mktemp()}", 0, backend="gloo")
+        ensure_model_parallel_initialized(1, 1)
+        with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+            vllms = initialize_model(vllm_config=config, model_config=config.model_config)
+    others = engine.first_numbers(vllms).keys() - dict(vllms.named_parameters()).keys()
+    # A reload makes these two anew.
+    others = {other.split(".")[-1] for other in others} - {"_k_scale_cpu[0]", "_v_scale_cpu[0]"}
+    assert not others, others
+
+
+def check_sampler():
+    """The V2 runner's sampler, which only a GPU takes: temperature, log-probabilities, and draws by their seeds."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    pretend("H100")
+    pretend_in_vllm()
+    from vllm.v1.worker.gpu.sample import gumbel, logprob
+
+    from runtime import engine
+
+    torch.manual_seed(0)
+    size, count, group, temperature = 64, 4000, 8, 0.7
+    logits = torch.randn(1, size) * 2
+    seeds = engine.request_seed(0, 1, 5) + torch.arange(group)
+    rows = torch.arange(count, dtype=torch.int32) % group
+    positions = torch.arange(count) // group
+    temperatures = torch.full((group,), temperature)
+    scaled = logits.expand(count, size).contiguous()
+    gumbel.apply_temperature(scaled, rows, temperatures)
+    assert torch.equal(scaled[0], logits[0] / temperature)
+
+    def draw(n, temperatures=temperatures):
+        own = scaled[:n].contiguous(), rows[:n], temperatures, seeds, positions[:n]
+        return gumbel.gumbel_sample(*own, apply_temperature=False, is_drafting=False)
+
+    tokens = draw(count)
+    assert torch.equal(draw(64), tokens[:64]) and (draw(8, torch.zeros(group)) == logits.argmax()).all()
+    exact = (logits / temperature).log_softmax(-1)[0]
+    scores = logprob.compute_topk_scores(scaled[:500].contiguous(), 0, tokens[:500])
+    error = (scores.logprobs[:, 0] - exact[tokens[:500]]).abs().max().item()
+    expected = count * exact.double().exp()
+    often = expected > 5
+    squares = (torch.bincount(tokens, minlength=size) - expected)[often] ** 2 / expected[often]
+    degrees = int(often.sum()) - 1
+    deviation = (squares.sum().item() - degrees) / (2 * degrees) ** 0.5
+    print(f"    log-probabilities to {error:.1e}; draws: chi² {deviation:+.2f} standard deviations from its mean")
+    assert error < 1e-5 and abs(deviation) < 4
+
+
+def check_kernels(card, dtypes):
+    """Triton compiles what a run launches, for heads as in Qwen2.5-0.5B and 7B, and it fits into shared memory."""
+    import torch
+
+    pretend(card)
+    pretend_in_vllm()
+    os.environ["TRITON_F32_DEFAULT"] = "ieee"  # as in runtime/engine.py
+    from triton import JITFunction
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    major, minor = CARDS[card][1]
+    driver.set_active(
+        types.SimpleNamespace(
+            get_current_target=lambda: GPUTarget("cuda", 10 * major + minor, 32), get_current_device=lambda: 0,
+            get_current_stream=lambda *_: 0, get_active_torch_device=lambda: torch.device("cpu"),
+            get_device_interface=lambda: torch.cuda, map_python_to_cpp_type=lambda kind: kind,
+        )
+    )  # fmt: skip
+    run, largest = JITFunction.run, {}
+
+    def compile_only(self, *args, grid, warmup, **options):
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        if kernel is not None:
+            name = self.fn.__name__
+            largest[name] = max(largest.get(name, 0), kernel.metadata.shared)
+        return kernel
+
+    JITFunction.run = compile_only
+    from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+    from vllm.v1.worker.gpu.sample import gumbel, logprob
+
+    one, rows = torch.ones(1), torch.zeros(8, dtype=torch.int32)
+    longs = torch.zeros(8, dtype=torch.int64)
+    for dtype in [getattr(torch, name) for name in dtypes.split(",")]:
+        for heads, keys, width in ((14, 2, 64), (28, 4, 128)):
+            queries = torch.zeros(64, heads, width, dtype=dtype)
+            cache = torch.zeros(128, 16, keys, width, dtype=dtype)
+            for longest, parts in ((8, None), (1, None), (1, 16)):  # prefill; decoding; the same, in parts
+                split = {}
+                if parts:
+                    split = {"softmax_segm_output": torch.zeros(64, heads, parts, width)}
+                    split |= {f"softmax_segm_{name}": torch.zeros(64, heads, parts) for name in ("max", "expsum")}
+                unified_attention(
+                    q=queries, k=cache, v=cache.clone(), out=queries.clone(), max_seqlen_q=longest, max_seqlen_k=320,
+                    cu_seqlens_q=torch.arange(65, dtype=torch.int32), seqused_k=torch.ones(64, dtype=torch.int32),
+                    softmax_scale=0.1, causal=True, window_size=(-1, -1), softcap=0, q_descale=None, k_descale=one,
+                    v_descale=one, block_table=torch.zeros(64, 320, dtype=torch.int32),
+                    seq_threshold_3D=128 if parts else None, num_par_softmax_segments=parts, **split,
+                )  # fmt: skip
+        logits = torch.zeros(8, 151936, dtype=dtype)
+        gumbel.apply_temperature(logits.float(), rows, torch.ones(64))
+        gumbel.gumbel_sample(logits, rows, torch.ones(64), longs, longs, apply_temperature=False, is_drafting=False)
+        logprob.compute_topk_scores(logits, 0, longs)
+    print(f"    shared memory, of {SHARED_MEMORY[card]} bytes: {largest}")
+    assert "kernel_unified_attention" in " ".join(largest) and max(largest.values()) <= SHARED_MEMORY[card]
+
+
+if __name__ == "__main__":
+    main([" ".join(sys.argv[1:])] if sys.argv[1:] else CHECKS)
