@@ -214,13 +214,17 @@ def fields(row):
 
 def messages_of(prompt):
     """The chat with the instruction, from a text or a chat (keys `role` and `content`, or `from` and `value`)."""
-    if isinstance(prompt, str):
+    is_chat = isinstance(prompt, list) and any({"role", "from"} & {*turn} for turn in prompt if isinstance(turn, dict))
+    if prompt and isinstance(prompt, (str, list)) and not is_chat:  # the text, or its parts
         prompt = [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list) or not prompt:
         raise ValueError(f"the problem must be a text or a chat, not {prompt!r:.60}")
     messages = []
     for turn in prompt:
-        role, content = (turn["role"], turn["content"]) if "role" in turn else (turn["from"], turn["value"])
+        try:
+            role, content = (turn["role"], turn["content"]) if "role" in turn else (turn["from"], turn["value"])
+        except (LookupError, TypeError):
+            raise ValueError(f"a turn must have role and content, or from and value; it is {turn!r:.60}") from None
         if not isinstance(role, str):
             raise ValueError(f"a turn's role must be a text, not {role!r:.60}")
         messages.append({"role": "user" if role == "human" else role, "content": text_of(content)})

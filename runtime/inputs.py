@@ -71,9 +71,9 @@ def of_weights(folder):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with open(path, "rb") as file:
-            for start in range(0, size, SAMPLE if size <= WHOLE else EVERY):
+            for start in range(0, size, EVERY):
                 file.seek(start)
-                digest.update(file.read(SAMPLE))
+                digest.update(file.read(EVERY if size <= WHOLE else SAMPLE))
     return digest.hexdigest() if found else None
 
 

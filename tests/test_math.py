@@ -538,6 +538,10 @@ SCHEMAS = {
     ),
     "problem": (lambda text, gold: {"problem": text, "answer": gold, "solution": "?"}, [".parquet", ".json", ".jsonl"]),
     "question": (lambda text, gold: {"question": text, "answer": gold}, [".parquet", ".json", ".jsonl"]),
+    "parts alone": (
+        lambda text, gold: {"question": in_parts(text)[0]["content"], "answer": gold},
+        [".parquet", ".jsonl"],
+    ),
     "parts": (
         lambda text, gold: {"prompt": in_parts(text), "reward_model": {"ground_truth": gold}},
         [".parquet", ".json", ".jsonl"],
@@ -667,6 +671,12 @@ BROKEN = {
         {"prompt": [{"role": "system", "content": None}, *chat("?")], "final_answer": "1"},
         "no problem and answer",
     ),
+    "a turn without content": (
+        {"prompt": [{"role": "user"}], "final_answer": "1"},
+        "a turn must have role and content",
+    ),
+    "half a chat": ({"prompt": [*chat("?"), "!"], "final_answer": "1"}, "a turn must have role and content"),
+    "parts without text": ({"problem": [{"type": "video"}], "answer": "1"}, "not a part of type video"),
     "a picture": (
         {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "final_answer": "1"},
         "a turn's content must be a text or a list of parts with text, not a part of type image",
