@@ -4,6 +4,7 @@
 has no "–". None of that may end a run in the middle of a step.
 """
 
+import contextlib
 import io
 import os
 import shutil
@@ -32,7 +33,8 @@ def show_any_sign():
     """A sign that the encoding of standard output lacks is shown as a question mark."""
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", "") in ("strict", "surrogateescape"):
-            stream.reconfigure(errors="replace")
+            with contextlib.suppress(OSError):  # a pipe in a file's place can't seek
+                stream.reconfigure(errors="replace")
 
 
 def widen():
