@@ -197,7 +197,6 @@ def test_if_no_token_has_an_advantage_adamw_still_makes_its_step(tiny_model, bat
 # --lora_rank of both.
 TURNED_OFF = {
     "grpo_ar_lopti": (grpo_ar_lopti, {"alpha": 0.0, "eta": 0.0}, {}, {"low_rate": 0}, "float32", 0),
-    "grpo_ar_lopti bfloat16": (grpo_ar_lopti, {"alpha": 0.0, "eta": 0.0}, {}, {"low_rate": 0}, "bfloat16", 0),
     "grpo_ar_lopti LoRA": (grpo_ar_lopti, {"alpha": 0.0, "eta": 0.0}, {}, {"low_rate": 0}, "bfloat16", 4),
     "grpo_tis tis": (grpo_tis, {"correction": "tis"}, {}, {"mask_rate": 0}, "float32", 0),
     "grpo_tis icepop": (grpo_tis, {"correction": "icepop"}, {}, {"mask_rate": 0}, "bfloat16", 0),
