@@ -181,8 +181,9 @@ def attempt_file(file, function, all_arguments, gradient_of="", seconds=SECONDS,
         process.start()
         process.join(seconds)
         ended = "time" if process.exitcode is None else process.exitcode
+        process.kill()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # also what it may have left behind
+            os.killpg(process.pid, signal.SIGKILL)  # what it may have left behind
         process.join()
         printed = Path(folder, "printed")
         text = printed.read_text(errors="replace")[:MOST_PRINTED] if printed.exists() else ""

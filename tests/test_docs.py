@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 from conftest import flags_of
 
 from tools import anchors
@@ -43,28 +42,6 @@ def test_every_place_that_a_page_names_is_there():
     """As the site resolves them: [grpo.py, k3: exp](../grpo.py), and the code in the tables of symbols."""
     for page in PAGES:
         anchors.with_anchors(page.read_text(), page.relative_to(ROOT).as_posix())
-
-
-PROGRAM = """\
-LIMIT = 3
-
-
-class Policy:
-    size: int = LIMIT
-
-    def head(self):
-        \'\'\'The head, of some size.\'\'\'
-        head = self.size
-        return head
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [("LIMIT", 1), ("Policy", 4), ("Policy.size", 5), ("size", 5), ("head", 7), ("Policy.head: size", 9)],
-)
-def test_a_line_by_its_name(name, line):
-    assert anchors.line_named(PROGRAM, name) == line
 
 
 def test_commands_have_only_settings_that_exist():

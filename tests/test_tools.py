@@ -9,22 +9,8 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT, python, small
 
-from runtime import checks, curves, defaults
+from runtime import checks, defaults
 from tools import compare, comparisons, fits, get_smollm2, kept, plot
-
-# --------------------------------------------------------------------------------------------------------------------
-# curves.py
-
-
-def test_the_terminals_plot_shows_reward_and_test_accuracy():
-    rows = [{"step": 0, "eval/accuracy": 0.2, "eval/accuracy_2": 0.3}]
-    rows += [{"step": step, "reward": step / 10, "reward_std": 0.5} for step in range(1, 9)] + [
-        {"step": 9, "reward": 1, "eval/accuracy": 0.9}
-    ]
-    text = curves.in_terminal(rows, width=80, colours=False)
-    assert "reward" in text and "test accuracy" in text and "accuracy_2" in text and "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= 80 and "reward_std" not in text
-
 
 # --------------------------------------------------------------------------------------------------------------------
 # plot.py

@@ -267,17 +267,15 @@ def in_the_form_of(old, value):
 def all_texts():
     """{path: text} of all that is generated, and of the pages that it is a part of."""
     readme, docs = family.ROOT / "README.md", family.ROOT / "docs"
-    texts = {readme: generated.between(readme.read_text(encoding="utf-8"), table.MARKS, table.short_table())}
-    text = (docs / "first_runs.md").read_text(encoding="utf-8")
+    paths = [readme, *docs.glob("*.md"), *(family.ROOT / "course").glob("lesson_*.md")]
+    texts = {path: with_kept_numbers(path.read_text(encoding="utf-8")) for path in paths}
     for name in ("demo", "llm"):
-        text = demo_picture.with_words(text, name, json.loads((docs / f"{name}.json").read_text(encoding="utf-8")))
-    texts[docs / "first_runs.md"] = text
-    objectives = (docs / "objectives.md").read_text(encoding="utf-8")
-    texts[docs / "objectives.md"] = generated.between(objectives, table.MARKS, table.table())
-    texts |= {docs / "family.svg": table.drawing(), claims.FILE: claims.page()}
-    for path in (family.ROOT / "course").glob("lesson_*.md"):
-        texts[path] = with_kept_numbers(path.read_text(encoding="utf-8"))
-    return texts | all_pages()
+        kept = json.loads((docs / f"{name}.json").read_text(encoding="utf-8"))
+        [page] = [path for path, text in texts.items() if f"<!-- {name}: begin -->" in text]
+        texts[page] = demo_picture.with_words(texts[page], name, kept)
+    for path, made in ((readme, table.short_table()), (docs / "objectives.md", table.table())):
+        texts[path] = generated.between(texts[path], table.MARKS, made)
+    return texts | {docs / "family.svg": table.drawing(), claims.FILE: claims.page()} | all_pages()
 
 
 def all_pages():
