@@ -67,6 +67,7 @@ def main(checks):
             "PYTHONPATH": f"{ROOT}:{ROOT}/tests",
         }
         env |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        env |= {"PATH": "/usr/bin:/bin", "CUDA_HOME": folder}  # no nvcc, as on most machines
         for check in checks:
             start = time.time()
             function, *words = check.split()
@@ -118,9 +119,12 @@ def check_config(card, dtype, kind):
     pretend(card)
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from runtime import engine, memory, processes
+    from runtime import engine, machine, memory, processes
 
     assert processes.ON_GPU
+    name, capability, gib, _ = CARDS[card]
+    said = {"name": name, "compute_cap": "{}.{}".format(*capability), "driver_version": "580.65.06"}
+    machine.nvidia_smi = lambda fields: [[said[field] for field in fields.split(",")]]
     model = tempfile.mkdtemp()
     config = AutoConfig.for_model(
         kind, hidden_size=896, intermediate_size=4864, num_hidden_layers=2, num_attention_heads=14,
@@ -145,7 +149,6 @@ def check_config(card, dtype, kind):
         model=model, dtype=dtype, seed=0, skip_tokenizer_init=True, logprobs_mode="processed_logprobs", **options
     )
     config = given.create_engine_config(UsageContext.LLM_CLASS)
-    name, _, gib, _ = CARDS[card]
     sizes = config.scheduler_config.max_num_batched_tokens, config.scheduler_config.max_num_seqs
     assert sizes == ((16384, 1024) if memory.takes_large_batches(name, gib * 2**30) else (8192, 256)), sizes
     assert config.model_config.enable_sleep_mode and config.cache_config.gpu_memory_utilization == 0.1

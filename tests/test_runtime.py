@@ -524,6 +524,22 @@ def test_vllms_options_on_a_gpu(capability, dtype, nvcc, backend, kv_cache_gb, t
         assert engine.options(args).keys() <= {field.name for field in dataclasses.fields(EngineArgs)}
 
 
+def test_a_gpu_without_bfloat16_is_refused(monkeypatch):
+    monkeypatch.setattr(processes, "ON_GPU", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    for capability, refused in (((7, 5), True), ((8, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda here=capability: here)
+        checks.check_gpus(Args(dtype="float32"))
+        if refused:
+            with pytest.raises(ValueError, match="Tesla T4 has no bfloat16"):
+                checks.check_gpus(Args())
+        else:
+            checks.check_gpus(Args())
+
+
 # ------------------------------------------------------------------------------------------- checks
 
 
