@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from runtime import faults, files, lora, processes
+from runtime import faults, files, float16, lora, processes
 from runtime.folders import POSITION, all_of, complete, run_of, step_of, to_resume
 
 CHECKSUMS = "checksums.json"
@@ -234,6 +234,8 @@ def load(policy, optimizer, resume, critic=None):
         reason = " ".join(str(errors[0]).split())
         sys.exit(f"error: checkpoint {path} is not of this model or of this version: {reason}")
     torch.set_rng_state(state["rng"])
+    for name, scaler in scalers(policy, optimizer, critic).items():
+        scaler.load_state(state[name])
     position = position_in(path)
     if processes.RANK == 0:
         delete_newer(path)
@@ -327,7 +329,7 @@ def trainer_state(policy, optimizer, critic=None):
     """{parameter name: {weight, exp_avg, exp_avg_sq, step}} and torch's random state, "rng".
 
     Of the parameters that are trained: with LoRA these are the adapters, and the others stay as
-    --model has them.
+    --model has them. With --dtype float16 also the state of each optimizer's float16.Scaler.
 
     critic: a pair, another model that is trained and its optimizer (ppo.py). The names of its
     parameters begin with "critic.".
@@ -338,6 +340,8 @@ def trainer_state(policy, optimizer, critic=None):
     draws.
     """
     state = {"rng": torch.get_rng_state()}
+    for name, scaler in scalers(policy, optimizer, critic).items():
+        state[name] = scaler.state()
     trained = {"": (policy, optimizer)}
     if critic:
         trained["critic."] = critic
@@ -347,6 +351,15 @@ def trainer_state(policy, optimizer, critic=None):
                 of_optimizer = of_adamw(parameter, its_optimizer)
                 state[prefix + name] = {**of_optimizer, "weight": parameter.detach()}
     return state
+
+
+def scalers(policy, optimizer, critic=None):
+    """{name in a checkpoint: float16.Scaler} of the optimizers; {} in other dtypes than float16."""
+    optimizers = {"scaler": optimizer}
+    if critic:
+        optimizers["critic.scaler"] = critic[1]
+    found = {name: float16.scaler(one, policy.args) for name, one in optimizers.items()}
+    return {name: scaler for name, scaler in found.items() if scaler.is_enabled()}
 
 
 def of_adamw(parameter, optimizer):

@@ -31,8 +31,7 @@ def check_gpus(args):
         if args.dtype == "bfloat16" and not machine.gpu_has_bfloat16():
             raise ValueError(
                 f"{torch.cuda.get_device_name()} has no bfloat16, which came with the generation "
-                "of A100 and RTX 30: --dtype float32 may work with a small model, or "
-                "CUDA_VISIBLE_DEVICES= trains on the CPU"
+                "of A100 and RTX 30: use --dtype float16"
             )
 
 

@@ -412,6 +412,21 @@ def test_many_gpus_recompute_nothing(task, n_gpus, checkpointing, monkeypatch):
     assert (args.gradient_checkpointing, args.compile, args.dtype) == (checkpointing, True, "bfloat16")
 
 
+@pytest.mark.parametrize(
+    "capabilities, dtype", [("7.5", "float16"), ("7.5\n7.0", "float16"), ("7.5\n8.6", "bfloat16"), ("", "bfloat16")]
+)
+def test_gpus_without_bfloat16_compute_in_float16(capabilities, dtype, tmp_path, monkeypatch):
+    """The driver tells, because torch is not imported yet; checks.check_gpus asks torch later."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '{capabilities}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(defaults, "ON_GPU", True)
+    trainer = importlib.import_module("grpo")
+    assert defaults.read([], trainer.Args, trainer.TASKS)[0].dtype == dtype
+    assert defaults.read(["--dtype", "float32"], trainer.Args, trainer.TASKS)[0].dtype == "float32"
+
+
 @pytest.mark.parametrize("visible, expected", [(None, "driver 535.104.05"), ("", ""), ("-1", ""), ("0", "535.104.05")])
 def test_a_driver_that_torch_cannot_use_is_said(visible, expected, tmp_path, monkeypatch):
     """Otherwise torch says only that there is no GPU, and training would begin on the CPU."""
@@ -444,7 +459,7 @@ def test_a_gpu_without_bfloat16_is_refused(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda here=capability: here)
         checks.check_gpus(Args(dtype="float32"))
         if refused:
-            with pytest.raises(ValueError, match="Tesla T4 has no bfloat16"):
+            with pytest.raises(ValueError, match=r"Tesla T4 has no bfloat16.*--dtype float16"):
                 checks.check_gpus(Args())
         else:
             checks.check_gpus(Args())
