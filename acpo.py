@@ -224,11 +224,14 @@ class Policy(nn.Module):
     def head(self, states, targets, temperature, with_entropy):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
-        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
+        if temperature != 1:  # else it would be a pass over all logits for nothing
+            logits.div_(temperature)  # in place, no second copy
+        all_log_probs = logits.log_softmax(-1)
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
-            entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
+            with torch.no_grad():
+                entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         return logp, entropy
 
 

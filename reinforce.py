@@ -49,7 +49,7 @@ What the next scripts add to this one, and why (docs/algorithms/ladder.md shows 
 - ppo.py learns a value for each position, so that tokens of a response get different advantages.
 
 What differs from grpo.py: no ratio, no clip, no KL term and no reference model; compute_advantages;
-one update a step.
+one update a step, whose passes also give the log-probabilities and entropies that metrics need.
 
 Where this file deviates from the textbook, and why:
 - J is divided by the number of tokens, where the textbook has the number of responses. In a batch
@@ -225,11 +225,14 @@ class Policy(nn.Module):
     def head(self, states, targets, temperature, with_entropy):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
-        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
+        if temperature != 1:  # else it would be a pass over all logits for nothing
+            logits.div_(temperature)  # in place, no second copy
+        all_log_probs = logits.log_softmax(-1)
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
-            entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
+            with torch.no_grad():
+                entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         return logp, entropy
 
 
@@ -407,8 +410,11 @@ def policy_loss(logp, batch, divisor, args):
 def update(policy, optimizer, batch, step, args):
     """All optimizer updates of a step, one on each mini-batch.
 
-    Returns grad_norm (a mean) and optimizer_steps.
+    Returns grad_norm (a mean) and optimizer_steps. Adds old_logp and entropy to the batch, [N, T],
+    for metrics and write_tokens. They come from the updates' passes, which leave out tokens with
+    A = 0.
     """
+    batch["old_logp"], batch["entropy"] = log_probs(policy, passes.idle_tokens(batch), args)
     grad_norms = []  # one for each update
     for minibatch in minibatches(batch, args.updates_per_step):
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens, of all processes
@@ -426,12 +432,15 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     minibatch = passes.without_idle_tokens(minibatch, args)
     scaler = float16.scaler(optimizer, args)  # torch's GradScaler; it does nothing in other dtypes
     minibatch_loss = 0.0
-    for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
-        logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
+    for rows, micro in micro_batches(minibatch, args, f"step {step}: updating"):
+        logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy=True)
         loss = policy_loss(logp, micro, divisor, args)
         # FSDP2, which splits the model over processes, averages their gradients. We want the sum.
         scaler.scale(loss * WORLD_SIZE).backward()
         minibatch_loss += loss.detach().double()
+        length = logp.shape[1]
+        minibatch["old_logp"][rows, :length] += logp.detach().cpu()  # += as in log_probs
+        minibatch["entropy"][rows, :length] += entropy.cpu()
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     grad_norm = full_tensor(grad_norm).item()  # a number; under FSDP2 put together first
@@ -502,12 +511,8 @@ def main():
         rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
-        # Log-probabilities and entropies, which only metrics and write_tokens use, and advantages.
-        batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        clock.lap("logprob")
-
         # Update the policy, and hand the new weights to the sampler.
+        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
         # For a metric: the share of weights that change when rounded to --dtype.
         weights_before = weights.subset(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics

@@ -17,8 +17,8 @@ A is in units of the reward: there is no division by the standard deviation. So 
 advantages ±0.71.
 
 What differs from reinforce.py: compute_advantages; --kl_coef, with the reference model and the
-penalty in main. The penalty is that of the whole response, a sum over its tokens; its gradient is
-not taken: it is a part of the reward.
+penalty in main, which takes a pass before the update. The penalty is that of the whole response, a
+sum over its tokens; its gradient is not taken: it is a part of the reward.
 
 The paper leaves out ratio and clip on purpose: PPO's clip binds for less than 5 % of its tokens,
 and learning is better without it (Section 3.2).
@@ -201,11 +201,14 @@ class Policy(nn.Module):
     def head(self, states, targets, temperature, with_entropy):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
-        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
+        if temperature != 1:  # else it would be a pass over all logits for nothing
+            logits.div_(temperature)  # in place, no second copy
+        all_log_probs = logits.log_softmax(-1)
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
-            entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
+            with torch.no_grad():
+                entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         return logp, entropy
 
 

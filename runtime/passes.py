@@ -51,6 +51,11 @@ def without_idle_tokens(minibatch, args):
     return {**minibatch, "mask": minibatch["mask"] & (minibatch["advantages"] != 0)}
 
 
+def idle_tokens(batch):
+    """What without_idle_tokens leaves out of a batch: its ids, and a mask of these tokens alone."""
+    return {"ids": batch["ids"], "mask": batch["mask"] & (batch["advantages"] == 0)}
+
+
 def micro_batches(batch, args, title=""):
     """Cuts a batch into micro-batches, with a progress bar of this title.
 

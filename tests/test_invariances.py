@@ -258,7 +258,7 @@ def test_a_loss_that_is_not_finite_ends_the_program_before_the_weights_are_touch
     args = args_of(case, tiny_model, run_dir=str(tmp_path), micro_batch_tokens=300)
     policy = trainer.load_policy(args, trained=True)
     optimizer = adamw(policy)
-    trainer.update(policy, optimizer, batch, 1, args)
+    trainer.update(policy, optimizer, dict(batch), 1, args)
     before, moments = weights(policy), state_of(optimizer)
     broken = batch | {"advantages": batch["advantages"].clone()}
     broken["advantages"][batch["mask"] & (torch.arange(N) == 7)[:, None]] = math.nan
