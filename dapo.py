@@ -219,13 +219,11 @@ class Policy(nn.Module):
     def head(self, states, targets, temperature, with_entropy):
         """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
-        if temperature != 1:  # else it would be a pass over all logits for nothing
-            logits.div_(temperature)  # in place, no second copy
-        all_log_probs = logits.log_softmax(-1)
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
-            with torch.no_grad():
+            with torch.no_grad():  # no loss has it
                 entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         return logp, entropy
 
@@ -543,7 +541,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         loss, clipped = policy_loss(logp, micro, divisor, args)
         # FSDP2, which splits the model over processes, averages their gradients. We want the sum.
         scaler.scale(loss * WORLD_SIZE).backward()
-        minibatch_loss += loss.detach().double()
+        minibatch_loss += loss.detach().double()  # item() would wait for the GPU
         num_clipped += clipped
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)

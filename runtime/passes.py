@@ -82,7 +82,9 @@ def micro_batches(batch, args, title=""):
 
 def to_device(value):
     """The tensor on DEVICE. The CPU does not wait for the copy, which takes pinned memory."""
-    return value.pin_memory().to(DEVICE, non_blocking=True) if ON_GPU else value
+    if ON_GPU:
+        value = value.pin_memory()
+    return value.to(DEVICE, non_blocking=True)
 
 
 def used_lengths(mask):

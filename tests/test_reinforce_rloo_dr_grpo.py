@@ -8,7 +8,17 @@ from statistics import fmean
 import pytest
 import torch
 from conftest import step_of_main
-from test_algorithms import GROUP, PROMPTS, advantages_of, arguments, distance, gradients, loss_batch, plain_gradient
+from test_algorithms import (
+    GROUP,
+    PROMPTS,
+    Recorder,
+    advantages_of,
+    arguments,
+    distance,
+    gradients,
+    loss_batch,
+    plain_gradient,
+)
 
 import dr_grpo
 import grpo
@@ -120,6 +130,14 @@ def test_reinforces_gradient_on_transformers_own_log_probabilities(tiny_model, b
     expected = plain_gradient(tiny_model, batch, args, lambda logp, i, t: (3, -3, 0)[i % 3])
     assert distance(one, expected) < 1e-5
     assert metrics == {"grad_norm": pytest.approx(expected.norm().item(), rel=1e-5), "optimizer_steps": 1}
+
+    policy, passed = reinforce.load_policy(args, trained=True), []
+    logp_and_entropy = reinforce.log_probs(policy, batch, args)
+    policy.register_forward_pre_hook(lambda _, inputs: passed.append(inputs[1].sum().item()))
+    given = {key: value for key, value in batch.items() if key not in ("old_logp", "entropy")}
+    reinforce.update(policy, Recorder(policy), given, 1, args)  # adds these two, without a pass of its own
+    assert sum(passed) == batch["mask"].sum()
+    torch.testing.assert_close([given["old_logp"], given["entropy"]], list(logp_and_entropy), atol=1e-5, rtol=1e-5)
 
 
 def test_at_fixed_weights_dr_grpos_gradient_is_grpos_times_the_mean_length_over_l(tiny_model, batch):
