@@ -355,11 +355,12 @@ def trainer_state(policy, optimizer, critic=None):
 
 def scalers(policy, optimizer, critic=None):
     """{name in a checkpoint: float16.Scaler} of the optimizers; {} in other dtypes than float16."""
-    optimizers = {"scaler": optimizer}
+    if policy.lm.config.dtype != "float16":  # placement.place has set it to args.dtype
+        return {}
+    found = {"scaler": float16.scaler(optimizer, policy.args)}
     if critic:
-        optimizers["critic.scaler"] = critic[1]
-    found = {name: float16.scaler(one, policy.args) for name, one in optimizers.items()}
-    return {name: scaler for name, scaler in found.items() if scaler.is_enabled()}
+        found["critic.scaler"] = float16.scaler(critic[1], policy.args)
+    return found
 
 
 def of_adamw(parameter, optimizer):

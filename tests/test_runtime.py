@@ -347,7 +347,7 @@ def test_a_models_settings_override_the_tasks_and_the_machines(tmp_path, monkeyp
         ("[1]", r"trainer_settings\.json"),
         ({"lr": 7}, r"--lr is 7; it must be in \(0, 1\]"),
         ({"steps": "many"}, "--steps is many; it must be greater than 0"),
-        ({"dtype": "int8"}, "--dtype is int8; it must be 'bfloat16' or 'float32'"),
+        ({"dtype": "int8"}, "--dtype is int8; it must be 'bfloat16', 'float16' or 'float32'"),
     ],
 )
 def test_a_models_settings_are_checked(content, says, tmp_path):
