@@ -89,7 +89,7 @@ def all_reduce(value, op=dist.ReduceOp.SUM):
     """
     value = torch.as_tensor(value, dtype=torch.float64)
     if WORLD_SIZE > 1:
-        value = value.to(DEVICE)
+        value = value.to(DEVICE, copy=True)  # it is summed in place
         dist.all_reduce(value, op)
     return value.item()
 
