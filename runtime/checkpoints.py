@@ -223,6 +223,10 @@ def load(policy, optimizer, resume, critic=None):
         return 0, 0
     path = to_resume(resume)
     state = trainer_state(policy, optimizer, critic)  # DCP loads in place: it fills these tensors
+    of_float16 = scalers(policy, optimizer, critic)
+    if "scaler" not in read_metadata(path / "trainer").state_dict_metadata:
+        of_float16 = {}  # so far the run had another --dtype
+        state = {name: value for name, value in state.items() if not name.endswith("scaler")}
     try:
         dcp.load(
             state,
@@ -234,7 +238,7 @@ def load(policy, optimizer, resume, critic=None):
         reason = " ".join(str(errors[0]).split())
         sys.exit(f"error: checkpoint {path} is not of this model or of this version: {reason}")
     torch.set_rng_state(state["rng"])
-    for name, scaler in scalers(policy, optimizer, critic).items():
+    for name, scaler in of_float16.items():
         scaler.load_state(state[name])
     position = position_in(path)
     if processes.RANK == 0:
