@@ -43,6 +43,7 @@ from typing import Literal
 from rewards import papers
 from runtime import first, settings
 from runtime.settings import (
+    Dtype,
     EvaluationTemperature,
     Fraction,
     GroupSize,
@@ -95,7 +96,7 @@ class Args(settings.RunArgs):
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute; trained weights are float32
+    dtype: Dtype = "bfloat16"  # compute dtype; trained weights stay float32
     steps: PositiveInt | None = None  # None: worked out from --epochs at the start
     epochs: PositiveInt = 5  # passes over the training problems
     eval_every: PositiveInt = 20  # evaluate every so many steps, at the start and at the end
@@ -122,6 +123,7 @@ from rewards import decode, score
 from runtime import (
     checkpoints,
     engine,
+    float16,
     lora,
     measure,
     passes,
@@ -156,7 +158,8 @@ class Policy(nn.Module):
         tokens. Returns two float32 [N, T], zero outside the mask. The entropy is that of the full
         distribution; it is zero unless with_entropy asks for it.
         """
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.args.dtype == "bfloat16"):
+        dtype = getattr(torch, self.args.dtype)
+        with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The output at a position predicts the next token: take the one before each response
             # token. A response never begins a row, since the prompt comes first.
@@ -184,7 +187,8 @@ class Policy(nn.Module):
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
-            entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
+            with torch.no_grad():  # no loss has it
+                entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         return logp, entropy
 
 
@@ -212,9 +216,10 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
+    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
     # A micro-batch is as many rows as fit in a forward pass, cut to the longest of them and on the
     # policy's device. The text is the progress bar's title.
-    for rows, micro in micro_batches(batch, args, "log-probabilities"):
+    for rows, micro in micro_batches(inputs, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
         # += and not =, since a process may make a pass again, with an empty mask and values of 0:
@@ -440,8 +445,7 @@ def update(policy, optimizer, batch, step, args):
         grad_norms.append(grad_norm)
     return {
         "clip_rate": measure.token_rate(num_clipped, batch["mask"]),
-        "grad_norm": measure.mean(grad_norms),
-        "optimizer_steps": len(grad_norms),
+        **measure.of_updates(grad_norms, args),  # grad_norm, optimizer_steps (and overflows)
         "top_rate": measure.token_rate(num_top, batch["mask"]),
         "entropy_threshold": measure.mean(thresholds),
     }
@@ -455,20 +459,22 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     # For speed alone: without a KL term, a token with A = 0 has no gradient and needs no pass. The
     # divisor counts it. If no other is left there is still one pass, and AdamW gets gradients of 0.
     minibatch = passes.without_idle_tokens(minibatch, args)
+    scaler = float16.scaler(optimizer, args)  # torch's GradScaler; it does nothing in other dtypes
     minibatch_loss = 0.0
     num_clipped = 0
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
         loss, clipped = policy_loss(logp, micro, divisor, args)
         # FSDP2, which splits the model over processes, averages their gradients. We want the sum.
-        (loss * WORLD_SIZE).backward()
-        minibatch_loss += loss.item()
+        scaler.scale(loss * WORLD_SIZE).backward()
+        minibatch_loss += loss.detach().double()  # item() would wait for the GPU
         num_clipped += clipped
+    scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     grad_norm = full_tensor(grad_norm).item()  # a number; under FSDP2 put together first
     # Ends the program, before the weights are touched, if one of the two is NaN or infinite.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
-    optimizer.step()
+    scaler.step(optimizer)  # skipped if a gradient overflowed in float16
     optimizer.zero_grad()
     return num_clipped, grad_norm
 

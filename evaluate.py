@@ -40,6 +40,7 @@ import tyro
 from rewards import find_task
 from runtime import defaults, files, machine, settings
 from runtime.settings import (
+    Dtype,
     EvaluationTemperature,
     GroupSize,
     NonNegativeInt,
@@ -90,7 +91,7 @@ class Args:
     samples: GroupSize | None = None  # responses to a problem, if they are not greedy
     temperature: EvaluationTemperature | None = None  # of these responses; 0: greedy
     max_response_tokens: PositiveInt | None = None  # longer ones are cut off, as by the context
-    dtype: Literal["bfloat16", "float32"] | None = None  # None: bfloat16 if it is fast here
+    dtype: Dtype | None = None  # compute dtype; None: the type that is fast on this machine
     kv_cache_gb: PositiveFloat | None = None  # GiB; None: all a GPU has left; on a CPU up to 2
     batch: PositiveInt | None = None  # responses that are saved together; None: 512, CPU 128
     seed: NonNegativeInt = 0  # of generated puzzles and of sampling
@@ -341,7 +342,7 @@ def requests_of(model, problems, args):
 
 def cache_size(config, context, args):
     """GiB for keys and values; None: what a GPU has left. ValueError if one sequence needs more."""
-    width = {"bfloat16": 2, "float32": 4}[args.dtype]  # bytes of a number
+    width = 4 if args.dtype == "float32" else 2  # bytes of a number
     sequence = memory.key_value_bytes(config, width) * context / 2**30
     cache = args.kv_cache_gb
     if cache is None and not ON_GPU:
@@ -797,7 +798,7 @@ def prepare(argv):
     args = read_settings(argv)
     checks.check_gpus(args)
     if args.dtype is None:
-        args.dtype = "bfloat16" if machine.has_fast_bfloat16() else "float32"
+        args.dtype = machine.fast_dtype()
     for model in args.models:
         hub.ask(model)
     task, problems = evaluation_suites.load_problems(args)

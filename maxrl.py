@@ -49,6 +49,7 @@ from typing import Literal
 from rewards import papers
 from runtime import first, settings
 from runtime.settings import (
+    Dtype,
     EvaluationTemperature,
     Fraction,
     GroupSize,
@@ -94,7 +95,7 @@ class Args(settings.RunArgs):
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of compute; trained weights are float32
+    dtype: Dtype = "bfloat16"  # compute dtype; trained weights stay float32
     steps: PositiveInt | None = None  # None: worked out from --epochs at the start
     epochs: PositiveInt = 5  # passes over the training problems
     eval_every: PositiveInt = 20  # evaluate every so many steps, at the start and at the end
@@ -120,6 +121,7 @@ from rewards import decode, score
 from runtime import (
     checkpoints,
     engine,
+    float16,
     lora,
     measure,
     passes,
@@ -154,7 +156,8 @@ class Policy(nn.Module):
         tokens. Returns two float32 [N, T], zero outside the mask. The entropy is that of the full
         distribution; it is zero unless with_entropy asks for it.
         """
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.args.dtype == "bfloat16"):
+        dtype = getattr(torch, self.args.dtype)
+        with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The output at a position predicts the next token: take the one before each response
             # token. A response never begins a row, since the prompt comes first.
@@ -182,7 +185,8 @@ class Policy(nn.Module):
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
         entropy = torch.zeros_like(logp)
         if with_entropy:
-            entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
+            with torch.no_grad():  # no loss has it
+                entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         return logp, entropy
 
 
@@ -210,9 +214,10 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
+    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
     # A micro-batch is as many rows as fit in a forward pass, cut to the longest of them and on the
     # policy's device. The text is the progress bar's title.
-    for rows, micro in micro_batches(batch, args, "log-probabilities"):
+    for rows, micro in micro_batches(inputs, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
         # += and not =, since a process may make a pass again, with an empty mask and values of 0:
@@ -360,13 +365,16 @@ def policy_loss(logp, batch, divisor, args):
 def update(policy, optimizer, batch, step, args):
     """All optimizer updates of a step, one on each mini-batch.
 
-    Returns grad_norm (a mean) and optimizer_steps.
+    Returns grad_norm (a mean) and optimizer_steps. Adds old_logp and entropy to the batch, [N, T],
+    for metrics and write_tokens. They come from the updates' passes, which leave out tokens with
+    A = 0.
     """
+    batch["old_logp"], batch["entropy"] = log_probs(policy, passes.idle_tokens(batch), args)
     grad_norms = []  # one for each update
     for minibatch in minibatches(batch, args.updates_per_step):
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens, of all processes
         grad_norms.append(update_once(policy, optimizer, minibatch, divisor, step, args))
-    return {"grad_norm": measure.mean(grad_norms), "optimizer_steps": len(grad_norms)}
+    return measure.of_updates(grad_norms, args)
 
 
 def update_once(policy, optimizer, minibatch, divisor, step, args):
@@ -377,18 +385,23 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     # For speed alone: without a KL term, a token with A = 0 has no gradient and needs no pass. The
     # divisor counts it. If no other is left there is still one pass, and AdamW gets gradients of 0.
     minibatch = passes.without_idle_tokens(minibatch, args)
+    scaler = float16.scaler(optimizer, args)  # torch's GradScaler; it does nothing in other dtypes
     minibatch_loss = 0.0
-    for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
-        logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
+    for rows, micro in micro_batches(minibatch, args, f"step {step}: updating"):
+        logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy=True)
         loss = policy_loss(logp, micro, divisor, args)
         # FSDP2, which splits the model over processes, averages their gradients. We want the sum.
-        (loss * WORLD_SIZE).backward()
-        minibatch_loss += loss.item()
+        scaler.scale(loss * WORLD_SIZE).backward()
+        minibatch_loss += loss.detach().double()  # item() would wait for the GPU
+        length = logp.shape[1]
+        minibatch["old_logp"][rows, :length] += logp.detach().cpu()  # += as in log_probs
+        minibatch["entropy"][rows, :length] += entropy.cpu()
+    scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     grad_norm = full_tensor(grad_norm).item()  # a number; under FSDP2 put together first
     # Ends the program, before the weights are touched, if one of the two is NaN or infinite.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
-    optimizer.step()
+    scaler.step(optimizer)  # skipped if a gradient overflowed in float16
     optimizer.zero_grad()
     return grad_norm
 
@@ -453,12 +466,8 @@ def main():
         rewards = torch.tensor([float(s["correct"]) for s in scores])  # [N], 0 or 1
         clock.lap("score")
 
-        # Log-probabilities and entropies, which only metrics and write_tokens use, and advantages.
-        batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        clock.lap("logprob")
-
         # Update the policy, and hand the new weights to the sampler.
+        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
         # For a metric: the share of weights that change when rounded to --dtype.
         weights_before = weights.subset(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics

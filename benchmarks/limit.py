@@ -55,7 +55,7 @@ def bare_passes(policy, batches, args, backward):
         for some in ids.split(rows_per_pass):
             with (
                 torch.set_grad_enabled(backward),
-                torch.autocast(processes.DEVICE.type, torch.bfloat16, policy.args.dtype == "bfloat16"),
+                torch.autocast(processes.DEVICE.type, getattr(torch, args.dtype), args.dtype != "float32"),
             ):
                 n = min(some.numel(), len(some) * targets_per_row)
                 hidden = policy.lm.model(some, use_cache=False).last_hidden_state.flatten(0, 1)[:n]  # [n, D]

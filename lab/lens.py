@@ -61,7 +61,7 @@ def moved_log_probs(script, policy, batch, args, updates, lr):
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=args.weight_decay)
     own_norm = trainer.Args().max_grad_norm  # here the gradient is scaled down, as in training
     args = dataclasses.replace(args, updates_per_step=updates, max_grad_norm=own_norm)
-    trainer.update(policy, optimizer, batch, 1, args)
+    trainer.update(policy, optimizer, dict(batch), 1, args)  # reinforce.py's adds to it
     logp, entropy = grpo.log_probs(policy, batch, args)
     common.set_weights(policy, before)
     return logp, entropy

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from runtime import faults, files, lora, processes
+from runtime import faults, files, float16, lora, processes
 from runtime.folders import POSITION, all_of, complete, run_of, step_of, to_resume
 
 CHECKSUMS = "checksums.json"
@@ -223,6 +223,10 @@ def load(policy, optimizer, resume, critic=None):
         return 0, 0
     path = to_resume(resume)
     state = trainer_state(policy, optimizer, critic)  # DCP loads in place: it fills these tensors
+    of_float16 = scalers(policy, optimizer, critic)
+    if "scaler" not in read_metadata(path / "trainer").state_dict_metadata:
+        of_float16 = {}  # so far the run had another --dtype
+        state = {name: value for name, value in state.items() if not name.endswith("scaler")}
     try:
         dcp.load(
             state,
@@ -234,6 +238,8 @@ def load(policy, optimizer, resume, critic=None):
         reason = " ".join(str(errors[0]).split())
         sys.exit(f"error: checkpoint {path} is not of this model or of this version: {reason}")
     torch.set_rng_state(state["rng"])
+    for name, scaler in of_float16.items():
+        scaler.load_state(state[name])
     position = position_in(path)
     if processes.RANK == 0:
         delete_newer(path)
@@ -327,7 +333,7 @@ def trainer_state(policy, optimizer, critic=None):
     """{parameter name: {weight, exp_avg, exp_avg_sq, step}} and torch's random state, "rng".
 
     Of the parameters that are trained: with LoRA these are the adapters, and the others stay as
-    --model has them.
+    --model has them. With --dtype float16 also the state of each optimizer's float16.Scaler.
 
     critic: a pair, another model that is trained and its optimizer (ppo.py). The names of its
     parameters begin with "critic.".
@@ -338,6 +344,8 @@ def trainer_state(policy, optimizer, critic=None):
     draws.
     """
     state = {"rng": torch.get_rng_state()}
+    for name, scaler in scalers(policy, optimizer, critic).items():
+        state[name] = scaler.state()
     trained = {"": (policy, optimizer)}
     if critic:
         trained["critic."] = critic
@@ -347,6 +355,16 @@ def trainer_state(policy, optimizer, critic=None):
                 of_optimizer = of_adamw(parameter, its_optimizer)
                 state[prefix + name] = {**of_optimizer, "weight": parameter.detach()}
     return state
+
+
+def scalers(policy, optimizer, critic=None):
+    """{name in a checkpoint: float16.Scaler} of the optimizers; {} in other dtypes than float16."""
+    if policy.lm.config.dtype != "float16":  # placement.place has set it to args.dtype
+        return {}
+    found = {"scaler": float16.scaler(optimizer, policy.args)}
+    if critic:
+        found["critic.scaler"] = float16.scaler(critic[1], policy.args)
+    return found
 
 
 def of_adamw(parameter, optimizer):

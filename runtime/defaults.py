@@ -71,6 +71,8 @@ def layers(argv, args_class, tasks):
             found.append(("bfloat16 is slow here", {"dtype": "float32"}))
     elif FROM_GPUS.get(task, 4) <= launch.LOCAL_WORLD_SIZE:  # several machines hold copies
         found.append((f"{launch.LOCAL_WORLD_SIZE} GPUs", MANY_GPUS))
+    if ON_GPU and machine.driver_says_no_bfloat16():
+        found.append(("this GPU has no bfloat16", {"dtype": "float16"}))
     if model:
         found.append((Path(model).name, of_model(model, args_class)))
     return found

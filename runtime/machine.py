@@ -54,6 +54,13 @@ def has_fast_bfloat16():
     return is_fast_in_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
 
 
+def fast_dtype():
+    """The type of compute to choose here: "bfloat16", "float16" or "float32"."""
+    if has_fast_bfloat16():
+        return "bfloat16"
+    return "float16" if has_gpu() else "float32"
+
+
 def is_fast_in_bfloat16(about):
     """Whether a CPU is faster in bfloat16 than in float32. about: its /proc/cpuinfo."""
     flags = re.search(r"^(?:flags|Features)\s*:(.*)", about, re.MULTILINE)
@@ -73,6 +80,14 @@ def gpu_has_bfloat16():
     import torch
 
     return torch.cuda.get_device_capability() >= BFLOAT16_CAPABILITY
+
+
+def driver_says_no_bfloat16():
+    """Whether no GPU has bfloat16, by the driver and without torch; False if it does not tell."""
+    found = nvidia_smi("compute_cap")
+    return bool(found) and all(
+        tuple(map(int, value.split("."))) < BFLOAT16_CAPABILITY for (value,) in found
+    )
 
 
 def unusable_gpus(has_sampler=True):

@@ -135,9 +135,22 @@ def mean_of_all(values):
     return fmean(gather(values))
 
 
+def of_updates(grad_norms, args):
+    """A step's grad_norm (a mean) and optimizer_steps; with --dtype float16 also its overflows.
+
+    grad_norms: one for each update. If it is not finite, the update was skipped (float16.py).
+    """
+    num_made = sum(map(math.isfinite, grad_norms))
+    metrics = {"grad_norm": mean(grad_norms), "optimizer_steps": num_made}
+    if args.dtype == "float16":
+        metrics["overflows"] = len(grad_norms) - num_made
+    return metrics
+
+
 def mean(values):
-    """The mean of some numbers; 0 without any, as in a step that made no update."""
-    return sum(values) / max(1, len(values))
+    """The mean of the finite numbers; 0 without any, as in a step that made no update."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / max(1, len(finite))
 
 
 def kl_share(rewards, returns, mask):

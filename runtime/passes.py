@@ -51,6 +51,11 @@ def without_idle_tokens(minibatch, args):
     return {**minibatch, "mask": minibatch["mask"] & (minibatch["advantages"] != 0)}
 
 
+def idle_tokens(batch):
+    """What without_idle_tokens leaves out of a batch: its ids, and a mask of these tokens alone."""
+    return {"ids": batch["ids"], "mask": batch["mask"] & (batch["advantages"] == 0)}
+
+
 def micro_batches(batch, args, title=""):
     """Cuts a batch into micro-batches, with a progress bar of this title.
 
@@ -66,10 +71,20 @@ def micro_batches(batch, args, title=""):
         rows = passes[min(i, len(passes) - 1)]
         # 2 is the shortest row that has a token and the one before it; the mask may be empty.
         longest = max(2, int(lengths[rows].max()))
-        micro = {name: value[rows, :longest].to(DEVICE) for name, value in batch.items()}
+        micro = {name: value[rows, :longest] for name, value in batch.items()}
         if i >= len(passes):
             micro["mask"] = torch.zeros_like(micro["mask"])
+        shared = shared_prompt_length(micro["ids"], micro["mask"])
+        micro = {name: to_device(value) for name, value in micro.items()}
+        micro["ids"].shared_prompt_length = shared  # so that nobody asks the GPU for it
         yield rows, micro
+
+
+def to_device(value):
+    """The tensor on DEVICE. The CPU does not wait for the copy, which takes pinned memory."""
+    if ON_GPU:
+        value = value.pin_memory()
+    return value.to(DEVICE, non_blocking=True)
 
 
 def used_lengths(mask):
@@ -164,7 +179,9 @@ def length_to_share(ids, mask, args):
     """
     if not prompts_can_be_shared(args):
         return 0
-    length = shared_prompt_length(ids, mask)
+    length = getattr(ids, "shared_prompt_length", None)  # micro_batches has counted it on the CPU
+    if length is None:
+        length = shared_prompt_length(ids, mask)
     saved = length * (len(ids) - 1)  # tokens
     pays = all_reduce(saved, dist.ReduceOp.MAX) > PASS_COST
     possible = all_reduce(length, dist.ReduceOp.MIN) > 0

@@ -91,10 +91,12 @@ def gather(items):
 def all_reduce(value, op=dist.ReduceOp.SUM):
     """The sum of a number over all processes (or its maximum …, as op says), as a Python float.
 
-    Summed in float64, so that counts up to 2**53 are exact.
+    Summed in float64, so that counts up to 2**53 are exact. A single process sends nothing to its
+    GPU.
     """
-    value = torch.as_tensor(value, dtype=torch.float64, device=DEVICE)
+    value = torch.as_tensor(value, dtype=torch.float64)
     if WORLD_SIZE > 1:
+        value = value.to(DEVICE, copy=True)  # it is summed in place
         dist.all_reduce(value, op)
     return value.item()
 

@@ -21,7 +21,7 @@ import sys
 import time
 import typing
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 import pydantic
 import tyro
@@ -68,6 +68,8 @@ EvaluationTemperature = Annotated[
     number(float, "0 or at least 0.01", ge=0, **FINITE),
     zero_or_at_least(0.01),
 ]
+
+Dtype = Literal["bfloat16", "float16", "float32"]
 
 
 def check_ranges(args):

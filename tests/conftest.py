@@ -358,9 +358,10 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
         calls.append("policy" if model is models[0] else "reference")
         return (batch["old_logp"], batch["entropy"]) if model is models[0] else (batch["ref_logp"], None)
 
-    def update(policy, optimizer, batch, step, args):
+    def update(policy, optimizer, to_update, step, args):
         calls.append("update")
-        given.append(dict(batch))
+        given.append(dict(to_update))
+        to_update.update(old_logp=batch["old_logp"], entropy=batch["entropy"])  # as reinforce.py's does
         return {}
 
     files = {name: named(name) for name in ("open", "write_tokens", "write_samples", "close")}

@@ -57,7 +57,7 @@ def gradients(trainer, batch, args, policy=None):
     """The gradient of each optimizer step that update makes, at fixed weights, and update's metrics."""
     policy = policy or trainer.load_policy(args, trained=True)
     recorder = Recorder(policy)
-    metrics = trainer.update(policy, recorder, batch, 1, args)
+    metrics = trainer.update(policy, recorder, dict(batch), 1, args)  # which may add to it
     return recorder.gradients, metrics
 
 

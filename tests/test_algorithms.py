@@ -34,12 +34,13 @@ from helpers import (
     tokens_of,
     weights,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 
 import grpo
 import grpo_ar_lopti
 from rewards import next_prompts
-from runtime import checks, engine, launch, passes, sharing
+from runtime import checks, engine, launch, passes, processes, sharing
 from tools import updates
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -278,6 +279,40 @@ def test_a_process_with_fewer_passes_repeats_one_with_an_empty_mask(tiny_model, 
     assert len(repeated) == 3 and not any(micro["mask"].any() for micro in repeated)
     for found, before in zip(grpo.log_probs(policy, batch, args), expected):
         assert torch.equal(found, before)
+
+
+def test_the_host_asks_the_device_for_no_number_while_it_makes_micro_batches(batch, monkeypatch):
+    """A meta tensor has no numbers: whoever asks it for one gets an error."""
+    for module in (passes, processes):
+        monkeypatch.setattr(module, "DEVICE", torch.device("meta"))
+    args = arguments(micro_batch_tokens=300)
+    for rows, micro in grpo.micro_batches(batch, args):
+        assert micro["ids"].is_meta and micro["mask"].is_meta
+        ids, mask = (batch[name][rows, : micro["ids"].shape[1]] for name in ("ids", "mask"))
+        shared = passes.length_to_share(micro["ids"], micro["mask"], args)
+        assert shared == passes.length_to_share(ids, mask, args)
+    assert processes.all_reduce(torch.tensor(3)) == 3
+
+
+class FloatsRead(TorchDispatchMode):
+    """Counts the float32 numbers that Python reads from tensors: each waits for a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.float32:
+            self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_an_update_reads_the_gradients_norm_and_no_loss_of_a_micro_batch(tiny_model, batch):
+    args = arguments(model=str(tiny_model), micro_batch_tokens=300, updates_per_step=2)
+    policy = grpo.load_policy(args, trained=True)
+    with FloatsRead() as read:
+        gradients(grpo, batch, args, policy)
+    assert read.count == 2
 
 
 def test_what_rows_share_ends_before_the_first_response_token():

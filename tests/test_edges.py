@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 from conftest import step_of_main
-from helpers import E20, arguments, gradients, share, weights
+from helpers import E20, Recorder, arguments, gradients, share, weights
 
 import acpo
 import dppo
@@ -19,6 +19,7 @@ import entropy_top
 import grpo
 import grpo_tis
 import gspo
+import reinforce
 from runtime import measure
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -261,3 +262,17 @@ def test_icepops_least_weight_is_at_most_the_largest():
         grpo_tis.Args(correction="icepop", correction_max=0.4).check()
     grpo_tis.Args(correction="icepop", correction_min=1.0, correction_max=1.0).check()
     grpo_tis.Args(correction="tis", correction_max=0.4).check()  # which has no least weight
+
+
+# -------------------------------------------------------------------------------------------------------- reinforce.py
+
+
+def test_reinforce_takes_log_probabilities_and_entropies_from_the_passes_of_its_update(tiny_model, batch):
+    args = arguments(reinforce, model=str(tiny_model))
+    policy, passed = reinforce.load_policy(args, trained=True), []
+    logp_and_entropy = reinforce.log_probs(policy, batch, args)
+    policy.register_forward_pre_hook(lambda _, inputs: passed.append(inputs[1].sum().item()))
+    given = {key: value for key, value in batch.items() if key not in ("old_logp", "entropy")}
+    reinforce.update(policy, Recorder(policy), given, 1, args)
+    assert sum(passed) == batch["mask"].sum()
+    torch.testing.assert_close([given["old_logp"], given["entropy"]], list(logp_and_entropy), atol=1e-5, rtol=1e-5)

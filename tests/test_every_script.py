@@ -59,7 +59,8 @@ def test_every_script_trains_and_writes_what_it_promises(trained):
         first, second = metrics(trained[script])
         assert (first["step"], second["step"]) == (1, 2) and first["timed_out"] == 0 and first["tokens"] > 16, script
         for row in (first, second):
-            assert not [key for key in KEYS if row.get(key) is None], script
+            missing = [key for key in KEYS if row.get(key) is None]
+            assert missing == (["time/logprob"] if script in ("reinforce", "maxrl") else []), script
         folder = trained[script] / "checkpoints" / "step_000002"
         assert load_file(folder / "model.safetensors").keys() > {"model.norm.weight"}, script
         assert json.loads((trained[script] / "run.json").read_text())["script"] == script

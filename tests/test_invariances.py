@@ -15,6 +15,7 @@ from conftest import run_together, step_of_main, timeless
 from helpers import (
     GROUP,
     N,
+    Recorder,
     adamw,
     arguments,
     distance,
@@ -45,7 +46,7 @@ import reinforce
 import reinforce_pp
 import rloo
 import sapo
-from runtime import passes, processes
+from runtime import float16, passes, processes
 
 # Settings at which some tokens of the batch are cut off, and others not.
 CASES = {
@@ -257,7 +258,7 @@ def test_a_loss_that_is_not_finite_ends_the_program_before_the_weights_are_touch
     args = args_of(case, tiny_model, run_dir=str(tmp_path), micro_batch_tokens=300)
     policy = trainer.load_policy(args, trained=True)
     optimizer = adamw(policy)
-    trainer.update(policy, optimizer, batch, 1, args)
+    trainer.update(policy, optimizer, dict(batch), 1, args)
     before, moments = weights(policy), state_of(optimizer)
     broken = batch | {"advantages": batch["advantages"].clone()}
     broken["advantages"][batch["mask"] & (torch.arange(N) == 7)[:, None]] = math.nan
@@ -268,6 +269,51 @@ def test_a_loss_that_is_not_finite_ends_the_program_before_the_weights_are_touch
     assert torch.equal(weights(policy), before) and torch.equal(state_of(optimizer), moments)
     saved = torch.load(path)
     assert saved["args"] == dataclasses.asdict(args) and saved["batch"]["advantages"].isnan().any()
+
+
+# ------------------------------------------------------------------------------------------------------- float16
+
+
+@each_update
+def test_float16_has_float32s_gradient_and_skips_the_updates_that_overflow(tiny_model, batch, case, tmp_path, capsys):
+    """Its rounding is 2⁻¹¹ in each product. A scale of 2⁶⁰ makes the loss's gradient infinite."""
+    trainer = CASES[case][0]
+    args = args_of(case, tiny_model, micro_batch_tokens=300, run_dir=str(tmp_path))
+    batch = share(batch, slice(2 * GROUP))
+    expected, _ = gradients(trainer, batch, args)
+    args.dtype = "float16"
+    policy = trainer.load_policy(args, trained=True)
+    recorder = Recorder(policy)
+    float16.scaler(recorder, args).load_state(torch.tensor([1024.0, 0]))
+    assert trainer.update(policy, recorder, batch, 1, args)["overflows"] == 0
+    assert all(0 < distance(a, b) < 0.01 for a, b in zip(recorder.gradients, expected, strict=True))
+
+    optimizer, before = adamw(policy), weights(policy)
+    scaler = float16.scaler(optimizer, args)
+    scaler.load_state(torch.tensor([2.0**60, 3]))
+    metrics = trainer.update(policy, optimizer, batch, 1, args)
+    assert torch.equal(weights(policy), before) and not state_of_step(optimizer)
+    updates = num_steps(trainer, args)
+    assert (metrics["overflows"], metrics["optimizer_steps"], metrics["grad_norm"]) == (updates, 0, 0)
+    assert scaler.state().tolist() == [2.0 ** (60 - updates), 0]
+    assert capsys.readouterr().out.count("an update was skipped") == updates
+
+
+def state_of_step(optimizer):
+    """Whether an optimizer has made a step."""
+    return any(state["step"] > 0 for state in optimizer.state.values())
+
+
+def test_gradients_that_overflow_at_every_scale_end_the_run_in_float16(tiny_model, batch, tmp_path):
+    args = args_of("grpo", tiny_model, dtype="float16", run_dir=str(tmp_path), kl_coef=0.0)
+    policy = grpo.load_policy(args, trained=True)
+    optimizer, before = adamw(policy), weights(policy)
+    float16.scaler(optimizer, args).load_state(torch.tensor([2.0, 0]))
+    broken = share(batch, slice(GROUP)) | {"advantages": 1e30 * batch["mask"][:GROUP]}
+    assert grpo.update(policy, optimizer, broken, 1, args)["overflows"] == 1
+    with pytest.raises(SystemExit, match="at every scale of the loss"):
+        grpo.update(policy, optimizer, broken, 2, args)
+    assert torch.equal(weights(policy), before)
 
 
 # ------------------------------------------------------------------------------------------------- two processes
@@ -305,7 +351,7 @@ def compute_share(folder):
             results[case] |= steps_and_a_broken_one(trainer, given, args)
         if case == "grpo":
             results["of each pass cost"] = gradients_by_pass_cost(given, args)
-            results["bfloat16"] = in_bfloat16(given, args)
+            results |= {dtype: in_few_bits(given, args, dtype) for dtype in ("bfloat16", "float16")}
     torch.save(results, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
 
 
@@ -324,9 +370,12 @@ def steps_and_a_broken_one(trainer, batch, args):
     return found | {"end": end.value.code, "at the end": weights(policy)}
 
 
-def in_bfloat16(batch, args):
-    """What grpo.py computes with --dtype bfloat16, in which types it holds what, and over what it splits the model."""
-    args = dataclasses.replace(args, dtype="bfloat16")
+def in_few_bits(batch, args, dtype):
+    """What grpo.py computes with this --dtype, in which types it holds what, and over what it splits the model.
+
+    In float16 also the weights before and after an update in which the last process alone has an overflow.
+    """
+    args = dataclasses.replace(args, dtype=dtype)
     policy, reference = (grpo.load_policy(args, trained=trained) for trained in (True, False))
     layer, found = policy.lm.model.layers[1], {}
 
@@ -343,6 +392,15 @@ def in_bfloat16(batch, args):
     if processes.WORLD_SIZE > 1:
         found["summed"] = layer._get_fsdp_state()._mp_policy.reduce_dtype
         found["mesh"] = tuple(weight.device_mesh.shape), [type(place).__name__ for place in weight.placements]
+    if dtype == "float16":
+        optimizer = adamw(policy)
+        grpo.update(policy, optimizer, batch, 1, args)
+        before, scale = weights(policy), optimizer.scaler.get_scale()
+        if processes.RANK == processes.WORLD_SIZE - 1:
+            batch = batch | {"advantages": 1e10 * batch["advantages"]}
+        found["overflows"] = grpo.update(policy, optimizer, batch, 2, args)["overflows"]
+        found["lowered"] = scale / optimizer.scaler.get_scale()
+        found["stays"] = torch.equal(weights(policy), before)
     return found
 
 
@@ -427,15 +485,19 @@ def test_a_loss_that_is_not_finite_in_one_process_ends_all_before_the_weights_ar
         assert torch.equal(result["at the end"], result["after"])
 
 
-def test_two_processes_gather_weights_in_bfloat16_and_sum_gradients_in_float32(two_processes):
+@pytest.mark.parametrize(("dtype", "rounding"), [("bfloat16", 0.05), ("float16", 0.01)])
+def test_two_processes_gather_weights_in_dtype_and_sum_gradients_in_float32(two_processes, dtype, rounding):
     for rank in range(2):
-        found = two_processes[rank, 2]["bfloat16"]
-        assert found["gathered"] == torch.bfloat16 and found["kept"] == found["gradient"].dtype == torch.float32
+        found = two_processes[rank, 2][dtype]
+        assert found["gathered"] == getattr(torch, dtype)
+        assert found["kept"] == found["gradient"].dtype == torch.float32
         assert found["residual"] == torch.float32  # between the layers
-        expected = two_processes[0, 1]["bfloat16"]["gradient"]
-        assert distance(found["gradient"], expected) < 0.05  # what is rounded is not all the same
+        expected = two_processes[0, 1][dtype]["gradient"]
+        assert distance(found["gradient"], expected) < rounding  # what is rounded is not all the same
         assert found["summed"] == torch.float32  # as FSDP2 was told; what bfloat16 would round hides behind the rest
         assert torch.equal(found["reference"], found["policy"])  # so that the KL term is exactly 0 at first
+        if dtype == "float16":  # an overflow of one process is one of all
+            assert (found["overflows"], found["lowered"], found["stays"]) == (2, 4, True)
 
 
 def test_two_machines_compute_the_gradient_of_one_process(two_processes, tmp_path):

@@ -32,11 +32,12 @@ from helpers import (
     state_of,
     weights,
 )
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import grpo
 import ppo
-from runtime import checkpoints, processes
+from runtime import checkpoints, float16, processes
 
 # ------------------------------------------------------------------------------------------------------------ helpers
 
@@ -369,6 +370,46 @@ def all_states(policy, optimizer, critic):
 
 def tokenizer_of(args):
     return AutoTokenizer.from_pretrained(args.model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_checkpoint_restores_the_value_model_and_both_optimizers_to_the_last_bit(tiny_model, batch, dtype, tmp_path):
+    """Its model.safetensors is the policy alone."""
+    args = args_for(model=str(tiny_model), run_dir=str(tmp_path), updates_per_step=2, dtype=dtype)
+    batch = share(batch, slice(12))
+    trained = everything_trained(args)
+    scalers = [float16.scaler(optimizer, args) for optimizer in (trained[1], trained[2][1])]
+    if dtype == "float16":
+        for scaler, power in zip(scalers, (40, 6)):  # each has its own, and the policy's overflows
+            scaler.load_state(torch.tensor([2.0**power, 3]))
+    one_step(*trained, batch, args)
+    assert trained[2][0].lm.lm_head.weight.any()
+    policy, optimizer, critic = trained
+    checkpoints.save(policy, optimizer, tokenizer_of(args), 1, 8, args, critic)
+    saved = all_states(*trained)
+    written = load_file(tmp_path / "checkpoints/step_000001/model.safetensors")
+    assert written.keys() == load_file(tiny_model / "model.safetensors").keys()
+    to = getattr(torch, dtype)
+    assert all(torch.equal(written[name], weight.to(to)) for name, weight in policy.lm.named_parameters())
+    _, metrics = one_step(*trained, batch, args)
+
+    fresh = everything_trained(args)
+    policy, optimizer, critic = fresh
+    assert checkpoints.load(policy, optimizer, tmp_path, critic) == (1, 8)
+    for name, state in all_states(*fresh).items():
+        assert torch.equal(state, saved[name]), name
+    _, metrics_too = one_step(*fresh, batch, args)
+    assert metrics_too == metrics
+    later = all_states(*trained)
+    for name, state in all_states(*fresh).items():
+        assert torch.equal(state, later[name]), name
+        assert not torch.equal(state, saved[name]) or (dtype, name[:6]) == ("float16", "policy"), name
+    if dtype == "float32":  # it may go on in float16
+        policy, optimizer, critic = everything_trained(dataclasses.replace(args, dtype="float16"))
+        assert checkpoints.load(policy, optimizer, tmp_path, critic) == (1, 8)
+    if dtype == "float16":
+        found = [float16.scaler(optimizer, args).state().tolist() for optimizer in (fresh[1], fresh[2][1])]
+        assert found == [scaler.state().tolist() for scaler in scalers] == [[2.0**36, 0], [64, 7]]
 
 
 def test_a_checkpoint_without_value_model_ends_in_one_line(tiny_model, tmp_path):

@@ -349,7 +349,7 @@ def test_a_models_settings_override_the_tasks_and_the_machines(tmp_path, monkeyp
         ("[1]", r"trainer_settings\.json"),
         ({"lr": 7}, r"--lr is 7; it must be in \(0, 1\]"),
         ({"steps": "many"}, "--steps is many; it must be greater than 0"),
-        ({"dtype": "int8"}, "--dtype is int8; it must be 'bfloat16' or 'float32'"),
+        ({"dtype": "int8"}, "--dtype is int8; it must be 'bfloat16', 'float16' or 'float32'"),
     ],
 )
 def test_a_models_settings_are_checked(content, says, tmp_path):
@@ -412,6 +412,21 @@ def test_many_gpus_recompute_nothing(task, n_gpus, checkpointing, monkeypatch):
     monkeypatch.setattr(launch, "LOCAL_WORLD_SIZE", n_gpus)
     args, _ = defaults.read(["--task", task], trainer.Args, trainer.TASKS)
     assert (args.gradient_checkpointing, args.compile, args.dtype) == (checkpointing, True, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "capabilities, dtype", [("7.5", "float16"), ("7.5\n7.0", "float16"), ("7.5\n8.6", "bfloat16"), ("", "bfloat16")]
+)
+def test_gpus_without_bfloat16_compute_in_float16(capabilities, dtype, tmp_path, monkeypatch):
+    """The driver tells, because torch is not imported yet; checks.check_gpus asks torch later."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '{capabilities}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(defaults, "ON_GPU", True)
+    trainer = importlib.import_module("grpo")
+    assert defaults.read([], trainer.Args, trainer.TASKS)[0].dtype == dtype
+    assert defaults.read(["--dtype", "float32"], trainer.Args, trainer.TASKS)[0].dtype == "float32"
 
 
 def has_driver(folder, monkeypatch, said):
@@ -534,7 +549,7 @@ def test_a_gpu_without_bfloat16_is_refused(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda here=capability: here)
         checks.check_gpus(Args(dtype="float32"))
         if refused:
-            with pytest.raises(ValueError, match="Tesla T4 has no bfloat16"):
+            with pytest.raises(ValueError, match=r"Tesla T4 has no bfloat16.*--dtype float16"):
                 checks.check_gpus(Args())
         else:
             checks.check_gpus(Args())

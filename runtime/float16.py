@@ -1,0 +1,59 @@
+"""--dtype float16: the loss is scaled, since float16 has no numbers below 6e-8 or above 65504.
+
+Small gradients would round to 0. So the loss is multiplied by a scale, and the gradients in float32
+are divided by it before the optimizer's step. torch's GradScaler finds the scale: it begins with
+65536 and halves it when a gradient is infinite or NaN, which also skips the optimizer's step.
+"""
+
+import sys
+
+import torch
+
+from runtime import folders
+from runtime.processes import DEVICE, RANK
+
+LEAST_SCALE = 1.0  # below it scaling makes gradients smaller than float16 would have them anyway
+
+
+class Scaler(torch.amp.GradScaler):
+    """torch's GradScaler for one optimizer. In other dtypes than float16 it changes nothing."""
+
+    def __init__(self, args):
+        super().__init__(DEVICE.type, enabled=args.dtype == "float16")
+        self.run_dir = args.run_dir
+
+    def step(self, optimizer):
+        """Makes the optimizer's step, or skips it after an overflow, and updates the scale.
+
+        All processes do the same. If the scale falls below LEAST_SCALE the program ends (exit code
+        1): then something else than the scale makes gradients infinite.
+        """
+        super().step(optimizer)
+        before = self.get_scale()
+        self.update()
+        scale = self.get_scale()
+        if scale < LEAST_SCALE:
+            sys.exit(
+                "error: gradients are infinite or NaN in float16 at every scale of the loss. The "
+                "weights are as after the last update without an overflow. Try --dtype bfloat16 or "
+                f"float32, or a lower --lr; {folders.how_to_go_on(self.run_dir)}"
+            )
+        if scale < before and RANK == 0:
+            print(f"overflow in float16: an update was skipped; the loss's scale is now {scale:g}")
+
+    def state(self):
+        """The scale and the updates since it changed, as a tensor [2] for a checkpoint."""
+        state = self.state_dict()
+        return torch.tensor([state["scale"], state["_growth_tracker"]], dtype=torch.float32)
+
+    def load_state(self, tensor):
+        """Goes on with what state has given."""
+        scale, tracker = tensor.tolist()
+        self.load_state_dict(self.state_dict() | {"scale": scale, "_growth_tracker": int(tracker)})
+
+
+def scaler(optimizer, args):
+    """The optimizer's Scaler: the same one at each call."""
+    if not hasattr(optimizer, "scaler"):
+        optimizer.scaler = Scaler(args)
+    return optimizer.scaler
