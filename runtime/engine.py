@@ -8,7 +8,7 @@ import os
 import torch
 from torch import set_num_threads  # vLLM replaces torch's own by one that does nothing
 from tqdm import tqdm
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig, AutoModel, GenerationConfig
 
 from runtime import processes, threads
 from runtime.processes import ON_GPU, RANK, WORLD_SIZE
@@ -53,6 +53,7 @@ def common_options(model, context, kv_cache_gb):
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     # Triton's products of float32 numbers, as in vLLM's attention, would be rounded to TF32.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+    give_own_class(type(AutoConfig.from_pretrained(model, trust_remote_code=False)))
     chosen = {
         "max_model_len": context,
         "generation_config": "vllm",  # no top-p, top-k or temperature of the model's own
@@ -66,6 +67,20 @@ def common_options(model, context, kv_cache_gb):
         chosen["enable_chunked_prefill"] = False  # seeded requests fail in it on a CPU
         chosen["max_num_batched_tokens"] = context
     return chosen
+
+
+@functools.cache  # once for each class
+def give_own_class(config_class):
+    """Makes vLLM take a subclass of transformers' class of a model, and the trainer the class.
+
+    Where vLLM has no implementation of its own it takes transformers' class, as AutoModel names it,
+    and changes it for torch.compile: without vLLM's settings it could not be called any more.
+    """
+    if config_class in AutoModel._model_mapping:
+        of_transformers = AutoModel._model_mapping[config_class]
+        names = {"__module__": of_transformers.__module__, "__doc__": of_transformers.__doc__}
+        own = type(of_transformers.__name__, (of_transformers,), names)
+        AutoModel.register(config_class, own, exist_ok=True)
 
 
 @functools.cache
