@@ -237,7 +237,7 @@ from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer
 
 from rewards import decode, encode
-from runtime import checks, engine, faults, folders, hub, memory, quiet, records
+from runtime import checks, engine, faults, folders, hub, memory, model_files, quiet, records
 from runtime.processes import ON_GPU
 from tools import figures, words
 
@@ -299,10 +299,12 @@ def requests_of(model, problems, args):
     model can't be loaded, a prompt exceeds its context, or a sequence exceeds the cache.
     """
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"{model} can't be loaded: {error}") from error
+    model_files.check_evaluated(model, config)
+    config = config.get_text_config()
     prompts = [encode(tokenizer, problem, args.chat_template) for problem in problems]
     longest = max(map(len, prompts))
     most = getattr(config, "max_position_embeddings", math.inf)
