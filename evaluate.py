@@ -298,10 +298,11 @@ def requests_of(model, problems, args):
     A request has `prompt_ids`, `max_tokens`, `samples`, `temperature` and `seed`. ValueError if the
     model can't be loaded, a prompt exceeds its context, or a sequence exceeds the cache.
     """
+    model_files.check_files("model", model)
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the libraries have many kinds
         raise ValueError(f"{model} can't be loaded: {error}") from error
     model_files.check_evaluated(model, config)
     config = config.get_text_config()

@@ -161,7 +161,7 @@ def checked_shapes(flag, name, config, context):
         model = shapes_of(config)
     except Exception as error:  # such as a library that is missing, or a value that can't be
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{flag} {name}: transformers can't build it: {reason}") from error
+        raise ValueError(f"{flag} {name} can't be built by transformers: {reason}") from error
     has_parts = isinstance(getattr(model, "lm_head", None), nn.Linear) and hasattr(
         getattr(model, "model", None), "layers"
     )

@@ -497,7 +497,14 @@ DROPOUT = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "residual_dropout": 0.5, "atte
         ("gemma3_text", {}, ""),  # None
         ("gemma3", {}, r"is a Gemma3ForConditionalGeneration; the trainers need \.model\.layers and"),
         ("gpt2", {}, "is a GPT2LMHeadModel"),
-        ("falcon_h1", {}, ""),  # its convolutions have weights of three dimensions
+        ("falcon_h1", {}, "has recurrent layers or convolutions beside attention .falcon_h1.: only sft.py"),
+        ("olmo_hybrid", {}, "has recurrent layers"),
+        ("qwen3_5_text", {}, "has recurrent layers"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "has recurrent layers"),
+        ("gemma4_text", {}, "is a Gemma4ForCausalLM; .* no token but through the embedding"),
+        ("modernbert-decoder", {}, r"is a ModernBertDecoderForCausalLM; the trainers need"),
+        ("doge", {}, "vLLM does not compute as transformers does"),
+        ("reformer", {}, "can't be built by transformers: "),
     ],
 )
 def test_a_model_that_the_trainers_compute_wrongly_is_refused(kind, changes, says):
