@@ -109,10 +109,9 @@ def check_weights(flag, name, config, for_sampler):
             shown = ", ".join(sorted(keys)[:SHOWN])
             more = ", …" if len(keys) > SHOWN else ""
             raise ValueError(f"{flag} {name} {what} weights: {len(keys)} ({shown}{more})")
-    prefix = f"{model.base_model_prefix}."
-    if for_sampler and not any(key.startswith(prefix) for key in stored):
+    if for_sampler and "embed_tokens.weight" in stored:
         raise ValueError(
-            f"{flag} {name} has the weights of a base class: vLLM needs {prefix}{min(stored)}. "
+            f"{flag} {name} has the weights of a base class: vLLM needs model.embed_tokens.weight. "
             "Load it with AutoModelForCausalLM, and save it again"
         )
     for tied, source in model.all_tied_weights_keys.items():
