@@ -35,8 +35,8 @@ CHANGED_LOGITS = (
     "lm_head_multiplier",
     "logits_mup_width_multiplier",
 )
-# vLLM computes these with other attention masks, or not at all.
-NOT_SAMPLED = ("diffllama", "doge")
+# Families that vLLM computes with other attention masks or not at all, or that nobody has tried.
+NOT_SAMPLED = ("diffllama", "doge", "lfm2", "moshi", "phi4_multimodal", "xglm")
 
 
 @dataclasses.dataclass
@@ -89,7 +89,7 @@ def estimate(config, args, head_chunk, machine=None):
         )
     if args.has_sampler and config.model_type in NOT_SAMPLED:
         raise ValueError(
-            f"--model {args.model} is a {config.model_type}, which vLLM does not compute as "
+            f"--model {args.model} is a {config.model_type}, which vLLM was not seen to compute as "
             "transformers does: only sft.py trains it"
         )
     if experts := stacked_weights(model):
@@ -150,11 +150,17 @@ def checked_shapes(flag, name, config, context):
     flag, name: which model it is, for errors. ValueError if it takes fewer than `context` tokens,
     has no .model.layers or no .lm_head, or changes its logits after the head.
     """
-    most = getattr(config, "max_position_embeddings", math.inf)
+    of_text = config.get_text_config()
+    most = getattr(of_text, "max_position_embeddings", None) or math.inf
     if context > most:
         raise ValueError(
             f"--max_prompt_tokens + --max_response_tokens is {context}, and {name} takes only "
             f"{most} tokens"
+        )
+    if of_text is not config:
+        raise ValueError(
+            f"{flag} {name} keeps its language model in a part of its configuration, as models do "
+            "that also take images: take a model of text alone"
         )
     check_rope(flag, name, config, context)
     try:
@@ -177,6 +183,10 @@ def checked_shapes(flag, name, config, context):
                 f"{flag} {name} caps or scales its logits ({setting} is {value}), and the trainers "
                 "don't: take a model such as Qwen2.5, Llama or SmolLM2"
             )
+    try:
+        key_value_bytes(config, 1)
+    except AttributeError as error:
+        raise ValueError(f"{flag} {name} has layers of different shapes ({error.name})") from error
     return model
 
 

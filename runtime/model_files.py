@@ -31,7 +31,7 @@ def check_files(flag, name):
 
 def check_trainable(flag, name, config):
     """If the weights are quantised, or if an adapter would be added to them."""
-    quantised = getattr(config, "quantization_config", None)
+    quantised = quantisation_of(config)
     if quantised:
         how = dict(quantised).get("quant_method", "quantization_config in its config.json")
         raise ValueError(
@@ -43,6 +43,12 @@ def check_trainable(flag, name, config):
             f"{flag} {name} holds a model and an adapter (adapter_config.json): take the adapter's "
             "files out if the model has it already; python -m tools.merge makes one of both"
         )
+
+
+def quantisation_of(config):
+    """What a configuration says of quantised weights; None if they are ordinary numbers."""
+    found = [getattr(config, name, None) for name in ("quantization_config", "compression_config")]
+    return found[0] or found[1]
 
 
 def check_tokenizer(flag, name, config, tokenizer, for_sampler):
@@ -67,7 +73,7 @@ def check_tokenizer(flag, name, config, tokenizer, for_sampler):
 
 def check_evaluated(name, config):
     """What evaluate.py asks of a model, which vLLM alone loads."""
-    if getattr(config, "quantization_config", None):  # vLLM knows many kinds
+    if quantisation_of(config):  # vLLM knows many kinds
         return
     try:
         model = memory.shapes_of(config)
