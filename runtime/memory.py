@@ -185,8 +185,9 @@ def checked_shapes(flag, name, config, context):
             )
     try:
         key_value_bytes(config, 1)
-    except AttributeError as error:
-        raise ValueError(f"{flag} {name} has layers of different shapes ({error.name})") from error
+    except Exception as error:  # transformers' own kind
+        reason = str(error).partition(".")[0]
+        raise ValueError(f"{flag} {name} has layers of different shapes: {reason}") from error
     return model
 
 
