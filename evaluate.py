@@ -240,7 +240,18 @@ from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer
 
 from rewards import check_template, decode, encode, own
-from runtime import checks, engine, faults, folders, hub, memory, quiet, records, streams
+from runtime import (
+    checks,
+    engine,
+    faults,
+    folders,
+    hub,
+    memory,
+    model_files,
+    quiet,
+    records,
+    streams,
+)
 from runtime.processes import ON_GPU
 from tools import figures, words
 
@@ -302,13 +313,16 @@ def requests_of(model, problems, args):
     A request has `prompt_ids`, `max_tokens`, `samples`, `temperature` and `seed`. ValueError if the
     model can't be loaded, a prompt exceeds its context, or a sequence exceeds the cache.
     """
+    model_files.check_files("model", model)
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(
             model, trust_remote_code=False, mistral_format=False
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the libraries have many kinds
         raise ValueError(f"{model} can't be loaded: {checks.no_folder(model)}{error}") from error
+    model_files.check_evaluated(model, config)
+    config = config.get_text_config()
     options = check_template(args, tokenizer)
     prompts = [encode(tokenizer, problem, args.chat_template, options) for problem in problems]
     longest = max(map(len, prompts))

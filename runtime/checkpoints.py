@@ -69,6 +69,7 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
         if processes.RANK == 0:
             read_metadata(unfinished / "trainer")  # what resuming would refuse is found here
             save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
+            policy.lm.config.architectures = [type(policy.lm).__name__]  # not a base class's
             policy.lm.config.save_pretrained(unfinished)
             # Not save_pretrained, which refuses what models have: a temperature, and no do_sample.
             policy.lm.generation_config.to_json_file(unfinished / "generation_config.json")
@@ -392,5 +393,5 @@ def whole(named_weights, dtype):
         # one at a time, so that a GPU never holds the whole model
         weight = processes.full_tensor(weight)
         if processes.RANK == 0:
-            weights[name] = weight.to(dtype).cpu()
+            weights[name] = weight.to(dtype if weight.is_floating_point() else None).cpu()
     return weights

@@ -136,11 +136,16 @@ def check_model(args, head_chunk):
     whose logits exist at one time. ValueError if the model can't be loaded, or does not fit the
     sizes chosen or this machine's memory.
     """
-    from runtime import memory
+    from runtime import memory, model_files
 
     config, tokenizer = read_config(args.model)
+    model_files.check_tokenizer("--model", args.model, config, tokenizer, args.has_sampler)
     check_teacher(args, tokenizer.get_vocab())
     n_params, needed, available = memory.estimate(config, args, head_chunk)
+    model_files.check_weights("--model", args.model, config, args.has_sampler)
+    if args.teacher:
+        its_config, _ = read_config(args.teacher, "--teacher")
+        model_files.check_weights("--teacher", args.teacher, its_config, for_sampler=False)
     if needed > available:
         raise ValueError(
             f"{args.model} at these sizes needs about {needed:.0f} GiB of memory, and there are "
@@ -186,18 +191,22 @@ def check_main_memory(args, needed):
         )
 
 
-def read_config(model):
-    """(configuration, tokenizer) of a folder or hub id. ValueError if they can't be loaded."""
+def read_config(model, flag="--model"):
+    """(configuration, tokenizer) of a folder or hub id. ValueError if they can't be trained."""
     from transformers import AutoConfig, AutoTokenizer
 
+    from runtime import model_files
+
     check_model_folder(model)
+    model_files.check_files(flag, model)
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(
             model, trust_remote_code=False, mistral_format=False
         )
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--model {model} can't be loaded: {no_folder(model)}{error}") from error
+    except Exception as error:  # the libraries have many kinds
+        raise ValueError(f"{flag} {model} can't be loaded: {no_folder(model)}{error}") from error
+    model_files.check_trainable(flag, model, config)
     return config, tokenizer
 
 

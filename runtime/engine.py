@@ -11,7 +11,7 @@ import torch
 from torch import set_num_threads  # vLLM replaces torch's own by one that does nothing
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig, AutoModel, GenerationConfig
 
 from runtime import machine, processes, threads
 from runtime.processes import ON_GPU, RANK, WORLD_SIZE
@@ -54,6 +54,7 @@ def common_options(model, context, kv_cache_gb, dtype="float32"):
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     # Triton's products of float32 numbers, as in vLLM's attention, would be rounded to TF32.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+    give_own_class(type(AutoConfig.from_pretrained(model, trust_remote_code=False)))
     chosen = {
         "max_model_len": context,
         "generation_config": "vllm",  # no top-p, top-k or temperature of the model's own
@@ -82,6 +83,20 @@ def has_nvcc():
     """Whether CUDA's compiler is where FlashInfer looks for it."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     return bool(shutil.which("nvcc") or shutil.which(os.path.join(home, "bin", "nvcc")))
+
+
+@functools.cache  # once for each class
+def give_own_class(config_class):
+    """Makes vLLM take a subclass of transformers' class of a model, and the trainer the class.
+
+    Where vLLM has no implementation of its own it takes transformers' class, as AutoModel names it,
+    and changes it for torch.compile: without vLLM's settings it could not be called any more.
+    """
+    if config_class in AutoModel._model_mapping:
+        of_transformers = AutoModel._model_mapping[config_class]
+        names = {"__module__": of_transformers.__module__, "__doc__": of_transformers.__doc__}
+        own = type(of_transformers.__name__, (of_transformers,), names)
+        AutoModel.register(config_class, own, exist_ok=True)
 
 
 @functools.cache

@@ -63,7 +63,10 @@ def without_adapters(policy):
 
 
 def merged_weights(model, remove_duplicate=True):
-    """model.named_parameters() as an ordinary model has them, without gradient: (name, weight).
+    """All of a state_dict as an ordinary model has it, without gradient: (name, weight).
+
+    Its parameters come first, then the buffers that a checkpoint holds (some activations have
+    trained ones).
 
     An adapter is added to its weight, in float32, and the sum is rounded to the weight's type. One
     tensor at a time, and the model stays as it is: to add an adapter in place and to subtract it
@@ -78,6 +81,15 @@ def merged_weights(model, remove_duplicate=True):
             layer = model.get_submodule(name.removesuffix(".base_layer.weight"))
             weight = (weight.float() + adapter_of(layer)).to(weight.dtype)
         yield name.replace(".base_layer.", "."), weight
+    yield from saved_buffers(model)
+
+
+def saved_buffers(model):
+    """The buffers that a state_dict holds: (name, buffer)."""
+    saved = model.state_dict(keep_vars=True).keys()
+    for name, buffer in model.named_buffers():
+        if name in saved:
+            yield name, buffer
 
 
 def peft_weights(model):

@@ -35,6 +35,8 @@ CHANGED_LOGITS = (
     "lm_head_multiplier",
     "logits_mup_width_multiplier",
 )
+# Families that vLLM computes with other attention masks or not at all, or that nobody has tried.
+NOT_SAMPLED = ("diffllama", "doge", "lfm2", "moshi", "phi4_multimodal", "xglm")
 
 
 @dataclasses.dataclass
@@ -92,6 +94,16 @@ def estimate(config, args, head_chunk, machine=None):
         machine = this_machine()
     context = args.max_prompt_tokens + args.max_response_tokens
     model = checked_shapes("--model", args.model, config, context)
+    if args.has_sampler and is_recurrent(model.model):
+        raise ValueError(
+            f"--model {args.model} has recurrent layers or convolutions beside attention "
+            f"({config.model_type}): only sft.py trains it"
+        )
+    if args.has_sampler and config.model_type in NOT_SAMPLED:
+        raise ValueError(
+            f"--model {args.model} is a {config.model_type}, which vLLM was not seen to compute as "
+            "transformers does: only sft.py trains it"
+        )
     if experts := stacked_weights(model):
         raise ValueError(
             f"--model {args.model} has weights that are stacks of matrices ({experts}): a mixture "
@@ -152,17 +164,31 @@ def checked_shapes(flag, name, config, context):
     flag, name: which model it is, for errors. ValueError if it takes fewer than `context` tokens,
     has no .model.layers or no .lm_head, or changes its logits after the head.
     """
-    most = getattr(config, "max_position_embeddings", math.inf)
+    of_text = config.get_text_config()
+    most = getattr(of_text, "max_position_embeddings", None) or math.inf
     if context > most:
         raise ValueError(
             f"--max_prompt_tokens + --max_response_tokens is {context}, and {name} takes only "
             f"{most} tokens"
         )
-    model = shapes_of(config)
-    if not (hasattr(model, "lm_head") and hasattr(getattr(model, "model", None), "layers")):
+    if of_text is not config:
+        raise ValueError(
+            f"{flag} {name} keeps its language model in a part of its configuration, as models do "
+            "that also take images: take a model of text alone"
+        )
+    check_rope(flag, name, config, context)
+    try:
+        model = shapes_of(config)
+    except Exception as error:  # such as a library that is missing, or a value that can't be
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{flag} {name} can't be built by transformers: {reason}") from error
+    has_parts = isinstance(getattr(model, "lm_head", None), nn.Linear) and hasattr(
+        getattr(model, "model", None), "layers"
+    )
+    if not has_parts or getattr(config, "hidden_size_per_layer_input", None):
         raise ValueError(
             f"{flag} {name} is a {type(model).__name__}; the trainers need .model.layers and "
-            ".lm_head in it"
+            ".lm_head in it, and layers that see no token but through the embedding"
         )
     for setting in CHANGED_LOGITS:
         value = getattr(config, setting, None)
@@ -171,7 +197,35 @@ def checked_shapes(flag, name, config, context):
                 f"{flag} {name} caps or scales its logits ({setting} is {value}), and the trainers "
                 "don't: take a model such as Qwen2.5, Llama or SmolLM2"
             )
+    try:
+        key_value_bytes(config, 1)
+    except Exception as error:  # transformers' own kind
+        reason = str(error).partition(".")[0]
+        raise ValueError(f"{flag} {name} has layers of different shapes: {reason}") from error
     return model
+
+
+def check_rope(flag, name, config, context):
+    """ValueError if a token's angles would depend on the length of the sequences beside it.
+
+    Beyond the length of pretraining, longrope has other angles: in vLLM for every token of a run
+    with so long a context, in transformers for those of the forward passes that are so long.
+    """
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):  # some have one for each kind of layer
+        is_long = isinstance(rope, dict) and rope.get("rope_type") == "longrope"
+        if is_long and context > rope["original_max_position_embeddings"]:
+            most = rope["original_max_position_embeddings"]
+            raise ValueError(
+                f"--max_prompt_tokens + --max_response_tokens is {context}, and {flag} {name} has "
+                f"other angles beyond {most} tokens (longrope): the trainers need at most {most}"
+            )
+
+
+def is_recurrent(model):
+    """Whether layers pass on a state of their own, which no key-value cache holds."""
+    layers = model.layers.modules()
+    return model._is_stateful or any(isinstance(module, nn.Conv1d) for module in layers)
 
 
 def stacked_weights(model):

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
+from runtime import memory
 from runtime.processes import DEVICE, ON_GPU, RANK, all_reduce
 
 # Tokens whose logits exist at one time: [HEAD_CHUNK, vocabulary] in float32.
@@ -161,6 +162,8 @@ def with_shared_prompt(model, embedded, length):
     their keys and values are repeated for the N rows. Gradients flow back through the repeated keys
     and values into the one prompt.
     """
+    if memory.is_recurrent(model):  # its states can't be repeated
+        return model(inputs_embeds=embedded, use_cache=False).last_hidden_state
     num_rows = len(embedded)
     prompt = model(inputs_embeds=embedded[:1, :length], use_cache=True)
     cache = prompt.past_key_values

@@ -600,9 +600,18 @@ DROPOUT = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "residual_dropout": 0.5, "atte
         ("granite", {"logits_scaling": 8.0}, "logits_scaling is 8"),
         ("granite", {}, ""),  # 1
         ("gemma3_text", {}, ""),  # None
-        ("gemma3", {}, r"is a Gemma3ForConditionalGeneration; the trainers need \.model\.layers and"),
+        ("gemma3", {}, "keeps its language model in a part of its configuration"),
         ("gpt2", {}, "is a GPT2LMHeadModel"),
-        ("falcon_h1", {}, ""),  # its convolutions have weights of three dimensions
+        ("falcon_h1", {}, "has recurrent layers or convolutions beside attention .falcon_h1.: only sft.py"),
+        ("olmo_hybrid", {}, "has recurrent layers"),
+        ("qwen3_5_text", {}, "has recurrent layers"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "has recurrent layers"),
+        ("gemma4_text", {}, "is a Gemma4ForCausalLM; .* no token but through the embedding"),
+        ("modernbert-decoder", {}, r"is a ModernBertDecoderForCausalLM; the trainers need"),
+        ("gemma4_unified_text", {}, "has layers of different shapes"),
+        ("qwen3_5", {}, "keeps its language model in a part"),
+        ("doge", {}, "vLLM was not seen to compute as transformers does"),
+        ("reformer", {}, "can't be built by transformers: "),
     ],
 )
 def test_a_model_that_the_trainers_compute_wrongly_is_refused(kind, changes, says):
@@ -1164,7 +1173,7 @@ def test_threads_sleep_while_they_wait_if_spinning_does_not_help(hidden_size, bu
 
 def test_a_small_model_leaves_its_successor_all_threads(tmp_path):
     """As in evaluate.py with several models."""
-    (tmp_path / "config.json").write_text('{"hidden_size": 576}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 576}')
     code = """
 import os, sys, torch
 from runtime import engine
