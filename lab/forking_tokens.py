@@ -16,8 +16,8 @@ The set of highest entropy is the one that entropy_top.py trains on (--share 0.2
 and largest gradient, have as many tokens. Two sets chosen at random would share a fifth of their tokens.
 
 A word is the text of a token without the spaces around it; only words that occur --least times are listed. A connecting
-word is one that stands alone in AR-Lopti's Table 5 (tools/words.py: "so", "since", "assume", …). A token begins a step
-if it is the first, or follows a line break or the end of a sentence.
+word is one that stands alone in AR-Lopti's Table 5 (evaluation/words.py: "so", "since", "assume", …). A token begins a
+step if it is the first, or follows a line break or the end of a sentence.
 
 Results: forking_tokens.json and forking_tokens.png.
 
@@ -31,11 +31,11 @@ import torch
 from tqdm import tqdm
 
 import entropy_top
+from evaluation import words
 from lab import common, proposition
 from runtime import curves
 from runtime.processes import DEVICE
 from runtime.settings import NonNegativeInt, PositiveFraction, PositiveInt
-from tools import words
 
 NEARLY_CERTAIN = 0.01  # nats, the entropy below which a token counts as having none
 MOST = 0.8  # of the entropy: the 80 in 80/20

@@ -289,6 +289,8 @@ INHERITED = {  # classes of settings
 def flags_of(file, name="Args"):
     """The names of a script's settings: those of its Args and of the class that it grew from."""
     names = set()
+    if Path(file).name == "evaluate.py":
+        file = "evaluation/settings.py"
     for node in ast.parse((ROOT / file).read_text()).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             names |= {member.target.id for member in node.body if isinstance(member, ast.AnnAssign)}

@@ -11,7 +11,7 @@ from test_tasks import settings
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-import evaluate
+import evaluation.settings
 from rewards import check_options, countdown, decode, encode, examples, kk, load_task, score
 from rewards.chats import check_template
 from tools import evaluation_suites
@@ -124,7 +124,7 @@ def test_template_options_reach_the_prompt_of_every_script(tmp_path):
         last = end if end == "<think>\n" else end + "<think>"
         assert tokenizer.decode(train[0]["prompt_ids"]).endswith(last)
     assert (
-        "template_options" in evaluate.OF_A_RUN
+        "template_options" in evaluation.settings.OF_A_RUN
         and evaluation_suites.papers_settings(SimpleNamespace(suite="kk", protocol="ar_lopti"))["template_options"]
         == "{}"
     )

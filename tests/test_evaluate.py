@@ -22,12 +22,13 @@ from conftest import DATA, KK_TINY, ROOT, check_linear_time, learn_by_heart, pyt
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-import evaluate
+import evaluation.run
+from evaluation import figures, suites, words
+from evaluation.figures import Column
 from rewards import countdown, encode, hitab, kk
 from rewards.math import INSTRUCTION
 from runtime import machine
-from tools import evaluation_suites, figures, inference, words
-from tools.figures import Column
+from tools import inference
 
 needs_files = pytest.mark.skipif(not (DATA / "math").is_dir(), reason=f"the papers' files are not in {DATA}")
 
@@ -61,8 +62,8 @@ def test_greedy_figures_have_an_error_over_problems_alone():
     )
     assert figures.figure(values, noise) == {"value": 0.75, "error": 0.25, "problems": 4}
     assert figures.figure([1.0]) == {"value": 1.0, "error": None, "problems": 1}
-    assert evaluate.shown(figures.figure([1.0]), (100, 2)) == "100.00"
-    assert evaluate.shown({"value": 0.75, "error": 0.25}, (1, 3)) == "0.750 ± 0.250"
+    assert evaluation.tables.shown(figures.figure([1.0]), (100, 2)) == "100.00"
+    assert evaluation.tables.shown({"value": 0.75, "error": 0.25}, (1, 3)) == "0.750 ± 0.250"
 
 
 def test_checkpoints_are_averaged_for_each_problem_before_anything_else():
@@ -123,9 +124,9 @@ def test_a_paired_mean_counts_the_problems_of_aime_once():
 
 def test_batches_are_cut_where_they_are_full():
     requests = [{"samples": n} for n in (1, 1, 16, 1, 1, 1)]
-    assert [len(batch) for batch in evaluate.batches(requests, 3)] == [3, 3]
-    assert [len(batch) for batch in evaluate.batches(requests, 100)] == [6]
-    assert list(itertools.chain(*evaluate.batches(requests, 1))) == requests
+    assert [len(batch) for batch in evaluation.sampling.batches(requests, 3)] == [3, 3]
+    assert [len(batch) for batch in evaluation.sampling.batches(requests, 100)] == [6]
+    assert list(itertools.chain(*evaluation.sampling.batches(requests, 1))) == requests
 
 
 def test_pass_at_k_over_all_problems_is_beside_the_columns_and_not_in_their_mean():
@@ -188,7 +189,7 @@ def test_ranks_share_ties_and_correlations_are_of_responses():
 
 
 def test_a_columns_title_is_printed_as_it_is(capsys):
-    evaluate.print_table(evaluate.Console(width=80), "", [["model", "[bold] [/x]"], ["a", "1"]])
+    evaluation.tables.print_table(evaluation.run.Console(width=80), "", [["model", "[bold] [/x]"], ["a", "1"]])
     assert "[bold] [/x]" in capsys.readouterr().out
 
 
@@ -196,7 +197,7 @@ def test_a_task_that_gives_too_few_scores_is_said():
     task = SimpleNamespace(score_all=lambda responses, answers: [])
     problem = {"answer": 1, "category": "all", "messages": [{"content": "?"}]}
     with pytest.raises(ValueError, match=r"score_all\(\) gave 0 scores for 1 responses"):
-        evaluate.score(task, [problem], [[{"response": "1"}]], {})
+        evaluation.scoring.score(task, [problem], [[{"response": "1"}]], {})
 
 
 RELATED = [[(0, -1.0), (1, 0.0)], [(3, 0.0), (7, 5.0)]]
@@ -208,7 +209,7 @@ def test_the_papers_rows_are_whole_and_their_means_are_means():
     papers = json.loads((ROOT / "benchmarks" / "paper.json").read_text())
     rounded_down = {0.826: 0.82, 0.614: 0.62, 0.89: 0.88}  # three means that the paper prints otherwise
     for paper in papers:
-        factor = evaluate.unit_of(paper["suite"])[0]
+        factor = evaluation.tables.unit_of(paper["suite"])[0]
         for name, *numbers in paper["rows"]:
             assert len(numbers) == len(paper["columns"]), name
             *parts, mean = numbers
@@ -292,17 +293,17 @@ def spoiled(model, folder):
 @pytest.fixture(scope="module", autouse=True)
 def engines():
     """load_engine as it is, but a model's engine is kept running for the next evaluation, with one context for all."""
-    kept, load = {}, evaluate.load_engine
+    kept, load = {}, evaluation.sampling.load_engine
 
     def load_once(model, engine, seed):
-        key = evaluate.fingerprint(model)
+        key = evaluation.models.fingerprint(model)
         if key not in kept:
             kept[key] = load(model, engine | {"context": 2048, "kv_cache_gb": 0.1}, seed)
             patch.setattr(kept[key].llm_engine.engine_core, "shutdown", lambda *_: None)
         return kept[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate, "load_engine", load_once)
+        patch.setattr(evaluation.sampling, "load_engine", load_once)
         yield kept
 
 
@@ -310,7 +311,7 @@ def call(*flags):
     """main() with these flags; {suffix: path} of what it wrote, in --out's folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["evaluate.py", *map(str, flags)])
-        evaluate.main()
+        evaluation.run.main()
     out = Path(flags[flags.index("--out") + 1])
     return {
         path.name.split("_")[-1] if path.stem.endswith("responses") else path.suffix: path for path in out.iterdir()
@@ -359,7 +360,7 @@ def test_results_say_what_made_them(kk_results, model):
     assert results["sampling"]["3"] == {"samples": 1, "temperature": 0.0}
     assert results["provenance"]["versions"]["torch"] == torch.__version__ and results["provenance"]["commit"]
     (checkpoint,) = results["rows"][0]["checkpoints"]
-    assert checkpoint["path"] == str(model) and checkpoint["fingerprint"] == evaluate.fingerprint(model)
+    assert checkpoint["path"] == str(model) and checkpoint["fingerprint"] == evaluation.models.fingerprint(model)
     fast = "bfloat16" if machine.has_fast_bfloat16() else "float32"
     assert checkpoint["engine"]["dtype"] == fast and checkpoint["made"] == [results["provenance"]]
 
@@ -433,7 +434,7 @@ def test_countdown_is_over_all_puzzles(model, tmp_path):
 
 
 def test_hitab_without_a_folder_has_256_questions_of_each_kind():
-    _, problems = evaluation_suites.load_problems(settled("--suite", "hitab"))
+    _, problems = suites.load_problems(settled("--suite", "hitab"))
     assert Counter(problem["category"] for problem in problems) == dict.fromkeys(hitab.KINDS, 256)
 
 
@@ -459,7 +460,7 @@ def test_a_release_of_hitab_is_evaluated_whole(tmp_path):
     (tmp_path / "hitab/tables/raw/a.json").write_text(json.dumps(table))
     for folder in (tmp_path, tmp_path / "hitab"):
         args = settled("m", "--suite", "hitab", "--data_dir", folder)
-        _, problems = evaluation_suites.load_problems(args)
+        _, problems = suites.load_problems(args)
         assert [problem["category"] for problem in problems] == ["lookup", "lookup", "other", "comparison"]
         assert all(problem["samples"] == 4 and problem["temperature"] == 1 for problem in problems)
         assert list(figures.columns_of(problems, args)) == ["comparison", "lookup", "other", "all"]
@@ -484,7 +485,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(model, tmp_path, monkeyp
     """Batches of 2: an unbroken evaluation, and one that stops in its third batch and goes on. At temperature 1."""
     flags = [model, *KK, "--temperature", 1, "--samples", 2, "--batch", 4, "--keep_responses"]
     unbroken = call(*flags, "--out", tmp_path / "unbroken")
-    sample, sampled = evaluate.sample, []
+    sample, sampled = evaluation.sampling.sample, []
 
     def stopping(*args):
         sampled.append(len(args[1]))
@@ -492,7 +493,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(model, tmp_path, monkeyp
             raise OSError(errno.ENOSPC, "full") if how == "by a full disk" else KeyboardInterrupt
         return sample(*args)
 
-    monkeypatch.setattr(evaluate, "sample", stopping)
+    monkeypatch.setattr(evaluation.sampling, "sample", stopping)
     with pytest.raises(SystemExit) as stopped:
         call(*flags, "--out", tmp_path / "broken")
     assert "the same command goes on" in stopped.value.code
@@ -510,13 +511,13 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(model, tmp_path, monkeyp
 
 
 def test_what_is_complete_is_not_sampled_again_and_nothing_else_is_taken_for_it(model, tmp_path, monkeypatch):
-    sample, sampled = evaluate.sample, []
+    sample, sampled = evaluation.sampling.sample, []
 
     def counting(*args):
         sampled.append(len(args[1]))
         return sample(*args)
 
-    monkeypatch.setattr(evaluate, "sample", counting)
+    monkeypatch.setattr(evaluation.sampling, "sample", counting)
     copy = shutil.copytree(model, tmp_path / "copy")
 
     def asked(*flags):
@@ -529,7 +530,7 @@ def test_what_is_complete_is_not_sampled_again_and_nothing_else_is_taken_for_it(
     other = "bfloat16" if not machine.has_fast_bfloat16() else "float32"
     assert asked("--limit", 1) and asked("--chat_template", "none") and asked("--dtype", other) and not asked()
     moved = copy.rename(tmp_path / "moved")
-    assert evaluate.fingerprint(moved) == evaluate.fingerprint(model)
+    assert evaluation.models.fingerprint(moved) == evaluation.models.fingerprint(model)
     shutil.copytree(moved, copy)
     assert not asked()  # the same weights
     shutil.rmtree(copy)
@@ -569,7 +570,7 @@ def test_a_runs_last_checkpoints_are_one_row(a_run, model, tmp_path, monkeypatch
     """Steps 4, 6 and 8, of which the second knows nothing: 2/3 of what was taught, for each problem alike."""
     newer = a_run / "checkpoints/step_000012"  # the run is still training
     newest = a_run / "checkpoints/step_000008"
-    monkeypatch.setattr(evaluate, "print_header", lambda *_: shutil.copytree(newest, newer))
+    monkeypatch.setattr(evaluation.run, "print_header", lambda *_: shutil.copytree(newest, newer))
     flags = ["--last", 3, "--limit", 2, "--out", tmp_path, "--versus", model]
     results = read(call(a_run, *flags)[".json"])
     shutil.rmtree(newer)
@@ -588,17 +589,17 @@ def test_a_runs_last_checkpoints_are_one_row(a_run, model, tmp_path, monkeypatch
 
 
 def test_a_run_is_its_newest_checkpoint_and_a_checkpoint_has_its_runs_settings(a_run):
-    assert evaluate.checkpoints(str(a_run), 1) == [str(a_run / "checkpoints/step_000008")]
+    assert evaluation.models.checkpoints(str(a_run), 1) == [str(a_run / "checkpoints/step_000008")]
     assert settled(a_run).people == "2,4" and settled(a_run / "checkpoints/step_000004").people == "2,4"
     assert settled(a_run, "--people", "3").people == "3"
-    assert settled(a_run, "--suite", "countdown").max_response_tokens == (3072 if evaluate.ON_GPU else 128)
+    assert settled(a_run, "--suite", "countdown").max_response_tokens == (3072 if evaluation.run.ON_GPU else 128)
 
 
 def settled(*flags):
     words = list(map(str, flags))
     if not words or words[0].startswith("--"):
         words.insert(0, "m")
-    return evaluate.read_settings(words)
+    return evaluation.settings.read_settings(words)
 
 
 def test_a_runs_temperature_goes_for_puzzles_and_defaults_are_the_papers(tmp_path):
@@ -651,7 +652,7 @@ def test_a_runs_temperature_goes_for_puzzles_and_defaults_are_the_papers(tmp_pat
     ],
 )
 def test_errors_come_before_anything_loads_and_say_what_would_be_right(flags, says, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(evaluate, "load_engine", lambda *_: pytest.fail("an engine was loaded"))
+    monkeypatch.setattr(evaluation.sampling, "load_engine", lambda *_: pytest.fail("an engine was loaded"))
     with pytest.raises(SystemExit) as ended:
         call(*flags, "--out", tmp_path / "out")
     error = capsys.readouterr().err.strip()
@@ -704,18 +705,18 @@ def test_runs_that_differ_are_not_evaluated_by_guesswork(tmp_path):
 
 def test_more_checkpoints_than_there_are_is_an_error(a_run):
     with pytest.raises(ValueError, match=r"has 4 complete checkpoint\(s\), and --last is 5"):
-        evaluate.checkpoints(str(a_run), 5)
+        evaluation.models.checkpoints(str(a_run), 5)
 
 
 def test_a_prompt_must_fit_and_a_response_ends_with_the_context():
     args = SimpleNamespace(max_response_tokens=2000, chat_template="auto", dtype="bfloat16", kv_cache_gb=None, batch=8)
     problem = {"messages": [{"role": "user", "content": "Zoe " * 200}], "prefix": "", "samples": 1}
     problem |= {"temperature": 0.0, "seed": 0}
-    (request,), engine = evaluate.requests_of(str(KK_TINY), [problem], args)
+    (request,), engine = evaluation.sampling.requests_of(str(KK_TINY), [problem], args)
     assert engine["context"] == 2048 and request["max_tokens"] == 2048 - len(request["prompt_ids"]) < 2000
     problem["messages"][0]["content"] *= 10
     with pytest.raises(ValueError, match="kk_tiny takes 2048 tokens, and 1 prompts have as many"):
-        evaluate.requests_of(str(KK_TINY), [problem], args)
+        evaluation.sampling.requests_of(str(KK_TINY), [problem], args)
 
 
 # ----------------------------------------------------------------------------------------------- the real things
@@ -753,9 +754,9 @@ def test_problems_of_your_own_are_a_set_alone_and_greedy(tmp_path):
     file.write_text('{"problem": "What is 17 + 25?", "answer": "42"}\n{"problem": "What is 2 + 3?", "answer": "5"}\n')
     for flags, how in ([(), (1, 0.0)], [("--samples", 4, "--temperature", 0.7), (4, 0.7)]):
         args = settled("m", "--suite", "math", "--data", file, *flags)
-        _, problems = evaluation_suites.load_problems(args)
+        _, problems = suites.load_problems(args)
         assert [(p["category"], p["samples"], p["temperature"]) for p in problems] == [("own", *how)] * 2
-        said = evaluate.settings_of(args)
+        said = evaluation.tables.settings_of(args)
         assert (said["samples"], said["temperature"]) == how  # in the header and below the table
         title = "own problems" + " avg@4" * bool(flags)
         assert figures.columns_of(problems, args) == {"own": (title, "own", None)}
@@ -764,13 +765,13 @@ def test_problems_of_your_own_are_a_set_alone_and_greedy(tmp_path):
 @needs_files
 def test_the_papers_files_are_whole():
     args = settled("m", "--suite", "math", "--data_dir", DATA)
-    _, problems = evaluation_suites.load_problems(args)
+    _, problems = suites.load_problems(args)
     counts = Counter((problem["category"], problem["samples"]) for problem in problems)
     assert counts == {
         ("olympiad_bench", 1): 672, ("minerva", 1): 268, ("math500", 1): 500, ("amc", 16): 83, ("aime", 16): 30
     }  # fmt: skip
     assert len({problem["seed"] for problem in problems}) == len(problems)
     args = settled("m", "--suite", "math", "--data-dir", DATA / "orz", "--sets", "aime,math500")
-    assert Counter(p["category"] for p in evaluation_suites.load_problems(args)[1]) == {"math500": 500, "aime": 30}
+    assert Counter(p["category"] for p in suites.load_problems(args)[1]) == {"math500": 500, "aime": 30}
     args = settled("m", "--data_dir", DATA)
-    assert Counter(p["category"] for p in evaluation_suites.load_problems(args)[1]) == dict.fromkeys("34567", 100)
+    assert Counter(p["category"] for p in suites.load_problems(args)[1]) == dict.fromkeys("34567", 100)

@@ -29,7 +29,7 @@ from test_runtime import SIZES, Args, learn, policy_and_optimizer
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from transformers import AutoTokenizer
 
-import evaluate
+from evaluation import run as evaluation_run
 from runtime import checkpoints, checks, curves, faults, files, folders, hub, records, settings, signals, streams
 from tools import compare, plot
 
@@ -789,7 +789,7 @@ def test_bad_command_lines_of_the_tools(tmp_path, monkeypatch, capsys):
     for flags in (["--out", str(file), "--limit=1"], ["--seed=5000000000"], ["--samples=20000", "--temperature=1"]):
         monkeypatch.setattr(sys, "argv", ["evaluate.py", model, *flags])
         with one_line(capsys):
-            evaluate.main()
+            evaluation_run.main()
 
 
 def test_plot_refuses_a_broken_run(three, capsys):

@@ -10,7 +10,8 @@ from conftest import KK_TINY, python
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Phi3Config
 
-import evaluate
+import evaluation.sampling
+import evaluation.settings
 import grpo
 from rewards import kk
 from runtime import checkpoints, checks, memory, model_files
@@ -109,10 +110,10 @@ def test_a_folder_with_a_mistake_is_refused_in_one_line(name, tmp_path):
         checks.check_model(families.arguments(folder), 1024)
     assert not says or "\n" not in str(refused.value)
     if name not in OF_VLLM:
-        args = evaluate.Args(max_response_tokens=8, dtype="float32", chat_template="none", batch=1)
+        args = evaluation.settings.Args(max_response_tokens=8, dtype="float32", chat_template="none", batch=1)
         problem = {**kk.generate(1, "2", seed=1)[0], "samples": 1, "temperature": 0, "seed": 0}
         with pytest.raises(ValueError, match=says) if says else contextlib.nullcontext():
-            evaluate.requests_of(str(folder), [problem], args)
+            evaluation.sampling.requests_of(str(folder), [problem], args)
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "mixtral", "qwen3_moe", "gpt2", "phi3", "opt"])

@@ -14,8 +14,8 @@ import math
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+from evaluation import suites
 from runtime import measure
-from tools import evaluation_suites
 
 UNITS = {"kk": " people", "countdown": " numbers"}  # what a category of the suite counts
 
@@ -49,7 +49,7 @@ def columns_of_sets(samples):
     """{key: Column} of sets of mathematics. samples: {set: responses to each of its problems}."""
     columns = {}
     for name, n in samples.items():
-        title = evaluation_suites.TITLES[name]
+        title = suites.TITLES[name]
         if name == "aime" and n > 1:
             k = min(n, 16)
             columns[f"aime pass@{k}"] = Column(f"{title} pass@{k}", name, k)

@@ -1,0 +1,51 @@
+"""The models to evaluate: folders, hub ids, runs and their checkpoints."""
+
+import hashlib
+import re
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from runtime import checks, folders
+
+
+def checkpoints(model, last):
+    """The paths or hub ids to load: a run's newest checkpoints, or the model itself.
+
+    Of a run it is the `last` newest complete ones, oldest first. ValueError if it has fewer, or if
+    the model is no model folder, no run and no hub id.
+    """
+    folder = Path(model).expanduser()
+    if (folder / "config.json").is_file():
+        checks.check_weights_files(folder)
+        return [str(folder)]
+    if (folder / "checkpoints").is_dir():
+        complete = folders.complete(folder)
+        if len(complete) < last:
+            raise ValueError(f"{model} has {len(complete)} complete checkpoint(s), and --last is {last}")
+        return [str(path) for path in complete[-last:]]
+    if checks.is_path(model):
+        raise ValueError(f"{model} is no model folder (no config.json), no run (no checkpoints) and no hub id")
+    return [model]
+
+
+def fingerprint(model):
+    """SHA-256 (hex) of a folder's weights, configuration and tokenizer; of a hub id its commit."""
+    if not Path(model).is_dir():
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        return f"{model} {config._commit_hash}"
+    digest = hashlib.sha256()
+    for path in sorted(Path(model).iterdir()):
+        if path.suffix in (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"):
+            with open(path, "rb") as file:
+                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def short_name(model):
+    """The model's name for file names; for a checkpoint, with the name of its run."""
+    parts = Path(model).absolute().parts
+    name = parts[-1]
+    if parts[-2] == "checkpoints":
+        name = f"{parts[-3]}_{parts[-1]}"
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", name)

@@ -1,0 +1,114 @@
+"""An evaluation from its flags to its files."""
+
+import contextlib
+import sys
+import time
+from itertools import chain
+from pathlib import Path
+
+from rich.console import Console
+
+from evaluation import figures, suites
+from evaluation.models import checkpoints
+from evaluation.sampling import requests_of
+from evaluation.scoring import add_words, compare_with_last, evaluate
+from evaluation.settings import read_settings
+from evaluation.tables import (
+    caption,
+    markdown,
+    print_header,
+    print_table,
+    rows_of_papers,
+    sampling_of,
+    settings_of,
+    tables_of,
+    write,
+)
+from runtime import checks, defaults, faults, files, hub, machine, records, settings, streams
+from runtime.processes import ON_GPU
+
+
+def prepare(argv):
+    """(args, the task's module, problems, paths, plans).
+
+    paths: {model: its checkpoints}; plans: {checkpoint: (its requests, its plan)}. ValueError or
+    OSError if something can't work.
+    """
+    defaults.ON_GPU = ON_GPU  # torch knows for certain
+    args = read_settings(argv)
+    checks.check_gpus(args)
+    if args.dtype is None:
+        args.dtype = machine.fast_dtype()
+    for model in args.models:
+        hub.ask(model)
+    task, problems = suites.load_problems(args)
+    # Listed once: a run that still trains makes more of them.
+    paths = {model: checkpoints(model, args.last) for model in args.models}
+    all_paths = dict.fromkeys(chain(*paths.values()))
+    plans = {path: requests_of(path, problems, args) for path in all_paths}
+    for folder in (Path(args.out), Path(args.out, "responses")):
+        folder.mkdir(parents=True, exist_ok=True)
+        files.check_writable(folder)
+    return args, task, problems, paths, plans
+
+
+@contextlib.contextmanager
+def stops_in_one_line(out):
+    """Ends the program with one line at Ctrl-C, and if `out` can't be written."""
+    way_on = f"the same command goes on from what is in {out}/responses"
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(f"stopped; {way_on}")
+    except OSError as error:
+        if not faults.is_of_the_disk(error):
+            raise
+        sys.exit(f"error: {out} can't be written: {error.strerror}. Make room; {way_on}")
+
+
+def main():
+    with settings.errors_in_one_line():
+        args, task, problems, paths, plans = prepare(sys.argv[1:])
+    started = time.perf_counter()
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    print_header(console, args)
+
+    columns = figures.columns_of(problems, args)
+    rows = []
+    values = []  # for each model, {column: the problems' contributions}
+    responses = []  # for each model, for each problem, the responses with their scores
+    with stops_in_one_line(args.out):
+        for model in args.models:
+            row, of_columns, of_problems = evaluate(model, paths[model], task, problems, plans, columns, args)
+            rows.append(row)
+            values.append(of_columns)
+            responses.append(of_problems)
+    comparisons = compare_with_last(rows, values, columns) if args.versus else []
+    if args.words:
+        add_words(rows, responses, args)
+    papers = rows_of_papers(args) if args.paper else []
+
+    tables = tables_of(rows, comparisons, papers, columns, args)
+    below = caption(rows, problems, args)
+    for title, lines in tables.items():
+        print_table(console, title, lines)
+    console.print(below, markup=False)
+
+    results = {
+        "settings": settings_of(args),
+        "provenance": records.provenance(),
+        "sampling": sampling_of(problems),
+        "rows": rows,
+        "versus": comparisons,
+        "papers": papers,
+    }
+    with stops_in_one_line(args.out):
+        written = write(results, markdown(tables, below), responses, args)
+    seconds = time.perf_counter() - started
+    text = f"{seconds:.0f} s; in {args.out}: {', '.join(written)}"
+    console.print(text, soft_wrap=True, markup=False)
+
+
+if __name__ == "__main__":
+    streams.keep_writing()  # without a reader (`| head`) it goes on: the results are files
+    main()

@@ -1,0 +1,217 @@
+"""Responses to the problems of a suite, sampled with vLLM in batches that a rerun finds again."""
+
+import fcntl
+import gc
+import hashlib
+import json
+import math
+import sys
+from pathlib import Path
+
+from transformers import AutoConfig, AutoTokenizer
+
+from evaluation.models import fingerprint, short_name
+from rewards import check_template, decode, encode
+from runtime import checks, engine, memory, model_files, quiet, records
+from runtime.processes import ON_GPU
+
+
+def requests_of(model, problems, args):
+    """(a request for each problem, the plan: the engine's settings).
+
+    A request has `prompt_ids`, `max_tokens`, `samples`, `temperature` and `seed`. ValueError if the
+    model can't be loaded, a prompt exceeds its context, or a sequence exceeds the cache.
+    """
+    model_files.check_files("model", model)
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, mistral_format=False)
+    except Exception as error:  # the libraries have many kinds
+        raise ValueError(f"{model} can't be loaded: {checks.no_folder(model)}{error}") from error
+    model_files.check_evaluated(model, config)
+    config = config.get_text_config()
+    options = check_template(args, tokenizer)
+    prompts = [encode(tokenizer, problem, args.chat_template, options) for problem in problems]
+    longest = max(map(len, prompts))
+    most = getattr(config, "max_position_embeddings", math.inf)
+    context = min(most, longest + args.max_response_tokens)
+    if longest >= context:
+        n = sum(len(ids) >= context for ids in prompts)
+        raise ValueError(f"{model} takes {context} tokens, and {n} prompts have as many; the longest has {longest}")
+    requests = []
+    for problem, ids in zip(problems, prompts):
+        request = {
+            "prompt_ids": ids,
+            "max_tokens": min(args.max_response_tokens, context - len(ids)),
+            "samples": problem["samples"],
+            "temperature": problem["temperature"],
+            "seed": problem["seed"],
+        }
+        requests.append(request)
+    plan = {
+        "context": context,
+        "dtype": args.dtype,
+        "kv_cache_gb": cache_size(config, context, args),
+        "batch": args.batch,
+        "stop": engine.end_tokens(model),
+    }
+    return requests, plan
+
+
+def cache_size(config, context, args):
+    """GiB for keys and values; None: what a GPU has left. ValueError if one sequence needs more."""
+    width = 4 if args.dtype == "float32" else 2  # bytes of a number
+    sequence = memory.key_value_bytes(config, width) * context / 2**30
+    cache = args.kv_cache_gb
+    if cache is None and not ON_GPU:
+        cache = max(1.1 * sequence, min(2.0, args.batch * sequence))
+    if cache is not None and cache < sequence:
+        raise ValueError(f"--kv_cache_gb is {cache}; one sequence of {context} tokens already needs {sequence:.3f}")
+    return cache
+
+
+def load_engine(model, plan, seed):
+    """A vLLM engine. Only one may exist at a time. plan: as requests_of gives it."""
+    options = engine.common_options(str(model), plan["context"], plan["kv_cache_gb"], plan["dtype"])
+    from vllm import LLM  # imported here because it reads the environment and takes seconds
+
+    with quiet.library_notices():
+        return LLM(model=model, dtype=plan["dtype"], seed=seed, **options)
+
+
+def batches(requests, size):
+    """Lists of requests, in order; each ends with the one that brings it to `size` responses."""
+    cut = []
+    batch = []
+    for request in requests:
+        batch.append(request)
+        if num_responses(batch) >= size:
+            cut.append(batch)
+            batch = []
+    if batch:
+        cut.append(batch)
+    return cut
+
+
+def num_responses(requests):
+    return sum(request["samples"] for request in requests)
+
+
+def sample(llm, batch, stop, title, done, total):
+    """For each request of a batch a list of its responses.
+
+    A response is {"response": its text, "tokens": how many, "truncated"}. stop: the tokens that end
+    one. done, total: numbers of responses, for the progress bar of this title.
+    """
+    from vllm import SamplingParams
+
+    prompts = []
+    params = []
+    for request in batch:
+        prompts.append({"prompt_token_ids": request["prompt_ids"]})
+        params.append(
+            SamplingParams(
+                n=request["samples"],
+                max_tokens=request["max_tokens"],
+                temperature=request["temperature"],
+                seed=request["seed"],
+                stop_token_ids=stop,
+                detokenize=False,  # decode does it
+            )
+        )
+    engine.empty_prefix_cache(llm)  # a batch's responses must not depend on earlier batches
+    bar = engine.bar_with(title, initial=done, total=total)
+    outputs = llm.generate(prompts, params, use_tqdm=bar)
+    found = []
+    for output in outputs:  # one for each request
+        texts = decode(llm.get_tokenizer(), output.outputs)
+        rows = []
+        for text, response in zip(texts, output.outputs):
+            row = {
+                "response": text,
+                "tokens": len(response.token_ids),
+                "truncated": response.finish_reason == "length",
+            }
+            rows.append(row)
+        found.append(rows)
+    return found
+
+
+def respond(model, requests, plan, args):
+    """(the responses to all requests, in order; how they were made, for the results).
+
+    Each complete batch becomes a line of OUT/responses/MODEL_DIGEST.jsonl. A rerun reads the lines
+    that exist and samples the rest, in the same batches as an uninterrupted evaluation. The file's
+    first line has everything that a response depends on: weights, requests, engine, seed, versions
+    and machine. DIGEST is the digest of this line.
+    """
+    made = records.provenance()
+    depends_on = {
+        "model": fingerprint(model),
+        "requests": hashlib.sha256(json.dumps(requests).encode()).hexdigest(),
+        "engine": plan,
+        "seed": args.seed,
+        "versions": made["versions"],
+        "machine": made["machine"],
+    }
+    first = json.dumps(depends_on, sort_keys=True).encode()
+    name = f"{short_name(model)}_{hashlib.sha256(first).hexdigest()[:16]}.jsonl"
+    path = Path(args.out, "responses", name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    todo = batches(requests, args.batch)
+    llm = None
+    with open(path, "a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"error: another evaluation is writing {path}")
+        except OSError:
+            pass  # no locks here: some network file systems have none
+        kept = read_batches(file, first)
+        if kept:
+            print(f"{model}: {len(kept)} of {len(todo)} batches are in {path}")
+        done = sum(map(num_responses, todo[: len(kept)]))
+        for batch in todo[len(kept) :]:
+            if llm is None:
+                llm = load_engine(model, plan, args.seed)
+            title = short_name(model)
+            responses = sample(llm, batch, plan["stop"], title, done, num_responses(requests))
+            done += num_responses(batch)
+            kept.append({"made": made, "responses": responses})
+            file.write(json.dumps(kept[-1]).encode() + b"\n")
+            file.flush()
+    if llm:
+        llm.llm_engine.engine_core.shutdown()  # now: the next model needs its memory
+    del llm
+    gc.collect()
+
+    responses = []
+    makers = []  # batches of one file may come from several commits
+    for line in kept:
+        responses += line["responses"]
+        if line["made"] not in makers:
+            makers.append(line["made"])
+    about = {
+        "path": model,
+        "fingerprint": depends_on["model"],
+        "responses": path.name,
+        "engine": plan,
+        "made": makers,
+        "cut_by_context": sum(r["max_tokens"] < args.max_response_tokens for r in requests),
+    }
+    return responses, about
+
+
+def read_batches(file, first):
+    """The batches that a file of responses has; what can't be used is cut off.
+
+    That is an incomplete last line, and everything if the first line differs.
+    """
+    file.seek(0)
+    lines = file.read().split(b"\n")[:-1]
+    if lines[:1] != [first]:
+        lines = []
+    file.truncate(sum(len(line) + 1 for line in lines))
+    if not lines:
+        file.write(first + b"\n")
+    return [json.loads(line) for line in lines[1:]]

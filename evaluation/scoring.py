@@ -1,0 +1,99 @@
+"""Scored responses, and a row of the table from them."""
+
+from itertools import chain
+from pathlib import Path
+
+from evaluation import figures, words
+from evaluation.sampling import respond
+from rewards import own
+from runtime import settings
+
+
+def evaluate(model, paths, task, problems, plans, columns, args):
+    """(a row of the table, {column: the problems' contributions}, each problem's scored responses).
+
+    paths: the model's checkpoints; plans: {checkpoint: (its requests, its plan)}.
+    """
+    row = {"model": model, "checkpoints": [], "figures": {}}
+    if Path(paths[0]) != Path(model).expanduser():
+        row["model"] += f": {', '.join(Path(path).name for path in paths)}"
+    scored = []  # for each checkpoint, for each problem, the responses with their scores
+    for path in paths:
+        responses, about = respond(path, *plans[path], args)
+        row["checkpoints"].append(about)
+        origin = {"model": row["model"], "checkpoint": path}
+        with settings.errors_in_one_line():  # a task of one's own may give too few scores
+            scored.append(score(task, problems, responses, origin))
+
+    values = {}
+    for key, column in columns.items():
+        values[key], noise = figures.contributions(column, problems, scored)
+        row["figures"][key] = figures.figure(values[key], noise)
+    if "all" not in columns:
+        row["figures"]["mean"] = figures.mean_figure(columns, values)
+
+    by_problem = []  # the responses of all checkpoints
+    by_category = {}
+    for problem, *of_checkpoints in zip(problems, *scored):
+        of_problem = list(chain(*of_checkpoints))
+        by_problem.append(of_problem)
+        by_category.setdefault(problem["category"], []).extend(of_problem)
+    row.update(figures.rates(list(chain(*by_problem))))
+    row["by_category"] = {name: figures.rates(some) for name, some in by_category.items()}
+    return row, values, by_problem
+
+
+def score(task, problems, responses, origin):
+    """For each problem its responses with their scores, as --keep_responses writes them.
+
+    responses: for each problem a list; origin: a dictionary that each of them begins with.
+    """
+    texts = []
+    answers = []
+    for problem, of_problem in zip(problems, responses):
+        texts += [one["response"] for one in of_problem]
+        answers += [problem["answer"]] * len(of_problem)
+    found = task.score_all(texts, answers)
+    own.check_scores(task, found, texts)
+    scores = iter(found)
+    scored = []
+    for i, (problem, of_problem) in enumerate(zip(problems, responses)):
+        about = {
+            **origin,
+            "problem": i,
+            "category": problem["category"],
+            "prompt": problem["messages"][-1]["content"],
+            "answer": problem["answer"],
+        }
+        scored.append([about | one | next(scores) for one in of_problem])
+    return scored
+
+
+def compare_with_last(rows, values, columns):
+    """[the comparison of each row with the last, problem by problem]. values: for each row."""
+    comparisons = []
+    for row, of_columns in zip(rows[:-1], values):
+        found = figures.paired(columns, of_columns, values[-1])
+        comparison = {"model": row["model"], "versus": rows[-1]["model"], "figures": found}
+        comparisons.append(comparison)
+    return comparisons
+
+
+def add_words(rows, responses, args):
+    """Adds to each row its counts of words of reasoning, and how they differ from another row's.
+
+    The other row is that of --versus, which is the last; without --versus it is the first.
+    responses: for each row, for each problem a list.
+    """
+    counted = [words.count_all(of_model) for of_model in responses]
+    base = -1 if args.versus else 0
+    for row, (counts, relations) in zip(rows, counted):
+        row["words"] = {}
+        for family in counts:
+            row["words"][family] = figures.figure(counts[family]) | relations[family]
+        if row is rows[base]:
+            continue
+        row["words_change"] = {}
+        for family, of_base in counted[base][0].items():
+            differences = [a - b for a, b in zip(counts[family], of_base)]
+            row["words_change"][family] = figures.figure(differences)
