@@ -36,7 +36,7 @@ CHANGED_LOGITS = (
     "logits_mup_width_multiplier",
 )
 # Families that vLLM computes with other attention masks or not at all, or that nobody has tried.
-NOT_SAMPLED = ("diffllama", "doge", "lfm2", "moshi", "phi4_multimodal", "xglm")
+NOT_SAMPLED = ("diffllama", "doge", "lfm2", "moshi", "phi4_multimodal", "xglm", "youtu")
 
 
 @dataclasses.dataclass
