@@ -4,17 +4,16 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from conftest import CHATML, KK_TINY, puzzles, write_rows
+from conftest import CHATML, KK_TINY, puzzles, task_settings, write_rows
 from test_sft import chat
 from test_sft import settings as of_sft
-from test_tasks import settings
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 import evaluation.settings
+from evaluation import suites
 from rewards import check_options, countdown, decode, encode, examples, kk, load_task, score
 from rewards.chats import check_template
-from tools import evaluation_suites
 
 THINKING = "{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
 BUDGET = (
@@ -47,7 +46,7 @@ CONTROL += [
 
 def of_kk(**changes):
     """The settings of a script for puzzles from a file."""
-    return settings("kk", {"kk": {"data": puzzles(), "test_data": puzzles()}}, **changes)
+    return task_settings("kk", {"kk": {"data": puzzles(), "test_data": puzzles()}}, **changes)
 
 
 def with_template(end="", tags=()):
@@ -125,8 +124,7 @@ def test_template_options_reach_the_prompt_of_every_script(tmp_path):
         assert tokenizer.decode(train[0]["prompt_ids"]).endswith(last)
     assert (
         "template_options" in evaluation.settings.OF_A_RUN
-        and evaluation_suites.papers_settings(SimpleNamespace(suite="kk", protocol="ar_lopti"))["template_options"]
-        == "{}"
+        and suites.papers_settings(SimpleNamespace(suite="kk", protocol="ar_lopti"))["template_options"] == "{}"
     )
 
 
