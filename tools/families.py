@@ -170,7 +170,7 @@ def table(found):
             rows.append(f"| {family} | {' | '.join(cells)} |")
         else:
             others.append(f"- {family}: {' '.join(values.values())}")
-    return "\n".join([*rows, "", "Not trained:", "", *others])
+    return "\n".join([*rows, "", "Not trained:", "", *others] if others else rows)
 
 
 if __name__ == "__main__":
