@@ -537,7 +537,8 @@ def test_a_step_of_main_is_in_order(batch, monkeypatch):
         critic = " with critic" if script == "ppo" else ""
         has_second_model = args.kl_coef or script == "opd"
         reference = ["reference"] if has_second_model else []
-        start = ["load" + critic, "sync", "open", "evaluate", "sample", "policy", *reference]
+        before = [] if script in ("reinforce", "maxrl") else ["policy"]  # these two take it from update
+        start = ["load" + critic, "sync", "open", "evaluate", "sample", *before, *reference]
         assert calls == [
             *start, "update", "write_tokens", "sync", "evaluate", "write_samples", "save" + critic, "close", "end"
         ], script  # fmt: skip

@@ -31,7 +31,7 @@ from transformers import AutoTokenizer
 
 from evaluation import run as evaluation_run
 from runtime import checkpoints, checks, curves, faults, files, folders, hub, records, settings, signals, streams
-from tools import compare, plot
+from tools import compare
 
 
 @pytest.fixture(scope="module")
@@ -779,9 +779,6 @@ def test_what_is_a_hub_id(monkeypatch):
 def test_bad_command_lines_of_the_tools(tmp_path, monkeypatch, capsys):
     file = tmp_path / "file"
     file.write_text("")
-    for args in (plot.Args([]), plot.Args([tmp_path]), plot.Args([file])):
-        with one_line(capsys):
-            plot.main(args)
     for changes in ({"folder": file}, {"seeds": [-1]}, {"limit": 0}, {"name": "../x"}, {"entries": ["x: grpo.py 'a"]}):
         with one_line(capsys):
             compare.main(compare.Args(**{"folder": tmp_path, "draw_only": True, **changes}))
@@ -790,12 +787,3 @@ def test_bad_command_lines_of_the_tools(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["evaluate.py", model, *flags])
         with one_line(capsys):
             evaluation_run.main()
-
-
-def test_plot_refuses_a_broken_run(three, capsys):
-    for name, content in (("args.json", "{"), ("run.json", "[]"), ("metrics.jsonl", "half\n")):
-        before = (three / name).read_text()
-        (three / name).write_text(content)
-        with one_line(capsys, says=f"{three}/{name}"):
-            plot.main(plot.Args([three], out=three / "out"))
-        (three / name).write_text(before)

@@ -769,7 +769,7 @@ def spelled_otherwise(gold):
     r"""The gold with \dfrac for \frac, \left and \right, and other blanks."""
     gold = re.sub(r"\\[dt]?frac", r"\\cfrac", gold.strip())
     gold = re.sub(r"(?<!\\)([()])", lambda sign: r"\left(" if sign[0] == "(" else r"\right)", gold)
-    return re.sub(r"(?<!\{)(?<!\\)([-+=<]|,(?!\\))", r" \1 ", gold)
+    return re.sub(r"(?<!\{)(?<!\\)(?<!\de)([-+=<]|,(?!\\))", r" \1 ", gold)  # 1e-5 stays
 
 
 @needs_real

@@ -1,6 +1,6 @@
 """Tries families of models with tiny random weights, and writes the table of docs/data.md.
 
-    python -m tools.families                about five minutes on two cores
+    python -m tools.families                some ten minutes on two cores
     python -m tools.families qwen2 phi      some of them; prints the rows
 
 Each goes through grpo.py's own functions, in float32: the sampler gets the policy's weights after these were changed,
@@ -88,6 +88,7 @@ def measure(folder, processes):
         tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
     except ValueError as error:
         return {"refused": str(error).replace(f"--model {folder} ", "")}
+    assert processes == connected.WORLD_SIZE
     connected.start()
     llm = grpo.load_sampler(args)
     policy = grpo.load_policy(args, trained=True)
@@ -155,6 +156,11 @@ def main(families):
     context.set_forkserver_preload(LIBRARIES)
     with tempfile.TemporaryDirectory() as parent, ThreadPoolExecutor(2) as pool:
         found = dict(zip(families, pool.map(lambda family: try_family(context, family, parent), families)))
+    return table(found)
+
+
+def table(found):
+    """The rows of docs/data.md. found: {family: what try_family gives}."""
     columns = ["gap", "LoRA", "two processes", "reload"]
     rows = [f"| family | {' | '.join(columns)} |", "|---|---|---|---|---|"]
     others = []
@@ -164,7 +170,7 @@ def main(families):
             rows.append(f"| {family} | {' | '.join(cells)} |")
         else:
             others.append(f"- {family}: {' '.join(values.values())}")
-    return "\n".join([*rows, "", "Not trained:", "", *others])
+    return "\n".join([*rows, "", "Not trained:", "", *others] if others else rows)
 
 
 if __name__ == "__main__":
