@@ -16,28 +16,11 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, Qwen2Config, masking_utils
 
 import grpo
-from runtime import checks, lora, machine, memory, passes, placement, processes
+from runtime import lora, memory, passes, placement, processes
 from tools import fits
 
 # --------------------------------------------------------------------------------------------------------------------
 # The cards
-
-
-@pytest.mark.parametrize("card", CARDS)
-def test_a_card_is_refused_for_types_that_it_lacks(card, monkeypatch):
-    name, capability, _, _ = CARDS[card]
-    monkeypatch.setattr(processes, "ON_GPU", True)
-    for function, value in {
-        "is_available": True, "device_count": 1, "set_device": None, "get_device_name": name,
-        "get_device_capability": capability,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(torch.cuda, function, lambda *_, value=value: value)
-    for dtype, least in {"bfloat16": (8, 0), "float32": (7, 5)}.items():
-        if capability >= least:
-            checks.check_gpus(grpo.Args(dtype=dtype))
-        elif dtype == "bfloat16" or hasattr(machine, "LEAST_CAPABILITY"):
-            with pytest.raises(ValueError, match=name):
-                checks.check_gpus(grpo.Args(dtype=dtype))
 
 
 ENGINE = """

@@ -488,6 +488,8 @@ CARDS = [  # name, compute capability, what is said in bfloat16, and in other ty
     ("Tesla T4", (7, 5), "has no bfloat16, .* give --dtype float16", ""),
     ("Quadro RTX 8000", (7, 5), "has no bfloat16, .* give --dtype float16", ""),
     ("NVIDIA A100-SXM4-80GB", (8, 0), "", ""),
+    ("NVIDIA L4", (8, 9), "", ""),
+    ("NVIDIA GeForce RTX 4090", (8, 9), "", ""),
     ("NVIDIA H100", (9, 0), "", ""),
     ("NVIDIA B200", (10, 0), "", ""),
     ("NVIDIA GeForce RTX 5090", (12, 0), "", ""),
