@@ -59,8 +59,8 @@ def check_tokenizer(flag, name, config, tokenizer, for_sampler):
         ends |= set(engine.end_tokens(name))
     if not any(end is not None and end < config.vocab_size for end in ends):
         raise ValueError(
-            f"{flag} {name} has no token that ends a response: give its tokenizer an eos_token that "
-            "has a row in the embedding"
+            f"{flag} {name} has no token that ends a response: give its tokenizer an eos_token "
+            "that has a row in the embedding"
         )
     ids = tokenizer.encode("Is Zoey a knight?", add_special_tokens=False)
     if not any(map(str.isalpha, tokenizer.decode(ids, skip_special_tokens=True))):
