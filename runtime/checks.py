@@ -139,9 +139,9 @@ def check_model(args, head_chunk):
     from runtime import memory, model_files
 
     config, tokenizer = read_config(args.model)
-    model_files.check_tokenizer("--model", args.model, config, tokenizer, args.has_sampler)
     check_teacher(args, tokenizer.get_vocab())
     n_params, needed, available = memory.estimate(config, args, head_chunk)
+    model_files.check_tokenizer("--model", args.model, config, tokenizer, args.has_sampler)
     model_files.check_weights("--model", args.model, config, args.has_sampler)
     if args.teacher:
         its_config, _ = read_config(args.teacher, "--teacher")

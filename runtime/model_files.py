@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import get_safetensors_metadata, try_to_load_from_cache
 from safetensors import safe_open
+from transformers import AutoConfig
 from transformers.modeling_utils import load_state_dict
 
 from runtime import engine, files, memory
@@ -52,23 +53,33 @@ def quantisation_of(config):
 
 
 def check_tokenizer(flag, name, config, tokenizer, for_sampler):
-    """If tokens have no place in the embedding, or none ends a response, or letters have none."""
-    size = config.get_text_config().vocab_size
-    beyond = [token for token, number in tokenizer.get_vocab().items() if number >= size]
-    if beyond:
+    """If no token ends a response, or letters have none."""
+    ends = {tokenizer.eos_token_id}
+    if for_sampler:
+        ends |= set(engine.end_tokens(name))
+    if not any(end is not None and end < config.vocab_size for end in ends):
         raise ValueError(
-            f"{flag} {name} has {len(beyond)} tokens beyond the {size} rows of its embedding, such "
-            f"as {beyond[0]!r}: resize the embedding (resize_token_embeddings), or take these "
-            "tokens out of the tokenizer's files"
-        )
-    ends = tokenizer.eos_token_id is not None or (for_sampler and engine.end_tokens(name))
-    if not ends:
-        raise ValueError(
-            f"{flag} {name} has no token that ends a response: give its tokenizer an eos_token"
+            f"{flag} {name} has no token that ends a response: give its tokenizer an eos_token "
+            "that has a row in the embedding"
         )
     ids = tokenizer.encode("Is Zoey a knight?", add_special_tokens=False)
     if not any(map(str.isalpha, tokenizer.decode(ids, skip_special_tokens=True))):
         raise ValueError(f"{flag} {name}: its tokenizer has no letters")
+
+
+def check_prompts(name, problems):
+    """If a prompt, or a response to learn, has tokens beyond the embedding of --model.
+
+    A tokenizer may have such tokens, as some are published, as long as none is used.
+    """
+    size = AutoConfig.from_pretrained(name, trust_remote_code=False).vocab_size
+    for problem in problems:
+        largest = max((*problem["prompt_ids"], *problem.get("response_ids", ())), default=0)
+        if largest >= size:
+            raise ValueError(
+                f"--model {name}: its tokenizer is larger than its embedding: a problem has token "
+                f"{largest}, and there are {size} rows (resize_token_embeddings makes more)"
+            )
 
 
 def check_evaluated(name, config):

@@ -14,6 +14,7 @@ from runtime import (
     hub,
     inputs,
     memory,
+    model_files,
     peers,
     processes,
     records,
@@ -57,6 +58,7 @@ def prepare(args, data=rewards):
     hub.ask(args.model, *data.data_sources(args))
     tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
     task, train, test = data.load_task(args, tokenizer)
+    model_files.check_prompts(args.model, train + test)
     if len(train) < args.prompts_per_step:
         raise ValueError(
             f"--prompts_per_step is {args.prompts_per_step}, "

@@ -1,12 +1,13 @@
 """Families of models, and folders with mistakes: a run is right, or one line says why not before anything loads."""
 
 import contextlib
+import dataclasses
 import json
 import os
 
 import pytest
 import torch
-from conftest import KK_TINY, python
+from conftest import KK_TINY, puzzles, python
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Phi3Config
 
@@ -14,7 +15,7 @@ import evaluation.sampling
 import evaluation.settings
 import grpo
 from rewards import kk
-from runtime import checkpoints, checks, memory, model_files
+from runtime import checkpoints, checks, memory, model_files, start
 from tools import families
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -89,15 +90,15 @@ FOLDERS = {
     "broken_tokenizer": (content("tokenizer.json", "{"), "can't be loaded"),
     "adapter": (content("adapter_config.json", json.dumps(ADAPTER)), "a model and an adapter"),
     "gptq": (values("config.json", quantization_config={"quant_method": "gptq", "bits": 4}), r"quantised .*\(gptq\)"),
-    "tokens": (one_token_more, "1 tokens beyond the 636 rows of its embedding, such as '<more>'"),
     "no_end": (no_end, "no token that ends a response"),
     "no_letters": (no_letters, "its tokenizer has no letters"),
     # what must not be refused
     "right": (lambda folder: None, ""),
     "angles": (weights(model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(16)), ""),
+    "token_unused": (one_token_more, ""),
     "end_in_config": (values("tokenizer_config.json", eos_token=None), ""),
 }  # fmt: skip
-OF_VLLM = ("adapter", "gptq", "tokens", "no_end", "no_letters")  # evaluate.py leaves them to vLLM
+OF_VLLM = ("adapter", "gptq", "no_end", "no_letters")  # evaluate.py leaves them to vLLM
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -116,6 +117,17 @@ def test_a_folder_with_a_mistake_is_refused_in_one_line(name, tmp_path):
         problem = {**kk.generate(1, "2", seed=1)[0], "samples": 1, "temperature": 0, "seed": 0}
         with pytest.raises(ValueError, match=says) if says else contextlib.nullcontext():
             evaluation.sampling.requests_of(str(folder), [problem], args)
+
+
+def test_tokens_beyond_the_embedding_are_refused_if_they_are_used(tmp_path):
+    args = grpo.Args(model=str(families.make("llama", tmp_path / "model")), data=str(puzzles()), eval_size=4)
+    args = dataclasses.replace(args, max_response_tokens=8, max_prompt_tokens=500, prompts_per_step=2, kv_cache_gb=1.0)
+    one_token_more(tmp_path / "model")
+    start.prepare(args)
+    template = tmp_path / "model" / "chat_template.jinja"
+    template.write_text("<more>" + template.read_text())
+    with pytest.raises(ValueError, match="a problem has token 636, and there are 636 rows"):
+        start.prepare(args)
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "mixtral", "qwen3_moe", "gpt2", "phi3", "opt"])
