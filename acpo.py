@@ -50,8 +50,7 @@ on-policy
 import dataclasses
 from typing import Literal
 
-from rewards import papers
-from runtime import first, settings
+from runtime import first, papers, settings
 from runtime.settings import (
     Dtype,
     EvaluationTemperature,
@@ -124,7 +123,7 @@ class Args(settings.RunArgs):
             )
 
 
-# What the papers set differently for other tasks: rewards/papers.py. For mathematics, ACPO's
+# What the papers set differently for other tasks: runtime/papers.py. For mathematics, ACPO's
 # release samples as for the other two tasks.
 TASKS = papers.TASKS | {
     "math": papers.TASKS["math"] | {"responses_per_prompt": 10, "max_response_tokens": 3072},

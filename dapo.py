@@ -48,8 +48,7 @@ Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dapo.py …` for four):
 import dataclasses
 from typing import Literal
 
-from rewards import papers
-from runtime import first, settings
+from runtime import first, papers, settings
 from runtime.settings import (
     Dtype,
     EvaluationTemperature,
@@ -122,7 +121,7 @@ class Args(settings.RunArgs):
             )
 
 
-# What the papers set differently for other tasks: rewards/papers.py.
+# What the papers set differently for other tasks: runtime/papers.py.
 TASKS = papers.TASKS
 
 # What follows imports torch, which takes seconds. A bad flag or --help ends here.

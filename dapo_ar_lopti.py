@@ -26,8 +26,7 @@ its 3B model for 360 steps, the 7B model for 300:
 import dataclasses
 from typing import Literal
 
-from rewards import papers
-from runtime import first, settings
+from runtime import first, papers, settings
 from runtime.settings import (
     Dtype,
     EvaluationTemperature,
@@ -107,7 +106,7 @@ class Args(settings.RunArgs):
             )
 
 
-# What the papers set differently for other tasks: rewards/papers.py. For mathematics, AR-Lopti uses
+# What the papers set differently for other tasks: runtime/papers.py. For mathematics, AR-Lopti uses
 # one of the two methods, not both (Table 3). Lopti alone is --alpha 0 --eta 0.5.
 TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0}}
 

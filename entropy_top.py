@@ -40,8 +40,7 @@ Command (one 80 GB GPU; `torchrun --nproc-per-node 4 entropy_top.py …` for fou
 import dataclasses
 from typing import Literal
 
-from rewards import papers
-from runtime import first, settings
+from runtime import first, papers, settings
 from runtime.settings import (
     Dtype,
     EvaluationTemperature,
@@ -106,7 +105,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # of the order of prompts and of sampling
 
 
-# What the papers set differently for other tasks: rewards/papers.py.
+# What the papers set differently for other tasks: runtime/papers.py.
 TASKS = papers.TASKS
 
 # What follows imports torch, which takes seconds. A bad flag or --help ends here.

@@ -25,8 +25,7 @@ Command (one 80 GB GPU; `torchrun --nproc-per-node 4 reinforce_pp_ar_lopti.py â€
 import dataclasses
 from typing import Literal
 
-from rewards import papers
-from runtime import first, settings
+from runtime import first, papers, settings
 from runtime.settings import (
     Dtype,
     EvaluationTemperature,
@@ -98,7 +97,7 @@ class Args(settings.RunArgs):
             )
 
 
-# What the papers set differently for other tasks: rewards/papers.py. For mathematics, AR-Lopti uses
+# What the papers set differently for other tasks: runtime/papers.py. For mathematics, AR-Lopti uses
 # one of the two methods, not both (Table 3). Lopti alone is --alpha 0 --eta 0.5.
 TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0}}
 

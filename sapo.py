@@ -31,8 +31,7 @@ Command (one 80 GB GPU; `torchrun --nproc-per-node 4 sapo.py` for four):
 import dataclasses
 from typing import Literal
 
-from rewards import papers
-from runtime import first, settings
+from runtime import first, papers, settings
 from runtime.settings import (
     Dtype,
     EvaluationTemperature,
@@ -95,7 +94,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # of the order of prompts and of sampling
 
 
-# What the papers set differently for other tasks: rewards/papers.py.
+# What the papers set differently for other tasks: runtime/papers.py.
 TASKS = papers.TASKS
 
 # What follows imports torch, which takes seconds. A bad flag or --help ends here.

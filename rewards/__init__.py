@@ -21,7 +21,6 @@ import random
 import re
 import sys
 
-import runtime  # noqa: F401 (first: it tells a Python that lacks the packages from one that has them)
 from rewards import countdown, gym, kk, own
 from rewards.chats import check_template, decode, encode, read_template_options  # noqa: F401 (scripts decode)
 

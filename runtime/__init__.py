@@ -2,6 +2,7 @@
 
 How a run begins
 - first: mistakes in the flags, found before torch is imported
+- papers: the papers' settings for each task
 - settings: the types and ranges of settings, and where their values come from
 - defaults: those that depend on the machine and the model
 - start: the rest that can be read and checked before anything large is loaded, in order

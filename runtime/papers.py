@@ -1,14 +1,14 @@
 """The papers' settings for each task. A setting that is not named keeps the default of the script.
 
-Knights & Knaves is missing: its settings are the scripts' defaults. A script may change some of these settings, or add
-settings of its own: see TASKS in the script.
+Knights & Knaves is missing: its settings are the scripts' defaults. A script may change some of
+these settings, or add settings of its own: see TASKS in the script.
 """
 
 TASKS = {
     "math": {  # AR-Lopti (arXiv 2505.12929), Section 5.2: a base model, which knows no chat
         "model": "Qwen/Qwen2.5-7B",
         "chat_template": "none",
-        "epochs": 1,  # of Open-Reasoner-Zero's 57k problems; for the 10k of DSR-uniform: --data FILE --epochs 5
+        "epochs": 1,  # of Open-Reasoner-Zero's 57k problems; DSR-uniform's 10k: --epochs 5
         "prompts_per_step": 128,
         "temperature": 1.0,
     },
