@@ -133,10 +133,11 @@ def request_seed(seed, when, problem_id):
 
 
 def progress_bar(when):
-    """What vLLM calls instead of tqdm, in process 0; False in the others. when: as above."""
+    """What vLLM calls instead of tqdm, in process 0; False in the others. when: as in generate."""
     if RANK != 0:
         return False
-    return bar_with("evaluating" if when == "test" else f"step {when}: sampling")
+    is_test = str(when).startswith("test")
+    return bar_with(f"evaluating{str(when)[4:]}" if is_test else f"step {when}: sampling")
 
 
 def bar_with(title, **options):
