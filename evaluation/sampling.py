@@ -11,8 +11,9 @@ from pathlib import Path
 from transformers import AutoConfig, AutoTokenizer
 
 from evaluation.models import fingerprint, short_name
-from rewards import around_replies, check_template, decode, encode, encode_reply, find_task, reply
+from rewards import find_task, reply
 from runtime import checks, engine, memory, model_files, quiet, records
+from runtime.chats import around_replies, check_template, decode, encode, encode_reply
 from runtime.processes import ON_GPU
 
 

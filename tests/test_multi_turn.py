@@ -11,7 +11,8 @@ from helpers import arguments, distance, gradients, make_batch, plain_gradient
 from transformers import AutoTokenizer
 
 import grpo_multi_turn
-from rewards import calculator, encode, encode_reply, guess, own, scores_of
+from rewards import calculator, guess, own, scores_of
+from runtime.chats import encode, encode_reply
 
 # Two of three of kk_tiny's turns get a reply, at most twice, so that conversations end after one, two or three turns.
 TALK = """
@@ -41,7 +42,7 @@ import sys
 sys.path.insert(0, {root!r})
 import torch
 import grpo_multi_turn as trainer
-from rewards import load_task
+from runtime.chats import load_task
 from transformers import AutoTokenizer
 
 args = trainer.Args(model={model!r}, task=sys.argv[1], max_prompt_tokens=600, max_response_tokens=120, kv_cache_gb=0.1,
