@@ -73,7 +73,7 @@ class Args(settings.RunArgs):
     updates_per_step: PositiveInt = 2  # mini-batches of a step; 2: near on-policy, 16: off-policy
 
     # ---- problems
-    task: str = "kk"  # kk, math, countdown, hitab, gym (rewards/), or a Python file of your own
+    task: str = "kk"  # calculator, guess, a task of one turn (kk, math …), or a Python file
     chat_template: Literal["auto", "none"] = "auto"  # auto: the model's form of a chat; none: text
     max_prompt_tokens: PositiveInt = 1024  # longer prompts are left out
 

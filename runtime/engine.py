@@ -27,6 +27,10 @@ def options(args):
     elif not args.compile:
         # vLLM would compile a function of its own at the first request: seconds for no gain.
         torch.compiler.set_stance("force_eager")
+    if not ON_GPU and hasattr(args, "max_turns"):
+        # The prefix cache holds whole blocks. With vLLM's 128 tokens on a CPU, a turn would find
+        # hardly any of the keys and values of the turns before it.
+        chosen["block_size"] = 32
     if WORLD_SIZE > 1:
         # torchrun has started the processes; each has an engine of its own.
         chosen["distributed_executor_backend"] = "external_launcher"

@@ -233,7 +233,7 @@ BAD = {
     "models/nowhere is not a model folder": ["--model", "models/nowhere"],
     "pip install wandb": ["--track"],
     "invalid choice": ["--lopti_stages", "high,high"],
-    "--task is 'chess'; it must be one of kk, math, countdown, hitab, gym, or a Python file": ["--task", "chess"],
+    "--task is 'chess'; it must be one of kk, math, countdown": ["--task", "chess"],
     "--template_options: the model's chat template does not use 'thinking'; it uses none": [
         "--template_options",
         '{"thinking": 0}',
