@@ -162,7 +162,7 @@ def test_the_result_of_something_else_is_not_removed(python, tmp_path):
         "from pathlib import Path\nfrom tools.maintain import site\n"
         f"site.publish(Path('nothing'), Path({str(tmp_path)!r}))"
     )
-    done = subprocess.run([python, "-c", imports + program], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([python, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert "no earlier build" in done.stderr and kept.read_text() == "mine"
 
 
