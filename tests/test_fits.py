@@ -13,7 +13,7 @@ from conftest import KK_TINY, SMOLLM, parse, python, small
 
 import grpo
 import sft
-from runtime import checks, defaults, launch, memory, processes
+from runtime import checks, defaults, memory, processes, ranks
 from tools import family
 from tools.maintain import fits
 
@@ -191,7 +191,7 @@ def test_a_run_that_does_not_fit_into_main_memory_is_refused(monkeypatch):
 
 def test_the_defaults_are_left_as_they_were():
     def here():
-        return defaults.ON_GPU, launch.WORLD_SIZE, launch.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
+        return defaults.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
 
     before = here()
     with fits.on_gpus(8):
