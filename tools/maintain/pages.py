@@ -82,6 +82,7 @@ TABLES = {  # the columns of the tables of tokens; a script that is not here has
     "entropy_top": ["old new ref entropy_new in_loss ratio advantages left first second"],
     "archer": ["old new ref entropy reasoning ratio left k3 first second"],
     "opd": ["old ref logp advantages second"],
+    "gdpo": ["old new ref ratio advantages left first second"],
     "grpo_tis": ["old new ref sampler correction icepop ratio left first second"],
 }
 WEIGHTS = {  # rows of the ladder's tables: what it is, script, which update, settings
@@ -144,7 +145,7 @@ def worked_example(script):
     for names in map(str.split, tables):
         titles = [other_titles.get(name, TITLES[name]) for name in names]
         rows = []
-        for k, token in enumerate(example.TOKENS):
+        for k, token in enumerate(found.tokens):
             numbers = [cell(found.columns[name][k], name) for name in names]
             rows.append([str(token.response), f"`{token.text}`", *numbers])
         lines += ["", "**The tokens**", "", *markdown_table(["response", "token", *titles], rows)]
@@ -167,6 +168,8 @@ def response_table(script, found):
     columns = {"reward": example.REWARDS}
     if found.penalties:
         columns["penalty"] = found.penalties
+    if script == "gdpo":
+        columns |= example.PARTS
     if found.rewards != example.REWARDS:
         columns["$r$"] = found.rewards
     if script == "rloo":
@@ -175,10 +178,13 @@ def response_table(script, found):
         columns["$A$"] = found.advantages
     rows = []
     for i, values in enumerate(zip(*columns.values()), 1):
-        tokens = " ".join(f"`{token.text}`" for token in example.TOKENS if token.response == i)
+        tokens = " ".join(f"`{token.text}`" for token in found.tokens if token.response == i)
         rows.append([str(i), tokens, *map(cell, values)])
     lines = markdown_table(["response", "tokens", *columns], rows)
-    if found.advantages:
+    if script == "gdpo":
+        for name, part in example.PARTS.items():
+            lines += ["", f"Mean of `{name}`: {cell(fmean(part))}; standard deviation: {cell(stdev(part))}."]
+    elif found.advantages:
         mean, std = cell(fmean(found.rewards)), cell(stdev(found.rewards))
         of_what = "$r$" if "$r$" in columns else "the rewards"
         lines += ["", f"Mean of {of_what}: {mean}; standard deviation, with $G - 1$: {std}."]

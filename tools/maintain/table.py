@@ -32,6 +32,8 @@ SHORT = {  # script: what it is, for the README
     "grpo_tis": "corrects for the difference between sampler and trainer (TIS, IcePop, DeepSeek-V3.2's mask)",
     "entropy_top": "learns from the 20 % of tokens with the highest entropy",
     "archer": "a wider clip and no KL term for tokens of high entropy",
+    "gdpo": "each part of the reward normalised in its group, then added up",
+    "grpo_multi_turn": "several turns with a task that replies: a tool, a game; no gradient on replies",
 }
 TEXTS = {  # script: (what its objective's formulas don't say, the source)
     "grpo": (
@@ -115,6 +117,15 @@ TEXTS = {  # script: (what its objective's formulas don't say, the source)
         r"tokens above the 0.8 entropy quantile of their response have $\epsilon$ 0.5 and no KL term, the others "
         r"$\epsilon$ 0.2 and $\beta$ 0.001",
         "*Stabilizing Knowledge, Promoting Reasoning* (Archer, Wang et al. 2025)",
+    ),
+    "gdpo": (
+        r"$\mu_n$ and $\sigma_n$ are those of part $n$ of the reward in the group, "
+        r"$\mu_S$ and $\sigma_S$ those of $S$ in the step",
+        "GDPO (Liu et al. 2026)",
+    ),
+    "grpo_multi_turn": (
+        "over conversations: $m_{i,t}$ is 1 for a token that the model wrote and 0 for one of the task's replies",
+        "Search-R1 (Jin et al. 2025), ReTool (Feng et al. 2025)",
     ),
 }
 
