@@ -18,7 +18,7 @@ SIZE = {"train": 2000, "test": 128}
 CALL = re.compile(r"calculator\(([^()]*)\)\s*$")  # at the end of a turn
 OPERATION = re.compile(r"\s*(-?\d{1,12})\s*([-+*])\s*(-?\d{1,12})\s*")  # two numbers and a sign
 NUMBER = re.compile(r"-?\d+")
-TOLD = "Use the calculator for every calculation. It does one operation at a time: calculator(2 + 3)"
+TOLD = "Work out every calculation with the calculator."
 EXAMPLES = {  # number of operations: (question, the turns of a conversation about it)
     1: ("What is 31 * 24?", ["calculator(31 * 24)", "result: 744", "The answer is 744."]),
     2: (
