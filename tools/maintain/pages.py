@@ -231,7 +231,11 @@ def order_table():
 def blocks_of(name):
     """{name of a block: its lines} of a page, by the page's name."""
     if name == "README":
-        weights = {link(script): example_of(script).columns["second"] for script in updates.ALGORITHMS}
+        weights = {}
+        for script in updates.ALGORITHMS:
+            found = example_of(script)
+            pairs = zip(found.tokens, found.columns["second"])
+            weights[link(script)] = [weight for token, weight in pairs if token is not example.REPLY]
         return {"order": order_table(), "weights": weights_table(weights)}
     if name == "ladder":
         return {block: ladder_table(rows) for block, rows in LADDER.items()}
