@@ -54,15 +54,11 @@ def named(function):
 
 
 @each_lesson
-def test_every_stub_is_not_written_yet(lesson):
+def test_every_stub_is_not_written_yet_and_every_solution_passes(lesson):
     lines = check.check_lesson(lesson, COURSE / "exercises")
     assert len(lines) >= 2 and {line[1:] for line in lines} == {("NOT YET", "not written yet", "")}
-
-
-@each_lesson
-def test_every_solution_passes(lesson):
     lines = check.check_lesson(lesson, COURSE / "solutions", seed=1)
-    assert [line[1:] for line in lines] == [("PASS", "", "")] * len(lines)
+    assert {line[1:] for line in lines} == {("PASS", "", "")}
 
 
 # ----------------------------------------------------------------------------------------------------------- mistakes
@@ -76,25 +72,18 @@ def test_every_known_mistake_is_named(exercise):
         assert judge(wrong, exercise) == ("WRONG", message)
 
 
-def plus(function, amount):
-    def wrong(*arguments):
-        value = function(*arguments)
-        return tuple(part + amount for part in value) if isinstance(value, tuple) else value + amount
-
-    return wrong
-
-
 @each_exercise
 def test_an_unknown_mistake_is_shown_with_numbers(exercise):
-    if exercise.function in ("lopti_stages", "top_entropy_mask"):  # a mask plus a number is no mask
-        none_of = lambda mask: torch.zeros_like(mask)  # noqa: E731
-        is_pair = exercise.function == "lopti_stages"
-        wrong = lambda _, mask, __: (none_of(mask), none_of(mask)) if is_pair else none_of(mask)  # noqa: E731
-    else:
-        wrong = plus(solution_of(exercise), 0.123)
-    verdict, text = judge(wrong, exercise)
-    assert verdict == "WRONG"
-    assert "expected" in text and "got" in text and f"{next(iter(exercise.cases[0].arguments))} = " in text
+    right = solution_of(exercise)
+
+    def changed(value):
+        if isinstance(value, tuple):
+            return tuple(map(changed, value))
+        return value & False if value.dtype == torch.bool else value + 0.123
+
+    verdict, text = judge(lambda *arguments: changed(right(*arguments)), exercise)
+    assert verdict == "WRONG" and "expected" in text and "got" in text
+    assert f"{next(iter(exercise.cases[0].arguments))} = " in text
 
 
 @pytest.mark.parametrize(
@@ -132,10 +121,9 @@ def test_wrong_gradients_are_named():
 
 
 def test_the_command():
-    done = python("-m", "course.check", "1", "--solutions")
-    assert done.returncode == 0 and done.stdout.count("PASS") == 2 and "2 of 2 pass" in done.stdout
-    done = python("-m", "course.check", "1")
-    assert done.returncode == 1 and done.stdout.count("NOT YET") == 2
+    for words, code, word in (["--solutions"], 0, "PASS"), ([], 1, "NOT YET"):
+        done = python("-m", "course.check", "1", *words)
+        assert done.returncode == code and done.stdout.count(word) == 2, done.stdout
     for words in (["12"], [], ["1", "--all"]):
         with pytest.raises(ValueError):
             check.chosen_lessons(check.tyro.cli(check.Args, args=words, use_underscores=True))
@@ -158,8 +146,7 @@ def test_files_without_a_result(text, said, tmp_path):
 
 
 # ------------------------------------------------------------------------------------- the trainers' own functions
-# Each gives what the trainer computes for the arguments of a case. It is compared with what the case expects: so both
-# the numbers worked out by hand and the solutions are the trainers'.
+# Each gives what the trainer computes for the arguments of a case: so the numbers by hand and the solutions are theirs.
 
 
 # Gives the log-probabilities and the entropy of logits: the states are the logits.
@@ -255,6 +242,9 @@ TRAINERS = {
 }
 
 
+WITH_GRADIENT = "token_log_probs reinforce_loss clipped_loss k3_kl token_mean".split()
+
+
 @pytest.mark.parametrize("function", TRAINERS)
 def test_what_is_expected_is_what_the_trainers_compute(function):
     exercise = named(function)
@@ -262,15 +252,10 @@ def test_what_is_expected_is_what_the_trainers_compute(function):
         expected = check.expected_outcome(exercise, case, solution_of(exercise))
         theirs = call(TRAINERS[function], case.arguments)
         assert check.same_values(theirs, expected, 1e-5), (theirs.parts, expected.parts)
-
-
-@pytest.mark.parametrize("function", "token_log_probs reinforce_loss clipped_loss k3_kl token_mean".split())
-def test_the_gradients_are_the_trainers(function):
-    exercise = named(function)
-    for case in exercise.cases:
-        ours = call(solution_of(exercise), case.arguments, exercise.gradient)
-        theirs = call(TRAINERS[function], case.arguments, exercise.gradient)
-        assert ours.gradient is not None and check.same_gradient(ours, theirs, 1e-5)
+        if function in WITH_GRADIENT:
+            ours = call(solution_of(exercise), case.arguments, exercise.gradient)
+            theirs = call(TRAINERS[function], case.arguments, exercise.gradient)
+            assert ours.gradient is not None and check.same_gradient(ours, theirs, 1e-5)
 
 
 @each_exercise
@@ -278,9 +263,8 @@ def test_every_exercise_has_numbers_by_hand_and_random_cases(exercise):
     by_hand = [case for case in exercise.cases if case.expected is not None]
     assert len(by_hand) >= 2 and by_hand == exercise.cases[: len(by_hand)] and len(by_hand) < len(exercise.cases)
     fresh, others = exercise.fresh_cases(1), exercise.fresh_cases(1000)
-    assert all(case.expected is None for case in fresh) and {tuple(case.arguments) for case in fresh} == {
-        tuple(exercise.cases[0].arguments)
-    }
+    assert all(case.expected is None for case in fresh)
+    assert {tuple(case.arguments) for case in fresh} == {tuple(exercise.cases[0].arguments)}
     assert all(shown_case(a) != shown_case(b) for a, b in zip(fresh, others))
     assert sum(case.padded for case in fresh) == (2 if exercise.padding else 0)
     names = "mask" in exercise.cases[0].arguments and exercise.function != "generalized_advantages"
@@ -312,13 +296,9 @@ def test_padding_that_is_multiplied_by_zero(function):
 # --------------------------------------------------------------------------------------------------------- notebook
 
 
-def test_the_notebook_runs_and_holds_the_outputs_of_a_run(monkeypatch, capsys):
+def test_the_notebook_computes_what_grpo_computes(monkeypatch, capsys):
     notebook = json.loads((COURSE / "grpo_by_hand.ipynb").read_text())
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
-    outputs = [output for cell in cells for output in cell["outputs"]]
-    assert {(output["output_type"], output.get("name")) for output in outputs} == {("stream", "stdout")}
-    assert not any("vllm" in "".join(cell["source"]) for cell in cells)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", list(sys.path))
     variables = {"__name__": "notebook"}

@@ -1,7 +1,6 @@
 """The hidden changes of the capstone are there to be made, and do what their names say."""
 
 import json
-from collections import Counter
 
 import pytest
 from conftest import ROOT
@@ -19,10 +18,11 @@ def test_a_change_can_be_made_and_compiles(change):
 
 
 def test_a_secret_draws_all_changes_and_always_the_same_for_a_team():
-    names = [capstone.drawn(team, "word").name for team in range(200)]
-    assert len(capstone.CHANGES) == 12 == len(Counter(names))
-    assert names == [capstone.drawn(team, "word").name for team in range(200)]
-    assert names != [capstone.drawn(team, "another word").name for team in range(200)]
+    ours, again, others = (
+        [capstone.drawn(team, word).name for team in range(200)] for word in ("word", "word", "another word")
+    )
+    assert set(ours) == {change.name for change in capstone.CHANGES}
+    assert ours == again != others
 
 
 @pytest.mark.slow

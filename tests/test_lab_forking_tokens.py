@@ -1,15 +1,12 @@
 """lab.forking_tokens on cases worked by hand, and its gradients against a real model's Jacobian."""
 
-import json
-import sys
-
 import pytest
 import torch
-from conftest import KK_TINY, ROOT
+from conftest import KK_TINY
+from lab_cases import run_main
 
 import grpo
 from lab import common, forking_tokens, proposition
-from tools import claims
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -115,21 +112,12 @@ def test_a_batchs_numbers_by_hand():
 
 def test_a_run_writes_json_and_picture(known, tmp_path, monkeypatch, capsys):
     policy, tokenizer, sampled = known
-    monkeypatch.chdir(ROOT)
     monkeypatch.setattr(common, "load_policy", lambda args: (policy, tokenizer))
     monkeypatch.setattr(common, "load_batches", lambda policy, args, count, need_gradient: [sampled] * count)
-    flags = ["--batches", "3", "--least", "1", "--checked", "4", "--out", str(tmp_path)]
-    flags += ["--cache", str(tmp_path / "cache")]
-    monkeypatch.setattr(sys, "argv", ["forking_tokens", *flags])
-    forking_tokens.main()
-    shown = capsys.readouterr().out
-    result = json.loads((tmp_path / "forking_tokens.json").read_text())
-    assert (tmp_path / "forking_tokens.png").stat().st_size > 20_000
-    assert result["command"].startswith("python -m lab.forking_tokens --batches 3")
+    result = run_main("forking_tokens", tmp_path, "--batches 3 --least 1 --checked 4", monkeypatch, capsys)
     assert result["tokens"] == 3 * int(sampled.batch["mask"].sum())
     assert [row["within_bounds"] for row in result["batches"]] == [1, 1, 1]
     assert sum(len(of["all_weights"]) for of in result["responses"]) == 4
     highest = result["lists"]["highest entropy"]
     assert [row["entropy"] for row in highest] == sorted(r["entropy"] for r in highest)[::-1]
     assert all(row["count"] % 3 == 0 for row in highest)
-    assert shown.rstrip().splitlines()[-1] == claims.of_file("forking_tokens", tmp_path)[-1]

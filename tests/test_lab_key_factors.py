@@ -1,18 +1,13 @@
-"""Principal angles and gradients of lab/key_factors.py, on cases worked by hand.
-
-What is worked out by hand is Python's float arithmetic, never the trainers' own formula.
-"""
+"""Principal angles and gradients of lab/key_factors.py, on cases worked by hand in Python's floats."""
 
 import math
 
 import pytest
 import torch
-from test_lab import A, drawn, of_lab, script_args, two_tokens
+from lab_cases import A, of_lab, sampled_of, two_tokens
 
-import grpo
 from lab import common, key_factors
 
-SHARED = drawn  # a fixture of test_lab.py, which pytest finds by its name here
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
@@ -22,10 +17,6 @@ def matrix(*rows):
 
 def angles_of(some, others, k):
     return key_factors.principal_angles(key_factors.right_vectors(some), key_factors.right_vectors(others), k).tolist()
-
-
-def line(degrees):
-    return matrix([math.cos(math.radians(degrees)), math.sin(math.radians(degrees))])
 
 
 # --------------------------------------------------------------------------------------- principal angles
@@ -79,19 +70,9 @@ def test_subsets_of_two_tokens(overlap):
         assert found[name]["angle"] == pytest.approx(to_high, abs=1e-4)
 
 
-def of_model(drawn):
-    """(the policy, a batch of its own responses as a Sampled, the lab's settings)."""
-    batch, policy = drawn
-    rows = len(batch["ids"])
-    args = quick_args(prompts=rows // 3, responses=3)
-    logp, entropy = grpo.log_probs(policy, batch, script_args("grpo", rows=rows))
-    batch = batch | {"old_logp": logp, "ref_logp": logp, "entropy": entropy}
-    rewards = torch.tensor([1.0, -1.0, 0.5] * (rows // 3))
-    return policy, common.Sampled(batch, rewards, [], [], []), args
-
-
 def test_the_gradients_of_both_signs_add_up_to_the_whole(drawn):
-    policy, sampled, args = of_model(drawn)
+    policy, sampled = drawn[1], sampled_of(drawn, [1.0, -1.0, 0.5])
+    args = quick_args(prompts=8, responses=3)
     whole, parts = key_factors.subsets_of(policy, sampled, args)
     both = common.add([parts["A > 0"][0], parts["A < 0"][0]])
     difference = [a - b for a, b in zip(both, whole)]
@@ -105,9 +86,10 @@ def test_the_gradients_of_both_signs_add_up_to_the_whole(drawn):
 
 
 def test_one_batch_leaves_the_policy_as_it_was(drawn):
-    policy, sampled, args = of_model(drawn)
+    policy, sampled = drawn[1], sampled_of(drawn, [1.0, -1.0, 0.5])
+    args = quick_args(prompts=8, responses=3)
     before = common.copy_weights(policy)
-    args.prompts, args.updates = 8, 4
+    args.updates = 4
     found = key_factors.measure(policy, before, sampled, sampled, 8, args)
     assert all(torch.equal(a, b) for a, b in zip(before, common.copy_weights(policy)))
     of_all = found["off_policy"]
