@@ -25,11 +25,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import KK_TINY, ROOT, python
-from test_runtime import SIZES, Args, learn, policy_and_optimizer
+from helpers import SIZES, learn, policy_and_optimizer
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from transformers import AutoTokenizer
 
 from evaluation import run as evaluation_run
+from grpo import Args
 from runtime import checkpoints, checks, curves, faults, files, folders, hub, records, settings, signals, streams
 from tools import compare
 
@@ -46,7 +47,7 @@ def run_of_three(tmp_path_factory):
         learn(policy, optimizer)
         checkpoints.save(policy, optimizer, tokenizer, step, 10 * step, args)
     (run_dir / "args.json").write_text(json.dumps(dataclasses.asdict(args)))
-    (run_dir / "run.json").write_text(json.dumps({"script": "test_runtime"}))
+    (run_dir / "run.json").write_text(json.dumps({"script": "grpo"}))
     rows = "".join(json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(4))
     (run_dir / "metrics.jsonl").write_text(rows)
     return run_dir
@@ -63,9 +64,21 @@ def one_line(capsys, code=2, says=""):
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         yield
-    error = ended.value.code if isinstance(ended.value.code, str) else capsys.readouterr().err
-    assert (1 if isinstance(ended.value.code, str) else ended.value.code) == code
-    assert len(error.splitlines()) == 1 and error.startswith("error: ") and says in error, error
+    given = ended.value.code
+    found, error = (1, given) if isinstance(given, str) else (given, capsys.readouterr().err)
+    assert found == code and len(error.splitlines()) == 1 and error.startswith("error: ") and says in error, error
+
+
+def save(run_dir, step=4):
+    """A checkpoint of this step, after one update."""
+    policy, optimizer = policy_and_optimizer()
+    learn(policy, optimizer)
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    checkpoints.save(policy, optimizer, tokenizer, step, 10 * step, Args(run_dir=str(run_dir)))
+
+
+def steps_of(run_dir):
+    return [checkpoints.step_of(path) for path in checkpoints.complete(run_dir)]
 
 
 # ------------------------------------------------------------------------------------- damaged checkpoints
@@ -76,10 +89,6 @@ FILES = [DISTCP, "trainer/.metadata", "trainer_state.json", "model.safetensors",
 
 def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def empty(path):
-    path.write_bytes(b"")
 
 
 def flip(path):
@@ -95,7 +104,7 @@ def says_damage(folder):
     return str(refused.value)
 
 
-@pytest.mark.parametrize("damage", [cut, empty, flip, Path.unlink], ids=["cut", "empty", "flipped", "missing"])
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink], ids=["cut", "flipped", "missing"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_is_named_with_the_checkpoint_to_go_on_from(name, damage, three):
     newest = three / "checkpoints" / "step_000003"
@@ -149,12 +158,7 @@ def test_what_is_in_a_checkpoints_way_is_cleared(three):
     checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY), 4, 40, args)
     assert json.loads((in_the_way / "generation_config.json").read_text())["temperature"] == 0.6
     checkpoints.check(in_the_way)
-    assert [checkpoints.step_of(path) for path in checkpoints.complete(three)] == [2, 3, 4]
-
-
-def test_a_run_that_was_stopped_before_its_first_step_exports_nothing(tmp_path):
-    checkpoints.export(tmp_path, tmp_path / "model")
-    assert not (tmp_path / "model").exists()
+    assert steps_of(three) == [2, 3, 4]
 
 
 def test_a_resumed_run_overwrites_no_export_but_its_own(three, tmp_path):
@@ -181,9 +185,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatc
 
     monkeypatch.setattr(files, "sync", forced.append)
     monkeypatch.setattr(files, "rename", looked_at)
-    policy, optimizer = policy_and_optimizer()
-    learn(policy, optimizer)
-    checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY), 4, 40, Args(run_dir=str(tmp_path)))
+    save(tmp_path)
     assert renamed == [(set(), "step_000004")]
 
 
@@ -257,52 +259,45 @@ def test_a_models_own_code_does_not_run(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------ damaged files of a run
 
 BROKEN = {
-    "empty": "",
-    "cut": '{"steps": 3, "lr',
-    "no JSON": "steps: 3",
-    "a list": "[1, 2]",
-    "nothing in it": "{}",
-    "nested deeply": "[" * 100_000,
+    "empty": b"",
+    "cut": b'{"steps": 3, "lr',
+    "no JSON": b"steps: 3",
+    "a list": b"[1, 2]",
+    "nothing in it": b"{}",
+    "nested deeply": b"[" * 100_000,
     "no UTF-8": b"\xff\xfe{}",
+    "half a sign": b'{"model": "\\ud800"}',
 }
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("name", ["args.json", "run.json"])
 def test_a_broken_file_of_a_run_is_named(name, content, three):
-    (three / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (three / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{three}/{name} ") as refused:
         settings.of_resumed_run([f"--resume={three}"], Args)
     assert len(str(refused.value).splitlines()) == 1
 
 
+GONE = object()
 WRONG = [
-    ({"lr": "fast"}, "lr is 'fast'; it must be in (0, 1]"),
-    ({"lr": True}, "lr is True; it must be in (0, 1]"),
-    ({"steps": "3"}, "steps is '3'; it must be greater than 0"),
-    ({"task": "chess"}, "task is 'chess'; it must be 'kk' or 'math'"),
-    ({"seed": [0]}, "seed is [0]; it must be 0 or greater, below 2**32"),
-    ({"model": None}, "model is None; it must be a valid string"),
+    ({"lr": "fast"}, "args.json: lr is 'fast'; it must be in (0, 1]"),
+    ({"lr": True}, "args.json: lr is True; it must be in (0, 1]"),
+    ({"steps": "3"}, "args.json: steps is '3'; it must be greater than 0"),
+    ({"kl": "k9"}, "args.json: kl is 'k9'; it must be 'k1', 'k2', 'k3' or 'k3_ratio'"),
+    ({"model": None}, "args.json: model is None; it must be a valid string"),
+    ({"lr": GONE}, "it lacks lr"),  # as of another version of the script
 ]
 
 
 @pytest.mark.parametrize(("values", "says"), WRONG)
 def test_a_wrong_value_in_args_json_is_named(values, says, three):
-    of_the_run = json.loads((three / "args.json").read_text())
-    (three / "args.json").write_text(json.dumps(of_the_run | values))
+    of_the_run = json.loads((three / "args.json").read_text()) | values
+    of_the_run = {name: value for name, value in of_the_run.items() if value is not GONE}
+    (three / "args.json").write_text(json.dumps(of_the_run))
     with pytest.raises(ValueError) as refused:
         settings.of_resumed_run([f"--resume={three}"], Args)
-    assert str(refused.value) == f"{three}/args.json: {says}"
-
-
-def test_args_json_without_a_setting_is_refused_in_one_line(three):
-    """As of another version of the script."""
-    of_the_run = json.loads((three / "args.json").read_text())
-    del of_the_run["lr"]
-    (three / "args.json").write_text(json.dumps(of_the_run))
-    with pytest.raises(ValueError, match="it lacks lr") as refused:
-        settings.of_resumed_run([f"--resume={three}"], Args)
-    assert len(str(refused.value).splitlines()) == 1
+    assert says in str(refused.value) and len(str(refused.value).splitlines()) == 1
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_one_line(three, capsys):
@@ -314,13 +309,6 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(three, capsys):
             policy.lm.model.norm.weight = torch.nn.Parameter(torch.ones(2 * len(policy.lm.model.norm.weight)))
         with one_line(capsys, 1):
             checkpoints.load(policy, torch.optim.AdamW(policy.parameters()), str(three))
-
-
-def test_half_a_sign_in_args_json_is_refused(three):
-    of_the_run = json.loads((three / "args.json").read_text())
-    (three / "args.json").write_text(json.dumps(of_the_run | {"model": "\ud800"}))
-    with pytest.raises(ValueError, match=r"args.json can't be read: Invalid JSON"):
-        settings.of_resumed_run([f"--resume={three}"], Args)
 
 
 def test_a_broken_row_is_named(three):
@@ -409,13 +397,10 @@ def files_end_at(size):
 @pytest.mark.parametrize("size", [0, 10_000, 5_000_000])
 def test_a_full_disk_in_a_save_leaves_the_last_checkpoint(size, three, capsys):
     """The state is 11 MB, the model 2 MB, other files are small."""
-    policy, optimizer = policy_and_optimizer()
-    learn(policy, optimizer)
-    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     last = three / "checkpoints" / "step_000003"
     says = f"Its last checkpoint is {last}; make room, and --resume {three} goes on"
     with one_line(capsys, 1, says), files_end_at(size):
-        checkpoints.save(policy, optimizer, tokenizer, 4, 40, Args(run_dir=str(three)))
+        save(three)
     assert sorted((three / "checkpoints").iterdir()) == checkpoints.complete(three)
     checkpoints.check(three)
 
@@ -429,12 +414,10 @@ def test_a_full_disk_under_the_tokenizer_is_one_too(tmp_path, capsys):
 
 
 def test_a_file_that_cannot_be_read_again_is_no_checkpoint(three, capsys, monkeypatch):
-    policy, optimizer = policy_and_optimizer()
-    learn(policy, optimizer)
     monkeypatch.setattr(files, "sha256", lambda path: path.with_suffix(".gone").read_bytes())
     with one_line(capsys, 1, "can't be read again"):
-        checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY), 4, 40, Args(run_dir=str(three)))
-    assert [checkpoints.step_of(path) for path in checkpoints.complete(three)] == [1, 2, 3]
+        save(three)
+    assert steps_of(three) == [1, 2, 3]
 
 
 def test_an_index_of_python_3_13_is_ours():
@@ -445,15 +428,14 @@ def test_an_index_of_python_3_13_is_ours():
 
 def test_only_a_disks_errors_are_hidden_in_threads(capsys):
     """TensorBoard's thread hands its error on; a connection that breaks in another thread has to be seen."""
-
-    def told(error):
-        thread = threading.Thread()
-        records.without_disk_errors(threading.ExceptHookArgs((type(error), error, None, thread)))
-        return capsys.readouterr().err
-
-    assert told(OSError(errno.ENOSPC, "full")) == told(PermissionError(errno.EACCES, "read only")) == ""
-    assert "gone" in told(ConnectionResetError(errno.ECONNRESET, "gone")) and "a bug" in told(ValueError("a bug"))
-    assert "late" in told(TimeoutError("late"))
+    for error, is_hidden in [
+        (OSError(errno.ENOSPC, "full"), True),
+        (PermissionError(errno.EACCES, "read only"), True),
+        (ConnectionResetError(errno.ECONNRESET, "gone"), False),
+        (ValueError("a bug"), False),
+    ]:
+        records.without_disk_errors(threading.ExceptHookArgs((type(error), error, None, threading.Thread())))
+        assert bool(capsys.readouterr().err) != is_hidden, error
 
 
 def test_a_full_disk_in_a_record_ends_the_run_with_one_message(tmp_path, capfd, monkeypatch):
@@ -511,11 +493,7 @@ def in_a_fork(work):
         return process.exitcode, output.read()
 
 
-def save(run_dir, trained, step=4):
-    checkpoints.save(*trained, step, 10 * step, Args(run_dir=str(run_dir)))
-
-
-def resume(run_dir, trained):
+def resume(run_dir):
     """What resuming writes, and one row."""
     book = records.Records(Args(run_dir=str(run_dir)), SIZES)
     book.open(3)
@@ -526,23 +504,16 @@ def resume(run_dir, trained):
 @pytest.mark.parametrize("how", ["exit", "full"])
 @pytest.mark.parametrize("work", [save, resume])
 def test_a_fault_at_any_call_to_the_file_system_loses_nothing(work, how, run_of_three, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["test_runtime.py"])  # which run.json names
+    monkeypatch.setattr(sys, "argv", ["grpo.py"])  # which run.json names
     folder = tmp_path / "run"
-    policy, optimizer = policy_and_optimizer()
-    learn(policy, optimizer)
-    trained = (policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY))
-
-    def counted():
-        calls = FaultAt(folder, 0, how)
-        work(folder, trained)
-        print(calls.count)
 
     def failing(n):
-        FaultAt(folder, n, how)
-        work(folder, trained)
+        calls = FaultAt(folder, n, how)
+        work(folder)
+        print(calls.count)
 
     shutil.copytree(run_of_three, folder)
-    code, said = in_a_fork(counted)
+    code, said = in_a_fork(lambda: failing(0))
     assert code == 0, said
     n_calls = int(said.split()[-1])
     assert n_calls > 5
@@ -556,7 +527,7 @@ def test_a_fault_at_any_call_to_the_file_system_loses_nothing(work, how, run_of_
         checks.check_run_folders(Args(resume=str(folder)))
         assert settings.of_resumed_run([f"--resume={folder}"], Args)
         assert [row["step"] for row in curves.read_rows(folder / "metrics.jsonl")][:4] == [0, 1, 2, 3]
-        assert in_a_fork(lambda: save(folder, trained, step=7))[0] == 0
+        assert in_a_fork(lambda: save(folder, 7))[0] == 0
 
 
 # ---------------------------------------------------------------------------------------------- signals
@@ -635,16 +606,13 @@ terminal.console().print("done")
 @pytest.mark.parametrize(
     ("shell", "shown"),
     [
-        ("exec {} >&-", ""),
         ("exec {} <&- >&- 2>&-", ""),
         ("exec {} 2>&-", "–≤ [/b]"),
         ("exec {} > /dev/full", ""),
         ("PYTHONIOENCODING=ascii exec {}", "?? [/b]"),
-        ("PYTHONIOENCODING=latin-1 exec {}", "?? [/b]"),
         ("LC_ALL=C exec {}", "–≤ [/b]"),
         ("COLUMNS=3 exec {}", "–≤ [/b]"),
         ("{} | true", ""),
-        ("PYTHONUNBUFFERED=1 exec {}", "–≤ [/b]"),
     ],
 )
 def test_no_output_ends_a_program(shell, shown, tmp_path):
@@ -658,9 +626,8 @@ def test_no_output_ends_a_program(shell, shown, tmp_path):
 
 
 def test_a_narrow_terminal_ends_no_help_and_missing_docstrings_or_signs_are_said_in_one_line():
-    for columns in (1, 3):
-        done = python("grpo.py", "--help", env=os.environ | {"COLUMNS": str(columns)}, timeout=60)
-        assert done.returncode == 0 and "--clip_low" in done.stdout
+    done = python("grpo.py", "--help", env=os.environ | {"COLUMNS": "3"}, timeout=60)
+    assert done.returncode == 0 and "--clip_low" in done.stdout
     ascii_files = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     for flag, env, says in (("-OO", {}, "error: python -OO"), ("-B", ascii_files, "error: in this locale")):
         done = python(flag, "grpo.py", "--help", env=os.environ | env)
@@ -683,28 +650,18 @@ def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, m
     assert len({Path(said.strip()).resolve() for _, said in ended}) == 8 == len(list(Path("runs").iterdir()))
 
 
-@pytest.mark.parametrize("error", ["No API key configured. Use `wandb login` to log in.", "", None])
-def test_weights_and_biases_is_asked_when_the_folder_is_chosen(error, tmp_path, monkeypatch, capsys):
+def test_weights_and_biases_is_asked_when_the_folder_is_chosen(tmp_path, monkeypatch, capsys):
     """Before a model is loaded. Ids have no sign that it refuses, and a resumed run keeps its own."""
     begun = []
-
-    def init(**options):
-        begun.append(options)
-        if error is not None:
-            raise RuntimeError(error)
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **options: begun.append(options)))
     args = Args(run_dir=str(tmp_path / ("[/b] a:b#?" + "x" * 200)), track=True)
-    if error is not None:
-        with one_line(capsys, says=f"Weights & Biases can't begin the run: {error}"):
-            records.choose_folder(args)
-        return
     records.choose_folder(args)
-    assert re.fullmatch(r"[\w.-]{100}-[0-9a-f]{8}", begun[0]["id"])
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text('{"wandb": "01234567"}')
-    records.start_wandb(Args(run_dir=str(tmp_path / "run"), resume="run"))
-    assert begun[1]["id"] == "run-01234567"
+    (tmp_path / "run.json").write_text('{"wandb": "01234567"}')
+    records.start_wandb(Args(run_dir=str(tmp_path), resume="run"))
+    assert re.fullmatch(r"[\w.-]{100}-[0-9a-f]{8}", begun[0]["id"]) and begun[1]["id"] == f"{tmp_path.name}-01234567"
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: 1 / 0))
+    with one_line(capsys, says="Weights & Biases can't begin the run: division by zero"):
+        records.choose_folder(Args(run_dir=str(tmp_path / "other"), track=True))
 
 
 def test_the_first_signal_says_what_happens_and_prepares_the_last_line(tmp_path, monkeypatch, capfd):
@@ -752,9 +709,7 @@ def hub_at(monkeypatch):
 
 def test_a_hub_that_cannot_be_reached(hub_at, monkeypatch, capsys):
     hub_at("http://127.0.0.1:9")  # nobody listens there
-    with pytest.raises(
-        ValueError, match=r"^there is no folder no/such in /.*is not on this machine, and http://127.0.0.1:9 can't be"
-    ):
+    with pytest.raises(ValueError, match=r"is not on this machine, and http://127.0.0.1:9 can't be"):
         hub.ask("no/such")
     assert capsys.readouterr().out == "asking http://127.0.0.1:9 for no/such\n"
     assert hub.constants.HF_HUB_OFFLINE and os.environ["HF_HUB_OFFLINE"] == "1"
@@ -763,8 +718,7 @@ def test_a_hub_that_cannot_be_reached(hub_at, monkeypatch, capsys):
         hub_at(f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr(hub, "PATIENCE", 0.3)
         hub.ask(str(KK_TINY), "some/data")
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].endswith(" for some/data") and said[1].endswith("only what was downloaded before is used")
+    assert "only what was downloaded before is used" in capsys.readouterr().out
 
 
 def test_what_is_a_hub_id(monkeypatch):
