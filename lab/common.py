@@ -29,7 +29,8 @@ from runtime import checks, curves, defaults, engine, files, folders, hub, memor
 from runtime.processes import DEVICE, ON_GPU
 from runtime.settings import GroupSize, NonNegativeInt, PositiveInt, Temperature
 from runtime.sharing import next_problems
-from tools import claims, kept, updates
+from tools import kept
+from tools.maintain import claims, updates
 
 ROOT = Path(__file__).parents[1]
 STARTED = time.monotonic()  # when the command began, but for the imports

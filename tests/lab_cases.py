@@ -11,7 +11,7 @@ from torch import nn
 
 import grpo
 from lab import common
-from tools import claims
+from tools.maintain import claims
 
 A = 2 / (math.sqrt(8) + 1e-6)  # rewards 3 and −1: mean 1, deviation √8
 

@@ -41,7 +41,7 @@ import grpo
 import grpo_ar_lopti
 from rewards import next_prompts
 from runtime import checks, engine, launch, passes, processes, sharing
-from tools import updates
+from tools.maintain import updates
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, masking_utils
 
 import grpo
 from runtime import lora, memory, passes, placement, processes
-from tools import fits
+from tools.maintain import fits
 
 # --------------------------------------------------------------------------------------------------------------------
 # The cards

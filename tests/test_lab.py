@@ -13,7 +13,7 @@ from lab_cases import A, of_lab, run_main, script_args, two_tokens
 
 import grpo
 from lab import common, lens, proposition, right_direction, stages, two_tasks, who_dominates
-from tools import updates
+from tools.maintain import updates
 
 for script in updates.ALGORITHMS:
     importlib.import_module(script)  # now: on_the_cpu patches what is loaded
