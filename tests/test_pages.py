@@ -1,93 +1,20 @@
 """The pages of docs/algorithms: their parts, the worked example, the ladder; what is generated is up to date."""
 
-import json
 import math
-import re
 
 import pytest
 
-from tools import family
-from tools.maintain import anchors, example, pages
+from tools.maintain import example, pages
 
 
 def page(script):
     return (pages.FOLDER / f"{script}.md").read_text()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The pages
-
-
 def test_what_is_generated_is_up_to_date():
     """Tables, worked examples, claims, and numbers of kept runs: all that one command makes."""
     for path, text in pages.all_texts().items():
         assert path.read_text() == text, f"{path}: python -m tools.maintain.pages"
-
-
-def test_a_table_gets_the_numbers_of_kept_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages.family, "ROOT", tmp_path)
-    rows = [{"step": 0, "kl": 2.5e-8}, {"step": 4, "kl": -0.25}]
-    (tmp_path / "a.json").write_text(json.dumps({"rows": rows}))
-    by_column = "<!-- kept runs: a kl -->\n\n| step | a |\n|---|---|\n| 0 | 9.99e-09 |\n| 4 | 1.00 |\n"
-    assert pages.with_kept_numbers(by_column) == by_column.replace("9.99e-09", "2.50e-08").replace("1.00", "−0.25")
-    by_row = "<!-- kept runs: a kl -->\n\n| x | step 0 | step 4 |\n|---|---|---|\n| kl | | 1.0 |\n| other"
-    assert pages.with_kept_numbers(by_row) == by_row.replace("1.0", "−0.2")
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The ladder
-
-
-def lines_of(script, name):
-    """The code of a definition, without comments, as a set of lines; empty if the script has none of this name."""
-    text = family.source(script)
-    for found, node in anchors.definitions(text):
-        if found == name:
-            numbers = range(node.lineno - 1, node.end_lineno)
-            return {line.strip() for k, line in family.numbered_code_lines(text).items() if k in numbers}
-    return set()
-
-
-def test_the_ladders_differences_are_those_of_the_scripts():
-    blocks = re.findall(r"```diff\n(.*?)```", page("ladder"), re.DOTALL)
-    pairs = []
-    for block in blocks:
-        head, *parts = re.split(r"^@@ (\w+) @@\n", block, flags=re.MULTILINE)
-        *before, after = re.findall(r"^[-+]{3} (\w+)\.py$", head, re.MULTILINE)
-        pairs.append((*before, after))
-        for name, lines in zip(parts[::2], parts[1::2]):
-            old = lines_of(before[0], name) if before else set()
-            new = lines_of(after, name)
-            right = {"-": old - new, "+": new - old, " ": old & new}
-            for line in lines.splitlines():
-                assert line[1:].strip() in right[line[0]], (before, after, name, line)
-    assert pairs == [
-        ("reinforce",),
-        ("reinforce", "rloo"),
-        *[("rloo", "grpo")] * 3,
-        ("grpo", "dr_grpo"),
-        ("grpo", "ppo"),
-    ]
-
-
-def weights(name):
-    _, script, update, settings = pages.WEIGHTS[name]
-    return example.example(script, **settings).columns[update]
-
-
-def test_what_the_ladder_says_of_the_weights():
-    rung = {name: weights(name) for name in pages.WEIGHTS}
-    approx = lambda values: pytest.approx(values, abs=1e-5)  # noqa: E731
-    assert rung["reinforce"] == approx([example.REWARDS[token.response - 1] - 0.5 for token in example.TOKENS])
-    assert rung["rloo"] == approx([4 / 3 * weight for weight in rung["reinforce"]])
-    assert rung["normalised"] == approx([3 / 4 / 3 * weight for weight in rung["rloo"]])
-    ratios = [token.new / token.old for token in example.TOKENS]
-    cut = ["suppose", "obviously"]
-    left = [0 if token.text in cut else ratio for token, ratio in zip(example.TOKENS, ratios)]
-    assert rung["clipped"] == approx([share * weight for share, weight in zip(left, rung["normalised"])])
-    kl = [0.1 * (token.ref / token.new - 1) for token in example.TOKENS]
-    assert rung["grpo"] == approx([weight + pull for weight, pull in zip(rung["clipped"], kl)])
-    assert rung["dr_grpo"] == approx([3 / 4 * 12 / 20 * share * weight for share, weight in zip(left, rung["rloo"])])
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -151,15 +78,3 @@ def test_the_numbers_of_grpo_by_hand(token):
 )
 def test_numbers_of_the_other_scripts_by_hand(script, token, column, value):
     assert number(script, token, column) == pytest.approx(value, abs=1e-5)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The command
-
-
-def test_what_is_wrong_with_a_page_is_said_in_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pages, "FOLDER", tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        pages.main()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and line.startswith("error: ") and "README.md" in line
