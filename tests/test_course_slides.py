@@ -1,7 +1,6 @@
-"""The decks of course/slides.py: what they quote is there, nothing stands twice, and Marp makes slides of them."""
+"""The decks of course/slides.py: what they quote is there."""
 
 import re
-import subprocess
 
 import pytest
 from conftest import ROOT
@@ -9,12 +8,6 @@ from conftest import ROOT
 from course import slides
 
 DECKS = {number: slides.deck(number) for number in slides.LESSONS}
-TOO_LARGE = "[...document.querySelectorAll('section')].filter((slide) => slide.scrollHeight > slide.clientHeight + 1 ||"
-TOO_LARGE += " slide.scrollWidth > slide.clientWidth + 1).map((slide) => slide.querySelector('h1, h2').textContent)"
-
-
-def without_code(text):
-    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
 
 
 @pytest.mark.parametrize("number", slides.LESSONS)
@@ -36,26 +29,3 @@ def test_a_part_that_is_not_there(directive, tmp_path, monkeypatch):
     monkeypatch.setattr(slides, "DECKS", tmp_path)
     with pytest.raises(ValueError, match=rf"lesson_1\.md: {{{{ {directive} }}}} is not there"):
         slides.deck(1)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """The folder of all decks."""
-    if not slides.MARP.exists():
-        pytest.skip("no Marp: `make slides` installs it")
-    folder = tmp_path_factory.mktemp("slides")
-    with pytest.raises(SystemExit) as ended:
-        slides.main(slides.Args(folder))
-    assert ended.value.code == 0
-    return folder
-
-
-def test_every_slide_holds_what_is_on_it(made, browser_page):
-    """Without the presenter's program, which shows one slide at a time."""
-    files = [made / f"lesson_{number}.md" for number in DECKS]
-    options = ["--html", "--no-stdin", "--template", "bare", "--theme-set", slides.DECKS / "style.css"]
-    subprocess.run([slides.MARP, *files, *options], check=True, capture_output=True)
-    for number in DECKS:
-        browser_page.goto((made / f"lesson_{number}.html").as_uri())
-        assert browser_page.evaluate(TOO_LARGE) == [], number
-        assert browser_page.evaluate("[...document.images].every((image) => image.naturalWidth > 0)"), number

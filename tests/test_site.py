@@ -101,24 +101,3 @@ def test_the_viewer_shows_every_line_once_and_as_many_equal_ones_as_difflib_find
     matcher = difflib.SequenceMatcher(None, *(lines[first:] for lines, first in code), autojunk=False)
     assert sum(row[2] for row in rows) == sum(block.size for block in matcher.get_matching_blocks())
     assert all(code[0][0][i] == code[1][0][j] for i, j, equal, _ in rows if equal)
-
-
-def test_search_works_from_a_folder(page, site):
-    page.open_page("index.html")
-    page.click(".md-search__button")
-    page.keyboard.type("lopti")
-    page.wait_for_selector("mark:has-text('lopti')")
-    links = page.locator("a:has(mark)").evaluate_all("(links) => links.map((link) => link.href.split('?')[0])")
-    assert links and all((site / link.removeprefix(f"{site.as_uri()}/")).is_file() for link in links)
-
-
-@pytest.mark.parametrize("address", ["index.html", "docs/what_fits.html", "lab/results/lens.html", "grpo.py.html"])
-def test_pages_fit_a_phone_and_are_dark_where_the_system_is(page, address):
-    page.set_viewport_size({"width": 400, "height": 800})
-    colours = []
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        page.open_page(address)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 400
-        colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert colours[0] != colours[1]
