@@ -1,9 +1,8 @@
 """The pages: README, docs, course, lab. Links lead somewhere; places in scripts and commands exist."""
 
+import ast
 import re
 from pathlib import Path
-
-from conftest import flags_of
 
 from tools.maintain import anchors
 
@@ -13,7 +12,21 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "course/*.md", "examples/*.md", "lab/*.md", "models/kk_tiny/*.md")
     for path in ROOT.glob(pattern)
 )
+INHERITED = {"settings.RunArgs": "runtime/settings.py", "settings.CommonArgs": "runtime/settings.py"}
+INHERITED |= {"common.Args": "lab/common.py"}
 COMMAND = re.compile(r"(?:^(?:nice )?|`)python ((?:-m )?[\w./]+)([^\n`]*)", re.MULTILINE)
+
+
+def flags_of(file, name="Args"):
+    """The names of a script's settings: those of its Args and of the class that it grew from."""
+    file = "evaluation/settings.py" if Path(file).name == "evaluate.py" else file
+    names = set()
+    for node in ast.parse((ROOT / file).read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            names |= {member.target.id for member in node.body if isinstance(member, ast.AnnAssign)}
+            for base in map(ast.unparse, node.bases):
+                names |= flags_of(INHERITED.get(base, file), base.split(".")[-1])
+    return names
 
 
 def without_code(text):

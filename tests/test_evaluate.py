@@ -78,14 +78,11 @@ def test_a_mean_over_sets_adds_their_squared_errors():
     assert found["value"] == pytest.approx((3 / 4 + 1 / 3) / 2) and found["problems"] == 7
     assert found["error"] == pytest.approx(math.sqrt(0.25**2 + (1 / 9)) / 2)  # of [0, 0, 1]: √(1/3)/√3 = 1/3
     assert figures.mean_figure(columns, values | {"3": [1.0]})["error"] is None
-
-
-def test_columns_that_share_their_problems_are_one_set():
-    """avg and pass of two problems, (0.25, 1) and (0.75, 0): each contributes 1.25 and 0.75 to the sum."""
+    # Columns that share their problems are one set: each contributes 1.25 and 0.75, whose error is √(1/8)/√2 = 1/4.
     columns = {"p": Column("pass", "aime", 2), "a": Column("avg", "aime", None), "m": Column("other", "math500", None)}
     found = figures.mean_figure(columns, {"a": [0.25, 0.75], "p": [1.0, 0.0], "m": [0.0, 1.0]})
     assert found["value"] == pytest.approx(0.5) and found["problems"] == 4
-    assert found["error"] == pytest.approx(math.sqrt(0.25**2 + 0.5**2) / 3)  # [1.25, 0.75]: √(1/8)/√2 = 1/4
+    assert found["error"] == pytest.approx(math.sqrt(0.25**2 + 0.5**2) / 3)
 
 
 def test_a_paired_comparison_counts_who_moved_where():
@@ -110,13 +107,6 @@ def test_a_paired_comparison_counts_who_moved_where():
     mine, theirs = {"aime pass@2": [1.0, 0.0], "aime": [0.5, 0.0]}, {"aime pass@2": [0.0] * 2, "aime": [0.0] * 2}
     found = figures.paired(columns, mine, theirs)
     assert moves("mean", found) == [1, 0, 1] and found["mean"]["value"] == pytest.approx((0.5 + 0.25) / 2)
-
-
-def test_batches_are_cut_where_they_are_full():
-    requests = [{"samples": n} for n in (1, 1, 16, 1, 1, 1)]
-    assert [len(batch) for batch in evaluation.sampling.batches(requests, 3)] == [3, 3]
-    assert [len(batch) for batch in evaluation.sampling.batches(requests, 100)] == [6]
-    assert list(itertools.chain(*evaluation.sampling.batches(requests, 1))) == requests
 
 
 def test_pass_at_k_over_all_problems_is_beside_the_columns_and_not_in_their_mean():
@@ -174,17 +164,7 @@ def test_correlations_are_of_responses():
     assert alone == {"spearman": pytest.approx(1), "error": None}  # one puzzle has no error
 
 
-def test_a_task_that_gives_too_few_scores_is_said():
-    task = SimpleNamespace(score_all=lambda responses, answers: [])
-    problem = {"answer": 1, "category": "all", "messages": [{"content": "?"}]}
-    with pytest.raises(ValueError, match=r"score_all\(\) gave 0 scores for 1 responses"):
-        evaluation.scoring.score(task, [problem], [[{"response": "1"}]], {})
-
-
 RELATED = [[(0, -1.0), (1, 0.0)], [(3, 0.0), (7, 5.0)]]
-
-# -------------------------------------------------------------------------------------------------------- the papers
-
 
 # ------------------------------------------------------------------------------------- a model that was taught answers
 
@@ -292,12 +272,8 @@ def in_short(row):
 KK = ("--suite", "kk", "--people", "2-4", "--limit", 2, "--max_response_tokens", 100)
 
 
-@pytest.fixture(scope="module")
-def kk_results(model, tmp_path_factory):
-    return call(model, *KK, "--out", tmp_path_factory.mktemp("kk"), "--keep_responses", "--words", "--paper")
-
-
-def test_what_was_taught_is_the_table(kk_results, model):
+def test_what_was_taught_is_the_table(model, tmp_path):
+    kk_results = call(model, *KK, "--out", tmp_path, "--keep_responses", "--words", "--paper")
     results = read(kk_results[".json"])
     (row,) = results["rows"]
     assert in_short(row) == {"2": (1, 2), "3": (0, 2), "4": (0.5, 2), "mean": (0.5, 6)}
@@ -406,29 +382,6 @@ def test_other_suites_have_a_column_for_each_kind_and_one_for_all(suite, shares,
     assert in_short(row) == shares and row["format_rate"] == 1
 
 
-def test_a_release_of_hitab_is_evaluated_whole(tmp_path):
-    """Its folder, or one with a subfolder of that name. Its kinds of questions become the columns."""
-    rows = []
-    for i, step in enumerate(["none", "none", "div", "pair-argmax"]):
-        rows.append({"table_id": "a", "question": f"number {i}?", "answer": [i], "aggregation": [step]})
-    (tmp_path / "hitab/tables/raw").mkdir(parents=True)
-    (tmp_path / "hitab/test_samples.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    table = {"texts": [["", "n"], ["all", "5"]], "top_header_rows_num": 1, "left_header_columns_num": 1}
-    (tmp_path / "hitab/tables/raw/a.json").write_text(json.dumps(table))
-    for folder in (tmp_path, tmp_path / "hitab"):
-        args = settled("m", "--suite", "hitab", "--data_dir", folder)
-        _, problems = suites.load_problems(args)
-        assert [problem["category"] for problem in problems] == ["lookup", "lookup", "other", "comparison"]
-        assert all(problem["samples"] == 4 and problem["temperature"] == 1 for problem in problems)
-        assert list(figures.columns_of(problems, args)) == ["comparison", "lookup", "other", "all"]
-
-
-def test_a_task_of_ones_own_may_name_categories_by_numbers_and_texts():
-    problems = [{"category": category, "samples": 1} for category in ("b", 10, "a", 9)]
-    args = SimpleNamespace(suite="own.py", samples=1, pass_at_k=False)
-    assert list(figures.columns_of(problems, args)) == [9, 10, "a", "b", "all"]
-
-
 # ------------------------------------------------------------------------------------ interrupted, and what is kept
 
 
@@ -466,25 +419,21 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(model, tmp_path, monkeyp
 
 def test_what_is_complete_is_not_sampled_again_and_nothing_else_is_taken_for_it(model, tmp_path, monkeypatch):
     sample, sampled = evaluation.sampling.sample, []
-
-    def counting(*args):
-        sampled.append(len(args[1]))
-        return sample(*args)
-
-    monkeypatch.setattr(evaluation.sampling, "sample", counting)
+    monkeypatch.setattr(evaluation.sampling, "sample", lambda *args: sampled.append(1) or sample(*args))
     copy = shutil.copytree(model, tmp_path / "copy")
 
     def asked(*flags):
-        before = len(sampled)
+        sampled.clear()
         call(copy, *KK, "--out", tmp_path / "out", *flags)
-        return len(sampled) > before
+        return bool(sampled)
 
     assert asked() and not asked() and not asked("--words", "--paper", "--keep_responses")
-    assert asked("--seed", 1) and asked("--temperature", 1) and asked("--max_response_tokens", 99)
     other = "bfloat16" if not machine.has_fast_bfloat16() else "float32"
-    assert asked("--limit", 1) and asked("--chat_template", "none") and asked("--dtype", other) and not asked()
+    changes = {"seed": 1, "temperature": 1, "max_response_tokens": 99, "limit": 1, "chat_template": "none"}
+    for name, value in (changes | {"dtype": other}).items():
+        assert asked(f"--{name}", value), name
+    assert not asked()
     moved = copy.rename(tmp_path / "moved")
-    assert evaluation.models.fingerprint(moved) == evaluation.models.fingerprint(model)
     shutil.copytree(moved, copy)
     assert not asked()  # the same weights
     shutil.rmtree(copy)
@@ -673,15 +622,15 @@ def test_problems_of_your_own_are_a_set_alone_and_greedy(tmp_path):
 
 
 @needs_files
-def test_the_papers_files_are_whole():
-    args = settled("m", "--suite", "math", "--data_dir", DATA)
-    _, problems = suites.load_problems(args)
-    counts = Counter((problem["category"], problem["samples"]) for problem in problems)
-    assert counts == {
-        ("olympiad_bench", 1): 672, ("minerva", 1): 268, ("math500", 1): 500, ("amc", 16): 83, ("aime", 16): 30
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "counts"),
+    [
+        ("--suite math --data_dir {}", {"olympiad_bench": 672, "minerva": 268, "math500": 500, "amc": 83, "aime": 30}),
+        ("--suite math --data-dir {}/orz --sets aime,math500", {"math500": 500, "aime": 30}),
+        ("--data_dir {}", dict.fromkeys("34567", 100)),
+    ],
+)
+def test_the_papers_files_are_whole(flags, counts):
+    _, problems = suites.load_problems(settled("m", *flags.format(DATA).split()))
+    assert Counter(problem["category"] for problem in problems) == counts
     assert len({problem["seed"] for problem in problems}) == len(problems)
-    args = settled("m", "--suite", "math", "--data-dir", DATA / "orz", "--sets", "aime,math500")
-    assert Counter(p["category"] for p in suites.load_problems(args)[1]) == {"math500": 500, "aime": 30}
-    args = settled("m", "--data_dir", DATA)
-    assert Counter(p["category"] for p in suites.load_problems(args)[1]) == dict.fromkeys("34567", 100)

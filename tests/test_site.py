@@ -9,6 +9,7 @@ import difflib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -51,16 +52,19 @@ def inside(python):
 
 
 @pytest.fixture
-def page(browser_page, site):
-    """The browser with open_page(address within the site); the page must load nothing from a network."""
-    asked = []
-    browser_page.on("request", lambda request: asked.append(request.url))
-    browser_page.open_page = lambda address: (
-        browser_page.goto("about:blank"),
-        browser_page.goto(f"{site.as_uri()}/{address}"),
-    )
-    yield browser_page
-    assert not [address for address in asked if not address.startswith(("file:", "data:", "about:"))]
+def page(site):
+    """A page of Chromium or Chrome, which must load nothing from a network and leave no error behind."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    found = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")))
+    if not (binary := next(found, None)):
+        pytest.skip("neither Chromium nor Chrome is installed")
+    errors, asked = [], []
+    with playwright.sync_playwright() as started:
+        page = started.chromium.launch(executable_path=binary, args=["--no-sandbox"]).new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        yield page
+    assert not errors and not [url for url in asked if not url.startswith(("file:", "data:", "about:"))]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -86,8 +90,8 @@ def test_faults_are_found(inside, tmp_path):
 
 
 @pytest.mark.parametrize("left, right", [("grpo", "dapo"), ("acpo", "reinforce_pp_ar_lopti")])
-def test_the_viewer_shows_every_line_once_and_as_many_equal_ones_as_difflib_finds(page, left, right):
-    page.open_page("diff.html")
+def test_the_viewer_shows_every_line_once_and_as_many_equal_ones_as_difflib_finds(page, site, left, right):
+    page.goto(f"{site.as_uri()}/diff.html")
     rows = page.evaluate(
         f"parts(script('{left}'), script('{right}'), false).slice(0, -1)"
         ".flatMap((part) => part.rows.map((row) => [row.left, row.right, row.equal, row.marks]))"
