@@ -10,7 +10,6 @@ import pytest
 import torch
 from conftest import ROOT, python
 
-import cispo
 import grpo
 import grpo_ar_lopti
 import ppo
@@ -193,37 +192,11 @@ def trainers_generalized_advantages(rewards, values, mask, gamma, lam):
     return ppo.estimate_advantages(rewards, batch, ppo.Args(gamma=gamma, gae_lambda=lam))
 
 
-def surrogate_batch(loss, mask, **more):
-    """A batch whose surrogate is −loss: the ratio is 1, and the advantage is −loss."""
-    zeros = torch.zeros(loss.shape)
-    return zeros, {"old_logp": zeros, "ref_logp": zeros, "advantages": -loss, "mask": mask, **more}
-
-
 def trainers_token_mean(loss, mask):
-    logp, batch = surrogate_batch(loss, mask)
-    return of_batch(grpo, logp, mask.sum(), batch, kl_coef=0)[0]
-
-
-def trainers_lopti_stages(logp, mask, eta):
-    batch = {"old_logp": logp, "mask": mask}
-    return tuple(grpo_ar_lopti.in_stage(stage, batch, eta) for stage in ("low", "high"))
-
-
-def trainers_token_weights(ratio, advantages, clip_low, clip_high, method):
-    """Minus the gradient of the trainer's loss by log π, with 1 as the divisor."""
-    trainer = {"grpo": grpo, "cispo": cispo}[method]
-    old_logp = torch.full(ratio.shape, -2.0)
-    logp = (old_logp + ratio.detach().log()).requires_grad_()
-    batch = {"old_logp": old_logp, "ref_logp": old_logp, "advantages": advantages}
-    batch["mask"] = torch.ones(ratio.shape, dtype=torch.bool)
-    loss, _ = of_batch(trainer, logp, 1, batch, clip_low=clip_low, clip_high=clip_high, kl_coef=0)
-    loss.backward()
-    return -logp.grad
-
-
-def trainers_kl_estimates(logp, ref_logp):
-    difference = logp - ref_logp
-    return difference, difference.square() / 2, grpo.k3(logp, ref_logp)
+    """Of a batch whose surrogate is −loss: the ratio is 1, and the advantage is −loss."""
+    zeros = torch.zeros(loss.shape)
+    batch = {"old_logp": zeros, "ref_logp": zeros, "advantages": -loss, "mask": mask}
+    return of_batch(grpo, zeros, mask.sum(), batch, kl_coef=0)[0]
 
 
 TRAINERS = {
@@ -236,12 +209,7 @@ TRAINERS = {
     "k3_kl": grpo.k3,
     "token_mean": trainers_token_mean,
     "ar_weight": grpo_ar_lopti.ar_weight,
-    "lopti_stages": trainers_lopti_stages,
-    "token_weights": trainers_token_weights,
-    "kl_estimates": trainers_kl_estimates,
 }
-
-
 WITH_GRADIENT = "token_log_probs reinforce_loss clipped_loss k3_kl token_mean".split()
 
 

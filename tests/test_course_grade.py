@@ -1,14 +1,12 @@
 """A class is graded, and the students' version is made."""
 
 import json
-import re
 import shutil
-import xml.etree.ElementTree as ElementTree
 
 import pytest
 from conftest import ROOT, python
 
-from course import check, grade, release
+from course import check, release
 
 COURSE = ROOT / "course"
 HEAD = "import torch\n\n\ndef leave_one_out(rewards, group_size):\n    "
@@ -41,19 +39,6 @@ def test_the_points_of_a_class(graded):
     assert "ada" in printed and "2/2" in printed
 
 
-def test_junit(graded):
-    suites = ElementTree.parse(graded[0] / "grades.xml").getroot()
-    counts = {suite.get("name"): (suite.get("tests"), suite.get("failures"), suite.get("skipped")) for suite in suites}
-    assert counts["ada"] == ("2", "0", "0") and counts["bob"] == ("2", "0", "2") and counts["crash"] == ("2", "2", "0")
-    assert all(len(suite.findall("testcase/failure")) == int(suite.get("failures")) for suite in suites)
-
-
-def test_a_folder_without_students(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        grade.main(grade.Args(tmp_path))
-    assert ended.value.code == 2 and "has no folders of students" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_the_students_version_holds_no_solution_and_checks_all_the_same(tmp_path):
     folder = tmp_path / "students"
@@ -61,9 +46,6 @@ def test_the_students_version_holds_no_solution_and_checks_all_the_same(tmp_path
     assert not (folder / "course" / "solutions").exists() and not (folder / "course" / "lecturer.md").exists()
     assert [path.name for path in (folder / "course" / "cases").iterdir() if path.suffix == ".py"] == ["__init__.py"]
     assert "lecturer.md" not in (folder / "course" / "README.md").read_text()
-    for page in [folder / "README.md", *(folder / "course").glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-            assert link.startswith("http") or (page.parent / link).exists(), (page, link)
     assert (folder / "grpo.py").exists() and (folder / "models" / "kk_tiny" / "model.safetensors").exists()
     for name in ("solutions", "exercises"):
         shutil.copytree(COURSE / name, tmp_path / name)

@@ -47,23 +47,6 @@ def test_the_libraries(file):
         assert is_failure(line, found, "pip install -r") and "datasets" not in line.found
 
 
-def test_what_is_too_small():
-    enough = {"gpus": [(78.0, 80.0)] * 2, "memory": (10.0, 16.0), "disk": 100.0, "shared": 8.0}
-    assert not doctor.failures(doctor.check_room(**enough))
-    for little, found, advice in [
-        ({"gpus": [(78.0, 80.0), (5.0, 80.0)]}, "5.0 of 80.0", "nvidia-smi"),
-        ({"memory": (1.5, 16.0)}, "1.5 of 16.0", "end other programs"),
-        ({"disk": 0.5}, "GiB free in", "--run_dir on another disk"),
-        ({"shared": 0.06}, "0.06 GiB", "--shm-size"),
-    ]:
-        (line,) = doctor.failures(doctor.check_room(**enough | little))
-        assert is_failure(line, found, advice)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# What must hold of a run
-
-
 def test_what_must_hold_of_a_runs_metrics():
     assert not doctor.failures(doctor.check_rows(ROWS, 0.01))
     unchanged = [row | {"weights_changed": 0.0} for row in ROWS]
@@ -79,35 +62,17 @@ def test_what_must_hold_of_a_runs_metrics():
         assert line.name == name and is_failure(line, found, advice)
 
 
-def test_a_resumed_run_that_differs():
-    faster = [row | {"time/step": 0.5} for row in ROWS]
-    assert doctor.check_resume(ROWS, faster, on_gpu=False).outcome == "PASS"
+def test_a_resumed_run_and_a_first_step_on_several_gpus_that_differ():
+    assert doctor.check_resume(ROWS, [row | {"time/step": 0.5} for row in ROWS], on_gpu=False).outcome == "PASS"
     last_digit = changed(3, grad_norm=0.6 * (1 + 2**-52))
     assert is_failure(doctor.check_resume(ROWS, last_digit, on_gpu=False), "grad_norm 0.6", "report")
     assert doctor.check_resume(ROWS, last_digit, on_gpu=True).outcome == "PASS"
-    assert is_failure(doctor.check_resume(ROWS, changed(3, grad_norm=0.7), on_gpu=True), "grad_norm", "report")
     assert is_failure(doctor.check_resume(ROWS, changed(3, kl=None), on_gpu=True), "kl 0.002 / None", "report")
     assert is_failure(doctor.check_resume(ROWS, ROWS[:2], on_gpu=True), "3 / 2 steps", "report")
-
-
-def test_a_first_step_that_differs_on_several_gpus():
     alone = {"response_tokens": 40.0, "entropy": 0.36, "grad_norm": 0.4, "kl": 0.0, "sampler_gap": 0.004}
     assert doctor.check_same_step(alone, alone | {"grad_norm": 0.41}, 0.1).outcome == "PASS"
-    for name, value in [
-        ("grad_norm", 0.8),  # summed by two processes where it should be averaged
-        ("grad_norm", 0.2),
-        ("response_tokens", 30.0),
-        ("entropy", NAN),
-        ("kl", 0.01),
-        ("sampler_gap", 0.3),
-    ]:
+    for name, value in [("grad_norm", 0.8), ("response_tokens", 30.0), ("entropy", NAN), ("kl", 0.01)]:
         assert is_failure(doctor.check_same_step(alone, alone | {name: value}, 0.1), name, "report"), name
-
-
-def test_nothing_is_tried_after_a_stage_that_fails():
-    failed = doctor.check("disk", False, "full")
-    lines = doctor.diagnose(QUIET, [lambda console: [failed], lambda console: 1 / 0])
-    assert lines == [failed, doctor.check("run", None, "first mend what fails above")]
 
 
 def test_the_quick_checks_pass_here(tmp_path):

@@ -291,31 +291,3 @@ def test_a_conflict_leaves_the_script_and_what_grew_from_it_untouched_and_others
     assert code == 0 and "dapo.py: has it already" in out
     assert repository.read("dapo_ar_lopti").count("line_5 = 'grpo'\nline_5_too = 'dapo'\n") == 1
     assert "line_15 = 'grpo'" in repository.read("dapo_ar_lopti")
-
-
-def test_a_script_that_got_the_change_by_hand_stays_and_its_children_get_it(repository, capsys):
-    """Also where lines of its own stand beside the change; and what else changed in it is not carried along."""
-    repository.edit("archer", "line_5 = 5", "line_5 = 'new'\nown = 'archer'")
-    repository.edit("dapo", "line_5 = 5", "line_5 = 'new'")
-    repository.edit("dapo", "line_10 = 10", "line_10 = 'only in dapo'")
-    repository.edit("grpo", "line_5 = 5", "line_5 = 'new'")
-    before = repository.texts()
-    for _ in range(2):
-        code, out, _ = repository.propagate(capsys)
-        assert code == 0 and "archer.py: has it already" in out and "dapo.py: has it already" in out
-        after = repository.texts()
-        assert after["archer"] == before["archer"] and after["dapo"] == before["dapo"]
-        assert after["dapo_ar_lopti"] == before["dapo_ar_lopti"].replace("line_5 = 5", "line_5 = 'new'")
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"script": "gppo"}, "--script gppo: the scripts are grpo, dapo, dapo_ar_lopti, archer"),
-        ({"base": "nowhere"}, "nowhere"),
-        ({}, "grpo.py"),  # its only commit has none before
-    ],
-)
-def test_propagate_says_what_is_wrong(repository, options, message, capsys):
-    code, out, err = repository.propagate(capsys, **options)
-    assert code == 2 and err.startswith("error: ") and message in err and not out

@@ -39,11 +39,14 @@ def test_code_is_the_syntax_tree_without_docstrings_of_script_and_runtime(tmp_pa
 
 def test_what_differs_from_the_code_of_a_result():
     now = kept.code_of("grpo")
-    assert kept.differs({"script": "grpo", "code": now}) == ""
-    assert kept.differs({"script": "grpo", "code": now | {"runtime": "0"}}) == "runtime"
-    assert kept.differs({"script": "grpo", "code": {"script": "0", "runtime": "0"}}) == "script and runtime"
-    assert kept.differs({"script": "grpo", "code": None}) == kept.differs({"script": "grpo"}) == "unknown"
-    assert kept.differs({"script": "nowhere", "code": now}) == "script"  # it is gone
+    for script, code, differs in [
+        ("grpo", now, ""),
+        ("grpo", now | {"runtime": "0"}, "runtime"),
+        ("grpo", {"script": "0", "runtime": "0"}, "script and runtime"),
+        ("grpo", None, "unknown"),
+        ("nowhere", now, "script"),  # it is gone
+    ]:
+        assert kept.differs({"script": script, "code": code}) == differs
 
 
 @pytest.mark.parametrize(

@@ -60,20 +60,6 @@ def test_a_tokens_gradient_is_the_heads_jacobian_times_one_hot_minus_p(known):
             assert norms[row, t].item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_norms_at_all_weights_are_those_of_the_tokens_they_are_said_to_be_of(known):
-    policy, _, sampled = known
-    batch = sampled.batch
-    rows, positions, norms = forking_tokens.norms_at_all_weights(policy, batch, of_lab(checked=3))
-    assert len(norms) == 3 and batch["mask"][rows, positions].all()
-    logp, _ = policy(batch["ids"], batch["mask"], 1.0)
-    for row, t, norm in zip(rows, positions, norms):
-        gradients = torch.autograd.grad(logp[row, t], policy.parameters(), retain_graph=True)
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        assert norm.item() == pytest.approx(flat.norm().item(), rel=1e-3)
-    everything = forking_tokens.norms_at_all_weights(policy, batch, of_lab(checked=1000))
-    assert len(everything[2]) == batch["mask"].sum()
-
-
 # ------------------------------------------------------------------------------------------ numbers
 
 

@@ -30,15 +30,6 @@ def test_two_planes_share_a_line():
     assert angles_of(first, second, 128) == pytest.approx([0, 45], abs=1e-5)  # the rank is 2
 
 
-def test_rounding_does_not_count_in_the_rank():
-    exact = matrix([1.0, 2, 3]).T @ matrix([1.0, 1, 0])
-    rounded = exact + 1e-9 * torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
-    assert key_factors.right_vectors(rounded).shape == (3, 1)
-    nothing = key_factors.right_vectors(torch.zeros(3, 3))
-    assert nothing.shape == (3, 0)
-    assert key_factors.principal_angles(nothing, nothing, 2).tolist() == [90]
-
-
 # ------------------------------------------------------------------------------- gradients of some tokens
 
 
@@ -80,23 +71,3 @@ def test_the_gradients_of_both_signs_add_up_to_the_whole(drawn):
     assert parts["A > 0"][1] + parts["A < 0"][1] == pytest.approx(1)
     assert 0.2 <= parts["top entropy"][1] < 0.25
     assert common.norm(parts["top entropy"][0]) > 0
-
-
-# -------------------------------------------------------------------------------- off-policy gradients
-
-
-def test_one_batch_leaves_the_policy_as_it_was(drawn):
-    policy, sampled = drawn[1], sampled_of(drawn, [1.0, -1.0, 0.5])
-    args = quick_args(prompts=8, responses=3)
-    before = common.copy_weights(policy)
-    args.updates = 4
-    found = key_factors.measure(policy, before, sampled, sampled, 8, args)
-    assert all(torch.equal(a, b) for a, b in zip(before, common.copy_weights(policy)))
-    of_all = found["off_policy"]
-    assert set(of_all) == set(key_factors.REFERENCES)
-    for reference in key_factors.REFERENCES:
-        same = of_all[reference][reference]
-        assert same["norm"] == 1 and same["angle"] < 0.01 and same["angle_of_vectors"] < 0.01
-    assert of_all["on-policy"]["other batch"]["angle"] < 0.01  # here it is the same batch
-    assert of_all["GRPO"]["on-policy"]["angle"] == pytest.approx(of_all["on-policy"]["GRPO"]["angle"], abs=1e-3)
-    assert of_all["GRPO"]["on-policy"]["angle"] > 0.1

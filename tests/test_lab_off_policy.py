@@ -33,8 +33,6 @@ def test_the_fit_of_lemma_1_by_hand():
     # σ = 1 − π: the exponent is 2. σ/(1 − π)² is 1 and 4, their geometric mean 2, each off by 2.
     flat = off_policy.fit([1.0, 0.25], [1.0, 0.25])
     assert list(flat.values()) == pytest.approx([2] * 4)
-    constant = off_policy.fit([0.3, 0.3, 0.0], [1.0, 0.25, 0.1])  # a bin without σ has no logarithm
-    assert constant["exponent"] == pytest.approx(0) and constant["bins"] == 2
     assert off_policy.fit([0.0, 0.0], [0.5, 0.2])["kappa"] == 0  # ρ does not spread
     assert off_policy.fit([], [])["kappa"] is None
 

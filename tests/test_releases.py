@@ -1,17 +1,8 @@
 """The settings that the scripts take from the papers' releases, each with the file and line it follows.
 
-The releases are public repositories, named with the commit that was read:
-
-    AR-Lopti   zhyang2226/AR-Lopti                       cbeb333
-    ACPO       Control-derek/ACPO                        cfcd73d
-    Archer     wizard-III/ArcherCodeR                    8a1785b
-    80/20      Shenzhi-Wang/Beyond-the-80-20-Rule-RLVR   6f5dda6f
-    verl       volcengine/verl                           b178a3cd5
-    DPPO       verl-project/verl                         8f11888a
-    Dr. GRPO   sail-sg/understand-r1-zero                14046dca
-
-A number that is given with a line is the release's own. Where a script deviates on purpose, its docstring says so,
-and the test holds it to the deviation. The rules of the releases are in the tests of the scripts.
+AR-Lopti: zhyang2226/AR-Lopti, cbeb333. ACPO: Control-derek/ACPO, cfcd73d. Archer: wizard-III/ArcherCodeR, 8a1785b.
+80/20: Shenzhi-Wang/Beyond-the-80-20-Rule-RLVR, 6f5dda6f. verl: volcengine/verl, b178a3cd5. DPPO: verl-project/verl,
+8f11888a. Dr. GRPO: sail-sg/understand-r1-zero, 14046dca. Where a script deviates on purpose, its docstring says so.
 """
 
 import importlib
@@ -76,42 +67,25 @@ def test_acpos_settings_are_those_of_its_release(task):
 
 # What a script has of its own: its settings, and where they are from.
 OF_ITS_OWN = {
-    "grpo_ar_lopti": (
-        {"alpha": 0.3, "eta": 0.5},
-        "AR-Lopti, scripts/train_kklogic_AR-Lopti_4x80GB.sh:34, 40, for both together; alone they are 0.2 and 0.4",
-    ),
-    "cispo": ({"clip_low": 1.0, "clip_high": 0.45, "gated": False}, f"ACPO, {ACPO}:106-107"),
-    "entropy_top": ({"entropy_top": 0.2}, "80/20, verl/trainer/ppo/core_algos.py:76-77"),
-    "archer": (
-        {
-            "entropy_quantile": 0.8, "clip_low": 0.2, "clip_high": 0.2, "reasoning_clip": 0.5,
-            "kl_coef": 0.001, "reasoning_kl": 0,
-        },
-        "Archer, scripts/train/run_archer_qwen2.5_1.5b_code.sh:62-67",
-    ),
-    "rloo": ({"kl_coef": 0}, "a deviation: the paper has 0.03 and 0.10, with a learned reward model (Appendix C)"),
-    "dr_grpo": ({"kl_coef": 0}, "Dr. GRPO, examples/qwen2.5-math-7b.sh: --beta 0"),
-    "dppo": (
-        {"divergence": "tv", "delta": None, "kl_coef": 0},
-        "DPPO, examples/dppo_trainer/run_qwen30b_dppo.sh:27-34, 64, 66; delta None is 0.15, with kl 0.05",
-    ),
-    "sapo": (
-        {"tau_positive": 1.0, "tau_negative": 1.05, "kl_coef": 0},
-        "verl, verl/trainer/config/actor/actor.yaml:46, 49",
-    ),
-    "ppo": (
-        {"gamma": 1, "gae_lambda": 1, "value_lr": 1e-5, "value_clip": 0.2},
-        "verl's, but for ε_V, a deviation: PPO's own ε is 0.2, and verl has 0.5",
-    ),
-    "grpo_tis": (
-        {"correction": "tis", "correction_max": 2.0, "correction_min": 0.5},
-        "verl, verl/trainer/config/algorithm.py:174; 0.5 is IcePop's, whose text has 5 for the other bound",
-    ),
+    # AR-Lopti, scripts/train_kklogic_AR-Lopti_4x80GB.sh:34, 40, for both together; alone they are 0.2 and 0.4
+    "grpo_ar_lopti": {"alpha": 0.3, "eta": 0.5},
+    "cispo": {"clip_low": 1.0, "clip_high": 0.45, "gated": False},  # ACPO:106-107
+    "entropy_top": {"entropy_top": 0.2},  # 80/20, verl/trainer/ppo/core_algos.py:76-77
+    # Archer, scripts/train/run_archer_qwen2.5_1.5b_code.sh:62-67
+    "archer": {"entropy_quantile": 0.8, "clip_low": 0.2, "clip_high": 0.2, "reasoning_clip": 0.5, "kl_coef": 0.001,
+               "reasoning_kl": 0},
+    "rloo": {"kl_coef": 0},  # a deviation: the paper has 0.03 and 0.10, with a learned reward model (Appendix C)
+    "dr_grpo": {"kl_coef": 0},  # Dr. GRPO, examples/qwen2.5-math-7b.sh: --beta 0
+    # DPPO, examples/dppo_trainer/run_qwen30b_dppo.sh:27-34, 64, 66; delta None is 0.15, with kl 0.05
+    "dppo": {"divergence": "tv", "delta": None, "kl_coef": 0},
+    "sapo": {"tau_positive": 1.0, "tau_negative": 1.05, "kl_coef": 0},  # verl/trainer/config/actor/actor.yaml:46, 49
+    # verl's, but for ε_V, a deviation: PPO's own ε is 0.2, and verl has 0.5
+    "ppo": {"gamma": 1, "gae_lambda": 1, "value_lr": 1e-5, "value_clip": 0.2},
+    # verl, verl/trainer/config/algorithm.py:174; 0.5 is IcePop's, whose text has 5 for the other bound
+    "grpo_tis": {"correction": "tis", "correction_max": 2.0, "correction_min": 0.5},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("script", OF_ITS_OWN)
 def test_a_scripts_own_settings_are_those_of_its_release(script):
-    settings, where = OF_ITS_OWN[script]
-    args = importlib.import_module(script).Args()
-    assert {name: getattr(args, name) for name in settings} == settings, where
+    assert OF_ITS_OWN[script].items() <= vars(importlib.import_module(script).Args()).items()

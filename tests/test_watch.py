@@ -28,12 +28,10 @@ def test_the_pieces_of_a_text_are_the_whole(tokenizer, text):
 
 
 def test_the_best_and_the_worst_of_groups_with_an_advantage_are_kept():
-    args = SimpleNamespace(responses_per_prompt=3)
     of_rows = [0, 0, 0, -1, 2, -1, 0, 0, 0, 1, -3, 2.0]  # four groups; the first and the third teach nothing
     advantages = torch.tensor(of_rows)[:, None] * torch.tensor([0.0, 1.0, 1.0])
-    assert tokens.few({"advantages": advantages}, args) == [4, 5, 11, 10]
-    assert tokens.few({"advantages": advantages[:6]}, args) == [4, 5, 0, 2]
-    assert tokens.few({"advantages": advantages}, SimpleNamespace(responses_per_prompt=1)) == [3, 4]
+    for rows, group, expected in ((12, 3, [4, 5, 11, 10]), (6, 3, [4, 5, 0, 2]), (12, 1, [3, 4])):
+        assert tokens.few({"advantages": advantages[:rows]}, SimpleNamespace(responses_per_prompt=group)) == expected
 
 
 @pytest.fixture(scope="module")
