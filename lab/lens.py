@@ -30,7 +30,7 @@ import grpo
 from lab import common
 from runtime import curves, files
 from runtime.settings import PositiveFraction, PositiveInt
-from runtime.tokens import pieces_of
+from runtime.watched_tokens import pieces_of
 from tools.maintain.updates import ALGORITHMS, token_weights
 
 SCRIPTS = [script for script in ALGORITHMS if script != "opd"]  # its weights are those of a teacher

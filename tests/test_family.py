@@ -178,17 +178,15 @@ def test_what_makes_ar_lopti_of_grpo_makes_it_of_the_others(parent, tmp_path):
     merge = ["git", "merge-file", "-p", *stems]
     merged = subprocess.run(merge, cwd=tmp_path, capture_output=True, text=True)
     assert merged.returncode == 0 and merged.stdout == without_docstring(f"{parent}_ar_lopti")
-    *_, check, check_of_both = (
-        family.texts(family.source(stem)).get("Args.check", "").partition('."""\n')[2]
-        for stem in (parent, "grpo_ar_lopti", f"{parent}_ar_lopti")
-    )
-    assert check in check_of_both
+    checks = {stem: family.texts(family.source(stem)).get("Args.check", "") for stem in (*stems, f"{parent}_ar_lopti")}
+    below = {stem: check.partition('."""\n')[2] for stem, check in checks.items()}  # their docstrings
+    assert below[f"{parent}_ar_lopti"] == below["grpo_ar_lopti"] + below[parent]
 
 
 def test_every_script_names_its_parent_and_a_new_one_is_found_by_that(tmp_path):
     named = family.new_scripts(known=())
     assert {stem: named[stem] for stem in DESCENDANTS} == {stem: family.PARENT[stem] for stem in DESCENDANTS}
-    begin = "\nfirst.check(Args, TASKS)\n"
+    begin = "\nflags.check(Args, TASKS)\n"
     for name, docstring in (("toy", "A toy.\n\nWhat differs from grpo.py: one line."), ("mine", "Of my own.")):
         (tmp_path / f"{name}.py").write_text(f'"""{docstring}\n"""{begin}')
     (tmp_path / "other.py").write_text('"""What differs from grpo.py: it is no trainer."""\n')

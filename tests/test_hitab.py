@@ -12,7 +12,8 @@ import pytest
 from conftest import KK_TINY, check_linear_time, write_rows
 from transformers import AutoTokenizer
 
-from rewards import encode, hitab, hitab_sheets
+from rewards import hitab, hitab_sheets
+from runtime.chats import encode
 
 RIGHT = {"reward": 1.0, "correct": True, "format": True, "timed_out": False}
 WRONG = {"reward": 0.0, "correct": False, "format": True, "timed_out": False}

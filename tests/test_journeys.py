@@ -15,7 +15,7 @@ from conftest import ROOT, metrics, python, run, small, timeless, until
 
 import grpo
 import grpo_ar_lopti
-from runtime import defaults, first
+from runtime import defaults, flags
 
 NEVER_MIXED = {"max_response_tokens": 8, "max_refills": 1, "save_every": 1, "dtype": "float32"}  # no answer fits
 
@@ -88,7 +88,7 @@ def test_a_python_without_the_packages_says_which_one_has_them():
 
 def test_importing_a_script_checks_nothing(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["pytest", "--clip_low", "2"])
-    first.check(grpo.Args, grpo.TASKS)
+    flags.check(grpo.Args, grpo.TASKS)
 
 
 # ------------------------------------------------------------------------------------- signals, and two of one run

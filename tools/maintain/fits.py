@@ -16,7 +16,7 @@ import tyro
 from transformers import LlamaConfig, Qwen2Config
 
 import grpo
-from runtime import checks, defaults, launch, memory, processes
+from runtime import checks, defaults, memory, processes, ranks
 from tools import family
 from tools.maintain import generated
 
@@ -28,7 +28,7 @@ COUNTS = (1, 4, 8)  # GPUs of one machine
 # correction takes up to 6 % on cards such as L4 and A10. Pieces that the allocator can't use take some too.
 CONTEXT = 1.0  # GiB
 RESERVE = 0.08  # share of the card
-HEAD_CHUNK = 4096  # what passes.HEAD_CHUNK is on a GPU
+HEAD_CHUNK = 4096  # what batching.HEAD_CHUNK is on a GPU
 LORA = "--lora_rank 16 --lr 1e-5"  # ten times the paper's learning rate
 
 
@@ -140,13 +140,13 @@ def machine_with(card, count):
 @contextlib.contextmanager
 def on_gpus(count):
     """Within its block defaults and checks are those of a machine with `count` GPUs."""
-    before = defaults.ON_GPU, launch.WORLD_SIZE, launch.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
+    before = defaults.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
     defaults.ON_GPU = True
-    launch.WORLD_SIZE = launch.LOCAL_WORLD_SIZE = processes.WORLD_SIZE = count
+    ranks.WORLD_SIZE = ranks.LOCAL_WORLD_SIZE = processes.WORLD_SIZE = count
     try:
         yield
     finally:
-        defaults.ON_GPU, launch.WORLD_SIZE, launch.LOCAL_WORLD_SIZE, processes.WORLD_SIZE = before
+        defaults.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE = before
 
 
 @functools.cache
