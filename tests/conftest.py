@@ -237,19 +237,6 @@ def batch(tiny_model):
     return make_batch(tiny_model)
 
 
-@pytest.fixture(scope="module")
-def drawn():
-    """A batch of kk_tiny's tokens, with ratios on both sides of every clip; and the policy. For the lab."""
-    from helpers import make_batch
-    from lab_cases import script_args
-
-    import grpo
-
-    policy = grpo.load_policy(script_args("grpo"), trained=True)
-    batch = make_batch(KK_TINY)
-    return {name: value for name, value in batch.items() if value.shape == batch["mask"].shape}, policy
-
-
 def write_rows(path, rows):
     """Writes Parquet, a JSON object in each line, or a JSON list, as the path's suffix says. Gives the path."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@
     python tests/gpu_paths.py config T4 float16 qwen2    one check
 
 config    vLLM's configuration for a card from runtime/engine.py's options, and what a sleep of its model would lose
-sampler   its GPU sampler's kernels, in Triton's interpreter: temperature, log-probabilities, draws
 """
 
 import os
@@ -36,7 +35,6 @@ CHECKS = [
     "config H100 bfloat16 gemma",
     "config B200 bfloat16 qwen3",
     "config 5090 bfloat16 gemma3_text",
-    "sampler",
 ]
 # Triton and vLLM's allocator load the driver's library. No function of this one does anything.
 FUNCTIONS = """cuInit cuGetProcAddress_v2 cuGetProcAddress cuPointerGetAttribute cuTensorMapEncodeTiled cuCtxGetCurrent
@@ -167,47 +165,6 @@ def check_config(card, dtype, kind):
     # A reload makes these two anew.
     others = {other.split(".")[-1] for other in others} - {"_k_scale_cpu[0]", "_v_scale_cpu[0]"}
     assert not others, others
-
-
-def check_sampler():
-    """The V2 runner's sampler, which only a GPU takes: temperature, log-probabilities, and draws by their seeds."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    import torch
-
-    torch.set_num_threads(1)
-    pretend("H100")
-    pretend_in_vllm()
-    from vllm.v1.worker.gpu.sample import gumbel, logprob
-
-    from runtime import engine
-
-    torch.manual_seed(0)
-    size, count, group, temperature = 64, 4000, 8, 0.7
-    logits = torch.randn(1, size) * 2
-    seeds = engine.request_seed(0, 1, 5) + torch.arange(group)
-    rows = torch.arange(count, dtype=torch.int32) % group
-    positions = torch.arange(count) // group
-    temperatures = torch.full((group,), temperature)
-    scaled = logits.expand(count, size).contiguous()
-    gumbel.apply_temperature(scaled, rows, temperatures)
-    assert torch.equal(scaled[0], logits[0] / temperature)
-
-    def draw(n, temperatures=temperatures):
-        own = scaled[:n].contiguous(), rows[:n], temperatures, seeds, positions[:n]
-        return gumbel.gumbel_sample(*own, apply_temperature=False, is_drafting=False)
-
-    tokens = draw(count)
-    assert torch.equal(draw(64), tokens[:64]) and (draw(8, torch.zeros(group)) == logits.argmax()).all()
-    exact = (logits / temperature).log_softmax(-1)[0]
-    scores = logprob.compute_topk_scores(scaled[:500].contiguous(), 0, tokens[:500])
-    error = (scores.logprobs[:, 0] - exact[tokens[:500]]).abs().max().item()
-    expected = count * exact.double().exp()
-    often = expected > 5
-    squares = (torch.bincount(tokens, minlength=size) - expected)[often] ** 2 / expected[often]
-    degrees = int(often.sum()) - 1
-    deviation = (squares.sum().item() - degrees) / (2 * degrees) ** 0.5
-    print(f"    log-probabilities to {error:.1e}; draws: chi² {deviation:+.2f} standard deviations from its mean")
-    assert error < 1e-5 and abs(deviation) < 4
 
 
 if __name__ == "__main__":

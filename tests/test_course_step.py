@@ -1,9 +1,7 @@
 """The student's own step: the check passes the solution, and names what is wrong with others."""
 
 import pytest
-import torch
 from conftest import ROOT
-from torch.nn.functional import pad
 
 from course import check, check_step, sandbox, step
 
@@ -48,35 +46,6 @@ def test_a_mistake_is_found(part, old, new, said, tmp_path):
     assert verdict == check.WRONG and said in text, found
     after = check_step.PARTS[check_step.PARTS.index(part) + 1 :]
     assert all(found[name][0] == check.PASS for name in check_step.PARTS if name not in (part, *after))
-
-
-def chosen(values, ids):
-    return values.gather(-1, ids[:, :, None])[:, :, 0]
-
-
-def of_next(logits, ids, places=(1, 0)):
-    return pad(chosen(logits[:, :-1], ids[:, 1:]), places)
-
-
-WRONG_LOG_PROBS = {  # what is said: what it is said of, before the mask
-    "": lambda logits, ids: of_next(logits.log_softmax(-1), ids),
-    "is not shifted": lambda logits, ids: chosen(logits.log_softmax(-1), ids),
-    "is not shifted: the": lambda logits, ids: pad(chosen(logits.log_softmax(-1), ids)[:, :-1], (1, 0)),
-    "stands one place too early": lambda logits, ids: of_next(logits.log_softmax(-1), ids, (0, 1)),
-    "gives logits": of_next,
-    "gives probabilities": lambda logits, ids: of_next(logits.softmax(-1), ids),
-    "has the wrong sign": lambda logits, ids: -of_next(logits.log_softmax(-1), ids),
-    "away from reinforce.py's": lambda logits, ids: of_next(logits.log_softmax(1), ids),
-}
-
-
-@pytest.mark.parametrize("said", WRONG_LOG_PROBS)
-def test_wrong_log_probs_are_named(said):
-    ids, mask = check_step.given()["ids"], check_step.given()["mask"]
-    with torch.no_grad():
-        logits = check_step.checkers_policy(False)(ids).logits
-    text = check_step.wrong_log_probs({"logp": WRONG_LOG_PROBS[said](logits, ids) * mask, "has_gradient": True})
-    assert said in text and bool(said) == bool(text)
 
 
 # ---------------------------------------------------------------------------------------------------------- samplers

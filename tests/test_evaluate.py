@@ -32,8 +32,6 @@ from runtime.chats import encode
 
 needs_files = pytest.mark.skipif(not (DATA / "math").is_dir(), reason=f"the papers' files are not in {DATA}")
 
-# ------------------------------------------------------------------------------------------------------------ figures
-
 
 def scores_of(*counts):
     """For each (right, wrong) a problem's scores."""
@@ -122,8 +120,6 @@ def test_pass_at_k_over_all_problems_is_beside_the_columns_and_not_in_their_mean
     assert figures.mean_figure(columns, values)["value"] == pytest.approx((5 / 8 + 1 / 2) / 2)
 
 
-# -------------------------------------------------------------------------------------------------------------- words
-
 TEXT = """Let me Analyze this. I considered it, look  at it and LOOKED
 at it again; checking Zoe's statement. Recheck the checkbox. James' statements and Zoe’s Statement examine nothing.
 Since Zoe lies, because of that and due to this, given that, sincerely. So, thus; hence as a result: consequently and
@@ -149,25 +145,6 @@ def test_words_are_counted_as_by_hand():
 def test_no_text_makes_counting_slow(part):
     check_linear_time(words.count_words, lambda size: size * part)
 
-
-def test_correlations_are_of_responses():
-    responses = [[{"response": "so " * n, "reward": reward} for n, reward in some] for some in RELATED]
-    counts, relations = words.count_all(responses)
-    assert counts["conclusion indicator"] == [0.5, 5] and counts["assertion"] == [0, 0]
-    found = relations["conclusion indicator"]
-    # By hand: counts 0 1 3 7 (mean 2.75), rewards -1 0 0 5 (mean 1): 18 − … ; ranks 1 2 3 4 and 1 2.5 2.5 4.
-    assert found["pearson"] == pytest.approx((35 - 4 * 2.75) / math.sqrt((59 - 4 * 2.75**2) * (26 - 4)))
-    assert found["spearman"] == pytest.approx((29.5 - 25) / math.sqrt(5 * 4.5))
-    assert relations["assertion"]["pearson"] is relations["assertion"]["spearman"] is None
-    assert found["raw"][1] == {"category": "all", "count": [3, 7], "reward": [0.0, 5.0]}
-    assert found["by_category"]["all"]["spearman"] == found["spearman"]
-    alone = words.count_all(responses[:1])[1]["conclusion indicator"]["by_category"]["all"]
-    assert alone == {"spearman": pytest.approx(1), "error": None}  # one puzzle has no error
-
-
-RELATED = [[(0, -1.0), (1, 0.0)], [(3, 0.0), (7, 5.0)]]
-
-# ------------------------------------------------------------------------------------- a model that was taught answers
 
 TEMPLATE = "{{ messages[-1]['content'][-90:] }}"  # short prompts are learned sooner
 MATH = {  # set: (problem, gold, answers), the latter learned alike
@@ -383,9 +360,6 @@ def test_other_suites_have_a_column_for_each_kind_and_one_for_all(suite, shares,
     assert in_short(row) == shares and row["format_rate"] == 1
 
 
-# ------------------------------------------------------------------------------------ interrupted, and what is kept
-
-
 def blank(path, out):
     """A result's bytes without the name of the folder that it lies in."""
     return path.read_bytes().replace(str(out).encode(), b"")
@@ -451,9 +425,6 @@ def test_two_evaluations_do_not_write_one_file(model, tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(SystemExit, match="another evaluation is writing"):
             call(model, *KK, "--out", tmp_path)
-
-
-# ------------------------------------------------------------------------------------------------- runs and comparisons
 
 
 @pytest.fixture(scope="module")
@@ -524,9 +495,6 @@ def test_a_runs_temperature_goes_for_puzzles_and_defaults_are_the_papers(tmp_pat
     assert settled("models/kk_tiny").max_response_tokens == 4096
 
 
-# -------------------------------------------------------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -594,9 +562,6 @@ def test_a_prompt_must_fit_and_a_response_ends_with_the_context():
         evaluation.sampling.requests_of(str(KK_TINY), [problem], args)
 
 
-# ----------------------------------------------------------------------------------------------- the real things
-
-
 def test_kk_tiny_from_the_command_line(tmp_path):
     """A few puzzles of what `python evaluate.py models/kk_tiny --suite kk --people 2-4` does, as a user starts it."""
     flags = "models/kk_tiny --suite kk --people 2-4 --limit 8 --out".split()
@@ -606,20 +571,6 @@ def test_kk_tiny_from_the_command_line(tmp_path):
     assert list(of_row) == ["2", "3", "4", "mean"] and of_row["mean"]["problems"] == 24
     assert of_row["mean"]["value"] > 0 and results["rows"][0]["format_rate"] > 0.5
     assert "2 people" in finished.stdout and "kk_tiny" in finished.stdout
-
-
-def test_problems_of_your_own_are_a_set_alone_and_greedy(tmp_path):
-    """As docs/data.md has them."""
-    file = tmp_path / "mine.jsonl"
-    file.write_text('{"problem": "What is 17 + 25?", "answer": "42"}\n{"problem": "What is 2 + 3?", "answer": "5"}\n')
-    for flags, how in ([(), (1, 0.0)], [("--samples", 4, "--temperature", 0.7), (4, 0.7)]):
-        args = settled("m", "--suite", "math", "--data", file, *flags)
-        _, problems = suites.load_problems(args)
-        assert [(p["category"], p["samples"], p["temperature"]) for p in problems] == [("own", *how)] * 2
-        said = evaluation.tables.settings_of(args)
-        assert (said["samples"], said["temperature"]) == how  # in the header and below the table
-        title = "own problems" + " avg@4" * bool(flags)
-        assert figures.columns_of(problems, args) == {"own": (title, "own", None)}
 
 
 @needs_files

@@ -7,19 +7,15 @@ import json
 import multiprocessing
 import os
 import pickle
-import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,10 +24,8 @@ from helpers import SIZES, learn, policy_and_optimizer
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from transformers import AutoTokenizer
 
-from evaluation import run as evaluation_run
 from grpo import Args
-from runtime import checkpoints, checks, curves, files, folders, hub, records, settings, signals, streams
-from tools import compare
+from runtime import checkpoints, checks, curves, files, folders, records, settings, signals, streams
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +73,6 @@ def save(run_dir, step=4):
 def steps_of(run_dir):
     return [checkpoints.step_of(path) for path in checkpoints.complete(run_dir)]
 
-
-# ------------------------------------------------------------------------------------- damaged checkpoints
 
 DISTCP = "trainer/__0_0.distcp"
 FILES = [DISTCP, "trainer/.metadata", "trainer_state.json", "model.safetensors", "config.json", "checksums.json"]
@@ -181,9 +173,6 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatc
     assert renamed == [(set(), "step_000004")]
 
 
-# -------------------------------------------------------------------------- code in what is read
-
-
 class Harmful:
     """What makes a file when it is unpickled."""
 
@@ -238,8 +227,6 @@ def test_a_models_own_code_does_not_run(tmp_path, monkeypatch):
         checks.check_model(Args(model=str(folder)), 1024)
     assert not made.exists()
 
-
-# ------------------------------------------------------------------------------ damaged files of a run
 
 BROKEN = {
     "empty": b"",
@@ -302,9 +289,6 @@ def test_a_broken_row_is_named(three):
             checks.check_run_folders(Args(resume=str(three)))
 
 
-# ------------------------------------------------------------------------- folders, and two processes
-
-
 def test_a_folder_is_used_by_one_process(three, tmp_path, capsys):
     code = "import sys, time; from runtime import files; files.lock(sys.argv[1]); print('locked', flush=True)"
     for args in (Args(resume=str(three)), Args(run_dir=str(tmp_path / "fresh"))):
@@ -362,9 +346,6 @@ def test_a_folder_that_can_only_be_read_is_refused():
         assert in_a_fork(work)[0] == 3
 
 
-# -------------------------------------------------------------------------------------------- full disk
-
-
 @pytest.mark.parametrize("size", [0, 10_000, 5_000_000])
 def test_a_full_disk_in_a_save_leaves_the_last_checkpoint(size, three, capsys):
     """No file can grow beyond `size` bytes. The state is 11 MB, the model 2 MB, other files are small."""
@@ -380,20 +361,6 @@ def test_a_full_disk_in_a_save_leaves_the_last_checkpoint(size, three, capsys):
     assert sorted((three / "checkpoints").iterdir()) == checkpoints.complete(three)
     checkpoints.check(three)
 
-
-def test_only_a_disks_errors_are_hidden_in_threads(capsys):
-    """TensorBoard's thread hands its error on; a connection that breaks in another thread has to be seen."""
-    for error, is_hidden in [
-        (OSError(errno.ENOSPC, "full"), True),
-        (PermissionError(errno.EACCES, "read only"), True),
-        (ConnectionResetError(errno.ECONNRESET, "gone"), False),
-        (ValueError("a bug"), False),
-    ]:
-        records.without_disk_errors(threading.ExceptHookArgs((type(error), error, None, threading.Thread())))
-        assert bool(capsys.readouterr().err) != is_hidden, error
-
-
-# ------------------------------------------------------------- a fault at every call to the file system
 
 CALLS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink")
 
@@ -473,9 +440,6 @@ def test_a_fault_at_any_call_to_the_file_system_loses_nothing(work, how, run_of_
         assert settings.of_resumed_run([f"--resume={folder}"], Args)
         assert [row["step"] for row in curves.read_rows(folder / "metrics.jsonl")][:4] == [0, 1, 2, 3]
         assert in_a_fork(lambda: save(folder, 7))[0] == 0
-
-
-# ---------------------------------------------------------------------------------------------- signals
 
 
 def no_reader(*numbers):
@@ -592,20 +556,6 @@ def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, m
     assert len({Path(said.strip()).resolve() for _, said in ended}) == 8 == len(list(Path("runs").iterdir()))
 
 
-def test_weights_and_biases_is_asked_when_the_folder_is_chosen(tmp_path, monkeypatch, capsys):
-    """Before a model is loaded. Ids have no sign that it refuses, and a resumed run keeps its own."""
-    begun = []
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **options: begun.append(options)))
-    args = Args(run_dir=str(tmp_path / ("[/b] a:b#?" + "x" * 200)), track=True)
-    records.choose_folder(args)
-    (tmp_path / "run.json").write_text('{"wandb": "01234567"}')
-    records.start_wandb(Args(run_dir=str(tmp_path), resume="run"))
-    assert re.fullmatch(r"[\w.-]{100}-[0-9a-f]{8}", begun[0]["id"]) and begun[1]["id"] == f"{tmp_path.name}-01234567"
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: 1 / 0))
-    with one_line(capsys, says="Weights & Biases can't begin the run: division by zero"):
-        records.choose_folder(Args(run_dir=str(tmp_path / "other"), track=True))
-
-
 def test_the_first_signal_says_what_happens_and_prepares_the_last_line(tmp_path, monkeypatch):
     """Under torchrun, which may kill the step: another process waits for its end, to say how to go on."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
@@ -625,51 +575,3 @@ def test_the_first_signal_says_what_happens_and_prepares_the_last_line(tmp_path,
     assert "['SIGTERM']" in said and f"in a step: --resume {tmp_path} goes on from step_000003" in said
     shutil.rmtree(checkpoint)
     assert folders.how_to_go_on(tmp_path) == "it has no checkpoint to go on from"
-
-
-# -------------------------------------------------------------------------------------------------- hub
-
-
-@pytest.fixture
-def hub_at(monkeypatch):
-    """Makes an address the hub's; gives everything back afterwards."""
-
-    def set_address(address):
-        monkeypatch.setattr(hub.constants, "ENDPOINT", address)
-        monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    return set_address
-
-
-def test_a_hub_that_cannot_be_reached(hub_at, monkeypatch, capsys):
-    hub_at("http://127.0.0.1:9")  # nobody listens there
-    with pytest.raises(ValueError, match=r"is not on this machine, and http://127.0.0.1:9 can't be"):
-        hub.ask("no/such")
-    assert capsys.readouterr().out == "asking http://127.0.0.1:9 for no/such\n"
-    assert hub.constants.HF_HUB_OFFLINE and os.environ["HF_HUB_OFFLINE"] == "1"
-    hub.ask("no/such")  # it is not asked again
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        hub_at(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(hub, "PATIENCE", 0.3)
-        hub.ask(str(KK_TINY), "some/data")
-    assert "only what was downloaded before is used" in capsys.readouterr().out
-
-
-# ----------------------------------------------------------------------------------------- command lines
-
-
-def test_bad_command_lines_of_the_tools(tmp_path, monkeypatch, capsys):
-    file = tmp_path / "file"
-    file.write_text("")
-    for changes in ({"folder": file}, {"seeds": [-1]}, {"limit": 0}, {"name": "../x"}, {"entries": ["x: grpo.py 'a"]}):
-        with one_line(capsys):
-            compare.main(compare.Args(**{"folder": tmp_path, "draw_only": True, **changes}))
-    model = str(KK_TINY)
-    for flags in (["--out", str(file), "--limit=1"], ["--seed=5000000000"], ["--samples=20000", "--temperature=1"]):
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", model, *flags])
-        with one_line(capsys):
-            evaluation_run.main()

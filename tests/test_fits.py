@@ -102,11 +102,11 @@ def test_a_scripts_own_command_fits_its_gpus_of_80_gb(script, monkeypatch):
 
 
 def test_a_script_without_a_sampler_needs_no_room_for_its_cache():
-    config = fits.MODELS["Qwen/Qwen2.5-3B-Instruct"]
+    config, machine = fits.MODELS["Qwen/Qwen2.5-3B-Instruct"], fits.machine_with("80 GB", 1)
     sizes = {"max_prompt_tokens": 8000, "max_response_tokens": 8000}
-    memory.estimate(config, sft.Args(**sizes), 4096, fits.machine_with("80 GB", 1))
+    memory.estimate(config, sft.Args(**sizes), 4096, machine)
     with pytest.raises(ValueError, match=r"--kv_cache_gb is 0\.1; one sequence of 16000 tokens"):
-        memory.estimate(config, grpo.Args(**sizes, kv_cache_gb=0.1), 4096, fits.machine_with("80 GB", 1))
+        memory.estimate(config, grpo.Args(**sizes, kv_cache_gb=0.1), 4096, machine)
     assert "kl_coef" not in checks.what_needs_less(sft.Args()) and "--kl_coef 0" in checks.what_needs_less(grpo.Args())
 
 

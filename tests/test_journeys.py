@@ -20,9 +20,6 @@ from runtime import defaults, flags
 NEVER_MIXED = {"max_response_tokens": 8, "max_refills": 1, "save_every": 1, "dtype": "float32"}  # no answer fits
 
 
-# ------------------------------------------------------------------------------------------ a step without an update
-
-
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_checkpoint_before_the_first_update_resumes_to_the_last_bit(processes, tmp_path):
     """dapo.py makes no update if no group is mixed: AdamW has no state yet."""
@@ -47,9 +44,6 @@ def test_adamws_first_update_is_the_same_with_the_state_that_a_checkpoint_makes(
             optimizer.step()
         weights.append(parameter.detach())
     assert torch.equal(*weights)
-
-
-# ----------------------------------------------------------------------------------------------- refused at once
 
 
 @pytest.mark.parametrize(
@@ -89,9 +83,6 @@ def test_a_python_without_the_packages_says_which_one_has_them():
 def test_importing_a_script_checks_nothing(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["pytest", "--clip_low", "2"])
     flags.check(grpo.Args, grpo.TASKS)
-
-
-# ------------------------------------------------------------------------------------- signals, and two of one run
 
 
 def test_a_run_that_goes_on_can_be_asked_to_stop_but_not_be_taken_over(tmp_path):
@@ -168,9 +159,6 @@ def test_a_killed_process_ends_the_others_with_one_line_that_comes_last(tmp_path
         assert alive.wait(timeout=60) == 1
     begin = f"process 1 (pid {killed}) has died, so the run ends: --resume {folder} goes on from"
     until(lambda: last_line(log).startswith(begin), 10)
-
-
-# ---------------------------------------------------------------------------------------------- what a run says
 
 
 @pytest.mark.parametrize("task", ["kk", "math"])

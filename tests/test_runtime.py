@@ -28,7 +28,6 @@ from runtime import (
     checks,
     clock,
     defaults,
-    engine,
     header,
     machine,
     measure,
@@ -132,20 +131,6 @@ def test_values_out_of_range(name, value, words):
     message = re.escape(f"--{name} is {value}; it must be {words}") + "$"
     with refused(message):
         settings.check_ranges(Args(**{name: value}))
-
-
-@pytest.mark.parametrize(
-    ("argv", "found"),
-    [
-        ("--task=math --model b --lr 1 --steps 3 --model_too c", {"task": "math", "model": "b", "steps": "3"}),
-        ("--res runs/x --taskx=kk kk", {}),
-        ("--resume=runs/a=b --epochs=2 --resume runs/c", {"resume": "runs/c", "epochs": "2"}),
-        ("--steps -3 --track", {"steps": "-3"}),
-        ("--task --help", {}),  # for parse to refuse
-    ],
-)
-def test_given(argv, found):
-    assert settings.given(argv.split()) == found
 
 
 def test_layers_and_reasons():
@@ -383,28 +368,6 @@ def test_which_gpus_are_refused(name, capability, in_bfloat16, in_others, monkey
     for dtype, says in (("bfloat16", in_bfloat16), ("float16", in_others), ("float32", in_others), (None, in_others)):
         with refused(says and f"{name} {says}"):
             checks.check_gpus(SimpleNamespace(dtype=dtype))
-
-
-@pytest.mark.parametrize(
-    "capability, dtype, nvcc, backend",
-    [
-        ("10.0", "bfloat16", False, "FLASH_ATTN"),
-        ("10.0", "bfloat16", True, None),
-        ("10.0", "float32", False, None),
-        ("9.0", "bfloat16", False, None),
-        ("12.0", "bfloat16", False, None),
-    ],
-)
-def test_vllms_attention_on_a_gpu(capability, dtype, nvcc, backend, tmp_path, monkeypatch):
-    """Without nvcc a B200 can't compile vLLM's own choice. vLLM would refuse a GPU of which others use a tenth."""
-    monkeypatch.setattr(engine, "ON_GPU", True)
-    has_driver(tmp_path, monkeypatch, capability)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvcc").touch(0o755 if nvcc else 0o644)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    for kv_cache_gb, utilization in ((2.0, 0.1), (None, None)):
-        chosen = engine.common_options(str(KK_TINY), 8, kv_cache_gb, dtype)
-        assert (chosen.get("attention_backend"), chosen.get("gpu_memory_utilization")) == (backend, utilization)
 
 
 # ------------------------------------------------------------------------------------------- checks
@@ -801,33 +764,6 @@ def test_no_module_of_runtime_imports_itself_by_way_of_others():
     modules = {f"runtime.{path.stem}": imported_by(path) for path in (ROOT / "runtime").glob("*.py")}
     order = list(graphlib.TopologicalSorter(modules).static_order())  # CycleError
     assert order.index("runtime.processes") < order.index("runtime.records") < order.index("runtime.start")
-
-
-WAITING = """
-import os, sys
-from runtime import threads
-threads.BUSY = float(sys.argv[2])
-threads.choose_waiting(sys.argv[1])
-assert "torch" not in sys.modules
-print(os.environ.get("OMP_WAIT_POLICY"), os.environ.get("VLLM_CPU_OMP_THREADS_BIND"))
-"""
-
-
-@pytest.mark.parametrize(
-    ("hidden_size", "busy", "given", "chosen"),
-    [
-        (128, 2, {}, "None None"),  # never busy: a small model's threads spin
-        (128, -1, {}, "PASSIVE nobind"),  # always busy
-        (576, 2, {}, "PASSIVE nobind"),
-        (576, 2, {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE nobind"),
-        (576, 2, {"WORLD_SIZE": "2"}, "PASSIVE None"),
-    ],
-)
-def test_threads_sleep_while_they_wait_if_spinning_does_not_help(hidden_size, busy, given, chosen, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": hidden_size}))
-    kept = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "WORLD_SIZE")}
-    kept.pop("VLLM_CPU_OMP_THREADS_BIND", None)
-    assert python("-c", WAITING, tmp_path, busy, env={**kept, **given}).stdout.strip() == chosen
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ without playwright and a Chromium or Chrome what needs a browser.
 import ast
 import difflib
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -17,8 +16,7 @@ import pytest
 from conftest import ROOT
 
 
-@pytest.fixture(scope="session")
-def python():
+def generator():
     """The interpreter that has the generator."""
     path = ROOT / ".venv-site/bin/python"
     if path.is_file():
@@ -29,26 +27,13 @@ def python():
 
 
 @pytest.fixture(scope="session")
-def site(python, tmp_path_factory):
+def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "site"
-    command = [python, "-m", "tools.maintain.site", "--out", folder]
+    command = [generator(), "-m", "tools.maintain.site", "--out", folder]
     env = os.environ | {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "some/repository"}
     made = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1500)
     assert made.returncode == 0, made.stdout + made.stderr  # it looks for links that lead nowhere itself
     return folder
-
-
-@pytest.fixture(scope="session")
-def inside(python):
-    """Runs a program with site.py and site_markdown.py of tools/maintain; the JSON that its last line prints."""
-
-    def run(program):
-        imports = "import json\nfrom pathlib import Path\nfrom tools.maintain import site, site_markdown as md\n"
-        done = subprocess.run([python, "-c", imports + program], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return run
 
 
 @pytest.fixture
@@ -65,28 +50,6 @@ def page(site):
         page.on("request", lambda request: asked.append(request.url))
         yield page
     assert not errors and not [url for url in asked if not url.startswith(("file:", "data:", "about:"))]
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# what is built
-
-
-def test_faults_are_found(inside, tmp_path):
-    wrong = ["b.html#not", "c.html", "/b.html", "diff.html#left=grpo&right=nothing"]
-    links = [f'<a href="{link}"></a>' for link in ["b.html#there", "https://example.org", *wrong]]
-    links.append('<img src="https://example.org/x.png"><a href="diff.html#left=grpo&right=dapo">6</a>')
-    (tmp_path / "a.html").write_text("".join(links))
-    (tmp_path / "b.html").write_text('<p id="there"><code class="unreadable-formula">x</code></p>')
-    (tmp_path / "diff.html").write_text("<p></p>")
-    (tmp_path / "a.css").write_text('a { background: url("https://example.org/y.png") url(data:image/png;base64,AA) }')
-    found = inside(f"print(json.dumps(site.faults(Path({str(tmp_path)!r}))))")
-    expected = [f"a.html: {link}" for link in [*wrong, "https://example.org/x.png"]]
-    expected += ["b.html: a", "a.css: https://example.org/y.png"]
-    assert sorted(" ".join(line.split()[:2]) for line in found) == sorted(expected)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# in a browser
 
 
 @pytest.mark.parametrize("left, right", [("grpo", "dapo"), ("acpo", "reinforce_pp_ar_lopti")])
