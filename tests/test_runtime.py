@@ -147,7 +147,7 @@ def test_layers_and_reasons():
     args.seed = 3
     assert settings.differences(args, LAYERS) == {
         "model": ("Qwen/Qwen2.5-7B", "kk_tiny"),  # the paper's for this task, not the one in Args
-        "kv_cache_gb": (0.5, "this machine has no GPU"),  # kk_tiny only repeats it
+        "kv_cache_gb": (16.0, "this machine has no GPU"),  # kk_tiny only repeats it
         "gradient_checkpointing": (True, "this machine has no GPU"),
         "lr": (1e-6, "command line"),
         "seed": (0, "command line"),
@@ -528,6 +528,16 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     assert read_lines(run_dir / "test_samples.jsonl")[0] == dict(row(0, 0, False), step=0)
 
 
+@pytest.mark.parametrize(
+    "gaps, asks",
+    [
+        ([0.03, 0.13], True),  # as with an old output layer in the sampler
+        ([0.03, math.nan], True),
+        ([0.03, 0.099], False),  # below what is usual in bfloat16
+        ([0.2, 0.5], False),  # large from the start: nothing has jumped
+        ([0.03, 0.04, 0.9], False),  # later the policy itself may be the reason: a warning
+    ],
+)
 def test_a_jump_of_sampler_gap_at_the_samplers_first_update_ends_the_run(gaps, asks, tmp_path, capsys):
     for stop_at_gap in (True, False):
         folder = tmp_path / str(stop_at_gap)
