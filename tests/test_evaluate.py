@@ -294,29 +294,10 @@ def math_folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("protocol", "n", "sampled", "columns", "tables"),
-    [
-        (
-            "ar_lopti",
-            16,
-            ["amc", "aime"],
-            ["olympiad_bench", "minerva", "math500", "amc", "aime pass@16", "aime", "mean"],
-            {"AR-Lopti, Table 1", "AR-Lopti, Table 10"},
-        ),
-        (
-            "acpo",
-            8,
-            ["amc", "minerva", "math500", "olympiad_bench"],
-            ["amc", "minerva", "math500", "olympiad_bench", "mean"],
-            {"ACPO, Table 2"},
-        ),
-    ],
-)
-def test_mathematics_by_both_protocols(model, math_folder, tmp_path, protocol, n, sampled, columns, tables):
+def test_mathematics_by_the_papers_protocol(model, math_folder, tmp_path):
     """Sampled figures are worked out anew from the responses that were kept."""
     flags = f"--suite math --data_dir {math_folder.parent} --chat_template auto --max_response_tokens 20".split()
-    written = call(model, *flags, "--out", tmp_path, "--protocol", protocol, "--keep_responses", "--paper")
+    written = call(model, *flags, "--out", tmp_path, "--keep_responses", "--paper")
     results = read(written[".json"])
     of_row = results["rows"][0]["figures"]
     counts = {}
@@ -327,21 +308,18 @@ def test_mathematics_by_both_protocols(model, math_folder, tmp_path, protocol, n
         counts.setdefault(response["category"], {}).setdefault(response["problem"], []).extend(right)
     shares = {name: [fmean(right) for right in by_problem.values()] for name, by_problem in counts.items()}
     for name in shares:
-        how = (n, 1.0) if name in sampled else (1, 0.0)
+        how = (16, 1.0) if name in ("amc", "aime") else (1, 0.0)
         assert tuple(results["sampling"][name].values()) == how, name
         assert {len(right) for right in counts[name].values()} == {how[0]}
         assert of_row[name]["value"] == pytest.approx(fmean(shares[name])), name
         assert of_row[name]["error"] == pytest.approx(stdev(shares[name]) / math.sqrt(2))
-        assert ("error_samples" in of_row[name]) == (name in sampled)
+        assert ("error_samples" in of_row[name]) == (how[0] > 1)
     assert 0 < shares["amc"][1] < 1 and shares["amc"][0] > 0.8  # one problem half right, one right
-    assert list(of_row) == columns and {paper["source"] for paper in results["papers"]} == tables
-    means = [*map(fmean, shares.values())]
-    if protocol == "ar_lopti":
-        assert [of_row[name]["value"] for name in ("olympiad_bench", "minerva", "math500")] == [0.5, 1, 0]
-        passed = [any(right) for right in counts["aime"].values()]
-        assert passed[0] and of_row["aime pass@16"]["value"] == fmean(passed)
-        means.append(fmean(passed))
-    assert of_row["mean"]["value"] == pytest.approx(fmean(means))
+    assert list(of_row) == ["olympiad_bench", "minerva", "math500", "amc", "aime pass@16", "aime", "mean"]
+    assert [of_row[name]["value"] for name in ("olympiad_bench", "minerva", "math500")] == [0.5, 1, 0]
+    passed = [any(right) for right in counts["aime"].values()]
+    assert passed[0] and of_row["aime pass@16"]["value"] == fmean(passed)
+    assert of_row["mean"]["value"] == pytest.approx(fmean([*map(fmean, shares.values()), fmean(passed)]))
 
 
 @pytest.mark.parametrize(

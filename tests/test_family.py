@@ -204,88 +204,61 @@ def test_the_pieces_of_a_script_are_all_its_lines_and_its_code_has_no_comments()
 
 # ------------------------------------------------------------------------------------------------------ propagate.py
 
-LINES = "".join(f"line_{k} = {k}\n" for k in range(30))
-
-
-class Repository:
-    """A git repository of small scripts; what is not yet given to a script is its own lines, which it has committed."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.git("init", "-q")
-        self.write("grpo", LINES)
-        self.write("dapo", LINES.replace("line_20 = 20\n", "line_20 = 20\nown_of_dapo = 1\n"))
-        self.write("archer", LINES.replace("line_25 = 25", "line_25 = 'archer'"))
-        self.write("dapo_ar_lopti", self.read("dapo") + "own_of_lopti = 1\n")
-        self.commit()
-
-    def git(self, *words):
-        about = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", *about, *words], cwd=self.folder, check=True, capture_output=True)
-
-    def commit(self):
-        self.git("add", ".")
-        self.git("commit", "-q", "-m", "x")
-
-    def read(self, stem):
-        return (self.folder / f"{stem}.py").read_text()
-
-    def write(self, stem, text):
-        (self.folder / f"{stem}.py").write_text(text)
-
-    def edit(self, stem, old, new):
-        assert self.read(stem).count(old) == 1
-        self.write(stem, self.read(stem).replace(old, new))
-
-    def texts(self):
-        return {stem: self.read(stem) for stem in family.family(self.folder)}
-
-    def propagate(self, capsys, **options):
-        """(exit code, what was printed, what was printed to stderr)"""
-        with pytest.raises(SystemExit) as ended:
-            propagate.main(propagate.Args(folder=self.folder, **options))
-        return ended.value.code, *capsys.readouterr()
-
 
 @pytest.fixture
-def repository(tmp_path):
-    return Repository(tmp_path)
+def repository(tmp_path, capsys):
+    """(edit, run) of a git repository of small scripts: a change, and propagate.py with its exit code and output."""
+
+    def git(*words):
+        about = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *about, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    def edit(stems, old, new, commit=False):
+        for stem in stems.split():
+            path = tmp_path / f"{stem}.py"
+            path.write_text(path.read_text().replace(old, new))
+        if commit:
+            git("add", ".")
+            git("commit", "-q", "-m", "x")
+
+    def run():
+        with pytest.raises(SystemExit) as ended:
+            propagate.main(propagate.Args(folder=tmp_path))
+        texts = {stem: (tmp_path / f"{stem}.py").read_text() for stem in family.family(tmp_path)}
+        return ended.value.code, capsys.readouterr().out, texts
+
+    git("init", "-q")
+    for stem in "grpo dapo dapo_ar_lopti archer".split():
+        (tmp_path / f"{stem}.py").write_text("".join(f"line_{k} = {k}\n" for k in range(30)))
+    edit("dapo dapo_ar_lopti", "line_20 = 20\n", "line_20 = 20\nown_of_dapo = 1\n")
+    edit("archer", "line_25 = 25", "line_25 = 'archer'", commit=True)
+    return edit, run
 
 
 @pytest.mark.parametrize("committed", [False, True])
-def test_a_change_reaches_children_and_grandchildren_and_a_second_time_does_nothing(repository, committed, capsys):
-    expected = {stem: text.replace("line_5 = 5", "line_5 = 'new'") for stem, text in repository.texts().items()}
-    repository.edit("grpo", "line_5 = 5", "line_5 = 'new'")
-    if committed:
-        repository.commit()
-        (repository.folder / "README.md").write_text("a later commit of something else")
-        repository.commit()
-    code, out, _ = repository.propagate(capsys)
-    assert code == 0 and repository.texts() == expected
+def test_a_change_reaches_children_and_grandchildren_and_a_second_time_does_nothing(repository, committed):
+    edit, run = repository
+    edit("grpo", "line_5 = 5", "line_5 = 'new'", committed)
+    code, out, texts = run()
+    assert code == 0 and all(text.count("line_5 = 'new'") == 1 for text in texts.values())
     assert all(f"{stem}.py: 1 lines added, 1 removed" in out for stem in ("dapo", "dapo_ar_lopti", "archer"))
-    code, out, _ = repository.propagate(capsys)
-    assert code == 0 and repository.texts() == expected and out.count("has it already") == 3
-    repository.commit()
-    code, out, _ = repository.propagate(capsys)
-    assert code == 0 and repository.texts() == expected
+    assert "line_25 = 'archer'" in texts["archer"] and "own_of_dapo = 1" in texts["dapo_ar_lopti"]
+    code, out, again = run()
+    assert code == 0 and again == texts and out.count("has it already") == 3
 
 
-def test_a_conflict_leaves_the_script_and_what_grew_from_it_untouched_and_others_go_on(repository, capsys):
-    for stem in ("dapo", "dapo_ar_lopti"):
-        repository.edit(stem, "line_5 = 5", "line_5 = 'dapo'")
-    repository.commit()
-    repository.edit("grpo", "line_5 = 5", "line_5 = 'grpo'")
-    repository.edit("grpo", "line_15 = 15", "line_15 = 'grpo'")
-    before = repository.texts()
-    code, out, _ = repository.propagate(capsys)
-    after = repository.texts()
+def test_a_conflict_leaves_the_script_and_what_grew_from_it_untouched_and_others_go_on(repository):
+    edit, run = repository
+    edit("dapo dapo_ar_lopti", "line_5 = 5", "line_5 = 'dapo'", commit=True)
+    edit("grpo", "line_5 = 5", "line_5 = 'grpo'")
+    edit("grpo", "line_15 = 15", "line_15 = 'grpo'")
+    code, out, texts = run()
     assert code == 1 and "dapo.py: left untouched, 1 conflict\n" in out
-    assert after["dapo"] == before["dapo"] and after["dapo_ar_lopti"] == before["dapo_ar_lopti"]
-    assert "line_5 = 'grpo'" in after["archer"] and "line_15 = 'grpo'" in after["archer"]
+    assert "grpo" not in texts["dapo"] + texts["dapo_ar_lopti"] and texts["archer"].count("'grpo'") == 2
     # Resolved by hand, it goes on from there, by what dapo.py has not committed
-    repository.edit("dapo", "line_5 = 'dapo'", "line_5 = 'grpo'\nline_5_too = 'dapo'")
-    repository.edit("dapo", "line_15 = 15", "line_15 = 'grpo'")
-    code, out, _ = repository.propagate(capsys)
+    edit("dapo", "line_5 = 'dapo'", "line_5 = 'grpo'\nline_5_too = 'dapo'")
+    edit("dapo", "line_15 = 15", "line_15 = 'grpo'")
+    code, out, texts = run()
     assert code == 0 and "dapo.py: has it already" in out
-    assert repository.read("dapo_ar_lopti").count("line_5 = 'grpo'\nline_5_too = 'dapo'\n") == 1
-    assert "line_15 = 'grpo'" in repository.read("dapo_ar_lopti")
+    assert "line_5 = 'grpo'\nline_5_too = 'dapo'\n" in texts["dapo_ar_lopti"]
+    assert "line_15 = 'grpo'" in texts["dapo_ar_lopti"]

@@ -20,7 +20,6 @@ from lab import (
     lens,
     off_policy,
     proposition,
-    right_direction,
     two_tasks,
     who_dominates,
 )
@@ -296,24 +295,6 @@ def test_outliers_do_not_decide_which_step_moves_the_probable_tokens_more():
     assert distance["all tokens"] == 0 and distance["only p > 0.75"] < 0.05 < distance["only p ≤ 0.25"]
 
 
-def test_steps_of_the_methods_by_hand():
-    """With states at right angles the tokens do not interfere: AR scales, Lopti changes nothing."""
-    policy, sampled = two_tokens()
-    before = common.copy_weights(policy)
-    args = of_lab(right_direction)
-
-    def step(method):
-        found = right_direction.step_of(method, policy, before, sampled, 0.5, 1, args)
-        assert torch.equal(policy.weight, before[0])
-        return found[0][0].tolist()  # of the first word's weights; the second's are their negative
-
-    push, pull = 0.5 * A / 2 * 0.9, -0.5 * A / 2 * 0.1
-    for method in ("GRPO", "DPPO", "ACPO", "Lopti"):  # ACPO: both responses have one token
-        assert step(method) == pytest.approx([push, pull], rel=1e-6), method
-    for method in ("AR", "AR + Lopti"):
-        assert step(method) == pytest.approx([0.73 * push, 0.97 * pull], rel=1e-6), method
-
-
 def test_the_gradient_at_the_logits_and_its_bounds_by_hand():
     p = torch.tensor([0.5, 0.3, 0.2])
     found = proposition.gradient_at_logits(2 * p.log(), torch.tensor(1), 2.0)
@@ -326,30 +307,6 @@ def test_the_gradient_at_the_logits_and_its_bounds_by_hand():
     root = math.sqrt(2)
     assert lower == pytest.approx([0.4 * 0.1 * root, 0.1 * root, root])
     assert upper == pytest.approx([2.0 * 5.0 * root, 5.0 * root, root])
-
-
-def test_the_gradient_is_the_product_of_the_jacobians(drawn):
-    batch, policy = drawn
-    t = int(batch["mask"][0].nonzero()[3, 0])
-    ids, mask = batch["ids"][:1, : t + 1], batch["mask"][:1, : t + 1]
-    logp, activations = proposition.activations_of(policy, ids, mask, 0.7)
-    assert len(activations) == 5 and logp[0, t] < 0
-    position = t - 1
-    measured = torch.autograd.grad(logp[0, t], activations, retain_graph=True)
-    cache = proposition.keys_and_values(policy, ids)
-    alone_logp, alone = proposition.at_position(policy, ids, cache, position, 0.7)
-    assert torch.allclose(alone_logp, logp[0, t], atol=1e-5)  # the same, without the rest
-    for of_position, of_all in zip(alone, activations, strict=True):
-        assert torch.allclose(of_position[0, 0], of_all[0, position], atol=1e-4)
-    last = activations[-1][0, position].detach()
-    head = proposition.last_jacobian(policy, alone[-1], 0.7)  # [vocabulary, D]
-    logits = policy.lm.lm_head(policy.lm.model.norm(last))
-    gradient = head.T @ proposition.gradient_at_logits(logits.detach(), ids[0, t], 0.7)
-    for i in (4, 3, 2, 1, 0):
-        assert torch.allclose(gradient, measured[i][0, position], atol=1e-5)
-        if i > 0:
-            matrix = proposition.jacobian(alone[i][0, 0], alone[i - 1])
-            gradient = matrix.T @ gradient
 
 
 # ------------------------------------------------------------------------------------------------------- key_factors.py

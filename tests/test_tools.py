@@ -179,17 +179,6 @@ def test_settings_by_hand(flags, settings, monkeypatch):
     assert kept.settings_of(kept.command_of("grpo", settings)[1:]) == settings
 
 
-def test_a_renamed_flag_is_a_line_in_a_table_and_no_kept_run_is_lost(monkeypatch):
-    common, entries = comparisons.SUITES["family"]
-    words = compare.read_entries(entries)["sapo"]
-    path = compare.kept_file(ROOT / "benchmarks" / "kk_tiny", "sapo", 0)
-    renamed = compare.command_of(words, common.replace("--eval_size", "--test_size"), 0)
-    with pytest.raises(ValueError, match="--eval_size 300"):
-        compare.read_kept(path, renamed)
-    monkeypatch.setattr(kept, "RENAMED", {"eval_size": "test_size"})
-    assert compare.read_kept(path, renamed)["rows"]
-
-
 def test_results_of_another_code_are_listed_and_marked(tmp_path, monkeypatch):
     """Two kept runs: one by the code of today, one by another."""
     monkeypatch.setattr(compare, "ROOT", tmp_path)
