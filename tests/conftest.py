@@ -34,7 +34,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 
 # What runs longest is begun first, or one of pytest's processes would end alone.
 LONGEST = """test_dapo test_every_script test_journeys test_runs test_lora test_kk_tiny test_algorithms test_course_step
-    test_ppo test_evaluate test_lab test_site test_sft""".split()
+    test_ppo test_evaluate test_lab test_course test_faults test_site test_sft""".split()
 
 
 def pytest_collection_modifyitems(items):

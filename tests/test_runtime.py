@@ -443,18 +443,6 @@ def test_recomputing_activations_brings_no_dropout(kind, tmp_path):
 # ----------------------------------------------------------------------------------- what it prints
 
 
-def test_the_header(monkeypatch, capsys):
-    """No line is wider than the terminal, and nothing in a folder's name is read as markup."""
-    monkeypatch.setattr(terminal, "WIDTH", 80)
-    args = Args(**settings.merged(LAYERS) | {"lr": 0.5, "steps": 50, "run_dir": "runs/[/b]a b"})
-    header.show(args, SIZES, LAYERS, ["python", "grpo.py", "--lr", "1e-06", "--gradient_checkpointing"])
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80 and "runs/[/b]a b" in text
-    rows = [line.split() for line in text.splitlines()]
-    assert ["lr", "0.5", "1e-06", "command", "line"] in rows
-    assert ["model", "models/kk_tiny", "Qwen/Qwen2.5-7B", "kk_tiny"] in rows
-
-
 def test_the_shell_reads_the_command_as_it_was_meant():
     words = ["-n", "a b", "--lr", "1", "--model", "it's"]
     command = header.wrapped(["printf", "%s\\n", *words], 30)

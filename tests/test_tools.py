@@ -108,19 +108,6 @@ def test_another_file_than_the_published_one_is_refused(tmp_path, monkeypatch):
     get_smollm2.check(file)
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_freed_memory_is_used_again(keep):
-    """20 tensors of 64 MB, one after the other: each takes its 16384 pages anew, or most use those of one before.
-
-    Two or three are new even then: what is allocated in between may lie in a place that was just freed.
-    """
-    lines = ["import resource, torch", "from runtime import memory", "memory.keep_freed_memory()" * keep]
-    lines += ["faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt", "before = faults()"]
-    lines += ["for _ in range(20): torch.ones(2**24)", "print((faults() - before) / 2**14)"]
-    done = python("-c", "\n".join(lines), check=True)
-    assert float(done.stdout) < 10 if keep else float(done.stdout) > 19
-
-
 SCRIPT = '"""A script."""\n\n\ndef f(a):\n    """Twice."""\n    return 2 * a\n'
 
 
