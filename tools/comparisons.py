@@ -73,6 +73,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "rloo: rloo.py",
             "maxrl: maxrl.py",
             "dr. grpo: dr_grpo.py",
+            "gdpo: gdpo.py",
             "ppo: ppo.py",
             "dppo: dppo.py",
             "sapo: sapo.py",
