@@ -1,7 +1,7 @@
 """The scripts as a family: what they share is the same to the letter, and the tools that read,
 carry and count it.
 
-tools/family.py, diff.py, propagate.py and table.py are checked on small scripts and git
+tools/family.py, diff.py, propagate.py, pages.py and texts.py are checked on small scripts and git
 repositories made here, and on the trainers themselves.
 """
 
@@ -13,8 +13,8 @@ import subprocess
 import pytest
 from conftest import python
 
-from tools import family
-from tools.maintain import generated, propagate, table
+from tools import family, texts
+from tools.maintain import pages, propagate
 
 # What a script has of its own: the pieces (tools/family.py) in which it differs from its parent,
 # comments and docstrings included. "Args" stands for all of Args, "Args.eta" for that flag alone. A
@@ -312,15 +312,15 @@ def test_pieces_are_all_lines_and_have_what_stands_above_them():
         range(1, len(SCRIPT.splitlines()) + 1)
     )
     assert [piece.section for piece in found] == [""] * 3 + ["arguments"] * 8 + ["main"] * 2
-    texts = family.texts(SCRIPT)
-    assert texts["module docstring"] == '"""What it is,\nin two lines."""\n'
-    assert texts["imports"] == "\nimport os\nimport sys\n"
-    assert texts["N"] == "\n# about N\nN = 1  # a number\n\n\nN |= 2\n"
-    assert texts["Args"] == '\n\n@decorated  # on a line of its own\nclass Args:\n    """The flags."""\n'
-    assert texts["Args.steps"] == "    # how many\n    steps: int = 2\n"
-    assert texts["section main"] == f"# ------ short: no heading\n{HEAD} main (and what belongs to it)\n"
+    found = family.texts(SCRIPT)
+    assert found["module docstring"] == '"""What it is,\nin two lines."""\n'
+    assert found["imports"] == "\nimport os\nimport sys\n"
+    assert found["N"] == "\n# about N\nN = 1  # a number\n\n\nN |= 2\n"
+    assert found["Args"] == '\n\n@decorated  # on a line of its own\nclass Args:\n    """The flags."""\n'
+    assert found["Args.steps"] == "    # how many\n    steps: int = 2\n"
+    assert found["section main"] == f"# ------ short: no heading\n{HEAD} main (and what belongs to it)\n"
     main = '\n\ndef main():\n    text = """kept\n# inside a string\n\nit"""\n    "a text that nothing uses"\n'
-    assert texts["main"] == f"{main}    return text   # trailing\n"
+    assert found["main"] == f"{main}    return text   # trailing\n"
     assert family.texts("a = 1\n\n# the end\n") == {"a": "a = 1\n\n# the end\n"}
 
 
@@ -523,21 +523,15 @@ def test_propagate_says_what_is_wrong(repository, options, message, capsys):
     assert code == 2 and err.startswith("error: ") and message in err and not out
 
 
-# ---------------------------------------------------------------------------------------------------------- table.py
+# ------------------------------------------------------------------------------------------------- pages.py, texts.py
 
 
-def test_a_script_without_words_for_the_tables_is_named(monkeypatch):
-    monkeypatch.delitem(table.TEXTS, "dapo_ar_lopti")
-    with pytest.raises(ValueError, match=r"dapo_ar_lopti\.py has no words for the table: add them to TEXTS"):
-        table.table()
-    monkeypatch.delitem(table.SHORT, "dapo_ar_lopti")
-    with pytest.raises(ValueError, match=r"dapo_ar_lopti\.py has no words for the table: add them to SHORT"):
-        table.short_table()
-
-
-def test_no_cell_has_a_bar_in_it():
-    cells = [words for row in table.TEXTS.values() for words in row] + list(table.SHORT.values())
-    assert all("|" not in words and "\n" not in words for words in cells)
+def test_a_page_without_words_for_the_tables_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "FOLDER", tmp_path)
+    (tmp_path / "dapo.md").write_text("# DAPO\n\n<!-- short: drops\ngroups -->\n")
+    assert pages.comment("dapo", "short") == "drops groups"
+    with pytest.raises(ValueError, match=r"dapo\.md must have <!-- source: … --> once"):
+        pages.comment("dapo", "source")
 
 
 def test_a_text_is_written_between_its_marks(tmp_path, capsys):
@@ -545,7 +539,7 @@ def test_a_text_is_written_between_its_marks(tmp_path, capsys):
     page = tmp_path / "docs" / "page.md"
     for _ in range(2):
         text = page.read_text() if page.exists() else f"a\n\n{marks.format('old')}\n\nb\n"
-        generated.write({page: generated.between(text, "one", "| x |\n| y |\n")})
+        texts.write({page: texts.between(text, "one", "| x |\n| y |\n")})
     assert page.read_text() == "a\n\n" + marks.format("\n\n| x |\n| y |\n\n") + "\n\nb\n"
     assert capsys.readouterr().out.split()[::2] == ["wrote", "left"]
 
@@ -553,4 +547,4 @@ def test_a_text_is_written_between_its_marks(tmp_path, capsys):
 @pytest.mark.parametrize("text", ["{0}", "{1}", "{1} {0}", "{0} {1} {0}", "{0} {1} {1}", "<!-- two: begin --> {1}"])
 def test_marks_must_be_there_once_and_in_order(text):
     with pytest.raises(ValueError, match="must have the marks <!-- one: begin --> and <!-- one: end -->"):
-        generated.between(text.format("<!-- one: begin -->", "<!-- one: end -->"), "one", "new")
+        texts.between(text.format("<!-- one: begin -->", "<!-- one: end -->"), "one", "new")

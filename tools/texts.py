@@ -1,6 +1,13 @@
-"""Texts of docs/ that a tool makes: whole files, or what stands between two marks. git shows what has changed."""
+"""Texts that a tool makes: tables, whole files, or what stands between two marks. git shows what has changed."""
 
 from runtime import files
+
+
+def table(titles, rows):
+    """A Markdown table. titles, rows: texts; an empty one leaves its cell empty."""
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |")
 
 
 def between(text, name, new):
