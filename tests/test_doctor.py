@@ -1,6 +1,6 @@
 """tools/doctor.py: that it finds what is wrong, says what to do, and that this machine passes."""
 
-import json
+import re
 import sys
 
 import pytest
@@ -71,9 +71,6 @@ def test_a_torch_that_does_not_load(monkeypatch):
     assert doctor.check_torch_loads().outcome == "PASS"
     monkeypatch.setitem(sys.modules, "torch", None)  # import raises an ImportError then
     assert is_failure(doctor.check_torch_loads(), "torch", "pip install --force-reinstall")
-    assert is_failure(doctor.check_driver("570.86.15", "13.0"), "570.86.15", "580 or newer")
-    for driver, cuda in [("580.65.06", "13.0"), ("570.86.15", "12.8"), ("1000.1", "13.0")]:
-        assert doctor.check_driver(driver, cuda).outcome == "PASS"
 
 
 def test_what_triton_builds_with(tmp_path):
@@ -116,20 +113,6 @@ def test_what_is_too_small():
     assert found == {"GPU memory": "SKIP", "memory": "PASS", "disk": "PASS", "shared memory": "SKIP"}
 
 
-def test_the_fast_type():
-    for capability, outcome, found in [
-        ((8, 9), "PASS", "bfloat16"),
-        ((7, 5), "PASS", "float16; bfloat16 came"),  # T4
-        ((7, 0), "FAIL", "7.5"),  # V100
-        ((6, 0), "FAIL", "7.5"),
-    ]:
-        line = doctor.check_dtype(capability, capability >= (8, 0))
-        assert line.outcome == outcome and found in line.found
-        assert (machine.ON_A_CPU in line.advice) == (outcome == "FAIL")
-    assert doctor.check_dtype(None, True).found == "bfloat16"
-    assert "float32: this CPU has no fast instructions" in doctor.check_dtype(None, False).found
-
-
 def test_a_build_for_gpus_without_one_fails(tmp_path, monkeypatch):
     """The real lines of a machine on which `pip install -r requirements.txt` brought a vLLM that needs a GPU."""
     has_vllm(tmp_path, monkeypatch, "0.32.0")
@@ -145,14 +128,6 @@ def test_the_run_on_a_gpu_without_bfloat16_is_in_float32(has_bfloat16, flags, mo
     monkeypatch.setattr(machine, "gpu_has_bfloat16", lambda: has_bfloat16)
     monkeypatch.setattr(doctor, "real_run", lambda console, n_gpus, folder, sizes: sizes)
     assert doctor.training(QUIET) == doctor.SIZES | flags
-
-
-def test_the_attention_kernel():
-    prefix = "aten::_scaled_dot_product"
-    assert "flash" in doctor.check_attention([f"{prefix}_flash_attention", "aten::mm"]).found
-    assert "efficient" in doctor.check_attention([f"{prefix}_efficient_attention"]).found
-    assert is_failure(doctor.check_attention([f"{prefix}_attention_math"]), "math", "report")
-    assert is_failure(doctor.check_attention(["aten::mm_flash"]), "no call", "report")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -237,25 +212,20 @@ def test_nothing_is_tried_after_a_stage_that_fails():
     assert lines == [failed, doctor.check("run", None, "first mend what fails above")]
 
 
-def test_the_quick_checks_pass_here(tmp_path):
-    file = tmp_path / "table.json"
+def test_the_quick_checks_pass_here(capsys):
     with pytest.raises(SystemExit) as ended:
-        doctor.main(doctor.Args(quick=True, json=file))
-    table = json.loads(file.read_text())
-    assert ended.value.code == table["failed"] == 0, table
-    found = {line["name"]: line["outcome"] for line in table["lines"]}
+        doctor.main(doctor.Args(quick=True))
+    found = dict(re.findall(r"^(\w[\w ]*?) {2,}(PASS|FAIL|SKIP)", capsys.readouterr().out, re.MULTILINE))
+    assert ended.value.code == 0 and "FAIL" not in found.values()
     assert {"system", "libraries", "GPU", "fast type", "processor", "memory", "disk"} <= found.keys()
-    assert found["attention"] == "PASS"  # a real forward pass
     assert found["run"] == "SKIP"
 
 
 @pytest.mark.slow
-def test_this_machine_runs_the_trainers(tmp_path):
+def test_this_machine_runs_the_trainers():
     """The whole: a real run and its resumption, as a newcomer starts them."""
-    file = tmp_path / "table.json"
-    done = python("-m", "tools.doctor", "--json", file, timeout=1200)
+    done = python("-m", "tools.doctor", timeout=1200)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    found = {line["name"]: line["outcome"] for line in json.loads(file.read_text())["lines"]}
     for name in ("run", "kl", "sampler_gap", "weights_changed", "resume"):
-        assert found[name] == "PASS", done.stdout
+        assert re.search(rf"^{name} {{2,}}PASS", done.stdout, re.MULTILINE), done.stdout
     assert "this machine runs the trainers" in done.stdout

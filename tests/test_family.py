@@ -459,7 +459,7 @@ def test_a_conflict_leaves_the_script_and_what_grew_from_it_untouched_and_others
     after = repository.texts()
     assert after["dapo"] == before["dapo"] and after["dapo_ar_lopti"] == before["dapo_ar_lopti"]
     assert "line_5 = 'grpo'" in after["archer"] and "line_15 = 'grpo'" in after["archer"]
-    assert "dapo.py: left untouched, 1 conflict\n  line 8:\n    dapo.py:\n      | line_5 = 'dapo'\n" in out
+    assert "dapo.py: left untouched, 1 conflict\n    dapo.py:\n      | line_5 = 'dapo'\n" in out
     assert "grpo.py was:\n      | line_5 = 5\n    grpo.py is:\n      | line_5 = 'grpo'\n" in out
     assert "dapo_ar_lopti.py: left untouched, since dapo.py was" in out
     # Resolved by hand, it goes on from there, by what dapo.py has not committed

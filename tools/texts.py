@@ -4,10 +4,9 @@ from runtime import files
 
 
 def table(titles, rows):
-    """A Markdown table. titles, rows: texts; an empty one leaves its cell empty."""
+    """A Markdown table of texts."""
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |")
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def between(text, name, new):

@@ -132,6 +132,11 @@ def link(script):
 # ------------------------------------------------------------------------------------------------- tables of scripts
 
 
+def table(titles, rows):
+    """A Markdown table, with one blank in an empty cell."""
+    return texts.table(titles, rows).replace("|  |", "| |").replace("|  |", "| |")
+
+
 def changed(script):
     """The lines of code added and removed, against the parent; None if there is none."""
     parent = family.PARENT.get(script)
@@ -153,9 +158,7 @@ def short_table():
         length = len(family.code_lines(family.source(script)))
         rows.append([f"{indent(script)}[`{script}.py`]({page})", comment(script, "short"), str(length), difference])
     median = median_high(changed(script) for script in family.family()[1:])
-    return (
-        texts.table(["script", "what it is", "code lines", "changed"], rows) + f"\n\nChanged, median: {median} lines."
-    )
+    return table(["script", "what it is", "code lines", "changed"], rows) + f"\n\nChanged, median: {median} lines."
 
 
 def long_table():
@@ -165,7 +168,7 @@ def long_table():
         name = f"{indent(script)}[`{script}.py`](algorithms/{script}.md)"
         formulas = "$" + ",$&emsp; $".join(objective(script)) + "$"
         rows.append([f"{name} <br> {comment(script, 'source')}", f"{formulas} <br> {comment(script, 'open')}"])
-    return texts.table(["script", "what it maximises"], rows)
+    return table(["script", "what it maximises"], rows)
 
 
 def order_table():
@@ -175,7 +178,7 @@ def order_table():
         about = " ".join(family.paragraphs(family.source(script))[0].split())
         parent = family.PARENT.get(script)
         rows.append([str(i), link(script), about, link(parent) if parent else ""])
-    return texts.table(["", "page", "in one line", "grew from"], rows)
+    return table(["", "page", "in one line", "grew from"], rows)
 
 
 def drawing():
@@ -230,13 +233,13 @@ def worked_example(script):
         rows = []
         for k, token in enumerate(example.TOKENS):
             rows.append([*named(token), *(cell(found.columns[name][k], name) for name in names)])
-        parts += ["**The tokens**", texts.table(["response", "token", *(titles[name] for name in names)], rows)]
+        parts += ["**The tokens**", table(["response", "token", *(titles[name] for name in names)], rows)]
     if found.bins:
         rows = []
         for i, of_bin in enumerate(found.bins):
             edges = f"{i / len(found.bins):.1f} – {(i + 1) / len(found.bins):.1f}"
             rows.append([edges, str(of_bin["tokens"]), cell(of_bin["sigma"]), cell(of_bin["clip_range"])])
-        parts += ["**The bins**", texts.table([r"bin of $\pi$", "tokens", r"$\sigma_a$", r"$\epsilon_a$"], rows)]
+        parts += ["**The bins**", table([r"bin of $\pi$", "tokens", r"$\sigma_a$", r"$\epsilon_a$"], rows)]
     return "\n\n".join(parts)
 
 
@@ -259,7 +262,7 @@ def response_table(script, found):
     for i, values in enumerate(zip(*columns.values()), 1):
         tokens = " ".join(f"`{token.text}`" for token in example.TOKENS if token.response == i)
         rows.append([str(i), tokens, *map(cell, values)])
-    parts = [texts.table(["response", "tokens", *columns], rows)]
+    parts = [table(["response", "tokens", *columns], rows)]
     if found.advantages:
         mean, std = cell(fmean(found.rewards)), cell(stdev(found.rewards))
         of_what = "$r$" if "$r$" in columns else "the rewards"
@@ -270,7 +273,7 @@ def response_table(script, found):
 def all_weights():
     """The weights of the twelve tokens at the second update, a row for each script."""
     rows = [[link(script), *map(cell, example_of(script).columns["second"])] for script in updates.ALGORITHMS]
-    return texts.table(["", *(" ".join(named(token)) for token in example.TOKENS)], rows)
+    return table(["", *(" ".join(named(token)) for token in example.TOKENS)], rows)
 
 
 def ladder_table(names):
@@ -281,7 +284,7 @@ def ladder_table(names):
         found = example.example(script, **settings) if settings else example_of(script)
         columns.append(map(cell, found.columns[update]))
     rows = [[*named(token), *weights] for token, *weights in zip(example.TOKENS, *columns)]
-    return texts.table(["response", "token", *(WEIGHTS[name][0] for name in names)], rows)
+    return table(["response", "token", *(WEIGHTS[name][0] for name in names)], rows)
 
 
 # --------------------------------------------------------------------------------------------------------- kept runs
