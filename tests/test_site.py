@@ -6,6 +6,7 @@ without playwright and a Chromium or Chrome what needs a browser.
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
