@@ -78,7 +78,6 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "dppo: dppo.py",
             "sapo: sapo.py",
             "grpo tis: grpo_tis.py",
-            "gdpo: gdpo.py",
         ],
     ),
     # AR-Lopti, fig. 6a: the improbable tokens alone, or the others alone; fig. 6b: the stages the other way round.
