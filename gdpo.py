@@ -8,7 +8,7 @@ parts but equal sums get the same advantage. GDPO normalises first and adds up a
 
     A_n = (r_n − mean) / (std + 1e-6)      part n of the reward, normalised in its group
     S   = Σ_n A_n                          so each part has the same weight
-    A   = S / (std + 1e-6)                 normalised over all responses of the step; S has mean 0
+    A   = (S − mean) / (std + 1e-6)        normalised over all responses of the step
 
 The second normalisation keeps the size of A the same for any number of parts. A part that is equal
 in a whole group gives 0. J is grpo.py's.
@@ -343,7 +343,7 @@ def compute_advantages(rewards, batch, args):
         std = groups.std(1, keepdim=True)  # the sample's: divided by G − 1
     sums = ((groups - mean) / (std + 1e-6)).sum(-1)  # [prompts, G]: each part has the same weight
     of_step = torch.tensor(gather(sums.flatten().tolist()))  # the sums of all processes
-    advantages = sums / (of_step.std() + 1e-6)  # their mean is 0, since it is 0 in each group
+    advantages = (sums - of_step.mean()) / (of_step.std() + 1e-6)
     return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
 
 
