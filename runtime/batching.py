@@ -27,42 +27,23 @@ PASS_COST = 150
 # ------------------------------------------------------------------------------------------ batches
 
 
-def minibatches(batch, count):
-    """The batch in `count` mini-batches: equal parts of its rows, in order, of whole groups.
-
-    One in which no process has a response token is left out: nothing could be learned from it.
-    """
-    size = len(batch["ids"]) // count
-    parts = []
-    for start in range(0, count * size, size):
-        part = {name: value[start : start + size] for name, value in batch.items()}
-        if all_reduce(part["mask"].sum()) > 0:
-            parts.append(part)
-    return parts
-
-
-def without_idle_tokens(minibatch, args):
-    """The same mini-batch, with a mask that leaves out the tokens that need no pass.
-
-    A token whose advantage is 0 has no gradient if the loss has no KL term. It still counts in
-    whatever the loss is divided by, which was computed before.
-    """
-    if args.kl_coef > 0:
-        return minibatch
-    return {**minibatch, "mask": minibatch["mask"] & (minibatch["advantages"] != 0)}
-
-
 def idle_tokens(batch):
-    """What without_idle_tokens leaves out of a batch: its ids, and a mask of these tokens alone."""
+    """What micro_batches may skip of a batch: its ids, and a mask of these tokens alone."""
     return {"ids": batch["ids"], "mask": batch["mask"] & (batch["advantages"] == 0)}
 
 
-def micro_batches(batch, args, title=""):
+def micro_batches(batch, args, title="", skip_idle=False):
     """Cuts a batch into micro-batches, with a progress bar of this title.
 
     Yields (row numbers, the rows' part of the batch on DEVICE). Each tensor is cut to the longest
-    of these rows, counted up to the row's last token in the mask.
+    of these rows, counted up to the row's last token in the mask. Each row with a token in the mask
+    comes exactly once, longest first.
+
+    skip_idle: the mask leaves out tokens whose advantage is 0, which have no gradient if the loss
+    has no KL term.
     """
+    if skip_idle and args.kl_coef == 0:
+        batch = {**batch, "mask": batch["mask"] & (batch["advantages"] != 0)}
     lengths = used_lengths(batch["mask"])  # [N]
     passes = plan_passes(batch["ids"], batch["mask"], lengths, args)
     # Under FSDP2 every process must make the same number of passes, forward and backward. A process
