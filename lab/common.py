@@ -30,7 +30,8 @@ from runtime.chats import load_task
 from runtime.dealing import next_problems
 from runtime.processes import DEVICE, ON_GPU
 from runtime.settings import GroupSize, NonNegativeInt, PositiveInt, Temperature
-from tools import claims, kept, updates
+from tools import kept
+from tools.maintain import claims, updates
 
 ROOT = Path(__file__).parents[1]
 STARTED = time.monotonic()  # when the command began, but for the imports

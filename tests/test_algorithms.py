@@ -40,7 +40,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 import grpo
 import grpo_ar_lopti
 from runtime import batching, checks, dealing, engine, processes, ranks
-from tools import updates
+from tools.maintain import updates
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -14,7 +14,8 @@ from conftest import KK_TINY, SMOLLM, parse, python, small
 import grpo
 import sft
 from runtime import checks, defaults, memory, processes, ranks
-from tools import family, fits
+from tools import family
+from tools.maintain import fits
 
 BILLIONS = {  # of parameters, as the model cards say
     "HuggingFaceTB/SmolLM2-135M-Instruct": 0.1345,
@@ -118,7 +119,7 @@ def test_the_shape_of_smollm2_is_that_of_the_model_at_hand():
 
 def test_the_file_is_up_to_date_and_larger_cards_never_cost_more():
     page = fits.page()
-    assert fits.FILE.read_text() == page, "python -m tools.fits"
+    assert fits.FILE.read_text() == page, "python -m tools.maintain.fits"
     lines = page.partition("| model |")[2].splitlines()[2:]
     rows = [line.strip("| ").split(" | ") for line in lines]
     assert len(rows) == 2 * len(fits.MODELS)

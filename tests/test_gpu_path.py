@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, masking_utils
 
 import grpo
 from runtime import batching, lora, memory, placement, processes
-from tools import fits
+from tools.maintain import fits
 
 # --------------------------------------------------------------------------------------------------------------------
 # The cards

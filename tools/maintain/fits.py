@@ -1,6 +1,6 @@
 """Which model trains on which GPUs: writes docs/what_fits.md, one table of models and cards.
 
-    python -m tools.fits
+    python -m tools.maintain.fits
 
 No GPU is needed. The models are shapes without weights, and the memory is the estimate that every run makes before it
 starts (runtime/memory.py).
@@ -17,7 +17,8 @@ from transformers import LlamaConfig, Qwen2Config
 
 import grpo
 from runtime import checks, defaults, memory, processes, ranks
-from tools import family, generated
+from tools import family
+from tools.maintain import generated
 
 FILE = family.ROOT / "docs" / "what_fits.md"
 CARDS = {"T4": 16, "16 GB": 16, "24 GB": 24, "40 GB": 40, "48 GB": 48, "80 GB": 80}  # GB of one GPU
@@ -180,7 +181,7 @@ def page():
     main_memory = memory.main_memory(parameters(MODELS[largest]), machine_with("80 GB", most)) * 2**30 / 1e9
     before = [
         "# What fits where",
-        "Which model trains on which GPUs with `grpo.py`. `python -m tools.fits` writes this file. All numbers are "
+        "Which model trains on which GPUs with `grpo.py`. `make docs` writes this file. All numbers are "
         "estimates: none of these commands has been run on these cards. `--dry_run` behind a command makes the "
         "estimate for your machine, with any script, and loads no weights.",
         f"**Memory of a card.** {1 - RESERVE:.0%} of its nominal memory minus {CONTEXT:.0f} GiB count as usable: "
