@@ -473,10 +473,15 @@ def k3(logp, ref_logp):
 
 
 def minibatches(batch, count):
-    """Yields the batch in `count` equal parts, each of whole groups, in order."""
+    """Yields the batch in `count` equal parts, each of whole groups, in order.
+
+    A part that no mixed group is left for, on any process, makes no update.
+    """
     size = len(batch["ids"]) // count
     for first in range(0, count * size, size):
-        yield {name: value[first : first + size] for name, value in batch.items()}
+        minibatch = {name: value[first : first + size] for name, value in batch.items()}
+        if all_reduce(minibatch["mask"].sum()) > 0:
+            yield minibatch
 
 
 def update(policy, optimizer, batch, step, args):
@@ -488,8 +493,6 @@ def update(policy, optimizer, batch, step, args):
     grad_norms = []  # one for each update
     for minibatch in minibatches(batch, args.updates_per_step):
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens, of all processes
-        if divisor == 0:
-            continue  # no mixed group was left for it
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         grad_norms.append(grad_norm)

@@ -468,10 +468,15 @@ def k3(logp, ref_logp):
 
 
 def minibatches(batch, count):
-    """Yields the batch in `count` equal parts, each of whole groups, in order."""
+    """Yields the batch in `count` equal parts, each of whole groups, in order.
+
+    A part that no mixed group is left for, on any process, makes no update.
+    """
     size = len(batch["ids"]) // count
     for first in range(0, count * size, size):
-        yield {name: value[first : first + size] for name, value in batch.items()}
+        minibatch = {name: value[first : first + size] for name, value in batch.items()}
+        if all_reduce(minibatch["mask"].sum()) > 0:
+            yield minibatch
 
 
 def in_stage(stage, batch, eta):

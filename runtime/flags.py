@@ -44,7 +44,6 @@ def check_settings(args):
     checks.check_prompts_per_step(args)
     checks.check_eval_samples(args)
     checks.check_lora(args)
-    checks.check_kl(args)
     checks.check_run_folders(args)
     checks.check_model_folder(args.model)
     if args.has_sampler:

@@ -32,14 +32,14 @@ OWNED = {
     "cispo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, Args.gated, GATE_LOW,
         GATE_HIGH, policy_loss, update""",
     "dapo": """module docstring, imports, Args.max_refills, Args.overlong_buffer, Args.check,
-        is_mixed, dynamic_sampling, overlong_penalty, main""",
+        is_mixed, dynamic_sampling, overlong_penalty, minibatches, main""",
     "entropy_top": """module docstring, imports, Args.entropy_top, Args.clip_low, entropy_threshold,
         update""",
     "gspo": """module docstring, Args.kl_coef, Args.clip_low, Args.clip_high, policy_loss, update""",
-    "reinforce_pp": """module docstring, imports, Args.kl_coef, Args.kl, token_returns,
-        compute_advantages, policy_loss, kl_term, main""",
+    "reinforce_pp": """module docstring, imports, Args.kl_coef, token_returns,
+        compute_advantages, policy_loss, main""",
     "reinforce": """module docstring, imports, Args.updates_per_step, Args.clip_low, Args.clip_high,
-        Args.kl_coef, Args.kl, compute_advantages, policy_loss, kl_term, k3, update, update_once, main""",
+        Args.kl_coef, compute_advantages, policy_loss, k3, update, update_once, main""",
     "rloo": """module docstring, imports, Args.kl_coef, Args.updates_per_step, compute_advantages,
         update, update_once, main""",
     "maxrl": "module docstring, compute_advantages, main",
@@ -48,8 +48,9 @@ OWNED = {
         policy_loss, update, update_once, evaluate, main""",
     "opd": """module docstring, Args.teacher, Args.updates_per_step, compute_advantages, update,
         update_once, main""",
+    "grpo_kl": "module docstring, Args.kl_coef, Args.kl, policy_loss, kl_term, k3",
     "dr_grpo": "module docstring, Args.kl_coef, compute_advantages, policy_loss, update",
-    "ppo": """module docstring, imports, Args.kl_coef, Args.kl, kl_term, Args.gamma, Args.gae_lambda,
+    "ppo": """module docstring, imports, Args.kl_coef, Args.gamma, Args.gae_lambda,
         Args.value_lr, Args.value_clip, ValueModel, ValueModel.__init__, ValueModel.forward, load_policy,
         compute_values, estimate_advantages, compute_advantages, policy_loss, value_loss,
         update_values, main""",
@@ -70,23 +71,24 @@ OWN_LINES = {
     "acpo": (12, 50),
     "archer": (4, 19),
     "cispo": (8, 18),
-    "dapo": (7, 51),
+    "dapo": (8, 54),
     "dapo_ar_lopti": (1, 23),
     "dppo": (10, 25),
     "dr_grpo": (7, 3),
     "entropy_top": (1, 19),
     "grpo_ar_lopti": (1, 23),
     "grpo_tis": (3, 36),
+    "grpo_kl": (2, 13),
     "gspo": (6, 8),
     "maxrl": (3, 5),
     "opd": (8, 9),
-    "ppo": (27, 79),
-    "reinforce": (65, 15),
-    "reinforce_pp": (20, 18),
+    "ppo": (16, 79),
+    "reinforce": (54, 15),
+    "reinforce_pp": (9, 18),
     "reinforce_pp_ar_lopti": (1, 22),
     "rloo": (8, 23),
     "sapo": (11, 12),
-    "sft": (131, 48),
+    "sft": (133, 48),
 }
 DESCENDANTS = [stem for stem in family.family() if stem in family.PARENT]
 each_descendant = pytest.mark.parametrize("stem", DESCENDANTS)
@@ -337,7 +339,7 @@ def test_the_family_is_what_is_there_in_tree_order(tmp_path):
 
 
 def test_a_new_script_is_found_by_its_docstring(tmp_path):
-    begin = "\nfirst.check(Args, TASKS)\n"
+    begin = "\nflags.check(Args, TASKS)\n"
     (tmp_path / "toy.py").write_text(f'"""A toy.\n\nWhat differs from grpo.py: one line.\n"""{begin}')
     (tmp_path / "mine.py").write_text(f'"""Says what differs from grpo.py, but does not begin so."""{begin}')
     (tmp_path / "dapo.py").write_text(f'"""What differs from grpo.py: it is known already."""{begin}')

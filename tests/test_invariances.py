@@ -38,6 +38,7 @@ import dr_grpo
 import entropy_top
 import grpo
 import grpo_ar_lopti
+import grpo_kl
 import grpo_tis
 import gspo
 import opd
@@ -52,6 +53,7 @@ from runtime import batching, float16, processes
 CASES = {
     "grpo": (grpo, {}),
     "grpo_ar_lopti": (grpo_ar_lopti, {}),
+    "grpo_kl": (grpo_kl, {}),
     "reinforce": (reinforce, {}),
     "rloo": (rloo, {}),
     "opd": (opd, {}),

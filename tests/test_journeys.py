@@ -73,7 +73,7 @@ def test_adamws_first_update_is_the_same_with_the_state_that_a_checkpoint_makes(
         ("grpo.py", "--lora_alpha 16", "error: --lora_alpha is 16.0, but there is no LoRA"),
         ("grpo.py", "--lora_rank 8 --lora_alpha 0", "error: --lora_alpha is 0.0; it must be greater than 0"),
         ("acpo.py", "--clip_base 4", "error: --clip_base is 4.0; it must be at most --clip_max, 3.0"),
-        ("acpo.py", "--kl k1", "error: --kl is k1, but there is no KL term: give a --kl_coef"),
+        ("grpo_kl.py", "--kl_coef 0", "error: --kl_coef is 0.0; it must be greater than 0"),
         ("grpo.py", "--gym chain_sum", "error: --gym is of --task gym, not of kk"),
         ("grpo.py", "--model tests/nothing", "one; if it is a hub id, the folder tests here hides it"),
         ("sft.py", "--data {run}/metrics.jsonl --restated", "error: --careful and --restated are of the task's own"),

@@ -1016,8 +1016,7 @@ def test_metrics_of_responses_by_hand():
 def test_metrics_of_tokens_by_hand():
     mask = torch.tensor([[False, True, True], [False, True, False]])
     batch = {"mask": mask, "entropy": torch.tensor([[9.0, 1, 2], [9, 6, 9]])}
-    batch |= {"sampler_logp": torch.tensor([[9.0, -1, -2], [9, -3, 9]]), "old_logp": torch.full((2, 3), -2.0)}
-    assert measure.of_tokens(batch) == {"entropy": 3, "sampler_gap": pytest.approx(2 / 3)}
+    assert measure.token_mean(batch["entropy"], mask) == 3
     assert measure.token_mean(batch["entropy"], mask & False) is measure.token_mean(None, mask) is None
     assert measure.token_rate(2, mask) == 2 / 3 and measure.token_rate(0, mask & False) == 0
 

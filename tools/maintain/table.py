@@ -17,6 +17,7 @@ SHORT = {  # script: what it is, for the README
     "maxrl": "reward minus the group's mean, divided by that mean: rarely solved prompts count more",
     "sft": "no reinforcement learning: given responses instead of sampled ones, all with weight 1",
     "opd": "a teacher's log-probability of each token minus the student's, in place of rewards: distillation",
+    "grpo_kl": "estimates of the KL term other than k3, with the gradient of KL(π ‖ π_ref)",
     "dr_grpo": "divides neither by the standard deviation nor by lengths",
     "ppo": "a value model, trained beside the policy, gives the advantages (GAE)",
     "grpo_ar_lopti": "improbable tokens weigh less (AR) and are updated first, on their own (Lopti)",
@@ -58,6 +59,10 @@ TEXTS = {  # script: (what its objective's formulas don't say, the source)
     "opd": (
         r"the mean gradient is that of $-\text{KL}(\pi \Vert \pi_{\text{teacher}})$ at each token; no reward is in it",
         "on-policy distillation (Lu and Thinking Machines Lab 2025)",
+    ),
+    "grpo_kl": (
+        r"`--kl` puts $k_1 = \log(\pi / \pi_{\text{ref}})$, $k_2 = k_1^2 / 2$ or $k_3$ in the place of $\rho k_3$",
+        "Schulman 2020; DeepSeek-V3.2, eq. 7",
     ),
     "dr_grpo": (
         "divided neither by a standard deviation nor by lengths, but by the largest length $L$; no KL term",
