@@ -24,7 +24,7 @@ from evaluation.tables import (
     tables_of,
     write,
 )
-from runtime import checks, defaults, disk_errors, files, hub, machine, records, settings, streams
+from runtime import checks, disk_errors, files, flags, hub, machine, records, streams
 from runtime.processes import ON_GPU
 
 
@@ -34,7 +34,7 @@ def prepare(argv):
     paths: {model: its checkpoints}; plans: {checkpoint: (its requests, its plan)}. ValueError or
     OSError if something can't work.
     """
-    defaults.ON_GPU = ON_GPU  # torch knows for certain
+    flags.ON_GPU = ON_GPU  # torch knows for certain
     args = read_settings(argv)
     checks.check_gpus(args)
     if args.dtype is None:
@@ -67,7 +67,7 @@ def stops_in_one_line(out):
 
 
 def main():
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         args, task, problems, paths, plans = prepare(sys.argv[1:])
     started = time.perf_counter()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)

@@ -1,10 +1,9 @@
 """What every trainer calls and no algorithm changes. Whoever reads for the algorithm can skip it.
 
 How a run begins
-- flags: mistakes in the flags, found before torch is imported
 - papers: the papers' settings for each task
-- settings: the types and ranges of settings, and where their values come from
-- defaults: those that depend on the machine and the model
+- settings: the types and ranges of settings, and those that every script has
+- flags: where a setting's value comes from; mistakes found before torch is imported
 - start: the rest that can be read and checked before anything large is loaded, in order
 - checks, hub: what can't work on this machine, in this folder, with this model; is the hub there
 - header: what a run prints before it starts

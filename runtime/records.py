@@ -38,11 +38,11 @@ from runtime import (
     curves,
     disk_errors,
     files,
+    flags,
     folders,
     last_words,
     peers,
     processes,
-    settings,
     signals,
     terminal,
     watched_tokens,
@@ -67,7 +67,7 @@ def choose_folder(args):
     """
     if args.resume:
         args.run_dir = str(folders.run_of(args.resume))
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         of_process_0(lambda: take_folder(args))
         args.run_dir = processes.broadcast(args.run_dir)
         if args.resume:

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from transformers import AutoTokenizer
 
 from evaluation import run as evaluation_run
-from runtime import checkpoints, checks, curves, disk_errors, files, folders, hub, records, settings, signals, streams
+from runtime import checkpoints, checks, curves, disk_errors, files, flags, folders, hub, records, signals, streams
 from tools import compare
 
 
@@ -272,7 +272,7 @@ BROKEN = {
 def test_a_broken_file_of_a_run_is_named(name, content, three):
     (three / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=f"{three}/{name} ") as refused:
-        settings.of_resumed_run([f"--resume={three}"], Args)
+        flags.of_resumed_run([f"--resume={three}"], Args)
     assert len(str(refused.value).splitlines()) == 1
 
 
@@ -291,7 +291,7 @@ def test_a_wrong_value_in_args_json_is_named(values, says, three):
     of_the_run = json.loads((three / "args.json").read_text())
     (three / "args.json").write_text(json.dumps(of_the_run | values))
     with pytest.raises(ValueError) as refused:
-        settings.of_resumed_run([f"--resume={three}"], Args)
+        flags.of_resumed_run([f"--resume={three}"], Args)
     assert str(refused.value) == f"{three}/args.json: {says}"
 
 
@@ -301,7 +301,7 @@ def test_args_json_without_a_setting_is_refused_in_one_line(three):
     del of_the_run["lr"]
     (three / "args.json").write_text(json.dumps(of_the_run))
     with pytest.raises(ValueError, match="it lacks lr") as refused:
-        settings.of_resumed_run([f"--resume={three}"], Args)
+        flags.of_resumed_run([f"--resume={three}"], Args)
     assert len(str(refused.value).splitlines()) == 1
 
 
@@ -320,7 +320,7 @@ def test_half_a_sign_in_args_json_is_refused(three):
     of_the_run = json.loads((three / "args.json").read_text())
     (three / "args.json").write_text(json.dumps(of_the_run | {"model": "\ud800"}))
     with pytest.raises(ValueError, match=r"args.json can't be read: Invalid JSON"):
-        settings.of_resumed_run([f"--resume={three}"], Args)
+        flags.of_resumed_run([f"--resume={three}"], Args)
 
 
 def test_a_broken_row_is_named(three):
@@ -369,7 +369,7 @@ def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path):
 def test_a_folder_that_cannot_be_used_is_refused(where, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
-    with one_line(capsys), settings.errors_in_one_line():
+    with one_line(capsys), flags.errors_in_one_line():
         args = Args(run_dir=where)
         checks.check_run_folders(args)
         records.choose_folder(args)
@@ -554,7 +554,7 @@ def test_a_fault_at_any_call_to_the_file_system_loses_nothing(work, how, run_of_
         assert folders.step_of(folders.to_resume(str(folder))) >= 3
         checkpoints.check(folder)
         checks.check_run_folders(Args(resume=str(folder)))
-        assert settings.of_resumed_run([f"--resume={folder}"], Args)
+        assert flags.of_resumed_run([f"--resume={folder}"], Args)
         assert [row["step"] for row in curves.read_rows(folder / "metrics.jsonl")][:4] == [0, 1, 2, 3]
         assert in_a_fork(lambda: save(folder, trained, step=7))[0] == 0
 
@@ -783,7 +783,7 @@ def test_bad_command_lines_of_the_tools(tmp_path, monkeypatch, capsys):
         with one_line(capsys):
             compare.main(compare.Args(**{"folder": tmp_path, "draw_only": True, **changes}))
     model = str(KK_TINY)
-    for flags in (["--out", str(file), "--limit=1"], ["--seed=5000000000"], ["--samples=20000", "--temperature=1"]):
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", model, *flags])
+    for words in (["--out", str(file), "--limit=1"], ["--seed=5000000000"], ["--samples=20000", "--temperature=1"]):
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", model, *words])
         with one_line(capsys):
             evaluation_run.main()

@@ -13,7 +13,7 @@ from conftest import KK_TINY, SMOLLM, parse, python, small
 
 import grpo
 import sft
-from runtime import checks, defaults, memory, processes, ranks
+from runtime import checks, flags, memory, processes, ranks
 from tools import family
 from tools.maintain import fits
 
@@ -191,12 +191,12 @@ def test_a_run_that_does_not_fit_into_main_memory_is_refused(monkeypatch):
 
 def test_the_defaults_are_left_as_they_were():
     def here():
-        return defaults.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
+        return flags.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
 
     before = here()
     with fits.on_gpus(8):
         assert here() == (True, 8, 8, 8)
-        args, _ = defaults.read([], grpo.Args, grpo.TASKS)
+        args, _ = flags.read([], grpo.Args, grpo.TASKS)
         assert not args.gradient_checkpointing  # MANY_GPUS
         with pytest.raises(ValueError, match="a multiple of 16"):
             checks.check_prompts_per_step(dataclasses.replace(args, prompts_per_step=8))

@@ -16,7 +16,7 @@ import grpo
 import opd
 import sft
 from rewards import examples
-from runtime import checks, engine, inputs, settings
+from runtime import checks, engine, flags, inputs
 from runtime.chats import load_task
 
 DATE = "{{ strftime_now('%d %b %Y') }}"
@@ -178,4 +178,4 @@ def test_a_run_of_a_version_without_template_options_is_resumed(tmp_path):
     del there["template_options"]
     (tmp_path / "args.json").write_text(json.dumps(there))
     (tmp_path / "run.json").write_text(json.dumps({"script": "grpo"}))
-    assert settings.of_resumed_run(["--resume", str(tmp_path)], grpo.Args) == dataclasses.asdict(grpo.Args())
+    assert flags.of_resumed_run(["--resume", str(tmp_path)], grpo.Args) == dataclasses.asdict(grpo.Args())

@@ -16,7 +16,7 @@ from conftest import KK_TINY, ROOT, metrics, python, run, small, timeless, until
 
 import grpo
 import grpo_ar_lopti
-from runtime import dealing, defaults, flags, header
+from runtime import dealing, flags, header
 
 NEVER_MIXED = {"max_response_tokens": 8, "max_refills": 1, "save_every": 1, "dtype": "float32"}  # no answer fits
 
@@ -200,11 +200,11 @@ def test_a_killed_process_ends_the_others_with_one_line_that_comes_last(tmp_path
 def test_the_papers_command_has_the_papers_settings(task, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["grpo_ar_lopti.py", "--responses_per_prompt", "4", "--dry_run", "--steps", "3"])
     args_class, tasks = grpo_ar_lopti.Args, grpo_ar_lopti.TASKS
-    python, script, *flags = defaults.papers_command(args_class, tasks, task)
+    python, script, *words = flags.papers_command(args_class, tasks, task)
     assert (python, script) == ("python", "grpo_ar_lopti.py")
-    names = [word for word in flags if word.startswith("--")]
-    assert len(names) == len(set(names)) and "None" not in flags
-    found, _ = defaults.read(flags, args_class, tasks)
+    names = [word for word in words if word.startswith("--")]
+    assert len(names) == len(set(names)) and "None" not in words
+    found, _ = flags.read(words, args_class, tasks)
     assert found == args_class(**{"task": task, **tasks.get(task, {})})
 
 
@@ -224,7 +224,7 @@ def test_the_papers_command_can_be_pasted(tmp_path, monkeypatch):
     env = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
 
     monkeypatch.setattr(sys, "argv", ["grpo.py", "--responses_per_prompt", "4", "--dry_run"])
-    command = header.wrapped(defaults.papers_command(grpo.Args, grpo.TASKS, "kk"), 100).strip()
+    command = header.wrapped(flags.papers_command(grpo.Args, grpo.TASKS, "kk"), 100).strip()
     assert command.startswith("python grpo.py ")
     command = f"{sys.executable} {command.removeprefix('python ')} --dry_run"
     pasted = subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True).stdout

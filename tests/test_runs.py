@@ -29,7 +29,7 @@ from conftest import (
 from safetensors.torch import load_file
 from transformers import Qwen2Config
 
-from runtime import processes, settings
+from runtime import flags, processes
 from tools import family
 
 bit_for_bit = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU sums may be added up in another order")
@@ -305,7 +305,7 @@ def test_a_model_that_the_hub_does_not_hand_out(tmp_path):
 def test_help_explains_every_flag():
     for script in family.family():
         trainer = importlib.import_module(script)
-        _, helps = settings.read_sources(trainer.Args)
+        _, helps = flags.read_sources(trainer.Args)
         assert all(helps[name] for name in trainer.Args.__dataclass_fields__), script
 
 

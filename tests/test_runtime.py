@@ -27,8 +27,8 @@ from runtime import (
     checkpoints,
     checks,
     clock,
-    defaults,
     engine,
+    flags,
     header,
     machine,
     measure,
@@ -121,7 +121,7 @@ LAYERS = [
 
 
 def parse(*argv, **defaults):
-    return settings.parse(list(argv), Args, Args(**defaults), "What it does.")
+    return flags.parse(list(argv), Args, Args(**defaults), "What it does.")
 
 
 # ----------------------------------------------------------------------------------------- settings
@@ -161,12 +161,12 @@ def test_help_has_groups_ranges_and_defaults(monkeypatch, capsys):
 
 
 def test_inherited_settings_stand_behind_those_of_the_algorithm():
-    groups = settings.groups_of(Inheriting)
+    groups = flags.groups_of(Inheriting)
     assert list(groups) == ["objective", "run", "problems", "machine"]
     assert groups["objective"] == ["clip_low"] and groups["run"][:3] == ["steps", "stop_at_gap", "eval_size"]
     names = [name for group in groups.values() for name in group]
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(Inheriting))
-    parsed = settings.parse(["--steps=3", "--people", "2"], Inheriting, Inheriting(clip_low=0.5), "")
+    parsed = flags.parse(["--steps=3", "--people", "2"], Inheriting, Inheriting(clip_low=0.5), "")
     assert parsed == Inheriting(clip_low=0.5, steps=3, people="2")
     with pytest.raises(ValueError, match="--kv_cache_gb is 0; it must be greater than 0"):
         settings.check_ranges(Inheriting(kv_cache_gb=0))
@@ -226,18 +226,18 @@ def test_values_out_of_range(name, value, words):
 
 def test_given():
     argv = ["--task=math", "--model", "a folder", "--lr", "1", "--steps", "3", "--model_too", "b"]
-    assert settings.given(argv) == {"task": "math", "model": "a folder", "steps": "3"}
-    assert settings.given(["--res", "runs/x", "--taskx=kk", "kk"]) == {}
-    assert settings.given(["--resume=runs/a=b", "--epochs=2", "--resume", "runs/c"]) == {
+    assert flags.given(argv) == {"task": "math", "model": "a folder", "steps": "3"}
+    assert flags.given(["--res", "runs/x", "--taskx=kk", "kk"]) == {}
+    assert flags.given(["--resume=runs/a=b", "--epochs=2", "--resume", "runs/c"]) == {
         "resume": "runs/c",
         "epochs": "2",
     }
-    assert settings.given(["--steps", "-3", "--track"]) == {"steps": "-3"}
-    assert settings.given(["--task", "--help"]) == {}  # for parse to refuse
+    assert flags.given(["--steps", "-3", "--track"]) == {"steps": "-3"}
+    assert flags.given(["--task", "--help"]) == {}  # for parse to refuse
 
 
 def test_layers_and_reasons():
-    values = settings.merged(LAYERS)
+    values = flags.merged(LAYERS)
     assert values == {
         "temperature": 1.0,
         "model": "models/kk_tiny",
@@ -248,7 +248,7 @@ def test_layers_and_reasons():
     args = Args(**values)
     args.lr = 0.5
     args.seed = 3
-    assert settings.differences(args, LAYERS) == {
+    assert flags.differences(args, LAYERS) == {
         "model": ("Qwen/Qwen2.5-7B", "kk_tiny"),  # the paper's for this task, not the one in Args
         "kv_cache_gb": (0.5, "this machine has no GPU"),  # kk_tiny only repeats it
         "gradient_checkpointing": (True, "this machine has no GPU"),
@@ -258,38 +258,38 @@ def test_layers_and_reasons():
     # a resumed run gives all settings, and is the reason only for those it changes
     resumed = dict(dataclasses.asdict(Args(**values)), seed=7)
     layers = [*LAYERS, ("the resumed run", resumed)]
-    found = settings.differences(Args(**settings.merged(layers)), layers)
+    found = flags.differences(Args(**flags.merged(layers)), layers)
     assert found["seed"] == (0, "the resumed run") and found["lr"] == (1e-6, "kk_tiny")
     assert "steps" not in found
 
 
 def test_settings_of_a_resumed_run(tmp_path):
-    assert settings.of_resumed_run(["--lr", "1"], Args) == {}
-    assert settings.of_resumed_run(["--resume", str(tmp_path)], Args) == {}
+    assert flags.of_resumed_run(["--lr", "1"], Args) == {}
+    assert flags.of_resumed_run(["--resume", str(tmp_path)], Args) == {}
     of_the_run = dataclasses.asdict(Args(steps=9, lr=0.5))
     (tmp_path / "args.json").write_text(json.dumps(of_the_run))
     (tmp_path / "run.json").write_text(json.dumps({"script": __name__}))
     resume = f"--resume={tmp_path}"
-    assert settings.of_resumed_run([resume], Args) == of_the_run
-    assert settings.of_resumed_run([f"{resume}/checkpoints/step_000002"], Args) == of_the_run
-    assert settings.of_resumed_run([resume, "--epochs", "2"], Args)["steps"] is None
-    assert settings.of_resumed_run([resume, "--epochs=2", "--steps=3"], Args)["steps"] == 9
+    assert flags.of_resumed_run([resume], Args) == of_the_run
+    assert flags.of_resumed_run([f"{resume}/checkpoints/step_000002"], Args) == of_the_run
+    assert flags.of_resumed_run([resume, "--epochs", "2"], Args)["steps"] is None
+    assert flags.of_resumed_run([resume, "--epochs=2", "--steps=3"], Args)["steps"] == 9
     for num_problems, steps in ((200, 9), (100, None)):  # with 100 they came from the epochs: 9 × (100 // 64)
         (tmp_path / "args.json").write_text(json.dumps(of_the_run | {"epochs": 9}))
         (tmp_path / "run.json").write_text(
             json.dumps({"script": __name__, "sizes": {"training_problems": num_problems}})
         )
-        assert settings.of_resumed_run([resume, "--prompts_per_step=32"], Args)["steps"] == steps
-        assert settings.of_resumed_run([resume, "--lr=1"], Args)["steps"] == 9
+        assert flags.of_resumed_run([resume, "--prompts_per_step=32"], Args)["steps"] == steps
+        assert flags.of_resumed_run([resume, "--lr=1"], Args)["steps"] == 9
     (tmp_path / "args.json").write_text(json.dumps({"alpha": 9}))
     with pytest.raises(ValueError, match=r"made by another version of test_runtime\.py, which has alpha"):
-        settings.of_resumed_run([resume], Args)
+        flags.of_resumed_run([resume], Args)
     (tmp_path / "run.json").unlink()
     with pytest.raises(ValueError, match="made by another script, which has alpha"):
-        settings.of_resumed_run([resume], Args)
+        flags.of_resumed_run([resume], Args)
     (tmp_path / "run.json").write_text(json.dumps({"script": "cispo"}))
     with pytest.raises(ValueError, match=f"another script, cispo.py, not by {__name__}.py"):
-        settings.of_resumed_run([resume], Args)
+        flags.of_resumed_run([resume], Args)
 
 
 # ----------------------------------------------------------------------------------------- defaults
@@ -305,40 +305,40 @@ def model_folder(folder, content):
 
 def defaults_of(script, *argv):
     trainer = importlib.import_module(script)
-    return defaults.read(list(argv), trainer.Args, trainer.TASKS)
+    return flags.read(list(argv), trainer.Args, trainer.TASKS)
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_a_models_folder_has_settings_of_its_own(on_gpu, tmp_path, monkeypatch):
     """Of those a script takes what it has: value_lr is ppo.py's. The command line overrides them."""
-    monkeypatch.setattr(defaults, "ON_GPU", on_gpu)
+    monkeypatch.setattr(flags, "ON_GPU", on_gpu)
     model = model_folder(tmp_path / "mine", {"lr": 5e-4, "value_lr": 2e-3, "people": "2"})
     args, layers = defaults_of("grpo", "--model", model)
     assert (args.model, args.lr, args.people) == (model, 5e-4, "2") and not hasattr(args, "value_lr")
-    found = settings.differences(args, layers)
+    found = flags.differences(args, layers)
     assert found["lr"] == (1e-6, "mine") and found["people"] == ("3-7", "mine")
     args, layers = defaults_of("ppo", f"--model={model}", "--lr=3e-5")
     assert (args.lr, args.value_lr) == (3e-5, 2e-3)
-    assert settings.differences(args, layers)["lr"] == (1e-6, "command line")
+    assert flags.differences(args, layers)["lr"] == (1e-6, "command line")
 
 
 def test_a_model_without_settings_has_those_of_the_task_and_the_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr(defaults, "ON_GPU", False)
+    monkeypatch.setattr(flags, "ON_GPU", False)
     tasks = importlib.import_module("grpo").TASKS
     args, layers = defaults_of("grpo", "--model", str(tmp_path), "--task", "countdown")
     assert (args.lr, args.prompts_per_step) == (1e-6, tasks["countdown"]["prompts_per_step"])
-    assert args.kv_cache_gb == defaults.ON_CPU["kv_cache_gb"]
-    reasons = {reason for _, reason in settings.differences(args, layers).values()}
+    assert args.kv_cache_gb == flags.ON_CPU["kv_cache_gb"]
+    reasons = {reason for _, reason in flags.differences(args, layers).values()}
     assert reasons <= {"command line", "no GPU", "bfloat16 is slow here"}
-    assert defaults.of_model("Qwen/Qwen2.5-3B-Instruct", Args) == {}  # a hub id
+    assert flags.of_model("Qwen/Qwen2.5-3B-Instruct", Args) == {}  # a hub id
 
 
 def test_a_models_settings_override_the_tasks_and_the_machines(tmp_path, monkeypatch):
-    monkeypatch.setattr(defaults, "ON_GPU", False)
+    monkeypatch.setattr(flags, "ON_GPU", False)
     model = model_folder(tmp_path / "mine", {"kv_cache_gb": 0.125, "prompts_per_step": 6})
     args, layers = defaults_of("grpo", "--model", model, "--task", "countdown")
     assert (args.kv_cache_gb, args.prompts_per_step) == (0.125, 6)
-    assert settings.differences(args, layers)["prompts_per_step"] == (128, "mine")  # the paper's for this task
+    assert flags.differences(args, layers)["prompts_per_step"] == (128, "mine")  # the paper's for this task
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_a_resumed_run_has_its_own_settings_and_not_the_models(tmp_path):
     (run / "run.json").write_text(json.dumps({"script": "grpo"}))
     args, layers = defaults_of("grpo", f"--resume={run}", "--seed=4")
     assert dataclasses.asdict(args) == of_the_run | {"resume": str(run), "seed": 4}
-    assert settings.differences(args, layers)["lr"] == (1e-6, "the resumed run")
+    assert flags.differences(args, layers)["lr"] == (1e-6, "the resumed run")
 
 
 # ------------------------------------------------------------------------------------------ machine
@@ -392,12 +392,12 @@ def test_the_type_of_compute_is_what_the_machine_is_fast_at(fast, monkeypatch):
     monkeypatch.setattr(machine, "has_fast_bfloat16", lambda: fast)
     for script in ("grpo", "acpo"):
         trainer = importlib.import_module(script)
-        monkeypatch.setattr(defaults, "ON_GPU", False)
-        args, layers = defaults.read([], trainer.Args, trainer.TASKS)
+        monkeypatch.setattr(flags, "ON_GPU", False)
+        args, layers = flags.read([], trainer.Args, trainer.TASKS)
         assert args.dtype == ("bfloat16" if fast else "float32")
-        found = settings.differences(args, layers)
+        found = flags.differences(args, layers)
         assert found.get("dtype") == (None if fast else ("bfloat16", "bfloat16 is slow here"))
-        args, _ = defaults.read(["--dtype", "bfloat16"], trainer.Args, trainer.TASKS)
+        args, _ = flags.read(["--dtype", "bfloat16"], trainer.Args, trainer.TASKS)
         assert args.dtype == "bfloat16"
 
 
@@ -406,10 +406,10 @@ def test_the_type_of_compute_is_what_the_machine_is_fast_at(fast, monkeypatch):
 )
 def test_many_gpus_recompute_nothing(task, n_gpus, checkpointing, monkeypatch):
     trainer = importlib.import_module("grpo")
-    monkeypatch.setattr(defaults, "ON_GPU", True)
+    monkeypatch.setattr(flags, "ON_GPU", True)
     monkeypatch.setattr(ranks, "WORLD_SIZE", 8)  # of two machines, some of which hold copies of the weights
     monkeypatch.setattr(ranks, "LOCAL_WORLD_SIZE", n_gpus)
-    args, _ = defaults.read(["--task", task], trainer.Args, trainer.TASKS)
+    args, _ = flags.read(["--task", task], trainer.Args, trainer.TASKS)
     assert (args.gradient_checkpointing, args.compile, args.dtype) == (checkpointing, True, "bfloat16")
 
 
@@ -422,10 +422,10 @@ def test_gpus_without_bfloat16_compute_in_float16(capabilities, dtype, tmp_path,
     program.write_text(f"#!/bin/sh\nprintf '{capabilities}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(defaults, "ON_GPU", True)
+    monkeypatch.setattr(flags, "ON_GPU", True)
     trainer = importlib.import_module("grpo")
-    assert defaults.read([], trainer.Args, trainer.TASKS)[0].dtype == dtype
-    assert defaults.read(["--dtype", "float32"], trainer.Args, trainer.TASKS)[0].dtype == "float32"
+    assert flags.read([], trainer.Args, trainer.TASKS)[0].dtype == dtype
+    assert flags.read(["--dtype", "float32"], trainer.Args, trainer.TASKS)[0].dtype == "float32"
 
 
 def has_driver(folder, monkeypatch, said):
@@ -652,7 +652,7 @@ def widths(text):
 def test_the_header(width, monkeypatch, capsys):
     monkeypatch.setattr(terminal, "WIDTH", width)
     monkeypatch.setattr(sys, "argv", ["grpo.py", "--lr", "0.5", "--run_dir", "runs/[/b]a b"])
-    args = Args(**settings.merged(LAYERS))
+    args = Args(**flags.merged(LAYERS))
     args.lr = 0.5
     args.steps = 50  # 5 epochs of 640 problems, 64 a step
     args.run_dir = "runs/[/b]a b"

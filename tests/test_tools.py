@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT, python, small
 
-from runtime import checks, defaults
+from runtime import checks
 from tools import compare, comparisons, get_smollm2, kept, plot
 from tools.maintain import fits
 
@@ -130,7 +130,7 @@ def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
     for name, words in compare.read_entries(entries).items():
         script, *flags = shlex.split(compare.command_of(words, common, seed=0))
         trainer = importlib.import_module(script.removesuffix(".py"))
-        args, _ = defaults.read(flags, trainer.Args, trainer.TASKS)
+        args, _ = flags.read(flags, trainer.Args, trainer.TASKS)
         checks.check_prompts_per_step(args)
         args.check()
         sizes = {"long": 500, "learning_rate": 500, "llm": 128, "lora": 128, "puzzles": 96, "puzzles_384": 96}

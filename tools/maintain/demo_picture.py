@@ -14,7 +14,7 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from runtime import before_after, curves, files, settings
+from runtime import before_after, curves, files, flags
 from tools import plot
 from tools.maintain import generated
 
@@ -83,7 +83,7 @@ def draw(kept, path):
 
 
 def main(args):
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         if args.run:
             kept = read(args.run)
             files.write(args.out, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")

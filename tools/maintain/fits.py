@@ -16,7 +16,7 @@ import tyro
 from transformers import LlamaConfig, Qwen2Config
 
 import grpo
-from runtime import checks, defaults, memory, processes, ranks
+from runtime import checks, flags, memory, processes, ranks
 from tools import family
 from tools.maintain import generated
 
@@ -140,20 +140,20 @@ def machine_with(card, count):
 @contextlib.contextmanager
 def on_gpus(count):
     """Within its block defaults and checks are those of a machine with `count` GPUs."""
-    before = defaults.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
-    defaults.ON_GPU = True
+    before = flags.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
+    flags.ON_GPU = True
     ranks.WORLD_SIZE = ranks.LOCAL_WORLD_SIZE = processes.WORLD_SIZE = count
     try:
         yield
     finally:
-        defaults.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE = before
+        flags.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE = before
 
 
 @functools.cache
 def args_of(setting, count, lora):
     """grpo.py's Args with these flags, and LORA's, on `count` GPUs. They are the same for every model here."""
     with on_gpus(count):
-        args, _ = defaults.read(f"{LORA if lora else ''} {setting.flags}".split(), grpo.Args, grpo.TASKS)
+        args, _ = flags.read(f"{LORA if lora else ''} {setting.flags}".split(), grpo.Args, grpo.TASKS)
         checks.check_prompts_per_step(args)
     return args
 

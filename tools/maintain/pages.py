@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 
 import tyro
 
-from runtime import settings
+from runtime import flags
 from tools import family
 from tools.maintain import claims, demo_picture, example, generated, table, updates
 
@@ -294,7 +294,7 @@ def all_pages():
 
 
 def main():
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         generated.write(all_texts())
 
 
