@@ -11,7 +11,6 @@ How a run begins
 Where it runs
 - ranks, processes: which process this is; devices, and what processes tell each other
 - streams: standard output that is closed, has no reader or only ASCII
-- peers, last_words: say which process died, if one does; a last line after torchrun's traceback
 - threads: how those of a CPU wait for each other
 - machine, memory: what the machine has; how much a run needs and used
 - placement: a policy on its device: compiled, recomputing, split by FSDP2

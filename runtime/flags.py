@@ -267,9 +267,7 @@ def of_resumed_run(argv, args_class):
     fields = {field.name for field in dataclasses.fields(args_class)}
     if "template_options" in fields:  # runs of versions without this setting go on without it
         settings.setdefault("template_options", "{}")
-    if (
-        "kl" not in fields and settings.get("kl") == "k3"
-    ):  # once of all scripts
+    if "kl" not in fields and settings.get("kl") == "k3":  # once of all scripts
         del settings["kl"]
     foreign = settings.keys() - fields
     if foreign:

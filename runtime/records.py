@@ -40,8 +40,6 @@ from runtime import (
     files,
     flags,
     folders,
-    last_words,
-    peers,
     processes,
     signals,
     terminal,
@@ -183,7 +181,6 @@ class Records:
         self.has_warned = False  # of a step without different rewards
         self.gaps = []  # sampler_gap of each step
         self.problem = ""  # why the run ends early with exit code 1
-        self.last_words = None  # the process that says the last line after torchrun's traceback
 
     def open(self, step):
         """Opens the files; from now on Ctrl-C or SIGTERM ends the run after a step.
@@ -192,13 +189,7 @@ class Records:
         come again.
         """
         self.open_files(step)
-        self.asked_to_stop = signals.catch(self.asked)  # a list of the signal's name
-
-    def asked(self):
-        """What process 0 does at the first signal: if torchrun ends the run, a line says so."""
-        if last_words.under_torchrun():
-            text = f"torchrun has ended the run in a step: {folders.how_to_go_on(self.folder)}"
-            self.last_words = last_words.after_torchrun(text)
+        self.asked_to_stop = signals.catch()  # a list of the signal's name
 
     def interrupted(self):
         """Whether Ctrl-C or SIGTERM has reached any process. All processes must call it."""
@@ -347,7 +338,6 @@ class Records:
         self.show_results(step)
         if self.args.export:
             checkpoints.export(self.folder, self.args.export)
-        peers.stop_watching()
         problem = processes.broadcast(self.problem)
         if problem:
             if processes.RANK == 0:
@@ -380,9 +370,6 @@ class Records:
         text = self.last_line(step)
         print(text)
         files.write(self.folder / "ended.txt", f"{text}\n")
-        if self.last_words:  # torchrun got the signal, too, and ends with a traceback
-            self.last_words.kill()
-            last_words.after_torchrun(text)
 
     def last_line(self, step):
         """How the run has ended after this step, and how it goes on."""

@@ -15,7 +15,6 @@ from runtime import (
     inputs,
     memory,
     model_files,
-    peers,
     processes,
     records,
 )
@@ -38,7 +37,6 @@ def begin(args_class, tasks, data=rewards):
         memory.keep_freed_memory()  # on a CPU, where getting it again from the system is slow
         processes.start()
         records.choose_folder(args)
-        peers.watch(args.run_dir)
     if processes.RANK == 0:
         header.show(args, sizes, layers, command)
     if args.dry_run:

@@ -8,9 +8,12 @@ import contextlib
 import io
 import os
 import shutil
+import subprocess
 import sys
 
 LEAST_WIDTH = 40  # columns
+
+WATCHERS = []  # processes that would say that this one has died
 
 when_gone = None  # called once, when nobody reads standard output any more: signals.py sets it
 
@@ -74,3 +77,22 @@ def keep_writing():
             write_through=usual.write_through,
         )
         setattr(sys, name, written)
+
+
+def say_if_it_dies(text, stderr):
+    """Starts a process that prints the text if this one ends before it calls dismiss.
+
+    stderr: a file descriptor. The process is a shell, which takes no time to start. It waits for a
+    line of its input, which breaks when this process is dead.
+    """
+    words = ["sh", "-c", 'read -r _ || printf "\\n%s\\n" "$1" >&2', "sh", text]
+    options = {"stdin": subprocess.PIPE, "stderr": stderr, "start_new_session": True}
+    WATCHERS.append(subprocess.Popen(words, **options))
+    return WATCHERS[-1]
+
+
+def dismiss(*watchers):
+    """Lets these processes end without a word; without any: all that say_if_it_dies has started."""
+    for watcher in watchers or [*WATCHERS]:
+        watcher.communicate(b"\n")
+        WATCHERS.remove(watcher)
