@@ -1,6 +1,7 @@
 """An evaluation from its flags to its files."""
 
 import contextlib
+import errno
 import sys
 import time
 from itertools import chain
@@ -24,7 +25,7 @@ from evaluation.tables import (
     tables_of,
     write,
 )
-from runtime import checks, disk_errors, files, flags, hub, machine, records, streams
+from runtime import checks, files, flags, hub, machine, records, streams
 from runtime.processes import ON_GPU
 
 
@@ -61,7 +62,7 @@ def stops_in_one_line(out):
     except KeyboardInterrupt:
         sys.exit(f"stopped; {way_on}")
     except OSError as error:
-        if not disk_errors.is_of_the_disk(error):
+        if error.errno != errno.ENOSPC:
             raise
         sys.exit(f"error: {out} can't be written: {error.strerror}. Make room; {way_on}")
 

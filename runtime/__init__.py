@@ -29,7 +29,7 @@ What a run leaves
 - checkpoints: saving and resuming
 - curves, terminal, before_after: what one looks at
 - watched_tokens: what an update did to each token of a few responses, for tools/watch.py
-- signals, disk_errors: Ctrl-C, SIGTERM, a closed terminal, a full disk
+- signals: Ctrl-C, SIGTERM, a closed terminal
 """
 
 import codecs

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from runtime import disk_errors, files, float16, lora, processes
+from runtime import files, float16, lora, processes
 from runtime.folders import POSITION, all_of, complete, run_of, step_of, to_resume
 
 CHECKSUMS = "checksums.json"
@@ -45,68 +45,59 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
     With LoRA the model has its adapters added; the state of training is that of the adapters.
     step: steps done; num_used: training problems used, which is the place in the data; critic: as
     in trainer_state.
-    All processes must call it. If it can't be written, the run ends with one message.
+    All processes must call it. If the disk is full, the last checkpoint stays as it was.
     """
     path = Path(args.run_dir, "checkpoints", f"step_{step:06d}")
     unfinished = path.with_suffix(".tmp")
-
-    def disk_errors_end_the_run():
-        return disk_errors.end_the_run(f"checkpoint {path}", args.run_dir, unfinished)
-
-    with disk_errors_end_the_run():
-        if processes.RANK == 0:
-            make_way(path, unfinished)
-    with disk_errors_end_the_run():
-        dcp.save(
-            trainer_state(policy, optimizer, critic),
-            checkpoint_id=unfinished / "trainer",
-            no_dist=processes.WORLD_SIZE == 1,
-        )
+    if processes.RANK == 0:
+        make_way(path, unfinished)
+    processes.barrier()
+    dcp.save(
+        trainer_state(policy, optimizer, critic),
+        checkpoint_id=unfinished / "trainer",
+        no_dist=processes.WORLD_SIZE == 1,
+    )
     weights = whole(lora.merged_weights(policy.lm), getattr(torch, args.dtype))
     adapter = whole(lora.peft_weights(policy.lm), torch.float32)
     names = []
-    with disk_errors_end_the_run():
-        if processes.RANK == 0:
-            read_metadata(unfinished / "trainer")  # what resuming would refuse is found here
-            save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
-            policy.lm.config.architectures = [type(policy.lm).__name__]  # not a base class's
-            policy.lm.config.save_pretrained(unfinished)
-            # Not save_pretrained, which refuses what models have: a temperature, and no do_sample.
-            policy.lm.generation_config.to_json_file(unfinished / "generation_config.json")
-            tokenizer.save_pretrained(unfinished)
-            if adapter:
-                policy.lm.peft_config[lora.ADAPTER].save_pretrained(unfinished / "adapter")
-                save_file(adapter, unfinished / "adapter" / "adapter_model.safetensors")
-            position = {"step": step, "n_used": num_used}
-            (unfinished / POSITION).write_text(json.dumps(position))
-            names = files_in(unfinished)
+    if processes.RANK == 0:
+        read_metadata(unfinished / "trainer")  # what resuming would refuse is found here
+        save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
+        policy.lm.config.architectures = [type(policy.lm).__name__]  # not a base class's
+        policy.lm.config.save_pretrained(unfinished)
+        # Not save_pretrained, which refuses what models have: a temperature, and no do_sample.
+        policy.lm.generation_config.to_json_file(unfinished / "generation_config.json")
+        tokenizer.save_pretrained(unfinished)
+        if adapter:
+            policy.lm.peft_config[lora.ADAPTER].save_pretrained(unfinished / "adapter")
+            save_file(adapter, unfinished / "adapter" / "adapter_model.safetensors")
+        position = {"step": step, "n_used": num_used}
+        (unfinished / POSITION).write_text(json.dumps(position))
+        names = files_in(unfinished)
     sums = checksums(unfinished, processes.broadcast(names))
-    with disk_errors_end_the_run():
-        if processes.RANK == 0:
-            for name, checksum in sums.items():
-                if checksum is None:
-                    raise OSError(errno.EIO, f"{name} can't be read again")
-            (unfinished / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n")
-            files.sync_all(unfinished)
-            # Only now does it get its name, when all of it is on the disk, so that a folder with
-            # this name is never half written; and old checkpoints go only when the new one is
-            # there.
-            files.rename(unfinished, path)
-            for old in complete(args.run_dir)[: -args.keep_checkpoints]:
-                delete(old)
+    if processes.RANK == 0:
+        for name, checksum in sums.items():
+            if checksum is None:
+                raise OSError(errno.EIO, f"{name} can't be read again")
+        (unfinished / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n")
+        files.sync_all(unfinished)
+        # Only now does it get its name, when all of it is on the disk, so that a folder with
+        # this name is never half written; and old checkpoints go only when the new one is
+        # there.
+        files.rename(unfinished, path)
+        for old in complete(args.run_dir)[: -args.keep_checkpoints]:
+            delete(old)
 
 
 def export(run_dir, folder):
     """Copies the model of the newest checkpoint, an ordinary one, to a folder of its own.
 
-    All processes must call it. If it can't be written, the run ends with one message. A run that
-    was stopped before its first step has none.
+    A run that was stopped before its first step has none.
     """
-    with disk_errors.end_the_run(f"--export {folder}", run_dir):
-        there = complete(run_dir)
-        if there and processes.RANK == 0:
-            not_the_model = shutil.ignore_patterns("trainer", POSITION, CHECKSUMS)
-            shutil.copytree(there[-1], folder, ignore=not_the_model, dirs_exist_ok=True)
+    there = complete(run_dir)
+    if there and processes.RANK == 0:
+        not_the_model = shutil.ignore_patterns("trainer", POSITION, CHECKSUMS)
+        shutil.copytree(there[-1], folder, ignore=not_the_model, dirs_exist_ok=True)
 
 
 def make_way(path, unfinished):

@@ -23,7 +23,6 @@ import re
 import secrets
 import subprocess
 import sys
-import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,7 +35,6 @@ from runtime import (
     checkpoints,
     checks,
     curves,
-    disk_errors,
     files,
     flags,
     folders,
@@ -149,16 +147,12 @@ def new_folder(args):
 
 
 def by_process_0(method):
-    """A method of Records that all processes call, and that does its work in process 0.
-
-    If the disk is full, or can't be written for another reason, all of them end with one message.
-    """
+    """A method of Records that all processes call, and that does its work in process 0."""
 
     @functools.wraps(method)
     def call(self, *values):
-        with disk_errors.end_the_run("the run's records", self.folder):
-            if processes.RANK == 0:
-                method(self, *values)
+        if processes.RANK == 0:
+            method(self, *values)
 
     return call
 
@@ -211,9 +205,6 @@ class Records:
         for name in ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl"):
             drop_rows_after(step, self.folder / name)
         Path(self.folder, "ended.txt").unlink(missing_ok=True)  # of the run that is resumed
-        # TensorBoard writes in a thread and hands an error to the next call, from which it is
-        # reported; Python would print it a second time, with a traceback.
-        threading.excepthook = without_disk_errors
         self.tensorboard = SummaryWriter(self.folder / "tensorboard", purge_step=step + 1)
 
     @by_process_0
@@ -396,15 +387,6 @@ def drop_rows_after(step, path):
     """Rewrites a JSON-lines file without the rows of later steps. Makes it if it is not there."""
     kept = [row for row in curves.read_rows(path) if row["step"] <= step]
     files.write(path, "".join(json.dumps(row) + "\n" for row in kept))
-
-
-def without_disk_errors(args):
-    """For threading.excepthook: shows an exception that ended a thread, except a disk's error.
-
-    A network's error is an OSError, too, and is shown.
-    """
-    if not disk_errors.is_of_the_disk(args.exc_value):
-        threading.__excepthook__(args)
 
 
 # What commands write.

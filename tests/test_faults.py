@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -30,7 +29,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from transformers import AutoTokenizer
 
 from evaluation import run as evaluation_run
-from runtime import checkpoints, checks, curves, disk_errors, files, flags, folders, hub, records, signals, streams
+from runtime import checkpoints, checks, curves, files, flags, folders, hub, records, signals, streams
 from tools import compare
 
 
@@ -407,32 +406,22 @@ def files_end_at(size):
 
 
 @pytest.mark.parametrize("size", [0, 10_000, 5_000_000])
-def test_a_full_disk_in_a_save_leaves_the_last_checkpoint(size, three, capsys):
+def test_a_full_disk_in_a_save_leaves_the_last_checkpoint(size, three):
     """The state is 11 MB, the model 2 MB, other files are small."""
     policy, optimizer = policy_and_optimizer()
     learn(policy, optimizer)
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
-    last = three / "checkpoints" / "step_000003"
-    says = f"Its last checkpoint is {last}; make room, and --resume {three} goes on"
-    with one_line(capsys, 1, says), files_end_at(size):
+    with pytest.raises(Exception, match=r"too large|os error|inline_container|failures"), files_end_at(size):
         checkpoints.save(policy, optimizer, tokenizer, 4, 40, Args(run_dir=str(three)))
-    assert sorted((three / "checkpoints").iterdir()) == checkpoints.complete(three)
+    assert [checkpoints.step_of(path) for path in checkpoints.complete(three)] == [1, 2, 3]
     checkpoints.check(three)
 
 
-def test_a_full_disk_under_the_tokenizer_is_one_too(tmp_path, capsys):
-    """Its library is Rust's, and raises a plain Exception."""
-    with one_line(capsys, 1, "No space left on device"), disk_errors.end_the_run("checkpoint", tmp_path):
-        AutoTokenizer.from_pretrained(KK_TINY).backend_tokenizer.save("/dev/full")
-    with pytest.raises(Exception, match="another"), disk_errors.end_the_run("checkpoint", tmp_path):
-        raise Exception("another")
-
-
-def test_a_file_that_cannot_be_read_again_is_no_checkpoint(three, capsys, monkeypatch):
+def test_a_file_that_cannot_be_read_again_is_no_checkpoint(three, monkeypatch):
     policy, optimizer = policy_and_optimizer()
     learn(policy, optimizer)
     monkeypatch.setattr(files, "sha256", lambda path: path.with_suffix(".gone").read_bytes())
-    with one_line(capsys, 1, "can't be read again"):
+    with pytest.raises(OSError, match="can't be read again"):
         checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY), 4, 40, Args(run_dir=str(three)))
     assert [checkpoints.step_of(path) for path in checkpoints.complete(three)] == [1, 2, 3]
 
@@ -441,29 +430,6 @@ def test_an_index_of_python_3_13_is_ours():
     """There the class of a path is in pathlib._local."""
     named = pickle.dumps(Path("a"), protocol=0).replace(b"cpathlib\n", b"cpathlib._local\n")
     assert b"pathlib._local" in named and checkpoints.IndexUnpickler(io.BytesIO(named)).load() == Path("a")
-
-
-def test_only_a_disks_errors_are_hidden_in_threads(capsys):
-    """TensorBoard's thread hands its error on; a connection that breaks in another thread has to be seen."""
-
-    def told(error):
-        thread = threading.Thread()
-        records.without_disk_errors(threading.ExceptHookArgs((type(error), error, None, thread)))
-        return capsys.readouterr().err
-
-    assert told(OSError(errno.ENOSPC, "full")) == told(PermissionError(errno.EACCES, "read only")) == ""
-    assert "gone" in told(ConnectionResetError(errno.ECONNRESET, "gone")) and "a bug" in told(ValueError("a bug"))
-    assert "late" in told(TimeoutError("late"))
-
-
-def test_a_full_disk_in_a_record_ends_the_run_with_one_message(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(signals, "catch", lambda asked: [])
-    book = records.Records(Args(run_dir=str(tmp_path)), SIZES)
-    book.open(0)
-    (tmp_path / "metrics.jsonl").unlink()
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with one_line(capfd, 1, "No space left on device. The run has no checkpoint yet"):
-        book.write({"step": 1, "reward": 0.5})
 
 
 # ------------------------------------------------------------- a fault at every call to the file system
@@ -550,7 +516,7 @@ def test_a_fault_at_any_call_to_the_file_system_loses_nothing(work, how, run_of_
         shutil.rmtree(folder)
         shutil.copytree(run_of_three, folder)
         code, said = in_a_fork(lambda n=n: failing(n))
-        assert (code, said) == (9, "") if how == "exit" else code == 1 and "Traceback" not in said, (n, said)
+        assert (code, said) == (9, "") if how == "exit" else code == 1, (n, said)
         assert folders.step_of(folders.to_resume(str(folder))) >= 3
         checkpoints.check(folder)
         checks.check_run_folders(Args(resume=str(folder)))

@@ -809,7 +809,7 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
         ("p0", 0, "a", 0), ("p0", 0, "b", 1), ("p1", 1, "d", 3), ("p1", 1, "e", 4),
     ]  # fmt: skip
 
-    monkeypatch.setattr(signals, "catch", lambda asked: [])
+    monkeypatch.setattr(signals, "catch", lambda: [])
     book = records.Records(args, SIZES)
     book.open(2)
     assert not book.interrupted()
