@@ -19,9 +19,8 @@ from runtime.processes import DEVICE, ON_GPU, RANK, all_reduce
 # Tokens whose logits exist at one time: [HEAD_CHUNK, vocabulary] in float32.
 HEAD_CHUNK = 4096 if ON_GPU else 1024
 
-# What it costs to begin a forward pass, in tokens that could be computed in the same time. Sharing
-# a prompt makes two passes of one: for 8 responses of 16 tokens that begins to pay if it saves 110
-# to 220 tokens with kk_tiny, and 60 to 110 with SmolLM2-135M (one core, float32 and bfloat16).
+# What it costs to begin a forward pass, in tokens that could be computed in the same time: 60 to
+# 220, measured with kk_tiny and SmolLM2-135M on one core.
 PASS_COST = 150
 
 # ------------------------------------------------------------------------------------------ batches
@@ -107,17 +106,14 @@ def plan_passes(ids, mask, lengths, args):
 def prompts_can_be_shared(args):
     """Whether the prompt of a group may be computed once.
 
-    transformers keeps no keys and values under gradient checkpointing; and compiled layers would be
-    compiled again for each layer's keys and values.
+    transformers keeps no keys and values under gradient checkpointing, and compiled layers would be
+    compiled again for them.
     """
     return not (args.gradient_checkpointing or args.compile)
 
 
 def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
-    """As plan_passes, for passes that compute a prompt once: each has rows of one group only.
-
-    Returns (passes, their cost in tokens).
-    """
+    """(passes, their cost in tokens) if each computes the prompt of its one group once."""
     group = torch.arange(len(lengths)) // args.responses_per_prompt  # [N]
     rows = rows[group[rows].argsort(stable=True)]  # group by group, longest first in each
     passes = []

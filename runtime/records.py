@@ -48,10 +48,8 @@ from runtime.header import device_name
 KEPT_TESTS = 20  # test problems whose responses are kept
 # nats; sampler_gap stays below if sampler and trainer compute the same model
 USUAL_GAP = {"bfloat16": 0.1, "float16": 0.02, "float32": 0.01}
-# When the sampler gets its first update, sampler_gap hardly changes: by a factor of 0.8 to 1.3 in
-# two runs of SmolLM2 (bfloat16) and in two steps of every script (kk_tiny). With an old output
-# layer in the sampler it was 4 (SmolLM2, 0.13 nats); without a sync it went from 4e-7 to 0.23 nats
-# (kk_tiny, float32, --lr 1e-3).
+# When the sampler gets its first update, sampler_gap changes by a factor of 0.8 to 1.3 (SmolLM2 in
+# bfloat16, every script with kk_tiny). With an old output layer in the sampler it was 4.
 JUMP = 3
 
 
@@ -158,9 +156,7 @@ def by_process_0(method):
 
 
 class Records:
-    """Writes the files of a run.
-
-    All processes make one and call its methods; process 0 writes.
+    """Writes the files of a run. All processes make one and call its methods; process 0 writes.
 
     sizes: what start.prepare gives, for run.json.
     """
@@ -179,8 +175,7 @@ class Records:
     def open(self, step):
         """Opens the files; from now on Ctrl-C or SIGTERM ends the run after a step.
 
-        step: 0, or the step at which the run is resumed. Rows after it are dropped: these steps
-        come again.
+        step: 0, or the one after which the run is resumed. Rows of later steps are dropped.
         """
         self.open_files(step)
         self.asked_to_stop = signals.catch()  # a list of the signal's name
@@ -209,10 +204,7 @@ class Records:
 
     @by_process_0
     def write(self, metrics):
-        """Writes one step's metrics, {name: number or None}, and shows them.
-
-        Of a step that trains, the tokens per second are added.
-        """
+        """Writes and shows one step's metrics, {name: number or None}, with tokens per second."""
         if "tokens" in metrics:
             metrics["tokens_per_s"] = metrics["tokens"] / metrics["time/step"]
         append(self.folder / "metrics.jsonl", [metrics])
@@ -244,10 +236,7 @@ class Records:
             self.check_gap(metrics["sampler_gap"])
 
     def check_gap(self, gap):
-        """Warns if sampler_gap is large; ends the run if it jumps at the sampler's first update.
-
-        gap: a step's, in nats. A NaN is large.
-        """
+        """Warns if sampler_gap [nats] is large; ends the run if it jumps at the first update."""
         usual = USUAL_GAP[self.args.dtype]
         self.gaps.append(gap)
         if not gap <= usual:
@@ -270,10 +259,7 @@ class Records:
 
     @by_process_0
     def write_samples(self, step, problems, responses, scores):
-        """The first two responses to each of the first two problems, with their scores.
-
-        problems, scores: those of each response; responses: vLLM's, with their texts.
-        """
+        """The first two responses to each of the first two problems, with their scores."""
         group = self.args.responses_per_prompt
         rows = []
         for first in range(0, min(2 * group, len(problems)), group):
@@ -286,8 +272,7 @@ class Records:
         """What the update has done to each token of a few responses; the newest step's are kept.
 
         To call after the update and before the sampler wakes up, which takes memory. batch: ids,
-        mask, advantages, and old_logp from before the update, [N, T]. A pass of these few responses
-        gives what is new.
+        mask, advantages, and old_logp from before the update, [N, T].
         """
         # Equal rewards to each prompt teach nothing only where a prompt's responses are compared.
         self.has_advantages = processes.all_reduce(batch["advantages"].count_nonzero()) > 0
@@ -302,10 +287,7 @@ class Records:
         files.write(self.folder / "tokens.json", json.dumps(about) + "\n")
 
     def write_tests(self, step, problems, responses, scores):
-        """The responses to the first KEPT_TESTS test problems, those with the lowest ids.
-
-        problems: this process's part of them.
-        """
+        """The responses to the first KEPT_TESTS test problems. problems: this process's part."""
         rows = []
         for problem, response, score in zip(problems, responses, scores):
             rows.append({"step": step, "id": problem["id"], **example(problem, response, score)})
@@ -322,10 +304,7 @@ class Records:
         curves.draw(rows, self.folder / "curves.png")
 
     def close(self, step):
-        """Ends the records, and says how the run ended; --export. step: the last one.
-
-        If sampler_gap has jumped, it ends the program (exit code 1).
-        """
+        """Ends the records, and says how the run ended; --export. Exit code 1 after a jump."""
         self.show_results(step)
         if self.args.export:
             checkpoints.export(self.folder, self.args.export)
@@ -337,10 +316,7 @@ class Records:
 
     @by_process_0
     def show_results(self, step):
-        """Shows curves, one problem before and after, memory, and how to go on.
-
-        step: the last one.
-        """
+        """Shows curves, one problem before and after, memory, and how to go on."""
         self.plot()
         rows = curves.read_rows(self.folder / "metrics.jsonl")
         colours = self.console.is_terminal and not self.console.no_color
@@ -409,11 +385,7 @@ def provenance():
 
 
 def commit(root=Path(__file__).parents[1]):
-    """The checkout's commit, with a + if files differ from it; None without git or a checkout.
-
-    A new script counts, too. Results that a command has just written don't count: the next
-    command's code is the commit's.
-    """
+    """The checkout's commit, with a + if code differs from it; None without git or a checkout."""
     git = ["git", "-C", str(root)]
     name = [*git, "rev-parse", "--short", "HEAD"]
     compare = [*git, "diff", "--quiet", "HEAD", "--", "."]
@@ -433,10 +405,9 @@ def commit(root=Path(__file__).parents[1]):
 def check_finite(loss, grad_norm, batch, step, args, lr_flag="--lr"):
     """Ends the program (exit code 1) if the loss or the gradient's norm is NaN or infinite.
 
-    To call before the optimizer's step, so that the weights are still good. Writes the mini-batch
-    beside the run, and says what to try. loss: this process's part of it; lr_flag: the flag of the
-    optimizer's learning rate. In float16 such a norm alone is an overflow, which float16.Scaler
-    handles.
+    To call before the optimizer's step. Writes the mini-batch beside the run, and says what to try.
+    loss: this process's part; lr_flag: the flag of the optimizer's learning rate. In float16 such a
+    norm alone is an overflow, which float16.Scaler handles.
     """
     loss = processes.all_reduce(loss)
     if math.isfinite(loss) and (math.isfinite(grad_norm) or args.dtype == "float16"):
