@@ -32,8 +32,6 @@ What a run leaves
 - signals: Ctrl-C, SIGTERM, a closed terminal
 """
 
-import codecs
-import locale
 import sys
 from importlib.util import find_spec
 
@@ -45,12 +43,5 @@ if not find_spec("tyro"):
         ".venv; .venv/bin/python has them, or python after `. .venv/bin/activate`"
     )
 
-if sys.flags.optimize > 1:
-    sys.exit("error: python -OO drops docstrings, and transformers reads its own: python -O works")
-
-if codecs.lookup(locale.getpreferredencoding(False)).name == "ascii":
-    sys.exit("error: in this locale Python reads files as ASCII, and torch's are not: PYTHONUTF8=1")
-
 streams.open_closed()
 streams.show_any_sign()
-streams.widen()
