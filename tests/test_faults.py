@@ -259,7 +259,7 @@ WRONG = [
     ({"lr": "fast"}, "args.json: lr is 'fast'; it must be in (0, 1]"),
     ({"lr": True}, "args.json: lr is True; it must be in (0, 1]"),
     ({"steps": "3"}, "args.json: steps is '3'; it must be greater than 0"),
-    ({"kl": "k9"}, "args.json: kl is 'k9'; it must be 'k1', 'k2', 'k3' or 'k3_ratio'"),
+    ({"dtype": "k9"}, "args.json: dtype is 'k9'; it must be 'bfloat16', 'float16' or 'float32'"),
     ({"model": None}, "args.json: model is None; it must be a valid string"),
     ({"lr": GONE}, "it lacks lr"),  # as of another version of the script
 ]
@@ -482,7 +482,7 @@ def test_what_a_closed_terminal_sends_ends_a_run_after_its_step_however_often_it
     def work():
         signals.GRACE = -1  # every other signal is a second one
         signals.last_line_in = tmp_path
-        asked = signals.catch(lambda: None)
+        asked = signals.catch()
         for name in (first, "SIGHUP", signals.BROKEN, "SIGHUP"):
             no_reader(1, 2) if name == signals.BROKEN else signal.raise_signal(signal.SIGHUP)
         if asked == [first]:
@@ -497,7 +497,7 @@ def test_under_nohup_a_closed_terminal_is_nothing():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signals.end_while_loading()
         signal.raise_signal(signal.SIGHUP)
-        if signals.catch(lambda: None) == []:
+        if signals.catch() == []:
             signal.raise_signal(signal.SIGHUP)
 
     assert in_a_fork(work)[0] == 0
