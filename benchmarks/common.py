@@ -59,14 +59,14 @@ def seconds(work, *args):
 class Step:
     """A trainer's functions, set up for rollout steps of fixed size, in which every response has the full length."""
 
-    def __init__(self, script, model, n_prompts, n_responses, prompt_tokens, response_tokens, flags=()):
+    def __init__(self, script, model, n_prompts, n_responses, prompt_tokens, response_tokens, words=()):
         self.trainer = trainer = importlib.import_module(script)
         sizes = {
             "model": model, "prompts_per_step": n_prompts, "responses_per_prompt": n_responses, "temperature": 1.0,
             "max_prompt_tokens": prompt_tokens, "max_response_tokens": response_tokens,
         }  # fmt: skip
         with flags.errors_in_one_line():
-            argv = [*(f"--{name}={value}" for name, value in sizes.items()), *flags]
+            argv = [*(f"--{name}={value}" for name, value in sizes.items()), *words]
             self.args, _ = flags.read(argv, trainer.Args, trainer.TASKS)
             args = self.args
             checks.check_gpus(args)

@@ -1,6 +1,6 @@
 """tools/doctor.py: that it finds what is wrong, says what to do, and that this machine passes."""
 
-import json
+import re
 
 import pytest
 from conftest import python
@@ -75,21 +75,18 @@ def test_a_resumed_run_and_a_first_step_on_several_gpus_that_differ():
         assert is_failure(doctor.check_same_step(alone, alone | {name: value}, 0.1), name, "report"), name
 
 
-def test_the_quick_checks_pass_here(tmp_path):
+def test_the_quick_checks_pass_here(capsys):
     with pytest.raises(SystemExit) as ended:
-        doctor.main(doctor.Args(quick=True, json=tmp_path / "table.json"))
-    table = json.loads((tmp_path / "table.json").read_text())
-    assert ended.value.code == table["failed"] == 0, table
-    found = {line["name"]: line["outcome"] for line in table["lines"]}
-    assert found["attention"] == "PASS" and found["run"] == "SKIP"  # a real forward pass, and no run
+        doctor.main(doctor.Args(quick=True))
+    table = capsys.readouterr().out
+    assert ended.value.code == 0, table
+    assert re.search(r"^memory +PASS", table, re.MULTILINE) and re.search(r"^run +SKIP", table, re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_this_machine_runs_the_trainers(tmp_path):
+def test_this_machine_runs_the_trainers():
     """The whole: a real run and its resumption, as a newcomer starts them."""
-    file = tmp_path / "table.json"
-    done = python("-m", "tools.doctor", "--json", file, timeout=1200)
+    done = python("-m", "tools.doctor", timeout=1200)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    found = {line["name"]: line["outcome"] for line in json.loads(file.read_text())["lines"]}
     for name in ("run", "kl", "sampler_gap", "weights_changed", "resume"):
-        assert found[name] == "PASS", done.stdout
+        assert re.search(rf"^{name} +PASS", done.stdout, re.MULTILINE), done.stdout

@@ -1,6 +1,6 @@
 """The tree of trainers, their lengths and differences, and the pieces of a trainer's text.
 
-diff.py, propagate.py, table.py, pages.py and site.py use this module. It has no command line.
+diff.py, compare.py and most of maintain/ use this module. It has no command line.
 """
 
 import ast
