@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, python, small
 
-from runtime import checks
+from runtime import checks, flags
 from tools import compare, comparisons, get_smollm2, kept
 
 
@@ -18,7 +18,7 @@ def a_kept_run(accuracies, command="grpo.py --seed 0"):
     rows[1:] = [row | {"reward": 1.0, "response_tokens": 50.0, "time/step": 2.0} for row in rows[1:]]
     about = {"commit": "abc", "machine": "here", "versions": {"torch": "2"}, "date": "2026-01-02"}
     script, *given = shlex.split(command)
-    return {"script": Path(script).stem, "settings": kept.settings_of(flags), "rows": rows} | about
+    return {"script": Path(script).stem, "settings": kept.settings_of(given), "rows": rows} | about
 
 
 def test_the_mean_is_of_the_last_three_evaluations_and_never_of_the_one_before_training():
