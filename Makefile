@@ -1,5 +1,6 @@
-# make demo: a model learns to reason while you watch.  make llm: a pretrained one learns a task.  make taught: one that
-# can solve puzzles, to go on from.  make test: lint and tests.  All set up what they need.
+# make demo: a model learns to reason while you watch.  make llm: a pretrained one learns a task.  make agent: it learns
+# to use a tool.  make taught: one that can solve puzzles, to go on from.  make test: lint and tests.  All set up what
+# they need.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -19,7 +20,7 @@ else
 REQUIREMENTS = requirements.txt
 endif
 
-.PHONY: install doctor model taught demo llm watch test test-all gpu-paths bench lab docs site slides lint format
+.PHONY: install doctor model taught demo llm agent watch test test-all gpu-paths bench lab docs site slides lint format
 
 install: $(VENV)/installed
 
@@ -65,6 +66,12 @@ llm: install model
 		--model $(SMOLLM) --task rewards/largest.py --steps 12 --eval_every 4 --eval_size 128 \
 		--prompts_per_step 8 --responses_per_prompt 16 --updates_per_step 1 --max_response_tokens 16 \
 		--micro_batch_tokens 1024 --kv_cache_gb 0.25
+
+agent: install model
+	$(PY) grpo_multi_turn.py --task calculator --max_turns 3 --steps 5 --eval_every 5 --eval_size 32 \
+		--model $(SMOLLM) --kl_coef 0 --lr 2e-5 --temperature 1 --prompts_per_step 6 \
+		--responses_per_prompt 8 --updates_per_step 1 --max_response_tokens 96 \
+		--micro_batch_tokens 2048 --kv_cache_gb 0.5
 
 watch: install
 	$(PY) tools/watch.py runs

@@ -11,8 +11,9 @@ from pathlib import Path
 from transformers import AutoConfig, AutoTokenizer
 
 from evaluation.models import fingerprint, short_name
+from rewards import find_task, reply
 from runtime import checks, engine, memory, model_files, quiet, records
-from runtime.chats import check_template, decode, encode
+from runtime.chats import around_replies, check_template, decode, encode, encode_reply
 from runtime.processes import ON_GPU
 
 
@@ -38,6 +39,8 @@ def requests_of(model, problems, args):
     if longest >= context:
         n = sum(len(ids) >= context for ids in prompts)
         raise ValueError(f"{model} takes {context} tokens, and {n} prompts have as many; the longest has {longest}")
+    task = find_task(args.suite)
+    talks = hasattr(task, "reply")
     requests = []
     for problem, ids in zip(problems, prompts):
         request = {
@@ -47,6 +50,8 @@ def requests_of(model, problems, args):
             "temperature": problem["temperature"],
             "seed": problem["seed"],
         }
+        if talks:
+            request["problem"] = problem
         requests.append(request)
     plan = {
         "context": context,
@@ -55,6 +60,11 @@ def requests_of(model, problems, args):
         "batch": args.batch,
         "stop": engine.end_tokens(model),
     }
+    if talks:
+        around_replies(tokenizer, args.chat_template, args.template_options)  # ValueError if it has no place for them
+        plan["max_turns"] = args.max_turns
+        plan["task"] = hashlib.sha256(Path(task.__file__).read_bytes()).hexdigest()  # what it replies may change
+        plan["chat"] = [args.chat_template, args.template_options]
     return requests, plan
 
 
@@ -97,17 +107,53 @@ def num_responses(requests):
     return sum(request["samples"] for request in requests)
 
 
-def sample(llm, batch, stop, title, done, total):
+def sample(llm, task, batch, plan, title, done, total):
     """For each request of a batch a list of its responses.
 
-    A response is {"response": its text, "tokens": how many, "truncated"}. stop: the tokens that end
-    one. done, total: numbers of responses, for the progress bar of this title.
+    A response is {"response": its text, "tokens": how many, "truncated"}. If the task replies, it also has "turns" and
+    "replies", and its text is the last turn. done, total: numbers of responses, for the progress bar of this title.
     """
+    engine.empty_prefix_cache(llm)  # a batch's responses must not depend on earlier batches
+    bar = engine.bar_with(title, initial=done, total=total)
+    found = []
+    going_on = []  # (the conversation, what generate needs for its next turn)
+    for request, responses in zip(batch, generate(llm, batch, plan, bar)):  # one for each request
+        rows = []
+        for i, response in enumerate(responses):
+            row = {"response": response.text, "tokens": len(response.token_ids)}
+            row["truncated"] = response.finish_reason == "length"
+            if "problem" in request:
+                row |= {"turns": [response.text], "replies": []}
+                own = request | {"samples": 1, "seed": engine.request_seed(request["seed"], "turn 2", i)}
+                going_on.append((row, own, response))
+            rows.append(row)
+        found.append(rows)
+    while going_on:
+        nexts = []
+        for row, request, response in going_on:
+            further = next_request(llm, task, row, request, response, plan)
+            if further:
+                nexts.append((row, further))
+        requests = [request for _, request in nexts]
+        bar = engine.bar_with(f"{title}: the next turn of {len(nexts)} conversations")
+        outputs = generate(llm, requests, plan, bar) if nexts else []
+        going_on = []
+        for (row, request), [response] in zip(nexts, outputs):
+            row["turns"].append(response.text)
+            row["response"] = response.text
+            row["tokens"] += len(response.token_ids)
+            row["truncated"] = response.finish_reason == "length"
+            going_on.append((row, request, response))
+    return found
+
+
+def generate(llm, requests, plan, bar):
+    """vLLM's responses to each request, with their texts: a list of lists."""
     from vllm import SamplingParams
 
     prompts = []
     params = []
-    for request in batch:
+    for request in requests:
         prompts.append({"prompt_token_ids": request["prompt_ids"]})
         params.append(
             SamplingParams(
@@ -115,29 +161,42 @@ def sample(llm, batch, stop, title, done, total):
                 max_tokens=request["max_tokens"],
                 temperature=request["temperature"],
                 seed=request["seed"],
-                stop_token_ids=stop,
+                stop_token_ids=plan["stop"],
                 detokenize=False,  # decode does it
             )
         )
-    engine.empty_prefix_cache(llm)  # a batch's responses must not depend on earlier batches
-    bar = engine.bar_with(title, initial=done, total=total)
-    outputs = llm.generate(prompts, params, use_tqdm=bar)
     found = []
-    for output in outputs:  # one for each request
-        texts = decode(llm.get_tokenizer(), output.outputs)
-        rows = []
-        for text, response in zip(texts, output.outputs):
-            row = {
-                "response": text,
-                "tokens": len(response.token_ids),
-                "truncated": response.finish_reason == "length",
-            }
-            rows.append(row)
-        found.append(rows)
+    for output in llm.generate(prompts, params, use_tqdm=bar):
+        for response, text in zip(output.outputs, decode(llm.get_tokenizer(), output.outputs)):
+            response.text = text
+        found.append(output.outputs)
     return found
 
 
-def respond(model, requests, plan, args):
+def next_request(llm, task, row, request, response, plan):
+    """The request for a conversation's next turn, after the task's reply; None if the conversation is over.
+
+    row: the conversation so far; request, response: of its last turn.
+    """
+    if row["truncated"]:
+        return None
+    text = reply(task, row["turns"], request["problem"])
+    if text is None:
+        return None
+    ids = encode_reply(llm.get_tokenizer(), text, *plan["chat"])
+    left = request["max_tokens"] - len(response.token_ids) - len(ids)
+    if len(row["turns"]) == plan["max_turns"] or left <= 0:
+        row["truncated"] = True
+        return None
+    row["replies"].append(text)
+    return request | {
+        "prompt_ids": [*request["prompt_ids"], *response.token_ids, *ids],
+        "max_tokens": left,
+        "seed": engine.request_seed(request["seed"], "next turn", 0),
+    }
+
+
+def respond(model, task, requests, plan, args):
     """(the responses to all requests, in order; how they were made, for the results).
 
     Each complete batch becomes a line of OUT/responses/MODEL_DIGEST.jsonl. A rerun reads the lines
@@ -148,7 +207,7 @@ def respond(model, requests, plan, args):
     made = records.provenance()
     depends_on = {
         "model": fingerprint(model),
-        "requests": hashlib.sha256(json.dumps(requests).encode()).hexdigest(),
+        "requests": hashlib.sha256(json.dumps(requests, default=str).encode()).hexdigest(),
         "engine": plan,
         "seed": args.seed,
         "versions": made["versions"],
@@ -175,7 +234,7 @@ def respond(model, requests, plan, args):
             if llm is None:
                 llm = load_engine(model, plan, args.seed)
             title = short_name(model)
-            responses = sample(llm, batch, plan["stop"], title, done, num_responses(requests))
+            responses = sample(llm, task, batch, plan, title, done, num_responses(requests))
             done += num_responses(batch)
             kept.append({"made": made, "responses": responses})
             file.write(json.dumps(kept[-1]).encode() + b"\n")

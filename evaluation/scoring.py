@@ -5,7 +5,7 @@ from pathlib import Path
 
 from evaluation import figures, words
 from evaluation.sampling import respond
-from rewards import own
+from rewards import own, scores_of
 from runtime import flags
 
 
@@ -19,7 +19,7 @@ def evaluate(model, paths, task, problems, plans, columns, args):
         row["model"] += f": {', '.join(Path(path).name for path in paths)}"
     scored = []  # for each checkpoint, for each problem, the responses with their scores
     for path in paths:
-        responses, about = respond(path, *plans[path], args)
+        responses, about = respond(path, task, *plans[path], args)
         row["checkpoints"].append(about)
         origin = {"model": row["model"], "checkpoint": path}
         with flags.errors_in_one_line():  # a task of one's own may give too few scores
@@ -48,13 +48,13 @@ def score(task, problems, responses, origin):
 
     responses: for each problem a list; origin: a dictionary that each of them begins with.
     """
-    texts = []
+    conversations = []  # each a list of turns
     answers = []
     for problem, of_problem in zip(problems, responses):
-        texts += [one["response"] for one in of_problem]
+        conversations += [one.get("turns", [one["response"]]) for one in of_problem]
         answers += [problem["answer"]] * len(of_problem)
-    found = task.score_all(texts, answers)
-    own.check_scores(task, found, texts)
+    found = scores_of(task, conversations, answers)
+    own.check_scores(task, found, conversations)
     scores = iter(found)
     scored = []
     for i, (problem, of_problem) in enumerate(zip(problems, responses)):

@@ -41,13 +41,14 @@ class Args:
     versus: str = ""  # a model or run; each of the others is compared with it, problem by problem
 
     # ---- problems
-    suite: str | None = None  # kk, math, countdown, hitab, gym, a Python file; None: the runs' task
+    suite: str | None = None  # a name of --task, or a Python file; None: the runs' task
     protocol: Literal["ar_lopti", "acpo"] = "ar_lopti"  # math: the paper that says what is asked
     data_dir: str = ""  # a folder with the suite's files, or with a subfolder of the suite's name
     data: Repeated = ()  # file, folder or hub id; math: SET=SOURCE; none: generated, math: the hub
     sets: str = ""  # math: only these sets, as in "math500,aime"; empty: the protocol's
     people: str | None = None  # kk: numbers of people, from 2 to 8: "3-7" or "2,3"
     numbers: str | None = None  # countdown: how many numbers, from 3 to 6: "3-4" or "5"
+    operations: str | None = None  # calculator: how many in a problem, from 1 to 3: "1" or "2-3"
     gym: str | None = None  # gym: generators of reasoning-gym: "letter_counting,chain_sum"
     gym_options: str | None = None  # gym: their parameters as JSON: '{"max_words": 3}'
     limit: PositiveInt | None = None  # of each column (own generator: of all); None: all or 100-512
@@ -58,6 +59,7 @@ class Args:
     samples: GroupSize | None = None  # responses to a problem, if they are not greedy
     temperature: EvaluationTemperature | None = None  # of these responses; 0: greedy
     max_response_tokens: PositiveInt | None = None  # longer ones are cut off, as by the context
+    max_turns: PositiveInt | None = None  # the model's turns, if the task replies
     dtype: Dtype | None = None  # compute dtype; None: the type that is fast on this machine
     kv_cache_gb: PositiveFloat | None = None  # GiB; None: all a GPU has left; on a CPU up to 2
     batch: PositiveInt | None = None  # responses that are saved together; None: 512, CPU 128
@@ -75,11 +77,13 @@ OF_A_RUN = {  # the settings of a run that are used here, with their types
     "task": [str],
     "people": [str],
     "numbers": [str],
+    "operations": [str],
     "gym": [str],
     "gym_options": [str],
     "chat_template": [str],
     "template_options": [str],
     "max_response_tokens": [int],
+    "max_turns": [int],
     "eval_temperature": [int, float],
 }
 CPU_TOKENS = 128  # max_response_tokens without a GPU, except if kk_tiny is the only model

@@ -6,13 +6,15 @@ from collections import Counter
 from pathlib import Path
 
 from rewards import find_task, gym, own
+from rewards.calculator import parse_operations
 from rewards.countdown import parse_numbers
 from rewards.kk import parse_people
 from rewards.rows import SUFFIXES
 from runtime import hub
 from runtime.chats import read_template_options
 
-# The papers' settings. Their models for math and HiTab are base models, which have learned no chat. gym is in no paper.
+# The papers' settings. Their models for math and HiTab are base models, which have learned no chat. The last three are
+# in no paper.
 SETTINGS = {
     "kk": {"people": "3-7", "chat_template": "auto", "samples": 1, "temperature": 0.0},
     "math": {"chat_template": "none", "samples": 16, "temperature": 1.0},
@@ -25,13 +27,15 @@ SETTINGS = {
         "samples": 4,
         "temperature": 1.0,
     },
+    "calculator": {"operations": "1", "max_turns": 4, "chat_template": "auto", "samples": 1, "temperature": 0.0},
+    "guess": {"max_turns": 5, "chat_template": "auto", "samples": 4, "temperature": 1.0},
 }
-OF_OWN_TASK = {"chat_template": "auto", "samples": 1, "temperature": 0.0}
+OF_OWN_TASK = {"max_turns": 4, "chat_template": "auto", "samples": 1, "temperature": 0.0}
 # The paper that has a suite. Both have mathematics: --protocol says which.
 PAPER_OF = {"kk": "ar_lopti", "countdown": "acpo", "hitab": "acpo"}
 MAX_RESPONSE_TOKENS = {"ar_lopti": 4096, "acpo": 3072, "": 4096}  # by paper
 # How many problems are generated for each number of people, numbers, or kind of question.
-GENERATED = {"kk": 100, "countdown": 512, "hitab": 256, "gym": 256}
+GENERATED = {"kk": 100, "countdown": 512, "hitab": 256, "gym": 256, "calculator": 128, "guess": 60}
 GENERATED_OF_OWN_TASK = 256
 
 TITLES = {  # of the sets of problems of mathematics
@@ -93,6 +97,7 @@ def papers_settings(args):
 def check_flags(args):
     """ValueError if the command line has a flag that the suite does not take."""
     of_suites = {"people": "kk", "numbers": "countdown", "gym": "gym", "gym_options": "gym", "sets": "math"}
+    of_suites["operations"] = "calculator"
     for flag, suite in of_suites.items():
         if getattr(args, flag) and args.suite != suite:
             raise ValueError(f"--{flag} is of --suite {suite}, not of {args.suite}")
@@ -107,6 +112,8 @@ def check_options(args):
         parse_people(args.people)
     elif args.suite == "countdown":
         parse_numbers(args.numbers)
+    elif args.suite == "calculator":
+        parse_operations(args.operations)
     elif args.suite == "gym":
         gym.check(args.gym, args.gym_options)
 
@@ -167,6 +174,9 @@ def load_others(task, args, folder):
     elif args.suite == "countdown":
         options = {"numbers": args.numbers}
         categories = parse_numbers(args.numbers)
+    elif args.suite == "calculator":
+        options = {"operations": args.operations}
+        categories = parse_operations(args.operations)
     elif args.suite == "gym":
         options = {"gym": args.gym, "gym_options": args.gym_options}
         categories = args.gym.split(",")

@@ -1,7 +1,7 @@
 """The tasks: problems whose answers a rule can check.
 
-kk.py, math.py, countdown.py, hitab.py, gym.py and largest.py are one each, and so is a file of one's own (own.py). The
-other modules are parts of them.
+kk.py, math.py, countdown.py, hitab.py, gym.py, calculator.py, guess.py and largest.py are one each, and so is a file of
+one's own (own.py). The other modules are parts of them.
 
 A task offers
 
@@ -12,6 +12,11 @@ A task offers
   `parts`, a dictionary of numbers of which the reward consists; each is logged. It is fast and accepts any text.
 - `score_all(responses, answers)`: a list of these dictionaries, in order. If scoring can take long, each of them also
   has `timed_out`. A file of one's own may leave it out (own.py).
+- perhaps `reply(turns, problem)`: what the task says to the model's last turn, a string, or None if the conversation is
+  over. turns: the texts of the model's turns so far. grpo_multi_turn.py plays such conversations; in other scripts each
+  ends after its first turn.
+- perhaps `score_conversation(turns, answer)`: a dictionary as `score` gives it, for tasks with `reply` whose reward
+  depends on all turns. Without it `score` reads the last turn.
 - perhaps `puzzle_of(problem)`: what makes it this puzzle. If either training or test puzzles come from a file, and
   the others are generated, no test puzzle is trained on.
 """
@@ -21,10 +26,15 @@ import random
 import re
 import sys
 
-from rewards import countdown, gym, kk, own
+from rewards import calculator, countdown, gym, kk, own
 
-TASKS = ("kk", "math", "countdown", "hitab", "gym")
-OPTIONS = {"kk": ["people"], "countdown": ["numbers"], "gym": ["gym", "gym_options"]}  # settings of one task alone
+TASKS = ("kk", "math", "countdown", "hitab", "gym", "calculator", "guess")
+OPTIONS = {  # settings of one task alone
+    "kk": ["people"],
+    "countdown": ["numbers"],
+    "gym": ["gym", "gym_options"],
+    "calculator": ["operations"],
+}
 
 
 def find_task(name, flag="--task"):
@@ -42,6 +52,7 @@ def check_options(args):
     if not args.has_sampler:  # sft.py: of these tasks only Knights & Knaves has worked solutions
         return
     countdown.parse_numbers(args.numbers)
+    calculator.parse_operations(args.operations)
     if args.task == "gym":  # the library need not be there for other tasks
         gym.check(args.gym, args.gym_options, args.data or args.test_data)
 
@@ -118,14 +129,40 @@ def data_sources(args):
 def score(task, responses, problems):
     """A dictionary with reward, correct and format for each of vLLM's responses, which have their texts.
 
-    problems: that of each response. Ends the program with one line if the task gives anything else, such as NaN.
+    problems: that of each response. A conversation is scored by its last turn, or by all its turns if the task has
+    score_conversation(). Ends the program with one line if the task gives anything else, such as NaN.
     """
     answers = [problem["answer"] for problem in problems]
-    texts = [response.text for response in responses]
-    scores = task.score_all(texts, answers)
+    conversations = [getattr(response, "turns", [response.text]) for response in responses]
+    scores = scores_of(task, conversations, answers)
     try:
-        own.check_scores(task, scores, texts)
+        own.check_scores(task, scores, conversations)
     except ValueError as error:
         sys.exit(f"error: {error}. The run ends here; --resume goes on from its last checkpoint")
     # Copies, since equal responses may share one; and tensors are made of the rewards.
     return [{**found, "reward": float(found["reward"])} for found in scores]
+
+
+def scores_of(task, conversations, answers):
+    """The scores of conversations, each the list of its turns: by all turns if the task wants them, or by the last."""
+    if hasattr(task, "score_conversation"):
+        return [task.score_conversation(turns, answer) for turns, answer in zip(conversations, answers)]
+    return task.score_all([turns[-1] for turns in conversations], answers)
+
+
+def parts_of(score):
+    """The parts of which a score's reward consists, a list of numbers; the reward itself if the task names none."""
+    return list(score.get("parts", {"reward": score["reward"]}).values())
+
+
+def reply(task, turns, problem):
+    """What the task says to the last of the model's turns (texts), a string; None: the conversation is over.
+
+    A task without reply() never says anything. Ends the program with one line if the task gives anything else.
+    """
+    if not hasattr(task, "reply"):
+        return None
+    said = task.reply(turns, problem)
+    if said is not None and not isinstance(said, str):
+        sys.exit(f"error: reply() gives a string or None, and gave {said!r:.60} to {turns[-1]!r:.60}")
+    return said

@@ -48,8 +48,8 @@ def score(response, answer, strict=False):
 
     In: `response`, the model's text after the prompt, which ends in `<think>`; `answer`, {name: True if knight}.
     Out: a dict with `reward` (+3, -0.5, -1 or -3), `correct` (all identities are right), `format` (each tag occurs
-    once, in order) and `parsed` (the rule can read the answer block). It never raises on any text and takes linear
-    time.
+    once, in order), `parsed` (the rule can read the answer block) and `parts` (of the reward). It never raises on any
+    text and takes linear time.
 
     A model can fool the rule. It accepts empty reasoning, and it reads "It is false that Zoey is a knight" and "Zoey is
     a knight if pigs fly" as "Zoey is a knight". If two people are called Ann and Mary Ann, "Mary Ann is a knight" says
@@ -63,8 +63,17 @@ def score(response, answer, strict=False):
     format_ok = block is not None and not (strict and not reasoning.strip())
     claims = read_answer(block, answer, strict) if format_ok else None
     correct = claims == answer
-    reward = (1.0 if format_ok else -1.0) + (2.0 if correct else -2.0 if claims is None else -1.5)
-    return {"reward": reward, "correct": correct, "format": format_ok, "parsed": claims is not None}
+    parts = {
+        "format": 1.0 if format_ok else -1.0,
+        "answer": 2.0 if correct else -2.0 if claims is None else -1.5,
+    }
+    return {
+        "reward": parts["format"] + parts["answer"],
+        "correct": correct,
+        "format": format_ok,
+        "parsed": claims is not None,
+        "parts": parts,
+    }
 
 
 def score_all(responses, answers):

@@ -77,9 +77,19 @@ def load(name, task, source, split, size, seed):
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: problem 0 of load(): its answer can't be kept as JSON: {error}") from error
     try:
-        scores = task.score_all([""], [complete[0]["answer"]])
+        if hasattr(task, "score_conversation"):
+            scores = [task.score_conversation([""], complete[0]["answer"])]
+        else:
+            scores = task.score_all([""], [complete[0]["answer"]])
     except (Exception, SystemExit) as error:
         raise ValueError(f"{name}: score() fails on an empty response: {said(error)}") from error
+    if hasattr(task, "reply"):
+        try:
+            reply = task.reply([""], complete[0])
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"{name}: reply() fails on an empty turn: {said(error)}") from error
+        if reply is not None and not isinstance(reply, str):
+            raise ValueError(f"{name}: reply() must give a string or None, and gave {reply!r:.60}")
     if not isinstance(scores, list) or len(scores) != 1:
         raise ValueError(f"{name}: score_all() must give a list with a score for each response, not {scores!r:.60}")
     as_model(Score, scores[0], f"{name}: what score() gives")
@@ -87,12 +97,16 @@ def load(name, task, source, split, size, seed):
 
 
 def check_scores(task, scores, responses):
-    """ValueError, with the task's file and the response, unless score_all() gave each response a complete score."""
+    """ValueError, with the task's file and the response, unless score_all() gave each response a complete score.
+
+    responses: the turns of each, a list.
+    """
     name = getattr(task, "__file__", task)
     if len(scores) != len(responses):
         raise ValueError(f"{name}: score_all() gave {len(scores)} scores for {len(responses)} responses")
     for score, response in zip(scores, responses):
-        as_model(Score, score, f"{name}: what score() gives the response {response!r:.200}")
+        said = response[0] if len(response) == 1 else response
+        as_model(Score, score, f"{name}: what score() gives the response {said!r:.200}")
 
 
 def as_model(model, found, what):

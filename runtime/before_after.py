@@ -1,5 +1,7 @@
 """One test problem with its responses before and after training, side by side."""
 
+import itertools
+
 from rich.table import Table
 from rich.text import Text
 
@@ -43,9 +45,22 @@ def side_by_side(before, after):
     table = Table(title=prompt, title_justify="left", title_style="", expand=True)
     table.add_column("before training (step 0)", ratio=1)
     table.add_column(f"after step {after['step']}", ratio=1)
-    table.add_row(Text(shown(before["response"])), Text(shown(after["response"])), end_section=True)
+    told = [Text(shown(conversation(row))) for row in (before, after)]
+    table.add_row(*told, end_section=True)
     table.add_row(score(before), score(after))
     return table
+
+
+def conversation(row):
+    """The response of a row; of a conversation all turns, with the task's replies between them."""
+    if not row.get("replies"):
+        return row["response"]
+    lines = []
+    for turn, reply in itertools.zip_longest(row["turns"], row["replies"]):
+        lines.append(turn)
+        if reply is not None:
+            lines.append(f"  → {reply}")
+    return "\n".join(lines)
 
 
 def shown(text):

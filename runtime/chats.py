@@ -4,6 +4,7 @@ A tag such as <think> may be text or a special token, and the prompt's last word
 first: the model's template and tokenizer decide. Tasks read it as text.
 """
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -31,7 +32,12 @@ def load_task(args, tokenizer, data=rewards):
     args: a script's settings; data: rewards, or rewards.examples, whose problems have responses.
     ValueError if the data are invalid, or the model's chat template refuses a chat.
     """
-    return data.load_task(args, encoder(args, tokenizer))
+    found = data.load_task(args, encoder(args, tokenizer))
+    if hasattr(found[0], "reply") and hasattr(args, "max_turns"):
+        around_replies(tokenizer, args.chat_template, args.template_options)  # it may have no place
+    elif hasattr(found[0], "reply"):
+        print(f"--task {args.task} replies to turns; this script has one turn: grpo_multi_turn.py")
+    return found
 
 
 def encoder(args, tokenizer):
@@ -138,6 +144,49 @@ def encode(tokenizer, problem, chat_template="auto", template_options=None):
         ):  # it may also add an end token, which we don't want
             begin = [tokenizer.bos_token_id]
     return begin + tokenizer.encode(text + prefix, add_special_tokens=False)
+
+
+def encode_reply(tokenizer, reply, chat_template="auto", template_options="{}"):
+    """Token ids of what stands between two turns of the model: the reply, as a user's turn.
+
+    They follow the token that ended the turn before. So the newline that most templates write after
+    this token is among them, and so is the beginning of the model's next turn. chat_template,
+    template_options: the settings, two strings.
+    """
+    end, before, after = around_replies(tokenizer, chat_template, template_options)
+    # Encoded behind the end token, since some tokenizers put a space before a text's first word.
+    ids = tokenizer.encode(end + before + reply + after, add_special_tokens=False)
+    return ids[len(tokenizer.encode(end, add_special_tokens=False)) :]
+
+
+@functools.cache
+def around_replies(tokenizer, chat_template="auto", template_options="{}"):
+    """(the token that ends a turn, the text before a reply, the text behind it), three strings.
+
+    They are taken from one chat that the template has rendered. Earlier turns are never rendered
+    again, so a template that rewrites them (Qwen3's drops their thinking) does not change a
+    conversation. ValueError if the template shows no end token behind a turn.
+    """
+    if not tokenizer.chat_template or chat_template == "none":
+        return tokenizer.eos_token, "\n", "\n"
+    chat = [("user", "FIRST"), ("assistant", "SECOND"), ("user", "THIRD")]
+    text = tokenizer.apply_chat_template(
+        [{"role": role, "content": content} for role, content in chat],
+        tokenize=False,
+        add_generation_prompt=True,
+        **json.loads(template_options),
+    )
+    behind = text.rpartition("SECOND")[2].lstrip(" ")
+    special = [about.content for about in tokenizer.added_tokens_decoder.values() if about.special]
+    ends = [token for token in special if behind.startswith(token)]
+    before, found, after = behind.partition("THIRD")
+    if not ends or not found:
+        raise ValueError(
+            "the model's chat template has no place for a reply: behind the model's turn it has "
+            f"{behind!r}"
+        )
+    end = max(ends, key=len)
+    return end, before[len(end) :], after
 
 
 def after_prompt(prompt, text):

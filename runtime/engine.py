@@ -27,6 +27,10 @@ def options(args):
     elif not args.compile:
         # vLLM would compile a function of its own at the first request: seconds for no gain.
         torch.compiler.set_stance("force_eager")
+    if not ON_GPU and hasattr(args, "max_turns"):
+        # The prefix cache holds whole blocks. With vLLM's 128 tokens on a CPU, a turn would find
+        # hardly any of the keys and values of the turns before it.
+        chosen["block_size"] = 32
     if WORLD_SIZE > 1:
         # torchrun has started the processes; each has an engine of its own.
         chosen["distributed_executor_backend"] = "external_launcher"
@@ -133,10 +137,11 @@ def request_seed(seed, when, problem_id):
 
 
 def progress_bar(when):
-    """What vLLM calls instead of tqdm, in process 0; False in the others. when: as above."""
+    """What vLLM calls instead of tqdm, in process 0; False in the others. when: as in generate."""
     if RANK != 0:
         return False
-    return bar_with("evaluating" if when == "test" else f"step {when}: sampling")
+    is_test = str(when).startswith("test")
+    return bar_with(f"evaluating{str(when)[4:]}" if is_test else f"step {when}: sampling")
 
 
 def bar_with(title, **options):

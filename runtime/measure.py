@@ -36,6 +36,14 @@ def of_responses(responses, problems, scores, args):
     }
 
 
+def of_turns(conversations):
+    """Metrics of conversations: turns (a mean), and tool_rate, the share that got a reply."""
+    return {
+        "turns": mean_of_all([len(conversation.turns) for conversation in conversations]),
+        "tool_rate": mean_of_all([len(conversation.replies) > 0 for conversation in conversations]),
+    }
+
+
 def parts_of_rewards(scores):
     """{reward/PART: mean} of the parts of which a task's rewards consist; {} without parts."""
     parts = {}

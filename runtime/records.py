@@ -349,9 +349,14 @@ class Records:
 
 
 def example(problem, response, score):
-    """A response as a row of a JSON-lines file: the prompt, the text and the score."""
-    prompt = problem["messages"][-1]["content"]
-    return {"prompt": prompt, "response": response.text, **score}
+    """A response as a row of a JSON-lines file: the prompt, the text and the score.
+
+    The row of a conversation has the model's turns and the task's replies, too.
+    """
+    row = {"prompt": problem["messages"][-1]["content"], "response": response.text, **score}
+    if hasattr(response, "turns"):
+        row |= {"turns": response.turns, "replies": response.replies}
+    return row
 
 
 def append(path, rows):

@@ -139,6 +139,7 @@ class RunArgs(CommonArgs):
 
     # ---- problems
     numbers: str = "3-4"  # countdown: how many numbers in a puzzle, within 3-6: "3-4" or "5"
+    operations: str = "1"  # calculator: how many in a problem, within 1-3: "1" or "2-3"
     gym: str = "letter_counting"  # gym: generators of reasoning-gym: "letter_counting,chain_sum"
     gym_options: str = "{}"  # gym: their parameters as JSON: '{"max_words": 3}'
 

@@ -16,6 +16,7 @@ COLUMNS = [  # heading, key in metrics.jsonl, format
     ("reward", "reward", ".3f"),
     ("accuracy", "accuracy", ".3f"),
     ("format", "format_rate", ".3f"),
+    ("turns", "turns", ".2f"),  # of grpo_multi_turn.py, in place of the one before
     ("length", "response_tokens", ".1f"),
     ("kl", "kl", ".3g"),
     ("entropy", "entropy", ".3f"),
@@ -43,7 +44,8 @@ def width_of(heading):
 def columns_of(metrics):
     """COLUMNS; for a script without rewards (sft.py) those that it has."""
     if "reward" in metrics:
-        return [column for column in COLUMNS if column[1] != "loss"]
+        left_out = ("loss", "format_rate") if "turns" in metrics else ("loss", "turns")
+        return [column for column in COLUMNS if column[1] not in left_out]
     return [column for column in COLUMNS if column[1] in metrics]
 
 

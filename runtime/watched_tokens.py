@@ -61,20 +61,24 @@ def decode(tokenizer, ids):
 
 
 def of_responses(batch, tokenizer):
-    """A dictionary for each row of a batch: its prompt, and what belongs to each of its tokens.
+    """A dictionary for each row of a batch: its prompt, and what belongs to each token after it.
 
-    batch: ids, mask, old_logp, new_logp and advantages, [N, T].
+    batch: ids, mask, old_logp, new_logp and advantages, [N, T]. A conversation's replies are among
+    the tokens; is_own is False there, and the other values are 0.
     """
     found = []
     for i, mask in enumerate(batch["mask"]):
         if not mask.any():
             continue
-        prompt = batch["ids"][i][: int(mask.int().argmax())].tolist()
+        places = mask.nonzero()[:, 0]
+        begin, end = int(places[0]), int(places[-1]) + 1
         response = {
-            "prompt": decode(tokenizer, prompt),
-            "tokens": pieces_of(tokenizer, batch["ids"][i][mask].tolist()),
+            "prompt": decode(tokenizer, batch["ids"][i][:begin].tolist()),
+            "tokens": pieces_of(tokenizer, batch["ids"][i][begin:end].tolist()),
+            "is_own": mask[begin:end].tolist(),
         }
         for name in ("old_logp", "new_logp", "advantages"):
-            response[name] = [round(value, 5) for value in batch[name][i][mask].tolist()]
+            values = (batch[name][i] * mask)[begin:end]
+            response[name] = [round(value, 5) for value in values.tolist()]
         found.append(response)
     return found

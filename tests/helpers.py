@@ -130,6 +130,14 @@ def lengths_of(batch):
     return [int(row.nonzero().max()) + 1 for row in batch["mask"]]
 
 
+def with_gaps(mask):
+    """A mask [N, T] in which replies of one and two tokens stand between the tokens of a response."""
+    inner = mask.clone()
+    inner[:, 1:] &= mask[:, :-1]
+    inner[:, :-1] &= mask[:, 1:]
+    return mask & ~(inner & (torch.arange(mask.shape[1]) % 3 > 0))
+
+
 def rows_of(rank, n_processes):
     """The rows of whole prompts that a process gets, as main shares them out: prompts [RANK::WORLD_SIZE]."""
     return torch.arange(N).view(PROMPTS, GROUP)[rank::n_processes].flatten()

@@ -338,6 +338,62 @@ def test_other_suites_have_a_column_for_each_kind_and_one_for_all(suite, shares,
     assert in_short(row) == shares and row["format_rate"] == 1
 
 
+# ---------------------------------------------------------------------------------------------------- several turns
+
+TALK = """
+from rewards import kk
+
+def load(source, split, *, size=None, seed=0):
+    return kk.load(source, split, people="2", size=size or 60, seed=seed)
+
+def reply(turns, problem):
+    return "Why?" if len(turns[-1]) % 3 and len(turns) < 3 else None
+
+def score_conversation(turns, answer):
+    return {"reward": float(len(turns)), "correct": len(turns) == 2, "format": True}
+
+def score(response, answer):
+    return score_conversation([response], answer)
+"""
+
+
+def test_a_task_that_replies_is_evaluated_turn_by_turn(tmp_path, monkeypatch):
+    """With pass@k over conversations; those that are kept are read again, unless the task has changed."""
+    sample, sampled = evaluation.sampling.sample, []
+
+    def counting(*given):
+        sampled.append(len(given[2]))
+        return sample(*given)
+
+    monkeypatch.setattr(evaluation.sampling, "sample", counting)
+    task = tmp_path / "talk.py"
+    task.write_text(TALK)
+    flags = [KK_TINY, "--suite", task, "--limit", 3, "--samples", 4, "--temperature", 1, "--pass_at_k"]
+    flags += ["--max_turns", 2, "--max_response_tokens", 150, "--batch", 8]
+    flags += ["--keep_responses", "--out", tmp_path / "out"]
+    found = call(*flags)
+    rows = [json.loads(line) for line in found["responses.jsonl"].read_text().splitlines()]
+    assert len(rows) == 12 and sampled == [2, 1] and {len(row["turns"]) for row in rows} == {1, 2}
+    for row in rows:
+        assert row["response"] == row["turns"][-1] and row["replies"] == ["Why?"] * (len(row["turns"]) - 1)
+        assert row["reward"] == len(row["turns"]) and 0 < row["tokens"] <= 150
+        if len(row["turns"]) == 2 and len(row["response"]) % 3:  # the task would have replied again
+            assert row["truncated"]
+    (result,) = read(found[".json"])["rows"]
+    right = [sum(row["correct"] for row in rows[i : i + 4]) for i in (0, 4, 8)]
+    for k in (1, 2, 4):
+        by_hand = fmean(1 - math.comb(4 - n, k) / math.comb(4, k) for n in right)
+        assert result["figures"][f"pass@{k}"]["value"] == pytest.approx(by_hand)
+    assert 0 < sum(right) < 12
+
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.is_file()}
+    call(*flags)
+    assert sampled == [2, 1] and {path: path.read_bytes() for path in before} == before
+    task.write_text(TALK.replace("Why?", "How?"))
+    found = call(*flags)
+    assert sampled == [2, 1] * 2 and '"replies": ["How?"]' in found["responses.jsonl"].read_text()
+
+
 def blank(path, out):
     """A result's bytes without the name of the folder that it lies in."""
     return path.read_bytes().replace(str(out).encode(), b"")
@@ -351,7 +407,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(model, tmp_path, monkeyp
     sample, sampled = evaluation.sampling.sample, []
 
     def stopping(*args):
-        sampled.append(len(args[1]))
+        sampled.append(len(args[2]))
         if len(sampled) == 3:
             raise error
         return sample(*args)

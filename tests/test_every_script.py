@@ -129,6 +129,13 @@ def test_every_script_resumes_to_the_last_bit(trained):
         assert fingerprint.numbers_of(trained[script]) == unbroken and len(unbroken) == 4, script
 
 
+def test_conversations_are_grpos_responses_to_the_last_bit_if_the_task_never_replies(trained):
+    """All metrics of both steps, and the weights."""
+    one, several = (fingerprint.numbers_of(f"{trained[name]}_unbroken") for name in ("grpo", "grpo_multi_turn"))
+    assert [row["turns"] for row in several[1:3]] == [1, 1] and [row["tool_rate"] for row in several[1:3]] == [0, 0]
+    assert [{key: row[key] for key in row if key not in ("turns", "tool_rate")} for row in several] == one
+
+
 def test_before_the_first_update_the_policy_is_its_reference_and_the_samplers(trained):
     """At a temperature that is not 1. So their probabilities are taken at the same one, and the KL term is 0."""
     for script in SCRIPTS:

@@ -35,6 +35,9 @@ OWNED = {
     "rloo": """module docstring, imports, Args.kl_coef, Args.updates_per_step, compute_advantages,
         update, update_once, main""",
     "maxrl": "module docstring, compute_advantages, main",
+    "gdpo": "module docstring, imports, compute_advantages, main",
+    "grpo_multi_turn": """module docstring, imports, Args.task, Args.max_response_tokens, Args.max_turns, generate,
+        Conversation, converse, has_reply, sample, to_batch, evaluate, main""",
     "sft": """module docstring, imports, Args, TASKS, log_probs, section sampler, load_sampler, generate,
         sample, to_batch, sync_weights, section advantages, compute_advantages, section examples,
         policy_loss, update, update_once, evaluate, main""",
@@ -61,9 +64,10 @@ OWNED["dapo_ar_lopti"] = OWNED["grpo_ar_lopti"]
 # have and that differs makes them more.
 OWN_LINES = {
     "acpo": (12, 50), "archer": (4, 19), "cispo": (8, 18), "dapo": (8, 54), "dapo_ar_lopti": (1, 23), "dppo": (10, 25),
-    "dr_grpo": (7, 3), "entropy_top": (1, 19), "grpo_ar_lopti": (1, 23), "grpo_kl": (2, 13), "grpo_tis": (3, 36),
-    "gspo": (6, 8), "maxrl": (3, 5), "opd": (8, 9), "ppo": (16, 79), "reinforce": (54, 15), "reinforce_pp": (9, 18),
-    "reinforce_pp_ar_lopti": (1, 22), "rloo": (8, 23), "sapo": (11, 12), "sft": (133, 48),
+    "dr_grpo": (7, 3), "entropy_top": (1, 19), "gdpo": (5, 7), "grpo_ar_lopti": (1, 23), "grpo_kl": (2, 13),
+    "grpo_multi_turn": (19, 79), "grpo_tis": (3, 36), "gspo": (6, 8), "maxrl": (3, 5), "opd": (8, 9), "ppo": (16, 79),
+    "reinforce": (54, 15), "reinforce_pp": (9, 18), "reinforce_pp_ar_lopti": (1, 22), "rloo": (8, 23),
+    "sapo": (11, 12), "sft": (133, 48),
 }  # fmt: skip
 DESCENDANTS = [stem for stem in family.family() if stem in family.PARENT]
 each_descendant = pytest.mark.parametrize("stem", DESCENDANTS)

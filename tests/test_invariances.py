@@ -1,6 +1,7 @@
 """What must not change a gradient or an advantage: micro-batches, padding, what lies outside the mask, and processes.
 
-Of every script whose update is its own. What another one shares with its parent is the same to the letter
+Of every script whose update is its own, of gdpo.py, whose advantages depend on the whole step, and of
+grpo_multi_turn.py, whose mask has gaps. What another one shares with its parent is the same to the letter
 (test_family.py).
 """
 
@@ -28,6 +29,7 @@ from helpers import (
     state_of,
     tokens_of,
     weights,
+    with_gaps,
 )
 
 import acpo
@@ -36,9 +38,11 @@ import cispo
 import dppo
 import dr_grpo
 import entropy_top
+import gdpo
 import grpo
 import grpo_ar_lopti
 import grpo_kl
+import grpo_multi_turn
 import grpo_tis
 import gspo
 import opd
@@ -71,6 +75,8 @@ CASES = {
     "grpo_tis tis": (grpo_tis, {"correction_max": 1.1}),
     "grpo_tis icepop": (grpo_tis, {"correction": "icepop", "correction_max": 1.1, "correction_min": 0.9}),
     "grpo_tis mask": (grpo_tis, {"mask": "sequence", "mask_delta": 0.0}),
+    "gdpo": (gdpo, {}),
+    "grpo_multi_turn": (grpo_multi_turn, {}),
 }
 WITHOUT_CLIP = (reinforce, rloo, opd)
 each_case = pytest.mark.parametrize("case", CASES)
@@ -103,8 +109,16 @@ def num_steps(trainer, args):
     return args.updates_per_step * (2 if trainer is grpo_ar_lopti else 1)
 
 
+def rewards_of(batch, trainer):
+    """As main makes them: [N], and one part, [N, 1], for gdpo.py."""
+    return batch["rewards"] if trainer is gdpo else batch["rewards"][:, 0]
+
+
 def with_advantages(batch, trainer, args):
-    return batch | {"advantages": trainer.compute_advantages(batch["rewards"][:, 0], batch, args)}
+    """As main hands the batch to update. Conversations have replies between their turns."""
+    if trainer is grpo_multi_turn:
+        batch = batch | {"mask": with_gaps(batch["mask"])}
+    return batch | {"advantages": trainer.compute_advantages(rewards_of(batch, trainer), batch, args)}
 
 
 @pytest.mark.parametrize(("case", "kl_coef"), [*((case, 0.0) for case in CASES), ("dr_grpo", 0.1), ("sapo", 0.1)])
@@ -144,7 +158,7 @@ def test_padding_and_what_lies_outside_the_mask_change_nothing(tiny_model, batch
             place = padding if key == "ids" else ~mask & (key != "values")  # which are zero there
             other[key] = torch.where(place, garbage.to(value.dtype), other[key])
     assert not torch.equal(other["ids"][:, :-7], batch["ids"])
-    advantages = trainer.compute_advantages(batch["rewards"][:, 0], other, args)
+    advantages = trainer.compute_advantages(rewards_of(batch, trainer), other, args)
     torch.testing.assert_close(advantages[:, :-7], batch["advantages"], rtol=1e-6, atol=1e-6)
     assert not advantages[~mask].any()
     steps, metrics = gradients(trainer, batch, args, policy)
@@ -352,7 +366,7 @@ def compute_share(folder):
         result["gradients"], result["update"] = gradients(trainer, given, args)
         without_kl = arguments(trainer, **dataclasses.asdict(args) | {"kl_coef": 0.0})
         equal = batch | {"values": torch.zeros(batch["mask"].shape), "teacher_logp": batch["old_logp"]}
-        equal = trainer.compute_advantages(torch.full_like(rewards, 0.7), equal, without_kl)
+        equal = trainer.compute_advantages(torch.full_like(rewards_of(batch, trainer), 0.7), equal, without_kl)
         results[case] = result | {"of equal rewards": equal}
         if case in TRAINED:
             results[case] |= steps_and_a_broken_one(trainer, given, args)

@@ -227,7 +227,7 @@ BAD = [  # (flags, of which the first word may be a script; what is said)
     ("--people 9", "people must be"),
     ("--track", "pip install wandb"),
     ("--lopti_stages high,high", "invalid choice"),
-    ("--task chess", "--task is 'chess'; it must be one of kk, math, countdown, hitab, gym, or a Python file"),
+    ("--task chess", "--task is 'chess'; it must be one of kk, math, countdown"),
     ("--gym chain_sum", "--gym is of --task gym, not of kk"),
     ('--template_options {"thinking":0}', "the model's chat template does not use 'thinking'; it uses none"),
     ("--eval_samples 4 --eval_temperature 0", "--eval_samples is 4, but greedy responses are all alike"),

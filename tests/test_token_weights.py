@@ -196,6 +196,7 @@ REFERENCES = {  # script: its weights, and what divides them
     "ppo": (of_grpo, TOKENS),
     "reinforce_pp": (of_grpo, TOKENS),
     "grpo": (of_grpo, TOKENS),
+    "grpo_multi_turn": (of_grpo, TOKENS),
     "dapo": (of_grpo, TOKENS),
     "grpo_kl": (of_grpo, TOKENS),
     "grpo_ar_lopti": (of_grpo, TOKENS),
@@ -247,15 +248,20 @@ def expected(script, rows, args, is_first):
     return weights, sum(bool(cut) for given in found for _, cut in given) / num_tokens
 
 
-def as_batch(rows):
-    """(the batch, log π, entropy now), [N, T] in float64. A response begins at place 1; around it lies garbage."""
-    shape = len(rows), 2 + max(len(row) for _, row in rows)
+def as_batch(rows, reply=0):
+    """(the batch, log π, entropy now), [N, T] in float64. A response begins at place 1; around it lies garbage.
+
+    reply: how many places of garbage stand behind every third token of a response.
+    """
+    longest = max(len(row) for _, row in rows)
+    shape = len(rows), 2 + longest + reply * (longest // 3)
     mask = torch.zeros(shape, dtype=torch.bool)
     keys = ("logp", "now", "entropy", "old_logp", "ref_logp", "sampler_logp", "advantages")
     numbers = (-7, 9, 9, -5, -1, -3, 4)
     found = {key: torch.full(shape, garbage, dtype=torch.float64) for key, garbage in zip(keys, numbers)}
     for i, (advantage, row) in enumerate(rows):
-        for t, token in enumerate(row, 1):
+        for k, token in enumerate(row):
+            t = 1 + k + reply * (k // 3)
             mask[i, t] = True
             values = token.logp, token.now, token.entropy, token.old
             for key, value in zip(keys, (*values, token.logp + token.ref, token.old - token.gap, advantage)):
@@ -280,11 +286,13 @@ def test_an_update_gives_each_token_its_weight(case, is_first, monkeypatch):
         # With checkpointing no pass is for one group alone.
         common = {"prompts_per_step": len(rows), "responses_per_prompt": 1, "gradient_checkpointing": True}
         args = arguments(trainer, **common | settings)
-        batch, logp, entropy = as_batch(rows)
+        batch, logp, entropy = as_batch(rows, reply=2 if script == "grpo_multi_turn" else 0)
         weight, _ = updates.token_weights(script, batch, logp, entropy, args, is_first)
         by_hand, clip_rate = expected(script, rows, args, is_first)
         # acpo.py divides in float32; its later updates, and entropy_top.py's, look at the policy in float32.
         exactly = {"rel": 1e-9, "abs": 1e-15} if is_first and script != "acpo" else {"rel": 2e-5, "abs": 1e-9}
+        if script == "grpo_multi_turn":
+            exactly["rel"] = 1e-12
         assert weight[batch["mask"]].tolist() == pytest.approx(by_hand, **exactly), seed
         assert not weight[~batch["mask"]].any()
         if is_first and "clip_rate" in metrics[-1]:

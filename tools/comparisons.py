@@ -38,6 +38,12 @@ SMOLLM2_KK = (
     " --temperature 1 --prompts_per_step 4 --responses_per_prompt 8 --updates_per_step 1 --max_response_tokens 512"
     " --micro_batch_tokens 2048 --kv_cache_gb 0.5 --steps 20 --eval_every 10 --eval_size 96"
 )
+# Several turns, on the same model: a calculator (the first entry is `make agent`), and a game.
+TURNS = (
+    "--model models/SmolLM2-135M-Instruct --kl_coef 0 --lr 2e-5 --temperature 1 --prompts_per_step 6"
+    " --responses_per_prompt 8 --updates_per_step 1 --max_response_tokens 96 --micro_batch_tokens 2048"
+    " --kv_cache_gb 0.5"
+)
 
 
 def sweep(flag, values, others):
@@ -67,6 +73,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "rloo: rloo.py",
             "maxrl: maxrl.py",
             "dr. grpo: dr_grpo.py",
+            "gdpo: gdpo.py",
             "ppo: ppo.py",
             "dppo: dppo.py",
             "sapo: sapo.py",
@@ -181,6 +188,21 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "ar+lopti, SmolLM2: grpo_ar_lopti.py --alpha 0.3 --eta 0.5",
         ],
     ),
+    "calculator": (  # --limit 30
+        f"{TURNS} --task calculator --eval_size 32",
+        [
+            "agent, SmolLM2: grpo_multi_turn.py --max_turns 3 --steps 5 --eval_every 5",
+            "two calls, SmolLM2: grpo_multi_turn.py --operations 2 --max_turns 4 --max_response_tokens 160 --steps 8"
+            " --eval_every 4",
+        ],
+    ),
+    "guess": (  # what keeps the entropy? --limit 60
+        f"{TURNS} --task guess --max_turns 5 --eval_temperature 1 --eval_size 60 --eval_every 7 --steps 14",
+        [
+            "guess, SmolLM2: grpo_multi_turn.py --lr 3e-5",
+            "guess, lower rate, SmolLM2: grpo_multi_turn.py --lr 1e-5",
+        ],
+    ),
     "puzzles": (  # needs `make taught`; a run takes an hour and more on one core: --limit 200
         SMOLLM2_KK,
         [
@@ -217,3 +239,4 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
 SEEDS = {"control": 8}  # runs of each entry; of other suites three
 # Suites whose second picture no page shows.
 ONE_PICTURE = "family alpha eta control collapse learning_rate updates llm lora puzzles puzzles_384".split()
+ONE_PICTURE += ["calculator", "guess"]

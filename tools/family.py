@@ -32,6 +32,8 @@ PARENT = {  # script: its parent, from which it differs only by the algorithm; n
     "grpo_tis": "grpo",
     "entropy_top": "grpo",
     "archer": "grpo",
+    "gdpo": "grpo",
+    "grpo_multi_turn": "grpo",
     "reinforce_pp_ar_lopti": "reinforce_pp",
     "dapo_ar_lopti": "dapo",
 }

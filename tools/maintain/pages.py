@@ -231,7 +231,7 @@ def worked_example(script):
     titles = TITLES | OTHER_TITLES.get(of, {})
     for names in map(str.split, tables):
         rows = []
-        for k, token in enumerate(example.TOKENS):
+        for k, token in enumerate(found.tokens):
             rows.append([*named(token), *(cell(found.columns[name][k], name) for name in names)])
         parts += ["**The tokens**", table(["response", "token", *(titles[name] for name in names)], rows)]
     if found.bins:
@@ -252,6 +252,8 @@ def response_table(script, found):
     columns = {"reward": example.REWARDS}
     if found.penalties:
         columns["penalty"] = found.penalties
+    if script == "gdpo":
+        columns |= example.PARTS
     if found.rewards != example.REWARDS:
         columns["$r$"] = found.rewards
     if script == "rloo":
@@ -260,10 +262,13 @@ def response_table(script, found):
         columns["$A$"] = found.advantages
     rows = []
     for i, values in enumerate(zip(*columns.values()), 1):
-        tokens = " ".join(f"`{token.text}`" for token in example.TOKENS if token.response == i)
+        tokens = " ".join(f"`{token.text}`" for token in found.tokens if token.response == i)
         rows.append([str(i), tokens, *map(cell, values)])
     parts = [table(["response", "tokens", *columns], rows)]
-    if found.advantages:
+    if script == "gdpo":
+        for name, part in example.PARTS.items():
+            parts.append(f"Mean of `{name}`: {cell(fmean(part))}; standard deviation: {cell(stdev(part))}.")
+    elif found.advantages:
         mean, std = cell(fmean(found.rewards)), cell(stdev(found.rewards))
         of_what = "$r$" if "$r$" in columns else "the rewards"
         parts.append(f"Mean of {of_what}: {mean}; standard deviation, with $G - 1$: {std}.")
@@ -272,7 +277,12 @@ def response_table(script, found):
 
 def all_weights():
     """The weights of the twelve tokens at the second update, a row for each script."""
-    rows = [[link(script), *map(cell, example_of(script).columns["second"])] for script in updates.ALGORITHMS]
+    rows = []
+    for script in updates.ALGORITHMS:
+        found = example_of(script)
+        pairs = zip(found.tokens, found.columns["second"])
+        weights = [cell(weight) for token, weight in pairs if token is not example.REPLY]
+        rows.append([link(script), *weights])
     return table(["", *(" ".join(named(token)) for token in example.TOKENS)], rows)
 
 

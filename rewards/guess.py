@@ -1,0 +1,77 @@
+"""Guess a number from 1 to 15 in five turns: the model guesses, and the reply says "higher" or "lower".
+
+Halving the range wins every game in at most four turns. The prompt shows one game.
+
+    python grpo_multi_turn.py --task guess --max_turns 5
+"""
+
+import random
+import re
+
+HIGHEST = 15
+TURNS = 5  # guesses in a game
+SIZE = {"train": 2000, "test": 60}
+COST = 0.1  # of each turn after the first
+FOR_SENSE = 0.5  # the reward if all guesses of the game agree with what was said before them
+TOLD = f"Guess my number from 1 to {HIGHEST}. Answer with one number. I say higher or lower."
+GAME = ["Guess.", "8", "higher", "11", "lower", "9", "right! A new number. Guess."]
+
+
+def load(source, split, *, size=None, seed=0):
+    """Games: drawn at random to train on, and every number equally often to test on."""
+    if source:
+        raise ValueError("guess makes its own games, and takes no --data or --test_data")
+    rng = random.Random(f"{seed}/{split}")
+    messages = [{"role": "system", "content": TOLD}]
+    for i, text in enumerate(GAME):
+        messages.append({"role": "assistant" if i % 2 else "user", "content": text})
+    games = []
+    for i in range(size or SIZE[split]):
+        number = rng.randint(1, HIGHEST) if split == "train" else 1 + i % HIGHEST
+        games.append({"messages": messages, "answer": number, "prefix": "", "category": "all"})
+    return games
+
+
+def guess_of(turn):
+    """The number that a turn consists of; None if it is anything else."""
+    found = re.fullmatch(r"\s*(\d{1,3})\.?\s*", turn)
+    return int(found[1]) if found else None
+
+
+def reply(turns, problem):
+    """Whether the number is higher or lower than the last guess; None if the game is over."""
+    number = problem["answer"]
+    guess = guess_of(turns[-1])
+    if guess is None or guess == number or len(turns) == TURNS:
+        return None
+    return "higher" if guess < number else "lower"
+
+
+def score_conversation(turns, answer):
+    """The reward of a game, from all its turns: for winning, less with every turn; and for guesses that make sense."""
+    low, high = 1, HIGHEST  # where the number can be, by what was said
+    num_sensible = 0
+    guesses = [guess_of(turn) for turn in turns]
+    for guess in guesses:
+        if guess is None:
+            break
+        num_sensible += low <= guess <= high
+        if guess < answer:
+            low = max(low, guess + 1)
+        else:
+            high = min(high, guess - 1)
+    won = guesses[-1] == answer
+    parts = {
+        "won": 1 - COST * (len(turns) - 1) if won else 0.0,
+        "sense": FOR_SENSE * (num_sensible / len(turns) if won else num_sensible / TURNS),
+    }
+    return {"reward": sum(parts.values()), "correct": won, "format": None not in guesses, "parts": parts}
+
+
+def score(response, answer):
+    """A game of one turn."""
+    return score_conversation([response], answer)
+
+
+def score_all(responses, answers):
+    return [score(response, answer) for response, answer in zip(responses, answers)]

@@ -1,0 +1,325 @@
+"""Several turns: the ids of a conversation, its gradient, runs of grpo_multi_turn.py, and the tasks that reply."""
+
+import itertools
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import KK_TINY, ROOT, SMOLLM, answer, check_resumed, metrics, run, small
+from helpers import arguments, distance, gradients, make_batch, plain_gradient, with_gaps
+from transformers import AutoTokenizer
+
+import grpo_multi_turn
+from rewards import calculator, guess, own, scores_of
+from runtime.chats import encode, encode_reply
+
+# Two of three of kk_tiny's turns get a reply, at most twice, so that conversations end after one, two or three turns.
+TALK = """
+from rewards import kk
+
+def load(source, split, *, size=None, seed=0):
+    return kk.load(source, split, people="2", size=size or 60, seed=seed)
+
+def reply(turns, problem):
+    return "Why?" if len(turns[-1]) % 3 and len(turns) < 3 else None
+
+def score(response, answer):
+    return {**kk.score(response, answer), "reward": float(len(response) % 7)}
+"""
+
+
+@pytest.fixture(scope="module")
+def talk(tmp_path_factory):
+    """A task with replies, as a file of one's own."""
+    path = tmp_path_factory.mktemp("task") / "talk.py"
+    path.write_text(TALK)
+    return path
+
+
+WORKER = """
+import sys
+sys.path.insert(0, {root!r})
+import torch
+import grpo_multi_turn as trainer
+from runtime.chats import load_task
+from transformers import AutoTokenizer
+
+args = trainer.Args(model={model!r}, task=sys.argv[1], max_prompt_tokens=600, max_response_tokens=120, kv_cache_gb=0.1,
+                    responses_per_prompt=4, eval_size=2, gradient_checkpointing=False, compile=False, dtype="float32")
+task, problems, _ = load_task(args, AutoTokenizer.from_pretrained(args.model))
+problems = [problem for problem in problems[:6] for _ in range(4)]
+llm = trainer.load_sampler(args)
+calls = []  # (ids that vLLM was given, the ids that it gave back, their log-probabilities)
+real = llm.generate
+
+def generate(prompts, params, **more):
+    outputs = real(prompts, params, **more)
+    for prompt, output in zip(prompts, outputs):
+        for one in output.outputs:
+            calls.append((list(prompt["prompt_token_ids"]), list(one.token_ids), list(one.logprobs.logprobs)))
+    return outputs
+
+llm.generate = generate
+batch, conversations = trainer.sample(llm, task, problems, 1, args)
+policy = trainer.load_policy(args, trained=False)
+logp, _ = trainer.log_probs(policy, batch, args)
+kept = [{{name: getattr(c, name) for name in ("ids", "is_own", "logp", "turns", "replies", "finish_reason")}}
+        for c in conversations]
+prompts = [problem["prompt_ids"] for problem in problems]
+torch.save((batch, logp, kept, prompts, calls), sys.argv[2])
+"""
+
+
+def test_a_conversations_ids_are_what_vllm_was_given_and_gave_back(talk, tmp_path):
+    """And the policy gives each of the model's own tokens the probability that the sampler gave it, after replies."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER.format(root=str(ROOT), model=str(KK_TINY)))
+    run(worker, talk, tmp_path / "found.pt")
+    batch, logp, conversations, prompts, calls = torch.load(tmp_path / "found.pt")
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    for i, (prompt, one) in enumerate(zip(prompts, conversations)):
+        place = 0
+        own_turns = 0
+        for is_own, group in itertools.groupby(one["is_own"]):
+            end = place + len(list(group))
+            if is_own:
+                own_turns += 1
+                assert (prompt + one["ids"][:place], one["ids"][place:end], one["logp"][place:end]) in calls
+            else:
+                assert one["ids"][place:end] == encode_reply(tokenizer, "Why?")
+            place = end
+        assert place == len(one["ids"]) and own_turns == len(one["turns"]) == len(one["replies"]) + 1
+        row = slice(len(prompt), len(prompt) + place)
+        assert batch["ids"][i, row].tolist() == one["ids"] and batch["mask"][i, row].tolist() == one["is_own"]
+        assert batch["mask"][i].sum() == sum(one["is_own"])
+    assert {len(one["turns"]) for one in conversations} == {1, 2, 3}
+    assert not batch["sampler_logp"][~batch["mask"]].any()
+    assert (logp - batch["sampler_logp"]).abs().max() < 1e-3
+
+
+def test_the_gradient_of_conversations_is_eq_2_on_the_models_own_tokens_alone(tiny_model):
+    """By transformers and torch alone. What stands in the gaps has no weight, whatever it is."""
+    batch = make_batch(tiny_model)
+    batch["mask"] = with_gaps(batch["mask"])
+    args = arguments(grpo_multi_turn, model=str(tiny_model), kl_coef=0.0, clip_low=0.9, clip_high=1e9)
+    for name in ("advantages", "old_logp", "ref_logp"):
+        batch[name] = batch[name].masked_fill(~batch["mask"], 1e9)
+    ((gradient,), _) = gradients(grpo_multi_turn, batch, args)
+
+    def weight(logp, i, t):
+        ratio = torch.exp(torch.tensor(logp, dtype=torch.float64) - batch["old_logp"][i, t])
+        advantage = batch["advantages"][i, t].double()
+        return 0 if advantage < 0 and ratio < 0.1 else ratio * advantage
+
+    by_hand = plain_gradient(tiny_model, batch, args, weight)
+    assert distance(gradient, by_hand) < 1e-5
+
+
+@pytest.mark.parametrize("model", [KK_TINY, SMOLLM], ids=["kk_tiny", "SmolLM2"])
+def test_the_ids_of_a_reply_are_those_of_the_whole_chat(model):
+    """In a chat whose turns are tokenized as the model writes them: prompt + turn + end token + reply."""
+    if not model.exists():
+        pytest.skip("make model fetches it")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    chat = [{"role": "user", "content": "What is 3 * 4?"}, {"role": "assistant", "content": "calculator(3 * 4)"}]
+    for text in ("result: 12", " two\nlines ", "", "<b>"):
+        ids = encode(tokenizer, {"messages": chat[:1], "prefix": ""})
+        turn = tokenizer.encode(chat[1]["content"], add_special_tokens=False)
+        ids += [*turn, tokenizer.eos_token_id, *encode_reply(tokenizer, text)]
+        whole = [*chat, {"role": "user", "content": text}]
+        assert ids == encode(tokenizer, {"messages": whole, "prefix": ""}), text
+
+
+def test_a_template_without_a_place_for_replies_is_refused():
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    with pytest.raises(ValueError, match="no place for a reply: behind the model's turn it has 'THIRD'"):
+        encode_reply(tokenizer, "more")
+
+
+@pytest.fixture(scope="module")
+def four_steps(talk, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("turns") / "run"
+    flags = small(folder, task=talk, steps=4, save_every=2, eval_every=4, max_response_tokens=120, dtype="float32")
+    done = run("grpo_multi_turn.py", *flags)
+    return folder, flags, done
+
+
+def test_a_run_shows_turns_and_replies_apart(four_steps):
+    folder, _, done = four_steps
+    for row in metrics(folder):
+        assert 1 < row["turns"] < 3 and 0 < row["tool_rate"] < 1 and row["sampler_gap"] < 1e-4
+    assert "turns" in done.stdout and "  → Why?" in done.stdout
+    for name in ("samples.jsonl", "test_samples.jsonl"):
+        rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        assert any(row["replies"] for row in rows)
+        for row in rows:
+            assert row["response"] == row["turns"][-1] and set(row["replies"]) <= {"Why?"}
+    kept = json.loads((folder / "tokens.json").read_text())["responses"]
+    for one in kept:
+        lengths = {len(one[name]) for name in ("tokens", "is_own", "old_logp", "new_logp", "advantages")}
+        assert len(lengths) == 1 and one["is_own"][0] and one["is_own"][-1]
+        assert all(own or not logp for own, logp in zip(one["is_own"], one["new_logp"]))
+    assert any("Why" in "".join(one["tokens"]) for one in kept)
+
+
+def test_a_run_of_conversations_resumes_to_the_last_bit(four_steps, tmp_path):
+    check_resumed(four_steps[0], tmp_path / "run", "grpo_multi_turn.py")
+
+
+def test_processes_whose_conversations_differ_in_length_make_the_same_first_update(four_steps, talk, tmp_path):
+    """One prompt's conversations are in one process. The sampler's rounding depends on its batch (test_runs.py)."""
+    flags = small(tmp_path / "run", task=talk, steps=2, max_response_tokens=120, dtype="float32")
+    run("grpo_multi_turn.py", *flags, processes=2)
+    one, two = metrics(four_steps[0])[0], metrics(tmp_path / "run")[0]
+    for key in ("turns", "tokens", "reward", "grad_norm", "entropy"):
+        assert two[key] == pytest.approx(one[key], rel=0.1), key
+
+
+def test_every_turn_of_every_row_has_a_seed_of_its_own(monkeypatch):
+    """Otherwise equal conversations of a group would stay equal, and the group would teach nothing."""
+    seeds = []
+
+    def generate(prompts, params, **more):
+        seeds.extend(of_prompt.seed for of_prompt in params)
+        return [SimpleNamespace(outputs=[answer(text="8") for _ in range(of_prompt.n)]) for of_prompt in params]
+
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    llm = SimpleNamespace(generate=generate, get_tokenizer=lambda: tokenizer)
+    monkeypatch.setattr(grpo_multi_turn.engine, "empty_prefix_cache", lambda llm: None)
+    monkeypatch.setattr(grpo_multi_turn, "decode", lambda tokenizer, responses: ["8"] * len(responses))
+    problems = [{"id": i, "answer": 9, "prompt_ids": [5 + i]} for i in range(2)]
+    args = arguments(grpo_multi_turn, model=str(KK_TINY), max_turns=3)
+    for step in (1, 2):
+        found = grpo_multi_turn.converse(llm, guess, problems, step, args, n=4, temperature=1.0)
+        assert [len(one.turns) for one in found] == [3] * 8 and {one.replies[0] for one in found} == {"higher"}
+    assert len(seeds) == 2 * (2 + 8 + 8) == len(set(seeds))
+
+
+def test_a_conversation_that_runs_out_of_turns_or_tokens_is_truncated():
+    """By hand: has_reply on conversations whose last turn has ended."""
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    reply_ids = encode_reply(tokenizer, "error: the calculator takes one operation: calculator(2 + 3)")
+    cases = [  # (turns allowed, tokens allowed, how the turn ended, whether it goes on, how the conversation ended)
+        (2, 5 + len(reply_ids) + 1, "stop", True, "stop"),
+        (1, 5 + len(reply_ids) + 1, "stop", False, "length"),
+        (2, 5 + len(reply_ids), "stop", False, "length"),
+        (2, 500, "length", False, "length"),
+    ]
+    for max_turns, max_tokens, finish, goes_on, ended in cases:
+        args = grpo_multi_turn.Args(max_turns=max_turns, max_response_tokens=max_tokens)
+        one = grpo_multi_turn.Conversation({"answer": "6", "prompt_ids": [1]}, 0)
+        one.turns, one.ids, one.finish_reason = ["calculator(2 * 3 + 1)"], [7] * 5, finish
+        assert grpo_multi_turn.has_reply(one, calculator, tokenizer, args) == goes_on
+        assert one.finish_reason == ended and (len(one.ids) > 5) == goes_on
+
+
+# -------------------------------------------------------------------------------------------------------------- tasks
+
+CALLS = {
+    "calculator(31 * 24)": "result: 744",
+    "I ask: calculator( -3 - 12 )\n": "result: -15",
+    "calculator(7+8)": "result: 15",
+    "calculator(7 + 8": None,
+    "calculator(7 + 8) is 15": None,
+    "The answer is 15.": None,
+    "": None,
+    "calculator()": "error: the calculator takes one operation: calculator(2 + 3)",
+    "calculator(2 * 3 + 1)": "error: the calculator takes one operation: calculator(2 + 3)",
+    "calculator(2 ** 9999999)": "error: the calculator takes one operation: calculator(2 + 3)",
+    f"calculator({'9' * 13} * 2)": "error: the calculator takes one operation: calculator(2 + 3)",
+}
+
+
+@pytest.mark.parametrize("turn", CALLS)
+def test_what_the_calculator_replies(turn):
+    assert calculator.reply(["calculator(1 + 1)", turn], {}) == CALLS[turn]
+
+
+@pytest.mark.parametrize(
+    ("turn", "correct", "has_answer"),
+    [
+        ("The answer is 1116.", True, True),
+        ("31 * 36 = 1,116", True, True),
+        ("1116 or 1117", False, True),
+        ("calculator(0 + 1116)", False, False),
+        ("-1116", False, True),
+        ("none", False, False),
+        ("", False, False),
+    ],
+)
+def test_the_answer_is_the_last_number_and_no_call(turn, correct, has_answer):
+    found = calculator.score(turn, "1116")
+    assert (found["reward"], found["correct"], found["format"]) == (float(correct), correct, has_answer)
+
+
+def test_the_calculators_problems_can_be_solved_with_it_and_none_is_in_both_splits():
+    seen = {}
+    for split in ("train", "test"):
+        problems = calculator.load(None, split, size=60, seed=split == "test", operations="1-3")
+        seen[split] = {problem["messages"][-1]["content"] for problem in problems}
+        assert {problem["category"] for problem in problems} == {"1", "2", "3"}
+        for problem in problems:
+            question = problem["messages"][-1]["content"]
+            assert str(eval(question.removeprefix("What is ").removesuffix("?"))) == problem["answer"]
+    assert not seen["train"] & seen["test"]
+    for question, turns in calculator.EXAMPLES.values():  # the prompt's examples are what the calculator says
+        for call, said in zip(turns[:-1:2], turns[1::2]):
+            assert calculator.reply([call], {}) == said
+        answer = str(eval(question.removeprefix("What is ").removesuffix("?")))
+        assert calculator.score(turns[-1], answer)["correct"]
+
+
+def play(number, choose):
+    """The turns of a game in which choose(low, high) guesses."""
+    low, high, turns = 1, guess.HIGHEST, []
+    while True:
+        turns.append(str(choose(low, high)))
+        said = guess.reply(turns, {"answer": number})
+        if said is None:
+            return turns
+        low, high = (int(turns[-1]) + 1, high) if said == "higher" else (low, int(turns[-1]) - 1)
+
+
+def test_halving_wins_every_game_and_counting_up_a_third():
+    halving = [play(n, lambda low, high: (low + high) // 2) for n in range(1, 16)]
+    assert all(guess.score_conversation(turns, n)["correct"] for n, turns in enumerate(halving, 1))
+    assert max(map(len, halving)) == 4
+    counting = [play(n, lambda low, high: low) for n in range(1, 16)]
+    assert sum(guess.score_conversation(turns, n)["correct"] for n, turns in enumerate(counting, 1)) == 5
+
+
+@pytest.mark.parametrize(
+    ("turns", "answer", "won", "sense"),
+    [
+        (["8"], 8, 1.0, 0.5),
+        (["8", "4", "6"], 6, 0.8, 0.5),
+        (["8", "12", "6"], 6, 0.8, 0.5 * 2 / 3),  # lower was said: 12 makes no sense
+        (["8", "4", "2", "1", "3"], 5, 0.0, 0.5 * 2 / 5),  # 2, 1 and 3 are below 4
+        (["I guess 8"], 8, 0.0, 0.0),
+        (["8", ""], 3, 0.0, 0.5 * 1 / 5),
+    ],
+)
+def test_the_reward_of_a_game(turns, answer, won, sense):
+    found = guess.score_conversation(turns, answer)
+    assert found["parts"] == pytest.approx({"won": won, "sense": sense}) and found["correct"] == (won > 0)
+    assert found["reward"] == pytest.approx(won + sense)
+    assert scores_of(guess, [turns], [answer]) == [found]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def reply(turns, problem): return 5", "reply\\(\\) must give a string or None, and gave 5"),
+        ("def reply(turns, problem): return problem['x']", "reply\\(\\) fails on an empty turn: KeyError"),
+    ],
+)
+def test_a_reply_that_is_none_is_refused_before_anything_loads(code, message, tmp_path):
+    path = tmp_path / "task.py"
+    path.write_text(TALK + code + "\n")
+    task = own.read_file(str(path))
+    with pytest.raises(ValueError, match=message):
+        own.load(str(path), task, None, "test", 4, 0)
+    sys.modules.pop(task.__name__)
