@@ -251,9 +251,9 @@ def write_rows(path, rows):
 
 def parse(trainer, *words):
     """The settings that a command line gives."""
-    from runtime import defaults
+    from runtime import flags
 
-    return defaults.read(list(words), trainer.Args, trainer.TASKS)[0]
+    return flags.read(list(words), trainer.Args, trainer.TASKS)[0]
 
 
 def check_linear_time(function, text_of):

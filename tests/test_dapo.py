@@ -210,7 +210,7 @@ def test_mini_batches_without_tokens_are_left_out():
 
     assert numbers(dapo.minibatches(dealt(range(1, 8), 2, 8)[1], 2)) == [[1, 1, 2, 2, 3, 3, 4, 4], [5, 5, 6, 6, 7, 7]]
     assert numbers(dapo.minibatches(dealt([1, 2], 4, 8)[1], 4)) == [[1, 1], [2, 2]]
-    assert dapo.minibatches(dealt([], 4, 8)[1], 4) == []
+    assert list(dapo.minibatches(dealt([], 4, 8)[1], 4)) == []
 
 
 # ----------------------------------------------------------------------------------------------------------- updates

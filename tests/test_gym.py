@@ -191,6 +191,6 @@ def test_without_the_library_a_line_says_how_to_get_it(monkeypatch):
 
 
 def test_the_check_imports_no_torch():
-    """first.check runs it before the seconds that torch takes."""
+    """flags.check runs it before the seconds that torch takes."""
     program = "import sys; from rewards import gym; gym.check('gcd', '{}'); print('torch' in sys.modules)"
     assert python("-c", program).stdout == "False\n"

@@ -41,6 +41,7 @@ import entropy_top
 import gdpo
 import grpo
 import grpo_ar_lopti
+import grpo_kl
 import grpo_multi_turn
 import grpo_tis
 import gspo
@@ -56,6 +57,7 @@ from runtime import batching, float16, processes
 CASES = {
     "grpo": (grpo, {}),
     "grpo_ar_lopti": (grpo_ar_lopti, {}),
+    "grpo_kl": (grpo_kl, {}),
     "reinforce": (reinforce, {}),
     "rloo": (rloo, {}),
     "opd": (opd, {}),

@@ -17,7 +17,7 @@ import grpo
 import grpo_ar_lopti
 from models import make_kk_tiny
 from rewards import kk, kk_solutions, puzzles
-from runtime import defaults, files, machine, settings
+from runtime import files, flags, machine, settings
 from runtime.chats import encode
 from tools import family
 
@@ -211,23 +211,23 @@ def test_it_starts_where_its_card_says():
 def test_defaults_are_the_papers_on_a_gpu_and_kk_tinys_without_one(trainer, monkeypatch):
 
     def read(*argv):
-        return defaults.read(list(argv), trainer.Args, trainer.TASKS)[0]
+        return flags.read(list(argv), trainer.Args, trainer.TASKS)[0]
 
     monkeypatch.chdir(ROOT)
     papers = trainer.Args()
-    kk_tinys = defaults.of_model(KK_TINY, trainer.Args)
+    kk_tinys = flags.of_model(KK_TINY, trainer.Args)
     assert kk_tinys["people"] == "2-3" and kk_tinys["steps"] == 10
-    monkeypatch.setattr(defaults, "ON_GPU", True)
+    monkeypatch.setattr(flags, "ON_GPU", True)
     assert read() == papers
     assert read("--model", "models/kk_tiny/").lr == kk_tinys["lr"]  # it asks for its own settings
-    monkeypatch.setattr(defaults, "ON_GPU", False)
+    monkeypatch.setattr(flags, "ON_GPU", False)
     papers.dtype = "bfloat16" if machine.has_fast_bfloat16() else "float32"
-    own = defaults.ON_CPU | kk_tinys
+    own = flags.ON_CPU | kk_tinys
     assert own["model"] == "models/kk_tiny"
     assert read() == dataclasses.replace(papers, **own)
     assert read("--lr", "3e-5", "--people=4") == dataclasses.replace(papers, **own | {"lr": 3e-5, "people": "4"})
     other = read("--model=models/SmolLM2-135M-Instruct")  # what suits kk_tiny suits no other model
-    assert other == dataclasses.replace(papers, **defaults.ON_CPU | {"model": "models/SmolLM2-135M-Instruct"})
+    assert other == dataclasses.replace(papers, **flags.ON_CPU | {"model": "models/SmolLM2-135M-Instruct"})
 
 
 @pytest.mark.parametrize("model", [KK_TINY, ROOT / "models" / "smollm2_kk"], ids=lambda path: path.name)
@@ -235,7 +235,7 @@ def test_all_settings_of_a_models_folder_are_settings_of_some_script_and_in_rang
     unknown = files.read_object(model / "trainer_settings.json").keys()
     for stem in family.family():
         trainer = importlib.import_module(stem)
-        own = defaults.of_model(model, trainer.Args)
+        own = flags.of_model(model, trainer.Args)
         settings.check_ranges(trainer.Args(**own))
         unknown -= own.keys()
     assert not unknown

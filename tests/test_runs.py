@@ -29,7 +29,7 @@ from conftest import (
 from safetensors.torch import load_file
 from transformers import Qwen2Config
 
-from runtime import processes, settings
+from runtime import flags, processes
 from tools import family
 
 bit_for_bit = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU sums may be added up in another order")
@@ -234,7 +234,7 @@ BAD = [  # (flags, of which the first word may be a script; what is said)
     ("--lora_rank -1", "--lora_rank is -1; it must be 0 or greater"),
     ("--lora_alpha 16", "--lora_alpha is 16.0, but there is no LoRA"),
     ("--lora_rank 8 --lora_alpha 0", "--lora_alpha is 0.0; it must be greater than 0"),
-    ("acpo --kl k1", "--kl is k1, but there is no KL term: give a --kl_coef"),
+    ("grpo_kl --kl_coef 0", "--kl_coef is 0.0; it must be greater than 0"),
     ("opd", "--teacher is missing: it takes the folder of the model to learn from"),
 ]
 
@@ -295,7 +295,7 @@ def test_a_model_that_the_hub_does_not_hand_out(tmp_path):
 def test_help_explains_every_flag():
     for script in family.family():
         trainer = importlib.import_module(script)
-        _, helps = settings.read_sources(trainer.Args)
+        _, helps = flags.read_sources(trainer.Args)
         assert all(helps[name] for name in trainer.Args.__dataclass_fields__), script
 
 

@@ -27,7 +27,7 @@ from runtime import (
     checkpoints,
     checks,
     clock,
-    defaults,
+    flags,
     header,
     machine,
     measure,
@@ -55,7 +55,7 @@ def refused(says):
 
 
 def parse(*argv, **defaults):
-    return settings.parse(list(argv), Args, Args(**defaults), "What it does.")
+    return flags.parse(list(argv), Args, Args(**defaults), "What it does.")
 
 
 # ----------------------------------------------------------------------------------------- settings
@@ -74,18 +74,20 @@ def test_help_has_groups_ranges_and_defaults(monkeypatch, capsys):
         parse("--help", lr=1e-4)
     assert ended.value.code == 0
     text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
-    parts = ["What it does.", " objective options ", "--clip_low FLOAT in [0, 1] ", "--kl {k1,k2,k3,k3_ratio} "]
+    parts = ["What it does.", " objective options ", "--clip_low FLOAT in [0, 1] ", "--chat_template {auto,none} "]
     parts += [" optimizer options ", "--lr FLOAT in (0, 1] AdamW's learning rate, constant (default: 0.0001)"]
     parts += ["--steps INT greater than 0, or None", "--gradient_checkpointing, --no_gradient_checkpointing "]
     assert all(part in text for part in parts) and "Group" not in text
-    groups = settings.groups_of(Args)
+    groups = flags.groups_of(Args)
     assert list(groups)[:2] == ["objective", "problems"]  # the algorithm's own come first, and first in their group
     assert groups["problems"].index("task") < groups["problems"].index("data")
     names = [name for group in groups.values() for name in group]
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(Args))
 
 
-@pytest.mark.parametrize("argv", [["--lr", "fast"], ["--steps", "three"], ["--no_such_flag", "1"], ["--kl", "k4"]])
+@pytest.mark.parametrize(
+    "argv", [["--lr", "fast"], ["--steps", "three"], ["--no_such_flag", "1"], ["--chat_template", "k4"]]
+)
 def test_what_tyro_refuses_ends_with_exit_code_2(argv, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(*argv)
@@ -134,7 +136,7 @@ def test_values_out_of_range(name, value, words):
 
 
 def test_layers_and_reasons():
-    values = settings.merged(LAYERS)
+    values = flags.merged(LAYERS)
     assert values == {
         "temperature": 1.0,
         "model": "models/kk_tiny",
@@ -145,7 +147,7 @@ def test_layers_and_reasons():
     args = Args(**values)
     args.lr = 0.5
     args.seed = 3
-    assert settings.differences(args, LAYERS) == {
+    assert flags.differences(args, LAYERS) == {
         "model": ("Qwen/Qwen2.5-7B", "kk_tiny"),  # the paper's for this task, not the one in Args
         "kv_cache_gb": (16.0, "this machine has no GPU"),  # kk_tiny only repeats it
         "gradient_checkpointing": (True, "this machine has no GPU"),
@@ -155,28 +157,28 @@ def test_layers_and_reasons():
     # a resumed run gives all settings, and is the reason only for those it changes
     resumed = dict(dataclasses.asdict(Args(**values)), seed=7)
     layers = [*LAYERS, ("the resumed run", resumed)]
-    found = settings.differences(Args(**settings.merged(layers)), layers)
+    found = flags.differences(Args(**flags.merged(layers)), layers)
     assert found["seed"] == (0, "the resumed run") and found["lr"] == (1e-6, "kk_tiny")
     assert "steps" not in found
 
 
 def test_settings_of_a_resumed_run(tmp_path):
-    assert settings.of_resumed_run(["--lr", "1"], Args) == {}
-    assert settings.of_resumed_run(["--resume", str(tmp_path)], Args) == {}
+    assert flags.of_resumed_run(["--lr", "1"], Args) == {}
+    assert flags.of_resumed_run(["--resume", str(tmp_path)], Args) == {}
     of_the_run = dataclasses.asdict(Args(steps=9, lr=0.5))
     (tmp_path / "args.json").write_text(json.dumps(of_the_run))
     (tmp_path / "run.json").write_text(json.dumps({"script": "grpo"}))
     resume = f"--resume={tmp_path}"
-    assert settings.of_resumed_run([resume], Args) == of_the_run
-    assert settings.of_resumed_run([f"{resume}/checkpoints/step_000002"], Args) == of_the_run
-    assert settings.of_resumed_run([resume, "--epochs", "2"], Args)["steps"] is None
-    assert settings.of_resumed_run([resume, "--epochs=2", "--steps=3"], Args)["steps"] == 9
+    assert flags.of_resumed_run([resume], Args) == of_the_run
+    assert flags.of_resumed_run([f"{resume}/checkpoints/step_000002"], Args) == of_the_run
+    assert flags.of_resumed_run([resume, "--epochs", "2"], Args)["steps"] is None
+    assert flags.of_resumed_run([resume, "--epochs=2", "--steps=3"], Args)["steps"] == 9
     (tmp_path / "args.json").write_text(json.dumps(of_the_run | {"epochs": 9}))
     for num_problems, steps in ((200, 9), (100, None)):  # with 100 they came from the epochs: 9 × (100 // 64)
         about = {"script": "grpo", "sizes": {"training_problems": num_problems}}
         (tmp_path / "run.json").write_text(json.dumps(about))
-        assert settings.of_resumed_run([resume, "--prompts_per_step=32"], Args)["steps"] == steps
-        assert settings.of_resumed_run([resume, "--lr=1"], Args)["steps"] == 9
+        assert flags.of_resumed_run([resume, "--prompts_per_step=32"], Args)["steps"] == steps
+        assert flags.of_resumed_run([resume, "--lr=1"], Args)["steps"] == 9
     (tmp_path / "args.json").write_text(json.dumps({"alpha": 9}))
     for about, says in [
         ({"script": "grpo"}, r"made by another version of grpo\.py, which has alpha"),
@@ -185,7 +187,7 @@ def test_settings_of_a_resumed_run(tmp_path):
     ]:
         (tmp_path / "run.json").write_text(json.dumps(about)) if about else (tmp_path / "run.json").unlink()
         with pytest.raises(ValueError, match=says):
-            settings.of_resumed_run([resume], Args)
+            flags.of_resumed_run([resume], Args)
 
 
 # ----------------------------------------------------------------------------------------- defaults
@@ -201,34 +203,34 @@ def model_folder(folder, content):
 
 def defaults_of(script, *argv):
     trainer = importlib.import_module(script)
-    return defaults.read(list(argv), trainer.Args, trainer.TASKS)
+    return flags.read(list(argv), trainer.Args, trainer.TASKS)
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_a_models_folder_has_settings_of_its_own(on_gpu, tmp_path, monkeypatch):
     """Of those a script takes what it has: value_lr is ppo.py's. They override the task's, and flags override them."""
-    monkeypatch.setattr(defaults, "ON_GPU", on_gpu)
+    monkeypatch.setattr(flags, "ON_GPU", on_gpu)
     own = {"lr": 5e-4, "value_lr": 2e-3, "people": "2", "kv_cache_gb": 0.125, "prompts_per_step": 6}
     model = model_folder(tmp_path / "mine", own)
     args, layers = defaults_of("grpo", "--model", model, "--task", "countdown")
     assert (args.model, args.lr, args.people, args.kv_cache_gb) == (model, 5e-4, "2", 0.125)
     assert not hasattr(args, "value_lr")
-    found = settings.differences(args, layers)
+    found = flags.differences(args, layers)
     assert found["lr"] == (1e-6, "mine") and found["people"] == ("3-7", "mine")
     assert found["prompts_per_step"] == (128, "mine")  # the paper's for this task
     args, layers = defaults_of("ppo", f"--model={model}", "--lr=3e-5")
     assert (args.lr, args.value_lr) == (3e-5, 2e-3)
-    assert settings.differences(args, layers)["lr"] == (1e-6, "command line")
+    assert flags.differences(args, layers)["lr"] == (1e-6, "command line")
 
 
 def test_a_model_without_settings_has_those_of_the_task_and_the_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr(defaults, "ON_GPU", False)
+    monkeypatch.setattr(flags, "ON_GPU", False)
     args, layers = defaults_of("grpo", "--model", str(tmp_path), "--task", "countdown")
     assert (args.lr, args.prompts_per_step) == (1e-6, grpo.TASKS["countdown"]["prompts_per_step"])
-    assert args.kv_cache_gb == defaults.ON_CPU["kv_cache_gb"]
-    reasons = {reason for _, reason in settings.differences(args, layers).values()}
+    assert args.kv_cache_gb == flags.ON_CPU["kv_cache_gb"]
+    reasons = {reason for _, reason in flags.differences(args, layers).values()}
     assert reasons <= {"command line", "no GPU", "bfloat16 is slow here"}
-    assert defaults.of_model("Qwen/Qwen2.5-3B-Instruct", Args) == {}  # a hub id
+    assert flags.of_model("Qwen/Qwen2.5-3B-Instruct", Args) == {}  # a hub id
 
 
 @pytest.mark.parametrize(
@@ -253,7 +255,7 @@ def test_a_resumed_run_has_its_own_settings_and_not_the_models(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"script": "grpo"}))
     args, layers = defaults_of("grpo", f"--resume={tmp_path}", "--seed=4")
     assert dataclasses.asdict(args) == of_the_run | {"resume": str(tmp_path), "seed": 4}
-    assert settings.differences(args, layers)["lr"] == (1e-6, "the resumed run")
+    assert flags.differences(args, layers)["lr"] == (1e-6, "the resumed run")
 
 
 # ------------------------------------------------------------------------------------------ machine
@@ -277,10 +279,10 @@ def test_bfloat16_is_fast_where_the_processor_has_fast_instructions_for_it(about
 @pytest.mark.parametrize("fast", [True, False])
 def test_the_type_of_compute_is_what_the_machine_is_fast_at(fast, monkeypatch):
     monkeypatch.setattr(machine, "has_fast_bfloat16", lambda: fast)
-    monkeypatch.setattr(defaults, "ON_GPU", False)
+    monkeypatch.setattr(flags, "ON_GPU", False)
     args, layers = defaults_of("grpo")
     assert args.dtype == ("bfloat16" if fast else "float32")
-    found = settings.differences(args, layers)
+    found = flags.differences(args, layers)
     assert found.get("dtype") == (None if fast else ("bfloat16", "bfloat16 is slow here"))
     assert defaults_of("grpo", "--dtype", "bfloat16")[0].dtype == "bfloat16"
 
@@ -289,7 +291,7 @@ def test_the_type_of_compute_is_what_the_machine_is_fast_at(fast, monkeypatch):
     "task, n_gpus, checkpointing", [("kk", 1, True), ("kk", 4, False), ("math", 4, True), ("math", 8, False)]
 )
 def test_many_gpus_recompute_nothing(task, n_gpus, checkpointing, monkeypatch):
-    monkeypatch.setattr(defaults, "ON_GPU", True)
+    monkeypatch.setattr(flags, "ON_GPU", True)
     monkeypatch.setattr(ranks, "WORLD_SIZE", 8)  # of two machines, some of which hold copies of the weights
     monkeypatch.setattr(ranks, "LOCAL_WORLD_SIZE", n_gpus)
     args, _ = defaults_of("grpo", "--task", task)
@@ -302,7 +304,7 @@ def test_many_gpus_recompute_nothing(task, n_gpus, checkpointing, monkeypatch):
 def test_gpus_without_bfloat16_compute_in_float16(capabilities, dtype, tmp_path, monkeypatch):
     """The driver tells, because torch is not imported yet; checks.check_gpus asks torch later."""
     has_driver(tmp_path, monkeypatch, capabilities)
-    monkeypatch.setattr(defaults, "ON_GPU", True)
+    monkeypatch.setattr(flags, "ON_GPU", True)
     assert defaults_of("grpo")[0].dtype == dtype
     assert defaults_of("grpo", "--dtype", "float32")[0].dtype == "float32"
 
@@ -473,7 +475,7 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     run_dir = tmp_path / "[/b]run"
     run_dir.mkdir(parents=True)
     args = Args(run_dir=str(run_dir), responses_per_prompt=3, steps=4)
-    monkeypatch.setattr(signals, "catch", lambda asked: ["SIGTERM"])  # as if one had come
+    monkeypatch.setattr(signals, "catch", lambda: ["SIGTERM"])  # as if one had come
     book = records.Records(args, SIZES)
     book.open(0)
     assert book.interrupted()
@@ -505,7 +507,7 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
         ("p0", 0, "a", 0), ("p0", 0, "b", 1), ("p1", 1, "d", 3), ("p1", 1, "e", 4),
     ]  # fmt: skip
 
-    monkeypatch.setattr(signals, "catch", lambda asked: [])
+    monkeypatch.setattr(signals, "catch", lambda: [])
     book = records.Records(args, SIZES)
     book.open(2)
     assert not book.interrupted()
@@ -669,8 +671,7 @@ def test_metrics_of_responses_by_hand():
 def test_metrics_of_tokens_by_hand():
     mask = torch.tensor([[False, True, True], [False, True, False]])
     batch = {"mask": mask, "entropy": torch.tensor([[9.0, 1, 2], [9, 6, 9]])}
-    batch |= {"sampler_logp": torch.tensor([[9.0, -1, -2], [9, -3, 9]]), "old_logp": torch.full((2, 3), -2.0)}
-    assert measure.of_tokens(batch) == {"entropy": 3, "sampler_gap": pytest.approx(2 / 3)}
+    assert measure.token_mean(batch["entropy"], mask) == 3
     assert measure.token_mean(batch["entropy"], mask & False) is measure.token_mean(None, mask) is None
     assert measure.token_rate(2, mask) == 2 / 3 and measure.token_rate(0, mask & False) == 0
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 import grpo
 from rewards import countdown, data_sources, find_task, score
-from runtime import defaults, measure
+from runtime import flags, measure
 from runtime.chats import decode, encode, load_task
 
 
@@ -23,7 +23,7 @@ def data(tmp_path_factory):
 
 def test_a_task_brings_the_papers_settings(monkeypatch):
     """Base models know no chat. A task of one's own has the settings for puzzles."""
-    monkeypatch.setattr(defaults, "ON_GPU", True)
+    monkeypatch.setattr(flags, "ON_GPU", True)
     for task, model, epochs in (("math", "Qwen/Qwen2.5-7B", 1), ("hitab", "Qwen/Qwen2.5-3B", 5)):
         args = parse(grpo, "--task", task)
         assert (args.model, args.chat_template, args.epochs, args.prompts_per_step) == (model, "none", epochs, 128)

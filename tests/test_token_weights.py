@@ -56,15 +56,15 @@ def clamped(nats):
 
 
 def kl_part(token, args):
-    """−β times the slope of the estimate that --kl names."""
-    if not getattr(args, "kl_coef", 0) or not hasattr(args, "kl"):
+    """−β times the slope of the estimate of the KL term: k3, or in grpo_kl.py what --kl names."""
+    if not getattr(args, "kl_coef", 0) or type(args).__module__ in ("ppo", "reinforce_pp"):  # it is in the reward
         return 0
     ratio, moves = clamped(token.ref)  # π_ref/π
     slope = (ratio - 1) * moves
     rho, rho_moves = clamped(token.moved)
     k3 = ratio - max(-20, min(20, token.ref)) - 1
     parts = {"k1": -1, "k2": token.ref, "k3": slope, "k3_ratio": rho * (slope - k3 * rho_moves)}
-    return args.kl_coef * parts[args.kl]
+    return args.kl_coef * parts[getattr(args, "kl", "k3")]
 
 
 def clip(token, advantage, low, high):
@@ -198,6 +198,7 @@ REFERENCES = {  # script: its weights, and what divides them
     "grpo": (of_grpo, TOKENS),
     "grpo_multi_turn": (of_grpo, TOKENS),
     "dapo": (of_grpo, TOKENS),
+    "grpo_kl": (of_grpo, TOKENS),
     "grpo_ar_lopti": (of_grpo, TOKENS),
     "dr_grpo": (of_grpo, LONGEST),
     "acpo": (of_acpo, RESPONSES),
@@ -226,9 +227,7 @@ CASES = {script: (script, {}) for script in REFERENCES} | {
 }
 # Without a KL term tokens of advantage 0 go through no pass, and count as before.
 CASES |= {f"{script}, no KL": (script, {"kl_coef": 0.0}) for script in REFERENCES}
-for estimate in ("k1", "k2", "k3_ratio"):
-    of_loss = [script for script in REFERENCES if hasattr(importlib.import_module(script).Args, "kl")]
-    CASES |= {f"{script}, {estimate}": (script, {"kl": estimate}) for script in of_loss}
+CASES |= {f"grpo_kl, {estimate}": ("grpo_kl", {"kl": estimate}) for estimate in ("k1", "k2", "k3")}
 
 
 def expected(script, rows, args, is_first):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, python, small
 
-from runtime import checks, defaults
+from runtime import checks, flags
 from tools import compare, comparisons, get_smollm2, kept
 
 
@@ -17,8 +17,8 @@ def a_kept_run(accuracies, command="grpo.py --seed 0"):
     rows = [{"step": 5 * i, "eval/accuracy": a, "eval/accuracy_2": a + 0.1} for i, a in enumerate(accuracies)]
     rows[1:] = [row | {"reward": 1.0, "response_tokens": 50.0, "time/step": 2.0} for row in rows[1:]]
     about = {"commit": "abc", "machine": "here", "versions": {"torch": "2"}, "date": "2026-01-02"}
-    script, *flags = shlex.split(command)
-    return {"script": Path(script).stem, "settings": kept.settings_of(flags), "rows": rows} | about
+    script, *given = shlex.split(command)
+    return {"script": Path(script).stem, "settings": kept.settings_of(given), "rows": rows} | about
 
 
 def test_the_mean_is_of_the_last_three_evaluations_and_never_of_the_one_before_training():
@@ -66,9 +66,9 @@ def test_a_run_that_takes_too_long_or_fails_is_not_kept(tmp_path):
 def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
     common, entries = comparisons.SUITES[suite]
     for name, words in compare.read_entries(entries).items():
-        script, *flags = shlex.split(compare.command_of(words, common, seed=0))
+        script, *given = shlex.split(compare.command_of(words, common, seed=0))
         trainer = importlib.import_module(script.removesuffix(".py"))
-        args, _ = defaults.read(flags, trainer.Args, trainer.TASKS)
+        args, _ = flags.read(given, trainer.Args, trainer.TASKS)
         checks.check_prompts_per_step(args)
         args.check()
         sizes = {"long": 500, "learning_rate": 500, "llm": 128, "lora": 128, "puzzles": 96, "puzzles_384": 96}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tyro
 
-from runtime import before_after, curves, files, settings
+from runtime import before_after, curves, files, flags
 from tools import plot
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def draw(kept, path):
 
 
 def main(args):
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         if args.run:
             files.write(args.out, json.dumps(read(args.run), indent=1, ensure_ascii=False) + "\n")
         draw(files.read_object(args.out), args.out.with_suffix(".png"))

@@ -14,7 +14,7 @@ import tyro
 from transformers import LlamaConfig, Qwen2Config
 
 import grpo
-from runtime import checks, defaults, memory, processes, ranks
+from runtime import checks, flags, memory, processes, ranks
 from tools import family, texts
 
 FILE = family.ROOT / "docs" / "what_fits.md"
@@ -87,29 +87,29 @@ def machine_with(card, count):
 
 @contextlib.contextmanager
 def on_gpus(count):
-    """Within its block defaults and checks are those of a machine with `count` GPUs."""
-    before = defaults.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
-    defaults.ON_GPU = True
+    """Within its block flags and checks are those of a machine with `count` GPUs."""
+    before = flags.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
+    flags.ON_GPU = True
     ranks.WORLD_SIZE = ranks.LOCAL_WORLD_SIZE = processes.WORLD_SIZE = count
     try:
         yield
     finally:
-        defaults.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE = before
+        flags.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE = before
 
 
 @functools.cache
-def args_of(flags, count):
+def args_of(words, count):
     """grpo.py's Args with these flags on `count` GPUs. They are the same for every model here."""
     with on_gpus(count):
-        args, _ = defaults.read(flags.split(), grpo.Args, grpo.TASKS)
+        args, _ = flags.read(words.split(), grpo.Args, grpo.TASKS)
         checks.check_prompts_per_step(args)
     return args
 
 
 def first_that_fits(model, card, count, lora=False):
     """The name of the first of SETTINGS with which the model trains on `count` GPUs of this name; – if none does."""
-    for name, (flags, _) in SETTINGS.items():
-        args = dataclasses.replace(args_of(f"{LORA} {flags}" if lora else flags, count), model=model)
+    for name, (words, _) in SETTINGS.items():
+        args = dataclasses.replace(args_of(f"{LORA} {words}" if lora else words, count), model=model)
         if card == "T4":
             args.dtype = "float16"
         _, needed, _ = memory.estimate(MODELS[model], args, HEAD_CHUNK, machine_with(card, count))

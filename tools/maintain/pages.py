@@ -21,7 +21,7 @@ from statistics import fmean, median_high, stdev
 import tyro
 from rich.console import Console
 
-from runtime import before_after, settings
+from runtime import before_after, flags
 from tools import family, texts
 from tools.maintain import claims, example, updates
 
@@ -369,7 +369,7 @@ def all_texts():
 
 
 def main():
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         texts.write(all_texts())
 
 
