@@ -80,7 +80,7 @@ test-all:
 	@$(MAKE) --no-print-directory model
 	@$(MAKE) --no-print-directory $(MARP) || { echo "the tests that build slides will be skipped"; test -z "$$GITHUB_ACTIONS"; }
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-	$(PY) tools/mutations.py
+	$(PY) tools/maintain/mutations.py
 
 # Without a GPU: CUDA's build of vLLM, in a venv of its own (9 GB), believes that there is one.
 gpu-paths: $(GPU_VENV)/installed
@@ -115,8 +115,8 @@ lab: install model
 	$(PY) -m lab.stages --smollm2
 
 docs: install
-	$(PY) -m tools.fits
-	TQDM_DISABLE=1 $(PY) -m tools.pages
+	$(PY) -m tools.maintain.fits
+	TQDM_DISABLE=1 $(PY) -m tools.maintain.pages
 
 lint: install $(VENV)/installed-test
 	$(PY) -m ruff check .
@@ -127,7 +127,7 @@ format: install $(VENV)/installed-test
 	$(PY) -m ruff format .
 
 site: $(SITE_VENV)/installed
-	$(SITE_VENV)/bin/python -m tools.site
+	$(SITE_VENV)/bin/python -m tools.maintain.site
 
 # A venv of its own: who builds the site, as .github/workflows/site.yml does, needs neither torch nor vLLM.
 $(SITE_VENV)/installed: requirements-site.txt

@@ -40,7 +40,7 @@ Command (one 80 GB GPU; `torchrun --nproc-per-node 4 archer.py` for four):
 import dataclasses
 from typing import Literal
 
-from runtime import first, papers, settings
+from runtime import flags, papers, settings
 from runtime.settings import (
     Dtype,
     EvaluationTemperature,
@@ -110,7 +110,7 @@ class Args(settings.RunArgs):
 TASKS = papers.TASKS
 
 # What follows imports torch, which takes seconds. A bad flag or --help ends here.
-first.check(Args, TASKS)
+flags.check(Args, TASKS)
 
 import math
 from statistics import fmean
@@ -119,25 +119,25 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rewards import decode, score
+from rewards import score
 from runtime import (
+    batching,
     checkpoints,
     engine,
     float16,
     lora,
     measure,
-    passes,
     processes,
     quiet,
     records,
     start,
-    weights,
 )
+from runtime.batching import micro_batches, minibatches
+from runtime.chats import decode
 from runtime.clock import Clock
-from runtime.passes import micro_batches, minibatches
+from runtime.dealing import next_problems, own_part
 from runtime.placement import place
 from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
-from runtime.sharing import next_problems, own_part
 
 # ----------------------------------------------------------------------- policy (log-probabilities)
 
@@ -167,7 +167,9 @@ class Policy(nn.Module):
             targets = ids[mask]  # [num_tokens], in the same order
             # self.head(states, targets, …), a chunk of tokens at a time, since all logits together
             # would be the largest tensor here. None are kept: the backward pass makes them again.
-            logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
+            logp, entropy = batching.in_chunks(
+                self.head, states, targets, temperature, with_entropy
+            )
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
@@ -175,9 +177,9 @@ class Policy(nn.Module):
         # In float32, however the weights are stored: so is the residual stream, to which each layer
         # adds its output. autocast rounds only what enters a matrix product.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
-        length = passes.length_to_share(ids, mask, self.args)
+        length = batching.length_to_share(ids, mask, self.args)
         if length > 0:  # all rows begin alike: compute that once
-            return passes.with_shared_prompt(self.lm.model, embedded, length)
+            return batching.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
@@ -453,7 +455,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     """
     # For speed alone: without a KL term, a token with A = 0 has no gradient and needs no pass. The
     # divisor counts it. If no other is left there is still one pass, and AdamW gets gradients of 0.
-    minibatch = passes.without_idle_tokens(minibatch, args)
+    minibatch = batching.without_idle_tokens(minibatch, args)
     scaler = float16.scaler(optimizer, args)  # torch's GradScaler; it does nothing in other dtypes
     minibatch_loss = 0.0
     num_clipped = 0
@@ -500,7 +502,7 @@ def evaluate(llm, task, problems, step, run, args):
 
 
 def main():
-    # Reads the flags, the tokenizer and the problems, and prints the header. What first.check could
+    # Reads the flags, the tokenizer and the problems, and prints the header. What flags.check could
     # not know, such as a missing file, ends the program here, and so does --dry_run.
     args, run, tokenizer, task, train, test = start.begin(Args, TASKS)
 
@@ -550,7 +552,7 @@ def main():
 
         # Update the policy, and hand the new weights to the sampler.
         # For a metric: the share of weights that change when rounded to --dtype.
-        weights_before = weights.subset(policy, args.dtype)
+        weights_before = measure.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # what it did to some responses' tokens
         clock.lap("train")
@@ -565,7 +567,7 @@ def main():
             **measure.of_tokens(batch),  # entropy, and sampler_gap: |log π − vLLM's|
             "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
             **updated,
-            "weights_changed": weights.changed(weights_before, policy, args.dtype),
+            "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
             **timings,
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):

@@ -35,7 +35,7 @@ Command, for worked solutions of Knights & Knaves of which half are careful, and
 import dataclasses
 from typing import Literal
 
-from runtime import first, settings
+from runtime import flags, settings
 from runtime.settings import (
     Dtype,
     Fraction,
@@ -97,7 +97,7 @@ class Args(settings.CommonArgs):
 TASKS = {}  # no paper's settings
 
 # What follows imports torch, which takes seconds. A bad flag or --help ends here.
-first.check(Args, TASKS)
+flags.check(Args, TASKS)
 
 import torch
 from torch import nn
@@ -105,21 +105,20 @@ from transformers import AutoModelForCausalLM
 
 from rewards import examples
 from runtime import (
+    batching,
     checkpoints,
     float16,
     lora,
     measure,
-    passes,
     processes,
     records,
     start,
-    weights,
 )
+from runtime.batching import micro_batches, minibatches
 from runtime.clock import Clock
-from runtime.passes import micro_batches, minibatches
+from runtime.dealing import next_problems, own_part
 from runtime.placement import place
 from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
-from runtime.sharing import next_problems, own_part
 
 # ----------------------------------------------------------------------- policy (log-probabilities)
 
@@ -149,7 +148,9 @@ class Policy(nn.Module):
             targets = ids[mask]  # [num_tokens], in the same order
             # self.head(states, targets, …), a chunk of tokens at a time, since all logits together
             # would be the largest tensor here. None are kept: the backward pass makes them again.
-            logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
+            logp, entropy = batching.in_chunks(
+                self.head, states, targets, temperature, with_entropy
+            )
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
@@ -157,9 +158,9 @@ class Policy(nn.Module):
         # In float32, however the weights are stored: so is the residual stream, to which each layer
         # adds its output. autocast rounds only what enters a matrix product.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
-        length = passes.length_to_share(ids, mask, self.args)
+        length = batching.length_to_share(ids, mask, self.args)
         if length > 0:  # all rows begin alike: compute that once
-            return passes.with_shared_prompt(self.lm.model, embedded, length)
+            return batching.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
@@ -303,7 +304,7 @@ def evaluate(policy, test, args):
 
 
 def main():
-    # Reads the flags, the tokenizer and the problems, and prints the header. What first.check could
+    # Reads the flags, the tokenizer and the problems, and prints the header. What flags.check could
     # not know, such as a missing file, ends the program here, and so does --dry_run.
     args, run, tokenizer, _, train, test = start.begin(Args, TASKS, examples)
 
@@ -326,7 +327,7 @@ def main():
         given, num_used = next_problems(train, num_used, args)  # this process's
         batch = to_batch(given)
         # For a metric: the share of weights that change when rounded to --dtype.
-        weights_before = weights.subset(policy, args.dtype)
+        weights_before = measure.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
         clock.lap("train")
         timings = clock.end()  # seconds of each phase, and the peak of the memory
@@ -336,7 +337,7 @@ def main():
             "step": step,
             **updated,
             **measure.of_lengths(batch),  # response_tokens (a mean) and tokens
-            "weights_changed": weights.changed(weights_before, policy, args.dtype),
+            "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
             **timings,
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):

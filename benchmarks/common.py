@@ -13,8 +13,9 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from rewards import encode, kk, score
-from runtime import checks, defaults, engine, machine, memory, passes, records, settings
+from rewards import kk, score
+from runtime import batching, checks, defaults, engine, machine, memory, records, settings
+from runtime.chats import encode
 from tools import kept
 
 RESULTS = Path(__file__).parent / "results"
@@ -70,7 +71,7 @@ class Step:
             args = self.args
             checks.check_gpus(args)
             checks.check_prompts_per_step(args)
-            tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
+            tokenizer, _ = checks.check_model(args, batching.HEAD_CHUNK)
         memory.keep_freed_memory()
         texts = prompts(tokenizer, n_prompts, prompt_tokens)
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]

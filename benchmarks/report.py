@@ -10,7 +10,8 @@ import math
 
 import common
 
-from tools import generated, plot
+from tools import plot
+from tools.maintain import generated
 
 PAPER = {"sample": (25.4, 27.8), "train": (17.6, 35.3), "step": (45.4, 65.9)}  # AR-Lopti, Table 6: without, with Lopti
 LENGTHS = (32, 128, 512)  # tokens of a response

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import grpo
 from runtime import processes
 from runtime.placement import place
-from tools import fits
+from tools.maintain import fits
 
 PEAKS = {  # TFLOP/s in bfloat16 with float32 sums, dense, by words in the device's name; the first that matches counts
     "B200": 2250,

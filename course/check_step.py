@@ -48,7 +48,8 @@ def tokenizer():
 @cache
 def asked():
     """The puzzles for `sample`: their texts, and their prompts as ids."""
-    from rewards import encode, kk
+    from rewards import kk
+    from runtime.chats import encode
 
     problems = [kk.generate(1, people, seed)[0] for people, seed in ASKED]
     prompts = [encode(tokenizer(), {**problem, "messages": problem["messages"][-1:]}) for problem in problems]
@@ -58,7 +59,8 @@ def asked():
 @cache
 def given():
     """The batch: guesses at the puzzles as ids, mask and rewards, and some logp and advantages for `loss`."""
-    from rewards import encode, kk
+    from rewards import kk
+    from runtime.chats import encode
 
     rows, masks, rewards = [], [], []
     for problem in [kk.generate(1, people, seed=1)[0] for people in PUZZLES]:

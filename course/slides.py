@@ -31,7 +31,7 @@ from pathlib import Path
 
 import tyro
 
-from tools import anchors
+from tools.maintain import anchors
 
 ROOT = Path(__file__).resolve().parents[1]
 COURSE = ROOT / "course"

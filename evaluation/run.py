@@ -24,7 +24,7 @@ from evaluation.tables import (
     tables_of,
     write,
 )
-from runtime import checks, defaults, faults, files, hub, machine, records, settings, streams
+from runtime import checks, defaults, disk_errors, files, hub, machine, records, settings, streams
 from runtime.processes import ON_GPU
 
 
@@ -61,7 +61,7 @@ def stops_in_one_line(out):
     except KeyboardInterrupt:
         sys.exit(f"stopped; {way_on}")
     except OSError as error:
-        if not faults.is_of_the_disk(error):
+        if not disk_errors.is_of_the_disk(error):
             raise
         sys.exit(f"error: {out} can't be written: {error.strerror}. Make room; {way_on}")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from transformers import AutoConfig, AutoTokenizer
 
 from evaluation.models import fingerprint, short_name
-from rewards import check_template, decode, encode
 from runtime import checks, engine, memory, model_files, quiet, records
+from runtime.chats import check_template, decode, encode
 from runtime.processes import ON_GPU
 
 

@@ -5,11 +5,12 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from rewards import find_task, gym, own, read_template_options
+from rewards import find_task, gym, own
 from rewards.countdown import parse_numbers
 from rewards.kk import parse_people
 from rewards.rows import SUFFIXES
 from runtime import hub
+from runtime.chats import read_template_options
 
 # The papers' settings. Their models for math and HiTab are base models, which have learned no chat. gym is in no paper.
 SETTINGS = {

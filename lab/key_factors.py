@@ -42,7 +42,7 @@ from lab import common, who_dominates
 from runtime import curves
 from runtime.processes import DEVICE
 from runtime.settings import PositiveFraction, PositiveInt
-from tools import updates
+from tools.maintain import updates
 
 PAPERS_K = 128
 SUBSETS = {  # name: norm in per cent of the whole's and angle in degrees in the paper

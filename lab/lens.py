@@ -1,7 +1,7 @@
 """The lens: what weight every algorithm puts on every token of one batch.
 
 A policy gradient is a sum over tokens, Σ weight · ∇log π. The weights are read off each script's own update()
-(tools/updates.py), twice:
+(tools/maintain/updates.py), twice:
 - at the first update of a step, where π is still π_old;
 - at a later one: the script first updates the model with this batch, --updates times with AdamW, and the table then
   holds the log-probabilities of the model that has moved. The reference stays. With Lopti an update has two stages, so
@@ -30,8 +30,8 @@ import grpo
 from lab import common
 from runtime import curves, files
 from runtime.settings import PositiveFraction, PositiveInt
-from runtime.tokens import pieces_of
-from tools.updates import ALGORITHMS, token_weights
+from runtime.watched_tokens import pieces_of
+from tools.maintain.updates import ALGORITHMS, token_weights
 
 SCRIPTS = [script for script in ALGORITHMS if script != "opd"]  # its weights are those of a teacher
 PAGE = Path(__file__).parent / "page.html"

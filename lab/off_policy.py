@@ -39,7 +39,7 @@ import grpo
 from lab import common, forking_tokens, who_dominates
 from runtime import curves
 from runtime.settings import PositiveFraction, PositiveInt
-from tools.updates import token_weights
+from tools.maintain.updates import token_weights
 
 EDGES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99]  # of the bins whose σ is fitted
 EXPONENT = 4  # of 1 − π in Lemma 1

@@ -36,7 +36,7 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rewards import encode, kk
+from rewards import kk
 from rewards.kk_solutions import (
     CASE,
     DRAW,
@@ -51,6 +51,7 @@ from rewards.kk_solutions import (
     unmark,
 )
 from runtime import curves, machine
+from runtime.chats import encode
 from tools.plot import GREY
 
 PROCESSES = 2

@@ -22,7 +22,6 @@ import re
 import sys
 
 from rewards import countdown, gym, kk, own
-from rewards.chats import check_template, decode, encode, read_template_options  # noqa: F401 (scripts decode)
 
 TASKS = ("kk", "math", "countdown", "hitab", "gym")
 OPTIONS = {"kk": ["people"], "countdown": ["numbers"], "gym": ["gym", "gym_options"]}  # settings of one task alone
@@ -39,7 +38,6 @@ def find_task(name, flag="--task"):
 
 def check_options(args):
     """ValueError if a setting of some task is wrong; people and numbers also if another task is chosen."""
-    read_template_options(args)
     kk.parse_people(args.people)
     if not args.has_sampler:  # sft.py: of these tasks only Knights & Knaves has worked solutions
         return
@@ -48,16 +46,16 @@ def check_options(args):
         gym.check(args.gym, args.gym_options, args.data or args.test_data)
 
 
-def load_task(args, tokenizer):
+def load_task(args, encode):
     """Returns (the task's module, training problems, test problems).
 
-    args: a trainer's settings. Each problem gets a number `id` and the token ids `prompt_ids`. Problems whose prompt is
-    longer than args.max_prompt_tokens are left out, and a printed line says how many.
+    args: a trainer's settings. encode: a function that gives a problem's token ids, {"prompt_ids": […]}. Each problem
+    gets them and a number `id`. Problems whose prompt is longer than args.max_prompt_tokens are left out, and a printed
+    line says how many.
     Errors: ValueError if the data are invalid; it names the file or value.
     """
     task = find_task(args.task)
     check_options(args)
-    template_options = check_template(args, tokenizer)
     options = {name: getattr(args, name) for name in OPTIONS.get(args.task, [])}
     splits = []
     for split, source, size in (("train", args.data, None), ("test", args.test_data, args.eval_size)):
@@ -67,7 +65,7 @@ def load_task(args, tokenizer):
             problems = own.load(args.task, task, source or None, split, size, args.seed)
         for i, problem in enumerate(problems):
             problem["id"] = i
-            problem["prompt_ids"] = encode(tokenizer, problem, args.chat_template, template_options)
+            problem.update(encode(problem))
         fitting = [problem for problem in problems if len(problem["prompt_ids"]) <= args.max_prompt_tokens]
         if not fitting:
             shortest = min(len(problem["prompt_ids"]) for problem in problems)
@@ -131,16 +129,3 @@ def score(task, responses, problems):
         sys.exit(f"error: {error}. The run ends here; --resume goes on from its last checkpoint")
     # Copies, since equal responses may share one; and tensors are made of the rewards.
     return [{**found, "reward": float(found["reward"])} for found in scores]
-
-
-def next_prompts(num_problems, num_used, count, seed):
-    """Returns (indices of the next `count` problems, the new num_used).
-
-    num_used: the position over all epochs, in problems. Each epoch has its own order and only complete steps.
-    """
-    epoch, at = divmod(num_used, num_problems)
-    if at + count > num_problems:
-        epoch, at = epoch + 1, 0
-    order = list(range(num_problems))
-    random.Random(f"{seed}/{epoch}").shuffle(order)
-    return order[at : at + count], epoch * num_problems + at + count

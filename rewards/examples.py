@@ -10,7 +10,6 @@ import random
 import pydantic
 
 from rewards import find_task, kk, kk_solutions, math, own, question, without
-from rewards.chats import after_prompt, check_template, encode
 
 
 class Chat(pydantic.BaseModel):
@@ -22,13 +21,13 @@ def data_sources(args):
     return [args.data, args.test_data]
 
 
-def load_task(args, tokenizer):
+def load_task(args, encode):
     """(None, training examples, test examples); args: the settings of sft.py.
 
-    An example is a problem with `prompt_ids` and `response_ids`, which ends with the end token. Examples of which one
-    part is too long are left out, and a printed line says how many. ValueError if the data are invalid.
+    encode: a function that gives an example's token ids, {"prompt_ids": […], "response_ids": […]}; the
+    response ends with the end token. Examples of which one part is too long are left out, and a printed line says how
+    many. ValueError if the data are invalid.
     """
-    options = check_template(args, tokenizer)
     train = read_chats(args.data, "train") if args.data else worked_solutions(args, "train")
     if args.test_data:
         test = read_chats(args.test_data, "test")
@@ -44,7 +43,7 @@ def load_task(args, tokenizer):
     test = test[: args.eval_size]
     if bool(args.data) != bool(args.test_data):  # of two files people decide themselves
         train = without(train, test, question)
-    return None, *(encoded(some, tokenizer, args, split, options) for some, split in ((train, "train"), (test, "test")))
+    return None, *(encoded(some, encode, args, split) for some, split in ((train, "train"), (test, "test")))
 
 
 def worked_solutions(args, split):
@@ -81,18 +80,16 @@ def read_chats(source, split):
     return examples
 
 
-def encoded(examples, tokenizer, args, split, template_options):
+def encoded(examples, encode, args, split):
     """The examples with id, prompt_ids and response_ids, without those that are too long. ValueError without any."""
     fitting = []
     for i, example in enumerate(examples):
         try:
-            prompt = encode(tokenizer, example, args.chat_template, template_options)
+            ids = encode(example)
         except ValueError as error:
             raise ValueError(f"{split} example {i + 1}: {error}") from error
-        text = after_prompt(tokenizer.decode(prompt), example["response"])
-        response = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-        if len(prompt) <= args.max_prompt_tokens and len(response) <= args.max_response_tokens:
-            fitting.append({**example, "id": i, "prompt_ids": prompt, "response_ids": response})
+        if len(ids["prompt_ids"]) <= args.max_prompt_tokens and len(ids["response_ids"]) <= args.max_response_tokens:
+            fitting.append({**example, "id": i, **ids})
     if not fitting:
         raise ValueError(
             f"no {split} example has at most {args.max_prompt_tokens} tokens of prompt (--max_prompt_tokens) and "

@@ -1,7 +1,7 @@
 """What every trainer calls and no algorithm changes. Whoever reads for the algorithm can skip it.
 
 How a run begins
-- first: mistakes in the flags, found before torch is imported
+- flags: mistakes in the flags, found before torch is imported
 - papers: the papers' settings for each task
 - settings: the types and ranges of settings, and where their values come from
 - defaults: those that depend on the machine and the model
@@ -10,7 +10,7 @@ How a run begins
 - header: what a run prints before it starts
 
 Where it runs
-- launch, processes: which process this is; devices, and what processes tell each other
+- ranks, processes: which process this is; devices, and what processes tell each other
 - streams: standard output that is closed, has no reader or only ASCII
 - peers, last_words: say which process died, if one does; a last line after torchrun's traceback
 - threads: how those of a CPU wait for each other
@@ -21,16 +21,17 @@ Where it runs
 - quiet: hides notices of the libraries, never their errors
 
 What a step calls
-- sharing: dealing out problems and groups to the processes
-- passes: which rows make a forward pass; prompts that are computed once
-- measure, clock, weights: metrics, seconds by phase, how many weights a step changes
+- dealing: the order of problems; dealing out problems and groups to the processes
+- chats: prompts and responses as tokens and as texts
+- batching: which rows make a forward pass; prompts that are computed once
+- measure, clock: metrics, seconds by phase
 
 What a run leaves
 - records, folders, files: its folder, and files that a kill can't spoil
 - checkpoints: saving and resuming
 - curves, terminal, before_after: what one looks at
-- tokens: what an update did to each token of a few responses, for tools/watch.py
-- signals, faults: Ctrl-C, SIGTERM, a closed terminal, a full disk
+- watched_tokens: what an update did to each token of a few responses, for tools/watch.py
+- signals, disk_errors: Ctrl-C, SIGTERM, a closed terminal, a full disk
 """
 
 import codecs

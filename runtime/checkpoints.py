@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from runtime import faults, files, float16, lora, processes
+from runtime import disk_errors, files, float16, lora, processes
 from runtime.folders import POSITION, all_of, complete, run_of, step_of, to_resume
 
 CHECKSUMS = "checksums.json"
@@ -51,7 +51,7 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
     unfinished = path.with_suffix(".tmp")
 
     def disk_errors_end_the_run():
-        return faults.disk_errors_end_the_run(f"checkpoint {path}", args.run_dir, unfinished)
+        return disk_errors.end_the_run(f"checkpoint {path}", args.run_dir, unfinished)
 
     with disk_errors_end_the_run():
         if processes.RANK == 0:
@@ -102,7 +102,7 @@ def export(run_dir, folder):
     All processes must call it. If it can't be written, the run ends with one message. A run that
     was stopped before its first step has none.
     """
-    with faults.disk_errors_end_the_run(f"--export {folder}", run_dir):
+    with disk_errors.end_the_run(f"--export {folder}", run_dir):
         there = complete(run_dir)
         if there and processes.RANK == 0:
             not_the_model = shutil.ignore_patterns("trainer", POSITION, CHECKSUMS)

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from rewards import rows
-from runtime import curves, files, folders, launch
+from runtime import curves, files, folders, ranks
 
 ROOT = Path(__file__).parents[1]
 HUB_ID = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?"
@@ -18,16 +18,16 @@ def check_gpus(args):
 
     To call before anything uses a GPU: otherwise every process opens a context on GPU 0.
     """
-    import torch  # here and not above, since first.check finds bad flags before torch is loaded
+    import torch  # here and not above, since flags.check finds bad flags before torch is loaded
 
     from runtime import machine, processes
 
     if reason := machine.unusable_gpus(getattr(args, "has_sampler", True)):
         raise ValueError(reason)
     n_gpus = torch.cuda.device_count()
-    if 0 < n_gpus < launch.LOCAL_WORLD_SIZE:
+    if 0 < n_gpus < ranks.LOCAL_WORLD_SIZE:
         raise ValueError(
-            f"{launch.LOCAL_WORLD_SIZE} processes on this machine, but {n_gpus} GPU(s): one for "
+            f"{ranks.LOCAL_WORLD_SIZE} processes on this machine, but {n_gpus} GPU(s): one for "
             "each is needed"
         )
     if processes.ON_GPU:
@@ -47,11 +47,11 @@ def check_gpus(args):
 
 def check_prompts_per_step(args):
     """ValueError if a step's prompts can't be divided equally into updates and processes."""
-    multiple = args.updates_per_step * launch.WORLD_SIZE
+    multiple = args.updates_per_step * ranks.WORLD_SIZE
     if args.prompts_per_step % multiple:
         raise ValueError(
             f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {multiple} "
-            f"({args.updates_per_step} updates × {launch.WORLD_SIZE} processes)"
+            f"({args.updates_per_step} updates × {ranks.WORLD_SIZE} processes)"
         )
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from rewards import OPTIONS
-from runtime import files, launch, machine, settings
+from runtime import files, machine, ranks, settings
 
 ON_GPU = machine.has_gpu()
 KK_TINY = "models/kk_tiny"  # below this project's folder, from which most start a script
@@ -69,8 +69,8 @@ def layers(argv, args_class, tasks):
         model = given.get("model", ON_CPU["model"])
         if not machine.has_fast_bfloat16():
             found.append(("bfloat16 is slow here", {"dtype": "float32"}))
-    elif FROM_GPUS.get(task, 4) <= launch.LOCAL_WORLD_SIZE:  # several machines hold copies
-        found.append((f"{launch.LOCAL_WORLD_SIZE} GPUs", MANY_GPUS))
+    elif FROM_GPUS.get(task, 4) <= ranks.LOCAL_WORLD_SIZE:  # several machines hold copies
+        found.append((f"{ranks.LOCAL_WORLD_SIZE} GPUs", MANY_GPUS))
     if ON_GPU and machine.driver_says_no_bfloat16():
         found.append(("this GPU has no bfloat16", {"dtype": "float16"}))
     if model:

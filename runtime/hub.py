@@ -12,7 +12,7 @@ from huggingface_hub.utils import get_session, validate_repo_id
 
 from rewards import rows
 from runtime import checks
-from runtime.launch import RANK
+from runtime.ranks import RANK
 
 PATIENCE = 10  # seconds that the hub has for an answer
 

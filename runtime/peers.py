@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from runtime import folders, last_words
-from runtime.launch import RANK, WORLD_SIZE
 from runtime.processes import gather
+from runtime.ranks import RANK, WORLD_SIZE
 
 PIDS = {}  # {rank: process id} of those that are watched
 EVERY = 1  # seconds

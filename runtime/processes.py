@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from runtime import quiet
-from runtime.launch import LOCAL_RANK, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE  # noqa: F401
+from runtime.ranks import LOCAL_RANK, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE  # noqa: F401
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", LOCAL_RANK) if ON_GPU else torch.device("cpu")

@@ -36,7 +36,7 @@ from runtime import (
     checkpoints,
     checks,
     curves,
-    faults,
+    disk_errors,
     files,
     folders,
     last_words,
@@ -45,7 +45,7 @@ from runtime import (
     settings,
     signals,
     terminal,
-    tokens,
+    watched_tokens,
 )
 from runtime.header import device_name
 
@@ -158,7 +158,7 @@ def by_process_0(method):
 
     @functools.wraps(method)
     def call(self, *values):
-        with faults.disk_errors_end_the_run("the run's records", self.folder):
+        with disk_errors.end_the_run("the run's records", self.folder):
             if processes.RANK == 0:
                 method(self, *values)
 
@@ -309,14 +309,14 @@ class Records:
         """
         # Equal rewards to each prompt teach nothing only where a prompt's responses are compared.
         self.has_advantages = processes.all_reduce(batch["advantages"].count_nonzero()) > 0
-        rows = tokens.few(batch, self.args)
+        rows = watched_tokens.few(batch, self.args)
         kept = {name: batch[name][rows] for name in ("ids", "mask", "old_logp", "advantages")}
-        kept["new_logp"] = tokens.new_log_probs(policy, kept, self.args)
+        kept["new_logp"] = watched_tokens.new_log_probs(policy, kept, self.args)
         self.replace_tokens(step, kept, tokenizer)
 
     @by_process_0
     def replace_tokens(self, step, kept, tokenizer):
-        about = {"step": step, "responses": tokens.of_responses(kept, tokenizer)}
+        about = {"step": step, "responses": watched_tokens.of_responses(kept, tokenizer)}
         files.write(self.folder / "tokens.json", json.dumps(about) + "\n")
 
     def write_tests(self, step, problems, responses, scores):
@@ -416,7 +416,7 @@ def without_disk_errors(args):
 
     A network's error is an OSError, too, and is shown.
     """
-    if not faults.is_of_the_disk(args.exc_value):
+    if not disk_errors.is_of_the_disk(args.exc_value):
         threading.__excepthook__(args)
 
 

@@ -28,7 +28,7 @@ import tyro
 from pydantic.fields import FieldInfo
 
 from runtime import files, folders
-from runtime.launch import RANK, WORLD_SIZE
+from runtime.ranks import RANK, WORLD_SIZE
 
 FOR_PROCESS_0 = 3  # seconds in which torchrun ends the other processes, if process 0 has an error
 

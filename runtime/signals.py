@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from runtime import last_words, streams
-from runtime.launch import RANK
+from runtime.ranks import RANK
 
 # Signals so many seconds after the first one count as the same request: torchrun passes on a Ctrl-C
 # that the terminal has already sent to every process.

@@ -7,9 +7,10 @@ import sys
 
 import rewards
 from runtime import (
+    chats,
     checks,
     defaults,
-    first,
+    flags,
     header,
     hub,
     inputs,
@@ -20,7 +21,7 @@ from runtime import (
     records,
     settings,
 )
-from runtime.passes import HEAD_CHUNK
+from runtime.batching import HEAD_CHUNK
 
 
 def begin(args_class, tasks, data=rewards):
@@ -53,11 +54,11 @@ def prepare(args, data=rewards):
     sizes: a dictionary for the header and run.json. Sets args.steps if only --epochs is given.
     ValueError, saying what would be right, if something can't work.
     """
-    first.check_settings(args)
+    flags.check_settings(args)
     checks.check_gpus(args)
     hub.ask(args.model, *data.data_sources(args))
     tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
-    task, train, test = data.load_task(args, tokenizer)
+    task, train, test = chats.load_task(args, tokenizer, data)
     model_files.check_prompts(args.model, train + test)
     if len(train) < args.prompts_per_step:
         raise ValueError(

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from runtime import files
-from runtime.launch import WORLD_SIZE
+from runtime.ranks import WORLD_SIZE
 
 # Threads that spin while they wait are faster if nothing else computes and the model is so small
 # that they meet every few microseconds: with kk_tiny (hidden size 128) they make a step 1.5 times

@@ -59,7 +59,8 @@ def make_tiny_model(folder, seed=0, tied=True, config_class=None):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-    from rewards import encode, kk
+    from rewards import kk
+    from runtime.chats import encode
 
     texts = [message["content"] for puzzle in kk.generate(40, seed=1) for message in puzzle["messages"]]
     tokenizer = Tokenizer(models.BPE())

@@ -39,9 +39,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 import grpo
 import grpo_ar_lopti
-from rewards import next_prompts
-from runtime import checks, engine, launch, passes, processes, sharing
-from tools import updates
+from runtime import batching, checks, dealing, engine, processes, ranks
+from tools.maintain import updates
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -90,7 +89,7 @@ def test_the_heads_chunks_change_neither_values_nor_gradient(tiny_model, monkeyp
     policy.head = head
     results = []
     for size in (1024, 3):
-        monkeypatch.setattr(passes, "HEAD_CHUNK", size)
+        monkeypatch.setattr(batching, "HEAD_CHUNK", size)
         logp, _ = policy(ids, mask, 0.7)
         (logp * torch.linspace(-1, 1, ids.numel()).view(ids.shape)).sum().backward()
         results.append((logp, flat(p.grad for p in policy.parameters())))
@@ -103,7 +102,7 @@ def test_the_heads_chunks_change_neither_values_nor_gradient(tiny_model, monkeyp
     assert distance(chunked[1], whole[1]) < 1e-6
     with torch.no_grad():
         _, entropy = policy(ids, mask, 0.7, with_entropy=True)
-        monkeypatch.setattr(passes, "HEAD_CHUNK", 1024)
+        monkeypatch.setattr(batching, "HEAD_CHUNK", 1024)
         _, whole = policy(ids, mask, 0.7, with_entropy=True)
         torch.testing.assert_close(entropy, whole, atol=1e-6, rtol=1e-6)
 
@@ -146,7 +145,7 @@ def shapes(batch, budget, **changes):
 @pytest.mark.parametrize("budget", [1, 80, 300])
 def test_passes_that_share_a_prompt_hold_one_group_and_count_its_prompt_once(batch, budget, late, monkeypatch):
     """Also where the mask has only a row's last token, as in a stage of Lopti: what is the same is no longer then."""
-    monkeypatch.setattr(passes, "PASS_COST", 0)  # so that it always pays
+    monkeypatch.setattr(batching, "PASS_COST", 0)  # so that it always pays
     prompts = batch["mask"].int().argmax(1)
     if late:
         last = torch.tensor(lengths_of(batch)) - 1
@@ -165,13 +164,13 @@ def test_prompts_are_shared_where_that_saves_more_than_it_costs(monkeypatch):
     """Two groups of four: 40 tokens of prompt, 10 of response. Apart: one pass of 400 tokens; shared: 2 of 80 each."""
     mask = (torch.arange(50) >= 40).expand(8, 50)
     args = arguments(responses_per_prompt=4)
-    lengths = passes.used_lengths(mask)
+    lengths = batching.used_lengths(mask)
     for cost, n_passes in ((0, 2), (79, 2), (81, 1), (500, 1)):  # 400 + cost against 160 + 4 · cost: equal at 80
-        monkeypatch.setattr(passes, "PASS_COST", cost)
-        assert len(passes.plan_passes(mask.long(), mask, lengths, args)) == n_passes, cost
-    monkeypatch.setattr(passes, "PASS_COST", 0)
+        monkeypatch.setattr(batching, "PASS_COST", cost)
+        assert len(batching.plan_passes(mask.long(), mask, lengths, args)) == n_passes, cost
+    monkeypatch.setattr(batching, "PASS_COST", 0)
     for changes in ({"gradient_checkpointing": True}, {"compile": True}):
-        assert len(passes.plan_passes(mask.long(), mask, lengths, dataclasses.replace(args, **changes))) == 1
+        assert len(batching.plan_passes(mask.long(), mask, lengths, dataclasses.replace(args, **changes))) == 1
 
 
 @pytest.mark.parametrize(("of_another", "length"), [(1, 40), (0, 0)])
@@ -181,26 +180,26 @@ def test_no_process_shares_a_prompt_if_another_has_nothing_to_share(of_another, 
     def all_reduce(value, op):
         return min(value, of_another) if op == torch.distributed.ReduceOp.MIN else max(value, 7 * of_another)
 
-    monkeypatch.setattr(passes, "all_reduce", all_reduce)
-    monkeypatch.setattr(passes, "PASS_COST", 200)
+    monkeypatch.setattr(batching, "all_reduce", all_reduce)
+    monkeypatch.setattr(batching, "PASS_COST", 200)
     mask = (torch.arange(50) >= 40).expand(8, 50)
-    assert passes.length_to_share(mask.long(), mask, arguments()) == length
+    assert batching.length_to_share(mask.long(), mask, arguments()) == length
 
 
 @pytest.mark.parametrize(("of_another", "n_passes"), [(230, 2), (250, 1)])
 def test_all_processes_make_passes_of_one_group_or_none_does(of_another, n_passes, monkeypatch):
     """Else one would have passes too large to be computed without sharing. Here sharing saves 240 tokens."""
-    monkeypatch.setattr(passes, "all_reduce", lambda value: value + of_another)
-    monkeypatch.setattr(passes, "PASS_COST", 0)
+    monkeypatch.setattr(batching, "all_reduce", lambda value: value + of_another)
+    monkeypatch.setattr(batching, "PASS_COST", 0)
     mask = (torch.arange(50) >= 40).expand(8, 50)
-    found = passes.plan_passes(mask.long(), mask, passes.used_lengths(mask), arguments(responses_per_prompt=4))
+    found = batching.plan_passes(mask.long(), mask, batching.used_lengths(mask), arguments(responses_per_prompt=4))
     assert len(found) == n_passes
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_model, batch, late, monkeypatch):
     """Also where the mask begins late, as in a stage of Lopti: rows still share no more than what is the same."""
-    monkeypatch.setattr(passes, "PASS_COST", 0)
+    monkeypatch.setattr(batching, "PASS_COST", 0)
     batch = dict(batch)
     if late:
         lengths = torch.tensor(lengths_of(batch))
@@ -210,8 +209,8 @@ def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_mo
     args = arguments(model=str(tiny_model))
     plain = grpo.load_policy(dataclasses.replace(args, gradient_checkpointing=True), trained=True)
     sharing = grpo.load_policy(args, trained=True)
-    assert passes.length_to_share(batch["ids"][:2], batch["mask"][:2], sharing.args) > 0
-    assert passes.length_to_share(batch["ids"][:2], batch["mask"][:2], plain.args) == 0
+    assert batching.length_to_share(batch["ids"][:2], batch["mask"][:2], sharing.args) > 0
+    assert batching.length_to_share(batch["ids"][:2], batch["mask"][:2], plain.args) == 0
     for a, b in zip(grpo.log_probs(sharing, batch, args), grpo.log_probs(plain, batch, args)):
         assert b[batch["mask"]].ne(0).any()
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
@@ -222,7 +221,7 @@ def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_mo
 
 def test_a_shared_prompt_goes_through_the_model_once(tiny_model, batch, monkeypatch):
     """Counted in the embedded tokens that reach the first layer."""
-    monkeypatch.setattr(passes, "PASS_COST", 0)
+    monkeypatch.setattr(batching, "PASS_COST", 0)
     policy, seen = grpo.load_policy(arguments(model=str(tiny_model)), trained=True), []
     policy.lm.model.layers[0].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].shape[:2].numel()))
     rows = slice(0, GROUP)
@@ -274,7 +273,8 @@ def test_a_process_with_fewer_passes_repeats_one_with_an_empty_mask(tiny_model, 
     policy = grpo.load_policy(args, trained=True)
     expected = grpo.log_probs(policy, batch, args)
     n_passes = len(list(grpo.micro_batches(batch, args)))
-    monkeypatch.setattr(passes, "all_reduce", lambda value, op=None: value + 3 * (op == torch.distributed.ReduceOp.MAX))
+    of_all = torch.distributed.ReduceOp.MAX
+    monkeypatch.setattr(batching, "all_reduce", lambda value, op=None: value + 3 * (op == of_all))
     repeated = [micro for _, micro in grpo.micro_batches(batch, args)][n_passes:]
     assert len(repeated) == 3 and not any(micro["mask"].any() for micro in repeated)
     for found, before in zip(grpo.log_probs(policy, batch, args), expected):
@@ -283,14 +283,14 @@ def test_a_process_with_fewer_passes_repeats_one_with_an_empty_mask(tiny_model, 
 
 def test_the_host_asks_the_device_for_no_number_while_it_makes_micro_batches(batch, monkeypatch):
     """A meta tensor has no numbers: whoever asks it for one gets an error."""
-    for module in (passes, processes):
+    for module in (batching, processes):
         monkeypatch.setattr(module, "DEVICE", torch.device("meta"))
     args = arguments(micro_batch_tokens=300)
     for rows, micro in grpo.micro_batches(batch, args):
         assert micro["ids"].is_meta and micro["mask"].is_meta
         ids, mask = (batch[name][rows, : micro["ids"].shape[1]] for name in ("ids", "mask"))
-        shared = passes.length_to_share(micro["ids"], micro["mask"], args)
-        assert shared == passes.length_to_share(ids, mask, args)
+        shared = batching.length_to_share(micro["ids"], micro["mask"], args)
+        assert shared == batching.length_to_share(ids, mask, args)
     assert processes.all_reduce(torch.tensor(3)) == 3
 
 
@@ -319,9 +319,9 @@ def test_what_rows_share_ends_before_the_first_response_token():
     """Both responses begin with token 7; their prompts are 5, 6. A row alone shares all of its prompt."""
     ids = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]])
     mask = torch.tensor([[False, False, True, True]] * 2)
-    assert passes.shared_prompt_length(ids, mask) == 2
-    assert passes.shared_prompt_length(torch.tensor([[5, 6, 7, 8], [4, 6, 7, 8]]), mask) == 0
-    assert passes.shared_prompt_length(ids[:1], mask[:1] & False) == 3  # the last position is never shared
+    assert batching.shared_prompt_length(ids, mask) == 2
+    assert batching.shared_prompt_length(torch.tensor([[5, 6, 7, 8], [4, 6, 7, 8]]), mask) == 0
+    assert batching.shared_prompt_length(ids[:1], mask[:1] & False) == 3  # the last position is never shared
 
 
 # ------------------------------------------------------------------------------------------------------------- update
@@ -500,8 +500,8 @@ def test_an_evaluation_is_of_this_processs_part_and_a_mean_over_the_categories(m
         asked.update(choices, when=when)
         return [answer() for _ in problems]
 
-    monkeypatch.setattr(sharing, "WORLD_SIZE", 2)
-    monkeypatch.setattr(sharing, "RANK", 1)
+    monkeypatch.setattr(dealing, "WORLD_SIZE", 2)
+    monkeypatch.setattr(dealing, "RANK", 1)
     monkeypatch.setattr(grpo, "generate", generate)
     monkeypatch.setattr(grpo, "score", lambda task, responses, part: [{"correct": p["id"] in (3, 7)} for p in part])
     problems = [{"id": i, "category": category} for i, category in enumerate("bababaab")]
@@ -552,7 +552,7 @@ def epochs_of(n_problems, count, n_epochs, seed):
     """The places taken in each of the first epochs."""
     epochs, n_used = [], 0
     while True:
-        places, n_used = next_prompts(n_problems, n_used, count, seed)
+        places, n_used = dealing.next_prompts(n_problems, n_used, count, seed)
         assert len(places) == count
         epoch = (n_used - 1) // n_problems
         if epoch == n_epochs:
@@ -575,7 +575,7 @@ def test_the_short_rest_of_an_epoch_is_left_out():
     assert [len(set(epoch)) for epoch in epochs] == [8, 8, 8]
     n_used, path = 0, []
     for _ in range(5):
-        _, n_used = next_prompts(11, n_used, 4, 0)
+        _, n_used = dealing.next_prompts(11, n_used, 4, 0)
         path.append(n_used)
     assert path == [4, 8, 15, 19, 26]
 
@@ -584,17 +584,17 @@ def test_each_problem_comes_g_times_in_a_row_and_the_processes_share_them(monkey
     """Two processes take turns: the first has the first, third … of the step's prompts."""
     train = [{"id": i} for i in range(11)]
     args = arguments(prompts_per_step=4, responses_per_prompt=3, seed=5)
-    places, n_used = next_prompts(11, 4, 4, 5)
-    problems, n_used_too = sharing.next_problems(train, 4, args)
+    places, n_used = dealing.next_prompts(11, 4, 4, 5)
+    problems, n_used_too = dealing.next_problems(train, 4, args)
     assert [problem["id"] for problem in problems] == [place for place in places for _ in range(3)]
     assert n_used_too == n_used
-    monkeypatch.setattr(sharing, "WORLD_SIZE", 2)
+    monkeypatch.setattr(dealing, "WORLD_SIZE", 2)
     for rank in range(2):
-        monkeypatch.setattr(sharing, "RANK", rank)
-        problems, n_used_too = sharing.next_problems(train, 4, args)
+        monkeypatch.setattr(dealing, "RANK", rank)
+        problems, n_used_too = dealing.next_problems(train, 4, args)
         assert [problem["id"] for problem in problems] == [place for place in places[rank::2] for _ in range(3)]
         assert n_used_too == n_used
-        assert sharing.own_part(train) == train[rank::2]
+        assert dealing.own_part(train) == train[rank::2]
 
 
 def test_request_seeds_are_stable_and_differ_by_seed_step_and_prompt():
@@ -636,7 +636,7 @@ def test_prompts_must_divide_among_updates_and_processes(monkeypatch):
     with pytest.raises(ValueError, match=r"^--prompts_per_step is 5; it must be a multiple of 2 "):
         check(5)
     check(6)
-    monkeypatch.setattr(launch, "WORLD_SIZE", 4)
+    monkeypatch.setattr(ranks, "WORLD_SIZE", 4)
     with pytest.raises(ValueError, match=r"^--prompts_per_step is 6; it must be a multiple of 8 .*4 processes"):
         check(6)
     check(8)

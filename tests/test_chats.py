@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 import evaluation.settings
 from evaluation import suites
-from rewards import check_options, countdown, decode, encode, examples, kk, load_task, score
-from rewards.chats import check_template
+from rewards import countdown, examples, kk, score
+from runtime.chats import check_template, decode, encode, load_task, read_template_options
 
 THINKING = "{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
 BUDGET = (
@@ -86,7 +86,7 @@ def test_a_response_to_learn_does_not_repeat_the_tag_in_which_the_prompt_ends(tm
     file = write_rows(tmp_path / "chats.jsonl", [chat("Who?", "<think>\nI.</think>Me."), chat("Why?", "So.")] * 2)
     for end, text in (("<think>\n", "I.</think>Me."), ("", "<think>\nI.</think>Me.")):
         tokenizer = with_template(end)
-        _, train, _ = examples.load_task(of_sft(data=str(file), test_data=str(file)), tokenizer)
+        _, train, _ = load_task(of_sft(data=str(file), test_data=str(file)), tokenizer, examples)
         assert tokenizer.decode(train[0]["response_ids"]) == text + "<|im_end|>"
 
 
@@ -117,7 +117,7 @@ def test_template_options_reach_the_prompt_of_every_script(tmp_path):
     file = str(write_rows(tmp_path / "chats.jsonl", [chat("Who?", "Me.")]))
     ends = {"{}": "<think>\n", '{"enable_thinking": false}': "</think>\n\n", '{"budget": "9"}': "up to 9\n"}
     for options, end in ends.items():
-        _, chats, _ = examples.load_task(of_sft(template_options=options, data=file, test_data=file), tokenizer)
+        _, chats, _ = load_task(of_sft(template_options=options, data=file, test_data=file), tokenizer, examples)
         assert tokenizer.decode(chats[0]["prompt_ids"]).endswith(end)
         _, train, _ = load_task(of_kk(template_options=options), tokenizer)
         last = end if end == "<think>\n" else end + "<think>"
@@ -154,7 +154,7 @@ def test_template_options_that_are_refused(options, chat_template, message):
     assert message in str(error.value) and "\n" not in str(error.value)
     if "JSON" in message:  # found before torch is loaded
         with pytest.raises(ValueError):
-            check_options(args)
+            read_template_options(args)
 
 
 @pytest.mark.parametrize(

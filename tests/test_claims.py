@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import claims, compare, comparisons, inference, kept
+from tools import compare, comparisons, inference, kept
+from tools.maintain import claims
 
 
 def test_the_four_words_by_hand():

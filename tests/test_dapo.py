@@ -13,7 +13,7 @@ from helpers import GROUP, arguments, distance, gradients
 
 import dapo
 import grpo
-from runtime import clock, sharing
+from runtime import clock, dealing
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -104,7 +104,7 @@ def test_each_refill_has_seeds_of_its_own_and_enough_groups_end_it(mixed, kept, 
 
     monkeypatch.setattr(dapo, "sample", sample)
     monkeypatch.setattr(dapo, "score", score)
-    monkeypatch.setattr(sharing, "next_prompts", lambda n, used, count, seed: (range(used, used + count), used + count))
+    monkeypatch.setattr(dealing, "next_prompts", lambda n, used, count, seed: (range(used, used + count), used + count))
     train = [{"id": i} for i in range(12)]
     watch = clock.Clock()
     batch, responses, problems, scores, num_used, of_groups = dapo.dynamic_sampling(
@@ -126,11 +126,11 @@ def test_groups_of_all_processes_come_in_the_order_of_their_prompts(monkeypatch)
         sent.append(mine)
         return [item for part in sent for item in part]
 
-    monkeypatch.setattr(sharing, "gather", gather)
+    monkeypatch.setattr(dealing, "gather", gather)
     for rank in range(2):
-        monkeypatch.setattr(sharing, "RANK", rank)
+        monkeypatch.setattr(dealing, "RANK", rank)
         batch = {"ids": torch.tensor([[rank], [rank], [2 + rank], [2 + rank]])}
-        found = sharing.gather_groups(batch, [True, True])
+        found = dealing.gather_groups(batch, [True, True])
     assert [group["ids"].flatten().tolist() for group in found] == [[0, 0], [1, 1], [2, 2], [3, 3]]
 
 
@@ -149,9 +149,9 @@ def dealt(numbers, n_updates, n_prompts, rank=0, n_processes=1):
     """The numbers of the groups in each update, None for those without tokens; the batch."""
     args = dapo.Args(prompts_per_step=n_prompts, updates_per_step=n_updates, responses_per_prompt=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharing, "RANK", rank)
-        patch.setattr(sharing, "WORLD_SIZE", n_processes)
-        batch = sharing.deal_groups([group_of(number) for number in numbers], group_of(99), args)
+        patch.setattr(dealing, "RANK", rank)
+        patch.setattr(dealing, "WORLD_SIZE", n_processes)
+        batch = dealing.deal_groups([group_of(number) for number in numbers], group_of(99), args)
     n_groups = n_prompts // n_processes
     assert len(batch["ids"]) == 2 * n_groups
     ids, mask = batch["ids"][:, 3].view(n_groups, 2), batch["mask"].any(1).view(n_groups, 2)
@@ -194,7 +194,7 @@ def look_at_shares(n_groups, n_updates, n_processes):
 def test_groups_of_other_lengths_are_padded_on_the_right():
     args = dapo.Args(prompts_per_step=4, updates_per_step=2, responses_per_prompt=2)
     groups = [group_of(1, length=3), group_of(2, length=6), group_of(3, length=4)]
-    batch = sharing.deal_groups(groups, group_of(9, length=2), args)
+    batch = dealing.deal_groups(groups, group_of(9, length=2), args)
     assert batch["ids"].tolist() == [
         *[[1, 1, 1, 0, 0, 0]] * 2, *[[2] * 6] * 2, *[[3, 3, 3, 3, 0, 0]] * 2, *[[0] * 6] * 2
     ]  # fmt: skip
@@ -228,7 +228,7 @@ def settings_of(trainer, model, **changes):
 def test_a_short_steps_gradients_are_those_of_its_groups_alone(tiny_model, batch, kept, n_updates, parts):
     """Groups without tokens change neither the divisor nor the gradient, nor do they make an update."""
     args = settings_of(dapo, tiny_model, updates_per_step=n_updates)
-    mine, of_mine = gradients(dapo, sharing.deal_groups(groups_in(batch, kept), batch, args), args)
+    mine, of_mine = gradients(dapo, dealing.deal_groups(groups_in(batch, kept), batch, args), args)
     assert len(mine) == len(parts) == of_mine["optimizer_steps"]
     for gradient, part in zip(mine, parts):
         rows = {key: torch.cat([group[key] for group in groups_in(batch, part)]) for key in batch}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from conftest import flags_of
 
-from tools import anchors
+from tools.maintain import anchors
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

@@ -25,9 +25,10 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 import evaluation.run
 from evaluation import figures, suites, words
 from evaluation.figures import Column
-from rewards import countdown, encode, hitab, kk
+from rewards import countdown, hitab, kk
 from rewards.math import INSTRUCTION
 from runtime import machine
+from runtime.chats import encode
 
 needs_files = pytest.mark.skipif(not (DATA / "math").is_dir(), reason=f"the papers' files are not in {DATA}")
 

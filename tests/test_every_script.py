@@ -14,7 +14,8 @@ import pytest
 from conftest import KEYS, KK_TINY, ROOT, data_of, metrics, puzzles, python, small
 from safetensors.torch import load_file
 
-from tools import family, fingerprint, updates
+from tools import family
+from tools.maintain import fingerprint, updates
 
 SCRIPTS = [*updates.ALGORITHMS, *family.own_scripts()]
 GUARDED = ["grpo", "ppo", "dapo_ar_lopti"]  # whose digits `make test` compares with another revision's
@@ -147,7 +148,7 @@ def test_every_step_has_problems_of_its_own(trained):
 
 
 def test_no_digit_has_moved(trained):
-    """Three scripts against the commit since which digits count; `python tools/fingerprint.py` compares all entries."""
+    """Three scripts against the commit since which digits count; tools/maintain/fingerprint.py compares all."""
     try:
         revision = fingerprint.base()
     except ValueError as error:
@@ -245,5 +246,5 @@ def test_every_script_has_an_entry():
     ("flags", "why"), [(["--only", "nothing"], "--only nothing"), (["--against", "nowhere"], "nowhere")]
 )
 def test_a_wrong_request_ends_before_anything_runs(flags, why):
-    done = python("tools/fingerprint.py", *flags)
+    done = python("tools/maintain/fingerprint.py", *flags)
     assert done.returncode == 2 and done.stderr.startswith(f"error: {why}") and not done.stdout

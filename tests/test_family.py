@@ -13,7 +13,8 @@ import subprocess
 import pytest
 from conftest import python
 
-from tools import family, generated, propagate, table
+from tools import family
+from tools.maintain import generated, propagate, table
 
 # What a script has of its own: the pieces (tools/family.py) in which it differs from its parent,
 # comments and docstrings included. "Args" stands for all of Args, "Args.eta" for that flag alone. A

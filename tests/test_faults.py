@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from transformers import AutoTokenizer
 
 from evaluation import run as evaluation_run
-from runtime import checkpoints, checks, curves, faults, files, folders, hub, records, settings, signals, streams
+from runtime import checkpoints, checks, curves, disk_errors, files, folders, hub, records, settings, signals, streams
 from tools import compare
 
 
@@ -422,9 +422,9 @@ def test_a_full_disk_in_a_save_leaves_the_last_checkpoint(size, three, capsys):
 
 def test_a_full_disk_under_the_tokenizer_is_one_too(tmp_path, capsys):
     """Its library is Rust's, and raises a plain Exception."""
-    with one_line(capsys, 1, "No space left on device"), faults.disk_errors_end_the_run("checkpoint", tmp_path):
+    with one_line(capsys, 1, "No space left on device"), disk_errors.end_the_run("checkpoint", tmp_path):
         AutoTokenizer.from_pretrained(KK_TINY).backend_tokenizer.save("/dev/full")
-    with pytest.raises(Exception, match="another"), faults.disk_errors_end_the_run("checkpoint", tmp_path):
+    with pytest.raises(Exception, match="another"), disk_errors.end_the_run("checkpoint", tmp_path):
         raise Exception("another")
 
 

@@ -13,8 +13,9 @@ from conftest import KK_TINY, SMOLLM, parse, python, small
 
 import grpo
 import sft
-from runtime import checks, defaults, launch, memory, processes
-from tools import family, fits
+from runtime import checks, defaults, memory, processes, ranks
+from tools import family
+from tools.maintain import fits
 
 BILLIONS = {  # of parameters, as the model cards say
     "HuggingFaceTB/SmolLM2-135M-Instruct": 0.1345,
@@ -118,7 +119,7 @@ def test_the_shape_of_smollm2_is_that_of_the_model_at_hand():
 
 def test_the_file_is_up_to_date_and_larger_cards_never_cost_more():
     page = fits.page()
-    assert fits.FILE.read_text() == page, "python -m tools.fits"
+    assert fits.FILE.read_text() == page, "python -m tools.maintain.fits"
     lines = page.partition("| model |")[2].splitlines()[2:]
     rows = [line.strip("| ").split(" | ") for line in lines]
     assert len(rows) == 2 * len(fits.MODELS)
@@ -190,7 +191,7 @@ def test_a_run_that_does_not_fit_into_main_memory_is_refused(monkeypatch):
 
 def test_the_defaults_are_left_as_they_were():
     def here():
-        return defaults.ON_GPU, launch.WORLD_SIZE, launch.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
+        return defaults.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
 
     before = here()
     with fits.on_gpus(8):

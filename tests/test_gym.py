@@ -10,9 +10,8 @@ from conftest import KK_TINY, parse, python, task_settings
 from transformers import AutoTokenizer
 
 import grpo
-import rewards
 from rewards import gym
-from runtime import first
+from runtime import chats, flags
 
 pytest.importorskip("reasoning_gym", reason=f"reasoning-gym is not there: {gym.INSTALL}")
 
@@ -64,7 +63,7 @@ def test_the_categories_are_the_generators_in_turn_and_take_their_own_options():
 def test_load_task_gives_them_to_every_trainer():
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     args = task_settings("gym", {"gym": TWO}, max_prompt_tokens=300)
-    task, train, test = rewards.load_task(args, tokenizer)
+    task, train, test = chats.load_task(args, tokenizer)
     assert task is gym and len(test) == 5 and len(train) > 1000
     text = tokenizer.decode(test[0]["prompt_ids"])
     assert text.endswith("<answer>") and gym.REQUEST[False] in text
@@ -181,7 +180,7 @@ BAD = {
 def test_bad_input_is_refused_before_torch_loads(message):
     args = parse(grpo, "--task", "gym", "--model", str(KK_TINY), *BAD[message])
     with pytest.raises(ValueError) as error:
-        first.check_settings(args)
+        flags.check_settings(args)
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 

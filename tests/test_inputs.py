@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig
 import grpo
 import opd
 import sft
-from rewards import examples, load_task
+from rewards import examples
 from runtime import checks, engine, inputs, settings
+from runtime.chats import load_task
 
 DATE = "{{ strftime_now('%d %b %Y') }}"
 
@@ -113,7 +114,7 @@ def test_examples_count_with_their_responses(tmp_path, tokenizer):
         chats = [{"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": answer}]}]
         file = str(write_rows(tmp_path / "chats.jsonl", chats))
         args = sft.Args(data=file, test_data=file, model=str(KK_TINY))
-        digests.append(inputs.digests(args, *examples.load_task(args, tokenizer)[1:]))
+        digests.append(inputs.digests(args, *load_task(args, tokenizer, examples)[1:]))
     assert digests[0]["problems"] != digests[1]["problems"] and digests[0]["weights"] == digests[1]["weights"]
 
 

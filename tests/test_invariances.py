@@ -46,7 +46,7 @@ import reinforce
 import reinforce_pp
 import rloo
 import sapo
-from runtime import float16, passes, processes
+from runtime import batching, float16, processes
 
 # Settings at which some tokens of the batch are cut off, and others not.
 CASES = {
@@ -418,7 +418,7 @@ def gradients_by_pass_cost(batch, args):
     found = []
     for cost in PASS_COSTS:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(passes, "PASS_COST", cost)
+            patch.setattr(batching, "PASS_COST", cost)
             found.append(gradients(grpo, batch, args)[0])
     return found
 

@@ -16,7 +16,7 @@ from conftest import KK_TINY, ROOT, metrics, python, run, small, timeless, until
 
 import grpo
 import grpo_ar_lopti
-from runtime import defaults, first, header, sharing
+from runtime import dealing, defaults, flags, header
 
 NEVER_MIXED = {"max_response_tokens": 8, "max_refills": 1, "save_every": 1, "dtype": "float32"}  # no answer fits
 
@@ -106,7 +106,7 @@ def test_a_python_without_the_packages_says_which_one_has_them():
 
 def test_importing_a_script_checks_nothing(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["pytest", "--clip_low", "2"])
-    first.check(grpo.Args, grpo.TASKS)
+    flags.check(grpo.Args, grpo.TASKS)
 
 
 # ------------------------------------------------------------------------------------- signals, and two of one run
@@ -234,7 +234,7 @@ def test_the_papers_command_can_be_pasted(tmp_path, monkeypatch):
 def test_dynamic_sampling_says_how_far_it_is_and_what_helps(capsys):
     args = dataclasses.replace(grpo.Args(), prompts_per_step=4)
     args.max_refills = 3
-    bar = sharing.GroupsBar(7, args)
+    bar = dealing.GroupsBar(7, args)
     bar.show(0, 0)
     assert "in none" not in capsys.readouterr().out
     bar.show(0, 1)

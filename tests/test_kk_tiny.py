@@ -16,8 +16,9 @@ from helpers import holds
 import grpo
 import grpo_ar_lopti
 from models import make_kk_tiny
-from rewards import encode, kk, kk_solutions, puzzles
+from rewards import kk, kk_solutions, puzzles
 from runtime import defaults, files, machine, settings
+from runtime.chats import encode
 from tools import family
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch import nn
 
 import grpo
 from lab import common, lens, proposition, right_direction, who_dominates
-from tools import claims, updates
+from tools.maintain import claims, updates
 
 for script in updates.ALGORITHMS:
     importlib.import_module(script)  # now: on_the_cpu patches what is loaded

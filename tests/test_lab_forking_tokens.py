@@ -9,7 +9,7 @@ from conftest import KK_TINY, ROOT
 
 import grpo
 from lab import common, forking_tokens, proposition
-from tools import claims
+from tools.maintain import claims
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -13,7 +13,7 @@ from test_lab import batch_of, drawn, of_lab, script_args, two_tokens
 
 import grpo
 from lab import common, off_policy, reversal
-from tools import claims
+from tools.maintain import claims
 
 SHARED = drawn  # a fixture of test_lab.py, which pytest finds by its name here
 pytestmark = pytest.mark.usefixtures("on_the_cpu")

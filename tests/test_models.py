@@ -16,7 +16,7 @@ import evaluation.settings
 import grpo
 from rewards import kk
 from runtime import checkpoints, checks, memory, model_files, start
-from tools import families
+from tools.maintain import families
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 WEIGHTS = "model.safetensors"
@@ -178,7 +178,7 @@ def test_a_checkpoint_holds_the_buffers_and_names_the_class(tmp_path):
 
 def test_families_that_vllm_takes_from_transformers_and_buffers_reach_the_sampler():
     """phi's class is transformers' own, which vLLM changes; apertus has buffers. Also with LoRA and two processes."""
-    done = python("-m", "tools.families", "phi", "apertus", "falcon_h1")
+    done = python("-m", "tools.maintain.families", "phi", "apertus", "falcon_h1")
     rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows] == ["family", "phi", "apertus"], done.stdout + done.stderr
     for row in rows[1:]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools import mutations
+from tools.maintain import mutations
 
 
 def test_every_mistake_can_be_made_and_has_its_test():

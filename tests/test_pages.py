@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tools import anchors, example, family, pages
+from tools import family
+from tools.maintain import anchors, example, pages
 
 
 def page(script):
@@ -20,7 +21,7 @@ def page(script):
 def test_what_is_generated_is_up_to_date():
     """Tables, worked examples, claims, and numbers of kept runs: all that one command makes."""
     for path, text in pages.all_texts().items():
-        assert path.read_text() == text, f"{path}: python -m tools.pages"
+        assert path.read_text() == text, f"{path}: python -m tools.maintain.pages"
 
 
 def test_a_table_gets_the_numbers_of_kept_runs(tmp_path, monkeypatch):

@@ -166,7 +166,7 @@ os.sched_setaffinity(0, range(os.cpu_count()))
 import torch
 sys.path.insert(0, {str(ROOT)!r})
 import grpo
-from rewards import load_task
+from runtime.chats import load_task
 from transformers import AutoTokenizer
 folder, what = sys.argv[1:]
 args = grpo.Args(model=folder, data={str(puzzles())!r}, max_prompt_tokens=600, max_response_tokens=24, kv_cache_gb=0.1,

@@ -30,18 +30,17 @@ from runtime import (
     defaults,
     engine,
     header,
-    launch,
     machine,
     measure,
     memory,
     processes,
     quiet,
+    ranks,
     records,
     settings,
     signals,
     terminal,
-    tokens,
-    weights,
+    watched_tokens,
 )
 from runtime.settings import (
     EvaluationTemperature,
@@ -408,8 +407,8 @@ def test_the_type_of_compute_is_what_the_machine_is_fast_at(fast, monkeypatch):
 def test_many_gpus_recompute_nothing(task, n_gpus, checkpointing, monkeypatch):
     trainer = importlib.import_module("grpo")
     monkeypatch.setattr(defaults, "ON_GPU", True)
-    monkeypatch.setattr(launch, "WORLD_SIZE", 8)  # of two machines, some of which hold copies of the weights
-    monkeypatch.setattr(launch, "LOCAL_WORLD_SIZE", n_gpus)
+    monkeypatch.setattr(ranks, "WORLD_SIZE", 8)  # of two machines, some of which hold copies of the weights
+    monkeypatch.setattr(ranks, "LOCAL_WORLD_SIZE", n_gpus)
     args, _ = defaults.read(["--task", task], trainer.Args, trainer.TASKS)
     assert (args.gradient_checkpointing, args.compile, args.dtype) == (checkpointing, True, "bfloat16")
 
@@ -718,7 +717,7 @@ def test_what_helps_if_rewards_do_not_differ_depends_on_whether_they_are_right()
 
 def test_equal_rewards_to_each_prompt_are_told_only_if_no_advantage_is_left(tmp_path, capsys, monkeypatch):
     """In ppo.py, for one, responses to different prompts are compared."""
-    monkeypatch.setattr(tokens, "new_log_probs", lambda policy, kept, args: kept["old_logp"])
+    monkeypatch.setattr(watched_tokens, "new_log_probs", lambda policy, kept, args: kept["old_logp"])
     monkeypatch.setattr(records.Records, "replace_tokens", lambda *_: None)
     for advantage, told in ((1.0, False), (0.0, True)):
         book = records.Records(Args(run_dir=str(tmp_path), responses_per_prompt=2), SIZES)
@@ -944,14 +943,14 @@ def test_a_checkpoint_continues_to_the_last_bit(tmp_path):
     (tmp_path / "checkpoints" / "step_000009.tmp").mkdir(parents=True)  # a kill left it
     for step in (1, 2, 3):
         learn(policy, optimizer)
-        before = weights.subset(policy, "bfloat16")
+        before = measure.some_weights(policy, "bfloat16")
         checkpoints.save(policy, optimizer, tokenizer, step, 10 * step, args)
     found = checkpoints.complete(tmp_path)
     assert [path.name for path in found] == ["step_000002", "step_000003"]
     assert sorted((tmp_path / "checkpoints").iterdir()) == found
     checkpoints.check(tmp_path)
     learn(policy, optimizer)
-    assert 0.1 < (weights.subset(policy, "bfloat16") != before).float().mean() <= 1
+    assert 0.1 < (measure.some_weights(policy, "bfloat16") != before).float().mean() <= 1
 
     torch.manual_seed(5)
     fresh, its_optimizer = policy_and_optimizer()
@@ -981,11 +980,11 @@ def test_the_clock_adds_up(monkeypatch):
 
 def test_the_share_of_weights_that_changed():
     policy = torch.nn.Linear(3, 2)
-    before = weights.subset(policy, "float32")
-    assert weights.changed(before, policy, "float32") == 0
+    before = measure.some_weights(policy, "float32")
+    assert measure.share_changed(before, policy, "float32") == 0
     with torch.no_grad():
         policy.weight[0, :2] += 1
-    assert weights.changed(before, policy, "float32") == 2 / 8
+    assert measure.share_changed(before, policy, "float32") == 2 / 8
 
 
 def test_a_containers_limit_is_its_memory(tmp_path, monkeypatch):
@@ -1226,7 +1225,7 @@ def test_two_runs_that_start_together_see_each_other():
     ],
 )
 def test_what_torchrun_would_set(environment, found):
-    code = "from runtime.launch import *; print(RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE)"
+    code = "from runtime.ranks import *; print(RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE)"
     code += "; check_meeting_place()" if "1 2 1" not in found else ""
     env = dict(part.split("=") for part in environment.split()) | {"PATH": os.environ["PATH"]}
     done = python("-c", code, env=env)

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sft
 from rewards import examples, kk
+from runtime.chats import load_task
 
 CHATS = [
     ("What is 2 + 2?", "4"),
@@ -32,7 +33,7 @@ def settings(**changes):
 def given(tokenizer, tmp_path):
     """Four examples of different lengths."""
     file = write_rows(tmp_path / "chats.jsonl", [chat(*words) for words in CHATS])
-    _, train, _ = examples.load_task(settings(data=str(file), test_data=str(file)), tokenizer)
+    _, train, _ = load_task(settings(data=str(file), test_data=str(file)), tokenizer, examples)
     return train
 
 
@@ -102,14 +103,14 @@ def test_the_held_out_loss_is_transformers_own(tokenizer, tmp_path, on_the_cpu):
 
 def test_worked_solutions_are_right_if_careful_and_end_with_the_end_token(tokenizer):
     """Half are careful, and those are right; the others guess."""
-    _, train, test = examples.load_task(settings(eval_size=40), tokenizer)
+    _, train, test = load_task(settings(eval_size=40), tokenizer, examples)
     scores = [kk.score(one["response"], one["answer"]) for one in train[:200]]
     assert all(score["format"] for score in scores)
     right = sum(score["correct"] for score in scores) / 200
     assert 0.45 < right < 0.75  # the careful half, and a quarter or an eighth of the rest
     assert all(one["response_ids"][-1] == tokenizer.eos_token_id for one in train[:20])
     assert not {one["quiz"] for one in train} & {one["quiz"] for one in test}
-    _, careful, _ = examples.load_task(settings(careful=1.0, eval_size=40), tokenizer)
+    _, careful, _ = load_task(settings(careful=1.0, eval_size=40), tokenizer, examples)
     assert all(kk.score(one["response"], one["answer"])["reward"] == 3 for one in careful[:100])
 
 
@@ -199,7 +200,7 @@ QUESTION, ANSWER = {"role": "user", "content": "Who?"}, {"role": "assistant", "c
 def test_a_bad_file_is_refused_in_one_line_with_its_row(rows, message, tokenizer, tmp_path):
     file = write_rows(tmp_path / "bad.jsonl", [{"messages": row} for row in rows])
     with pytest.raises(ValueError, match=r"bad\.jsonl") as error:
-        examples.load_task(settings(data=str(file)), tokenizer)
+        load_task(settings(data=str(file)), tokenizer, examples)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -212,27 +213,27 @@ def test_a_chat_that_the_template_refuses(tokenizer, tmp_path):
     )
     file = write_rows(tmp_path / "chats.jsonl", [{"messages": [QUESTION, QUESTION, ANSWER]}] * 2)
     with pytest.raises(ValueError, match="example 1: the model's chat template refuses the chat: roles must alternate"):
-        examples.load_task(settings(data=str(file), test_data=str(file)), strict)
-    examples.load_task(settings(data=str(file), test_data=str(file)), tokenizer)  # kk_tiny's takes any
+        load_task(settings(data=str(file), test_data=str(file)), strict, examples)
+    load_task(settings(data=str(file), test_data=str(file)), tokenizer, examples)  # kk_tiny's takes any
 
 
 def test_examples_that_are_too_long(tokenizer, tmp_path, capsys):
     long = chat("Go on.", "and so on " * 300)
     file = write_rows(tmp_path / "chats.jsonl", [long, *(chat(*words) for words in CHATS)])
-    _, train, _ = examples.load_task(settings(data=str(file), test_data=str(file)), tokenizer)
+    _, train, _ = load_task(settings(data=str(file), test_data=str(file)), tokenizer, examples)
     assert len(train) == 4 and "1 of 5 examples are too long and left out" in capsys.readouterr().out
     file = write_rows(tmp_path / "long.jsonl", [long, long])
     with pytest.raises(ValueError, match="no train example has at most 600 tokens of prompt"):
-        examples.load_task(settings(data=str(file), test_data=str(file)), tokenizer)
+        load_task(settings(data=str(file), test_data=str(file)), tokenizer, examples)
 
 
 def test_a_chat_that_stands_twice_is_not_on_both_sides(tokenizer, tmp_path, capsys):
     file = write_rows(tmp_path / "chats.jsonl", [chat(*words) for words in CHATS] * 5)
-    _, train, test = examples.load_task(settings(data=str(file)), tokenizer)
+    _, train, test = load_task(settings(data=str(file)), tokenizer, examples)
     assert not {str(one["messages"]) for one in train} & {str(one["messages"]) for one in test}
     assert "are test problems, too, and left out" in capsys.readouterr().out
 
 
 def test_a_task_without_worked_solutions(tokenizer):
     with pytest.raises(ValueError, match="--task countdown has no worked solutions: give --data FILE"):
-        examples.load_task(settings(task="countdown"), tokenizer)
+        load_task(settings(task="countdown"), tokenizer, examples)

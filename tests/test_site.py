@@ -1,4 +1,4 @@
-"""The site that tools/site.py builds: its links, formulas and anchors, and, in a browser, its viewer and its search.
+"""The site of tools/maintain/site.py: its links, formulas and anchors, and, in a browser, its viewer and its search.
 
 The site is built once. Without the generator (`make site` installs it into .venv-site) all of this is skipped, and
 without playwright and a Chromium or Chrome what needs a browser.
@@ -42,7 +42,7 @@ def python():
 @pytest.fixture(scope="session")
 def site(python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "site"
-    command = [python, "-m", "tools.site", "--out", folder]
+    command = [python, "-m", "tools.maintain.site", "--out", folder]
     env = os.environ | {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "some/repository"}
     made = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1500)
     assert made.returncode == 0, made.stdout + made.stderr  # it looks for links that lead nowhere itself
@@ -51,11 +51,11 @@ def site(python, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def inside(python):
-    """Runs a program with tools/site.py and tools/site_markdown.py; the JSON that its last line prints."""
+    """Runs a program with site.py and site_markdown.py of tools/maintain; the JSON that its last line prints."""
 
     def run(program):
-        program = f"import json\nfrom pathlib import Path\nfrom tools import site, site_markdown as md\n{program}"
-        done = subprocess.run([python, "-c", program], cwd=ROOT, capture_output=True, text=True)
+        imports = "import json\nfrom pathlib import Path\nfrom tools.maintain import site, site_markdown as md\n"
+        done = subprocess.run([python, "-c", imports + program], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -159,7 +159,8 @@ def test_the_result_of_something_else_is_not_removed(python, tmp_path):
     kept = tmp_path / "mine.txt"
     kept.write_text("mine")
     program = (
-        f"from pathlib import Path\nfrom tools import site\nsite.publish(Path('nothing'), Path({str(tmp_path)!r}))"
+        "from pathlib import Path\nfrom tools.maintain import site\n"
+        f"site.publish(Path('nothing'), Path({str(tmp_path)!r}))"
     )
     done = subprocess.run([python, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert "no earlier build" in done.stderr and kept.read_text() == "mine"

@@ -10,8 +10,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 import grpo
-from rewards import countdown, data_sources, decode, encode, find_task, load_task, score
+from rewards import countdown, data_sources, find_task, score
 from runtime import defaults, measure
+from runtime.chats import decode, encode, load_task
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """What weight each script's update puts on ∇log π of each token, against a reference in Python's floats.
 
 Of every script whose loss or update is its own; what another one shares with its parent is the same to the letter
-(test_family.py). The scripts run on a table of log-probabilities (tools/updates.py): what a model makes of the weights
-is in test_algorithms.py. The reference is written from the formulas, with none of the scripts' lines.
+(test_family.py). The scripts run on a table of log-probabilities (tools/maintain/updates.py): what a model makes of
+the weights is in test_algorithms.py. The reference is written from the formulas, with none of the scripts' lines.
 """
 
 import importlib
@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import arguments
 
-from tools import updates
+from tools.maintain import updates
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -10,7 +10,8 @@ import pytest
 from conftest import ROOT, python, small
 
 from runtime import checks, defaults
-from tools import compare, comparisons, fits, get_smollm2, kept, plot
+from tools import compare, comparisons, get_smollm2, kept, plot
+from tools.maintain import fits
 
 # --------------------------------------------------------------------------------------------------------------------
 # plot.py

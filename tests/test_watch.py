@@ -14,16 +14,16 @@ import torch
 from conftest import KK_TINY
 
 import grpo
-from runtime import records, tokens
+from runtime import records, watched_tokens
 from tools import watch
 
 
 @pytest.mark.parametrize("text", ["Zoey says: “Ana is a knave 🙂🙂.” 数学\n" * 9, " x ↔ y é", ""])
 def test_the_pieces_of_a_text_are_the_whole(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
-    pieces = tokens.pieces_of(tokenizer, ids)
+    pieces = watched_tokens.pieces_of(tokenizer, ids)
     assert len(pieces) == len(ids) and "".join(pieces) == text
-    cut = tokens.pieces_of(tokenizer, ids[:-1])  # in the middle of a sign, too
+    cut = watched_tokens.pieces_of(tokenizer, ids[:-1])  # in the middle of a sign, too
     assert "".join(cut) == tokenizer.decode(ids[:-1], clean_up_tokenization_spaces=False)
 
 
@@ -31,9 +31,9 @@ def test_the_best_and_the_worst_of_groups_with_an_advantage_are_kept():
     args = SimpleNamespace(responses_per_prompt=3)
     of_rows = [0, 0, 0, -1, 2, -1, 0, 0, 0, 1, -3, 2.0]  # four groups; the first and the third teach nothing
     advantages = torch.tensor(of_rows)[:, None] * torch.tensor([0.0, 1.0, 1.0])
-    assert tokens.few({"advantages": advantages}, args) == [4, 5, 11, 10]
-    assert tokens.few({"advantages": advantages[:6]}, args) == [4, 5, 0, 2]
-    assert tokens.few({"advantages": advantages}, SimpleNamespace(responses_per_prompt=1)) == [3, 4]
+    assert watched_tokens.few({"advantages": advantages}, args) == [4, 5, 11, 10]
+    assert watched_tokens.few({"advantages": advantages[:6]}, args) == [4, 5, 0, 2]
+    assert watched_tokens.few({"advantages": advantages}, SimpleNamespace(responses_per_prompt=1)) == [3, 4]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_the_tokens_of_a_run_have_their_probabilities_before_and_after_the_updat
     assert found["step"] == 3 and len(found["responses"]) == 4
     for response, row in zip(found["responses"], [0, 1, 2, 3]):
         mask = batch["mask"][row]
-        assert response["tokens"] == tokens.pieces_of(tokenizer, batch["ids"][row][mask].tolist())
+        assert response["tokens"] == watched_tokens.pieces_of(tokenizer, batch["ids"][row][mask].tolist())
         assert response["prompt"] == tokenizer.decode([5, 6, 7])
         for name in ("old_logp", "new_logp", "advantages"):
             assert response[name] == pytest.approx(batch[name][row][mask].tolist(), abs=1e-4), name

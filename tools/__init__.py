@@ -1,1 +1,1 @@
-"""Command-line tools: what people call, and no trainer needs."""
+"""Commands for people who train: compare, diff, watch, gap, doctor, merge. maintain/ has those of maintainers."""

@@ -34,7 +34,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from runtime import curves, machine
-from tools.fingerprint import CHANGES
+from tools.maintain.fingerprint import CHANGES
 
 ROOT = Path(__file__).parents[1]
 GIB = 2**30

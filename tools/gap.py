@@ -20,8 +20,8 @@ import tyro
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rewards import load_task
-from runtime import checks, engine, files, folders, memory, passes, processes, records, settings
+from runtime import batching, checks, engine, files, folders, memory, processes, records, settings
+from runtime.chats import load_task
 
 NUM_PROBLEMS = 4
 RESPONSES = 4  # to each
@@ -78,7 +78,7 @@ def distance(a, b, mask):
 
 def measure(trainer, args, checkpoint):
     """For each of STAGES: the distances "sampler, trainer", "sampler, judge" and "trainer, judge", in nats."""
-    tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
+    tokenizer, _ = checks.check_model(args, batching.HEAD_CHUNK)
     _, problems, _ = load_task(args, tokenizer)
     asked = [problem for problem in problems[:NUM_PROBLEMS] for _ in range(RESPONSES)]
     llm = trainer.load_sampler(args)

@@ -1,6 +1,6 @@
 """What may be concluded from a few numbers: an interval by Student's t, Holm's procedure, a bootstrap of clusters.
 
-Used by tools/claims.py, tools/compare.py and evaluation/words.py. scipy has the distributions and the ranks.
+Used by tools/maintain/claims.py, tools/compare.py and evaluation/words.py. scipy has the distributions and the ranks.
 """
 
 import math

@@ -35,7 +35,8 @@ def truncated_weights(trainer_logp, sampler_logp, cap):
 def open_question():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from rewards import encode, kk
+    from rewards import kk
+    from runtime.chats import encode
 
     torch.manual_seed(0)
     model = "models/kk_tiny"

@@ -50,7 +50,8 @@ def top_entropy_mask(entropy, mask, share):
 def open_question():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from rewards import encode, kk
+    from rewards import kk
+    from runtime.chats import encode
 
     torch.manual_seed(0)
     model = "models/kk_tiny"

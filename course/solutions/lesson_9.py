@@ -54,7 +54,8 @@ TEXTS = {
 def open_question():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from rewards import encode, kk
+    from rewards import kk
+    from runtime.chats import encode
 
     answer = {"Ann": True, "Ben": False}
     for name, text in TEXTS.items():

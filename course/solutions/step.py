@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))
-from rewards import encode, kk
+from rewards import kk
+from runtime.chats import encode
 
 MODEL = ROOT / "models" / "kk_tiny"
 G, MOST_TOKENS, LR, LARGEST_NORM = 8, 160, 1e-4, 1.0

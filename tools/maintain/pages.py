@@ -1,11 +1,11 @@
 """Writes all generated texts: tables and worked examples of the algorithms, claims, numbers of kept runs.
 
-    python -m tools.pages
+    python -m tools.maintain.pages
 
 Pages are written by hand. What is generated stands between <!-- NAME: begin --> and <!-- NAME: end -->: the tables of
-README.md and docs/objectives.md (tools/table.py), responses before and after training (tools/demo_picture.py), and in
-docs/algorithms the order of reading and the worked examples (tools/example.py). docs/claims.md is made as a whole
-(tools/claims.py). Below <!-- kept runs: … --> a table has the numbers of kept runs. It needs no GPU and no vLLM.
+README.md and docs/objectives.md (table.py), responses before and after training (demo_picture.py), and in
+docs/algorithms the order of reading and the worked examples (example.py). docs/claims.md is made as a whole
+(claims.py). Below <!-- kept runs: … --> a table has the numbers of kept runs. It needs no GPU and no vLLM.
 """
 
 import functools
@@ -17,7 +17,8 @@ from statistics import fmean, stdev
 import tyro
 
 from runtime import settings
-from tools import claims, demo_picture, example, family, generated, table, updates
+from tools import family
+from tools.maintain import claims, demo_picture, example, generated, table, updates
 
 FOLDER = family.ROOT / "docs" / "algorithms"
 TITLES = {  # of the columns of a worked example

@@ -4,7 +4,7 @@ docs/claims.toml has the claims that were measured, and the comparisons that mea
 each seed's run or of each token. No verdict stands there. Comparisons of a kind share one standard deviation, pooled
 over them. Holm's procedure leaves one level for the comparisons of a paper that it does not reject; at that level the
 paper's intervals are drawn, and an interval decides. A comparison that several rows name, as it is or with a − for its
-opposite, is made once. `python -m tools.pages` writes the page.
+opposite, is made once. `make docs` writes the page.
 """
 
 import json
@@ -21,7 +21,7 @@ from runtime import curves
 from tools import compare, comparisons, inference
 from tools.inference import NO_EFFECT, OPPOSITE, SHOWS, TOO_FEW, Estimate
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs" / "claims.md"
 CLAIMS = tomllib.loads((ROOT / "docs" / "claims.toml").read_text(encoding="utf-8"))
 MADE = CLAIMS["comparisons"]

@@ -1,12 +1,12 @@
 """Builds the site: the texts, the course, the lab and the differences between any two scripts, as pages for a folder.
 
     make site                             installs what it needs, and writes site/index.html
-    python -m tools.site --out FOLDER     the same into another folder (with what requirements-site.txt names)
+    python -m tools.maintain.site --out FOLDER     the same into another folder (with what requirements-site.txt names)
 
 The pages need no network and no server: open index.html in a browser. Zensical makes them from Markdown that is
 collected in .site/pages. Which texts there are is found out at each build: those that TEXTS names, and what they link
 to. A linked source file becomes a page with numbered lines, and links that name a place in it lead to the line
-(tools/anchors.py). tools/site_markdown.py reads the Markdown.
+(tools/maintain/anchors.py). tools/maintain/site_markdown.py reads the Markdown.
 """
 
 import itertools
@@ -26,12 +26,13 @@ import tyro
 from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tools import anchors, family, site_markdown
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tools import family
+from tools.maintain import anchors, site_markdown
 
 ROOT = family.ROOT
 BUILD = ROOT / ".site"
-OWN = ROOT / "tools/site_files"  # the configuration, styles and programs of the pages
+OWN = ROOT / "tools/maintain/site_files"  # the configuration, styles and programs of the pages
 CHAPTERS = {  # of the navigation: the Markdown files in each, in order
     "Course": ["course/README.md", "course/lesson_*.md", "course/lecturer.md", "course/*.md"],
     "Algorithms": ["docs/algorithms/README.md", "docs/algorithms/ladder.md", "docs/algorithms/*.md"],
@@ -40,7 +41,7 @@ CHAPTERS = {  # of the navigation: the Markdown files in each, in order
     "Measurements": ["models/kk_tiny/README.md", "benchmarks/README.md", "benchmarks/kk_tiny/*.md"],
 }
 LENS = "lab/results/lens.html"
-SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py"]
+SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py", "tools/maintain/*.py"]
 AS_THEY_ARE = {f".{kind}" for kind in "png svg jpg gif html json csv pdf ipynb".split()}  # linked, and copied
 LARGEST = 200_000  # characters of a file that is shown as a source
 RAW = "benchmarks/kk_tiny/"  # tables that the search leaves out: every script's name is in all of them
@@ -399,7 +400,7 @@ def prepare(folder):
     if address := repository():
         ours += f"\nrepo_url = {toml(address)}"
     settings = settings.replace("[project]\n", f"[project]\n{ours}\n", 1)
-    settings += f'\n[project.markdown_extensions."tools.site_markdown"]\nfiles = {toml(files.pages())}\n'
+    settings += f'\n[project.markdown_extensions."tools.maintain.site_markdown"]\nfiles = {toml(files.pages())}\n'
     write(folder / "zensical.toml", settings)
     return files
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from tools import updates
+from tools.maintain import updates
 
 
 class Token(NamedTuple):

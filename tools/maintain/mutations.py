@@ -1,7 +1,7 @@
 """Makes small mistakes in trainers, rewards/ and runtime/, one at a time, and looks whether the tests notice them.
 
-    python tools/mutations.py                 all of tests/mutations.toml, a row each
-    python tools/mutations.py --only GAE      those with this word in their name, file or test
+    python tools/maintain/mutations.py                 all of tests/mutations.toml, a row each
+    python tools/maintain/mutations.py --only GAE      those with this word in their name, file or test
 
 Each mistake is made in a copy of the working tree, and its test runs there. A test that stays green is no guard: the
 mistake survives, and the exit code is 1. What `make test` leaves out is not run here either.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LIST = ROOT / "tests" / "mutations.toml"
 LINKED = (".git", ".venv", "models/SmolLM2-135M-Instruct")  # what git does not list and tests use
 PATIENCE = 600  # seconds for one test

@@ -1,7 +1,7 @@
 """Tries families of models with tiny random weights, and writes the table of docs/data.md.
 
-    python -m tools.families                some ten minutes on two cores
-    python -m tools.families qwen2 phi      some of them; prints the rows
+    python -m tools.maintain.families                some ten minutes on two cores
+    python -m tools.maintain.families qwen2 phi      some of them; prints the rows
 
 Each goes through grpo.py's own functions, in float32: the sampler gets the policy's weights after these were changed,
 samples, and the trainer computes the same tokens' log-probabilities. gap: their mean absolute difference, in nats.
@@ -16,7 +16,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "data.md"
 LIBRARIES = ["datasets", "peft", "pydantic", "torch.distributed.fsdp", "transformers", "tyro", "vllm.entrypoints.llm"]
 LIBRARIES += ["vllm.v1.worker.cpu_worker"]
@@ -80,12 +80,12 @@ def measure(folder, processes):
     import torch
 
     import grpo
-    from runtime import checkpoints, checks, passes
+    from runtime import batching, checkpoints, checks
     from runtime import processes as connected
 
     args = arguments(folder)
     try:
-        tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
+        tokenizer, _ = checks.check_model(args, batching.HEAD_CHUNK)
     except ValueError as error:
         return {"refused": str(error).replace(f"--model {folder} ", "")}
     assert processes == connected.WORLD_SIZE
@@ -178,6 +178,6 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         print(text)
     else:
-        from tools import generated
+        from tools.maintain import generated
 
         generated.write({DOCS: generated.between(DOCS.read_text(encoding="utf-8"), "families", text)})

@@ -1,6 +1,6 @@
 """Which model trains on which GPUs: writes docs/what_fits.md, one table of models and cards.
 
-    python -m tools.fits
+    python -m tools.maintain.fits
 
 No GPU is needed. The models are shapes without weights, and the memory is the estimate that every run makes before it
 starts (runtime/memory.py).
@@ -16,8 +16,9 @@ import tyro
 from transformers import LlamaConfig, Qwen2Config
 
 import grpo
-from runtime import checks, defaults, launch, memory, processes
-from tools import family, generated
+from runtime import checks, defaults, memory, processes, ranks
+from tools import family
+from tools.maintain import generated
 
 FILE = family.ROOT / "docs" / "what_fits.md"
 CARDS = {"T4": 16, "16 GB": 16, "24 GB": 24, "40 GB": 40, "48 GB": 48, "80 GB": 80}  # GB of one GPU
@@ -27,7 +28,7 @@ COUNTS = (1, 4, 8)  # GPUs of one machine
 # correction takes up to 6 % on cards such as L4 and A10. Pieces that the allocator can't use take some too.
 CONTEXT = 1.0  # GiB
 RESERVE = 0.08  # share of the card
-HEAD_CHUNK = 4096  # what passes.HEAD_CHUNK is on a GPU
+HEAD_CHUNK = 4096  # what batching.HEAD_CHUNK is on a GPU
 LORA = "--lora_rank 16 --lr 1e-5"  # ten times the paper's learning rate
 
 
@@ -139,13 +140,13 @@ def machine_with(card, count):
 @contextlib.contextmanager
 def on_gpus(count):
     """Within its block defaults and checks are those of a machine with `count` GPUs."""
-    before = defaults.ON_GPU, launch.WORLD_SIZE, launch.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
+    before = defaults.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
     defaults.ON_GPU = True
-    launch.WORLD_SIZE = launch.LOCAL_WORLD_SIZE = processes.WORLD_SIZE = count
+    ranks.WORLD_SIZE = ranks.LOCAL_WORLD_SIZE = processes.WORLD_SIZE = count
     try:
         yield
     finally:
-        defaults.ON_GPU, launch.WORLD_SIZE, launch.LOCAL_WORLD_SIZE, processes.WORLD_SIZE = before
+        defaults.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE = before
 
 
 @functools.cache
@@ -180,7 +181,7 @@ def page():
     main_memory = memory.main_memory(parameters(MODELS[largest]), machine_with("80 GB", most)) * 2**30 / 1e9
     before = [
         "# What fits where",
-        "Which model trains on which GPUs with `grpo.py`. `python -m tools.fits` writes this file. All numbers are "
+        "Which model trains on which GPUs with `grpo.py`. `make docs` writes this file. All numbers are "
         "estimates: none of these commands has been run on these cards. `--dry_run` behind a command makes the "
         "estimate for your machine, with any script, and loads no weights.",
         f"**Memory of a card.** {1 - RESERVE:.0%} of its nominal memory minus {CONTEXT:.0f} GiB count as usable: "

@@ -1,7 +1,7 @@
 """The tables of the scripts: in the README what each one is, in docs/objectives.md what it maximises; and their tree.
 
 The lengths and differences come from the scripts, the formulas from the pages of docs/algorithms, and the descriptions
-from SHORT and TEXTS below. tools/pages.py writes them into their files.
+from SHORT and TEXTS below. tools/maintain/pages.py writes them into their files.
 """
 
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ def short_table():
     for row in rows():
         if row.stem not in SHORT:
             entry = f'"{row.stem}": "what it is"'
-            raise ValueError(f"{row.stem}.py has no words for the table: add them to SHORT in tools/table.py, {entry}")
+            raise ValueError(f"{row.stem}.py has no words for the table: add them to SHORT in table.py, {entry}")
         page = f"docs/algorithms/{row.stem}.md"
         changed = f"[{row.changed}]({page}#the-difference)" if row.changed else ""
         cells = [f"{row.indent}[`{row.stem}.py`]({page})", SHORT[row.stem], str(row.length), changed]
@@ -145,7 +145,7 @@ def table():
     for row in rows():
         if row.stem not in TEXTS:
             entry = f'"{row.stem}": ("what its formulas don\'t say", "the source")'
-            raise ValueError(f"{row.stem}.py has no words for the table: add them to TEXTS in tools/table.py, {entry}")
+            raise ValueError(f"{row.stem}.py has no words for the table: add them to TEXTS in table.py, {entry}")
         words, source = TEXTS[row.stem]
         formulas = "$" + ",$&emsp; $".join(objective(row.stem)) + "$"
         name = f"{row.indent}[`{row.stem}.py`](algorithms/{row.stem}.md)"

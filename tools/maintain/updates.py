@@ -114,7 +114,7 @@ def token_weights(script, batch, logp, entropy, args, is_first):
         trainer.update(policy, recorder, several, 1, args)
     except KeyError as error:
         raise ValueError(
-            f"{script}.py, update: nothing has put {error} into the batch; tools/updates.py, with_advantages, should"
+            f"{script}.py, update: nothing has put {error} into the batch; updates.py, with_advantages, should"
         ) from None
 
     weight = torch.zeros(num_rows, length, dtype=torch.float64)

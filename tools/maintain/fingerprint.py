@@ -1,8 +1,8 @@
 """Tells whether the numbers that the trainers compute have moved: two steps of every script, to the last digit.
 
-    python tools/fingerprint.py                    compares with the commit since which digits count (see base)
-    python tools/fingerprint.py --against REV      compares with another revision
-    python tools/fingerprint.py --only grpo ppo    some of the entries alone
+    python tools/maintain/fingerprint.py                    compares with the commit since which digits count (see base)
+    python tools/maintain/fingerprint.py --against REV      compares with another revision
+    python tools/maintain/fingerprint.py --only grpo ppo    some of the entries alone
 
 The files of the other revision come from a git worktree, and both run here, with the same libraries and flags. Compared
 are the metrics of both steps and the SHA-256 of the weights. If some differ, each entry's first difference is printed
@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools import family
 from tools.kept import RENAMED
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MOVED = "tests/digits.txt"  # digits count since the commit that last changed this file
 OF_DIGITS = [":(glob)*.py", "runtime", "rewards", "models"]  # what the numbers depend on, as git's paths
 SMALL = """--model models/kk_tiny --steps 2 --save_every 1 --prompts_per_step 4 --max_response_tokens 48
@@ -217,7 +217,7 @@ def main(args):
     try:
         if unknown := set(args.only) - ENTRIES.keys():
             names = ", ".join(f'"{name}"' for name in ENTRIES)
-            raise ValueError(f"--only {', '.join(sorted(unknown))}: ENTRIES in tools/fingerprint.py has {names}")
+            raise ValueError(f"--only {', '.join(sorted(unknown))}: ENTRIES in fingerprint.py has {names}")
         revision = args.against or base()
         if not revision:
             print(f"nothing to compare: no code has changed since {MOVED} has, or it has a new line")

@@ -1,7 +1,7 @@
 """Draw a run's test accuracy over its steps; write a response before and after training into docs/first_runs.md.
 
-    python -m tools.demo_picture runs/grpo_ar_lopti_kk_0_…    writes docs/demo.png, docs/demo.json and the page
-    python -m tools.demo_picture runs/grpo_ar_lopti_largest_0_… --out docs/llm.json
+    python -m tools.maintain.demo_picture runs/grpo_ar_lopti_kk_0_…    docs/demo.png, docs/demo.json and the page
+    python -m tools.maintain.demo_picture runs/grpo_ar_lopti_largest_0_… --out docs/llm.json
 
 The page shows both for a run of `make demo` and for one of `make llm`. The JSON file has all that is shown, with the
 run's settings, commit and machine; without a run, picture and text are made again from that file.
@@ -15,9 +15,10 @@ import tyro
 from rich.console import Console
 
 from runtime import before_after, curves, files, settings
-from tools import generated, plot
+from tools import plot
+from tools.maintain import generated
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WIDTH = 88  # characters of a line on the page
 
 

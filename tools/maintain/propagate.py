@@ -1,9 +1,9 @@
 """Carries a change of a script into all scripts derived from it, by three-way merges.
 
-    python tools/propagate.py                   the uncommitted change of grpo.py, or the last commit if there is none
-    python tools/propagate.py --dry_run         shows what that would change, and writes nothing
-    python tools/propagate.py --script dapo     starts from dapo.py
-    python tools/propagate.py --base main~5     all changes of grpo.py since that revision
+    python tools/maintain/propagate.py                   the uncommitted change of grpo.py, or the last commit
+    python tools/maintain/propagate.py --dry_run         shows what that would change, and writes nothing
+    python tools/maintain/propagate.py --script dapo     starts from dapo.py
+    python tools/maintain/propagate.py --base main~5     all changes of grpo.py since that revision
 
 Parents come before their children, and each script gets the change of its own parent. A script that already has the
 change stays as it is, so a second run does nothing. If a script's own lines conflict with the change, the script and
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import tyro
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools import family
 
 MARKER = 60  # characters in the marks of a conflict: no line of a script begins with so many

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rewards import check_options, find_task
 from runtime import checks, defaults, files, folders, settings, signals, streams, threads
-from runtime.launch import RANK, check_meeting_place
+from runtime.chats import read_template_options
+from runtime.ranks import RANK, check_meeting_place
 
 
 def check(args_class, tasks):
@@ -39,6 +40,7 @@ def check_settings(args):
     args.check()
     find_task(args.task)
     check_options(args)
+    read_template_options(args)
     checks.check_prompts_per_step(args)
     checks.check_eval_samples(args)
     checks.check_lora(args)

@@ -1,6 +1,6 @@
 // Shows any two scripts side by side. The address holds the state: #left=grpo&right=dapo&code=1&section=loss.
 // What differs is found here, so that 18 scripts need not be 306 pages.
-// DATA comes from scripts.js, which tools/site.py writes.
+// DATA comes from scripts.js, which tools/maintain/site.py writes.
 "use strict";
 
 const CONTEXT = 3; // equal lines shown around what differs

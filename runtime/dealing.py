@@ -4,11 +4,12 @@ A group is the G responses to one prompt. Which groups an update has does not de
 of processes.
 """
 
+import random
+
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from rewards import next_prompts
 from runtime.processes import RANK, WORLD_SIZE, gather
 
 
@@ -22,6 +23,20 @@ def next_problems(train, num_used, args):
     for i in indices[RANK::WORLD_SIZE]:
         problems += [train[i]] * args.responses_per_prompt
     return problems, num_used
+
+
+def next_prompts(num_problems, num_used, count, seed):
+    """Returns (indices of the next `count` problems, the new num_used).
+
+    num_used: the position over all epochs, in problems. Each epoch has its own order and only
+    complete steps.
+    """
+    epoch, at = divmod(num_used, num_problems)
+    if at + count > num_problems:
+        epoch, at = epoch + 1, 0
+    order = list(range(num_problems))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order[at : at + count], epoch * num_problems + at + count
 
 
 def own_part(problems):

@@ -2,7 +2,7 @@
 
 Zensical reads Markdown with Python-Markdown, in which lists, <details> and formulas differ from what GitHub shows. This
 extension of Python-Markdown hands a page to markdown-it-py, which follows CommonMark and GitHub's additions to it.
-tools/site.py names it in the configuration of the site.
+tools/maintain/site.py names it in the configuration of the site.
 
 Links are those that work on GitHub. A link to a Markdown file leads to its page here, and a link to a source file to
 the page of that file, at the same line.
@@ -174,7 +174,7 @@ def parser():
         token = tokens[index]
         path, _ = resolved(token.attrGet("src"), env["page"])
         if path and path.endswith(".svg"):  # in the page, so that it has the colour of its text
-            return (Path(__file__).parents[1] / path).read_text(encoding="utf-8")
+            return (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
         token.attrSet("alt", self.renderInlineAsText(token.children, options, env))
         token.attrSet("src", site_link(token.attrGet("src"), env["page"], env["files"]))
         token.attrSet("loading", "lazy")

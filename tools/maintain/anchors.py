@@ -2,7 +2,7 @@
 
 A text names a line in two ways: a link [grpo.py, update: divisor](../grpo.py), and in the table of symbols on an
 algorithm's page a piece of code that occurs once in the script. with_anchors() adds the lines to a text's links;
-tools/site.py calls it for each page that it builds. A test calls it for all texts.
+tools/maintain/site.py calls it for each page that it builds. A test calls it for all texts.
 """
 
 import ast

@@ -13,7 +13,7 @@ from runtime import folders, processes
 
 
 @contextlib.contextmanager
-def disk_errors_end_the_run(what, run_dir, unfinished=None):
+def end_the_run(what, run_dir, unfinished=None):
     """Ends all processes with one message (exit code 1) if one of them can't write in this block.
 
     All processes must enter the block; they wait for each other at its end. what: what the block

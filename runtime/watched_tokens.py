@@ -2,7 +2,7 @@
 
 import torch
 
-from runtime.passes import micro_batches
+from runtime.batching import micro_batches
 
 KEPT_GROUPS = 2  # of each, two responses are kept
 WINDOW = 16  # tokens that are decoded together

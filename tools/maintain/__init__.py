@@ -1,0 +1,1 @@
+"""Commands of those who maintain the repository: generated pages, the site, checks of the family."""
