@@ -23,9 +23,11 @@ GUARDED = ["grpo", "ppo", "dapo_ar_lopti"]  # whose digits `make test` compares 
 
 def all_runs(folder):
     """{name: (script, flags)}. Beside those of the fingerprint: other tasks, and what happens in few runs."""
-    runs = {script: fingerprint.command(script, folder / script) for script in SCRIPTS}
-    resumed = "--resume {}/checkpoints/step_000001"  # after train has copied the run
-    runs |= {f"{script} resumed": (script, resumed.format(folder / script).split()) for script in SCRIPTS}
+    runs = {script: fingerprint.command(script, folder / script) for script in [*SCRIPTS, "sft"]}
+    _, flags = fingerprint.command("grpo", folder / "grpo_LoRA")
+    runs["grpo LoRA"] = "grpo", [*flags, "--lora_rank", "3", "--lr", "5e-3"]
+    for name, (script, _) in list(runs.items()):  # after train has copied the run
+        runs[f"{name} resumed"] = script, ["--resume", f"{folder / name.replace(' ', '_')}/checkpoints/step_000001"]
     page = (ROOT / "docs" / "add_a_task.md").read_text()
     (folder / "brief.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     same = {"max_prompt_tokens": 1000, "max_response_tokens": 24}
@@ -124,9 +126,9 @@ def test_responses_are_cut_off_and_counted(trained):
 
 def test_every_script_resumes_to_the_last_bit(trained):
     """From the first checkpoint: the second step's metrics and weights are those of the unbroken run."""
-    for script in SCRIPTS:
-        unbroken = fingerprint.numbers_of(f"{trained[script]}_unbroken")
-        assert fingerprint.numbers_of(trained[script]) == unbroken and len(unbroken) == 4, script
+    for name in [*SCRIPTS, "sft", "grpo LoRA"]:
+        unbroken = fingerprint.numbers_of(f"{trained[name]}_unbroken")
+        assert fingerprint.numbers_of(trained[name]) == unbroken and len(unbroken) == 4, name
 
 
 def test_before_the_first_update_the_policy_is_its_reference_and_the_samplers(trained):
