@@ -64,9 +64,6 @@ def test_equal_rewards_have_advantage_zero_exactly():
         assert alone or torch.equal(advantages, torch.zeros(n, 2)), (trainer, group, reward)
 
 
-# ------------------------------------------------------------------------------------------------- rloo.py: KL penalty
-
-
 def in_main(trainer, rewards, batch, beta, group=1):
     """(the metrics that main writes, the batch that it gives to update)."""
     nothing = {name: torch.zeros(batch["mask"].shape) for name in ("ids", "entropy", "sampler_logp")}
@@ -91,9 +88,6 @@ def test_rloos_penalty_is_that_of_the_whole_response_and_comes_before_the_baseli
     torch.testing.assert_close(given["advantages"].float(), of_tokens, atol=1e-6, rtol=0)
     assert metrics["kl"] == pytest.approx(kl)
     assert metrics["reward"] == 1 and metrics["accuracy"] == pytest.approx(2 / 3)  # of the rule, without the penalty
-
-
-# ------------------------------------------------------------------------------------------------------------ maxrl.py
 
 
 POLICY = [0.5, 0.3, 0.2]  # the probabilities of the tokens; a response is one token, and the first is the answer
@@ -141,9 +135,6 @@ def test_in_main_a_reward_is_whether_the_answer_is_correct(tiny_model, monkeypat
     assert metrics["reward"] == pytest.approx(sum(rewards) / len(rewards))
 
 
-# ----------------------------------------------------------------------------------------------------- reinforce_pp.py
-
-
 def test_a_tokens_return_is_the_reward_less_beta_times_the_k1_of_it_and_all_after_it():
     """Of ROWS and REWARDS with β 0.5. And the advantages are the returns, whitened over all tokens."""
     to_go = [[3, 2, 4], [-1], [2, 1.5, 1, 2]]  # Σ over j ≥ t of k1
@@ -170,9 +161,6 @@ def test_a_long_responses_penalties_add_up_in_float64():
     assert returns[0, -1].item() == pytest.approx(1 - k1, abs=1e-15)
 
 
-# ------------------------------------------------------------------------------------------------------------ metrics
-
-
 def test_the_metrics_by_hand():
     """Σ|β·Σk1| = (9 + 1 + 6.5)/2 = 8.25, Σ|r| = 3·2.5 + 0.25 + 4·1 = 11.75: the penalty's share is 8.25/20."""
     metrics, given = in_main(reinforce_pp, REWARDS, batch_of(ROWS), beta=0.5)
@@ -197,9 +185,6 @@ def test_the_penaltys_share_from_0_to_1():
     assert share([0.0, 0.0], beta=0.5, rows=[(1, [0, 0], 0)] * 2) == 0
     assert share([0.0, 0.0], beta=0.5) == 1
     assert 0 < share([1.0, 0.0], beta=0.5) < 1
-
-
-# -------------------------------------------------------------------------------------------------------- AR and Lopti
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 0.0])

@@ -28,9 +28,6 @@ def score(expression, nums=(3, 5, 8), target=16):
     return countdown.score(f"hm</think><answer>{expression}</answer>", {"nums": list(nums), "target": target})
 
 
-# ---------------------------------------------------------------------------------------------------------- scoring
-
-
 # expressions for the numbers 3, 5, 8 and the target 16
 SOLUTIONS = [
     "(5 - 3) * 8", "8*(5-3)", " ( ( 5-3 ) )\n*\t8 ", "(5 − 3) × 8", "3 + 5 + 8", "8-(-(3+5))", "(-3 + 5)*8",
@@ -171,9 +168,6 @@ def test_prompt_shows_the_layout_and_a_true_example():
     assert "numbers 3, 5, 8 and the target 16" in system["content"]
 
 
-# -------------------------------------------------------------------------------------------------------- generator
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_generated_puzzles_are_solvable_and_different(split):
     items = countdown.generate(400, "3-6", seed=3, split=split)
@@ -218,9 +212,6 @@ def test_too_many_puzzles_are_refused(monkeypatch):
         countdown.generate(1000, "3")
 
 
-# ----------------------------------------------------------------------------------------------------------- loader
-
-
 @pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])
 def test_file_is_loaded(tmp_path, suffix):
     rows = [item["answer"] | {"other": "x"} for item in countdown.generate(12, "3-5", seed=7)]
@@ -247,9 +238,6 @@ def test_broken_rows_are_named(tmp_path, change, suffix):
     what = "nums must be a list of whole numbers above 0" if "nums" in change else "target must be a whole number"
     with pytest.raises(ValueError, match=rf"puzzles\{suffix}, row {len(rows)}: {what}, not"):
         countdown.load(path, "train")
-
-
-# -------------------------------------------------------------------------------------------------------- real file
 
 
 @needs_real

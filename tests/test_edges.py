@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 from conftest import step_of_main
-from helpers import E20, Recorder, arguments, gradients, share, weights
+from helpers import Recorder, arguments, gradients, share, weights
 
 import acpo
 import dppo
@@ -21,9 +21,6 @@ import reinforce
 from runtime import measure
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
-
-
-# ------------------------------------------------------------------------------------------------------------- acpo.py
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -87,50 +84,39 @@ def test_the_first_update_has_the_base_range_and_needs_no_pass(tiny_model, batch
     assert [with_gradient for with_gradient, _ in itertools.groupby(seen)] == [True, False, True, False, True]
 
 
-# ------------------------------------------------------------------------------------------------------------- dppo.py
+NEAR, NEARER, NEARLY, HALF = math.log(0.8), math.log(0.9), math.log(0.97), math.log(0.5)
+AT_THE_ENDS = [  # log π_old, log π, advantage, divergence, δ, whether the token is cut off
+    # e^-200 is 0 in float32. D from 0 to 1/2 is log 2; from 1/2 to 0 it is 99.
+    *((-200.0, HALF, a, kind, None, a > 0) for a in (1, -1) for kind in ("tv", "kl")),
+    *((HALF, -200.0, a, kind, None, a < 0) for a in (1, -1) for kind in ("tv", "kl")),
+    (-200.0, -300.0, -1, "kl", None, False),  # 100 nats, but hardly any probability
+    (-1e6, -10.0, 1, "tv", None, False),
+]
+for one in (0.0, -1e-9, 1e-7):
+    # 1 − π counts as 10⁻⁸ then, also if it is negative by rounding. From 0.9 to 1 D is 0.9·log 0.9 + 0.1·log(0.1/10⁻⁸)
+    # = 1.517, from 1 to 0.9 and 0.97 −log 0.9 = 0.105 and 0.030. TV from 0.9 is 0.1.
+    AT_THE_ENDS += [
+        (NEARER, one, 1, "kl", 1.52, False), (NEARER, one, 1, "kl", 1.51, True),
+        (NEARER, one, 1, "kl", None, True), (NEARER, one, -1, "kl", None, False),
+        (one, NEARER, -1, "kl", None, True), (one, NEARER, 1, "kl", None, False),
+        (one, NEARLY, -1, "kl", 0.030, True), (one, NEARLY, -1, "kl", 0.031, False),
+        (one, one, 1, "kl", None, False), (one, one, -1, "kl", None, False),
+        (NEARER, one, 1, "tv", None, False), (NEAR, one, 1, "tv", None, True), (one, NEAR, -1, "tv", None, True),
+    ]  # fmt: skip
 
 
-def outside(old_logp, logp, advantage, **changes):
-    """Whether a token is cut off, in the float32 that the trainer has; and that its loss and gradient are finite."""
-    logp = torch.tensor([[0.0, logp]], requires_grad=True)
+@pytest.mark.parametrize("old_logp, new_logp, advantage, divergence, delta, expected", AT_THE_ENDS)
+def test_dppo_with_probabilities_of_zero_and_one_to_rounding(
+    old_logp, new_logp, advantage, divergence, delta, expected
+):
+    """In the float32 that the trainer has. Loss and gradient are finite."""
+    logp = torch.tensor([[0.0, new_logp]], requires_grad=True)
     batch = {"old_logp": torch.tensor([[0.0, old_logp]]), "advantages": torch.tensor([[0.0, float(advantage)]])}
     batch |= {"mask": torch.tensor([[False, True]]), "ref_logp": batch["old_logp"]}
-    loss, clipped = dppo.policy_loss(logp, batch, 1, arguments(dppo, **changes))
+    loss, clipped = dppo.policy_loss(logp, batch, 1, arguments(dppo, divergence=divergence, delta=delta))
     loss.backward()
     assert math.isfinite(loss.item()) and logp.grad.isfinite().all()
-    return clipped.item() == 1
-
-
-@pytest.mark.parametrize("certain", [0.0, -1e-9, 1e-7])
-def test_a_probability_of_one_to_rounding_by_hand(certain):
-    """1 − π counts as 10⁻⁸ then, also if it is negative by rounding.
-
-    From 0.9 to 1 D is 0.9·log 0.9 + 0.1·log(0.1/10⁻⁸) = 1.517, from 1 to 0.9 and 0.97 −log 0.9 = 0.105 and 0.030.
-    """
-    kl, half, near, nearer = {"divergence": "kl"}, math.log(0.8), math.log(0.9), math.log(0.97)
-    rows = [  # from, to, advantage, settings, whether it is outside
-        (near, certain, 1, kl | {"delta": 1.52}, False), (near, certain, 1, kl | {"delta": 1.51}, True),
-        (near, certain, 1, kl, True), (near, certain, -1, kl, False),
-        (certain, near, -1, kl, True), (certain, near, 1, kl, False), (certain, nearer, -1, kl, False),
-        (certain, nearer, -1, kl | {"delta": 0.030}, True), (certain, nearer, -1, kl | {"delta": 0.031}, False),
-        (certain, certain, 1, kl, False), (certain, certain, -1, kl, False),
-        (near, certain, 1, {}, False), (near, certain, -1, {}, False),  # TV: 0.1
-        (half, certain, 1, {}, True), (certain, half, -1, {}, True),
-    ]  # fmt: skip
-    assert [row for row in rows if outside(*row[:3], **row[3]) is not row[4]] == []
-
-
-@pytest.mark.parametrize("divergence", ["tv", "kl"])
-def test_a_probability_of_zero_to_rounding(divergence):
-    """e^-200 is 0 in float32. D from 0 to 1/2 is log 2; from 1/2 to 0 it is 99."""
-    half = math.log(0.5)
-    assert outside(-200.0, half, 1, divergence=divergence) and not outside(-200.0, half, -1, divergence=divergence)
-    assert outside(half, -200.0, -1, divergence=divergence) and not outside(half, -200.0, 1, divergence=divergence)
-    assert not outside(-200.0, -300.0, -1, divergence=divergence)  # 100 nats, but hardly any probability
-    assert not outside(-1e6, -10.0, 1, divergence=divergence)
-
-
-# ------------------------------------------------------------------------------------------------------ entropy_top.py
+    assert clipped.item() == expected
 
 
 def test_a_token_whose_entropy_is_no_number_is_not_left_out_silently(tiny_model, batch, tmp_path):
@@ -144,9 +130,6 @@ def test_a_token_whose_entropy_is_no_number_is_not_left_out_silently(tiny_model,
     with pytest.raises(SystemExit, match="loss nan"):
         entropy_top.update(policy, torch.optim.SGD(policy.parameters(), lr=0.1), broken, 1, args)
     assert torch.equal(weights(policy), start)
-
-
-# --------------------------------------------------------------------------------------------------------- grpo_tis.py
 
 
 both = pytest.mark.parametrize("correction", ["tis", "icepop"])
@@ -165,15 +148,6 @@ def test_a_weight_at_the_very_bound_is_not_cut(correction):
     assert weight.tolist() == ([high - 1e-12, low] if correction == "tis" else [0, 0])
 
 
-@pytest.mark.parametrize("sampler_logp", [-math.inf, -1e30, -200.0])
-@both
-def test_a_token_that_the_sampler_held_impossible_has_a_finite_weight(correction, sampler_logp):
-    batch = {"old_logp": torch.tensor([-3.0]), "sampler_logp": torch.tensor([sampler_logp])}
-    args = arguments(grpo_tis, correction=correction, correction_max=1e12)
-    weight, cut = grpo_tis.sampler_correction(batch, args)
-    assert weight.item() == pytest.approx(E20) and not cut.any()
-
-
 @both
 def test_the_metrics_by_hand(correction, monkeypatch):
     """Ratios of 1.5, 3, 0.25 and 1 on four response tokens. Weights 1.5, 2, 0.25, 1, or 1.5, 0, 0, 1."""
@@ -187,9 +161,6 @@ def test_the_metrics_by_hand(correction, monkeypatch):
     mean, cut = (4.75 / 4, 1 / 4) if correction == "tis" else (2.5 / 4, 2 / 4)
     assert metrics["correction_mean"] == pytest.approx(mean, rel=1e-12) and metrics["correction_cut"] == cut
     assert metrics["sampler_gap"] == pytest.approx((math.log(1.5) + math.log(3) + math.log(4)) / 4, rel=1e-12)
-
-
-# -------------------------------------------------------------------------------------------------------- reinforce.py
 
 
 def test_reinforce_takes_log_probabilities_and_entropies_from_the_passes_of_its_update(tiny_model, batch):

@@ -11,7 +11,7 @@ import re
 import subprocess
 
 import pytest
-from conftest import KEYS, KK_TINY, ROOT, data_of, metrics, puzzles, python, small
+from conftest import KEYS, KK_TINY, ROOT, data_of, metrics, puzzles, small
 from safetensors.torch import load_file
 
 from tools import family
@@ -146,9 +146,6 @@ def test_every_step_has_problems_of_its_own(trained):
         assert all(prompts) and not prompts[0] & prompts[1], script
 
 
-# ------------------------------------------------------------------------------------------------------- fingerprint
-
-
 def test_no_digit_has_moved(trained):
     """Three scripts against the commit since which digits count; tools/maintain/fingerprint.py compares all."""
     try:
@@ -221,16 +218,6 @@ def test_without_history_there_is_a_reason(history, tmp_path, monkeypatch):
         fingerprint.base()
 
 
-def test_the_files_of_a_revision_are_there_while_they_are_read(history):
-    first = history[1]("grpo.py", "a = 2\n")
-    history[1]("grpo.py", "a = 3\n")
-    with fingerprint.files_of(first[:7]) as tree:
-        assert (tree / "grpo.py").read_text() == "a = 2\n"
-    assert not tree.exists() and len(fingerprint.git("worktree", "list").splitlines()) == 1
-    with pytest.raises(ValueError, match="nowhere"), fingerprint.files_of("nowhere"):
-        pass
-
-
 def test_the_first_number_that_differs_is_named():
     before = {"a": [{"step": 0, "x": 1.0}, {"step": 1, "x": 2.0, "y": 3}], "b": [{"step": 0}]}
     assert fingerprint.differences(before, json.loads(json.dumps(before))) == []
@@ -242,11 +229,3 @@ def test_the_first_number_that_differs_is_named():
 
 def test_every_script_has_an_entry():
     assert {words.split()[0] for words in fingerprint.ENTRIES.values()} == set(family.family()) | {*SCRIPTS}
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"), [(["--only", "nothing"], "--only nothing"), (["--against", "nowhere"], "nowhere")]
-)
-def test_a_wrong_request_ends_before_anything_runs(flags, why):
-    done = python("tools/maintain/fingerprint.py", *flags)
-    assert done.returncode == 2 and done.stderr.startswith(f"error: {why}") and not done.stdout

@@ -107,43 +107,32 @@ def test_malformed_answers(content):
 @pytest.mark.parametrize(
     "text, want",
     [  # answers in tags alone are in test_rewards.py
-        (r"\boxed{12", MALFORMED),
-        (r"\boxed{}", MALFORMED),
-        (r"\boxed{12}", RIGHT),
-        (r"so \boxed {12}.", RIGHT),
-        (r"\boxed{7} \boxed{12}", RIGHT),
-        (r"\boxed{12} \boxed{7}", WRONG),
-        (r"\boxed{12} <answer>7</answer>", WRONG),  # whichever begins last
-        (r"\boxed{7} <answer>12</answer>", RIGHT),
-        (r"<answer>12</answer> \boxed{7}", WRONG),
-        (r"<answer>7</answer> \boxed{12}", RIGHT),
-        (r"<answer>12</answer> \boxed{7", RIGHT),
-        (r"<answer>It is \boxed{12}.</answer>", RIGHT),
-        (r"<answer>\boxed{12} million</answer>", RIGHT),
+        (r"\boxed{12", MALFORMED), (r"\boxed{}", MALFORMED), (r"\boxed{12}", RIGHT), (r"so \boxed {12}.", RIGHT),
+        (r"\boxed{7} \boxed{12}", RIGHT), (r"\boxed{12} \boxed{7}", WRONG), (r"\boxed{\text{12}}", RIGHT),
+        (r"\boxed{\boxed{12}}", RIGHT), (r"<answer>12</answer> \boxed{7", RIGHT),
+        # whichever begins last
+        (r"\boxed{12} <answer>7</answer>", WRONG), (r"\boxed{7} <answer>12</answer>", RIGHT),
+        (r"<answer>12</answer> \boxed{7}", WRONG), (r"<answer>7</answer> \boxed{12}", RIGHT),
+        (r"<answer>It is \boxed{12}.</answer>", RIGHT), (r"<answer>\boxed{12} million</answer>", RIGHT),
         (r"<answer>\boxed{12</answer>}", WRONG),  # the box closes behind the block
-        (r"\boxed{\text{12}}", RIGHT),
-        (r"\boxed{\boxed{12}}", RIGHT),
     ],
-)
+)  # fmt: skip
 def test_the_answer_that_begins_last_counts(text, want):
     assert hitab.score(text, [12]) == want
 
 
-HOLES = [  # known, so that nobody is surprised: an answer, and the right ones it is held against
-    ("12 apples", 12),  # any unit is taken
-    ("$12", 12),  # even a wrong one
-    ("12 or thirteen", 12),  # up to three words behind a number are taken for its unit
-    ("12 is not right", 12),  # even these
-    ("2", "2nd"),  # an ordinal is its number
-    ("2nd", 2),
-    ("tx, san jose; ca, austin", "san jose, ca", "austin, tx"),  # the parts of labels with commas may be mixed
-    ("7; 12", 12, 7),  # parts have no order, not even those asked for respectively
-]
-
-
-@pytest.mark.parametrize("hole", HOLES)
-def test_a_known_hole(hole):
-    assert score(*hole) == RIGHT
+@pytest.mark.parametrize(
+    "content, golds",
+    [  # so that nobody is surprised
+        ("12 apples", [12]), ("$12", [12]),  # any unit is taken, even a wrong one
+        ("12 or thirteen", [12]), ("12 is not right", [12]),  # up to three words behind a number are taken for its unit
+        ("2", ["2nd"]), ("2nd", [2]),  # an ordinal is its number
+        ("tx, san jose; ca, austin", ["san jose, ca", "austin, tx"]),  # the parts of labels with commas may be mixed
+        ("7; 12", [12, 7]),  # parts have no order, not even those asked for respectively
+    ],
+)  # fmt: skip
+def test_a_known_hole(content, golds):
+    assert score(content, *golds) == RIGHT
 
 
 LONG = hitab.MAX_LENGTH
@@ -411,8 +400,7 @@ def test_prompt_shows_the_layout_and_true_answers():
     item = hitab.make_item("| a |", "how many?", [7, 12.5], "lookup")
     system, user = item["messages"]
     assert (system["role"], user["role"], item["prefix"]) == ("system", "user", "<think>")
-    assert user["content"] == "| a |\n\nQuestion: how many?"
-    assert item["answer"] == [7, 12.5] and item["category"] == "lookup"
+    assert user["content"] == "| a |\n\nQuestion: how many?" and item["answer"] == [7, 12.5]
     assert hitab.score(system["content"], [7, 12.5]) == RIGHT
 
 

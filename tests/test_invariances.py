@@ -4,6 +4,7 @@ Of every script whose update is its own; the others share it to the letter (test
 """
 
 import dataclasses
+import importlib
 import inspect
 import math
 import shutil
@@ -31,51 +32,35 @@ from helpers import (
 )
 from transformers import AutoTokenizer
 
-import acpo
-import archer
-import cispo
-import dppo
-import dr_grpo
-import entropy_top
 import grpo
-import grpo_ar_lopti
-import grpo_tis
-import gspo
-import opd
 import ppo
-import reinforce
-import reinforce_pp
-import rloo
-import sapo
 from runtime import batching, checkpoints, float16, processes
 from tools.maintain import updates
 
 # Settings at which some tokens of the batch are cut off, and others not.
-CASES = {
-    "grpo": (grpo, {}),
-    "grpo_ar_lopti": (grpo_ar_lopti, {}),
-    "reinforce": (reinforce, {}),
-    "rloo": (rloo, {}),
-    "opd": (opd, {}),
-    "dr_grpo": (dr_grpo, {}),
-    "ppo": (ppo, {}),
-    "reinforce_pp": (reinforce_pp, {}),
-    "acpo": (acpo, {"n_bins": 20}),
-    "gspo": (gspo, {"clip_low": 0.05, "clip_high": 0.03}),
-    "cispo": (cispo, {"clip_low": 0.05, "clip_high": 0.03}),
-    "entropy_top": (entropy_top, {}),
-    "archer": (archer, {}),
-    "dppo tv": (dppo, {"delta": 0.02}),
-    "dppo kl": (dppo, {"divergence": "kl", "delta": 0.002}),
-    "sapo": (sapo, {"tau_positive": 5.0, "tau_negative": 7.0}),
-    "grpo_tis tis": (grpo_tis, {"correction_max": 1.1}),
-    "grpo_tis icepop": (grpo_tis, {"correction": "icepop", "correction_max": 1.1, "correction_min": 0.9}),
-    "grpo_tis mask": (grpo_tis, {"mask": "sequence", "mask_delta": 0.0}),
-}
-WITHOUT_CLIP = (reinforce, rloo, opd)
+CASES = {  # the script is the first word
+    "grpo": {}, "grpo_ar_lopti": {}, "reinforce": {}, "rloo": {}, "opd": {}, "dr_grpo": {}, "ppo": {},
+    "reinforce_pp": {}, "entropy_top": {}, "archer": {},
+    "acpo": {"n_bins": 20},
+    "gspo": {"clip_low": 0.05, "clip_high": 0.03},
+    "cispo": {"clip_low": 0.05, "clip_high": 0.03},
+    "dppo tv": {"delta": 0.02},
+    "dppo kl": {"divergence": "kl", "delta": 0.002},
+    "sapo": {"tau_positive": 5.0, "tau_negative": 7.0},
+    "grpo_tis tis": {"correction_max": 1.1},
+    "grpo_tis icepop": {"correction": "icepop", "correction_max": 1.1, "correction_min": 0.9},
+    "grpo_tis mask": {"mask": "sequence", "mask_delta": 0.0},
+}  # fmt: skip
+
+
+def script_of(case):
+    return importlib.import_module(case.split()[0])
+
+
+WITHOUT_CLIP = ("reinforce", "rloo", "opd")
 each_case = pytest.mark.parametrize("case", CASES)
 # The first script with each of the family's ways to make one update.
-UPDATES = {inspect.getsource(trainer.update_once): case for case, (trainer, _) in reversed(CASES.items())}
+UPDATES = {inspect.getsource(script_of(case).update_once): case for case in reversed(CASES)}
 each_update = pytest.mark.parametrize("case", list(reversed(UPDATES.values())))
 
 
@@ -94,13 +79,13 @@ def batch(tiny_model):
 
 
 def args_of(case, model, **changes):
-    trainer, settings = CASES[case]
-    return arguments(trainer, model=str(model), max_response_tokens=50, **settings | changes)
+    settings = CASES[case]
+    return arguments(script_of(case), model=str(model), max_response_tokens=50, **settings | changes)
 
 
 def num_steps(trainer, args):
     """How many optimizer steps an update makes."""
-    return args.updates_per_step * (2 if trainer is grpo_ar_lopti else 1)
+    return args.updates_per_step * (2 if trainer.__name__ == "grpo_ar_lopti" else 1)
 
 
 def with_advantages(batch, trainer, args):
@@ -110,14 +95,14 @@ def with_advantages(batch, trainer, args):
 @pytest.mark.parametrize(("case", "kl_coef"), [*((case, 0.0) for case in CASES), ("dr_grpo", 0.1), ("sapo", 0.1)])
 def test_the_gradient_does_not_move_with_the_micro_batches(tiny_model, batch, case, kl_coef):
     """Of two updates, over all parameters; the metrics are the same, and the batch is as it was."""
-    trainer = CASES[case][0]
+    trainer = script_of(case)
     args = args_of(case, tiny_model, updates_per_step=2, kl_coef=kl_coef)
     batch = with_advantages(batch, trainer, args)
     before = {key: value.clone() for key, value in batch.items()}
     policy = trainer.load_policy(args, trained=True)
     whole, metrics = gradients(trainer, batch, args, policy)
     assert len(whole) == metrics["optimizer_steps"] == num_steps(trainer, args)
-    assert trainer in WITHOUT_CLIP or 0.01 < metrics["clip_rate"] < 0.95
+    assert case in WITHOUT_CLIP or 0.01 < metrics["clip_rate"] < 0.95
     for budget in (300, 1):
         steps, others = gradients(trainer, batch, dataclasses.replace(args, micro_batch_tokens=budget), policy)
         assert all(distance(a, b) < 1e-5 for a, b in zip(steps, whole, strict=True))
@@ -129,7 +114,7 @@ def test_the_gradient_does_not_move_with_the_micro_batches(tiny_model, batch, ca
 @each_case
 def test_padding_and_what_lies_outside_the_mask_change_nothing(tiny_model, batch, case):
     """Seven more columns, and in all places that are no response token other numbers, in the padding other tokens."""
-    trainer = CASES[case][0]
+    trainer = script_of(case)
     args = args_of(case, tiny_model, micro_batch_tokens=300)
     policy = trainer.load_policy(args, trained=True)
     batch = with_advantages(batch, trainer, args)
@@ -156,13 +141,13 @@ def test_padding_and_what_lies_outside_the_mask_change_nothing(tiny_model, batch
 @each_case
 def test_without_tokens_the_loss_is_zero_and_without_gradient(case):
     """Such is the pass that a process repeats because others have more: with an empty mask."""
-    trainer, settings = CASES[case]
+    trainer, settings = script_of(case), CASES[case]
     logp, rest = loss_batch([(0.1, 0.3, 1), (0, 0, 2)])
     rest |= {"mask": rest["mask"] & False, "sampler_logp": rest["old_logp"], "reasoning": rest["mask"]}
     rest |= {"weight": rest["old_logp"], "clip_range": rest["old_logp"]}
-    divisor = () if trainer is acpo else (5,)  # there it is in the weight
+    divisor = () if case == "acpo" else (5,)  # there it is in the weight
     result = trainer.policy_loss(logp, rest, *divisor, arguments(trainer, **settings))
-    loss, clipped = (result, torch.tensor(0)) if trainer in WITHOUT_CLIP else result
+    loss, clipped = (result, torch.tensor(0)) if case in WITHOUT_CLIP else result
     loss.backward()
     assert loss.item() == 0 and clipped.item() == 0 and not logp.grad.any()
 
@@ -170,7 +155,7 @@ def test_without_tokens_the_loss_is_zero_and_without_gradient(case):
 @pytest.mark.parametrize("case", [case for case in CASES if case != "entropy_top"])  # it leaves out others, too
 def test_responses_of_advantage_0_go_through_no_pass_and_change_nothing(tiny_model, batch, case):
     """Without a KL term; with one of weight 10⁻¹², for which they go too, the gradient is the same."""
-    trainer = CASES[case][0]
+    trainer = script_of(case)
     args = args_of(case, tiny_model, micro_batch_tokens=300, kl_coef=0.0)
     batch = batch | {"advantages": batch["advantages"].clone()}
     batch["advantages"][[0, 1, 2, 7, 20]] = 0
@@ -184,7 +169,7 @@ def test_responses_of_advantage_0_go_through_no_pass_and_change_nothing(tiny_mod
     steps, metrics = gradients(trainer, batch, args, policy)
     sent = {i for i, row in enumerate(batch["ids"].tolist()) for ids in seen if row[: len(ids)] == ids}
     assert sent == set(range(N)) - {0, 1, 2, 7, 20}
-    if trainer not in (reinforce, opd):
+    if case not in ("reinforce", "opd"):
         all_steps, others = gradients(trainer, batch, dataclasses.replace(args, kl_coef=1e-12), policy)
         assert all(distance(a, b) < 1e-5 for a, b in zip(steps, all_steps, strict=True))
         assert others.get("clip_rate") == metrics.get("clip_rate")  # a share of all tokens as before
@@ -204,12 +189,12 @@ def test_if_no_token_has_an_advantage_adamw_still_makes_its_step(tiny_model, bat
 # A script whose own part is turned off: its settings, those of grpo.py, what its metrics have besides; --dtype and
 # --lora_rank of both.
 TURNED_OFF = {
-    "grpo_ar_lopti": (grpo_ar_lopti, {"alpha": 0.0, "eta": 0.0}, {}, {"low_rate": 0}, "float32", 0),
-    "grpo_ar_lopti LoRA": (grpo_ar_lopti, {"alpha": 0.0, "eta": 0.0}, {}, {"low_rate": 0}, "bfloat16", 4),
-    "grpo_tis tis": (grpo_tis, {"correction": "tis"}, {}, {"mask_rate": 0}, "float32", 0),
-    "grpo_tis icepop": (grpo_tis, {"correction": "icepop"}, {}, {"mask_rate": 0}, "bfloat16", 0),
-    "entropy_top": (entropy_top, {"entropy_top": 1.0}, {}, {"top_rate": 1}, "float32", 0),
-    "archer": (archer, {"entropy_quantile": 1.0}, {"clip_high": 0.2}, {"reasoning_rate": 0}, "float32", 0),
+    "grpo_ar_lopti": ({"alpha": 0.0, "eta": 0.0}, {}, {"low_rate": 0}, "float32", 0),
+    "grpo_ar_lopti LoRA": ({"alpha": 0.0, "eta": 0.0}, {}, {"low_rate": 0}, "bfloat16", 4),
+    "grpo_tis tis": ({"correction": "tis"}, {}, {"mask_rate": 0}, "float32", 0),
+    "grpo_tis icepop": ({"correction": "icepop"}, {}, {"mask_rate": 0}, "bfloat16", 0),
+    "entropy_top": ({"entropy_top": 1.0}, {}, {"top_rate": 1}, "float32", 0),
+    "archer": ({"entropy_quantile": 1.0}, {"clip_high": 0.2}, {"reasoning_rate": 0}, "float32", 0),
 }
 
 
@@ -229,12 +214,12 @@ def steps_of(trainer, batch, **settings):
 @pytest.mark.parametrize("case", TURNED_OFF)
 def test_a_script_whose_own_part_is_turned_off_is_grpo_to_the_last_bit(tiny_model, batch, case):
     """Every weight and metric. grpo_tis.py has a sampler that is the trainer."""
-    trainer, off, of_grpo, own_metrics, dtype, lora_rank = TURNED_OFF[case]
+    off, of_grpo, own_metrics, dtype, lora_rank = TURNED_OFF[case]
     batch = batch | {"sampler_logp": batch["old_logp"]}
     common = {"model": str(tiny_model), "dtype": dtype, "lora_rank": lora_rank}
     start, expected = steps_of(grpo, batch, **common, **of_grpo)
     assert not torch.equal(expected[0][0], start) and not torch.equal(expected[1][0], expected[0][0])
-    _, found = steps_of(trainer, batch, **common, **off)
+    _, found = steps_of(script_of(case), batch, **common, **off)
     for (its_weights, its_metrics), (grpos_weights, grpos_metrics) in zip(found, expected, strict=True):
         assert torch.equal(its_weights, grpos_weights)
         assert (grpos_metrics | own_metrics).items() <= its_metrics.items()
@@ -242,7 +227,7 @@ def test_a_script_whose_own_part_is_turned_off_is_grpo_to_the_last_bit(tiny_mode
 
 @each_update
 def test_gradients_are_scaled_down_to_max_grad_norm_and_the_norm_before_is_told(tiny_model, batch, case):
-    trainer = CASES[case][0]
+    trainer = script_of(case)
     args = args_of(case, tiny_model, micro_batch_tokens=300, updates_per_step=2)
     policy = trainer.load_policy(args, trained=True)
     free, metrics = gradients(trainer, batch, args, policy)
@@ -255,7 +240,7 @@ def test_gradients_are_scaled_down_to_max_grad_norm_and_the_norm_before_is_told(
 
 @each_update
 def test_a_loss_that_is_not_finite_ends_the_program_before_the_weights_are_touched(tiny_model, batch, case, tmp_path):
-    trainer = CASES[case][0]
+    trainer = script_of(case)
     args = args_of(case, tiny_model, run_dir=str(tmp_path), micro_batch_tokens=300)
     policy = trainer.load_policy(args, trained=True)
     optimizer = adamw(policy)
@@ -272,13 +257,10 @@ def test_a_loss_that_is_not_finite_ends_the_program_before_the_weights_are_touch
     assert saved["args"] == dataclasses.asdict(args) and saved["batch"]["advantages"].isnan().any()
 
 
-# ------------------------------------------------------------------------------------------------------- float16
-
-
 @each_update
 def test_float16_has_float32s_gradient_and_skips_the_updates_that_overflow(tiny_model, batch, case, tmp_path, capsys):
     """Its rounding is 2⁻¹¹ in each product. A scale of 2⁶⁰ makes the loss's gradient infinite."""
-    trainer = CASES[case][0]
+    trainer = script_of(case)
     args = args_of(case, tiny_model, micro_batch_tokens=300, run_dir=str(tmp_path))
     batch = share(batch, slice(2 * GROUP))
     expected, _ = gradients(trainer, batch, args)
@@ -312,9 +294,6 @@ def test_gradients_that_overflow_at_every_scale_end_the_run_in_float16(tiny_mode
     assert torch.equal(weights(policy), before)
 
 
-# ------------------------------------------------------------------------------------------------- two processes
-
-
 TRAINED = ["grpo", "grpo_ar_lopti"]  # the cases of which AdamW makes steps, too
 
 
@@ -326,9 +305,10 @@ def compute_share(folder):
     processes.start()
     rows = rows_of(processes.RANK, processes.WORLD_SIZE)
     results = {}
-    for case, (trainer, _) in CASES.items():
+    for case in CASES:
         if not (folder / f"{case}.pt").exists():
             continue
+        trainer = script_of(case)
         args = trainer.Args(**torch.load(folder / f"{case}.pt") | {"run_dir": str(folder)})
         batch = share(torch.load(folder / "batch.pt"), rows)
         rewards = batch["rewards"][:, 0]

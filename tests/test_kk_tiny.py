@@ -1,6 +1,5 @@
 """models/kk_tiny: that what it learned from is sound, and that it is what its card says."""
 
-import dataclasses
 import importlib
 import itertools
 import json
@@ -13,16 +12,10 @@ import regex
 from conftest import KK_TINY, ROOT, metrics, run
 from helpers import holds
 
-import grpo
-import grpo_ar_lopti
 from models import make_kk_tiny
 from rewards import kk, kk_solutions, puzzles
-from runtime import defaults, files, machine, settings
-from runtime.chats import encode
+from runtime import defaults, files, settings
 from tools import family
-
-# --------------------------------------------------------------------------------------------------------------------
-# The worked solutions
 
 
 def atoms(statement):
@@ -168,25 +161,11 @@ def test_a_retold_puzzle_is_the_same_puzzle():
         assert all(name in told["quiz"] for name in told["names"]) and told["quiz"] != puzzle["quiz"]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The committed model
-
-
 def test_every_puzzle_goes_through_the_tokenizer_and_back_word_by_word(tokenizer):
     for puzzle in kk.generate(1000, "2-8", seed=6):
         ids = tokenizer.encode(puzzle["quiz"], add_special_tokens=False)
         assert tokenizer.decode(ids) == puzzle["quiz"]
         assert len(ids) == len(regex.findall(make_kk_tiny.PIECES, puzzle["quiz"]))  # no word is spelled in bytes
-
-
-def test_the_prompt_ends_where_the_solution_begins(tokenizer):
-    (puzzle,) = kk.generate(1, "2", seed=0)
-    prompt = encode(tokenizer, puzzle)
-    assert tokenizer.decode(prompt).endswith("<|im_start|>assistant\n<think>")
-    assert puzzle["quiz"] in tokenizer.decode(prompt) and "helpful assistant" not in tokenizer.decode(prompt)
-    answer = "(1) Wei is a knight\n(2) Omar is a knave"
-    tags = tokenizer.convert_ids_to_tokens(tokenizer.encode(f" So</think><answer> {answer}</answer>"))
-    assert tags[1:3] == ["</think>", "<answer>"] and tags[-1] == "</answer>"
 
 
 @pytest.mark.slow
@@ -201,33 +180,6 @@ def test_it_starts_where_its_card_says():
     assert 0.2 <= two_or_three["careful"] <= 0.35, found
     for people in found.values():
         assert people["accuracy of careful"] > people["accuracy of hasty"] + 0.25, found
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The trainers' default where there is no GPU
-
-
-@pytest.mark.parametrize("trainer", [grpo, grpo_ar_lopti], ids=lambda trainer: trainer.__name__)
-def test_defaults_are_the_papers_on_a_gpu_and_kk_tinys_without_one(trainer, monkeypatch):
-
-    def read(*argv):
-        return defaults.read(list(argv), trainer.Args, trainer.TASKS)[0]
-
-    monkeypatch.chdir(ROOT)
-    papers = trainer.Args()
-    kk_tinys = defaults.of_model(KK_TINY, trainer.Args)
-    assert kk_tinys["people"] == "2-3" and kk_tinys["steps"] == 10
-    monkeypatch.setattr(defaults, "ON_GPU", True)
-    assert read() == papers
-    assert read("--model", "models/kk_tiny/").lr == kk_tinys["lr"]  # it asks for its own settings
-    monkeypatch.setattr(defaults, "ON_GPU", False)
-    papers.dtype = "bfloat16" if machine.has_fast_bfloat16() else "float32"
-    own = defaults.ON_CPU | kk_tinys
-    assert own["model"] == "models/kk_tiny"
-    assert read() == dataclasses.replace(papers, **own)
-    assert read("--lr", "3e-5", "--people=4") == dataclasses.replace(papers, **own | {"lr": 3e-5, "people": "4"})
-    other = read("--model=models/SmolLM2-135M-Instruct")  # what suits kk_tiny suits no other model
-    assert other == dataclasses.replace(papers, **defaults.ON_CPU | {"model": "models/SmolLM2-135M-Instruct"})
 
 
 @pytest.mark.parametrize("model", [KK_TINY, ROOT / "models" / "smollm2_kk"], ids=lambda path: path.name)

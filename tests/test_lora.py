@@ -46,10 +46,6 @@ def largest(a, b):
     return (a - b).abs().max().item()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The adapters
-
-
 @each_dtype
 def test_a_run_begins_with_the_model_itself(tiny_model, batch, dtype):
     """B is 0. And A is uniform within 1/√in, the same for a seed, and leaves torch's random state alone."""
@@ -123,10 +119,6 @@ def test_the_reference_is_the_policy_with_its_adapters_off(tiny_model, batch):
     assert torch.equal(grpo.log_probs(reference, batch, args, with_entropy=False)[0], expected)
     assert torch.equal(grpo.log_probs(policy, batch, args)[0], logp)  # they are on again
     assert any(parameter.requires_grad for parameter in policy.parameters())
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Training
 
 
 def gradients_by_name(args, policy, batch):
@@ -236,10 +228,6 @@ def test_a_checkpoints_adapter_makes_its_model(shares, number, tmp_path):
     state = checkpoints.read_metadata(folder / "trainer").state_dict_metadata
     assert len(state) == 1 + 4 * 2 * 7 * 2  # "rng"; weight, two moments and step of A and B in two layers
     assert all("lora_" in name or name == "rng" for name in state)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Whole runs
 
 
 @pytest.fixture(scope="module")

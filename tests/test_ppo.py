@@ -72,9 +72,6 @@ def value_gradients(batch, args, value_model):
     return recorder.gradients, metrics
 
 
-# ---------------------------------------------------------------------------------------------------------------- GAE
-
-
 def of_tokens(compute, rewards, rows, values, **changes):
     """What compute, which is estimate_advantages or compute_advantages, gives each row's response tokens.
 
@@ -127,9 +124,6 @@ def test_whitening_by_numbers():
     assert short == pytest.approx([scale], abs=1e-13) and long == pytest.approx([-scale / 3] * 3, abs=1e-13)
 
 
-# ---------------------------------------------------------------------------------------------- the value model's loss
-
-
 # (V_old, V, R) with ε_V 0.25 → (loss, its slope d/dV, whether the clip cuts it off), by hand.
 VALUE_TOKENS = {
     "not moved": ((1, 1, 3), (2, -2, False)),
@@ -165,9 +159,6 @@ def test_a_tokens_value_loss_by_hand(token, expected):
     assert loss.item() == pytest.approx(expected_loss / 7, rel=1e-12)
     assert values.grad[0].tolist() == pytest.approx([0, slope / 7, 0], rel=1e-12)
     assert clipped.item() == is_clipped
-
-
-# --------------------------------------------------------------------------------------------------------- value model
 
 
 def test_the_value_model_is_zero_everywhere_at_first_and_its_heads_gradient_is_not(tiny_model, batch):
@@ -232,9 +223,6 @@ def test_the_value_model_has_a_head_of_its_own_and_the_policy_keeps_its_own(tied
         assert weight.data_ptr() != of_policy[name].data_ptr()
 
 
-# --------------------------------------------------------------------------------------------- the value model's update
-
-
 def test_a_value_loss_that_is_not_finite_ends_the_program_before_the_weights_are_touched(tiny_model, batch, tmp_path):
     args = arguments(ppo, model=str(tiny_model), run_dir=str(tmp_path), micro_batch_tokens=300)
     value_model = value_model_of(args)
@@ -291,9 +279,6 @@ def test_main_gives_whitened_advantages_to_the_policy_and_returns_to_the_value_m
     torch.testing.assert_close(given["returns"], (estimates + batch["values"]).float(), atol=1e-5, rtol=0)
     whitened = ppo.compute_advantages(rewards, batch, args)
     assert torch.equal(to_policy["advantages"], whitened) and torch.equal(given["values"], batch["values"])
-
-
-# -------------------------------------------------------------------------------------------------------- checkpoints
 
 
 def everything_trained(args, scales=(16, 16)):

@@ -16,8 +16,6 @@ each_task = pytest.mark.parametrize("task", [kk, math, countdown, hitab], ids=la
 each_generator = pytest.mark.parametrize("task", [kk, countdown, hitab], ids=lambda task: task.__name__)
 
 
-# ---------------------------------------------------------------------------------------------------------- scoring
-
 RIGHT = {"reward": 1.0, "correct": True, "format": True, "timed_out": False}
 WRONG = {"reward": 0.0, "correct": False, "format": True, "timed_out": False}
 MALFORMED = {"reward": 0.0, "correct": False, "format": False, "timed_out": False}
@@ -126,9 +124,6 @@ def test_random_texts_never_crash(task):
     assert kinds >= {(True, True), (True, False), (False, False)}
 
 
-# ------------------------------------------------------------------------------------------------------- generators
-
-
 @each_generator
 def test_the_same_problems_in_another_process_and_with_a_smaller_size(task):
     made = task.generate(40, seed=5)
@@ -184,9 +179,6 @@ def test_countdown_has_3_to_6_numbers():
     for text in ("2", "7"):
         with pytest.raises(ValueError, match="numbers must be like 3-4"):
             countdown.load(None, "train", numbers=text)
-
-
-# ------------------------------------------------------------------------------------------------ files and folders
 
 
 @pytest.mark.parametrize("source", ["no/such.parquet", "no/such.jsonl", "./nothing", "/nowhere/at/all", "kk.csv"])
@@ -274,9 +266,6 @@ def test_a_folder_keeps_train_and_test_apart(tmp_path):
     for task in (math, kk, countdown):
         with pytest.raises(ValueError, match=r"holds no .* file for train"):
             task.load(tmp_path, "train")
-
-
-# ---------------------------------------------------------------------------------------------------------- the hub
 
 
 def tables():

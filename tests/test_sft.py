@@ -47,10 +47,6 @@ def by_transformers(model, given):
     return total, count
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What is learned
-
-
 def test_the_gradient_is_that_of_the_cross_entropy_on_responses_alone(tokenizer, tmp_path, on_the_cpu):
     """Against transformers; also if each example has a pass of its own."""
     batch_of = given(tokenizer, tmp_path)
@@ -106,10 +102,6 @@ def test_worked_solutions_are_right_if_careful_and_end_with_the_end_token(tokeni
     assert all(kk.score(one["response"], one["answer"])["reward"] == 3 for one in careful[:100])
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Whole runs
-
-
 def small(run_dir, **changes):
     """Flags of a run that takes seconds: kk_tiny learns solutions of 60 puzzles."""
     flags = {
@@ -162,9 +154,6 @@ def test_two_processes_learn_as_one(four_steps, tmp_path):
             if key in one:
                 assert two[key] == pytest.approx(one[key], rel=1e-3), (one["step"], key)
 
-
-# --------------------------------------------------------------------------------------------------------------------
-# Bad input
 
 QUESTION, ANSWER = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}
 
