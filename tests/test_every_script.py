@@ -11,8 +11,10 @@ import re
 import subprocess
 
 import pytest
+import torch
 from conftest import KEYS, KK_TINY, ROOT, data_of, metrics, puzzles, small
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from tools import family
 from tools.maintain import fingerprint, updates
@@ -94,8 +96,8 @@ def test_a_run_on_a_task_of_ones_own_logs_the_parts_of_its_rewards(trained):
 
 def test_several_responses_to_a_test_problem_give_pass_at_k(trained):
     """And of the test's responses the first to each problem is kept."""
-    lines = (trained["reinforce pass"] / "metrics.jsonl").read_text().splitlines()
-    for row in (json.loads(lines[0]), json.loads(lines[-1])):
+    rows = [json.loads(line) for line in (trained["reinforce pass"] / "metrics.jsonl").read_text().splitlines()]
+    for row in (rows[0], rows[-1]):
         assert row["eval/pass@1"] == pytest.approx(row["eval/accuracy"])
         assert 0 <= row["eval/pass@1"] <= row["eval/pass@2"] <= row["eval/pass@3"] <= 1
     kept = [json.loads(line) for line in (trained["reinforce pass"] / "test_samples.jsonl").read_text().splitlines()]
@@ -133,10 +135,21 @@ def test_every_script_resumes_to_the_last_bit(trained):
 
 def test_before_the_first_update_the_policy_is_its_reference_and_the_samplers(trained):
     """At a temperature that is not 1. So their probabilities are taken at the same one, and the KL term is 0."""
-    for script in SCRIPTS:
+    for script in [*SCRIPTS, "grpo LoRA"]:
         first, second = metrics(trained[script])
         assert first.get("kl") in (0, None) and max(first["sampler_gap"], second["sampler_gap"]) < 1e-4, script
         assert first.get("kl") is None or second["kl"] != 0, script
+
+
+def test_a_checkpoint_with_lora_is_an_ordinary_model(trained):
+    """Its embedding and its norms stay as they were."""
+    folder = trained["grpo LoRA"] / "checkpoints/step_000002"
+    weights, base = load_file(folder / "model.safetensors"), load_file(KK_TINY / "model.safetensors")
+    assert weights.keys() == base.keys()
+    for name in weights:
+        assert torch.equal(weights[name], base[name].float()) == (not name.endswith("_proj.weight")), name
+    lm = AutoModelForCausalLM.from_pretrained(folder)
+    assert not any("lora" in name for name, _ in lm.named_parameters())
 
 
 def test_every_step_has_problems_of_its_own(trained):
@@ -206,16 +219,11 @@ def test_without_history_there_is_a_reason(history, tmp_path, monkeypatch):
     history[1]("grpo.py", "a = 2\n")
     words = ["git", "clone", "-q", "--depth", "1", f"file://{tmp_path}", tmp_path / "shallow"]
     subprocess.run(words, check=True, capture_output=True)
-    monkeypatch.setattr(fingerprint, "ROOT", tmp_path / "shallow")
-    with pytest.raises(ValueError, match="git fetch --unshallow"):
-        fingerprint.base()
     (tmp_path / "released").mkdir()  # within another repository
-    monkeypatch.setattr(fingerprint, "ROOT", tmp_path / "released")
-    with pytest.raises(ValueError, match="is no git repository of its own"):
-        fingerprint.base()
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match="not a git repository"):
-        fingerprint.base()
+    for folder, says in (("shallow", "git fetch --unshallow"), ("released", "is no git repository of its own")):
+        monkeypatch.setattr(fingerprint, "ROOT", tmp_path / folder)
+        with pytest.raises(ValueError, match=says):
+            fingerprint.base()
 
 
 def test_the_first_number_that_differs_is_named():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import KK_TINY, metrics, run, run_together, small
+from conftest import KK_TINY, run_together
 from helpers import adamw, arguments, distance, gradients, rows_of, share
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -228,34 +228,3 @@ def test_a_checkpoints_adapter_makes_its_model(shares, number, tmp_path):
     state = checkpoints.read_metadata(folder / "trainer").state_dict_metadata
     assert len(state) == 1 + 4 * 2 * 7 * 2  # "rng"; weight, two moments and step of A and B in two layers
     assert all("lora_" in name or name == "rng" for name in state)
-
-
-@pytest.fixture(scope="module")
-def four_steps(tmp_path_factory):
-    """A run of grpo.py with LoRA. That one is resumed to the last bit is in test_every_script.py."""
-    run_dir = tmp_path_factory.mktemp("lora") / "run"
-    flags = {"lora_rank": 3, "lr": 5e-3, "prompts_per_step": 8, "dtype": "float32"}
-    flags["export"] = run_dir.parent / "model"
-    run("grpo.py", *small(run_dir, steps=4, save_every=2, **flags))
-    return run_dir
-
-
-def test_a_run_with_lora_learns_and_the_sampler_follows(four_steps):
-    rows = metrics(four_steps)
-    assert rows[0]["kl"] == 0 and rows[3]["kl"] > 0.005
-    assert all(0 < row["sampler_gap"] < 0.001 for row in rows)
-    assert all(0.1 < row["weights_changed"] <= 1 for row in rows)  # of merged weights: the embedding stays
-    assert rows[3]["reward"] > rows[0]["reward"] + 0.2
-
-
-def test_a_checkpoint_is_an_ordinary_model(four_steps):
-    folder = four_steps / "checkpoints/step_000004"
-    weights, base = load_file(folder / "model.safetensors"), load_file(KK_TINY / "model.safetensors")
-    assert weights.keys() == base.keys()
-    for name in weights:
-        assert torch.equal(weights[name], base[name].float()) == (not name.endswith("_proj.weight")), name
-    exported = four_steps.parent / "model"
-    assert (exported / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
-    assert not (exported / "trainer").exists()
-    lm = AutoModelForCausalLM.from_pretrained(exported)
-    assert not any("lora" in name for name, _ in lm.named_parameters())
