@@ -87,18 +87,6 @@ def test_the_last_complete_answer_counts(sum_of_two):
     assert not gym.score(f"{right}</answer>", thinking)["format"]  # never opened
 
 
-def test_options_reach_the_verifier():
-    """decimal_arithmetic compares as many places as its option says."""
-    exact, rough = (
-        gym.load(None, "train", size=1, gym="decimal_arithmetic",
-                 gym_options=json.dumps({"min_num_decimal_places": 1, "max_num_decimal_places": places}))[0]["answer"]
-        for places in (5, 1)
-    )  # fmt: skip
-    assert gym.dataset("decimal_arithmetic", json.dumps(exact["options"])).config.max_num_decimal_places == 5
-    assert gym.dataset("decimal_arithmetic", json.dumps(rough["options"])).config.max_num_decimal_places == 1
-    assert gym.score(f"{exact['entry']['answer']}</answer>", exact)["correct"]
-
-
 HOSTILE = ["0", "garbage", "[[[", "{'a':", "(" * 4000, "9" * 4500, "a b " * 1000, "1/0", "−", "\x00", "nan",
            "1e999999", "1e9999999999", "1e9,999,999,999", "1e9_999_999_999", "1e٩٩٩٩٩٩٩٩٩٩", "1e99", "[1,2]", "{}",
            "None", "9" * 6000]  # fmt: skip
