@@ -471,10 +471,10 @@ def test_two_processes_train_the_value_model_as_one(two_processes):
     assert one["values"].std() > 0.05
     for rank in range(2):
         two = two_processes[rank, 2]["value model"]
-        torch.testing.assert_close(two["values"], one["values"][rows_of(rank, 2)], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(two["values"], one["values"][rows_of(rank, 2)], atol=1e-3, rtol=1e-3)
         for mine, expected in zip(two["update"], one["update"], strict=True):
             assert mine == pytest.approx(expected, rel=1e-4)
-        assert distance(two["weights"], one["weights"]) < 1e-5
+        assert distance(two["weights"], one["weights"]) < 1e-4
         assert one["restored"] and two["restored"] and one["place"] == two["place"] == (2, 16)
 
 

@@ -276,10 +276,7 @@ def everything_trained(args, scales=(16, 16)):
     made = []
     for kind, power in zip((ppo.Policy, ppo.ValueModel), scales):
         model = ppo.load_policy(args, trained=True, kind=kind)
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
         optimizer = adamw(model)
-        optimizer.step()
         if args.dtype == "float16":
             float16.scaler(optimizer, args).load_state(torch.tensor([2.0**power, 3]))
         made.append((model, optimizer))
