@@ -1,6 +1,5 @@
 """What the tests share: a tiny random model with a real tokenizer, and a way to run a trainer as a user does."""
 
-import ast
 import dataclasses
 import json
 import os
@@ -34,7 +33,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 
 # What runs longest is begun first, or one of pytest's processes would end alone.
 LONGEST = """test_dapo test_every_script test_journeys test_runs test_lora test_kk_tiny test_algorithms test_course_step
-    test_ppo test_evaluate test_lab test_site test_sft""".split()
+    test_ppo test_evaluate test_lab test_course test_faults test_site test_sft""".split()
 
 
 def pytest_collection_modifyitems(items):
@@ -196,28 +195,6 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(KK_TINY)
 
 
-@pytest.fixture(scope="module")  # playwright has an event loop of its own while it runs
-def chromium():
-    """Chromium or Chrome; without playwright or a browser its tests are skipped."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    found = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")))
-    if not (binary := next(found, None)):
-        pytest.skip("neither Chromium nor Chrome is installed")
-    with playwright.sync_playwright() as started:
-        yield started.chromium.launch(executable_path=binary, args=["--no-sandbox"])
-
-
-@pytest.fixture
-def browser_page(chromium):
-    """A page of 1280 by 900 pixels, which must leave no error behind."""
-    page, errors = chromium.new_page(viewport={"width": 1280, "height": 900}), []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    yield page
-    page.close()
-    assert not errors
-
-
 @pytest.fixture(scope="module")
 def on_the_cpu():
     """Also where there is a GPU: what is compared to the last digits is compared on one kind of machine."""
@@ -258,45 +235,23 @@ def parse(trainer, *words):
     return defaults.read(list(words), trainer.Args, trainer.TASKS)[0]
 
 
-INHERITED = {  # classes of settings
-    "settings.RunArgs": "runtime/settings.py",
-    "settings.CommonArgs": "runtime/settings.py",
-    "common.Args": "lab/common.py",
-}
-
-
-@cache
-def flags_of(file, name="Args"):
-    """The names of a script's settings: those of its Args and of the class that it grew from."""
-    names = set()
-    if Path(file).name == "evaluate.py":
-        file = "evaluation/settings.py"
-    for node in ast.parse((ROOT / file).read_text()).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            names |= {member.target.id for member in node.body if isinstance(member, ast.AnnAssign)}
-            for base in map(ast.unparse, node.bases):
-                names |= flags_of(INHERITED.get(base, file), base.split(".")[-1])
-    return names
-
-
-def seconds_of(function, text):
-    """The least of five measurements of function(text), in processor time of this process."""
-    times = []
-    for _ in range(5):
-        start = time.process_time()
-        function(text)
-        times.append(time.process_time() - start)
-    return min(times)
-
-
 def check_linear_time(function, text_of):
     """Twice the text takes less than 2.6 times as long, on any processor; what grows with its square takes 4 times.
 
     text_of: gives a text for a size. A tenth of a millisecond is left for what does not grow. A busy machine gets
     three tries.
     """
+
+    def seconds(size):
+        times = []
+        for _ in range(5):
+            text, start = text_of(size), time.process_time()
+            function(text)
+            times.append(time.process_time() - start)
+        return min(times)
+
     for _ in range(3):
-        once, twice = (seconds_of(function, text_of(size)) for size in (500, 1000))
+        once, twice = seconds(500), seconds(1000)
         if twice < 2.6 * once + 1e-4:
             return
     raise AssertionError(f"{once:.6f} s, and {twice:.6f} s for twice the text")

@@ -4,6 +4,7 @@ transformers and torch alone make of them."""
 import math
 
 import torch
+from conftest import KK_TINY
 from transformers import AutoModelForCausalLM
 
 import grpo
@@ -16,6 +17,10 @@ E20 = math.exp(20)
 # Responses as (prompt tokens, the k1 of each response token, padding), and their rewards.
 ROWS = [(1, [1, -2, 4], 2), (4, [-1], 1), (2, [0.5, 0.5, -1, 2], 0)]
 REWARDS = [2.5, -0.25, 1.0]
+# What begins a run's records: the sizes of its model, memory and data.
+SIZES = {
+    "parameters": 9e5, "estimated_memory_gb": 1.6, "memory_gb": 23.5, "training_problems": 640, "test_problems": 20
+}  # fmt: skip
 
 
 def arguments(trainer=grpo, **changes):
@@ -28,6 +33,20 @@ def arguments(trainer=grpo, **changes):
     if "kl_coef" not in trainer.Args.__dataclass_fields__:  # reinforce.py has none, whatever is asked for
         del settings["kl_coef"]
     return trainer.Args(**settings)
+
+
+def policy_and_optimizer():
+    """kk_tiny in float32, and its AdamW."""
+    args = arguments(model=str(KK_TINY))
+    policy = grpo.load_policy(args, trained=True)
+    return policy, torch.optim.AdamW(policy.parameters(), lr=1e-3, fused=True)
+
+
+def learn(policy, optimizer):
+    """An update that depends on the weights, on AdamW's state and on torch's random state."""
+    for parameter in policy.parameters():
+        parameter.grad = parameter.detach() + torch.randn(parameter.shape)
+    optimizer.step()
 
 
 class Recorder(torch.optim.SGD):

@@ -85,7 +85,9 @@ def test_rloos_penalty_is_that_of_the_whole_response_and_comes_before_the_baseli
     batch = batch_of([(2, [1, -2, 4], 1), (2, [-1], 3), (2, [0.5, 0.5, -1, 2], 0)])
     batch |= {key: batch[key] * batch["mask"] for key in ("old_logp", "ref_logp")}  # as log_probs gives them
     metrics, given = in_main(rloo, [3.0, -1.0, 1.0], batch, beta, group=3)
-    of_tokens = torch.tensor(expected, dtype=torch.float32)[:, None] * batch["mask"]  # the whole response's, on each token
+    of_tokens = (
+        torch.tensor(expected, dtype=torch.float32)[:, None] * batch["mask"]
+    )  # the whole response's, on each token
     torch.testing.assert_close(given["advantages"].float(), of_tokens, atol=1e-6, rtol=0)
     assert metrics["kl"] == pytest.approx(kl)
     assert metrics["reward"] == 1 and metrics["accuracy"] == pytest.approx(2 / 3)  # of the rule, without the penalty

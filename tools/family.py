@@ -45,7 +45,7 @@ def new_scripts(known=PARENT, folder=ROOT):
     The parent is None if the docstring names none, as in a copy of grpo.py.
     """
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
-    named = {stem: DIFFERS.search(text) for stem, text in texts.items() if "first.check(" in text}
+    named = {stem: DIFFERS.search(text) for stem, text in texts.items() if "flags.check(" in text}
     return {stem: match and match[1] for stem, match in named.items() if stem not in (*known, "grpo")}
 
 
