@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from filelock import FileLock
-from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
 KK_TINY = ROOT / "models" / "kk_tiny"
@@ -145,26 +143,6 @@ def run(script, *flags, processes=1, check=True, timeout=1200, env=None, torchru
     if check and done.returncode:
         raise AssertionError(f"{script} ended with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
     return done
-
-
-def resume_from_step_2(run_dir, folder, script="grpo.py", processes=1):
-    """Copies a run of four steps to a folder, as a kill after step 2 would leave it, and makes steps 3 and 4 again."""
-    shutil.copytree(run_dir, folder)
-    shutil.rmtree(folder / "checkpoints/step_000004")
-    about = folder / "args.json"
-    about.write_text(about.read_text().replace(str(run_dir), str(folder)))  # no copy, which would not --export again
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 5, "reward": 99}) + '\n{"step": 6, "rew')
-    run(script, "--resume", folder, processes=processes)  # all settings come from the run
-
-
-def check_resumed(run_dir, folder, script="grpo.py"):
-    """Metrics and weights of the steps that are made again are those of the unbroken run, to the last bit."""
-    resume_from_step_2(run_dir, folder, script)
-    broken, unbroken = (Path(run, "metrics.jsonl").read_text().splitlines() for run in (folder, run_dir))
-    assert [timeless(json.loads(line)) for line in broken] == [timeless(json.loads(line)) for line in unbroken]
-    mine, theirs = (load_file(Path(run, "checkpoints/step_000004/model.safetensors")) for run in (folder, run_dir))
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
 def row_of_puzzle(item):

@@ -8,6 +8,7 @@ from conftest import KK_TINY
 from transformers import AutoModelForCausalLM
 
 import grpo
+import sft
 
 PROMPTS, GROUP = 8, 3  # of the batch most tests use: 24 rows, 12 in each of a step's two mini-batches
 N = PROMPTS * GROUP
@@ -245,3 +246,13 @@ def holds(statement, world):
         "->": lambda: values[1] or not values[0],
         "<=>": lambda: values[0] == values[1],
     }[op]()
+
+
+def chat(question, answer):
+    """A row of a file to learn from."""
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def settings_of_sft(**changes):
+    fixed = {"people": "2-3", "careful": 0.5, "eval_size": 3, "max_prompt_tokens": 600, "max_response_tokens": 400}
+    return sft.Args(**fixed | changes)
