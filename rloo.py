@@ -347,8 +347,7 @@ def compute_advantages(rewards, batch, args):
     # Subtracting the first reward changes no advantage, but equal rewards give exactly 0.
     groups = groups - groups[:, :1]
     sum_of_others = groups.sum(1, keepdim=True) - groups
-    num_others = max(1, args.responses_per_prompt - 1)
-    advantages = groups - sum_of_others / num_others
+    advantages = groups - sum_of_others / max(1, args.responses_per_prompt - 1)
     return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
 
 
