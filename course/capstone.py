@@ -36,7 +36,7 @@ CHANGES = [  # of grpo.py; each old text is there once
     ),
     Change("the learning rate is ten times as large", "lr=args.lr,", "lr=10 * args.lr,"),
     Change("the learning rate is a tenth", "lr=args.lr,", "lr=args.lr / 10,"),
-    Change("the loss has the wrong sign", "(logp, batch, args) - surr", "(logp, batch, args) + surr"),
+    Change("the loss has the wrong sign", 'k3(logp, batch["ref_logp"]) - surr', 'k3(logp, batch["ref_logp"]) + surr'),
     Change("β is ten thousand times as large", "loss = args.kl_coef *", "loss = 10_000 * args.kl_coef *"),
     Change("log-probabilities come one position too late", "hidden[:, :-1][mask[:, 1:]]", "hidden[:, 1:][mask[:, 1:]]"),
     Change("the end token is not in the loss", "mask[i, begin:end] = True", "mask[i, begin : end - 1] = True"),

@@ -52,7 +52,8 @@ def check_options(args):
     if not args.has_sampler:  # sft.py: of these tasks only Knights & Knaves has worked solutions
         return
     countdown.parse_numbers(args.numbers)
-    calculator.parse_operations(args.operations)
+    if args.task == "calculator":
+        calculator.parse_operations(args.operations)
     if args.task == "gym":  # the library need not be there for other tasks
         gym.check(args.gym, args.gym_options, args.data or args.test_data)
 

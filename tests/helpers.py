@@ -57,7 +57,8 @@ class Recorder(torch.optim.SGD):
         self.gradients = []
 
     def step(self):
-        self.gradients.append(flat(grpo.full_tensor(p.grad) for p in self.param_groups[0]["params"]))
+        trained = [p for p in self.param_groups[0]["params"] if p.requires_grad]
+        self.gradients.append(flat(grpo.full_tensor(p.grad) for p in trained))
 
 
 def flat(tensors):

@@ -25,7 +25,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 import evaluation.run
 from evaluation import figures, suites, words
 from evaluation.figures import Column
-from rewards import countdown, hitab, kk
+from rewards import countdown, hitab, kk, own
 from rewards.math import INSTRUCTION
 from runtime import machine
 from runtime.chats import encode
@@ -390,6 +390,7 @@ def test_a_task_that_replies_is_evaluated_turn_by_turn(tmp_path, monkeypatch):
     call(*flags)
     assert sampled == [2, 1] and {path: path.read_bytes() for path in before} == before
     task.write_text(TALK.replace("Why?", "How?"))
+    own.read_file.cache_clear()
     found = call(*flags)
     assert sampled == [2, 1] * 2 and '"replies": ["How?"]' in found["responses.jsonl"].read_text()
 
@@ -586,7 +587,8 @@ def test_runs_that_differ_are_not_evaluated_by_guesswork(tmp_path):
 
 
 def test_a_prompt_must_fit_and_a_response_ends_with_the_context():
-    args = SimpleNamespace(max_response_tokens=2000, chat_template="auto", dtype="bfloat16", kv_cache_gb=None, batch=8)
+    args = SimpleNamespace(suite="kk", max_response_tokens=2000, chat_template="auto", dtype="bfloat16", batch=8)
+    args.kv_cache_gb = None
     problem = {"messages": [{"role": "user", "content": "Zoe " * 200}], "prefix": "", "samples": 1}
     problem |= {"temperature": 0.0, "seed": 0}
     (request,), engine = evaluation.sampling.requests_of(str(KK_TINY), [problem], args)

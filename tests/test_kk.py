@@ -37,10 +37,15 @@ def about_zoey(text):
 
 def test_the_four_totals():
     wrong = RIGHT.replace("Ann is a knave", "Ann is a knight")
-    assert kk.score(response(RIGHT), GOLD) == {"reward": 3.0, "correct": True, "format": True, "parsed": True}
-    assert kk.score(response(wrong), GOLD) == {"reward": -0.5, "correct": False, "format": True, "parsed": True}
-    assert kk.score(response("no idea"), GOLD) == {"reward": -1.0, "correct": False, "format": True, "parsed": False}
-    assert kk.score(RIGHT, GOLD) == {"reward": -3.0, "correct": False, "format": False, "parsed": False}
+    rows = [  # text, reward, correct, format, parsed, and the reward's two parts
+        (response(RIGHT), 3.0, True, True, True, 1.0, 2.0),
+        (response(wrong), -0.5, False, True, True, 1.0, -1.5),
+        (response("no idea"), -1.0, False, True, False, 1.0, -2.0),
+        (RIGHT, -3.0, False, False, False, -1.0, -2.0),
+    ]
+    for text, reward, correct, has_format, parsed, of_format, of_answer in rows:
+        found = {"reward": reward, "correct": correct, "format": has_format, "parsed": parsed}
+        assert kk.score(text, GOLD) == found | {"parts": {"format": of_format, "answer": of_answer}}
 
 
 TAGS = {  # missing, twice, or in the wrong order

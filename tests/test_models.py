@@ -112,7 +112,7 @@ def test_a_folder_with_a_mistake_is_refused_in_one_line(name, tmp_path):
     assert not says or "\n" not in str(refused.value)
     if name not in OF_VLLM:
         args = evaluation.settings.Args(
-            max_response_tokens=8, dtype="float32", chat_template="none", batch=1, template_options="{}"
+            suite="kk", max_response_tokens=8, dtype="float32", chat_template="none", batch=1, template_options="{}"
         )
         problem = {**kk.generate(1, "2", seed=1)[0], "samples": 1, "temperature": 0, "seed": 0}
         with pytest.raises(ValueError, match=says) if says else contextlib.nullcontext():

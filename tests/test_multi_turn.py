@@ -2,18 +2,20 @@
 
 import itertools
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, SMOLLM, answer, check_resumed, metrics, run, small
+from conftest import KK_TINY, ROOT, SMOLLM, answer, metrics, run, small
 from helpers import arguments, distance, gradients, make_batch, plain_gradient, with_gaps
 from transformers import AutoTokenizer
 
 import grpo_multi_turn
 from rewards import calculator, guess, own, scores_of
 from runtime.chats import encode, encode_reply
+from tools.maintain import fingerprint
 
 # Two of three of kk_tiny's turns get a reply, at most twice, so that conversations end after one, two or three turns.
 TALK = """
@@ -166,7 +168,12 @@ def test_a_run_shows_turns_and_replies_apart(four_steps):
 
 
 def test_a_run_of_conversations_resumes_to_the_last_bit(four_steps, tmp_path):
-    check_resumed(four_steps[0], tmp_path / "run", "grpo_multi_turn.py")
+    """As a kill after step 2 would leave it: steps 3 and 4 are made again."""
+    folder = tmp_path / "run"
+    shutil.copytree(four_steps[0], folder)
+    shutil.rmtree(folder / "checkpoints/step_000004")
+    run("grpo_multi_turn.py", "--resume", folder)
+    assert fingerprint.numbers_of(folder) == fingerprint.numbers_of(four_steps[0])
 
 
 def test_processes_whose_conversations_differ_in_length_make_the_same_first_update(four_steps, talk, tmp_path):
