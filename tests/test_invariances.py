@@ -359,6 +359,7 @@ def train_values(batch, args):
     Path(args.run_dir).mkdir(exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     checkpoints.save(policy, optimizer, tokenizer, 2, 16, args, (critic, of_critic))
+    processes.barrier()  # process 0 has still to give it its name
     (policy, optimizer), again = models_of_ppo(args)
     found["place"] = checkpoints.load(policy, optimizer, args.run_dir, again)
     for model, its_optimizer in ((critic, of_critic), again):
