@@ -12,7 +12,7 @@ from course.solutions import lesson_4
 
 ROOT = Path(__file__).parents[1]
 COURSE = ROOT / "course"
-LESSONS = range(12)
+LESSONS = range(13)
 SNIPPET = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 
 
