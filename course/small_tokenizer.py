@@ -3,6 +3,8 @@
 A vocabulary is a list of pieces of text, the single characters among them. A token's id is its place in the list.
 """
 
+from itertools import pairwise
+
 
 def decode(ids, pieces):
     """The text of some tokens."""
@@ -13,7 +15,7 @@ def encode(text, pieces):
     """The ids of a text: begins with characters, and joins the two neighbours whose join comes first in pieces."""
     parts = list(text)
     while True:
-        pairs = enumerate(zip(parts, parts[1:]))
+        pairs = enumerate(pairwise(parts))
         joins = [(pieces.index(a + b), i) for i, (a, b) in pairs if a + b in pieces]
         if not joins:
             return [pieces.index(part) for part in parts]
