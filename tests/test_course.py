@@ -13,6 +13,7 @@ from conftest import ROOT, python
 import cispo
 import grpo
 import grpo_ar_lopti
+import grpo_multi_turn
 import ppo
 import reinforce
 import rloo
@@ -77,22 +78,22 @@ def test_every_known_mistake_is_named(exercise):
 
 
 def plus(function, amount):
+    """A function whose numbers are larger by an amount, and whose masks are False everywhere."""
+
     def wrong(*arguments):
         value = function(*arguments)
-        return tuple(part + amount for part in value) if isinstance(value, tuple) else value + amount
+        return tuple(map(other, value)) if isinstance(value, tuple) else other(value)
+
+    def other(part):
+        is_mask = torch.is_tensor(part) and part.dtype == torch.bool
+        return torch.zeros_like(part) if is_mask else part + amount
 
     return wrong
 
 
 @each_exercise
 def test_an_unknown_mistake_is_shown_with_numbers(exercise):
-    if exercise.function in ("lopti_stages", "top_entropy_mask"):  # a mask plus a number is no mask
-        none_of = lambda mask: torch.zeros_like(mask)  # noqa: E731
-        is_pair = exercise.function == "lopti_stages"
-        wrong = lambda _, mask, __: (none_of(mask), none_of(mask)) if is_pair else none_of(mask)  # noqa: E731
-    else:
-        wrong = plus(solution_of(exercise), 0.123)
-    verdict, text = judge(wrong, exercise)
+    verdict, text = judge(plus(solution_of(exercise), 0.123), exercise)
     assert verdict == "WRONG"
     assert "expected" in text and "got" in text and f"{next(iter(exercise.cases[0].arguments))} = " in text
 
@@ -136,7 +137,7 @@ def test_the_command():
     assert done.returncode == 0 and done.stdout.count("PASS") == 2 and "2 of 2 pass" in done.stdout
     done = python("-m", "course.check", "1")
     assert done.returncode == 1 and done.stdout.count("NOT YET") == 2
-    for words in (["12"], [], ["1", "--all"]):
+    for words in (["13"], [], ["1", "--all"]):
         with pytest.raises(ValueError):
             check.chosen_lessons(check.tyro.cli(check.Args, args=words, use_underscores=True))
 
@@ -234,6 +235,27 @@ def trainers_token_weights(ratio, advantages, clip_low, clip_high, method):
     return -logp.grad
 
 
+def trainers_conversation_row(prompt, turns, replies, before, after, length):
+    conversation = grpo_multi_turn.Conversation({"prompt_ids": prompt}, 0)
+    for i, turn in enumerate(turns):
+        logprobs = SimpleNamespace(logprobs=[0.0] * len(turn))
+        conversation.add_turn(SimpleNamespace(text="", token_ids=turn, logprobs=logprobs, finish_reason="stop"))
+        if i < len(replies):
+            conversation.add_reply("", [*before, *replies[i], *after])
+    batch = grpo_multi_turn.to_batch([conversation.problem], [conversation])
+    padding = (0, length - batch["ids"].shape[1])
+    return tuple(torch.nn.functional.pad(batch[name], padding)[0] for name in ("ids", "mask"))
+
+
+def trainers_conversation_loss(logp, advantages, mask):
+    """The gradient is that of the trainer's loss at a step's first update, where the ratio is 1."""
+    batch = {"advantages": advantages[:, None] * mask, "mask": mask}
+    batch["old_logp"] = batch["ref_logp"] = logp.detach()
+    loss, _ = of_batch(grpo_multi_turn, logp, mask.sum(), batch, kl_coef=0)
+    value = -(batch["advantages"] * logp.detach())[mask].sum() / mask.sum()
+    return loss - loss.detach() + value
+
+
 def trainers_kl_estimates(logp, ref_logp):
     difference = logp - ref_logp
     return difference, difference.square() / 2, grpo.k3(logp, ref_logp)
@@ -252,6 +274,8 @@ TRAINERS = {
     "lopti_stages": trainers_lopti_stages,
     "token_weights": trainers_token_weights,
     "kl_estimates": trainers_kl_estimates,
+    "conversation_row": trainers_conversation_row,
+    "conversation_loss": trainers_conversation_loss,
 }
 
 
@@ -264,7 +288,9 @@ def test_what_is_expected_is_what_the_trainers_compute(function):
         assert check.same_values(theirs, expected, 1e-5), (theirs.parts, expected.parts)
 
 
-@pytest.mark.parametrize("function", "token_log_probs reinforce_loss clipped_loss k3_kl token_mean".split())
+@pytest.mark.parametrize(
+    "function", "token_log_probs reinforce_loss clipped_loss k3_kl token_mean conversation_loss".split()
+)
 def test_the_gradients_are_the_trainers(function):
     exercise = named(function)
     for case in exercise.cases:
@@ -298,6 +324,7 @@ MULTIPLIED = {  # right as long as the padding is finite
     ),
     "sampler_gap": lambda sampler, trainer, mask: ((sampler - trainer).abs() * mask).sum() / mask.sum(),
     "token_mean": lambda loss, mask: (loss * mask).sum() / mask.sum(),
+    "conversation_loss": lambda logp, advantages, mask: -(advantages[:, None] * logp * mask).sum() / mask.sum(),
     "mean_of_means": lambda loss, mask: ((loss * mask).sum(1) / mask.sum(1).clamp(min=1)).mean(),
     "sequence_ratio": lambda logp, old_logp, mask: in_lesson(6).mean_log_ratio(logp, old_logp, mask).exp(),
 }
