@@ -258,7 +258,9 @@ def test_a_wrong_score_of_a_later_response_ends_the_run_with_its_name_and_the_ta
 
 def test_what_is_no_task_is_refused(tmp_path):
     assert find_task("countdown") is countdown
-    with pytest.raises(ValueError, match=r"--task is 'own'; it must be one of kk, math, countdown"):
+    with pytest.raises(
+        ValueError, match=r"--task is 'own'; it must be one of kk, math, countdown"
+    ):
         find_task("own")  # a module of rewards/, and no task
     for path in (tmp_path / "nowhere.py", tmp_path):
         with pytest.raises(ValueError, match=r"there is no such file|must be one of"):

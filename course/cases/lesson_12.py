@@ -302,9 +302,7 @@ FIRST_WRONG_TOKENS = Exercise(
         "counts characters: tokens are asked for": of_each(
             lambda ids, again, differ, pieces: len(decode(ids[: differ[0]], pieces)) if differ else -1
         ),
-        "says whether they differ: the position is asked for": of_each(
-            lambda ids, again, differ, _: int(bool(differ))
-        ),
+        "says whether they differ: the position is asked for": of_each(lambda ids, again, differ, _: int(bool(differ))),
         "is the number of positions that differ": of_each(lambda ids, again, differ, _: len(differ) or -1),
     },
 )
