@@ -41,9 +41,9 @@ def first_wrong_tokens(conversations, pieces):
 #     calculator: MEASURED
 #     guess: MEASURED
 #
-# A turn whose split is the usual one comes back as it was. Turns that are unlike the model's
-# training texts are sampled in unusual splits: the early, improbable ones, from which a policy has
-# the most to learn. So the bug is worst at the beginning of a run, and at high temperatures.
+# A turn in its usual split comes back as it was, and the usual split is what the model was trained
+# on. So expect other ids where improbable tokens are drawn: at high temperatures, and at the
+# beginning of a run. Improbable tokens have the largest gradients (lesson 5).
 
 
 def open_question():
