@@ -32,11 +32,11 @@ Command (--data_dir FOLDER evaluates on the papers' puzzles instead of generated
 import sys
 
 from evaluation.settings import read_settings
-from runtime import settings
+from runtime import flags
 
 # What follows imports torch, which takes seconds. A bad flag or --help ends here.
 if __name__ == "__main__":
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         read_settings(sys.argv[1:])
 
 from evaluation.run import main

@@ -71,7 +71,6 @@ class Args(settings.RunArgs):
     clip_low: Fraction = 0.2  # ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high
     kl_coef: NonNegativeFloat = 0.001  # β, weight of the KL term; 0: no reference model is loaded
-    kl: Literal["k1", "k2", "k3", "k3_ratio"] = "k3"  # estimate of the KL term: see kl_term
     updates_per_step: PositiveInt = 2  # mini-batches of a step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -138,7 +137,7 @@ from runtime import (
     records,
     start,
 )
-from runtime.batching import micro_batches, minibatches
+from runtime.batching import micro_batches
 from runtime.chats import decode
 from runtime.clock import Clock
 from runtime.dealing import next_problems, own_part
@@ -183,8 +182,9 @@ class Policy(nn.Module):
         # In float32, however the weights are stored: so is the residual stream, to which each layer
         # adds its output. autocast rounds only what enters a matrix product.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
+        # How many tokens all rows begin with, such as a prompt; 0 if sharing them would not pay.
         length = batching.length_to_share(ids, mask, self.args)
-        if length > 0:  # all rows begin alike: compute that once
+        if length > 0:  # compute them once: the same [N, T, D]
             return batching.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
@@ -225,8 +225,9 @@ def log_probs(policy, batch, args, with_entropy=True):
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
     inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
-    # A micro-batch is as many rows as fit in a forward pass, cut to the longest of them and on the
-    # policy's device. The text is the progress bar's title.
+    # Micro-batches: as many rows as fit in a forward pass, cut to the longest of them, and on the
+    # policy's device. Each row with a masked token comes exactly once, longest first. The text is
+    # the progress bar's title.
     for rows, micro in micro_batches(inputs, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
@@ -272,7 +273,7 @@ def generate(llm, problems, when, args, **sampling_params):
             SamplingParams(
                 seed=engine.request_seed(args.seed, when, problem["id"]),
                 max_tokens=args.max_response_tokens,
-                stop_token_ids=engine.end_tokens(args.model),
+                stop_token_ids=engine.end_tokens(args.model),  # all that may end a response
                 detokenize=False,  # decode does it for all responses together
                 **sampling_params,
             )
@@ -282,6 +283,7 @@ def generate(llm, problems, when, args, **sampling_params):
     responses = []
     for output in outputs:  # one for each prompt
         responses += output.outputs
+    # Texts without the token that ended them and others that only control the chat.
     for response, text in zip(responses, decode(llm.get_tokenizer(), responses)):
         response.text = text
     return responses
@@ -334,10 +336,11 @@ def sync_weights(policy, llm, args):
         # If embedding and head are one tensor, it is sent under both names (remove_duplicate):
         # vLLM may keep two copies. full_tensor joins the parts that the processes have; all of them
         # must ask for the tensors in the same order.
+        # With LoRA each weight has its adapter added.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             yield name, full_tensor(weight).to(getattr(torch, args.dtype))
 
-    engine.load_weights(llm, named_weights())
+    engine.load_weights(llm, named_weights())  # replaces all of them; vLLM is awake after it
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -390,40 +393,27 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
-    loss = args.kl_coef * kl_term(logp, batch, args) - surrogate  # [N, T]
+    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
     return loss[mask].sum() / divisor, clipped.sum()
 
 
-def kl_term(logp, batch, args):
-    """The KL term of each token, [N, T], in nats: the estimate that --kl names.
-
-    Only its gradient counts (course/lesson_10.md). On average over tokens drawn from π, as in a
-    step's first update, it is
-
-        k1              0
-        k2, k3_ratio    the gradient of KL(π ‖ π_ref); in k3_ratio a part of it comes through ρ
-        k3              the gradient of KL(π_ref ‖ π)
-
-    Only k3_ratio keeps it in later updates (DeepSeek-V3.2, arXiv 2512.02556, eq. 7).
-    """
-    ref_logp = batch["ref_logp"]
-    if args.kl == "k1":
-        return logp - ref_logp
-    if args.kl == "k2":
-        return (logp - ref_logp) ** 2 / 2
-    if args.kl == "k3_ratio":
-        rho = (logp - batch["old_logp"]).clamp(-20, 20).exp()
-        return rho * k3(logp, ref_logp)
-    return k3(logp, ref_logp)
-
-
 def k3(logp, ref_logp):
-    """exp(ref − logp) − (ref − logp) − 1 for each token, in nats (Schulman 2020)."""
+    """The KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats (Schulman 2020).
+
+    grpo_kl.py has other estimates, and says which gradient each has.
+    """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1
 
 
 # ------------------------------------------------------------------------------------------- update
+
+
+def minibatches(batch, count):
+    """Yields the batch in `count` equal parts, each of whole groups, in order."""
+    size = len(batch["ids"]) // count
+    for first in range(0, count * size, size):
+        yield {name: value[first : first + size] for name, value in batch.items()}
 
 
 def in_stage(stage, batch, eta):
@@ -467,13 +457,13 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
-    # For speed alone: without a KL term, a token with A = 0 has no gradient and needs no pass. The
-    # divisor counts it. If no other is left there is still one pass, and AdamW gets gradients of 0.
-    minibatch = batching.without_idle_tokens(minibatch, args)
     scaler = float16.scaler(optimizer, args)  # torch's GradScaler; it does nothing in other dtypes
     minibatch_loss = 0.0
     num_clipped = 0
-    for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
+    # As in log_probs. For speed, skip_idle leaves out tokens with A = 0, unless there is a KL term:
+    # they have no gradient, and only the divisor counts them. There is always one pass: if no token
+    # is left, AdamW gets gradients of 0.
+    for _, micro in micro_batches(minibatch, args, f"step {step}: updating", skip_idle=True):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
         loss, clipped = policy_loss(logp, micro, divisor, args)
         # FSDP2, which splits the model over processes, averages their gradients. We want the sum.
@@ -499,7 +489,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns it for each category of problems, and its mean over the categories. With several
     responses to each problem (--eval_samples) also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # each process has its part
+    mine = own_part(problems)  # this process's: every problem is in exactly one part
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # the problem of each response
@@ -543,7 +533,9 @@ def main():
         clock = Clock()  # a lap for each phase
 
         # Sample a group of responses to each prompt.
-        problems, num_used = next_problems(train, num_used, args)  # this process's, each G times
+        # This process's problems, each G times in a row. Every epoch is shuffled anew, and the
+        # problems at its end that make no whole step are dropped.
+        problems, num_used = next_problems(train, num_used, args)
         batch, responses = sample(llm, problems, step, args)
         clock.lap("sample")
         engine.sleep(llm)  # on a GPU: frees its memory for training; sync_weights wakes it
@@ -576,10 +568,13 @@ def main():
 
         # Write down, evaluate, save.
         kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]
+        gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
         metrics = {
             "step": step,
             **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
-            **measure.of_tokens(batch),  # entropy, and sampler_gap: |log π − vLLM's|
+            # Means over the response tokens of all processes.
+            "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
+            "sampler_gap": measure.token_mean(gap, batch["mask"]),
             "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
             **updated,
             "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
@@ -587,15 +582,16 @@ def main():
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
             metrics.update(evaluate(llm, task, test, step, run, args))
-        run.write(metrics)
+        run.write(metrics)  # to metrics.jsonl and TensorBoard; a line of them is printed
         run.write_samples(step, problems, responses, scores)  # a few of them
         if step % args.save_every == 0:
+            # A kill at any moment leaves the last complete checkpoint as it was.
             checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
             saved = step
 
     if saved < step:  # the last step, or the one after which the run was interrupted
         checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
-    run.close(step)
+    run.close(step)  # draws the curves, and prints how the run ended and how it goes on
     del llm  # it uses the connection of the processes, which ends now
     processes.end()
 

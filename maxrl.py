@@ -129,7 +129,7 @@ from runtime import (
     records,
     start,
 )
-from runtime.batching import micro_batches, minibatches
+from runtime.batching import micro_batches
 from runtime.chats import decode
 from runtime.clock import Clock
 from runtime.dealing import next_problems, own_part
@@ -174,8 +174,9 @@ class Policy(nn.Module):
         # In float32, however the weights are stored: so is the residual stream, to which each layer
         # adds its output. autocast rounds only what enters a matrix product.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
+        # How many tokens all rows begin with, such as a prompt; 0 if sharing them would not pay.
         length = batching.length_to_share(ids, mask, self.args)
-        if length > 0:  # all rows begin alike: compute that once
+        if length > 0:  # compute them once: the same [N, T, D]
             return batching.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
@@ -216,8 +217,9 @@ def log_probs(policy, batch, args, with_entropy=True):
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
     inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
-    # A micro-batch is as many rows as fit in a forward pass, cut to the longest of them and on the
-    # policy's device. The text is the progress bar's title.
+    # Micro-batches: as many rows as fit in a forward pass, cut to the longest of them, and on the
+    # policy's device. Each row with a masked token comes exactly once, longest first. The text is
+    # the progress bar's title.
     for rows, micro in micro_batches(inputs, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
@@ -263,7 +265,7 @@ def generate(llm, problems, when, args, **sampling_params):
             SamplingParams(
                 seed=engine.request_seed(args.seed, when, problem["id"]),
                 max_tokens=args.max_response_tokens,
-                stop_token_ids=engine.end_tokens(args.model),
+                stop_token_ids=engine.end_tokens(args.model),  # all that may end a response
                 detokenize=False,  # decode does it for all responses together
                 **sampling_params,
             )
@@ -273,6 +275,7 @@ def generate(llm, problems, when, args, **sampling_params):
     responses = []
     for output in outputs:  # one for each prompt
         responses += output.outputs
+    # Texts without the token that ended them and others that only control the chat.
     for response, text in zip(responses, decode(llm.get_tokenizer(), responses)):
         response.text = text
     return responses
@@ -325,10 +328,11 @@ def sync_weights(policy, llm, args):
         # If embedding and head are one tensor, it is sent under both names (remove_duplicate):
         # vLLM may keep two copies. full_tensor joins the parts that the processes have; all of them
         # must ask for the tensors in the same order.
+        # With LoRA each weight has its adapter added.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             yield name, full_tensor(weight).to(getattr(torch, args.dtype))
 
-    engine.load_weights(llm, named_weights())
+    engine.load_weights(llm, named_weights())  # replaces all of them; vLLM is awake after it
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -363,6 +367,13 @@ def policy_loss(logp, batch, divisor, args):
 # ------------------------------------------------------------------------------------------- update
 
 
+def minibatches(batch, count):
+    """Yields the batch in `count` equal parts, each of whole groups, in order."""
+    size = len(batch["ids"]) // count
+    for first in range(0, count * size, size):
+        yield {name: value[first : first + size] for name, value in batch.items()}
+
+
 def update(policy, optimizer, batch, step, args):
     """All optimizer updates of a step, one on each mini-batch.
 
@@ -383,12 +394,12 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
     """
-    # For speed alone: without a KL term, a token with A = 0 has no gradient and needs no pass. The
-    # divisor counts it. If no other is left there is still one pass, and AdamW gets gradients of 0.
-    minibatch = batching.without_idle_tokens(minibatch, args)
     scaler = float16.scaler(optimizer, args)  # torch's GradScaler; it does nothing in other dtypes
     minibatch_loss = 0.0
-    for rows, micro in micro_batches(minibatch, args, f"step {step}: updating"):
+    # As in log_probs. For speed, skip_idle leaves out tokens with A = 0, unless there is a KL term:
+    # they have no gradient, and only the divisor counts them. There is always one pass: if no token
+    # is left, AdamW gets gradients of 0.
+    for rows, micro in micro_batches(minibatch, args, f"step {step}: updating", skip_idle=True):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy=True)
         loss = policy_loss(logp, micro, divisor, args)
         # FSDP2, which splits the model over processes, averages their gradients. We want the sum.
@@ -416,7 +427,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns it for each category of problems, and its mean over the categories. With several
     responses to each problem (--eval_samples) also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # each process has its part
+    mine = own_part(problems)  # this process's: every problem is in exactly one part
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # the problem of each response
@@ -455,7 +466,9 @@ def main():
         clock = Clock()  # a lap for each phase
 
         # Sample a group of responses to each prompt.
-        problems, num_used = next_problems(train, num_used, args)  # this process's, each G times
+        # This process's problems, each G times in a row. Every epoch is shuffled anew, and the
+        # problems at its end that make no whole step are dropped.
+        problems, num_used = next_problems(train, num_used, args)
         batch, responses = sample(llm, problems, step, args)
         clock.lap("sample")
         engine.sleep(llm)  # on a GPU: frees its memory for training; sync_weights wakes it
@@ -478,25 +491,29 @@ def main():
         timings = clock.end("sync")  # seconds of each phase, and the peak of the memory
 
         # Write down, evaluate, save.
+        gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
         metrics = {
             "step": step,
             **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
-            **measure.of_tokens(batch),  # entropy, and sampler_gap: |log π − vLLM's|
+            # Means over the response tokens of all processes.
+            "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
+            "sampler_gap": measure.token_mean(gap, batch["mask"]),
             **updated,
             "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
             **timings,
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
             metrics.update(evaluate(llm, task, test, step, run, args))
-        run.write(metrics)
+        run.write(metrics)  # to metrics.jsonl and TensorBoard; a line of them is printed
         run.write_samples(step, problems, responses, scores)  # a few of them
         if step % args.save_every == 0:
+            # A kill at any moment leaves the last complete checkpoint as it was.
             checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
             saved = step
 
     if saved < step:  # the last step, or the one after which the run was interrupted
         checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
-    run.close(step)
+    run.close(step)  # draws the curves, and prints how the run ended and how it goes on
     del llm  # it uses the connection of the processes, which ends now
     processes.end()
 

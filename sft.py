@@ -114,7 +114,7 @@ from runtime import (
     records,
     start,
 )
-from runtime.batching import micro_batches, minibatches
+from runtime.batching import micro_batches
 from runtime.clock import Clock
 from runtime.dealing import next_problems, own_part
 from runtime.placement import place
@@ -158,8 +158,9 @@ class Policy(nn.Module):
         # In float32, however the weights are stored: so is the residual stream, to which each layer
         # adds its output. autocast rounds only what enters a matrix product.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
+        # How many tokens all rows begin with, such as a prompt; 0 if sharing them would not pay.
         length = batching.length_to_share(ids, mask, self.args)
-        if length > 0:  # all rows begin alike: compute that once
+        if length > 0:  # compute them once: the same [N, T, D]
             return batching.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
@@ -200,8 +201,9 @@ def log_probs(policy, batch, args, with_entropy=True):
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
     inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
-    # A micro-batch is as many rows as fit in a forward pass, cut to the longest of them and on the
-    # policy's device. The text is the progress bar's title.
+    # Micro-batches: as many rows as fit in a forward pass, cut to the longest of them, and on the
+    # policy's device. Each row with a masked token comes exactly once, longest first. The text is
+    # the progress bar's title.
     for rows, micro in micro_batches(inputs, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], 1.0, with_entropy)
         length = logp.shape[1]
@@ -247,6 +249,13 @@ def policy_loss(logp, batch, divisor):
 
 
 # ------------------------------------------------------------------------------------------- update
+
+
+def minibatches(batch, count):
+    """Yields the batch in `count` equal parts, each of whole groups, in order."""
+    size = len(batch["ids"]) // count
+    for first in range(0, count * size, size):
+        yield {name: value[first : first + size] for name, value in batch.items()}
 
 
 def update(policy, optimizer, batch, step, args):
@@ -324,7 +333,9 @@ def main():
         clock = Clock()  # a lap for each phase
 
         # The next examples, and an update of the policy.
-        given, num_used = next_problems(train, num_used, args)  # this process's
+        # This process's. Every epoch is shuffled anew, and the examples at its end that make no
+        # whole step are dropped.
+        given, num_used = next_problems(train, num_used, args)
         batch = to_batch(given)
         # For a metric: the share of weights that change when rounded to --dtype.
         weights_before = measure.some_weights(policy, args.dtype)
@@ -344,12 +355,13 @@ def main():
             metrics.update(evaluate(policy, test, args))
         run.write(metrics)
         if step % args.save_every == 0:
+            # A kill at any moment leaves the last complete checkpoint as it was.
             checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
             saved = step
 
     if saved < step:  # the last step, or the one after which the run was interrupted
         checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
-    run.close(step)
+    run.close(step)  # draws the curves, and prints how the run ended and how it goes on
     processes.end()
 
 

@@ -70,7 +70,7 @@ def main(sizes):
     from transformers import AutoTokenizer
 
     common.check_sizes(sizes)
-    with common.settings.errors_in_one_line():  # before TRL is installed
+    with common.flags.errors_in_one_line():  # before TRL is installed
         if set(sizes.turns.split()) != {"grpo", "trl"}:
             raise ValueError(f"--turns is {sizes.turns!r}; it takes grpo and trl, each at least once")
         tokenizer = AutoTokenizer.from_pretrained(sizes.model, trust_remote_code=False)

@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from rewards import kk, score
-from runtime import batching, checks, defaults, engine, machine, memory, records, settings
+from runtime import batching, checks, engine, flags, machine, memory, records
 from runtime.chats import encode
 from tools import kept
 
@@ -37,7 +37,7 @@ def prompts(tokenizer, n, n_tokens):
 
 def check_sizes(sizes):
     """Ends the program with one line (exit code 2) if a number is not positive, or the name is a path."""
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         for name, value in vars(sizes).items():
             if type(value) is int and value <= 0:
                 raise ValueError(f"--{name} is {value}; it must be greater than 0")
@@ -59,15 +59,15 @@ def seconds(work, *args):
 class Step:
     """A trainer's functions, set up for rollout steps of fixed size, in which every response has the full length."""
 
-    def __init__(self, script, model, n_prompts, n_responses, prompt_tokens, response_tokens, flags=()):
+    def __init__(self, script, model, n_prompts, n_responses, prompt_tokens, response_tokens, words=()):
         self.trainer = trainer = importlib.import_module(script)
         sizes = {
             "model": model, "prompts_per_step": n_prompts, "responses_per_prompt": n_responses, "temperature": 1.0,
             "max_prompt_tokens": prompt_tokens, "max_response_tokens": response_tokens,
         }  # fmt: skip
-        with settings.errors_in_one_line():
-            argv = [*(f"--{name}={value}" for name, value in sizes.items()), *flags]
-            self.args, _ = defaults.read(argv, trainer.Args, trainer.TASKS)
+        with flags.errors_in_one_line():
+            argv = [*(f"--{name}={value}" for name, value in sizes.items()), *words]
+            self.args, _ = flags.read(argv, trainer.Args, trainer.TASKS)
             args = self.args
             checks.check_gpus(args)
             checks.check_prompts_per_step(args)

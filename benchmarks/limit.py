@@ -112,7 +112,7 @@ def measure(step, number):
             bare_passes(model, [step.batch], args, backward=False)
 
     took["log-probabilities"] = (logp, common.seconds(bare_log_probs)[0])
-    shares = batching.minibatches(step.batch, args.updates_per_step)
+    shares = list(step.trainer.minibatches(step.batch, args.updates_per_step))
     update = common.seconds(step.update)[0]
     took["update"] = (update, common.seconds(bare_passes, policy, shares, args, True)[0])
     took |= {f"update, {name}": (time, update) for name, time in lopti_updates(step).items()}

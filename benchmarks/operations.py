@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from runtime import batching, engine
+from runtime import engine
 
 
 @dataclass
@@ -56,7 +56,7 @@ def main(sizes):
     step.score()
     step.log_probs()
     engine.sleep(step.llm)
-    shares = batching.minibatches(step.batch, args.updates_per_step)
+    shares = list(step.trainer.minibatches(step.batch, args.updates_per_step))
     found = {
         "log-probabilities": seconds_by_operation(lambda: trainer.log_probs(policy, step.batch, args)),
         "log-probabilities, bare": seconds_by_operation(

@@ -10,8 +10,7 @@ import math
 
 import common
 
-from tools import plot
-from tools.maintain import generated
+from tools import plot, texts
 
 PAPER = {"sample": (25.4, 27.8), "train": (17.6, 35.3), "step": (45.4, 65.9)}  # AR-Lopti, Table 6: without, with Lopti
 LENGTHS = (32, 128, 512)  # tokens of a response
@@ -148,8 +147,8 @@ def busy(result):
         seconds = [run["step"] for run in row["runs"]]
         cells.setdefault(row["model"], []).append(seconds)
     for model, ((alone,), *others) in cells.items():
-        texts = [f"{' and '.join(f'{s:.1f}' for s in seconds)} ({max(seconds) / alone:.1f} ×)" for seconds in others]
-        lines.append(f"| {model} | {alone:.1f} | {' | '.join(texts)} |")
+        beside = [f"{' and '.join(f'{s:.1f}' for s in seconds)} ({max(seconds) / alone:.1f} ×)" for seconds in others]
+        lines.append(f"| {model} | {alone:.1f} | {' | '.join(beside)} |")
     commands = "; ".join(f"{model} with `{flags}`" for model, flags in result["commands"].items())
     return [*lines, "", f"{commands}. {where(result)}."]
 
@@ -171,7 +170,7 @@ def main():
         if name == "limit":
             lines += [*lengths([read(f"limit_{n_tokens}") for n_tokens in LENGTHS]), ""]
     page = common.ROOT / "docs" / "speed.md"
-    generated.write({page: generated.between(page.read_text(encoding="utf-8"), "benchmarks", "\n".join(lines))})
+    texts.write({page: texts.between(page.read_text(encoding="utf-8"), "benchmarks", "\n".join(lines))})
 
 
 if __name__ == "__main__":

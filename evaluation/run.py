@@ -1,6 +1,7 @@
 """An evaluation from its flags to its files."""
 
 import contextlib
+import errno
 import sys
 import time
 from itertools import chain
@@ -24,7 +25,7 @@ from evaluation.tables import (
     tables_of,
     write,
 )
-from runtime import checks, defaults, disk_errors, files, hub, machine, records, settings, streams
+from runtime import checks, files, flags, hub, machine, records, streams
 from runtime.processes import ON_GPU
 
 
@@ -34,7 +35,7 @@ def prepare(argv):
     paths: {model: its checkpoints}; plans: {checkpoint: (its requests, its plan)}. ValueError or
     OSError if something can't work.
     """
-    defaults.ON_GPU = ON_GPU  # torch knows for certain
+    flags.ON_GPU = ON_GPU  # torch knows for certain
     args = read_settings(argv)
     checks.check_gpus(args)
     if args.dtype is None:
@@ -61,13 +62,13 @@ def stops_in_one_line(out):
     except KeyboardInterrupt:
         sys.exit(f"stopped; {way_on}")
     except OSError as error:
-        if not disk_errors.is_of_the_disk(error):
+        if error.errno != errno.ENOSPC:
             raise
         sys.exit(f"error: {out} can't be written: {error.strerror}. Make room; {way_on}")
 
 
 def main():
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         args, task, problems, paths, plans = prepare(sys.argv[1:])
     started = time.perf_counter()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)

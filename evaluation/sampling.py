@@ -39,7 +39,8 @@ def requests_of(model, problems, args):
     if longest >= context:
         n = sum(len(ids) >= context for ids in prompts)
         raise ValueError(f"{model} takes {context} tokens, and {n} prompts have as many; the longest has {longest}")
-    talks = hasattr(find_task(args.suite), "reply")
+    task = find_task(args.suite)
+    talks = hasattr(task, "reply")
     requests = []
     for problem, ids in zip(problems, prompts):
         request = {
@@ -62,6 +63,7 @@ def requests_of(model, problems, args):
     if talks:
         around_replies(tokenizer, args.chat_template, args.template_options)  # ValueError if it has no place for them
         plan["max_turns"] = args.max_turns
+        plan["task"] = hashlib.sha256(Path(task.__file__).read_bytes()).hexdigest()  # what it replies may change
         plan["chat"] = [args.chat_template, args.template_options]
     return requests, plan
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from evaluation import figures, words
 from evaluation.sampling import respond
 from rewards import own, scores_of
-from runtime import settings
+from runtime import flags
 
 
 def evaluate(model, paths, task, problems, plans, columns, args):
@@ -22,7 +22,7 @@ def evaluate(model, paths, task, problems, plans, columns, args):
         responses, about = respond(path, task, *plans[path], args)
         row["checkpoints"].append(about)
         origin = {"model": row["model"], "checkpoint": path}
-        with settings.errors_in_one_line():  # a task of one's own may give too few scores
+        with flags.errors_in_one_line():  # a task of one's own may give too few scores
             scored.append(score(task, problems, responses, origin))
 
     values = {}

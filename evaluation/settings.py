@@ -8,7 +8,7 @@ import tyro
 
 from evaluation import suites
 from rewards import find_task
-from runtime import defaults, files, settings
+from runtime import files, flags, settings
 from runtime.settings import (
     Dtype,
     EvaluationTemperature,
@@ -91,7 +91,7 @@ CPU_TOKENS = 128  # max_response_tokens without a GPU, except if kk_tiny is the 
 
 def read_settings(argv):
     """The Args of a command line, all settled. ValueError if one is wrong; exit 2 if unreadable."""
-    args = settings.parse(argv, Args, Args(), HELP)
+    args = flags.parse(argv, Args, Args(), HELP)
     settings.check_ranges(args)
     settle(args)
     # A run's values, too; but settle may have set protocol to "", which is no choice of a user's.
@@ -122,14 +122,14 @@ def settle(args):
     suites.check_flags(args)
     args.protocol = suites.paper_of(args.suite, args.protocol)
     of_paper = suites.papers_settings(args)
-    if not defaults.ON_GPU and any(Path(model).name != "kk_tiny" for model in models):
+    if not flags.ON_GPU and any(Path(model).name != "kk_tiny" for model in models):
         of_paper["max_response_tokens"] = CPU_TOKENS
     for name, value in of_paper.items():
         of_runs = the_one_of_runs(name, runs, args)
         if getattr(args, name) is None:
             setattr(args, name, value if of_runs is None else of_runs)
     if args.batch is None:
-        args.batch = 512 if defaults.ON_GPU else 128
+        args.batch = 512 if flags.ON_GPU else 128
     if args.temperature == 0 and args.samples > 1:
         raise ValueError(f"--samples is {args.samples}, but greedy responses are all alike: give a --temperature")
     if args.pass_at_k and (args.suite == "math" or args.samples == 1):

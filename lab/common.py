@@ -25,7 +25,7 @@ from scipy import stats
 
 import grpo
 from rewards import TASKS, check_options, score
-from runtime import batching, checks, curves, defaults, engine, files, folders, hub, memory, records, settings
+from runtime import batching, checks, curves, engine, files, flags, folders, hub, memory, records, settings
 from runtime.chats import load_task
 from runtime.dealing import next_problems
 from runtime.processes import DEVICE, ON_GPU
@@ -71,10 +71,10 @@ def parse(args_class, description, quick):
     args = tyro.cli(args_class, description=description.split("\n\n")[0], use_underscores=True)
     if args.quick:
         sizes = QUICK | quick
-        for name in sizes.keys() - settings.given(sys.argv[1:], sizes):
+        for name in sizes.keys() - flags.given(sys.argv[1:], sizes):
             setattr(args, name, min(sizes[name], getattr(args, name)))
     args.out = args.out or place(args)
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         check(args)
     return args
 
@@ -110,7 +110,7 @@ def trainer_args(script, args, **changes):
     """
     trainer = importlib.import_module(script)
     argv = [f"--model={began_with(args.model)}"]
-    own = settings.merged(defaults.layers(argv, trainer.Args, trainer.TASKS))
+    own = flags.merged(flags.layers(argv, trainer.Args, trainer.TASKS))
     same = ("model", "seed", "task", "data", "people", "temperature")
     sizes = {name: getattr(args, name) for name in same} | {
         "prompts_per_step": args.prompts,
@@ -150,7 +150,7 @@ def begin(args_class, description, quick, least_updates=None, also_check=None, n
     program after a dry run, and with exit code 2 and one line if a setting can't be right.
     """
     args = parse(args_class, description, quick)
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         if least_updates and (args.updates < least_updates or args.prompts % args.updates):
             needed = f"it must be at least {least_updates} and divide --prompts, which is {args.prompts}"
             raise ValueError(f"--updates is {args.updates}; {needed}")

@@ -7,9 +7,10 @@ A policy gradient is a sum over tokens, Σ weight · ∇log π. The weights are 
   holds the log-probabilities of the model that has moved. The reference stays. With Lopti an update has two stages, so
   these are twice as many optimizer steps.
 
-Each script has its own settings, as in the papers. What is not shown: opd.py, which has a teacher; dapo.py's choice of
-groups (all are kept), ppo.py's critic (its values are 0, as at its first step, so that its advantages are whitened
-returns), and the scaling of gradients to --max_grad_norm.
+Each script has its own settings, as in the papers. What is not shown: opd.py, which has a teacher;
+grpo_multi_turn.py, which is grpo.py if no task replies; dapo.py's choice of groups (all are kept), ppo.py's critic (its
+values are 0, as at its first step, so that its advantages are whitened returns), and the scaling of gradients to
+--max_grad_norm.
 
 Results: lens.html, a page that shows the responses and colours their tokens; lens.png, the mean weight by probability;
 lens.json.
@@ -33,7 +34,8 @@ from runtime.settings import PositiveFraction, PositiveInt
 from runtime.watched_tokens import pieces_of
 from tools.maintain.updates import ALGORITHMS, token_weights
 
-SCRIPTS = [script for script in ALGORITHMS if script != "opd"]  # its weights are those of a teacher
+# opd.py's weights are those of a teacher; grpo_multi_turn.py is grpo.py on a task that does not reply.
+SCRIPTS = [script for script in ALGORITHMS if script not in ("opd", "grpo_multi_turn")]
 PAGE = Path(__file__).parent / "page.html"
 CUT = 0.01  # a token is cut off if it has less than this share of its weight at the first update
 TOP = 0.01  # of the tokens of a bin, by |weight|, is left out of means, as in AR-Lopti's figure 1

@@ -23,7 +23,7 @@ from typing import Annotated
 import tyro
 
 from lab import common
-from runtime import curves, files, settings
+from runtime import curves, files, flags, settings
 from runtime.settings import NonNegativeInt, PositiveInt
 
 SMOLLM2 = "models/SmolLM2-135M-Instruct"
@@ -154,7 +154,7 @@ def draw(found, args):
 def main():
     args = tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True)
     args.out = args.out or common.place(args)
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         check(args)
     commands = measurements(args)
     todo = [words for several in commands.values() for words in several]

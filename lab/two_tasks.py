@@ -27,7 +27,7 @@ import tyro
 from tqdm import tqdm
 
 from lab import common
-from runtime import curves, settings
+from runtime import curves, flags
 from runtime.settings import GroupSize, PositiveInt
 
 
@@ -101,7 +101,7 @@ def has_gradient(sampled, args):
 
 def main():
     args = common.parse(Args, __doc__, QUICK)
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         tasks = by_task(args)
         if args.dry_run:
             for of_task in tasks:

@@ -1,10 +1,9 @@
 """What every trainer calls and no algorithm changes. Whoever reads for the algorithm can skip it.
 
 How a run begins
-- flags: mistakes in the flags, found before torch is imported
 - papers: the papers' settings for each task
-- settings: the types and ranges of settings, and where their values come from
-- defaults: those that depend on the machine and the model
+- settings: the types and ranges of settings, and those that every script has
+- flags: where a setting's value comes from; mistakes found before torch is imported
 - start: the rest that can be read and checked before anything large is loaded, in order
 - checks, hub: what can't work on this machine, in this folder, with this model; is the hub there
 - header: what a run prints before it starts
@@ -12,7 +11,6 @@ How a run begins
 Where it runs
 - ranks, processes: which process this is; devices, and what processes tell each other
 - streams: standard output that is closed, has no reader or only ASCII
-- peers, last_words: say which process died, if one does; a last line after torchrun's traceback
 - threads: how those of a CPU wait for each other
 - machine, memory: what the machine has; how much a run needs and used
 - placement: a policy on its device: compiled, recomputing, split by FSDP2
@@ -31,11 +29,9 @@ What a run leaves
 - checkpoints: saving and resuming
 - curves, terminal, before_after: what one looks at
 - watched_tokens: what an update did to each token of a few responses, for tools/watch.py
-- signals, disk_errors: Ctrl-C, SIGTERM, a closed terminal, a full disk
+- signals: Ctrl-C, SIGTERM, a closed terminal
 """
 
-import codecs
-import locale
 import sys
 from importlib.util import find_spec
 
@@ -47,12 +43,5 @@ if not find_spec("tyro"):
         ".venv; .venv/bin/python has them, or python after `. .venv/bin/activate`"
     )
 
-if sys.flags.optimize > 1:
-    sys.exit("error: python -OO drops docstrings, and transformers reads its own: python -O works")
-
-if codecs.lookup(locale.getpreferredencoding(False)).name == "ascii":
-    sys.exit("error: in this locale Python reads files as ASCII, and torch's are not: PYTHONUTF8=1")
-
 streams.open_closed()
 streams.show_any_sign()
-streams.widen()

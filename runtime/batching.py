@@ -19,50 +19,30 @@ from runtime.processes import DEVICE, ON_GPU, RANK, all_reduce
 # Tokens whose logits exist at one time: [HEAD_CHUNK, vocabulary] in float32.
 HEAD_CHUNK = 4096 if ON_GPU else 1024
 
-# What it costs to begin a forward pass, in tokens that could be computed in the same time. Sharing
-# a prompt makes two passes of one: for 8 responses of 16 tokens that begins to pay if it saves 110
-# to 220 tokens with kk_tiny, and 60 to 110 with SmolLM2-135M (one core, float32 and bfloat16).
+# What it costs to begin a forward pass, in tokens that could be computed in the same time: 60 to
+# 220, measured with kk_tiny and SmolLM2-135M on one core.
 PASS_COST = 150
 
 # ------------------------------------------------------------------------------------------ batches
 
 
-def minibatches(batch, count):
-    """The batch in `count` mini-batches: equal parts of its rows, in order, of whole groups.
-
-    One in which no process has a response token is left out: nothing could be learned from it.
-    """
-    size = len(batch["ids"]) // count
-    parts = []
-    for start in range(0, count * size, size):
-        part = {name: value[start : start + size] for name, value in batch.items()}
-        if all_reduce(part["mask"].sum()) > 0:
-            parts.append(part)
-    return parts
-
-
-def without_idle_tokens(minibatch, args):
-    """The same mini-batch, with a mask that leaves out the tokens that need no pass.
-
-    A token whose advantage is 0 has no gradient if the loss has no KL term. It still counts in
-    whatever the loss is divided by, which was computed before.
-    """
-    if args.kl_coef > 0:
-        return minibatch
-    return {**minibatch, "mask": minibatch["mask"] & (minibatch["advantages"] != 0)}
-
-
 def idle_tokens(batch):
-    """What without_idle_tokens leaves out of a batch: its ids, and a mask of these tokens alone."""
+    """What micro_batches may skip of a batch: its ids, and a mask of these tokens alone."""
     return {"ids": batch["ids"], "mask": batch["mask"] & (batch["advantages"] == 0)}
 
 
-def micro_batches(batch, args, title=""):
+def micro_batches(batch, args, title="", skip_idle=False):
     """Cuts a batch into micro-batches, with a progress bar of this title.
 
     Yields (row numbers, the rows' part of the batch on DEVICE). Each tensor is cut to the longest
-    of these rows, counted up to the row's last token in the mask.
+    of these rows, counted up to the row's last token in the mask. Each row with a token in the mask
+    comes exactly once, longest first.
+
+    skip_idle: the mask leaves out tokens whose advantage is 0, which have no gradient if the loss
+    has no KL term.
     """
+    if skip_idle and args.kl_coef == 0:
+        batch = {**batch, "mask": batch["mask"] & (batch["advantages"] != 0)}
     lengths = used_lengths(batch["mask"])  # [N]
     passes = plan_passes(batch["ids"], batch["mask"], lengths, args)
     # Under FSDP2 every process must make the same number of passes, forward and backward. A process
@@ -126,17 +106,14 @@ def plan_passes(ids, mask, lengths, args):
 def prompts_can_be_shared(args):
     """Whether the prompt of a group may be computed once.
 
-    transformers keeps no keys and values under gradient checkpointing; and compiled layers would be
-    compiled again for each layer's keys and values.
+    transformers keeps no keys and values under gradient checkpointing, and compiled layers would be
+    compiled again for them.
     """
     return not (args.gradient_checkpointing or args.compile)
 
 
 def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
-    """As plan_passes, for passes that compute a prompt once: each has rows of one group only.
-
-    Returns (passes, their cost in tokens).
-    """
+    """(passes, their cost in tokens) if each computes the prompt of its one group once."""
     group = torch.arange(len(lengths)) // args.responses_per_prompt  # [N]
     rows = rows[group[rows].argsort(stable=True)]  # group by group, longest first in each
     passes = []

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from runtime import disk_errors, files, float16, lora, processes
+from runtime import files, float16, lora, processes
 from runtime.folders import POSITION, all_of, complete, run_of, step_of, to_resume
 
 CHECKSUMS = "checksums.json"
@@ -41,72 +41,58 @@ INDEX = "trainer/.metadata"  # DCP's list of tensors, and where each of them is
 def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
     """Writes checkpoints/step_STEP and deletes all but the newest args.keep_checkpoints.
 
-    The model is written in args.dtype, which is the sampler's, the state of training in float32.
-    With LoRA the model has its adapters added; the state of training is that of the adapters.
-    step: steps done; num_used: training problems used, which is the place in the data; critic: as
-    in trainer_state.
-    All processes must call it. If it can't be written, the run ends with one message.
+    The model is written in args.dtype, with LoRA's adapters added; the state of training in
+    float32. step: steps done; num_used: training problems used; critic: as in trainer_state. All
+    processes must call it. If the disk is full, the last checkpoint stays as it was.
     """
     path = Path(args.run_dir, "checkpoints", f"step_{step:06d}")
     unfinished = path.with_suffix(".tmp")
-
-    def disk_errors_end_the_run():
-        return disk_errors.end_the_run(f"checkpoint {path}", args.run_dir, unfinished)
-
-    with disk_errors_end_the_run():
-        if processes.RANK == 0:
-            make_way(path, unfinished)
-    with disk_errors_end_the_run():
-        dcp.save(
-            trainer_state(policy, optimizer, critic),
-            checkpoint_id=unfinished / "trainer",
-            no_dist=processes.WORLD_SIZE == 1,
-        )
+    if processes.RANK == 0:
+        make_way(path, unfinished)
+    processes.barrier()
+    dcp.save(
+        trainer_state(policy, optimizer, critic),
+        checkpoint_id=unfinished / "trainer",
+        no_dist=processes.WORLD_SIZE == 1,
+    )
     weights = whole(lora.merged_weights(policy.lm), getattr(torch, args.dtype))
     adapter = whole(lora.peft_weights(policy.lm), torch.float32)
     names = []
-    with disk_errors_end_the_run():
-        if processes.RANK == 0:
-            read_metadata(unfinished / "trainer")  # what resuming would refuse is found here
-            save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
-            policy.lm.config.architectures = [type(policy.lm).__name__]  # not a base class's
-            policy.lm.config.save_pretrained(unfinished)
-            # Not save_pretrained, which refuses what models have: a temperature, and no do_sample.
-            policy.lm.generation_config.to_json_file(unfinished / "generation_config.json")
-            tokenizer.save_pretrained(unfinished)
-            if adapter:
-                policy.lm.peft_config[lora.ADAPTER].save_pretrained(unfinished / "adapter")
-                save_file(adapter, unfinished / "adapter" / "adapter_model.safetensors")
-            position = {"step": step, "n_used": num_used}
-            (unfinished / POSITION).write_text(json.dumps(position))
-            names = files_in(unfinished)
+    if processes.RANK == 0:
+        read_metadata(unfinished / "trainer")  # what resuming would refuse is found here
+        save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
+        policy.lm.config.architectures = [type(policy.lm).__name__]  # not a base class's
+        policy.lm.config.save_pretrained(unfinished)
+        # Not save_pretrained, which refuses what models have: a temperature, and no do_sample.
+        policy.lm.generation_config.to_json_file(unfinished / "generation_config.json")
+        tokenizer.save_pretrained(unfinished)
+        if adapter:
+            policy.lm.peft_config[lora.ADAPTER].save_pretrained(unfinished / "adapter")
+            save_file(adapter, unfinished / "adapter" / "adapter_model.safetensors")
+        position = {"step": step, "n_used": num_used}
+        (unfinished / POSITION).write_text(json.dumps(position))
+        names = files_in(unfinished)
     sums = checksums(unfinished, processes.broadcast(names))
-    with disk_errors_end_the_run():
-        if processes.RANK == 0:
-            for name, checksum in sums.items():
-                if checksum is None:
-                    raise OSError(errno.EIO, f"{name} can't be read again")
-            (unfinished / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n")
-            files.sync_all(unfinished)
-            # Only now does it get its name, when all of it is on the disk, so that a folder with
-            # this name is never half written; and old checkpoints go only when the new one is
-            # there.
-            files.rename(unfinished, path)
-            for old in complete(args.run_dir)[: -args.keep_checkpoints]:
-                delete(old)
+    if processes.RANK == 0:
+        for name, checksum in sums.items():
+            if checksum is None:
+                raise OSError(errno.EIO, f"{name} can't be read again")
+        (unfinished / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n")
+        files.sync_all(unfinished)
+        # Only now does it get its name, when all of it is on the disk, so that a folder with
+        # this name is never half written; and old checkpoints go only when the new one is
+        # there.
+        files.rename(unfinished, path)
+        for old in complete(args.run_dir)[: -args.keep_checkpoints]:
+            delete(old)
 
 
 def export(run_dir, folder):
-    """Copies the model of the newest checkpoint, an ordinary one, to a folder of its own.
-
-    All processes must call it. If it can't be written, the run ends with one message. A run that
-    was stopped before its first step has none.
-    """
-    with disk_errors.end_the_run(f"--export {folder}", run_dir):
-        there = complete(run_dir)
-        if there and processes.RANK == 0:
-            not_the_model = shutil.ignore_patterns("trainer", POSITION, CHECKSUMS)
-            shutil.copytree(there[-1], folder, ignore=not_the_model, dirs_exist_ok=True)
+    """Copies the model of the newest checkpoint to a folder of its own, if there is one."""
+    there = complete(run_dir)
+    if there and processes.RANK == 0:
+        not_the_model = shutil.ignore_patterns("trainer", POSITION, CHECKSUMS)
+        shutil.copytree(there[-1], folder, ignore=not_the_model, dirs_exist_ok=True)
 
 
 def make_way(path, unfinished):
@@ -119,8 +105,7 @@ def make_way(path, unfinished):
 
 
 def delete(path):
-    """Deletes a checkpoint."""
-    # renamed first, so that a folder that is half deleted is not taken for a complete one
+    """Deletes a checkpoint: renamed first, so that half of one is not taken for a complete one."""
     shutil.rmtree(path.rename(path.with_suffix(".tmp")))
 
 
@@ -131,10 +116,7 @@ def files_in(folder):
 
 
 def checksums(folder, names):
-    """{name: SHA-256 in hex, or None if the file can't be read}.
-
-    The processes share the work: all must call it, with the same names.
-    """
+    """{name: SHA-256 in hex, or None if the file can't be read}. The processes share the work."""
     mine = []
     for name in names[processes.RANK :: processes.WORLD_SIZE]:
         try:
@@ -150,7 +132,7 @@ def checksums(folder, names):
 def check(resume):
     """ValueError if the checkpoint that --resume names is damaged; it says which other one is not.
 
-    Reads every byte of it. All processes must call it.
+    All processes must call it.
     """
     path = to_resume(resume)
     damage = damage_of(path)
@@ -190,10 +172,7 @@ def damage_of(path):
 
 
 def expected_checksums(path):
-    """{name: SHA-256} from a checkpoint's checksums.json.
-
-    ValueError if something is wrong that can be seen without reading the large files.
-    """
+    """{name: SHA-256} from a checkpoint's checksums.json. ValueError if a small file is damaged."""
     position_in(path)
     read_metadata(path / "trainer")
     expected = files.read_object(path / CHECKSUMS)
@@ -289,9 +268,9 @@ class IndexUnpickler(pickle.Unpickler):
 def read_metadata(path):
     """DCP's index in a checkpoint's folder trainer/. ValueError if our own save did not write it.
 
-    The index is a pickle, and loading a pickle can call any function. So an index that names
-    anything unexpected is refused. So is an index with other things than tensors, because DCP
-    would unpickle these without any restriction, and one that leads out of the folder.
+    The index is a pickle, and loading a pickle can call any function. So it is refused if it names
+    anything unexpected, holds other things than tensors, which DCP would unpickle without any
+    restriction, or leads out of the folder.
     """
     try:
         with open(path / ".metadata", "rb") as file:
@@ -333,16 +312,9 @@ class CheckedReader(dcp.FileSystemReader):
 def trainer_state(policy, optimizer, critic=None):
     """{parameter name: {weight, exp_avg, exp_avg_sq, step}} and torch's random state, "rng".
 
-    Of the parameters that are trained: with LoRA these are the adapters, and the others stay as
-    --model has them. With --dtype float16 also the state of each optimizer's float16.Scaler.
-
-    critic: a pair, another model that is trained and its optimizer (ppo.py). The names of its
-    parameters begin with "critic.".
-
-    The tensors are the policy's and the optimizer's own, not copies. By name and not by number, so
-    that a state that was written in shards can be read whole. Sampling has a seed for each request,
-    and the order of the problems one for each epoch; torch's state is kept for what an algorithm
-    draws.
+    Of the parameters that are trained; the tensors are the policy's and the optimizer's own, not
+    copies. With --dtype float16 also the state of each optimizer's float16.Scaler. critic: a pair,
+    another model that is trained and its optimizer (ppo.py); its names begin with "critic.".
     """
     state = {"rng": torch.get_rng_state()}
     for name, scaler in scalers(policy, optimizer, critic).items():
@@ -369,11 +341,7 @@ def scalers(policy, optimizer, critic=None):
 
 
 def of_adamw(parameter, optimizer):
-    """AdamW's state of a parameter: exp_avg, exp_avg_sq and step.
-
-    AdamW makes it in its first update. Before that (a run is resumed, or no step so far had
-    anything to learn from) it is made here, as AdamW would make it.
-    """
+    """AdamW's exp_avg, exp_avg_sq and step of a parameter; before its first update, zeros."""
     if not optimizer.state[parameter]:
         optimizer.state[parameter] = {
             "step": torch.zeros((), device=processes.DEVICE),
@@ -384,10 +352,7 @@ def of_adamw(parameter, optimizer):
 
 
 def whole(named_weights, dtype):
-    """{name: weight on the CPU} in process 0, {} in the others. All must call it.
-
-    named_weights: (name, weight), which under FSDP2 may be sharded.
-    """
+    """{name: weight on the CPU} in process 0, {} in the others. All must call it."""
     weights = {}
     for name, weight in named_weights:
         # one at a time, so that a GPU never holds the whole model

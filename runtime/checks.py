@@ -73,15 +73,6 @@ def check_lora(args):
         )
 
 
-def check_kl(args):
-    """ValueError if an estimate of the KL term is given, but there is no such term."""
-    has_estimates = hasattr(args, "kl")
-    if has_estimates and args.kl_coef == 0 and args.kl != type(args).kl:
-        raise ValueError(
-            f"--kl is {args.kl}, but there is no KL term: give a --kl_coef, such as 0.001"
-        )
-
-
 def check_run_folders(args):
     """ValueError if --resume, --run_dir, --export or --track can't be done."""
     if args.export and Path(args.export).exists() and args.export != export_of(args.resume):

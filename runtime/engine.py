@@ -38,10 +38,10 @@ def options(args):
 
 
 def common_options(model, context, kv_cache_gb, dtype="float32"):
-    """What a trainer and evaluate.py have in common. To call before vLLM is imported.
+    """What a trainer and evaluate.py have in common; also sets variables that vLLM reads.
 
-    Also sets environment variables that vLLM reads when imported. context: the most tokens of a
-    sequence; kv_cache_gb: GiB of keys and values, None for what a GPU has left; dtype: its name.
+    context: the most tokens of a sequence; kv_cache_gb: GiB of keys and values, None for what a GPU
+    has left; dtype: its name.
     """
     # In this process, so that weights can be handed over.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -93,8 +93,8 @@ def has_nvcc():
 def give_own_class(config_class):
     """Makes vLLM take a subclass of transformers' class of a model, and the trainer the class.
 
-    Where vLLM has no implementation of its own it takes transformers' class, as AutoModel names it,
-    and changes it for torch.compile: without vLLM's settings it could not be called any more.
+    Where vLLM has no implementation of its own it changes the class that AutoModel names, which
+    could not be called any more without vLLM.
     """
     if config_class in AutoModel._model_mapping:
         of_transformers = AutoModel._model_mapping[config_class]
@@ -198,9 +198,8 @@ def load_weights(llm, named_weights):
 def sleep_level(model, reload):
     """The level at which vLLM may sleep: 2, or 1 for a model that would lose a tensor. Reloads it.
 
-    Level 1 keeps a copy of the weights in main memory, for good. Level 2 keeps the buffers alone,
-    and what reload() does not write is lost. To find it, the first number of each other tensor
-    becomes NaN before the reload. model: vLLM's own; reload: a function that replaces its weights.
+    Level 1 keeps a copy of the weights in main memory. Level 2 keeps the buffers alone, and what
+    reload() does not write is lost: the first number of each other tensor becomes NaN before it.
     """
     numbers = first_numbers(model)
     before = {name: number.item() for name, number in numbers.items()}

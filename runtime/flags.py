@@ -1,15 +1,57 @@
-"""What a script does before it imports torch, which takes seconds: refuse what can't work.
+"""Where a setting's value comes from, and the check of all of them before torch is imported.
 
-Nothing that this module imports may import torch.
+Of a setting the command line has the last word. What it leaves open comes in layers, of which a
+later one overrides those before it: the script's Args, the paper's for the task, the machine's, the
+model's own folder. A resumed run has its own settings in place of the last two.
+
+Nothing that this module imports may import torch, which takes seconds.
 """
 
+import argparse
+import contextlib
+import dataclasses
+import functools
+import inspect
+import json
+import re
 import sys
+import time
+import typing
 from pathlib import Path
+from typing import Annotated, TypedDict
 
-from rewards import check_options, find_task
-from runtime import checks, defaults, files, folders, settings, signals, streams, threads
+import pydantic
+import tyro
+
+from rewards import OPTIONS, check_options, find_task
+from runtime import checks, files, folders, machine, ranks, signals, streams, threads
 from runtime.chats import read_template_options
-from runtime.ranks import RANK, check_meeting_place
+from runtime.ranks import RANK, WORLD_SIZE
+from runtime.settings import check_ranges, first_mistake, range_of
+
+FOR_PROCESS_0 = 3  # seconds in which torchrun ends the other processes, if process 0 has an error
+ON_GPU = machine.has_gpu()
+KK_TINY = "models/kk_tiny"  # below this project's folder, from which most start a script
+if not Path(KK_TINY).exists():
+    KK_TINY = str(Path(__file__).parents[1] / KK_TINY)
+
+# For a machine without a GPU: a model of a million parameters, which learns while you watch. Its
+# folder has its own settings.
+ON_CPU = {
+    "model": KK_TINY,
+    "compile": False,  # lengths differ from pass to pass, and compiling takes minutes
+    "eval_size": 20,
+    "gradient_checkpointing": False,
+    "kv_cache_gb": 0.5,
+    "micro_batch_tokens": 2048,
+}
+
+# With many GPUs each holds little of the weights and of AdamW's state, and has room for the
+# activations of one longest sequence. Recomputing them would be work for nothing.
+MANY_GPUS = {"gradient_checkpointing": False, "micro_batch_tokens": 5120}
+FROM_GPUS = {"math": 8}  # of 80 GB, for a model of 7 billion parameters; other tasks: 4, for 3
+
+# ------------------------------------------------------------------------------ before torch
 
 
 def check(args_class, tasks):
@@ -21,10 +63,10 @@ def check(args_class, tasks):
     if args_class.__module__ != "__main__":
         return
     streams.keep_writing()
-    check_meeting_place()
+    ranks.check_meeting_place()
     signals.end_while_loading()
-    with settings.errors_in_one_line():
-        args, _ = defaults.read(sys.argv[1:], args_class, tasks)
+    with errors_in_one_line():
+        args, _ = read(sys.argv[1:], args_class, tasks)
         check_settings(args)
         # Process 0 alone: two that look at the same time would see each other.
         if RANK == 0 and (args.resume or args.run_dir):
@@ -44,10 +86,346 @@ def check_settings(args):
     checks.check_prompts_per_step(args)
     checks.check_eval_samples(args)
     checks.check_lora(args)
-    checks.check_kl(args)
     checks.check_run_folders(args)
     checks.check_model_folder(args.model)
     if args.has_sampler:
         checks.check_weights_files(args.model)
     checks.check_teacher(args)
     checks.check_data_files(args)
+
+
+@contextlib.contextmanager
+def errors_in_one_line():
+    """Shows a mistake of the user's (ValueError, OSError) in one line; exit code 2.
+
+    Of several processes the first one shows it, and torchrun ends the others. What another one
+    finds alone, such as a GPU in use, it shows itself, later.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        process = ""
+        if RANK > 0:
+            process = f" process {RANK}:"
+            time.sleep(FOR_PROCESS_0)
+        print(f"error:{process}", " ".join(str(error).split()), file=sys.stderr)
+        # With several processes the connection is ours to close. With one it is vLLM's.
+        if WORLD_SIZE > 1 and "torch" in sys.modules:
+            from runtime import processes
+
+            processes.end()
+        sys.exit(2)
+
+
+# -------------------------------------------------------------------------------------- layers
+
+
+def read(argv, args_class, tasks):
+    """(the settings of a run, the layers that their defaults come from).
+
+    argv: the command line. What it leaves open is as in args_class, except for what `layers` gives.
+    ValueError if a value is out of its range, or the command line has a setting of another task.
+    """
+    below = layers(argv, args_class, tasks)
+    about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
+    args = parse(argv, args_class, args_class(**merged(below)), about)
+    check_ranges(args)
+    check_options_given(argv, args)
+    return args, below
+
+
+def layers(argv, args_class, tasks):
+    """[(where from, {name: value}), …]: defaults that differ from args_class, by what argv says.
+
+    Later ones override earlier ones: the task's, of `tasks`; the machine's; the model's, of its
+    folder's trainer_settings.json. A resumed run has its own settings in place of the last two.
+    """
+    said = given(argv)  # what the command line says of --task, --model, --resume …
+    resumed = of_resumed_run(argv, args_class)
+    task = said.get("task", resumed.get("task", args_class.task))
+    found = [(f"task {task}", tasks.get(task, {}))]
+    if resumed:
+        return [*found, ("the resumed run", resumed)]
+    model = said.get("model")
+    if not ON_GPU:
+        found.append(("no GPU", of_script(ON_CPU, args_class)))
+        model = said.get("model", ON_CPU["model"])
+        if not machine.has_fast_bfloat16():
+            found.append(("bfloat16 is slow here", {"dtype": "float32"}))
+    elif FROM_GPUS.get(task, 4) <= ranks.LOCAL_WORLD_SIZE:  # several machines hold copies
+        found.append((f"{ranks.LOCAL_WORLD_SIZE} GPUs", MANY_GPUS))
+    if ON_GPU and machine.driver_says_no_bfloat16():
+        found.append(("this GPU has no bfloat16", {"dtype": "float16"}))
+    if model:
+        found.append((Path(model).name, of_model(model, args_class)))
+    return found
+
+
+def of_model(model, args_class):
+    """The settings in a model's folder that this script has; {} without the file."""
+    path = Path(model, "trainer_settings.json")
+    return of_script(files.read_object(path), args_class) if path.is_file() else {}
+
+
+def of_script(values, args_class):
+    """Those of the settings {name: value} that this script has: sft.py has no sampler's."""
+    own = {field.name for field in dataclasses.fields(args_class)}
+    return {name: value for name, value in values.items() if name in own}
+
+
+def check_options_given(argv, args):
+    """ValueError if the command line has a setting of another task, which would do nothing."""
+    for task, names in OPTIONS.items():
+        if task != args.task:
+            for name in given(argv, names):
+                raise ValueError(f"--{name} is of --task {task}, not of {args.task}")
+
+
+def papers_command(args_class, tasks, task):
+    """The words of a command that has the paper's settings for a task on this machine."""
+    paper = {field.name: field.default for field in dataclasses.fields(args_class)}
+    paper.update(tasks.get(task, {}))
+    words = [] if task == args_class.task else ["--task", task]
+    # The model first: then the settings of another model's folder are no longer defaults.
+    for names in (["model"], [name for name in paper if name != "model"]):
+        here = merged(layers(words, args_class, tasks))
+        for name in names:
+            if here.get(name, paper[name]) != paper[name]:
+                words += as_flags(name, paper[name])
+    if "teacher" in paper:  # of opd.py: it must be given, and no paper says which
+        words += ["--teacher", "FOLDER"]
+    return ["python", Path(sys.argv[0]).name, *words]
+
+
+def merged(layers):
+    """{name: value} of all layers."""
+    values = {}
+    for _, layer in layers:
+        values.update(layer)
+    return values
+
+
+def differences(args, layers):
+    """{name: (the paper's value, why it differs here)} for each setting that differs.
+
+    A layer that only repeats a value is not the reason for it.
+    """
+    papers = {field.name: field.default for field in dataclasses.fields(args)}
+    papers.update(layers[0][1])
+    values = dict(papers)
+    reasons = {}
+    for reason, layer in layers[1:]:
+        for name, value in layer.items():
+            if value != values[name]:
+                values[name] = value
+                reasons[name] = reason
+    found = {}
+    for name, of_paper in papers.items():
+        value = getattr(args, name)
+        if value != of_paper:
+            reason = reasons[name] if value == values[name] else "command line"
+            found[name] = (of_paper, reason)
+    return found
+
+
+# --------------------------------------------------------------------------------- resumed run
+
+
+def of_resumed_run(argv, args_class):
+    """The settings of the run that --resume names, {name: value}; {} without that flag or run.
+
+    ValueError if another script made the run, or if args.json or run.json is damaged. Two scripts
+    may have the same settings and be different algorithms, so run.json says which it was.
+    """
+    said = given(argv)
+    if "resume" not in said:
+        return {}
+    if not said["resume"]:
+        raise ValueError("--resume is empty: it takes the folder of a run")
+    folder = folders.run_of(said["resume"])
+    if said.get("run_dir") and Path(said["run_dir"]).resolve() != folder.resolve():
+        raise ValueError(
+            f"--run_dir {said['run_dir']} does not go with --resume: the run goes on in {folder}. "
+            "For a branch copy the run's folder, and resume the copy"
+        )
+    if not (folder / "args.json").exists():
+        return {}
+    settings = files.read_object(folder / "args.json")
+
+    this_script = args_class.__module__
+    if this_script == "__main__":
+        this_script = Path(sys.argv[0]).stem
+    about = folder / "run.json"
+    if about.exists():
+        made_by = files.read_object(about).get("script")
+        if not isinstance(made_by, str):
+            raise ValueError(f"{about} can't be read: it does not say which script made the run")
+        if made_by != this_script:
+            raise ValueError(
+                f"--resume {folder}: made by another script, {made_by}.py, not by {this_script}.py"
+            )
+    fields = {field.name for field in dataclasses.fields(args_class)}
+    if "template_options" in fields:  # runs of versions without this setting go on without it
+        settings.setdefault("template_options", "{}")
+    if "kl" not in fields and settings.get("kl") == "k3":  # once of all scripts
+        del settings["kl"]
+    foreign = settings.keys() - fields
+    if foreign:
+        names = ", ".join(sorted(foreign))
+        maker = f"another version of {this_script}.py" if about.exists() else "another script"
+        raise ValueError(f"--resume {folder}: made by {maker}, which has {names}{at_commit(about)}")
+    if not about.exists():
+        raise ValueError(f"{about} is missing: it says which script made the run")
+    check_file(folder / "args.json", settings, args_class)
+
+    if "steps" not in said and epochs_give_others(argv, settings, files.read_object(about)):
+        settings["steps"] = None  # to be worked out anew
+    return settings
+
+
+def epochs_give_others(argv, settings, about):
+    """Whether a resumed run has other steps by what argv says: of epochs, or of what an epoch is.
+
+    The latter only if the run's steps came from its epochs. about: what is in its run.json.
+    """
+    if given(argv, ["epochs"]):
+        return True
+    num_problems = about.get("sizes", {}).get("training_problems", 0)
+    of_epochs = settings["epochs"] * (num_problems // settings["prompts_per_step"])
+    return settings["steps"] == of_epochs and bool(given(argv, ["data", "prompts_per_step"]))
+
+
+def at_commit(about):
+    """Where the version that made a run is found, in words; "" if run.json does not say."""
+    commit = files.read_object(about).get("commit") if about.exists() else None
+    return f"; it was made at commit {commit}" if commit else ""
+
+
+def check_file(path, settings, args_class):
+    """ValueError, with the file's name, unless it has all of args_class's settings, in range."""
+    missing = {field.name for field in dataclasses.fields(args_class)} - settings.keys()
+    if missing:
+        names = ", ".join(sorted(missing))
+        where = at_commit(path.with_name("run.json"))
+        raise ValueError(
+            f"{path} is damaged or of another version of the script: it lacks {names}{where}"
+        )
+    try:
+        # strict: true is no number, and "5" is none
+        pydantic.TypeAdapter(args_class).validate_json(json.dumps(settings), strict=True)
+    except pydantic.ValidationError as error:
+        if not error.errors()[0]["loc"]:  # not one setting: half of a surrogate pair in a text
+            raise ValueError(f"{path} can't be read: {error.errors()[0]['msg']}") from None
+        name, words = first_mistake(error, args_class)
+        raise ValueError(f"{path}: {name} is {settings[name]!r}; it must be {words}") from None
+
+
+# -------------------------------------------------------------------------------- command line
+
+
+def given(argv, names=("task", "model", "resume", "run_dir", "steps", "epochs")):
+    """What the command line says of these settings: those on which the defaults of others depend.
+
+    {"task": "math"}, as strings; what argv does not say is missing. Everything else in it is
+    skipped: parse reads it, and finds its mistakes.
+    """
+    parser = argparse.ArgumentParser(
+        add_help=False,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    for name in names:
+        spellings = (f"--{name}", f"--{name.replace('_', '-')}")
+        parser.add_argument(*spellings, nargs="?")  # a flag without a value is for parse to refuse
+    known, _ = parser.parse_known_args(argv)
+    return {name: value for name, value in vars(known).items() if value is not None}
+
+
+def parse(argv, args_class, default, description):
+    """The command line as an args_class, with --help in the groups of its source.
+
+    argv: the words after the script's name; default: an args_class, for all that argv does not set;
+    description: what stands on top of the help. Ends the program with exit code 2, and tyro's
+    message, at a flag that does not exist or a value of the wrong type. Ranges are checked by
+    check_ranges.
+    """
+    groups, helps = read_sources(args_class)
+    types = typing.get_type_hints(args_class, include_extras=True)
+    titled = {}  # tyro's help has a group for each dataclass in a dictionary
+    defaults = {}
+    for title, names in groups.items():
+        fields = []
+        for name in names:
+            type_ = types[name]
+            if is_number_or_none(type_):
+                type_ = Annotated[type_, number_or_none(type_)]
+            shown = tyro.conf.arg(help=helps[name])
+            fields.append((name, Annotated[type_, shown], getattr(default, name)))
+        group = dataclasses.make_dataclass("Group", fields)
+        group.__doc__ = ""  # or the help would show the signature that dataclasses give it
+        titled[title] = tyro.conf.OmitArgPrefixes[group]  # --lr, not --objective.lr
+        defaults[title] = group()
+    settings = TypedDict("settings", titled)
+    parsed = tyro.cli(
+        settings,
+        args=argv,
+        default=defaults,
+        use_underscores=True,
+        description=description,
+        config=(tyro.conf.HelptextFromCommentsOff,),  # read_sources has them
+    )
+    values = {}
+    for group in parsed.values():
+        values.update(vars(group))
+    return args_class(**values)
+
+
+def is_number_or_none(type_):
+    """Whether the type is a number with a range, or None: PositiveInt | None."""
+    return type(None) in typing.get_args(type_) and bool(range_of(type_))
+
+
+def number_or_none(type_):
+    """How tyro reads such a value. Its own way shows these types' inner parts at a mistake."""
+    [number] = [one for one in typing.get_args(type_) if one is not type(None)]
+    kind = typing.get_args(number)[0]  # int or float
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{kind.__name__.upper()} {range_of(type_)}, or None",
+        instance_from_str=lambda words: None if words == ["None"] else kind(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def groups_of(args_class):
+    """{title: [names of its settings]}, both in the order of the source."""
+    return read_sources(args_class)[0]
+
+
+@functools.cache
+def read_sources(args_class):
+    """({group title: [field names]}, {field name: help}) from the comments in a dataclass's source.
+
+    The line with dashes above fields is their title, the comment behind a field is its help. Its
+    own fields come before those that it inherits.
+    """
+    groups = {}
+    helps = {}
+    for cls in args_class.__mro__[:-1]:  # the last is object
+        title = "settings"
+        for line in inspect.getsource(cls).splitlines():
+            if heading := re.fullmatch(r"\s*# -{2,} (.+)", line):
+                title = heading[1]
+            name = line.partition(":")[0].strip()
+            if name in cls.__annotations__:
+                groups.setdefault(title, []).append(name)
+                helps[name] = line.partition("  # ")[2]
+    return groups, helps
+
+
+def as_flags(name, value):
+    """The words with which a command line sets this value."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no_{name}"]
+    return [f"--{name}", str(value)]

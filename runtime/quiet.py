@@ -17,7 +17,7 @@ from pathlib import Path
 from huggingface_hub.utils import enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
-from runtime import last_words
+from runtime import streams
 
 # Whoever sets one of these wants to see what a library says. vLLM's level is below.
 LOGS = ("NCCL_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "TORCH_LOGS")
@@ -57,7 +57,7 @@ def library_notices():
     stderr = os.dup(2)
     failed = True
     with tempfile.NamedTemporaryFile(prefix="libraries_", suffix=".log", delete=False) as captured:
-        watcher = last_words.if_it_dies(
+        watcher = streams.say_if_it_dies(
             f"error: the program died while a library was at work; what that said is in "
             f"{captured.name}",
             stderr,
@@ -73,7 +73,7 @@ def library_notices():
             os.dup2(stderr, 2)
             os.close(stdout)
             os.close(stderr)
-            last_words.dismiss(watcher)
+            streams.dismiss(watcher)
             Path(captured.name).unlink()
             captured.seek(0)
             for line in captured:

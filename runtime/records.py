@@ -23,7 +23,6 @@ import re
 import secrets
 import subprocess
 import sys
-import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,13 +35,10 @@ from runtime import (
     checkpoints,
     checks,
     curves,
-    disk_errors,
     files,
+    flags,
     folders,
-    last_words,
-    peers,
     processes,
-    settings,
     signals,
     terminal,
     watched_tokens,
@@ -52,10 +48,8 @@ from runtime.header import device_name
 KEPT_TESTS = 20  # test problems whose responses are kept
 # nats; sampler_gap stays below if sampler and trainer compute the same model
 USUAL_GAP = {"bfloat16": 0.1, "float16": 0.02, "float32": 0.01}
-# When the sampler gets its first update, sampler_gap hardly changes: by a factor of 0.8 to 1.3 in
-# two runs of SmolLM2 (bfloat16) and in two steps of every script (kk_tiny). With an old output
-# layer in the sampler it was 4 (SmolLM2, 0.13 nats); without a sync it went from 4e-7 to 0.23 nats
-# (kk_tiny, float32, --lr 1e-3).
+# When the sampler gets its first update, sampler_gap changes by a factor of 0.8 to 1.3 (SmolLM2 in
+# bfloat16, every script with kk_tiny). With an old output layer in the sampler it was 4.
 JUMP = 3
 
 
@@ -67,7 +61,7 @@ def choose_folder(args):
     """
     if args.resume:
         args.run_dir = str(folders.run_of(args.resume))
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         of_process_0(lambda: take_folder(args))
         args.run_dir = processes.broadcast(args.run_dir)
         if args.resume:
@@ -151,24 +145,18 @@ def new_folder(args):
 
 
 def by_process_0(method):
-    """A method of Records that all processes call, and that does its work in process 0.
-
-    If the disk is full, or can't be written for another reason, all of them end with one message.
-    """
+    """A method of Records that all processes call, and that does its work in process 0."""
 
     @functools.wraps(method)
     def call(self, *values):
-        with disk_errors.end_the_run("the run's records", self.folder):
-            if processes.RANK == 0:
-                method(self, *values)
+        if processes.RANK == 0:
+            method(self, *values)
 
     return call
 
 
 class Records:
-    """Writes the files of a run.
-
-    All processes make one and call its methods; process 0 writes.
+    """Writes the files of a run. All processes make one and call its methods; process 0 writes.
 
     sizes: what start.prepare gives, for run.json.
     """
@@ -183,22 +171,14 @@ class Records:
         self.has_warned = False  # of a step without different rewards
         self.gaps = []  # sampler_gap of each step
         self.problem = ""  # why the run ends early with exit code 1
-        self.last_words = None  # the process that says the last line after torchrun's traceback
 
     def open(self, step):
         """Opens the files; from now on Ctrl-C or SIGTERM ends the run after a step.
 
-        step: 0, or the step at which the run is resumed. Rows after it are dropped: these steps
-        come again.
+        step: 0, or the one after which the run is resumed. Rows of later steps are dropped.
         """
         self.open_files(step)
-        self.asked_to_stop = signals.catch(self.asked)  # a list of the signal's name
-
-    def asked(self):
-        """What process 0 does at the first signal: if torchrun ends the run, a line says so."""
-        if last_words.under_torchrun():
-            text = f"torchrun has ended the run in a step: {folders.how_to_go_on(self.folder)}"
-            self.last_words = last_words.after_torchrun(text)
+        self.asked_to_stop = signals.catch()  # a list of the signal's name
 
     def interrupted(self):
         """Whether Ctrl-C or SIGTERM has reached any process. All processes must call it."""
@@ -220,17 +200,11 @@ class Records:
         for name in ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl"):
             drop_rows_after(step, self.folder / name)
         Path(self.folder, "ended.txt").unlink(missing_ok=True)  # of the run that is resumed
-        # TensorBoard writes in a thread and hands an error to the next call, from which it is
-        # reported; Python would print it a second time, with a traceback.
-        threading.excepthook = without_disk_errors
         self.tensorboard = SummaryWriter(self.folder / "tensorboard", purge_step=step + 1)
 
     @by_process_0
     def write(self, metrics):
-        """Writes one step's metrics, {name: number or None}, and shows them.
-
-        Of a step that trains, the tokens per second are added.
-        """
+        """Writes and shows one step's metrics, {name: number or None}, with tokens per second."""
         if "tokens" in metrics:
             metrics["tokens_per_s"] = metrics["tokens"] / metrics["time/step"]
         append(self.folder / "metrics.jsonl", [metrics])
@@ -262,10 +236,7 @@ class Records:
             self.check_gap(metrics["sampler_gap"])
 
     def check_gap(self, gap):
-        """Warns if sampler_gap is large; ends the run if it jumps at the sampler's first update.
-
-        gap: a step's, in nats. A NaN is large.
-        """
+        """Warns if sampler_gap [nats] is large; ends the run if it jumps at the first update."""
         usual = USUAL_GAP[self.args.dtype]
         self.gaps.append(gap)
         if not gap <= usual:
@@ -288,10 +259,7 @@ class Records:
 
     @by_process_0
     def write_samples(self, step, problems, responses, scores):
-        """The first two responses to each of the first two problems, with their scores.
-
-        problems, scores: those of each response; responses: vLLM's, with their texts.
-        """
+        """The first two responses to each of the first two problems, with their scores."""
         group = self.args.responses_per_prompt
         rows = []
         for first in range(0, min(2 * group, len(problems)), group):
@@ -304,8 +272,7 @@ class Records:
         """What the update has done to each token of a few responses; the newest step's are kept.
 
         To call after the update and before the sampler wakes up, which takes memory. batch: ids,
-        mask, advantages, and old_logp from before the update, [N, T]. A pass of these few responses
-        gives what is new.
+        mask, advantages, and old_logp from before the update, [N, T].
         """
         # Equal rewards to each prompt teach nothing only where a prompt's responses are compared.
         self.has_advantages = processes.all_reduce(batch["advantages"].count_nonzero()) > 0
@@ -320,10 +287,7 @@ class Records:
         files.write(self.folder / "tokens.json", json.dumps(about) + "\n")
 
     def write_tests(self, step, problems, responses, scores):
-        """The responses to the first KEPT_TESTS test problems, those with the lowest ids.
-
-        problems: this process's part of them.
-        """
+        """The responses to the first KEPT_TESTS test problems. problems: this process's part."""
         rows = []
         for problem, response, score in zip(problems, responses, scores):
             rows.append({"step": step, "id": problem["id"], **example(problem, response, score)})
@@ -340,14 +304,10 @@ class Records:
         curves.draw(rows, self.folder / "curves.png")
 
     def close(self, step):
-        """Ends the records, and says how the run ended; --export. step: the last one.
-
-        If sampler_gap has jumped, it ends the program (exit code 1).
-        """
+        """Ends the records, and says how the run ended; --export. Exit code 1 after a jump."""
         self.show_results(step)
         if self.args.export:
             checkpoints.export(self.folder, self.args.export)
-        peers.stop_watching()
         problem = processes.broadcast(self.problem)
         if problem:
             if processes.RANK == 0:
@@ -356,10 +316,7 @@ class Records:
 
     @by_process_0
     def show_results(self, step):
-        """Shows curves, one problem before and after, memory, and how to go on.
-
-        step: the last one.
-        """
+        """Shows curves, one problem before and after, memory, and how to go on."""
         self.plot()
         rows = curves.read_rows(self.folder / "metrics.jsonl")
         colours = self.console.is_terminal and not self.console.no_color
@@ -380,9 +337,6 @@ class Records:
         text = self.last_line(step)
         print(text)
         files.write(self.folder / "ended.txt", f"{text}\n")
-        if self.last_words:  # torchrun got the signal, too, and ends with a traceback
-            self.last_words.kill()
-            last_words.after_torchrun(text)
 
     def last_line(self, step):
         """How the run has ended after this step, and how it goes on."""
@@ -416,15 +370,6 @@ def drop_rows_after(step, path):
     files.write(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
-def without_disk_errors(args):
-    """For threading.excepthook: shows an exception that ended a thread, except a disk's error.
-
-    A network's error is an OSError, too, and is shown.
-    """
-    if not disk_errors.is_of_the_disk(args.exc_value):
-        threading.__excepthook__(args)
-
-
 # What commands write.
 RESULTS = ["lab/results", "benchmarks/results", "benchmarks/kk_tiny", "benchmarks/llm"]
 
@@ -445,11 +390,7 @@ def provenance():
 
 
 def commit(root=Path(__file__).parents[1]):
-    """The checkout's commit, with a + if files differ from it; None without git or a checkout.
-
-    A new script counts, too. Results that a command has just written don't count: the next
-    command's code is the commit's.
-    """
+    """The checkout's commit, with a + if code differs from it; None without git or a checkout."""
     git = ["git", "-C", str(root)]
     name = [*git, "rev-parse", "--short", "HEAD"]
     compare = [*git, "diff", "--quiet", "HEAD", "--", "."]
@@ -469,10 +410,9 @@ def commit(root=Path(__file__).parents[1]):
 def check_finite(loss, grad_norm, batch, step, args, lr_flag="--lr"):
     """Ends the program (exit code 1) if the loss or the gradient's norm is NaN or infinite.
 
-    To call before the optimizer's step, so that the weights are still good. Writes the mini-batch
-    beside the run, and says what to try. loss: this process's part of it; lr_flag: the flag of the
-    optimizer's learning rate. In float16 such a norm alone is an overflow, which float16.Scaler
-    handles.
+    To call before the optimizer's step. Writes the mini-batch beside the run, and says what to try.
+    loss: this process's part; lr_flag: the flag of the optimizer's learning rate. In float16 such a
+    norm alone is an overflow, which float16.Scaler handles.
     """
     loss = processes.all_reduce(loss)
     if math.isfinite(loss) and (math.isfinite(grad_norm) or args.dtype == "float16"):

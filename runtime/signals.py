@@ -10,8 +10,10 @@ import signal
 import time
 from pathlib import Path
 
-from runtime import last_words, streams
-from runtime.ranks import RANK
+import psutil
+
+from runtime import streams
+from runtime.ranks import LOCAL_WORLD_SIZE, RANK
 
 # Signals so many seconds after the first one count as the same request: torchrun passes on a Ctrl-C
 # that the terminal has already sent to every process.
@@ -48,14 +50,13 @@ def end_while_loading():
     handle(end)
 
 
-def catch(asked):
+def catch():
     """A list that gets the name of the first one ("SIGINT", "SIGHUP" …) that asks the run to end.
 
-    Process 0 says at once what happens now, and calls asked(). (Not if another process has died:
-    then torchrun sends SIGTERM to those that are left.) A second signal ends the process at once.
+    Process 0 says at once what happens now. A second signal ends the process at once. So does the
+    first one if another process has died: then torchrun sends it to those that are left, which
+    would wait for the dead one in their next all_reduce.
     """
-    from runtime import peers  # late: it imports torch, and this module comes before
-
     asked_to_stop = []
     first = None
 
@@ -64,24 +65,37 @@ def catch(asked):
         now = time.monotonic()
         if first is None:
             first = now
+            if under_torchrun() and another_has_died():
+                die_of(number)
             asked_to_stop.append(name)
-            if RANK == 0 and not peers.dead():
+            if RANK == 0:
                 text = (
                     f"\n{name}: the run ends after this step, with a checkpoint. A second one, "
                     f"{GRACE} seconds from now or later, ends it at once and loses the step.\n"
                 )
-                if last_words.under_torchrun():
+                if under_torchrun():
                     text += (
                         "torchrun waits for 30 seconds, and a step that takes longer is lost, too; "
                         "torchrun --shutdown-timeout 600 would wait for ten minutes.\n"
                     )
                 tell(text, 2)
-                asked()
         elif now - first > GRACE and name in INSISTENT:
             die_of(number)
 
     handle(remember)
     return asked_to_stop
+
+
+def under_torchrun():
+    """Whether torchrun has started this process, and is its parent."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def another_has_died():
+    """Whether torchrun has fewer processes on this machine than it started."""
+    children = psutil.Process(os.getppid()).children()
+    alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return len(alive) < LOCAL_WORLD_SIZE
 
 
 def tell(text, stderr):
@@ -98,6 +112,6 @@ def tell(text, stderr):
 
 def die_of(number):
     """Ends this process by a signal; a shell sees the exit code 128 + number."""
-    last_words.dismiss()  # it is no crash
+    streams.dismiss()  # it is no crash
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)

@@ -9,17 +9,14 @@ import rewards
 from runtime import (
     chats,
     checks,
-    defaults,
     flags,
     header,
     hub,
     inputs,
     memory,
     model_files,
-    peers,
     processes,
     records,
-    settings,
 )
 from runtime.batching import HEAD_CHUNK
 
@@ -31,16 +28,15 @@ def begin(args_class, tasks, data=rewards):
     responses. Connects the processes, makes the run's folder and prints the header. What the user
     can mend ends the program with one line (exit code 2); with --dry_run it ends after the header.
     """
-    defaults.ON_GPU = processes.ON_GPU  # torch knows for certain
-    with settings.errors_in_one_line():
-        args, layers = defaults.read(sys.argv[1:], args_class, tasks)
+    flags.ON_GPU = processes.ON_GPU  # torch knows for certain
+    with flags.errors_in_one_line():
+        args, layers = flags.read(sys.argv[1:], args_class, tasks)
         tokenizer, task, train, test, sizes = prepare(args, data)
-    command = defaults.papers_command(args_class, tasks, args.task)
+    command = flags.papers_command(args_class, tasks, args.task)
     if not args.dry_run:
         memory.keep_freed_memory()  # on a CPU, where getting it again from the system is slow
         processes.start()
         records.choose_folder(args)
-        peers.watch(args.run_dir)
     if processes.RANK == 0:
         header.show(args, sizes, layers, command)
     if args.dry_run:

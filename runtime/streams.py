@@ -1,4 +1,4 @@
-"""Standard input, output and error: closed, without a reader, too narrow, or without some signs.
+"""Standard input, output and error: closed, without a reader, or without some signs.
 
 `>&-` closes standard output, `| head` and a closed terminal take its reader away, and in ASCII it
 has no "–". None of that may end a run in the middle of a step.
@@ -7,10 +7,10 @@ has no "–". None of that may end a run in the middle of a step.
 import contextlib
 import io
 import os
-import shutil
+import subprocess
 import sys
 
-LEAST_WIDTH = 40  # columns
+WATCHERS = []  # processes that would say that this one has died
 
 when_gone = None  # called once, when nobody reads standard output any more: signals.py sets it
 
@@ -23,10 +23,8 @@ def open_closed():
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(opened, True)  # for the programs that are started
     os.close(opened)
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        if getattr(sys, name) is None:
-            raw = io.FileIO(number, "w", closefd=False)
-            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8"))
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def show_any_sign():
@@ -35,15 +33,6 @@ def show_any_sign():
         if getattr(stream, "errors", "") in ("strict", "surrogateescape"):
             with contextlib.suppress(OSError):  # a pipe in a file's place can't seek
                 stream.reconfigure(errors="replace")
-
-
-def widen():
-    """Lets all libraries take a terminal of a few columns for one of LEAST_WIDTH.
-
-    In less room tables can't be made, and tyro's --help never ends.
-    """
-    if shutil.get_terminal_size().columns < LEAST_WIDTH:
-        os.environ["COLUMNS"] = str(LEAST_WIDTH)
 
 
 class Unbreakable(io.FileIO):
@@ -74,3 +63,22 @@ def keep_writing():
             write_through=usual.write_through,
         )
         setattr(sys, name, written)
+
+
+def say_if_it_dies(text, stderr):
+    """Starts a process that prints the text if this one ends before it calls dismiss.
+
+    stderr: a file descriptor. The process is a shell, which takes no time to start. It waits for a
+    line of its input, which breaks when this process is dead.
+    """
+    words = ["sh", "-c", 'read -r _ || printf "\\n%s\\n" "$1" >&2', "sh", text]
+    options = {"stdin": subprocess.PIPE, "stderr": stderr, "start_new_session": True}
+    WATCHERS.append(subprocess.Popen(words, **options))
+    return WATCHERS[-1]
+
+
+def dismiss(*watchers):
+    """Lets these processes end without a word; without any: all that say_if_it_dies has started."""
+    for watcher in watchers or [*WATCHERS]:
+        watcher.communicate(b"\n")
+        WATCHERS.remove(watcher)

@@ -1,7 +1,6 @@
 """How the threads of a CPU wait for each other, so that a run gets on beside another program."""
 
 import os
-import time
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,7 @@ SMALL = 256  # hidden size of the smallest model that is not small; measured at 
 # holds one of them up, they take two to four times as long as one. The number must not depend on
 # that: log-probabilities differ in rounding with it, and a resumed run equals an unbroken one.
 OF_SMALL_SAMPLER = 1
-BUSY = 0.2  # share of the machine's cores that others use
+BUSY = 0.2  # share of the machine's cores that others use, in a fifth of a second
 
 
 def choose_waiting(model):
@@ -27,7 +26,7 @@ def choose_waiting(model):
 
     model: a model's folder or its name on the hub. Keeps what the environment already says.
     """
-    if is_small(model) and not _machine_is_busy():
+    if is_small(model) and psutil.cpu_percent(0.2) <= 100 * BUSY:
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if WORLD_SIZE == 1:
@@ -45,19 +44,3 @@ def is_small(model):
     if not config.is_file():  # on the hub
         return False
     return files.read_object(config).get("hidden_size", SMALL) < SMALL
-
-
-def _machine_is_busy():
-    """Whether others use more than BUSY of the cores, in a fifth of a second.
-
-    It computes meanwhile, so that two runs that start at the same moment see each other.
-    """
-    before = psutil.cpu_times(), sum(os.times()[:2])
-    end = time.monotonic() + 0.2
-    while time.monotonic() < end:
-        pass
-    after = psutil.cpu_times(), sum(os.times()[:2])
-    spent = sum(after[0]) - sum(before[0])  # seconds of all cores
-    idle = after[0].idle - before[0].idle
-    own = after[1] - before[1]
-    return spent - idle - own > BUSY * spent

@@ -1,10 +1,8 @@
 """What the tests share: a tiny random model with a real tokenizer, and a way to run a trainer as a user does."""
 
-import ast
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from filelock import FileLock
-from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
 KK_TINY = ROOT / "models" / "kk_tiny"
@@ -35,7 +32,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 
 # What runs longest is begun first, or one of pytest's processes would end alone.
 LONGEST = """test_dapo test_every_script test_journeys test_runs test_lora test_kk_tiny test_algorithms test_course_step
-    test_ppo test_evaluate test_lab test_site test_sft""".split()
+    test_ppo test_evaluate test_lab test_course test_faults test_site test_sft""".split()
 
 
 def pytest_collection_modifyitems(items):
@@ -148,26 +145,6 @@ def run(script, *flags, processes=1, check=True, timeout=1200, env=None, torchru
     return done
 
 
-def resume_from_step_2(run_dir, folder, script="grpo.py", processes=1):
-    """Copies a run of four steps to a folder, as a kill after step 2 would leave it, and makes steps 3 and 4 again."""
-    shutil.copytree(run_dir, folder)
-    shutil.rmtree(folder / "checkpoints/step_000004")
-    about = folder / "args.json"
-    about.write_text(about.read_text().replace(str(run_dir), str(folder)))  # no copy, which would not --export again
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 5, "reward": 99}) + '\n{"step": 6, "rew')
-    run(script, "--resume", folder, processes=processes)  # all settings come from the run
-
-
-def check_resumed(run_dir, folder, script="grpo.py"):
-    """Metrics and weights of the steps that are made again are those of the unbroken run, to the last bit."""
-    resume_from_step_2(run_dir, folder, script)
-    broken, unbroken = (Path(run, "metrics.jsonl").read_text().splitlines() for run in (folder, run_dir))
-    assert [timeless(json.loads(line)) for line in broken] == [timeless(json.loads(line)) for line in unbroken]
-    mine, theirs = (load_file(Path(run, "checkpoints/step_000004/model.safetensors")) for run in (folder, run_dir))
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-
-
 def row_of_puzzle(item):
     """A generated puzzle of knights and knaves, as a file has it."""
     row = {"quiz": item["quiz"], "names": item["names"], "solution": list(item["answer"].values())}
@@ -217,28 +194,6 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(KK_TINY)
 
 
-@pytest.fixture(scope="module")  # playwright has an event loop of its own while it runs
-def chromium():
-    """Chromium or Chrome; without playwright or a browser its tests are skipped."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    found = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")))
-    if not (binary := next(found, None)):
-        pytest.skip("neither Chromium nor Chrome is installed")
-    with playwright.sync_playwright() as started:
-        yield started.chromium.launch(executable_path=binary, args=["--no-sandbox"])
-
-
-@pytest.fixture
-def browser_page(chromium):
-    """A page of 1280 by 900 pixels, which must leave no error behind."""
-    page, errors = chromium.new_page(viewport={"width": 1280, "height": 900}), []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    yield page
-    page.close()
-    assert not errors
-
-
 @pytest.fixture(scope="module")
 def on_the_cpu():
     """Also where there is a GPU: what is compared to the last digits is compared on one kind of machine."""
@@ -274,40 +229,9 @@ def write_rows(path, rows):
 
 def parse(trainer, *words):
     """The settings that a command line gives."""
-    from runtime import defaults
+    from runtime import flags
 
-    return defaults.read(list(words), trainer.Args, trainer.TASKS)[0]
-
-
-INHERITED = {  # classes of settings
-    "settings.RunArgs": "runtime/settings.py",
-    "settings.CommonArgs": "runtime/settings.py",
-    "common.Args": "lab/common.py",
-}
-
-
-@cache
-def flags_of(file, name="Args"):
-    """The names of a script's settings: those of its Args and of the class that it grew from."""
-    names = set()
-    if Path(file).name == "evaluate.py":
-        file = "evaluation/settings.py"
-    for node in ast.parse((ROOT / file).read_text()).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            names |= {member.target.id for member in node.body if isinstance(member, ast.AnnAssign)}
-            for base in map(ast.unparse, node.bases):
-                names |= flags_of(INHERITED.get(base, file), base.split(".")[-1])
-    return names
-
-
-def seconds_of(function, text):
-    """The least of five measurements of function(text), in processor time of this process."""
-    times = []
-    for _ in range(5):
-        start = time.process_time()
-        function(text)
-        times.append(time.process_time() - start)
-    return min(times)
+    return flags.read(list(words), trainer.Args, trainer.TASKS)[0]
 
 
 def check_linear_time(function, text_of):
@@ -316,8 +240,17 @@ def check_linear_time(function, text_of):
     text_of: gives a text for a size. A tenth of a millisecond is left for what does not grow. A busy machine gets
     three tries.
     """
+
+    def seconds(size):
+        times = []
+        for _ in range(5):
+            text, start = text_of(size), time.process_time()
+            function(text)
+            times.append(time.process_time() - start)
+        return min(times)
+
     for _ in range(3):
-        once, twice = (seconds_of(function, text_of(size)) for size in (500, 1000))
+        once, twice = seconds(500), seconds(1000)
         if twice < 2.6 * once + 1e-4:
             return
     raise AssertionError(f"{once:.6f} s, and {twice:.6f} s for twice the text")
@@ -340,6 +273,8 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
     written, given, models = [], [], []
     problems = [{"id": 0, "category": "2"} for _ in rewards]
     responses = [answer(num_tokens) for num_tokens in batch["mask"].sum(1).tolist()]
+    for response in responses:  # grpo_multi_turn.py's conversations are of one turn
+        response.turns, response.replies = [response.text], []
     scores = [{"reward": float(reward), "correct": reward > 0, "format": True} for reward in rewards]
     sampled = {key: batch[key] for key in ("ids", "mask", "sampler_logp")}
 

@@ -4,8 +4,6 @@
     python tests/gpu_paths.py config T4 float16 qwen2    one check
 
 config    vLLM's configuration for a card from runtime/engine.py's options, and what a sleep of its model would lose
-sampler   its GPU sampler's kernels, in Triton's interpreter: temperature, log-probabilities, draws
-kernels   its attention's and sampler's kernels, compiled for a card, and their shared memory
 """
 
 import os
@@ -37,12 +35,7 @@ CHECKS = [
     "config H100 bfloat16 gemma",
     "config B200 bfloat16 qwen3",
     "config 5090 bfloat16 gemma3_text",
-    "sampler",
-    "kernels T4 float16,float32",
-    "kernels A100 float32",  # in bfloat16 the newer ones take FlashAttention, which is compiled already
-    "kernels H100 float32",
 ]
-SHARED_MEMORY = {"T4": 65536, "A100": 166912, "H100": 232448}  # bytes that one block may have
 # Triton and vLLM's allocator load the driver's library. No function of this one does anything.
 FUNCTIONS = """cuInit cuGetProcAddress_v2 cuGetProcAddress cuPointerGetAttribute cuTensorMapEncodeTiled cuCtxGetCurrent
     cuCtxSetCurrent cuDeviceGetAttribute cuDevicePrimaryCtxRetain cuGetErrorString cuMemAddressFree cuMemAddressReserve
@@ -172,105 +165,6 @@ def check_config(card, dtype, kind):
     # A reload makes these two anew.
     others = {other.split(".")[-1] for other in others} - {"_k_scale_cpu[0]", "_v_scale_cpu[0]"}
     assert not others, others
-
-
-def check_sampler():
-    """The V2 runner's sampler, which only a GPU takes: temperature, log-probabilities, and draws by their seeds."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    import torch
-
-    torch.set_num_threads(1)
-    pretend("H100")
-    pretend_in_vllm()
-    from vllm.v1.worker.gpu.sample import gumbel, logprob
-
-    from runtime import engine
-
-    torch.manual_seed(0)
-    size, count, group, temperature = 64, 4000, 8, 0.7
-    logits = torch.randn(1, size) * 2
-    seeds = engine.request_seed(0, 1, 5) + torch.arange(group)
-    rows = torch.arange(count, dtype=torch.int32) % group
-    positions = torch.arange(count) // group
-    temperatures = torch.full((group,), temperature)
-    scaled = logits.expand(count, size).contiguous()
-    gumbel.apply_temperature(scaled, rows, temperatures)
-    assert torch.equal(scaled[0], logits[0] / temperature)
-
-    def draw(n, temperatures=temperatures):
-        own = scaled[:n].contiguous(), rows[:n], temperatures, seeds, positions[:n]
-        return gumbel.gumbel_sample(*own, apply_temperature=False, is_drafting=False)
-
-    tokens = draw(count)
-    assert torch.equal(draw(64), tokens[:64]) and (draw(8, torch.zeros(group)) == logits.argmax()).all()
-    exact = (logits / temperature).log_softmax(-1)[0]
-    scores = logprob.compute_topk_scores(scaled[:500].contiguous(), 0, tokens[:500])
-    error = (scores.logprobs[:, 0] - exact[tokens[:500]]).abs().max().item()
-    expected = count * exact.double().exp()
-    often = expected > 5
-    squares = (torch.bincount(tokens, minlength=size) - expected)[often] ** 2 / expected[often]
-    degrees = int(often.sum()) - 1
-    deviation = (squares.sum().item() - degrees) / (2 * degrees) ** 0.5
-    print(f"    log-probabilities to {error:.1e}; draws: chi² {deviation:+.2f} standard deviations from its mean")
-    assert error < 1e-5 and abs(deviation) < 4
-
-
-def check_kernels(card, dtypes):
-    """Triton compiles what a run launches, for heads as in Qwen2.5-0.5B and 7B, and it fits into shared memory."""
-    import torch
-
-    pretend(card)
-    pretend_in_vllm()
-    os.environ["TRITON_F32_DEFAULT"] = "ieee"  # as in runtime/engine.py
-    from triton import JITFunction
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-
-    major, minor = CARDS[card][1]
-    driver.set_active(
-        types.SimpleNamespace(
-            get_current_target=lambda: GPUTarget("cuda", 10 * major + minor, 32), get_current_device=lambda: 0,
-            get_current_stream=lambda *_: 0, get_active_torch_device=lambda: torch.device("cpu"),
-            get_device_interface=lambda: torch.cuda, map_python_to_cpp_type=lambda kind: kind,
-        )
-    )  # fmt: skip
-    run, largest = JITFunction.run, {}
-
-    def compile_only(self, *args, grid, warmup, **options):
-        kernel = run(self, *args, grid=grid, warmup=True, **options)
-        if kernel is not None:
-            name = self.fn.__name__
-            largest[name] = max(largest.get(name, 0), kernel.metadata.shared)
-        return kernel
-
-    JITFunction.run = compile_only
-    from vllm.v1.attention.ops.triton_unified_attention import unified_attention
-    from vllm.v1.worker.gpu.sample import gumbel, logprob
-
-    one, rows = torch.ones(1), torch.zeros(8, dtype=torch.int32)
-    longs = torch.zeros(8, dtype=torch.int64)
-    for dtype in [getattr(torch, name) for name in dtypes.split(",")]:
-        for heads, keys, width in ((14, 2, 64), (28, 4, 128)):
-            queries = torch.zeros(64, heads, width, dtype=dtype)
-            cache = torch.zeros(128, 16, keys, width, dtype=dtype)
-            for longest, parts in ((8, None), (1, None), (1, 16)):  # prefill; decoding; the same, in parts
-                split = {}
-                if parts:
-                    split = {"softmax_segm_output": torch.zeros(64, heads, parts, width)}
-                    split |= {f"softmax_segm_{name}": torch.zeros(64, heads, parts) for name in ("max", "expsum")}
-                unified_attention(
-                    q=queries, k=cache, v=cache.clone(), out=queries.clone(), max_seqlen_q=longest, max_seqlen_k=320,
-                    cu_seqlens_q=torch.arange(65, dtype=torch.int32), seqused_k=torch.ones(64, dtype=torch.int32),
-                    softmax_scale=0.1, causal=True, window_size=(-1, -1), softcap=0, q_descale=None, k_descale=one,
-                    v_descale=one, block_table=torch.zeros(64, 320, dtype=torch.int32),
-                    seq_threshold_3D=128 if parts else None, num_par_softmax_segments=parts, **split,
-                )  # fmt: skip
-        logits = torch.zeros(8, 151936, dtype=dtype)
-        gumbel.apply_temperature(logits.float(), rows, torch.ones(64))
-        gumbel.gumbel_sample(logits, rows, torch.ones(64), longs, longs, apply_temperature=False, is_drafting=False)
-        logprob.compute_topk_scores(logits, 0, longs)
-    print(f"    shared memory, of {SHARED_MEMORY[card]} bytes: {largest}")
-    assert "kernel_unified_attention" in " ".join(largest) and max(largest.values()) <= SHARED_MEMORY[card]
 
 
 if __name__ == "__main__":

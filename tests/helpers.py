@@ -4,9 +4,11 @@ transformers and torch alone make of them."""
 import math
 
 import torch
+from conftest import KK_TINY
 from transformers import AutoModelForCausalLM
 
 import grpo
+import sft
 
 PROMPTS, GROUP = 8, 3  # of the batch most tests use: 24 rows, 12 in each of a step's two mini-batches
 N = PROMPTS * GROUP
@@ -15,6 +17,10 @@ E20 = math.exp(20)
 # Responses as (prompt tokens, the k1 of each response token, padding), and their rewards.
 ROWS = [(1, [1, -2, 4], 2), (4, [-1], 1), (2, [0.5, 0.5, -1, 2], 0)]
 REWARDS = [2.5, -0.25, 1.0]
+# What begins a run's records: the sizes of its model, memory and data.
+SIZES = {
+    "parameters": 9e5, "estimated_memory_gb": 1.6, "memory_gb": 23.5, "training_problems": 640, "test_problems": 20
+}  # fmt: skip
 
 
 def arguments(trainer=grpo, **changes):
@@ -27,6 +33,20 @@ def arguments(trainer=grpo, **changes):
     if "kl_coef" not in trainer.Args.__dataclass_fields__:  # reinforce.py has none, whatever is asked for
         del settings["kl_coef"]
     return trainer.Args(**settings)
+
+
+def policy_and_optimizer():
+    """kk_tiny in float32, and its AdamW."""
+    args = arguments(model=str(KK_TINY))
+    policy = grpo.load_policy(args, trained=True)
+    return policy, torch.optim.AdamW(policy.parameters(), lr=1e-3, fused=True)
+
+
+def learn(policy, optimizer):
+    """An update that depends on the weights, on AdamW's state and on torch's random state."""
+    for parameter in policy.parameters():
+        parameter.grad = parameter.detach() + torch.randn(parameter.shape)
+    optimizer.step()
 
 
 class Recorder(torch.optim.SGD):
@@ -109,6 +129,14 @@ def make_batch(model, seed=0):
 def lengths_of(batch):
     """How many tokens each row has, up to its last response token."""
     return [int(row.nonzero().max()) + 1 for row in batch["mask"]]
+
+
+def with_gaps(mask):
+    """A mask [N, T] in which replies of one and two tokens stand between the tokens of a response."""
+    inner = mask.clone()
+    inner[:, 1:] &= mask[:, :-1]
+    inner[:, :-1] &= mask[:, 1:]
+    return mask & ~(inner & (torch.arange(mask.shape[1]) % 3 > 0))
 
 
 def rows_of(rank, n_processes):
@@ -218,3 +246,13 @@ def holds(statement, world):
         "->": lambda: values[1] or not values[0],
         "<=>": lambda: values[0] == values[1],
     }[op]()
+
+
+def chat(question, answer):
+    """A row of a file to learn from."""
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def settings_of_sft(**changes):
+    fixed = {"people": "2-3", "careful": 0.5, "eval_size": 3, "max_prompt_tokens": 600, "max_response_tokens": 400}
+    return sft.Args(**fixed | changes)

@@ -5,43 +5,21 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import CHATML, KK_TINY, puzzles, task_settings, write_rows
-from test_sft import chat
-from test_sft import settings as of_sft
+from helpers import chat, settings_of_sft
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-import evaluation.settings
-from evaluation import suites
 from rewards import countdown, examples, kk, score
 from runtime.chats import check_template, decode, encode, load_task, read_template_options
 
 THINKING = "{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
-BUDGET = (
-    "{% if enable_thinking %}<think>{{ 'up to ' + budget if budget }}\n{% else %}<think>\n\n</think>\n\n{% endif %}"
-)
+NOTHING = "<think>\n\n</think>\n\n"
+BUDGET = "{% if enable_thinking %}<think>{{ 'up to ' + budget if budget }}\n{% else %}" + NOTHING + "{% endif %}"
 TAGS = ["<think>", "</think>", "<answer>", "</answer>", "[THINK]", "[/THINK]", "◁/think▷", "<|end_of_thought|>"]
 TAGS += ["<tool_call>", "</tool_call>", "</solve>"]
-CONTROL = [
-    "<|im_sep|>",
-    "<end_of_turn>",
-    "<pad>",
-    "</s>",
-    "[INST]",
-    "[/INST]",
-    "<|eot_id|>",
-    "<｜Assistant｜>",
-    "[PAD]",
-]
-CONTROL += [
-    "<unused3>",
-    "<mask>",
-    "<bos>",
-    "<|endoftext|>",
-    "[SYSTEM_PROMPT]",
-    "<end_of_text>",
-    "<fim_prefix>",
-    "<file_sep>",
-]
+CONTROL = ["<|im_sep|>", "<end_of_turn>", "<pad>", "</s>", "[INST]", "[/INST]", "<|eot_id|>", "<｜Assistant｜>"]
+CONTROL += ["[PAD]", "<unused3>", "<mask>", "<bos>", "<|endoftext|>", "[SYSTEM_PROMPT]", "<end_of_text>"]
+CONTROL += ["<fim_prefix>", "<file_sep>"]
 
 
 def of_kk(**changes):
@@ -86,18 +64,19 @@ def test_a_response_to_learn_does_not_repeat_the_tag_in_which_the_prompt_ends(tm
     file = write_rows(tmp_path / "chats.jsonl", [chat("Who?", "<think>\nI.</think>Me."), chat("Why?", "So.")] * 2)
     for end, text in (("<think>\n", "I.</think>Me."), ("", "<think>\nI.</think>Me.")):
         tokenizer = with_template(end)
-        _, train, _ = load_task(of_sft(data=str(file), test_data=str(file)), tokenizer, examples)
+        _, train, _ = load_task(settings_of_sft(data=str(file), test_data=str(file)), tokenizer, examples)
         assert tokenizer.decode(train[0]["response_ids"]) == text + "<|im_end|>"
 
 
-@pytest.mark.parametrize("text", [*TAGS, *CONTROL])
-def test_tags_stay_in_the_text_that_is_scored_and_control_tokens_do_not(text):
+def test_tags_stay_in_the_text_that_is_scored_and_control_tokens_do_not():
     tokenizer = with_template(tags=TAGS + CONTROL)
     tokenizer.add_special_tokens({"bos_token": "<s>"})
-    ids = tokenizer.encode(f"a{text}b", add_special_tokens=False)
-    assert tokenizer.convert_tokens_to_ids(text) in ids
-    cut_off = SimpleNamespace(token_ids=[*ids, tokenizer.bos_token_id, tokenizer.eos_token_id], finish_reason="length")
-    assert decode(tokenizer, [cut_off]) == [f"a{text}b" if text in TAGS else "ab"]
+    ends = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+    for text in TAGS + CONTROL:
+        ids = tokenizer.encode(f"a{text}b", add_special_tokens=False)
+        assert tokenizer.convert_tokens_to_ids(text) in ids
+        cut_off = SimpleNamespace(token_ids=[*ids, *ends], finish_reason="length")
+        assert decode(tokenizer, [cut_off]) == [f"a{text}b" if text in TAGS else "ab"]
 
 
 @pytest.mark.parametrize("task", [kk, countdown])
@@ -117,15 +96,13 @@ def test_template_options_reach_the_prompt_of_every_script(tmp_path):
     file = str(write_rows(tmp_path / "chats.jsonl", [chat("Who?", "Me.")]))
     ends = {"{}": "<think>\n", '{"enable_thinking": false}': "</think>\n\n", '{"budget": "9"}': "up to 9\n"}
     for options, end in ends.items():
-        _, chats, _ = load_task(of_sft(template_options=options, data=file, test_data=file), tokenizer, examples)
+        _, chats, _ = load_task(
+            settings_of_sft(template_options=options, data=file, test_data=file), tokenizer, examples
+        )
         assert tokenizer.decode(chats[0]["prompt_ids"]).endswith(end)
         _, train, _ = load_task(of_kk(template_options=options), tokenizer)
         last = end if end == "<think>\n" else end + "<think>"
         assert tokenizer.decode(train[0]["prompt_ids"]).endswith(last)
-    assert (
-        "template_options" in evaluation.settings.OF_A_RUN
-        and suites.papers_settings(SimpleNamespace(suite="kk", protocol="ar_lopti"))["template_options"] == "{}"
-    )
 
 
 @pytest.mark.parametrize(

@@ -117,19 +117,16 @@ def test_a_difference_of_runs_by_hand(folders):
 def test_a_comparison_of_batches_by_hand(folders):
     batches = [{"a": [2.0, 1.0, 1.5], "b": {"c": 4.0}}, {"a": [3.0, 1.0, 2.5], "b": {"c": None}}]
     (folders.lab / "x.json").write_text(json.dumps({"advantages": "1", "batches": batches}))
-
-    def means(**comparison):
-        return [(found.mean, found.n) for found in claims.estimates_of({"file": "x"} | comparison, folders)]
-
-    assert means(more="a/0", than=["a/1", "a/2"]) == means(more="a/0", than="a/2") == [(0.5, 2)]
-    assert means(less="a/{}", than=1.75, **{"for": [0, 1]}) == [(-0.75, 2), (0.75, 2)]
-    assert means(equals="b/c", than=3, slack=1.5) == [(0.5, 1)]  # the batch without one is left out
-    assert means(more="a/0", than="a/1", ratio=True) == [(pytest.approx(math.log(6) / 2), 2)]
-    assert means(more="a/0", than="a/1", times=1.5) == [(1.0, 2)]
-    signed = [{"a": [3.0, -4.0]}, {"a": [-1.0, -1.0]}]  # the size of the means: 1 and 2.5
-    (folders.lab / "y.json").write_text(json.dumps({"batches": signed}))
-    assert means(file="y", more="a/1", than="a/0", size_of_mean=True) == [(1.5, 2)]
-    assert means(more="a/0", needs={"advantages": "GRPO"}) == means(more="d") == means(more="a/0", rows="e") == []
+    for comparison, expected in [
+        ({"more": "a/0", "than": ["a/1", "a/2"]}, [(0.5, 2)]),
+        ({"less": "a/{}", "than": 1.75, "for": [0, 1]}, [(-0.75, 2), (0.75, 2)]),
+        ({"equals": "b/c", "than": 3, "slack": 1.5}, [(0.5, 1)]),  # the batch without one is left out
+        ({"more": "a/0", "than": "a/1", "ratio": True}, [(pytest.approx(math.log(6) / 2), 2)]),
+        ({"more": "a/0", "than": "a/1", "times": 1.5}, [(1.0, 2)]),
+        ({"more": "a/0", "needs": {"advantages": "GRPO"}}, []),
+    ]:
+        found = claims.estimates_of({"file": "x"} | comparison, folders)
+        assert [(one.mean, one.n) for one in found] == expected, comparison
 
 
 def test_words_that_turn_with_the_number_of_people_are_not_pooled(folders):

@@ -9,7 +9,9 @@ from fractions import Fraction
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import DATA, check_linear_time, write_rows
+from conftest import DATA, write_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rewards import countdown
 
@@ -26,18 +28,52 @@ def score(expression, nums=(3, 5, 8), target=16):
     return countdown.score(f"hm</think><answer>{expression}</answer>", {"nums": list(nums), "target": target})
 
 
-# ---------------------------------------------------------------------------------------------------------- scoring
+# expressions for the numbers 3, 5, 8 and the target 16
+SOLUTIONS = [
+    "(5 - 3) * 8", "8*(5-3)", " ( ( 5-3 ) )\n*\t8 ", "(5 − 3) × 8", "3 + 5 + 8", "8-(-(3+5))", "(-3 + 5)*8",
+    "（5 – 3）× 8", "(5‑3)*８", "(5 — 3)\xa0* 8\u200b", "３ + 5 ＋ 8", "8 ＊（5－3）",
+]  # fmt: skip
+WELL_FORMED = [
+    "(3 + 5) * 8",  # 64
+    "8 + 8",  # 5 and 3 are missing, and 8 stands twice
+    "16", "3 + 5 + 8 + 0", "3 + 5 + 8 + 3 - 3", "(35 - 3) / 8 * 4",
+    "8 / (5 - 5) * 3", "8 * (5 - 3) / (3 - 3)", "3 / 0",
+]  # fmt: skip
+NO_EXPRESSIONS = [
+    "", " ", "()", "(", ")", "3 +", "* 3", "+3 + 5 + 8", "3 + + 5 + 8", "3 - -5 + 8", "3 * -5", "--3 + 5 + 8", "-",
+    "(3 + 5 + 8", "3 + 5 + 8)", "3 + 5) + (8", ")3 + 5 + 8(", "(3 + 5)(8)", "2(3)", "3 (5)", "3 5 8", "(3)5", "()3",
+    "3 + 5 + 8 = 16", "16 = 3 + 5 + 8", "3 + 5 + 8.", "3.0 + 5 + 8", "3 + 5 + 8.0", ".3", "3e0 + 5 + 8", "none",
+    "03 + 5 + 8", "00", "3_0", "3,0", "0x3 + 5 + 8", "3 ** 5", "8 // 5", "8 % 5", "3 ^ 5", "3 | 5", "5!", "x",
+    "three + 5 + 8", "(5 - 3) <b>*</b> 8",
+    "³ + 5 + 8", "½ + 5 + 8", "٣ + 5 + 8", "3 \\times 5", "\\boxed{3 + 5 + 8}", "$3 + 5 + 8$", "[3 + 5] + 8",
+    "{3} + 5 + 8", "3 + 5 + 8;", "`3 + 5 + 8`", "3 + 5\n+ 8 or 1", "3 + 5 # 8", "3 · 5", "3 – – 5", "\0", "\ud800",
+]  # fmt: skip
+
+
+def test_expressions_of_3_5_8():
+    assert [text for text in SOLUTIONS if score(text) != SOLVED] == []
+    assert [text for text in WELL_FORMED if score(text) != WRONG] == []
+    assert [text for text in NO_EXPRESSIONS if score(text) != MALFORMED] == []
+    assert [text for text in NO_EXPRESSIONS if countdown.evaluate(text) is not None] == []
 
 
 @pytest.mark.parametrize(
-    "expression",
+    "expression, nums, target, want",
     [
-        "(5 - 3) * 8", "8*(5-3)", " ( ( 5-3 ) )\n*\t8 ", "(5 − 3) × 8", "3 + 5 + 8", "8-(-(3+5))", "(-3 + 5)*8",
-        "（5 – 3）× 8", "(5‑3)*８", "(5 — 3)\xa0* 8\u200b", "３ + 5 ＋ 8", "8 ＊（5－3）",
+        # fractions on the way are exact
+        ("8 / (3 - 8 / 3)", [8, 3, 8, 3], 24, SOLVED),
+        ("1 / 49 * 49", [1, 49, 49], 1, SOLVED),  # in floats it is 0.9999999999999999
+        ("7 / 3", [7, 3], 2, WRONG),
+        # a number given twice is used twice
+        ("8 + 8", [8, 8], 16, SOLVED),
+        ("8 + 8", [8, 8, 8], 16, WRONG),
+        ("8 + 8 + 0", [8, 8], 16, WRONG),
+        ("2 * 8", [8, 2, 1], 16, WRONG),
+        ("11 + 5", [1, 1, 5], 16, WRONG),  # digits are not joined
     ],
-)  # fmt: skip
-def test_solutions_of_3_5_8(expression):
-    assert score(expression) == SOLVED
+)
+def test_expressions_of_other_numbers(expression, nums, target, want):
+    assert score(expression, nums, target) == want
 
 
 @pytest.mark.parametrize(
@@ -54,75 +90,6 @@ def test_values_by_hand(expression, value):
     assert countdown.evaluate(expression)[1] == value
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "(3 + 5) * 8",  # 64
-        "8 + 8",  # 5 and 3 are missing, and 8 stands twice
-        "16", "3 + 5 + 8 + 0", "3 + 5 + 8 + 3 - 3", "(35 - 3) / 8 * 4",
-        "8 / (5 - 5) * 3", "8 * (5 - 3) / (3 - 3)", "3 / 0",
-    ],
-)  # fmt: skip
-def test_well_formed_and_wrong(expression):
-    assert score(expression) == WRONG
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "", " ", "()", "(", ")", "3 +", "* 3", "+3 + 5 + 8", "3 + + 5 + 8", "3 - -5 + 8", "3 * -5", "--3 + 5 + 8", "-",
-        "(3 + 5 + 8", "3 + 5 + 8)", "3 + 5) + (8", ")3 + 5 + 8(", "(3 + 5)(8)", "2(3)", "3 (5)", "3 5 8", "(3)5", "()3",
-        "3 + 5 + 8 = 16", "16 = 3 + 5 + 8", "3 + 5 + 8.", "3.0 + 5 + 8", "3 + 5 + 8.0", ".3", "3e0 + 5 + 8",
-        "03 + 5 + 8", "00", "3_0", "3,0", "0x3 + 5 + 8", "3 ** 5", "8 // 5", "8 % 5", "3 ^ 5", "3 | 5", "5!", "x",
-        "three + 5 + 8",
-        "³ + 5 + 8", "½ + 5 + 8", "٣ + 5 + 8", "3 \\times 5", "\\boxed{3 + 5 + 8}", "$3 + 5 + 8$", "[3 + 5] + 8",
-        "{3} + 5 + 8", "3 + 5 + 8;", "`3 + 5 + 8`", "3 + 5\n+ 8 or 1", "3 + 5 # 8", "3 · 5", "3 – – 5", "\0", "\ud800",
-    ],
-)  # fmt: skip
-def test_malformed(expression):
-    assert countdown.evaluate(expression) is None
-    assert score(expression) == MALFORMED
-
-
-def test_fractions_on_the_way_are_exact():
-    assert score("8 / (3 - 8 / 3)", [8, 3, 8, 3], 24) == SOLVED
-    assert score("1 / 49 * 49", [1, 49, 49], 1) == SOLVED  # in floats it is 0.9999999999999999
-    assert score("7 / 3", [7, 3], 2) == WRONG
-
-
-def test_a_number_given_twice_is_used_twice():
-    assert score("8 + 8", [8, 8]) == SOLVED
-    assert score("8 + 8", [8, 8, 8]) == score("8 + 8 + 0", [8, 8]) == WRONG
-    assert score("2 * 8", [8, 2, 1]) == WRONG
-    assert score("11 + 5", [1, 1, 5]) == WRONG  # digits are not joined
-
-
-@pytest.mark.parametrize(
-    "text, want",
-    [
-        ("(5 - 3) * 8", MALFORMED),
-        ("", MALFORMED),
-        ("<answer>(5 - 3) * 8", MALFORMED),
-        ("(5 - 3) * 8</answer>", MALFORMED),
-        ("</answer>(5 - 3) * 8<answer>", MALFORMED),
-        ("<ANSWER>(5 - 3) * 8</ANSWER>", MALFORMED),
-        ("<answer></answer>", MALFORMED),
-        ("<answer>(5 - 3) * 8</answer>", SOLVED),
-        ("hm</think> so <answer>\n(5 - 3) * 8\n</answer> done", SOLVED),
-        ("<answer>8</answer><answer>(5 - 3) * 8</answer>", SOLVED),
-        ("<answer>(5 - 3) * 8</answer><answer>8</answer>", WRONG),
-        ("<answer>(5 - 3) * 8</answer><answer>none</answer>", MALFORMED),
-        ("<answer>(5 - 3) * 8</answer> or <answer>8", SOLVED),  # the last complete one
-        ("<answer>(5 - 3) * 8</answer></answer>", SOLVED),
-        ("<answer><answer>(5 - 3) * 8</answer></answer>", SOLVED),
-        ("<answer>8 <answer>(5 - 3) * 8</answer>", SOLVED),
-        ("<answer>(5 - 3) <b>*</b> 8</answer>", MALFORMED),
-    ],
-)
-def test_the_last_complete_answer_counts(text, want):
-    assert countdown.score(text, GOLD) == want
-
-
 LONG = countdown.MAX_LENGTH
 FORMED = {  # no longer than the limit; their time has a bound of its own
     "brackets within the limit": "(" * (LONG // 2 - 1) + "1" + ")" * (LONG // 2 - 1),
@@ -131,16 +98,6 @@ FORMED = {  # no longer than the limit; their time has a bound of its own
     "huge fractions": "+".join(f"1/{n}" for n in range(100, 266)),
     "many operators": "1-" * 499 + "1",
 }
-HOSTILE = {  # each a text for a size; at 1000 it has some 100,000 characters
-    "a huge number": lambda n: "<answer>" + "9" * (100 * n) + "</answer>",
-    "blanks": lambda n: "<answer>" + " " * (100 * n) + "(5 - 3) * 8" + " " * (100 * n) + "</answer>",
-    "nested tags": lambda n: "<answer>" * (20 * n) + "</answer>" * (20 * n),
-    "opening tags": lambda n: "<answer>" * (20 * n),
-    "closing tags": lambda n: "</answer>" * (20 * n),
-    "pairs": lambda n: "<answer></answer>" * (10 * n),
-    "broken tags": lambda n: "<answer" * (20 * n) + "<" * (100 * n) + "</answer>",
-    "nonsense": lambda n: "z" * (500 * n),
-}
 
 
 @pytest.mark.parametrize("name", FORMED)
@@ -148,32 +105,11 @@ def test_the_longest_expressions_are_evaluated(name):
     assert len(FORMED[name]) <= LONG and score(FORMED[name]) == WRONG
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_texts_take_time_in_proportion_to_their_length(name):
-    assert countdown.score(HOSTILE[name](1000), GOLD) == (SOLVED if name == "blanks" else MALFORMED)
-    check_linear_time(lambda text: countdown.score(text, GOLD), HOSTILE[name])
-
-
 def test_length_limit():
     text = "1" + "+1" * ((LONG - 2) // 2)
     assert countdown.evaluate(text + " " * (LONG - len(text)))[1] == len(text) // 2 + 1
     assert countdown.evaluate("(" * ((LONG - 2) // 2) + "12" + ")" * ((LONG - 2) // 2))[1] == 12
     assert countdown.evaluate("(" * (LONG // 2) + "1" + ")" * (LONG // 2)) is None
-
-
-def test_random_texts_never_crash():
-    rng = random.Random(0)
-    bits = "<answer> </answer> <think> 3 5 8 0 12 + - * / ( ) = . ²".split()
-    seen = collections.Counter()
-    for _ in range(20_000):
-        body = "".join(rng.choices(bits[3:14] if rng.random() < 0.7 else bits, k=rng.randrange(12)))
-        result = countdown.score(f"<answer>{body}</answer>" if rng.random() < 0.8 else body, GOLD)
-        assert result in (SOLVED, WRONG, MALFORMED)
-        seen[result["format"]] += 1
-    for _ in range(2000):
-        text = "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randrange(20)))
-        assert countdown.score(f"<answer>{text}</answer>", GOLD) == MALFORMED
-    assert min(seen.values()) > 500
 
 
 def by_ast(text):
@@ -205,26 +141,21 @@ def by_ast(text):
         return None
 
 
-def test_agrees_with_pythons_own_parser():
-    rng = random.Random(1)
-    formed = nulls = 0
-    for _ in range(15_000):
-        text = "".join(rng.choices("12034567+-*/()", [2] * 8 + [3] * 4 + [4] * 2, k=rng.randrange(1, 10)))
-        if rng.random() < 0.7:  # a well-formed one, which chance alone rarely makes long
-            text = str(rng.randrange(20))
-            for _ in range(rng.randrange(6)):
-                left, right = text, str(rng.randrange(4))
-                if rng.random() < 0.5:
-                    left, right = right, left
-                text = f"{left} {rng.choice('+-*/')} {right}"
-                text = rng.choice([text, f"({text})", f"(-{text})", f"-{text}"])
-        want, got = by_ast(text), countdown.evaluate(text)
-        if want is None or got is None:
-            assert got is want, text
-            continue
-        assert (got[0], got[1]) == want, text
-        formed, nulls = formed + 1, nulls + (got[1] is None)
-    assert formed > 3000 and nulls > 100
+GROWN = st.recursive(
+    st.integers(0, 20).map(str),
+    lambda inner: (
+        st.builds("{} {} {}".format, inner, st.sampled_from("+-*/"), inner)
+        | st.builds(str.format, st.sampled_from(["({})", "(-{})", "-{}"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=3000, deadline=None, derandomize=True, database=None)
+@given(GROWN | st.text("12034567+-*/()", max_size=9))
+def test_agrees_with_pythons_own_parser(text):
+    want, got = by_ast(text), countdown.evaluate(text)
+    assert got is want if want is None or got is None else (got[0], got[1]) == want
 
 
 def test_prompt_shows_the_layout_and_a_true_example():
@@ -235,9 +166,6 @@ def test_prompt_shows_the_layout_and_a_true_example():
     assert item["answer"] == {"nums": [79, 17, 60], "target": 36} and item["category"] == "3"
     assert countdown.score(system["content"], GOLD) == SOLVED
     assert "numbers 3, 5, 8 and the target 16" in system["content"]
-
-
-# -------------------------------------------------------------------------------------------------------- generator
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -284,16 +212,9 @@ def test_too_many_puzzles_are_refused(monkeypatch):
         countdown.generate(1000, "3")
 
 
-# ----------------------------------------------------------------------------------------------------------- loader
-
-
-def rows_for_file(n=12, numbers="3-5"):
-    return [item["answer"] for item in countdown.generate(n, numbers, seed=7)]
-
-
 @pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])
 def test_file_is_loaded(tmp_path, suffix):
-    rows = [row | {"other": "x"} for row in rows_for_file()]
+    rows = [item["answer"] | {"other": "x"} for item in countdown.generate(12, "3-5", seed=7)]
     path = write_rows(tmp_path / f"puzzles{suffix}", rows)
     items = countdown.load(str(path), "train", numbers="3-5")
     assert items == [countdown.make_item(row["nums"], row["target"]) for row in rows]
@@ -302,38 +223,21 @@ def test_file_is_loaded(tmp_path, suffix):
         countdown.load(path, "train", numbers="6")
 
 
-BROKEN = {
-    "no numbers": {"nums": []},
-    "null": {"nums": None},
-    "nought": {"nums": [0, 2, 3]},
-    "negative": {"nums": [-1, 2, 3]},
-    "a null number": {"nums": [1, None, 3]},
-    "no target": {"target": None},
-}
+GOOD = {"nums": [1, 2, 3], "target": 6}
+BROKEN = [{"nums": nums} for nums in ([], None, [0, 2, 3], [-1, 2, 3], [1, None, 3])] + [{"target": None}]
+OTHER_TYPES = [{"nums": nums} for nums in ("1, 2, 3", 6, [1.5, 2, 3], ["1", "2"])]
+OTHER_TYPES += [{"target": target} for target in (6.5, "6", True)]
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_rows_are_named(tmp_path, name, suffix):
-    good = {"nums": [1, 2, 3], "target": 6}
-    path = write_rows(tmp_path / f"puzzles{suffix}", [good, good | BROKEN[name], good])
-    (column,) = BROKEN[name]
-    with pytest.raises(ValueError, match=rf"puzzles\{suffix}, row 2: {column} must be"):
+@pytest.mark.parametrize("change", BROKEN + OTHER_TYPES)
+def test_broken_rows_are_named(tmp_path, change, suffix):
+    alone = change in OTHER_TYPES and suffix == ".parquet"  # in which a column has one type
+    rows = [GOOD | change] if alone else [GOOD, GOOD | change]
+    path = write_rows(tmp_path / f"puzzles{suffix}", rows)
+    what = "nums must be a list of whole numbers above 0" if "nums" in change else "target must be a whole number"
+    with pytest.raises(ValueError, match=rf"puzzles\{suffix}, row {len(rows)}: {what}, not"):
         countdown.load(path, "train")
-
-
-@pytest.mark.parametrize("change", [{"nums": "1, 2, 3"}, {"nums": 6}, {"nums": [1.5, 2, 3]}, {"nums": ["1", "2"]}])
-def test_columns_of_another_type_are_refused(tmp_path, change):
-    path = write_rows(tmp_path / "a.parquet", [{"nums": [1, 2, 3], "target": 6} | change])
-    with pytest.raises(ValueError, match=r"a\.parquet, row 1: nums must be a list of whole numbers above 0, not"):
-        countdown.load(path, "train")
-    for target in (6.5, "6", True):
-        write_rows(path, [{"nums": [1, 2, 3], "target": target}])
-        with pytest.raises(ValueError, match=r"a\.parquet, row 1: target must be a whole number, not"):
-            countdown.load(path, "train")
-
-
-# -------------------------------------------------------------------------------------------------------- real file
 
 
 @needs_real

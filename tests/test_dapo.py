@@ -3,7 +3,6 @@
 What is sampled, and the rule that scores it, are made up here, so that it is known which groups are mixed.
 """
 
-import itertools
 import math
 
 import pytest
@@ -16,9 +15,6 @@ import grpo
 from runtime import clock, dealing
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
-
-
-# ------------------------------------------------------------------------------------------------------------ penalty
 
 
 # (tokens, B, penalty) with L 20480; B is 4096 by default, a fifth
@@ -36,9 +32,6 @@ def test_the_penalty_by_hand():
         args = dapo.Args(max_response_tokens=20480, overlong_buffer=buffer)
         assert dapo.overlong_penalty(n_tokens, args) == penalty, (n_tokens, buffer)
     assert dapo.overlong_penalty(4, dapo.Args(max_response_tokens=4)) == 0  # a fifth, rounded down, is 0
-
-
-# ------------------------------------------------------------------------------------------------------- mixed groups
 
 
 def found(rewards, lengths=None, size=3):
@@ -79,15 +72,12 @@ def test_groups_of_equal_rewards_are_dropped_whatever_the_reward():
     rewards = [*[3, 3, 3], *[-0.5, 3, -0.5], *[-3, -3, -3], *[0.7, 0.7, 0.7], *[-1, -1, -3]]
     assert found(rewards) == [([3, 4, 5], [-0.5, 3, -0.5]), ([12, 13, 14], [-1, -1, -3])]
     assert found([0.0] * 6) == []
+    assert found([1, 0, 1], size=1) == [([0], [1]), ([1], [0]), ([2], [1])]  # groups of one are kept
 
 
 def test_the_penalty_is_added_to_the_reward_and_decides_on_no_group():
     """Of three right answers one is overlong: dropped. Where the sums happen to be equal, but not the rewards: kept."""
     assert found([1, 1, 1, 1, 0, 0], [4, 6, 8, 8, 4, 5]) == [([3, 4, 5], [0, 0, -0.25])]
-
-
-def test_a_group_of_one_response_is_kept():
-    assert found([1, 0, 1], size=1) == [([0], [1]), ([1], [0]), ([2], [1])]
 
 
 @pytest.mark.parametrize(("mixed", "kept"), [({0, 1, 3, 4}, [0, 1, 3]), ({0, 1, 4}, [0, 1, 4])])
@@ -134,9 +124,6 @@ def test_groups_of_all_processes_come_in_the_order_of_their_prompts(monkeypatch)
     assert [group["ids"].flatten().tolist() for group in found] == [[0, 0], [1, 1], [2, 2], [3, 3]]
 
 
-# ----------------------------------------------------------------------------------------------------------- dealing
-
-
 def group_of(number, size=2, length=5):
     """A group whose rows have the number as every id, of two response tokens."""
     ids = torch.full((size, length), number)
@@ -161,34 +148,25 @@ def dealt(numbers, n_updates, n_prompts, rank=0, n_processes=1):
     return [numbers[i * each : (i + 1) * each] for i in range(n_updates)], batch
 
 
-def test_a_full_step_is_dealt_as_in_grpo():
-    """Groups [RANK::WORLD_SIZE], in order."""
-    assert dealt(range(1, 9), 2, 8)[0] == [[1, 2, 3, 4], [5, 6, 7, 8]]
-    assert dealt(range(1, 9), 2, 8, 0, 2)[0] == [[1, 3], [5, 7]]
-    assert dealt(range(1, 9), 2, 8, 1, 2)[0] == [[2, 4], [6, 8]]
-    assert dealt(range(1, 9), 8, 8)[0] == [[i] for i in range(1, 9)]
-
-
-def test_short_steps_are_spread_over_updates_and_processes():
-    for n_groups, n_updates, n_processes in itertools.product(range(17), (1, 2, 4), (1, 2, 4)):
-        look_at_shares(n_groups, n_updates, n_processes)
-
-
-def look_at_shares(n_groups, n_updates, n_processes):
-    shares = [dealt(range(1, n_groups + 1), n_updates, 16, rank, n_processes)[0] for rank in range(n_processes)]
-    of_updates = []
-    for parts in zip(*shares):  # an update's, of each process
-        of_processes = [[number for number in part if number] for part in parts]
-        sizes = [len(part) for part in of_processes]
+@pytest.mark.parametrize("n_processes", [1, 2, 4])
+@pytest.mark.parametrize("n_updates", [1, 2, 4])
+def test_short_steps_are_spread_over_updates_and_processes(n_updates, n_processes):
+    """In order, none lost, none twice, and into the same updates on any number of processes."""
+    for n_groups in range(17):
+        numbers = list(range(1, n_groups + 1))
+        shares = [dealt(numbers, n_updates, 16, rank, n_processes)[0] for rank in range(n_processes)]
+        of_updates = []
+        for parts in zip(*shares):  # an update's, of each process
+            of_processes = [[number for number in part if number] for part in parts]
+            sizes = [len(part) for part in of_processes]
+            assert max(sizes) - min(sizes) <= 1
+            of_updates.append(sorted(number for part in of_processes for number in part))
+        sizes = [len(part) for part in of_updates]
         assert max(sizes) - min(sizes) <= 1
-        of_updates.append(sorted(number for part in of_processes for number in part))
-    sizes = [len(part) for part in of_updates]
-    assert max(sizes) - min(sizes) <= 1
-    assert [number for part in of_updates for number in part] == list(
-        range(1, n_groups + 1)
-    )  # in order, none lost, none twice
-    alone = dealt(range(1, n_groups + 1), n_updates, 16)[0]
-    assert of_updates == [[number for number in part if number] for part in alone]  # on any number of processes
+        assert [number for part in of_updates for number in part] == numbers
+        assert of_updates == [[n for n in part if n] for part in dealt(numbers, n_updates, 16)[0]]
+    if n_updates == 2:  # a full step is dealt as in grpo.py: groups [RANK::WORLD_SIZE]
+        assert shares[-1][0] == list(range(n_processes, 9, n_processes))
 
 
 def test_groups_of_other_lengths_are_padded_on_the_right():
@@ -210,10 +188,7 @@ def test_mini_batches_without_tokens_are_left_out():
 
     assert numbers(dapo.minibatches(dealt(range(1, 8), 2, 8)[1], 2)) == [[1, 1, 2, 2, 3, 3, 4, 4], [5, 5, 6, 6, 7, 7]]
     assert numbers(dapo.minibatches(dealt([1, 2], 4, 8)[1], 4)) == [[1, 1], [2, 2]]
-    assert dapo.minibatches(dealt([], 4, 8)[1], 4) == []
-
-
-# ----------------------------------------------------------------------------------------------------------- updates
+    assert list(dapo.minibatches(dealt([], 4, 8)[1], 4)) == []
 
 
 def groups_in(batch, numbers):
@@ -236,9 +211,6 @@ def test_a_short_steps_gradients_are_those_of_its_groups_alone(tiny_model, batch
         assert alone.norm() > 1e-3 and distance(gradient, alone) < 1e-5
 
 
-# ----------------------------------------------------------------------------------------------------------- metrics
-
-
 def test_metrics_are_over_all_responses_and_token_means_over_those_kept(monkeypatch):
     """Three groups of two; kept is the second: entropies 1, 2, 3 on its three response tokens, |gaps| 0.1, 0, 0.5.
 
@@ -253,23 +225,19 @@ def test_metrics_are_over_all_responses_and_token_means_over_those_kept(monkeypa
     problems = [{"category": 2}] * 2 + [{"category": 3}] * 4
     mask = torch.tensor([[0, 1, 0], [0, 1, 1]], dtype=torch.bool)
     kept = {"ids": torch.zeros(2, 3), "mask": mask, "entropy": torch.tensor([[9.0, 1, 9], [9, 2, 3]])}
-    kept |= {"old_logp": -torch.ones(2, 3), "ref_logp": -torch.ones(2, 3)}
-    kept["ref_logp"][0, 1] += math.log(2)
+    kept |= {"old_logp": -torch.ones(2, 3), "ref_logp": torch.tensor([[-1, math.log(2) - 1, -1], [-1, -1, -1]])}
     kept["sampler_logp"] = torch.tensor([[9, -1.1, 9], [9, -1.0, -0.5]])
-    expected = {
-        "reward": 4 / 6, "reward_std": math.sqrt((3 * 9 + 9 + 1 + 1) / 6 - (4 / 6) ** 2), "accuracy": 0.5,
-        "format_rate": 0.5, "response_tokens": 5.0, "truncated_rate": 1 / 6, "overlong_penalty": -0.25, "tokens": 30,
-        "zero_std_rate": 2 / 3, "timed_out": 0, "accuracy_2": 1.0, "accuracy_3": 0.25, "groups_kept": 1,
-    }  # fmt: skip
-    of_tokens = {"entropy": 2.0, "kl": (1 - math.log(2)) / 3, "sampler_gap": 0.2}
-    sampled = {"ids": kept["ids"], "mask": mask, "sampler_logp": kept["sampler_logp"]}
-    sampled["rewards"] = torch.tensor([[3.0], [-3.0]])
+    sampled = {key: kept[key] for key in ("ids", "mask", "sampler_logp")} | {"rewards": torch.tensor([[3.0], [-3.0]])}
     result = sampled, responses, problems, scores, 12, {"groups_kept": 1}
     monkeypatch.setattr(dapo, "dynamic_sampling", lambda *_: result)
-    args = dapo.Args(responses_per_prompt=2, dtype="float32")
-    row, given = step_of_main(dapo, args, kept, [0] * 6, monkeypatch)
+    row, given = step_of_main(dapo, dapo.Args(responses_per_prompt=2, dtype="float32"), kept, [0] * 6, monkeypatch)
     size = 3 / (math.sqrt(18) + 1e-6)
     assert given["advantages"].tolist() == [[pytest.approx(a * size * x) for x in m] for a, m in zip((1, -1), mask)]
     assert "rewards" not in given and type(row["tokens"]) is int
     row = {key: value for key, value in timeless(row).items() if key not in ("step", "weights_changed")}
-    assert row == pytest.approx(expected | of_tokens, abs=1e-6)
+    assert row == pytest.approx({
+        "reward": 4 / 6, "reward_std": math.sqrt((3 * 9 + 9 + 1 + 1) / 6 - (4 / 6) ** 2), "accuracy": 0.5,
+        "format_rate": 0.5, "response_tokens": 5.0, "truncated_rate": 1 / 6, "overlong_penalty": -0.25, "tokens": 30,
+        "zero_std_rate": 2 / 3, "timed_out": 0, "accuracy_2": 1.0, "accuracy_3": 0.25, "groups_kept": 1,
+        "entropy": 2.0, "kl": (1 - math.log(2)) / 3, "sampler_gap": 0.2,
+    }, abs=1e-6)  # fmt: skip

@@ -1,19 +1,33 @@
-"""The pages: README, docs, course, lab. Links lead somewhere; places in scripts and commands exist."""
+"""The pages: their links, places, commands and worked examples."""
 
+import ast
 import re
 from pathlib import Path
 
-from conftest import flags_of
+from conftest import ROOT
 
-from tools.maintain import anchors
+from tools.maintain import anchors, pages
 
-ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path
     for pattern in ("*.md", "docs/**/*.md", "course/*.md", "examples/*.md", "lab/*.md", "models/kk_tiny/*.md")
     for path in ROOT.glob(pattern)
 )
+INHERITED = {"settings.RunArgs": "runtime/settings.py", "settings.CommonArgs": "runtime/settings.py"}
+INHERITED |= {"common.Args": "lab/common.py"}
 COMMAND = re.compile(r"(?:^(?:nice )?|`)python ((?:-m )?[\w./]+)([^\n`]*)", re.MULTILINE)
+
+
+def flags_of(file, name="Args"):
+    """The names of a script's settings: those of its Args and of the class that it grew from."""
+    file = "evaluation/settings.py" if Path(file).name == "evaluate.py" else file
+    names = set()
+    for node in ast.parse((ROOT / file).read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            names |= {member.target.id for member in node.body if isinstance(member, ast.AnnAssign)}
+            for base in map(ast.unparse, node.bases):
+                names |= flags_of(INHERITED.get(base, file), base.split(".")[-1])
+    return names
 
 
 def without_code(text):
@@ -62,3 +76,13 @@ def test_commands_have_only_settings_that_exist():
             flags = {flag.removeprefix("no_") for flag in re.findall(r"--(\w+)", own)} - {"help"}
             if flags:
                 assert flags <= flags_of(path), (page, program, flags - flags_of(path))
+
+
+def page(script):
+    return (pages.FOLDER / f"{script}.md").read_text()
+
+
+def test_what_is_generated_is_up_to_date():
+    """Tables, worked examples, claims, and numbers of kept runs: all that one command makes."""
+    for path, text in pages.all_texts().items():
+        assert path.read_text() == text, f"{path}: python -m tools.maintain.pages"

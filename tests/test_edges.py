@@ -5,93 +5,53 @@ What is worked out by hand is Python's float arithmetic on the numbers written o
 """
 
 import dataclasses
-import itertools
 import math
 
 import pytest
 import torch
 from conftest import step_of_main
-from helpers import E20, Recorder, arguments, gradients, share, weights
+from helpers import Recorder, arguments, weights
 
 import acpo
 import dppo
 import entropy_top
-import grpo
 import grpo_tis
-import gspo
 import reinforce
 from runtime import measure
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
-# ------------------------------------------------------------------------------------------------------------- acpo.py
-
-
-def ranges_of(tokens, dtype=torch.float64, **changes):
-    """clip_ranges of (π, ρ) pairs, one response; around each token lies garbage, masked. (ε of each, statistics)"""
-    mask = torch.zeros(1, 3 * len(tokens), dtype=torch.bool)
-    mask[0, 1::3] = True
-    logp = torch.full(mask.shape, -0.5, dtype=dtype)
-    batch = {"mask": mask, "old_logp": torch.full(mask.shape, -9.0, dtype=dtype)}
-    logp[0, 1::3] = torch.tensor([math.log(p) for p, _ in tokens], dtype=torch.float64).to(dtype)
-    batch["old_logp"][0, 1::3] = logp[0, 1::3] - torch.tensor([math.log(r) for _, r in tokens], dtype=dtype)
-    clip_range, of_bins = acpo.clip_ranges(logp, batch, arguments(acpo, **changes))
-    assert clip_range.shape == logp.shape
-    return clip_range[0, 1::3].tolist(), numbered(of_bins)
-
-
-def numbered(of_bins):
-    """{"bin_tokens_1": …, "sigma_1": …, "clip_range_1": …} of one update's bins."""
-    table = {}
-    for i, numbers in enumerate(of_bins, 1):
-        table[f"bin_tokens_{i}"] = numbers["tokens"]
-        table[f"sigma_{i}"], table[f"clip_range_{i}"] = numbers["sigma"], numbers["clip_range"]
-    return table
-
-
-def column(statistics, name, bins=range(1, 6)):
-    return [statistics[f"{name}_{i}"] for i in bins]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n_bins", [1, 5])
 def test_a_probability_on_an_edge_belongs_to_the_bin_above_and_1_to_the_last(n_bins, dtype):
     """Each token's ρ tells its bin by the ε it gets: k/n itself, the next number below it, and the bins' middles."""
-    logp, expected = [], []
+    logp, expected = [0.0, -1e-7, -200.0], [n_bins, n_bins, 1]
     for k in range(n_bins):
-        if k:
-            edge = torch.tensor(math.log(k / n_bins), dtype=torch.float64).to(dtype)
-            logp += [edge, torch.nextafter(edge, torch.tensor(-100.0, dtype=dtype))]
-            expected += [k + 1, k]
-        logp.append(torch.tensor(math.log((k + 0.5) / n_bins), dtype=dtype))
+        logp.append(math.log((k + 0.5) / n_bins))
         expected.append(k + 1)
-    logp += [torch.tensor(0.0, dtype=dtype), torch.tensor(-1e-7, dtype=dtype), torch.tensor(-200.0, dtype=dtype)]
-    expected += [n_bins, n_bins, 1]
-    logp = torch.stack(logp)[None]
-    args = arguments(acpo, n_bins=n_bins)
+    logp = torch.tensor(logp, dtype=torch.float64).to(dtype)
+    edges = torch.tensor([math.log(k / n_bins) for k in range(1, n_bins)], dtype=torch.float64).to(dtype)
+    logp = torch.cat([logp, edges, torch.nextafter(edges, torch.full_like(edges, -100))])[None]
+    expected += [*range(2, n_bins + 1), *range(1, n_bins)]
     for k in range(1, n_bins + 1):  # with a spread of ρ in bin k alone
         inside = torch.tensor([[bin_ == k for bin_ in expected]])
         spread = 0.1 * inside * torch.arange(logp.shape[1])
         batch = {"mask": torch.ones(logp.shape, dtype=torch.bool), "old_logp": logp - spread}
-        clip_range, of_bins = acpo.clip_ranges(logp, batch, args)
-        statistics = numbered(of_bins)
+        clip_range, of_bins = acpo.clip_ranges(logp, batch, arguments(acpo, n_bins=n_bins))
         assert (clip_range > 0.2001).tolist() == inside.tolist()
-        assert column(statistics, "bin_tokens", range(1, n_bins + 1)) == [
-            expected.count(j) for j in range(1, n_bins + 1)
-        ]
+        assert [numbers["tokens"] for numbers in of_bins] == [expected.count(j) for j in range(1, n_bins + 1)]
 
 
-def test_nothing_cancels_where_ratios_are_close_to_1():
+@pytest.mark.parametrize(("dtype", "moved", "sigma"), [(torch.float64, 1e-9, 1e-9), (torch.float32, 1e-8, None)])
+def test_nothing_cancels_where_ratios_are_close_to_1(dtype, moved, sigma):
     """ρ = 1 ± 1e-9: mean(ρ²) − mean(ρ)² would lose 1e-18 among digits of 1. In float32 ρ is rounded only after exp."""
-    _, statistics = ranges_of([(0.5, math.exp(1e-9)), (0.5, math.exp(-1e-9))])
-    assert statistics["sigma_3"] == pytest.approx(1e-9, rel=1e-6)
-    logp = torch.tensor([[-1e-4, -3e-4]])
-    batch = {"mask": torch.ones(1, 2, dtype=torch.bool), "old_logp": torch.tensor([[-1e-4 - 1e-8, -3e-4 + 1e-8]])}
-    moved = (logp - batch["old_logp"])[0].tolist()  # exact in float32: the numbers are close
-    assert moved[0] > 0 > moved[1] > -2e-8  # too little for float32's exp
-    statistics = numbered(acpo.clip_ranges(logp, batch, arguments(acpo))[1])
-    assert statistics["sigma_5"] == pytest.approx((moved[0] - moved[1]) / 2, rel=1e-6)
+    logp = torch.tensor([[-1e-4, -3e-4]], dtype=dtype)
+    old_logp = torch.tensor([[-1e-4 - moved, -3e-4 + moved]], dtype=dtype)
+    above, below = (logp - old_logp)[0].tolist()  # exact in float32: the numbers are close
+    assert above > 0 > below > -2e-8  # too little for float32's exp
+    _, of_bins = acpo.clip_ranges(logp, {"mask": logp < 0, "old_logp": old_logp}, arguments(acpo))
+    assert of_bins[-1]["sigma"] == pytest.approx(sigma or (above - below) / 2, rel=1e-6)
 
 
 def test_largest_and_mean_clip_range_by_hand():
@@ -112,84 +72,39 @@ def test_largest_and_mean_clip_range_by_hand():
     assert empty["clip_range_mean_1"] == 0.2 and empty["clip_range_mean"] == 0.2
 
 
-def test_the_first_update_has_the_base_range_and_needs_no_pass(tiny_model, batch):
-    """Though old_logp lies away from the policy here. Three updates: three gradient passes and two without."""
-    policy, seen = acpo.load_policy(arguments(acpo, model=str(tiny_model)), trained=True), []
-    policy.register_forward_pre_hook(lambda *_: seen.append(torch.is_grad_enabled()))
-
-    def kinds():  # of passes, in order: with or without gradient
-        return [with_gradient for with_gradient, _ in itertools.groupby(seen)]
-
-    _, metrics = gradients(acpo, batch, arguments(acpo), policy)
-    assert kinds() == [True]
-    assert column(metrics, "sigma_max") == [0] * 5 and column(metrics, "clip_range_max") == [0.2] * 5
-    seen.clear()
-    gradients(acpo, share(batch, slice(0, 12)), arguments(acpo, updates_per_step=3), policy)
-    assert kinds() == [True, False, True, False, True]
-
-
-# ------------------------------------------------------------------------------------------------------------ gspo.py
-
-
-@pytest.mark.parametrize(("ratio", "advantage"), [(1000, -2), (1 / 1000, 2)])  # neither script clips these
-def test_an_outlier_above_weighs_less_in_gspos_mean_than_in_grpos_and_one_below_more(ratio, advantage):
-    """Four tokens with ρ of r, 1, 1 and 1: GRPO has their arithmetic mean, GSPO the geometric one, r^(1/4)."""
-    batch = {"mask": torch.ones(1, 4, dtype=torch.bool), "old_logp": torch.full((1, 4), -9.0, dtype=torch.float64)}
-    batch |= {"ref_logp": batch["old_logp"], "advantages": torch.full((1, 4), advantage, dtype=torch.float64)}
-    logp = batch["old_logp"] + torch.tensor([[math.log(ratio), 0, 0, 0]], dtype=torch.float64)
-    grpos, _ = grpo.policy_loss(logp, batch, 4, arguments(grpo, kl_coef=0.0))
-    gspos, _ = gspo.policy_loss(logp, batch, 1, arguments(gspo, kl_coef=0.0))
-    arithmetic, geometric = (ratio + 3) / 4, ratio**0.25
-    assert grpos.item() == pytest.approx(-advantage * arithmetic, rel=1e-12)
-    assert gspos.item() == pytest.approx(-advantage * geometric, rel=1e-12)
-    assert (abs(geometric - 1) < abs(arithmetic - 1)) == (ratio > 1)
+NEAR, NEARER, NEARLY, HALF = math.log(0.8), math.log(0.9), math.log(0.97), math.log(0.5)
+AT_THE_ENDS = [  # log π_old, log π, advantage, divergence, δ, whether the token is cut off
+    # e^-200 is 0 in float32. D from 0 to 1/2 is log 2; from 1/2 to 0 it is 99.
+    *((-200.0, HALF, a, kind, None, a > 0) for a in (1, -1) for kind in ("tv", "kl")),
+    *((HALF, -200.0, a, kind, None, a < 0) for a in (1, -1) for kind in ("tv", "kl")),
+    (-200.0, -300.0, -1, "kl", None, False),  # 100 nats, but hardly any probability
+    (-1e6, -10.0, 1, "tv", None, False),
+]
+for one in (0.0, -1e-9, 1e-7):
+    # 1 − π counts as 10⁻⁸ then, also if it is negative by rounding. From 0.9 to 1 D is 0.9·log 0.9 + 0.1·log(0.1/10⁻⁸)
+    # = 1.517, from 1 to 0.9 and 0.97 −log 0.9 = 0.105 and 0.030. TV from 0.9 is 0.1.
+    AT_THE_ENDS += [
+        (NEARER, one, 1, "kl", 1.52, False), (NEARER, one, 1, "kl", 1.51, True),
+        (NEARER, one, 1, "kl", None, True), (NEARER, one, -1, "kl", None, False),
+        (one, NEARER, -1, "kl", None, True), (one, NEARER, 1, "kl", None, False),
+        (one, NEARLY, -1, "kl", 0.030, True), (one, NEARLY, -1, "kl", 0.031, False),
+        (one, one, 1, "kl", None, False), (one, one, -1, "kl", None, False),
+        (NEARER, one, 1, "tv", None, False), (NEAR, one, 1, "tv", None, True), (one, NEAR, -1, "tv", None, True),
+    ]  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------------- dppo.py
-
-
-def outside(old_logp, logp, advantage, **changes):
-    """Whether a token is cut off, in the float32 that the trainer has; and that its loss and gradient are finite."""
-    logp = torch.tensor([[0.0, logp]], requires_grad=True)
+@pytest.mark.parametrize("old_logp, new_logp, advantage, divergence, delta, expected", AT_THE_ENDS)
+def test_dppo_with_probabilities_of_zero_and_one_to_rounding(
+    old_logp, new_logp, advantage, divergence, delta, expected
+):
+    """In the float32 that the trainer has. Loss and gradient are finite."""
+    logp = torch.tensor([[0.0, new_logp]], requires_grad=True)
     batch = {"old_logp": torch.tensor([[0.0, old_logp]]), "advantages": torch.tensor([[0.0, float(advantage)]])}
     batch |= {"mask": torch.tensor([[False, True]]), "ref_logp": batch["old_logp"]}
-    loss, clipped = dppo.policy_loss(logp, batch, 1, arguments(dppo, **changes))
+    loss, clipped = dppo.policy_loss(logp, batch, 1, arguments(dppo, divergence=divergence, delta=delta))
     loss.backward()
     assert math.isfinite(loss.item()) and logp.grad.isfinite().all()
-    return clipped.item() == 1
-
-
-@pytest.mark.parametrize("certain", [0.0, -1e-9, 1e-7])
-def test_a_probability_of_one_to_rounding_by_hand(certain):
-    """1 − π counts as 10⁻⁸ then, also if it is negative by rounding.
-
-    From 0.9 to 1 D is 0.9·log 0.9 + 0.1·log(0.1/10⁻⁸) = 1.517, from 1 to 0.9 and 0.97 −log 0.9 = 0.105 and 0.030.
-    """
-    near, nearer = math.log(0.9), math.log(0.97)
-    assert not outside(near, certain, 1, divergence="kl", delta=1.52)
-    assert outside(near, certain, 1, divergence="kl", delta=1.51)
-    assert outside(near, certain, 1, divergence="kl") and not outside(near, certain, -1, divergence="kl")
-    assert outside(certain, near, -1, divergence="kl") and not outside(certain, near, 1, divergence="kl")
-    assert not outside(certain, nearer, -1, divergence="kl")
-    assert outside(certain, nearer, -1, divergence="kl", delta=0.030)
-    assert not outside(certain, nearer, -1, divergence="kl", delta=0.031)
-    for advantage in (1, -1):
-        assert not outside(certain, certain, advantage, divergence="kl")
-        assert not outside(near, certain, advantage)  # TV: 0.1
-    assert outside(math.log(0.8), certain, 1) and outside(certain, math.log(0.8), -1)
-
-
-@pytest.mark.parametrize("divergence", ["tv", "kl"])
-def test_a_probability_of_zero_to_rounding(divergence):
-    """e^-200 is 0 in float32. D from 0 to 1/2 is log 2; from 1/2 to 0 it is 99."""
-    half = math.log(0.5)
-    assert outside(-200.0, half, 1, divergence=divergence) and not outside(-200.0, half, -1, divergence=divergence)
-    assert outside(half, -200.0, -1, divergence=divergence) and not outside(half, -200.0, 1, divergence=divergence)
-    assert not outside(-200.0, -300.0, -1, divergence=divergence)  # 100 nats, but hardly any probability
-    assert not outside(-1e6, -10.0, 1, divergence=divergence)
-
-
-# ------------------------------------------------------------------------------------------------------ entropy_top.py
+    assert clipped.item() == expected
 
 
 def test_a_token_whose_entropy_is_no_number_is_not_left_out_silently(tiny_model, batch, tmp_path):
@@ -198,15 +113,11 @@ def test_a_token_whose_entropy_is_no_number_is_not_left_out_silently(tiny_model,
     policy = entropy_top.load_policy(args, trained=True)
     start = weights(policy)
     broken = batch | {key: batch[key].clone() for key in ("entropy", "old_logp")}
-    at = batch["mask"].nonzero()[0].tolist()
-    for key in ("entropy", "old_logp"):
-        broken[key][*at] = math.nan
+    row, column = batch["mask"].nonzero()[0].tolist()
+    broken["entropy"][row, column] = broken["old_logp"][row, column] = math.nan
     with pytest.raises(SystemExit, match="loss nan"):
         entropy_top.update(policy, torch.optim.SGD(policy.parameters(), lr=0.1), broken, 1, args)
     assert torch.equal(weights(policy), start)
-
-
-# --------------------------------------------------------------------------------------------------------- grpo_tis.py
 
 
 both = pytest.mark.parametrize("correction", ["tis", "icepop"])
@@ -225,46 +136,19 @@ def test_a_weight_at_the_very_bound_is_not_cut(correction):
     assert weight.tolist() == ([high - 1e-12, low] if correction == "tis" else [0, 0])
 
 
-@pytest.mark.parametrize("sampler_logp", [-math.inf, -1e30, -200.0])
 @both
-def test_a_token_that_the_sampler_held_impossible_has_a_finite_weight(correction, sampler_logp):
-    batch = {"old_logp": torch.tensor([-3.0]), "sampler_logp": torch.tensor([sampler_logp])}
-    args = arguments(grpo_tis, correction=correction, correction_max=1e12)
-    weight, cut = grpo_tis.sampler_correction(batch, args)
-    assert weight.item() == pytest.approx(E20) and not cut.any()
-
-
-def metrics_of(batch, args):
-    """Those that main writes."""
-    with pytest.MonkeyPatch.context() as patch:
-        metrics, given = step_of_main(grpo_tis, args, batch, [1.0] * len(batch["mask"]), patch)
-    assert given["sampler_logp"] is batch["sampler_logp"]  # of which the loss makes the weights
-    return metrics
-
-
-@both
-def test_the_metrics_by_hand(correction):
+def test_the_metrics_by_hand(correction, monkeypatch):
     """Ratios of 1.5, 3, 0.25 and 1 on four response tokens. Weights 1.5, 2, 0.25, 1, or 1.5, 0, 0, 1."""
     ratios = torch.tensor([[9.0, 1.5, 3.0, 9.0], [9.0, 9.0, 0.25, 1.0]], dtype=torch.float64)
     batch = {"mask": torch.tensor([[False, True, True, False], [False, False, True, True]])}
     batch |= {"old_logp": torch.full((2, 4), -5.0), "ref_logp": torch.full((2, 4), -5.0), "entropy": torch.zeros(2, 4)}
     batch |= {"sampler_logp": -5 - ratios.log(), "ids": torch.zeros(2, 4)}
-    metrics = metrics_of(batch, arguments(grpo_tis, correction=correction, responses_per_prompt=1))
+    args = arguments(grpo_tis, correction=correction, responses_per_prompt=1)
+    metrics, given = step_of_main(grpo_tis, args, batch, [1.0, 1.0], monkeypatch)
+    assert given["sampler_logp"] is batch["sampler_logp"]  # of which the loss makes the weights
     mean, cut = (4.75 / 4, 1 / 4) if correction == "tis" else (2.5 / 4, 2 / 4)
     assert metrics["correction_mean"] == pytest.approx(mean, rel=1e-12) and metrics["correction_cut"] == cut
     assert metrics["sampler_gap"] == pytest.approx((math.log(1.5) + math.log(3) + math.log(4)) / 4, rel=1e-12)
-
-
-def test_icepops_least_weight_is_at_most_the_largest():
-    with pytest.raises(ValueError, match=r"^--correction_min is 3\.0; it must be at most --correction_max, 2\.0$"):
-        grpo_tis.Args(correction="icepop", correction_min=3.0).check()
-    with pytest.raises(ValueError, match=r"^--correction_min is 0\.5; it must be at most --correction_max, 0\.4$"):
-        grpo_tis.Args(correction="icepop", correction_max=0.4).check()
-    grpo_tis.Args(correction="icepop", correction_min=1.0, correction_max=1.0).check()
-    grpo_tis.Args(correction="tis", correction_max=0.4).check()  # which has no least weight
-
-
-# -------------------------------------------------------------------------------------------------------- reinforce.py
 
 
 def test_reinforce_takes_log_probabilities_and_entropies_from_the_passes_of_its_update(tiny_model, batch):

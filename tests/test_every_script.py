@@ -11,8 +11,10 @@ import re
 import subprocess
 
 import pytest
-from conftest import KEYS, KK_TINY, ROOT, data_of, metrics, puzzles, python, small
+import torch
+from conftest import KEYS, KK_TINY, ROOT, data_of, metrics, puzzles, small
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from tools import family
 from tools.maintain import fingerprint, updates
@@ -23,9 +25,11 @@ GUARDED = ["grpo", "ppo", "dapo_ar_lopti"]  # whose digits `make test` compares 
 
 def all_runs(folder):
     """{name: (script, flags)}. Beside those of the fingerprint: other tasks, and what happens in few runs."""
-    runs = {script: fingerprint.command(script, folder / script) for script in SCRIPTS}
-    resumed = "--resume {}/checkpoints/step_000001"  # after train has copied the run
-    runs |= {f"{script} resumed": (script, resumed.format(folder / script).split()) for script in SCRIPTS}
+    runs = {script: fingerprint.command(script, folder / script) for script in [*SCRIPTS, "sft"]}
+    _, flags = fingerprint.command("grpo", folder / "grpo_LoRA")
+    runs["grpo LoRA"] = "grpo", [*flags, "--lora_rank", "3", "--lr", "5e-3"]
+    for name, (script, _) in list(runs.items()):  # after train has copied the run
+        runs[f"{name} resumed"] = script, ["--resume", f"{folder / name.replace(' ', '_')}/checkpoints/step_000001"]
     page = (ROOT / "docs" / "add_a_task.md").read_text()
     (folder / "brief.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     same = {"max_prompt_tokens": 1000, "max_response_tokens": 24}
@@ -92,8 +96,8 @@ def test_a_run_on_a_task_of_ones_own_logs_the_parts_of_its_rewards(trained):
 
 def test_several_responses_to_a_test_problem_give_pass_at_k(trained):
     """And of the test's responses the first to each problem is kept."""
-    lines = (trained["reinforce pass"] / "metrics.jsonl").read_text().splitlines()
-    for row in (json.loads(lines[0]), json.loads(lines[-1])):
+    rows = [json.loads(line) for line in (trained["reinforce pass"] / "metrics.jsonl").read_text().splitlines()]
+    for row in (rows[0], rows[-1]):
         assert row["eval/pass@1"] == pytest.approx(row["eval/accuracy"])
         assert 0 <= row["eval/pass@1"] <= row["eval/pass@2"] <= row["eval/pass@3"] <= 1
     kept = [json.loads(line) for line in (trained["reinforce pass"] / "test_samples.jsonl").read_text().splitlines()]
@@ -124,17 +128,35 @@ def test_responses_are_cut_off_and_counted(trained):
 
 def test_every_script_resumes_to_the_last_bit(trained):
     """From the first checkpoint: the second step's metrics and weights are those of the unbroken run."""
-    for script in SCRIPTS:
-        unbroken = fingerprint.numbers_of(f"{trained[script]}_unbroken")
-        assert fingerprint.numbers_of(trained[script]) == unbroken and len(unbroken) == 4, script
+    for name in [*SCRIPTS, "sft", "grpo LoRA"]:
+        unbroken = fingerprint.numbers_of(f"{trained[name]}_unbroken")
+        assert fingerprint.numbers_of(trained[name]) == unbroken and len(unbroken) == 4, name
+
+
+def test_conversations_are_grpos_responses_to_the_last_bit_if_the_task_never_replies(trained):
+    """All metrics of both steps, and the weights."""
+    one, several = (fingerprint.numbers_of(f"{trained[name]}_unbroken") for name in ("grpo", "grpo_multi_turn"))
+    assert [row["turns"] for row in several[1:3]] == [1, 1] and [row["tool_rate"] for row in several[1:3]] == [0, 0]
+    assert [{key: row[key] for key in row if key not in ("turns", "tool_rate")} for row in several] == one
 
 
 def test_before_the_first_update_the_policy_is_its_reference_and_the_samplers(trained):
     """At a temperature that is not 1. So their probabilities are taken at the same one, and the KL term is 0."""
-    for script in SCRIPTS:
+    for script in [*SCRIPTS, "grpo LoRA"]:
         first, second = metrics(trained[script])
         assert first.get("kl") in (0, None) and max(first["sampler_gap"], second["sampler_gap"]) < 1e-4, script
         assert first.get("kl") is None or second["kl"] != 0, script
+
+
+def test_a_checkpoint_with_lora_is_an_ordinary_model(trained):
+    """Its embedding and its norms stay as they were."""
+    folder = trained["grpo LoRA"] / "checkpoints/step_000002"
+    weights, base = load_file(folder / "model.safetensors"), load_file(KK_TINY / "model.safetensors")
+    assert weights.keys() == base.keys()
+    for name in weights:
+        assert torch.equal(weights[name], base[name].float()) == (not name.endswith("_proj.weight")), name
+    lm = AutoModelForCausalLM.from_pretrained(folder)
+    assert not any("lora" in name for name, _ in lm.named_parameters())
 
 
 def test_every_step_has_problems_of_its_own(trained):
@@ -142,9 +164,6 @@ def test_every_step_has_problems_of_its_own(trained):
         samples = [json.loads(line) for line in (trained[script] / "samples.jsonl").read_text().splitlines()]
         prompts = [{sample["prompt"] for sample in samples if sample["step"] == step} for step in (1, 2)]
         assert all(prompts) and not prompts[0] & prompts[1], script
-
-
-# ------------------------------------------------------------------------------------------------------- fingerprint
 
 
 def test_no_digit_has_moved(trained):
@@ -207,26 +226,11 @@ def test_without_history_there_is_a_reason(history, tmp_path, monkeypatch):
     history[1]("grpo.py", "a = 2\n")
     words = ["git", "clone", "-q", "--depth", "1", f"file://{tmp_path}", tmp_path / "shallow"]
     subprocess.run(words, check=True, capture_output=True)
-    monkeypatch.setattr(fingerprint, "ROOT", tmp_path / "shallow")
-    with pytest.raises(ValueError, match="git fetch --unshallow"):
-        fingerprint.base()
     (tmp_path / "released").mkdir()  # within another repository
-    monkeypatch.setattr(fingerprint, "ROOT", tmp_path / "released")
-    with pytest.raises(ValueError, match="is no git repository of its own"):
-        fingerprint.base()
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match="not a git repository"):
-        fingerprint.base()
-
-
-def test_the_files_of_a_revision_are_there_while_they_are_read(history):
-    first = history[1]("grpo.py", "a = 2\n")
-    history[1]("grpo.py", "a = 3\n")
-    with fingerprint.files_of(first[:7]) as tree:
-        assert (tree / "grpo.py").read_text() == "a = 2\n"
-    assert not tree.exists() and len(fingerprint.git("worktree", "list").splitlines()) == 1
-    with pytest.raises(ValueError, match="nowhere"), fingerprint.files_of("nowhere"):
-        pass
+    for folder, says in (("shallow", "git fetch --unshallow"), ("released", "is no git repository of its own")):
+        monkeypatch.setattr(fingerprint, "ROOT", tmp_path / folder)
+        with pytest.raises(ValueError, match=says):
+            fingerprint.base()
 
 
 def test_the_first_number_that_differs_is_named():
@@ -240,11 +244,3 @@ def test_the_first_number_that_differs_is_named():
 
 def test_every_script_has_an_entry():
     assert {words.split()[0] for words in fingerprint.ENTRIES.values()} == set(family.family()) | {*SCRIPTS}
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"), [(["--only", "nothing"], "--only nothing"), (["--against", "nowhere"], "nowhere")]
-)
-def test_a_wrong_request_ends_before_anything_runs(flags, why):
-    done = python("tools/maintain/fingerprint.py", *flags)
-    assert done.returncode == 2 and done.stderr.startswith(f"error: {why}") and not done.stdout

@@ -29,9 +29,6 @@ def test_shell_and_dockerfile_are_as_their_linters_want_them():
         assert (ROOT / name).exists()
 
 
-# ------------------------------------------------------------------------------------------------------- the notebook
-
-
 @pytest.mark.slow
 def test_the_notebook_trains_and_shows_its_curves(tmp_path, monkeypatch):
     """Its cells in order; with two small steps, and without what it installs."""
@@ -55,8 +52,6 @@ def test_the_notebook_trains_and_shows_its_curves(tmp_path, monkeypatch):
         exec(compile(code, cell["id"], "exec"), names)
     assert [Path(picture).read_bytes()[:4] for picture in shown] == [b"\x89PNG"] and len(names["samples"]) > 0
 
-
-# -------------------------------------------------------------------------------------------------------------- Slurm
 
 STAND_INS = {  # for Slurm's commands, with all nodes on this machine
     "scontrol": 'if [ "$1" = requeue ]; then touch "$FAKE/requeued"; else echo localhost; fi',

@@ -3,35 +3,30 @@
 import contextlib
 import dataclasses
 import errno
-import io
 import json
 import multiprocessing
 import os
 import pickle
-import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from functools import cache
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, python
-from test_runtime import SIZES, Args, learn, policy_and_optimizer
+from conftest import KK_TINY, ROOT
+from helpers import SIZES, learn, policy_and_optimizer
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from transformers import AutoTokenizer
 
-from evaluation import run as evaluation_run
-from runtime import checkpoints, checks, curves, disk_errors, files, folders, hub, records, settings, signals, streams
-from tools import compare
+from grpo import Args
+from runtime import checkpoints, checks, curves, files, flags, folders, records, signals, streams
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +41,7 @@ def run_of_three(tmp_path_factory):
         learn(policy, optimizer)
         checkpoints.save(policy, optimizer, tokenizer, step, 10 * step, args)
     (run_dir / "args.json").write_text(json.dumps(dataclasses.asdict(args)))
-    (run_dir / "run.json").write_text(json.dumps({"script": "test_runtime"}))
+    (run_dir / "run.json").write_text(json.dumps({"script": "grpo"}))
     rows = "".join(json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(4))
     (run_dir / "metrics.jsonl").write_text(rows)
     return run_dir
@@ -63,12 +58,26 @@ def one_line(capsys, code=2, says=""):
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         yield
-    error = ended.value.code if isinstance(ended.value.code, str) else capsys.readouterr().err
-    assert (1 if isinstance(ended.value.code, str) else ended.value.code) == code
-    assert len(error.splitlines()) == 1 and error.startswith("error: ") and says in error, error
+    given = ended.value.code
+    found, error = (1, given) if isinstance(given, str) else (given, capsys.readouterr().err)
+    assert found == code and len(error.splitlines()) == 1 and error.startswith("error: ") and says in error, error
 
 
-# ------------------------------------------------------------------------------------- damaged checkpoints
+@cache  # loaded before a fork, which has none of torch's threads
+def trained():
+    """What a save takes: a policy and its optimizer after one update, and the tokenizer."""
+    policy, optimizer = policy_and_optimizer()
+    learn(policy, optimizer)
+    return policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY)
+
+
+def save(run_dir, step=4):
+    checkpoints.save(*trained(), step, 10 * step, Args(run_dir=str(run_dir)))
+
+
+def steps_of(run_dir):
+    return [checkpoints.step_of(path) for path in checkpoints.complete(run_dir)]
+
 
 DISTCP = "trainer/__0_0.distcp"
 FILES = [DISTCP, "trainer/.metadata", "trainer_state.json", "model.safetensors", "config.json", "checksums.json"]
@@ -76,10 +85,6 @@ FILES = [DISTCP, "trainer/.metadata", "trainer_state.json", "model.safetensors",
 
 def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def empty(path):
-    path.write_bytes(b"")
 
 
 def flip(path):
@@ -95,7 +100,7 @@ def says_damage(folder):
     return str(refused.value)
 
 
-@pytest.mark.parametrize("damage", [cut, empty, flip, Path.unlink], ids=["cut", "empty", "flipped", "missing"])
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink], ids=["cut", "flipped", "missing"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_is_named_with_the_checkpoint_to_go_on_from(name, damage, three):
     newest = three / "checkpoints" / "step_000003"
@@ -106,18 +111,14 @@ def test_a_damaged_file_is_named_with_the_checkpoint_to_go_on_from(name, damage,
         assert name in text
 
 
-def test_checksums_that_leave_out_the_model_are_refused(three):
+def test_the_older_checkpoint_that_is_named_is_not_damaged_itself(three):
     path = three / "checkpoints" / "step_000003" / "checksums.json"
     sums = json.loads(path.read_text())
-    del sums["model.safetensors"]
+    del sums["model.safetensors"]  # then a damage of the model would not be seen
     path.write_text(json.dumps(sums))
-    assert "checksums.json lacks files" in says_damage(three)
-
-
-def test_the_older_checkpoint_that_is_named_is_not_damaged_itself(three):
-    for step, name in ((3, DISTCP), (2, "model.safetensors")):
-        flip(three / "checkpoints" / f"step_{step:06d}" / name)
-    assert "step_000001 goes on" in says_damage(three)
+    flip(three / "checkpoints" / "step_000002" / "model.safetensors")
+    text = says_damage(three)
+    assert "checksums.json lacks files" in text and "step_000001 goes on" in text
     (three / "checkpoints" / "step_000001" / "trainer_state.json").unlink()
     assert "there is no older one" in says_damage(three)
 
@@ -149,24 +150,16 @@ def test_what_is_in_a_checkpoints_way_is_cleared(three):
     checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY), 4, 40, args)
     assert json.loads((in_the_way / "generation_config.json").read_text())["temperature"] == 0.6
     checkpoints.check(in_the_way)
-    assert [checkpoints.step_of(path) for path in checkpoints.complete(three)] == [2, 3, 4]
-
-
-def test_a_run_that_was_stopped_before_its_first_step_exports_nothing(tmp_path):
-    checkpoints.export(tmp_path, tmp_path / "model")
-    assert not (tmp_path / "model").exists()
+    assert steps_of(three) == [2, 3, 4]
 
 
 def test_a_resumed_run_overwrites_no_export_but_its_own(three, tmp_path):
     about = {"export": str(tmp_path / "own"), "run_dir": str(three)}
     (three / "args.json").write_text(json.dumps(about))
-    for name in ("own", "other"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "own").mkdir()
     checks.check_run_folders(Args(resume=str(three), export=about["export"]))
-    with pytest.raises(ValueError, match="other is there already: give a new folder"):
-        checks.check_run_folders(Args(resume=str(three), export=str(tmp_path / "other")))
     shutil.copytree(three, tmp_path / "copy")
-    with pytest.raises(ValueError, match="own is there already"):
+    with pytest.raises(ValueError, match="own is there already: give a new folder"):
         checks.check_run_folders(Args(resume=str(tmp_path / "copy"), export=about["export"]))
 
 
@@ -181,13 +174,8 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatc
 
     monkeypatch.setattr(files, "sync", forced.append)
     monkeypatch.setattr(files, "rename", looked_at)
-    policy, optimizer = policy_and_optimizer()
-    learn(policy, optimizer)
-    checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY), 4, 40, Args(run_dir=str(tmp_path)))
+    save(tmp_path)
     assert renamed == [(set(), "step_000004")]
-
-
-# -------------------------------------------------------------------------- code in what is read
 
 
 class Harmful:
@@ -200,19 +188,10 @@ class Harmful:
         return Path.touch, (self.path,)
 
 
-def with_metadata(checkpoint, change):
-    """Replaces a checkpoint's index, and its checksum, by one that `change` has altered or replaced."""
-    path = checkpoint / "trainer" / ".metadata"
-    metadata = pickle.loads(path.read_bytes())
-    path.write_bytes(pickle.dumps(change(metadata) or metadata))
-    sums = json.loads((checkpoint / "checksums.json").read_text())
-    sums["trainer/.metadata"] = files.sha256(path)
-    (checkpoint / "checksums.json").write_text(json.dumps(sums))
-
-
 def test_resuming_runs_no_code_from_a_checkpoint(three, tmp_path):
     newest = three / "checkpoints" / "step_000003"
-    made = tmp_path / "made"
+    index, made = newest / "trainer" / ".metadata", tmp_path / "made"
+    original = index.read_bytes()
 
     def bytes_in_place_of_a_tensor(metadata):
         """DCP would read them with a plain pickle.load."""
@@ -230,15 +209,15 @@ def test_resuming_runs_no_code_from_a_checkpoint(three, tmp_path):
         (bytes_in_place_of_a_tensor, "BytesStorageMetadata"),
         (out_of_the_folder, "other things than tensors"),
     ]:
-        original = (newest / "trainer" / ".metadata").read_bytes()
-        with_metadata(newest, change)
+        metadata = pickle.loads(original)
+        index.write_bytes(pickle.dumps(change(metadata) or metadata))
+        sums = json.loads((newest / "checksums.json").read_text())
+        (newest / "checksums.json").write_text(json.dumps(sums | {"trainer/.metadata": files.sha256(index)}))
         text = says_damage(three)
-        assert "trainer/.metadata is not one of our own" in text and says in text and not made.exists()
-        policy, optimizer = policy_and_optimizer()
+        assert "trainer/.metadata is not one of our own" in text and says in text
         with pytest.raises((SystemExit, ValueError)):  # nor without the check before
-            checkpoints.load(policy, optimizer, newest)
+            checkpoints.load(*policy_and_optimizer(), newest)
         assert not made.exists()
-        (newest / "trainer" / ".metadata").write_bytes(original)
 
 
 def test_a_models_own_code_does_not_run(tmp_path, monkeypatch):
@@ -254,55 +233,46 @@ def test_a_models_own_code_does_not_run(tmp_path, monkeypatch):
     assert not made.exists()
 
 
-# ------------------------------------------------------------------------------ damaged files of a run
-
 BROKEN = {
-    "empty": "",
-    "cut": '{"steps": 3, "lr',
-    "no JSON": "steps: 3",
-    "a list": "[1, 2]",
-    "nothing in it": "{}",
-    "nested deeply": "[" * 100_000,
+    "empty": b"",
+    "cut": b'{"steps": 3, "lr',
+    "no JSON": b"steps: 3",
+    "a list": b"[1, 2]",
+    "nothing in it": b"{}",
+    "nested deeply": b"[" * 100_000,
     "no UTF-8": b"\xff\xfe{}",
+    "half a sign": b'{"model": "\\ud800"}',
 }
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("name", ["args.json", "run.json"])
 def test_a_broken_file_of_a_run_is_named(name, content, three):
-    (three / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (three / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{three}/{name} ") as refused:
-        settings.of_resumed_run([f"--resume={three}"], Args)
+        flags.of_resumed_run([f"--resume={three}"], Args)
     assert len(str(refused.value).splitlines()) == 1
 
 
+GONE = object()
 WRONG = [
-    ({"lr": "fast"}, "lr is 'fast'; it must be in (0, 1]"),
-    ({"lr": True}, "lr is True; it must be in (0, 1]"),
-    ({"steps": "3"}, "steps is '3'; it must be greater than 0"),
-    ({"task": "chess"}, "task is 'chess'; it must be 'kk' or 'math'"),
-    ({"seed": [0]}, "seed is [0]; it must be 0 or greater, below 2**32"),
-    ({"model": None}, "model is None; it must be a valid string"),
+    ({"lr": "fast"}, "args.json: lr is 'fast'; it must be in (0, 1]"),
+    ({"lr": True}, "args.json: lr is True; it must be in (0, 1]"),
+    ({"steps": "3"}, "args.json: steps is '3'; it must be greater than 0"),
+    ({"dtype": "k9"}, "args.json: dtype is 'k9'; it must be 'bfloat16', 'float16' or 'float32'"),
+    ({"model": None}, "args.json: model is None; it must be a valid string"),
+    ({"lr": GONE}, "it lacks lr"),  # as of another version of the script
 ]
 
 
 @pytest.mark.parametrize(("values", "says"), WRONG)
 def test_a_wrong_value_in_args_json_is_named(values, says, three):
-    of_the_run = json.loads((three / "args.json").read_text())
-    (three / "args.json").write_text(json.dumps(of_the_run | values))
-    with pytest.raises(ValueError) as refused:
-        settings.of_resumed_run([f"--resume={three}"], Args)
-    assert str(refused.value) == f"{three}/args.json: {says}"
-
-
-def test_args_json_without_a_setting_is_refused_in_one_line(three):
-    """As of another version of the script."""
-    of_the_run = json.loads((three / "args.json").read_text())
-    del of_the_run["lr"]
+    of_the_run = json.loads((three / "args.json").read_text()) | values
+    of_the_run = {name: value for name, value in of_the_run.items() if value is not GONE}
     (three / "args.json").write_text(json.dumps(of_the_run))
-    with pytest.raises(ValueError, match="it lacks lr") as refused:
-        settings.of_resumed_run([f"--resume={three}"], Args)
-    assert len(str(refused.value).splitlines()) == 1
+    with pytest.raises(ValueError) as refused:
+        flags.of_resumed_run([f"--resume={three}"], Args)
+    assert says in str(refused.value) and len(str(refused.value).splitlines()) == 1
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_one_line(three, capsys):
@@ -316,22 +286,12 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(three, capsys):
             checkpoints.load(policy, torch.optim.AdamW(policy.parameters()), str(three))
 
 
-def test_half_a_sign_in_args_json_is_refused(three):
-    of_the_run = json.loads((three / "args.json").read_text())
-    (three / "args.json").write_text(json.dumps(of_the_run | {"model": "\ud800"}))
-    with pytest.raises(ValueError, match=r"args.json can't be read: Invalid JSON"):
-        settings.of_resumed_run([f"--resume={three}"], Args)
-
-
 def test_a_broken_row_is_named(three):
     rows = (three / "metrics.jsonl").read_text()
     for row in ("half", "[]", '{"reward": 1}', '{"step": "3"}'):
         (three / "metrics.jsonl").write_text(rows + row + "\n")
         with pytest.raises(ValueError, match=r"metrics.jsonl, line 5 is damaged"):
             checks.check_run_folders(Args(resume=str(three)))
-
-
-# ------------------------------------------------------------------------- folders, and two processes
 
 
 def test_a_folder_is_used_by_one_process(three, tmp_path, capsys):
@@ -369,7 +329,7 @@ def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path):
 def test_a_folder_that_cannot_be_used_is_refused(where, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
-    with one_line(capsys), settings.errors_in_one_line():
+    with one_line(capsys), flags.errors_in_one_line():
         args = Args(run_dir=where)
         checks.check_run_folders(args)
         records.choose_folder(args)
@@ -377,96 +337,33 @@ def test_a_folder_that_cannot_be_used_is_refused(where, tmp_path, monkeypatch, c
 
 def test_a_folder_that_can_only_be_read_is_refused():
     """In a process that is not root's, since root may write everywhere."""
+
+    def work():
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        try:
+            records.take_folder(Args(run_dir=folder))
+        except ValueError as error:
+            os._exit(3 if str(error) == f"--run_dir {folder} can't be used: Permission denied" else 4)
+
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o555)
-        child = os.fork()
-        if child == 0:
-            if os.geteuid() == 0:
-                os.setuid(65534)
-            try:
-                records.take_folder(Args(run_dir=folder))
-            except ValueError as error:
-                os._exit(3 if str(error) == f"--run_dir {folder} can't be used: Permission denied" else 4)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 3
-
-
-# -------------------------------------------------------------------------------------------- full disk
-
-
-@contextlib.contextmanager
-def files_end_at(size):
-    """No file of this process can grow beyond `size` bytes in the block, as on a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert in_a_fork(work)[0] == 3
 
 
 @pytest.mark.parametrize("size", [0, 10_000, 5_000_000])
-def test_a_full_disk_in_a_save_leaves_the_last_checkpoint(size, three, capsys):
-    """The state is 11 MB, the model 2 MB, other files are small."""
-    policy, optimizer = policy_and_optimizer()
-    learn(policy, optimizer)
-    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
-    last = three / "checkpoints" / "step_000003"
-    says = f"Its last checkpoint is {last}; make room, and --resume {three} goes on"
-    with one_line(capsys, 1, says), files_end_at(size):
-        checkpoints.save(policy, optimizer, tokenizer, 4, 40, Args(run_dir=str(three)))
-    assert sorted((three / "checkpoints").iterdir()) == checkpoints.complete(three)
+def test_a_full_disk_in_a_save_leaves_the_last_checkpoint(size, three):
+    """No file can grow beyond `size` bytes. The state is 11 MB, the model 2 MB, other files are small."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(BaseException, match=r"too large|os error|inline_container|File"):
+            save(three)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [checkpoints.step_of(path) for path in checkpoints.complete(three)] == [1, 2, 3]
     checkpoints.check(three)
 
-
-def test_a_full_disk_under_the_tokenizer_is_one_too(tmp_path, capsys):
-    """Its library is Rust's, and raises a plain Exception."""
-    with one_line(capsys, 1, "No space left on device"), disk_errors.end_the_run("checkpoint", tmp_path):
-        AutoTokenizer.from_pretrained(KK_TINY).backend_tokenizer.save("/dev/full")
-    with pytest.raises(Exception, match="another"), disk_errors.end_the_run("checkpoint", tmp_path):
-        raise Exception("another")
-
-
-def test_a_file_that_cannot_be_read_again_is_no_checkpoint(three, capsys, monkeypatch):
-    policy, optimizer = policy_and_optimizer()
-    learn(policy, optimizer)
-    monkeypatch.setattr(files, "sha256", lambda path: path.with_suffix(".gone").read_bytes())
-    with one_line(capsys, 1, "can't be read again"):
-        checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY), 4, 40, Args(run_dir=str(three)))
-    assert [checkpoints.step_of(path) for path in checkpoints.complete(three)] == [1, 2, 3]
-
-
-def test_an_index_of_python_3_13_is_ours():
-    """There the class of a path is in pathlib._local."""
-    named = pickle.dumps(Path("a"), protocol=0).replace(b"cpathlib\n", b"cpathlib._local\n")
-    assert b"pathlib._local" in named and checkpoints.IndexUnpickler(io.BytesIO(named)).load() == Path("a")
-
-
-def test_only_a_disks_errors_are_hidden_in_threads(capsys):
-    """TensorBoard's thread hands its error on; a connection that breaks in another thread has to be seen."""
-
-    def told(error):
-        thread = threading.Thread()
-        records.without_disk_errors(threading.ExceptHookArgs((type(error), error, None, thread)))
-        return capsys.readouterr().err
-
-    assert told(OSError(errno.ENOSPC, "full")) == told(PermissionError(errno.EACCES, "read only")) == ""
-    assert "gone" in told(ConnectionResetError(errno.ECONNRESET, "gone")) and "a bug" in told(ValueError("a bug"))
-    assert "late" in told(TimeoutError("late"))
-
-
-def test_a_full_disk_in_a_record_ends_the_run_with_one_message(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(signals, "catch", lambda asked: [])
-    book = records.Records(Args(run_dir=str(tmp_path)), SIZES)
-    book.open(0)
-    (tmp_path / "metrics.jsonl").unlink()
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with one_line(capfd, 1, "No space left on device. The run has no checkpoint yet"):
-        book.write({"step": 1, "reward": 0.5})
-
-
-# ------------------------------------------------------------- a fault at every call to the file system
 
 CALLS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink")
 
@@ -511,11 +408,7 @@ def in_a_fork(work):
         return process.exitcode, output.read()
 
 
-def save(run_dir, trained, step=4):
-    checkpoints.save(*trained, step, 10 * step, Args(run_dir=str(run_dir)))
-
-
-def resume(run_dir, trained):
+def resume(run_dir):
     """What resuming writes, and one row."""
     book = records.Records(Args(run_dir=str(run_dir)), SIZES)
     book.open(3)
@@ -526,23 +419,17 @@ def resume(run_dir, trained):
 @pytest.mark.parametrize("how", ["exit", "full"])
 @pytest.mark.parametrize("work", [save, resume])
 def test_a_fault_at_any_call_to_the_file_system_loses_nothing(work, how, run_of_three, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["test_runtime.py"])  # which run.json names
+    monkeypatch.setattr(sys, "argv", ["grpo.py"])  # which run.json names
     folder = tmp_path / "run"
-    policy, optimizer = policy_and_optimizer()
-    learn(policy, optimizer)
-    trained = (policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY))
-
-    def counted():
-        calls = FaultAt(folder, 0, how)
-        work(folder, trained)
-        print(calls.count)
+    trained()
 
     def failing(n):
-        FaultAt(folder, n, how)
-        work(folder, trained)
+        calls = FaultAt(folder, n, how)
+        work(folder)
+        print(calls.count)
 
     shutil.copytree(run_of_three, folder)
-    code, said = in_a_fork(counted)
+    code, said = in_a_fork(lambda: failing(0))
     assert code == 0, said
     n_calls = int(said.split()[-1])
     assert n_calls > 5
@@ -550,16 +437,13 @@ def test_a_fault_at_any_call_to_the_file_system_loses_nothing(work, how, run_of_
         shutil.rmtree(folder)
         shutil.copytree(run_of_three, folder)
         code, said = in_a_fork(lambda n=n: failing(n))
-        assert (code, said) == (9, "") if how == "exit" else code == 1 and "Traceback" not in said, (n, said)
+        assert (code, said) == (9, "") if how == "exit" else code == 1, (n, said)
         assert folders.step_of(folders.to_resume(str(folder))) >= 3
         checkpoints.check(folder)
         checks.check_run_folders(Args(resume=str(folder)))
-        assert settings.of_resumed_run([f"--resume={folder}"], Args)
+        assert flags.of_resumed_run([f"--resume={folder}"], Args)
         assert [row["step"] for row in curves.read_rows(folder / "metrics.jsonl")][:4] == [0, 1, 2, 3]
-        assert in_a_fork(lambda: save(folder, trained, step=7))[0] == 0
-
-
-# ---------------------------------------------------------------------------------------------- signals
+        assert in_a_fork(lambda: save(folder, 7))[0] == 0
 
 
 def no_reader(*numbers):
@@ -574,24 +458,21 @@ def no_reader(*numbers):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE])
-def test_a_signal_while_loading_ends_the_run_with_one_line(number, tmp_path, monkeypatch):
+def test_a_signal_while_loading_ends_the_run_with_one_line(number, tmp_path):
     """Also while quiet.library_notices has turned stderr away; and in the run's folder, if there is one."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.dup2(write, 2)
+    stderr = tmp_path / "stderr"
+
+    def work():
+        os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT), 2)
         signals.end_while_loading()
         signals.last_line_in = tmp_path
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         no_reader(1) if number == signal.SIGPIPE else signal.raise_signal(number)
-        os._exit(0)
-    os.close(write)
-    _, status = os.waitpid(child, 0)
+
+    assert in_a_fork(work)[0] == -number
     name = signals.BROKEN if number == signal.SIGPIPE else number.name
-    assert os.WTERMSIG(status) == number
-    said = os.read(read, 1000).decode()
-    assert said == f"stopped by {name} before the first step\n" == (tmp_path / "ended.txt").read_text()
-    os.close(read)
+    said = f"stopped by {name} before the first step\n"
+    assert said == stderr.read_text() == (tmp_path / "ended.txt").read_text()
 
 
 @pytest.mark.parametrize("first", ["SIGHUP", signals.BROKEN])
@@ -601,7 +482,7 @@ def test_what_a_closed_terminal_sends_ends_a_run_after_its_step_however_often_it
     def work():
         signals.GRACE = -1  # every other signal is a second one
         signals.last_line_in = tmp_path
-        asked = signals.catch(lambda: None)
+        asked = signals.catch()
         for name in (first, "SIGHUP", signals.BROKEN, "SIGHUP"):
             no_reader(1, 2) if name == signals.BROKEN else signal.raise_signal(signal.SIGHUP)
         if asked == [first]:
@@ -616,7 +497,7 @@ def test_under_nohup_a_closed_terminal_is_nothing():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signals.end_while_loading()
         signal.raise_signal(signal.SIGHUP)
-        if signals.catch(lambda: None) == []:
+        if signals.catch() == []:
             signal.raise_signal(signal.SIGHUP)
 
     assert in_a_fork(work)[0] == 0
@@ -635,16 +516,12 @@ terminal.console().print("done")
 @pytest.mark.parametrize(
     ("shell", "shown"),
     [
-        ("exec {} >&-", ""),
         ("exec {} <&- >&- 2>&-", ""),
         ("exec {} 2>&-", "–≤ [/b]"),
         ("exec {} > /dev/full", ""),
         ("PYTHONIOENCODING=ascii exec {}", "?? [/b]"),
-        ("PYTHONIOENCODING=latin-1 exec {}", "?? [/b]"),
         ("LC_ALL=C exec {}", "–≤ [/b]"),
-        ("COLUMNS=3 exec {}", "–≤ [/b]"),
         ("{} | true", ""),
-        ("PYTHONUNBUFFERED=1 exec {}", "–≤ [/b]"),
     ],
 )
 def test_no_output_ends_a_program(shell, shown, tmp_path):
@@ -655,16 +532,6 @@ def test_no_output_ends_a_program(shell, shown, tmp_path):
     done = subprocess.run(["bash", "-c", command], capture_output=True, env=environment)
     assert done.returncode == 0 and done.stderr == b"", done.stderr
     assert shown in done.stdout.decode() and ("done" in done.stdout.decode()) == bool(shown)
-
-
-def test_a_narrow_terminal_ends_no_help_and_missing_docstrings_or_signs_are_said_in_one_line():
-    for columns in (1, 3):
-        done = python("grpo.py", "--help", env=os.environ | {"COLUMNS": str(columns)}, timeout=60)
-        assert done.returncode == 0 and "--clip_low" in done.stdout
-    ascii_files = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    for flag, env, says in (("-OO", {}, "error: python -OO"), ("-B", ascii_files, "error: in this locale")):
-        done = python(flag, "grpo.py", "--help", env=os.environ | env)
-        assert done.returncode == 1 and done.stderr.startswith(says) and done.stderr.count("\n") == 1
 
 
 def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
@@ -683,107 +550,21 @@ def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, m
     assert len({Path(said.strip()).resolve() for _, said in ended}) == 8 == len(list(Path("runs").iterdir()))
 
 
-@pytest.mark.parametrize("error", ["No API key configured. Use `wandb login` to log in.", "", None])
-def test_weights_and_biases_is_asked_when_the_folder_is_chosen(error, tmp_path, monkeypatch, capsys):
-    """Before a model is loaded. Ids have no sign that it refuses, and a resumed run keeps its own."""
-    begun = []
-
-    def init(**options):
-        begun.append(options)
-        if error is not None:
-            raise RuntimeError(error)
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    args = Args(run_dir=str(tmp_path / ("[/b] a:b#?" + "x" * 200)), track=True)
-    if error is not None:
-        with one_line(capsys, says=f"Weights & Biases can't begin the run: {error}"):
-            records.choose_folder(args)
-        return
-    records.choose_folder(args)
-    assert re.fullmatch(r"[\w.-]{100}-[0-9a-f]{8}", begun[0]["id"])
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text('{"wandb": "01234567"}')
-    records.start_wandb(Args(run_dir=str(tmp_path / "run"), resume="run"))
-    assert begun[1]["id"] == "run-01234567"
-
-
-def test_the_first_signal_says_what_happens_and_prepares_the_last_line(tmp_path, monkeypatch, capfd):
-    """Under torchrun, which may kill the step: another process waits for its end, to say how to go on."""
+def test_the_first_signal_says_what_happens(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     checkpoint = tmp_path / "checkpoints" / "step_000003"
     checkpoint.mkdir(parents=True)
     (checkpoint / "trainer_state.json").write_text("{}")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    book = records.Records(Args(run_dir=str(tmp_path)), SIZES)
-    try:
+
+    def work():
+        book = records.Records(Args(run_dir=str(tmp_path)), SIZES)
         book.open(3)
         for _ in range(2):  # torchrun hands on what the terminal has sent: it counts once
             signal.raise_signal(signal.SIGTERM)
-        assert book.asked_to_stop == ["SIGTERM"]
-        said = capfd.readouterr().err
-        assert said.count("SIGTERM: the run ends after this step") == said.count("torchrun waits for 30 seconds") == 1
-        assert book.last_words.poll() is None
-        assert book.last_words.args[-1].endswith(f"in a step: --resume {tmp_path} goes on from step_000003")
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        book.last_words.kill()
+        print(book.asked_to_stop)
+
+    code, said = in_a_fork(work)
+    assert code == 0 and "['SIGTERM']" in said, said
+    assert folders.how_to_go_on(tmp_path) == f"--resume {tmp_path} goes on from step_000003"
     shutil.rmtree(checkpoint)
     assert folders.how_to_go_on(tmp_path) == "it has no checkpoint to go on from"
-
-
-# -------------------------------------------------------------------------------------------------- hub
-
-
-@pytest.fixture
-def hub_at(monkeypatch):
-    """Makes an address the hub's; gives everything back afterwards."""
-
-    def set_address(address):
-        monkeypatch.setattr(hub.constants, "ENDPOINT", address)
-        monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    return set_address
-
-
-def test_a_hub_that_cannot_be_reached(hub_at, monkeypatch, capsys):
-    hub_at("http://127.0.0.1:9")  # nobody listens there
-    with pytest.raises(
-        ValueError, match=r"^there is no folder no/such in /.*is not on this machine, and http://127.0.0.1:9 can't be"
-    ):
-        hub.ask("no/such")
-    assert capsys.readouterr().out == "asking http://127.0.0.1:9 for no/such\n"
-    assert hub.constants.HF_HUB_OFFLINE and os.environ["HF_HUB_OFFLINE"] == "1"
-    hub.ask("no/such")  # it is not asked again
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        hub_at(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(hub, "PATIENCE", 0.3)
-        hub.ask(str(KK_TINY), "some/data")
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].endswith(" for some/data") and said[1].endswith("only what was downloaded before is used")
-
-
-def test_what_is_a_hub_id(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    names = ["Qwen/Qwen2.5-3B", "gpt2", "models/kk_tiny", "models/nowhere", "./x", "/x", "~/x", "", "a/b/c", "x/y.json"]
-    assert [name for name in names if hub.is_hub_id(name)] == ["Qwen/Qwen2.5-3B", "gpt2"]
-
-
-# ----------------------------------------------------------------------------------------- command lines
-
-
-def test_bad_command_lines_of_the_tools(tmp_path, monkeypatch, capsys):
-    file = tmp_path / "file"
-    file.write_text("")
-    for changes in ({"folder": file}, {"seeds": [-1]}, {"limit": 0}, {"name": "../x"}, {"entries": ["x: grpo.py 'a"]}):
-        with one_line(capsys):
-            compare.main(compare.Args(**{"folder": tmp_path, "draw_only": True, **changes}))
-    model = str(KK_TINY)
-    for flags in (["--out", str(file), "--limit=1"], ["--seed=5000000000"], ["--samples=20000", "--temperature=1"]):
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", model, *flags])
-        with one_line(capsys):
-            evaluation_run.main()

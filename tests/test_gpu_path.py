@@ -19,10 +19,6 @@ import grpo
 from runtime import batching, lora, memory, placement, processes
 from tools.maintain import fits
 
-# --------------------------------------------------------------------------------------------------------------------
-# The cards
-
-
 ENGINE = """
 import argparse, dataclasses, json, os, sys, types
 os.environ["PATH"] = "/usr/bin:/bin"  # without nvcc
@@ -50,10 +46,6 @@ for name, _, gib, _ in json.loads(sys.argv[1]).values():
 def test_vllm_knows_each_option_and_its_batches_are_those_of_the_estimate():
     done = python("-c", ENGINE, json.dumps(CARDS))
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Sleep
 
 
 SLEEP = """
@@ -109,10 +101,6 @@ def test_a_sleeping_sampler_loses_no_tensor_or_keeps_them_all(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("passed") == len(kinds)
     assert "has tensors that no new weight replaces (model.layers.0.table[0])" in done.stdout
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Memory
 
 
 class Tally(TorchDispatchMode):
@@ -194,10 +182,6 @@ def test_the_estimate_is_the_peak_of_an_update_or_up_to_a_fifth_more(model, dtyp
     counted = tally.peak - weights
     print(f"{model} {dtype} {recompute} {rows} {rank}: {counted / 2**30:.2f} GiB, estimated {estimate / counted:.3f}")
     assert counted <= estimate <= 1.2 * counted
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Attention
 
 
 class Attention(TorchFunctionMode):

@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from conftest import KK_TINY, parse, python, task_settings
+from conftest import KK_TINY, parse, task_settings
 from transformers import AutoTokenizer
 
 import grpo
@@ -22,10 +22,6 @@ def questions(problems):
     return {problem["answer"]["entry"]["question"] for problem in problems}
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Problems
-
-
 def test_no_problem_is_on_both_sides_whatever_the_seeds():
     """Also of a generator with few questions: 2 terms of 1 digit make 81 sums and as many differences."""
     few = {"gym": "chain_sum", "gym_options": '{"max_terms": 2, "max_digits": 1}'}
@@ -38,19 +34,6 @@ def test_no_problem_is_on_both_sides_whatever_the_seeds():
         assert all(len(questions(some)) == len(some) for some in [*train, *test])  # none comes twice
         assert (questions(train[0]) != questions(train[1])) == (which is TWO)  # of the few each seed has all
     assert len(test[0]) < 100
-
-
-def test_the_same_settings_give_the_same_problems():
-    assert gym.load(None, "test", size=20, **TWO) == gym.load(None, "test", size=20, **TWO)
-
-
-def test_the_splits_never_take_the_same_of_the_librarys_seeds():
-    """Problem i of a generator is that of seed + i: source_index."""
-    places = {}
-    for split in ("train", "test"):
-        problems = gym.load(None, split, size=50, gym="gcd", seed=3)
-        places[split] = {problem["answer"]["entry"]["metadata"]["source_index"] for problem in problems}
-    assert places["train"] and not places["train"] & places["test"]
 
 
 def test_the_categories_are_the_generators_in_turn_and_take_their_own_options():
@@ -73,10 +56,6 @@ def test_load_task_gives_them_to_every_trainer():
 def test_think_asks_for_reasoning_first():
     problem = gym.load(None, "test", size=1, gym="gcd", gym_options='{"think": true}')[0]
     assert problem["prefix"] == "<think>" and gym.REQUEST[True] in problem["messages"][0]["content"]
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Scoring
 
 
 @pytest.fixture(scope="module")
@@ -106,18 +85,6 @@ def test_the_last_complete_answer_counts(sum_of_two):
     thinking = sum_of_two | {"think": True}
     assert gym.score(f"hm</think><answer>{right}</answer>", thinking)["correct"]
     assert not gym.score(f"{right}</answer>", thinking)["format"]  # never opened
-
-
-def test_options_reach_the_verifier():
-    """decimal_arithmetic compares as many places as its option says."""
-    exact, rough = (
-        gym.load(None, "train", size=1, gym="decimal_arithmetic",
-                 gym_options=json.dumps({"min_num_decimal_places": 1, "max_num_decimal_places": places}))[0]["answer"]
-        for places in (5, 1)
-    )  # fmt: skip
-    assert gym.dataset("decimal_arithmetic", json.dumps(exact["options"])).config.max_num_decimal_places == 5
-    assert gym.dataset("decimal_arithmetic", json.dumps(rough["options"])).config.max_num_decimal_places == 1
-    assert gym.score(f"{exact['entry']['answer']}</answer>", exact)["correct"]
 
 
 HOSTILE = ["0", "garbage", "[[[", "{'a':", "(" * 4000, "9" * 4500, "a b " * 1000, "1/0", "−", "\x00", "nan",
@@ -156,9 +123,6 @@ def test_what_is_refused_as_unsafe_is_what_runs_the_response():
     assert found == gym.UNSAFE
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Bad input
-
 BAD = {
     "--gym has no generator 'leter_counting'; nearest: letter_counting": ["--gym", "leter_counting"],
     "--gym_options: gcd has no 'max_number'; nearest: max_numbers":
@@ -188,9 +152,3 @@ def test_without_the_library_a_line_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(gym, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=f"--task gym needs reasoning-gym: {re.escape(gym.INSTALL)}"):
         gym.check("gcd", "{}")
-
-
-def test_the_check_imports_no_torch():
-    """first.check runs it before the seconds that torch takes."""
-    program = "import sys; from rewards import gym; gym.check('gcd', '{}'); print('torch' in sys.modules)"
-    assert python("-c", program).stdout == "False\n"

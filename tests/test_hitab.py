@@ -3,17 +3,16 @@
 import collections
 import itertools
 import json
-import random
 import re
 import zipfile
 from fractions import Fraction
 
 import pytest
-from conftest import KK_TINY, check_linear_time, write_rows
-from transformers import AutoTokenizer
+from conftest import check_linear_time, write_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rewards import hitab, hitab_sheets
-from runtime.chats import encode
 
 RIGHT = {"reward": 1.0, "correct": True, "format": True, "timed_out": False}
 WRONG = {"reward": 0.0, "correct": False, "format": True, "timed_out": False}
@@ -107,74 +106,36 @@ def test_malformed_answers(content):
 
 @pytest.mark.parametrize(
     "text, want",
-    [
-        ("12", MALFORMED),
-        ("", MALFORMED),
-        ("<answer>12", MALFORMED),
-        ("12</answer>", MALFORMED),
-        ("</answer>12<answer>", MALFORMED),
-        ("<ANSWER>12</ANSWER>", MALFORMED),
-        (r"\boxed{12", MALFORMED),
-        (r"\boxed{}", MALFORMED),
-        (r"\boxed{12}", RIGHT),
-        (r"so \boxed {12}.", RIGHT),
-        ("<answer>12</answer>", RIGHT),
-        ("<answer>\n12\n</answer> done", RIGHT),
-        ("<answer>7</answer><answer>12</answer>", RIGHT),
-        ("<answer>12</answer><answer>7</answer>", WRONG),
-        ("<answer>12</answer> or <answer>7", RIGHT),  # the last complete one
-        ("<answer>7 <answer>12</answer>", RIGHT),
-        (r"\boxed{7} \boxed{12}", RIGHT),
-        (r"\boxed{12} \boxed{7}", WRONG),
-        (r"\boxed{12} <answer>7</answer>", WRONG),  # whichever begins last
-        (r"\boxed{7} <answer>12</answer>", RIGHT),
-        (r"<answer>12</answer> \boxed{7}", WRONG),
-        (r"<answer>7</answer> \boxed{12}", RIGHT),
-        (r"<answer>12</answer> \boxed{7", RIGHT),
-        (r"<answer>It is \boxed{12}.</answer>", RIGHT),
-        (r"<answer>\boxed{12} million</answer>", RIGHT),
+    [  # answers in tags alone are in test_rewards.py
+        (r"\boxed{12", MALFORMED), (r"\boxed{}", MALFORMED), (r"\boxed{12}", RIGHT), (r"so \boxed {12}.", RIGHT),
+        (r"\boxed{7} \boxed{12}", RIGHT), (r"\boxed{12} \boxed{7}", WRONG), (r"\boxed{\text{12}}", RIGHT),
+        (r"\boxed{\boxed{12}}", RIGHT), (r"<answer>12</answer> \boxed{7", RIGHT),
+        # whichever begins last
+        (r"\boxed{12} <answer>7</answer>", WRONG), (r"\boxed{7} <answer>12</answer>", RIGHT),
+        (r"<answer>12</answer> \boxed{7}", WRONG), (r"<answer>7</answer> \boxed{12}", RIGHT),
+        (r"<answer>It is \boxed{12}.</answer>", RIGHT), (r"<answer>\boxed{12} million</answer>", RIGHT),
         (r"<answer>\boxed{12</answer>}", WRONG),  # the box closes behind the block
-        (r"\boxed{\text{12}}", RIGHT),
-        (r"\boxed{\boxed{12}}", RIGHT),
     ],
-)
+)  # fmt: skip
 def test_the_answer_that_begins_last_counts(text, want):
     assert hitab.score(text, [12]) == want
 
 
-HOLES = {  # known, so that nobody is surprised: an answer, and the right ones it is held against
-    "any unit is taken": ("12 apples", 12),
-    "even a wrong one": ("$12", 12),
-    "up to three words behind a number are taken for its unit": ("12 or thirteen", 12),
-    "even these": ("12 is not right", 12),
-    "an ordinal is its number": ("2", "2nd"),
-    "a number is an ordinal": ("2nd", 2),
-    "the parts of labels with commas may be mixed": ("tx, san jose; ca, austin", "san jose, ca", "austin, tx"),
-    "the parts of an answer have no order, not even those asked for respectively": ("7; 12", 12, 7),
-}
-
-
-@pytest.mark.parametrize("name", HOLES)
-def test_a_known_hole(name):
-    assert score(*HOLES[name]) == RIGHT
+@pytest.mark.parametrize(
+    "content, golds",
+    [  # so that nobody is surprised
+        ("12 apples", [12]), ("$12", [12]),  # any unit is taken, even a wrong one
+        ("12 or thirteen", [12]), ("12 is not right", [12]),  # up to three words behind a number are taken for its unit
+        ("2", ["2nd"]), ("2nd", [2]),  # an ordinal is its number
+        ("tx, san jose; ca, austin", ["san jose, ca", "austin, tx"]),  # the parts of labels with commas may be mixed
+        ("7; 12", [12, 7]),  # parts have no order, not even those asked for respectively
+    ],
+)  # fmt: skip
+def test_a_known_hole(content, golds):
+    assert score(content, *golds) == RIGHT
 
 
 LONG = hitab.MAX_LENGTH
-HOSTILE = {  # each a text for a size; at 1000 it has some 100,000 characters
-    "braces": lambda n: r"\boxed{" + "{" * (50 * n) + "}" * (50 * n),
-    "boxes": lambda n: r"\boxed{" * (10 * n) + "}" * (10 * n),
-    "unfinished boxes": lambda n: r"\boxed " * (20 * n),
-    "blanks behind boxed": lambda n: r"\boxed" + " " * (100 * n),
-    "a huge number": lambda n: "<answer>" + "9" * (100 * n) + "</answer>",
-    "blanks": lambda n: "<answer>" + " " * (50 * n) + "12" + " " * (50 * n) + "</answer>",
-    "nested tags": lambda n: "<answer>" * (10 * n) + "</answer>" * (10 * n),
-    "opening tags": lambda n: "<answer>" * (20 * n),
-    "closing tags": lambda n: "</answer>" * (20 * n),
-    "pairs": lambda n: "<answer></answer>" * (10 * n),
-    "broken tags": lambda n: "<answer" * (20 * n) + "<" * (100 * n) + "</answer>",
-    "backslashes": lambda n: "\\" * (100 * n),
-    "nonsense": lambda n: "z" * (500 * n),
-}
 FULL = {  # answers of the greatest length that is read
     "digits": "9" * LONG,
     "groups of digits": "1,234" * (LONG // 5),
@@ -192,12 +153,6 @@ FULL = {  # answers of the greatest length that is read
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_texts_take_time_in_proportion_to_their_length(name):
-    assert hitab.score(HOSTILE[name](1000), [12]) == (RIGHT if name == "blanks" else MALFORMED)
-    check_linear_time(lambda text: hitab.score(text, [12]), HOSTILE[name])
-
-
 @pytest.mark.parametrize("name", FULL)
 def test_the_longest_answers_are_read_in_proportion_to_their_length(name):
     text = FULL[name]
@@ -205,32 +160,13 @@ def test_the_longest_answers_are_read_in_proportion_to_their_length(name):
     check_linear_time(lambda part: score(part, 12), lambda size: text[: size * LONG // 1000])
 
 
-def test_random_texts_never_crash():
-    rng = random.Random(0)
-    bits = [*"1207.,;-+%$€({[]})*\\e\n ", "<answer>", "</answer>", r"\boxed{", r"\text{", " and ", "million"]
-    bits += ["1e999", "nan", "inf", "1,234", "\0", "\ud800", *"٣²½−“\u0130", "{,}", r"\,", r"\%", "north"]
-    golds = [[12], ["north"], [1234, 7], ["1,234 m/s", 0.5], [-1e299], ["\0"]]
-    seen = collections.Counter()
-    for i in range(20_000):
-        body = "".join(rng.choices(bits, k=rng.randrange(12)))
-        text = rng.choice([f"<answer>{body}</answer>", rf"\boxed{{{body}}}", body])
-        result = hitab.score(text, golds[i % len(golds)])
-        assert result in (RIGHT, WRONG, MALFORMED)
-        seen[result["format"], result["correct"]] += 1
-    for _ in range(2000):
-        text = "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randrange(20)))
-        assert not hitab.score(f"<answer>{text}</answer>", [12])["correct"]
-    assert min(seen[True, False], seen[False, False]) > 3000 and seen[True, True] > 3
-
-
-def test_every_known_answer_equals_itself():
-    rng = random.Random(2)
-    for _ in range(500):
-        golds = rng.choices(["men", 3, 2.5, "3 to 5", "12%", 1e-7, 1e22, "a, b and c", "5 (r)"], k=rng.randrange(3))
-        golds += [rng.randrange(-9999, 9999), rng.uniform(-99, 99)]
-        shown = [f"{gold:,}" if isinstance(gold, int) else str(gold) for gold in golds]
-        rng.shuffle(shown)
-        assert score(rng.choice(["; ", "\n", " and "]).join(shown), *golds) == RIGHT, golds
+@settings(max_examples=500, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_every_known_answer_equals_itself(data):
+    kinds = st.sampled_from(["men", 3, 2.5, "3 to 5", "12%", 1e-7, 1e22, "a, b and c", "5 (r)"])
+    golds = data.draw(st.lists(kinds | st.integers(-9999, 9999) | st.floats(-99, 99), min_size=1, max_size=4))
+    shown = [f"{gold:,}" if isinstance(gold, int) else str(gold) for gold in data.draw(st.permutations(golds))]
+    assert score(data.draw(st.sampled_from(["; ", "\n", " and "])).join(shown), *golds) == RIGHT
 
 
 # ----------------------------------------------------------------------------------------------------------- tables
@@ -310,61 +246,56 @@ employment of men and women
 ONE_HEADER = {"top_header_rows_num": 1, "left_header_columns_num": 1}
 
 
-def test_merged_headers_are_filled_and_joined():
-    assert hitab.markdown(MERGED) == MERGED_SHOWN
-
-
-def test_the_trees_of_the_headers_join_rows_of_one_column():
-    assert hitab.markdown(TREES) == TREES_SHOWN
-
-
-def test_a_tree_gives_the_levels_that_no_region_gives():
-    assert hitab.markdown(TREES | {"merged_regions": []}) == TREES_SHOWN
-
-
-def test_trees_go_with_columns_of_headers():
-    """A group in the first column, its members in the second, the first of them in the group's own row."""
-    left = node(-1, -1, node(2, 0, node(2, 1), node(3, 1)), node(4, 0))
-    assert hitab.markdown(MERGED | {"left_root": left, "top_header_rows_num": 3}) == MERGED_SHOWN
-
-
-def test_values_of_a_merged_cell_are_filled_and_a_heading_without_a_tree_stays():
-    table = {
-        "texts": [["", "a", "b"], ["2019", "", ""], ["x", 1.5, None], ["y", "", 2]],
-        "merged_regions": [
-            {"first_row": 1, "last_row": 1, "first_column": 0, "last_column": 2},  # begins in a header, stays in it
-            {"first_row": 2, "last_row": 3, "first_column": 1, "last_column": 1},
-        ],
-    }
-    lines = ["|  | a | b |", "|---|---|---|", "| 2019 |  |  |", "| x | 1.5 |  |", "| y | 1.5 | 2 |"]
-    assert hitab.markdown(table | ONE_HEADER).splitlines() == lines
-
-
-def test_short_rows_bars_and_line_breaks():
-    table = {"texts": [["a|b", "c\nd"], ["x"], [], ["y", " 1 ", "2"]]} | ONE_HEADER
-    lines = ["| a\\|b | c d |  |", "|---|---|---|", "| x |  |  |", "|  |  |  |", "| y | 1 | 2 |"]
-    assert hitab.markdown(table).splitlines() == lines
-
-
-def test_a_table_may_have_no_headers():
-    table = {"texts": [["1", "2"], ["3", "4"]], "top_header_rows_num": 0, "left_header_columns_num": 0}
-    assert hitab.markdown(table) == "|  |  |  |\n|---|---|---|\n|  | 1 | 2 |\n|  | 3 | 4 |"
-
-
-def test_regions_and_nodes_outside_the_table_are_left_alone():
-    """The release has a few tables whose range was not found exactly."""
-    left = TREES["left_root"] | {"children": [*TREES["left_root"]["children"], node(8, 0, node(9, 0)), node(3, 9)]}
-    regions = [*TREES["merged_regions"], REGION | {"first_row": 8, "last_row": 9}, REGION | {"first_column": 5}]
-    assert hitab.markdown(TREES | {"left_root": left, "merged_regions": regions}) == TREES_SHOWN
-
-
-def test_a_label_that_repeats_its_group_stays():
-    table = {"texts": [["", "n"], ["total", "1"], ["total", "2"]]} | ONE_HEADER
-    table["left_root"] = node(-1, -1, node(1, 0, node(2, 0)))
-    assert hitab.markdown(table).splitlines()[2:] == ["| total | 1 |", "| total / total | 2 |"]
-
-
 REGION = {"first_row": 0, "last_row": 0, "first_column": 2, "last_column": 4}
+# A group in the first column, its members in the second, the first of them in the group's own row.
+IN_COLUMNS = node(-1, -1, node(2, 0, node(2, 1), node(3, 1)), node(4, 0))
+# The release has a few tables whose range was not found exactly: regions and nodes outside of the table.
+OUTSIDE = {
+    "left_root": TREES["left_root"]
+    | {"children": [*TREES["left_root"]["children"], node(8, 0, node(9, 0)), node(3, 9)]},
+    "merged_regions": [
+        *TREES["merged_regions"],
+        REGION | {"first_row": 8, "last_row": 9},
+        REGION | {"first_column": 5},
+    ],
+}
+SHOWN = {  # a table → as it is shown
+    "merged headers": (MERGED, MERGED_SHOWN),
+    "headers in trees": (TREES, TREES_SHOWN),
+    "a tree gives the levels that no region gives": (TREES | {"merged_regions": []}, TREES_SHOWN),
+    "trees and columns of headers": (MERGED | {"left_root": IN_COLUMNS, "top_header_rows_num": 3}, MERGED_SHOWN),
+    "outside": (TREES | OUTSIDE, TREES_SHOWN),
+    "values of a merged cell; a heading without a tree": (
+        {
+            "texts": [["", "a", "b"], ["2019", "", ""], ["x", 1.5, None], ["y", "", 2]],
+            "merged_regions": [
+                {"first_row": 1, "last_row": 1, "first_column": 0, "last_column": 2},  # begins in a header, stays in it
+                {"first_row": 2, "last_row": 3, "first_column": 1, "last_column": 1},
+            ],
+        } | ONE_HEADER,
+        "|  | a | b |\n|---|---|---|\n| 2019 |  |  |\n| x | 1.5 |  |\n| y | 1.5 | 2 |",
+    ),
+    "short rows, bars and line breaks": (
+        {"texts": [["a|b", "c\nd"], ["x"], [], ["y", " 1 ", "2"]]} | ONE_HEADER,
+        "| a\\|b | c d |  |\n|---|---|---|\n| x |  |  |\n|  |  |  |\n| y | 1 | 2 |",
+    ),
+    "no headers": (
+        {"texts": [["1", "2"], ["3", "4"]], "top_header_rows_num": 0, "left_header_columns_num": 0},
+        "|  |  |  |\n|---|---|---|\n|  | 1 | 2 |\n|  | 3 | 4 |",
+    ),
+    "a label that repeats its group": (
+        {"texts": [["", "n"], ["total", "1"], ["total", "2"]], "left_root": node(-1, -1, node(1, 0, node(2, 0)))}
+        | ONE_HEADER,
+        "|  | n |\n|---|---|\n| total | 1 |\n| total / total | 2 |",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("table, shown", SHOWN.values(), ids=SHOWN)
+def test_tables_as_they_are_shown(table, shown):
+    assert hitab.markdown(table) == shown
+
+
 BROKEN_TABLES = {  # message: changes of the table
     "the table must have `texts`": [
         {"texts": None}, {"texts": []}, {"texts": "a"}, {"texts": [[]]}, {"texts": ["ab", "cd"]}, {"texts": {"a": 1}},
@@ -469,8 +400,7 @@ def test_prompt_shows_the_layout_and_true_answers():
     item = hitab.make_item("| a |", "how many?", [7, 12.5], "lookup")
     system, user = item["messages"]
     assert (system["role"], user["role"], item["prefix"]) == ("system", "user", "<think>")
-    assert user["content"] == "| a |\n\nQuestion: how many?"
-    assert item["answer"] == [7, 12.5] and item["category"] == "lookup"
+    assert user["content"] == "| a |\n\nQuestion: how many?" and item["answer"] == [7, 12.5]
     assert hitab.score(system["content"], [7, 12.5]) == RIGHT
 
 
@@ -488,14 +418,6 @@ def test_tables_within_the_rows(tmp_path, suffix):
     rows = [{"question": "q", "answer": "['a, b', 4]", "aggregation": "['sum']"} | MERGED]
     found = in_short(hitab.load(write_rows(tmp_path / f"c{suffix}", rows), "train"))
     assert found == [(MERGED_SHOWN, "q", ["a, b", 4], "sum")]
-
-
-def test_a_subset_is_seeded_and_keeps_the_order(tmp_path):
-    rows = [ROWS[0] | {"question": f"question {i:03}"} for i in range(60)]
-    release(tmp_path, rows)
-    first, again, other = (in_short(hitab.load(tmp_path, "test", size=20, seed=seed)) for seed in (0, 0, 1))
-    assert first == again != other and first == sorted(first) and len(set(map(str, first))) == 20
-    assert len(hitab.load(tmp_path, "test", size=100)) == 60
 
 
 def test_no_table_id_leads_out_of_the_folder(tmp_path):
@@ -546,29 +468,24 @@ def test_broken_rows_are_named(tmp_path, message):
         hitab.load(folder, "test")
 
 
-def test_files_that_cannot_be_read(tmp_path):
+@pytest.mark.parametrize(
+    "table, says", [("{a", "the table is neither JSON nor a Python literal: '{a'"), ({"rows": []}, "must have `texts`")]
+)
+def test_a_table_in_a_row_that_cannot_be_read_is_named(tmp_path, table, says):
+    with pytest.raises(ValueError, match=rf"a\.jsonl, row 1: .*{says}"):
+        hitab.load(write_rows(tmp_path / "a.jsonl", [{"question": "q", "answer": 5, "table": table}]), "train")
     with pytest.raises(ValueError, match=r"holds no test_samples\.jsonl, and neither does .*data"):
         hitab.load(tmp_path, "test")
-    with pytest.raises(ValueError, match=r"a\.jsonl, row 1: the table is neither JSON nor a Python literal: '{a'"):
-        hitab.load(write_rows(tmp_path / "a.jsonl", [{"question": "q", "answer": 5, "table": "{a"}]), "train")
-    with pytest.raises(ValueError, match=r"a\.jsonl, row 1: the table must have `texts`"):
-        hitab.load(write_rows(tmp_path / "a.jsonl", [{"question": "q", "answer": 5, "table": {"rows": []}}]), "train")
 
 
-@pytest.mark.parametrize("content", [b"no archive", b"", b"PK\x05\x06"])
+@pytest.mark.parametrize("content", [b"no archive", b"", b"PK\x05\x06", None])
 def test_a_damaged_archive_is_named(tmp_path, content):
     folder = release(tmp_path, zipped=True)
-    (folder / "tables.zip").write_bytes(content)
-    with pytest.raises(ValueError, match=r"tables\.zip could not be read"):
-        hitab.load(folder, "test")
-
-
-def test_a_changed_byte_in_the_archive_is_noticed(tmp_path):
-    folder = release(tmp_path, zipped=True)
-    content = bytearray((folder / "tables.zip").read_bytes())
-    content[60] ^= 0xFF  # within the first table's compressed text
-    (folder / "tables.zip").write_bytes(content)
-    with pytest.raises(ValueError, match=r"tables\.zip could not be read|could not be read: "):
+    if content is None:
+        changed = bytearray((folder / "tables.zip").read_bytes())
+        changed[60] ^= 0xFF  # within the first table's compressed text
+    (folder / "tables.zip").write_bytes(changed if content is None else content)
+    with pytest.raises(ValueError, match=r"could not be read"):
         hitab.load(folder, "test")
 
 
@@ -689,10 +606,3 @@ def test_splits_never_share_a_table(monkeypatch):
             found.update({table.split("\n", 1)[1] for table in tables})  # without the title
     assert not splits["train"].keys() & splits["test"].keys()
     assert min(max(found.values()) for found in splits.values()) > 1
-
-
-def test_generated_prompts_are_short():
-    """By kk_tiny's tokenizer, which has hardly a word of them; the system's text included."""
-    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
-    lengths = [len(encode(tokenizer, item, "none")) for item in hitab.generate(200, seed=2)]
-    assert sum(length <= 900 for length in lengths) > 190 and max(lengths) <= 1000

@@ -16,7 +16,7 @@ import grpo
 import opd
 import sft
 from rewards import examples
-from runtime import checks, engine, inputs, settings
+from runtime import checks, engine, inputs
 from runtime.chats import load_task
 
 DATE = "{{ strftime_now('%d %b %Y') }}"
@@ -118,17 +118,6 @@ def test_examples_count_with_their_responses(tmp_path, tokenizer):
     assert digests[0]["problems"] != digests[1]["problems"] and digests[0]["weights"] == digests[1]["weights"]
 
 
-def test_a_large_file_is_read_in_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "WHOLE", 2**20)
-    weights = {"a": torch.zeros(2**22)}  # 16 MiB
-    save_file(weights, tmp_path / "model.safetensors")
-    first = inputs.of_weights(tmp_path)
-    assert first == inputs.of_weights(tmp_path)
-    save_file({"a": weights["a"] + 1e-3}, tmp_path / "model.safetensors")
-    assert inputs.of_weights(tmp_path) != first
-    assert inputs.of_weights(tmp_path / "nowhere") is None
-
-
 def mistral(folder, **saving):
     """A tiny Mistral as its publisher has it: with the same weights in a second format, which we don't read."""
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
@@ -171,11 +160,3 @@ def test_two_sets_of_weights_without_an_index_are_refused(tmp_path):
     model = str(mistral(tmp_path / "model"))
     with pytest.raises(ValueError, match=r"holds its weights twice, .* move consolidated\*\.safetensors"):
         checks.check_weights_files(model)
-
-
-def test_a_run_of_a_version_without_template_options_is_resumed(tmp_path):
-    there = dataclasses.asdict(grpo.Args())
-    del there["template_options"]
-    (tmp_path / "args.json").write_text(json.dumps(there))
-    (tmp_path / "run.json").write_text(json.dumps({"script": "grpo"}))
-    assert settings.of_resumed_run(["--resume", str(tmp_path)], grpo.Args) == dataclasses.asdict(grpo.Args())

@@ -31,50 +31,49 @@ def reward(text, gold=GOLD, strict=False):
 # ---------------------------------------------------------------------------------------------------------- scoring
 
 
+def about_zoey(text):
+    return response(RIGHT.replace("Zoey is a knight", text))
+
+
 def test_the_four_totals():
     wrong = RIGHT.replace("Ann is a knave", "Ann is a knight")
-    no_tags = RIGHT
     assert kk.score(response(RIGHT), GOLD) == {"reward": 3.0, "correct": True, "format": True, "parsed": True}
     assert kk.score(response(wrong), GOLD) == {"reward": -0.5, "correct": False, "format": True, "parsed": True}
     assert kk.score(response("no idea"), GOLD) == {"reward": -1.0, "correct": False, "format": True, "parsed": False}
-    assert kk.score(no_tags, GOLD) == {"reward": -3.0, "correct": False, "format": False, "parsed": False}
+    assert kk.score(RIGHT, GOLD) == {"reward": -3.0, "correct": False, "format": False, "parsed": False}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "<think>" + response(RIGHT),  # the prompt has opened it already
-        response(RIGHT) + "</answer>",
-        response(RIGHT) + "<answer>",
-        response(RIGHT) + "</think>",
-        response(RIGHT) * 2,
-        f"<answer>{RIGHT}</answer></think>",
-        f"hm</think></answer>{RIGHT}<answer>",
-        f"hm<answer></think>{RIGHT}</answer>",
-        f"hm</think>{RIGHT}",
-        f"hm</think><answer>{RIGHT}",
-        f"hm</think><ANSWER>{RIGHT}</ANSWER>",
-    ],
-)
-def test_tags_missing_twice_or_in_the_wrong_order(text):
-    assert reward(text) == -3.0
+TAGS = {  # missing, twice, or in the wrong order
+    "": -3.0,
+    "<think>" + response(RIGHT): -3.0,  # the prompt has opened it already
+    response(RIGHT) + "</answer>": -3.0,
+    response(RIGHT) + "<answer>": -3.0,
+    response(RIGHT) + "</think>": -3.0,
+    response(RIGHT) * 2: -3.0,
+    f"<answer>{RIGHT}</answer></think>": -3.0,
+    f"hm</think></answer>{RIGHT}<answer>": -3.0,
+    f"hm<answer></think>{RIGHT}</answer>": -3.0,
+    f"hm</think>{RIGHT}": -3.0,
+    f"hm</think><answer>{RIGHT}": -3.0,
+    f"hm</think><ANSWER>{RIGHT}</ANSWER>": -3.0,
+    f"hm</think> so \n<answer>\n{RIGHT}\n</answer> done": 3.0,  # text around them is allowed
+}
+ANSWERS = {  # about Zoey, Ann and Bob
+    "ZOEY IS A KNIGHT, ann Is  a\nKnave; bob is\ta knight": 3.0,  # neither case nor blanks matter
+    "Zoey isa knight, Ann is a knave, Bob is a knight": -1.0,
+    RIGHT + "\nThat makes 2 knights.": -1.0,  # roles are counted as substrings, and there must be three
+    RIGHT + "\nknighthood": -1.0,
+    RIGHT.replace("Bob is a knight", "Bob is a knighthood"): -1.0,
+    "Zoey is a knight, Ann is a knave": -1.0,
+}
 
 
-def test_case_and_blanks_do_not_matter():
-    assert reward(response("ZOEY IS A KNIGHT, ann Is  a\nKnave; bob is\ta knight")) == 3.0
-    assert reward(response("Zoey isa knight, Ann is a knave, Bob is a knight")) == -1.0
-
-
-def test_text_around_the_tags_is_allowed():
-    assert reward(f"hm</think> so \n<answer>\n{RIGHT}\n</answer> done") == 3.0
+def test_tags_missing_twice_or_in_the_wrong_order():
+    assert {text: reward(text) for text in TAGS} == TAGS
 
 
 def test_role_words_are_counted_as_substrings():
-    assert reward(response(RIGHT + "\nThat makes 2 knights.")) == -1.0
-    assert reward(response(RIGHT + "\nknighthood")) == -1.0
-    assert reward(response(RIGHT.replace("Bob is a knight", "Bob is a knighthood"))) == -1.0
-    assert reward(response("Zoey is a knight, Ann is a knave")) == -1.0
+    assert {text: reward(response(text)) for text in ANSWERS} == ANSWERS
 
 
 def test_first_match_counts():
@@ -84,74 +83,54 @@ def test_first_match_counts():
     assert kk.read_answer("Ann Lee is a knave, Lee is a knight", {"Lee": True, "Ann Lee": False})["Lee"] is False
 
 
-def test_names_are_whole_words():
-    gold = {"Ann": True, "Anna": False, "Joanna": True}
-    assert reward(response("Anna is a knave, Joanna is a knight, Ann is a knight"), gold) == 3.0
-    assert reward(response("Anna is a knight, Joanna is a knight, Joann is a knight"), gold) == -1.0
+ANNS, MARYS = {"Ann": True, "Anna": False, "Joanna": True}, {"Ann": True, "Mary Ann": True}
+OF_NAMES = [  # the gold, the block, its reward, and under strict
+    (ANNS, "Anna is a knave, Joanna is a knight, Ann is a knight", 3.0, 3.0),  # names are whole words
+    (ANNS, "Anna is a knight, Joanna is a knight, Joann is a knight", -1.0, -1.0),
+    # A known hole, a name that is part of another: "Mary Ann is a knight" is about Ann too.
+    (MARYS, "Mary Ann is a knight, another knight", 3.0, -1.0),
+    (MARYS, "Mary Ann is a knight, Mary Ann is a knight", 3.0, -1.0),
+    (MARYS, "Mary Ann is a knight", -1.0, -1.0),
+    (MARYS, "Mary Ann is a knight, Ann is a knight", 3.0, 3.0),
+    # It also costs: the first match for Ann is within Mary Ann.
+    ({"Ann": False, "Mary Ann": True}, "Mary Ann is a knight, Ann is a knave", -0.5, -0.5),
+    ({"Ann": False, "Mary Ann": True}, "Ann is a knave, Mary Ann is a knight", 3.0, 3.0),
+]
+for name in ("J.R.", "C3(PO)", "A+B", "[x]", "a|b", "Zoë", "\\d", "$"):  # with signs of regular expressions
+    OF_NAMES.append(({name: True, "Ann": False}, f"{name} is a knight, Ann is a knave", 3.0, 3.0))
+    OF_NAMES.append(({name: True, "Ann": False}, "JxRx is a knight, Ann is a knave", -1.0, -1.0))
 
 
-@pytest.mark.parametrize("name", ["J.R.", "C3(PO)", "A+B", "[x]", "a|b", "Zoë", "\\d", "$"])
-@pytest.mark.parametrize("strict", [False, True])
-def test_names_with_regex_characters(name, strict):
-    gold = {name: True, "Ann": False}
-    assert reward(response(f"{name} is a knight, Ann is a knave"), gold, strict) == 3.0
-    assert reward(response("JxRx is a knight, Ann is a knave"), gold, strict) == -1.0
+@pytest.mark.parametrize("gold, block, plain, strict", OF_NAMES)
+def test_names_are_whole_words(gold, block, plain, strict):
+    assert (reward(response(block), gold), reward(response(block), gold, strict=True)) == (plain, strict)
 
 
-HOLES = {
-    "empty reasoning": response(RIGHT, reasoning=" \n"),
-    "conditional": response(RIGHT.replace("Zoey is a knight", "Zoey is a knight if pigs fly")),
-    "negation": response(RIGHT.replace("Zoey is a knight", "It is false that Zoey is a knight")),
-    "question": response(RIGHT.replace("Zoey is a knight", "Zoey is a knight?")),
-    "hedge": response("Perhaps " + RIGHT),
-    "commentary": response(RIGHT + " - but I am only guessing."),
+HOLES = {  # right by default; strict asks for reasoning and for a plain list
+    response(RIGHT, reasoning=" \n"): -3.0,
+    about_zoey("Zoey is a knight if pigs fly"): -1.0,
+    about_zoey("It is false that Zoey is a knight"): -1.0,
+    about_zoey("Zoey is a knight?"): -1.0,
+    response("Perhaps " + RIGHT): -1.0,
+    response(RIGHT + " - but I am only guessing."): -1.0,
+    response(RIGHT): 3.0,
+    response("1. Zoey is a knight.\n2. Ann is a knave.\n3. Bob is a knight."): 3.0,
+    response("- Zoey is a knight\n- Ann is a knave\n- Bob is a knight\n"): 3.0,
+    response("Zoey is a knight, Ann is a knave, and Bob is a knight."): 3.0,
+    response("bob is a knight; ANN is a knave; zoey is a Knight"): 3.0,
 }
 
 
-def test_known_hole_one_statement_about_two_people():
-    """A name that is part of another: "Mary Ann is a knight" is about Ann too. The number of roles must be right."""
-    gold = {"Ann": True, "Mary Ann": True}
-    for block in ("Mary Ann is a knight, another knight", "Mary Ann is a knight, Mary Ann is a knight"):
-        assert reward(response(block), gold) == 3.0
-        assert reward(response(block), gold, strict=True) == -1.0
-    assert reward(response("Mary Ann is a knight"), gold) == -1.0
-    assert reward(response("Mary Ann is a knight, Ann is a knight"), gold, strict=True) == 3.0
-    # It also costs: the first match for Ann is within Mary Ann.
-    apart = {"Ann": False, "Mary Ann": True}
-    assert reward(response("Mary Ann is a knight, Ann is a knave"), apart) == -0.5
-    assert reward(response("Ann is a knave, Mary Ann is a knight"), apart) == 3.0
-
-
-@pytest.mark.parametrize("name", HOLES)
-def test_known_hole_scores_by_default_and_not_under_strict(name):
-    assert reward(HOLES[name]) == 3.0
-    result = kk.score(HOLES[name], GOLD, strict=True)
-    assert not result["correct"] and not result["parsed"]
-    assert result["reward"] == (-3.0 if name == "empty reasoning" else -1.0)
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        RIGHT,
-        "1. Zoey is a knight.\n2. Ann is a knave.\n3. Bob is a knight.",
-        "- Zoey is a knight\n- Ann is a knave\n- Bob is a knight\n",
-        "Zoey is a knight, Ann is a knave, and Bob is a knight.",
-        "bob is a knight; ANN is a knave; zoey is a Knight",
-    ],
-)
-def test_plain_lists_pass_strict(block):
-    assert reward(response(block), strict=True) == 3.0
+def test_known_holes_score_by_default_and_not_under_strict():
+    assert {text: reward(text) for text in HOLES} == dict.fromkeys(HOLES, 3.0)
+    assert {text: reward(text, strict=True) for text in HOLES} == HOLES
+    assert not any(kk.score(text, GOLD, strict=True)["parsed"] for text in HOLES if HOLES[text] < 0)
 
 
 EIGHT = {name: True for name in ["Zoey", "Ann", "Bob", "Carl", "Dora", "Emil", "Fay", "Gus"]}
 ALL_EIGHT = ", ".join(f"{name} is a knight" for name in EIGHT)
 SEVEN = "knight " * 7
-HOSTILE = {  # each a text for a size; at 1000 it has some 100,000 characters
-    "long nonsense": lambda n: "z" * (100 * n),
-    "many tags": lambda n: "<answer></answer><think></think>" * (4 * n),
-    "nested tags": lambda n: "<answer>" * (10 * n) + "</answer>" * (10 * n),
-    "broken tags": lambda n: "<" * (100 * n),
+HOSTILE = {  # each a text for a size, beside those in test_rewards.py; at 1000 it has some 100,000 characters
     "many names": lambda n: response(SEVEN + "Zoey " * (20 * n) + "knave"),
     "names and blanks": lambda n: response(SEVEN + ("Zoey" + " " * n) * 100 + "knave"),
     "one name, blanks": lambda n: response(SEVEN + "Zoey" + " " * (100 * n) + "knave"),
@@ -174,28 +153,12 @@ def test_hostile_texts_take_time_in_proportion_to_their_length(name, strict):
     check_linear_time(lambda text: kk.score(text, EIGHT, strict), HOSTILE[name])
 
 
-def test_random_texts_never_crash():
-    rng = random.Random(0)
-    bits = [*"<think> </think> <answer> </answer> Zoey Ann Bob knight knave (".split(), " is a ", "\n"]
-    for _ in range(2000):
-        text = "".join(rng.choices(bits, k=rng.randrange(30)))
-        plain, strict = kk.score(text, GOLD), kk.score(text, GOLD, True)
-        assert plain["reward"] in (3.0, -0.5, -1.0, -3.0) and strict["reward"] <= plain["reward"]
-
-
 # -------------------------------------------------------------------------------------------------------- generator
 
 
 def slow_solve(statements):
     worlds = itertools.product([False, True], repeat=len(statements))
     return [w for w in worlds if all(w[i] == holds(s, w) for i, s in enumerate(statements))]
-
-
-def depth_of(statement):
-    op, *parts = statement
-    if op in ("telling-truth", "lying", "not"):
-        return 0
-    return 1 + max(map(depth_of, parts))
 
 
 @pytest.fixture(scope="module")
@@ -309,10 +272,13 @@ def test_identity_survives_reordering(made):
 
 
 def test_statements_tell_something_and_nest(made):
-    depths = collections.Counter()
+    leaves, depths = ("telling-truth", "lying", "not"), collections.Counter()
+
+    def depth_of(statement):
+        return 0 if statement[0] in leaves else 1 + max(map(depth_of, statement[1:]))
+
     for item in made[0]:
-        n = len(item["names"])
-        worlds = list(itertools.product([False, True], repeat=n))
+        worlds = list(itertools.product([False, True], repeat=len(item["names"])))
         for who, statement in enumerate(item["statements"]):
             assert len({holds(statement, world) for world in worlds}) == 2
             assert len({holds(statement, world) == world[who] for world in worlds}) == 2
@@ -329,13 +295,14 @@ def test_asking_for_too_many_ends_with_an_error(monkeypatch):
 # ----------------------------------------------------------------------------------------------------------- loader
 
 
-def rows_for_file(n=12, people="2-4"):
-    return [row_of_puzzle(item) for item in kk.generate(n, people, seed=7)]
+@pytest.fixture(scope="module")
+def rows():
+    """Twelve puzzles as a file has them, of 2, 3 and 4 people in turn."""
+    return [row_of_puzzle(item) for item in kk.generate(12, "2-4", seed=7)]
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])
-def test_file_is_loaded_and_read_anew_when_it_changes(tmp_path, suffix):
-    rows = rows_for_file()
+def test_file_is_loaded_and_read_anew_when_it_changes(tmp_path, suffix, rows):
     path = write_rows(tmp_path / f"puzzles{suffix}", rows)
     stat = path.stat()
     items = kk.load(str(path), "train", "2-4")
@@ -348,8 +315,8 @@ def test_file_is_loaded_and_read_anew_when_it_changes(tmp_path, suffix):
     assert kk.load(str(path), "train", "2-4")[0]["quiz"] == rows[-3]["quiz"]
 
 
-def test_other_numbers_of_people_are_left_out(tmp_path):
-    path = str(write_rows(tmp_path / "a.jsonl", rows_for_file()))
+def test_other_numbers_of_people_are_left_out(tmp_path, rows):
+    path = str(write_rows(tmp_path / "a.jsonl", rows))
     assert {item["category"] for item in kk.load(path, "train", "3-7")} == {"3", "4"}
     with pytest.raises(ValueError, match=r"no puzzle of 5-7 people; it has puzzles of \[2, 3, 4\]"):
         kk.load(path, "train", "5-7")
@@ -384,39 +351,30 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_rows_are_named(tmp_path, name):
     change, message = BROKEN[name]
-    good = {
-        "quiz": "?",
-        "names": ["Ann", "Bob"],
-        "solution": [True, True],
-        "statements": f"(('->', {TRUTH}, ('telling-truth', 1)), {TRUTH})",
-    }
+    good = {"quiz": "?", "names": ["Ann", "Bob"], "solution": [True, True]}
+    good["statements"] = f"(('->', {TRUTH}, ('telling-truth', 1)), {TRUTH})"
     path = write_rows(tmp_path / "puzzles.jsonl", [good, {**good, **change}])
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    with pytest.raises(ValueError, match=rf"puzzles\.jsonl, row 2.*{re.escape(message)}"):
         kk.load(str(path), "train", "2")
-    assert "puzzles.jsonl, row 2" in str(caught.value)
     assert len(kk.load(str(write_rows(path, [good, good])), "train", "2")) == 2
 
 
-def test_hub_splits_are_joined_and_failures_explained(monkeypatch):
+def test_hub_splits_are_joined_and_failures_explained(monkeypatch, rows):
     import datasets
 
-    rows = rows_for_file()
     asked = []
 
     def from_hub(name, config, trust_remote_code):
         assert trust_remote_code is False
         asked.append((name, config))
+        if name == "some/thing":
+            raise ConnectionError("no network")
         parts = {f"{n}ppl": datasets.Dataset.from_list([r for r in rows if len(r["names"]) == n]) for n in (2, 3, 4)}
         return datasets.DatasetDict(parts)
 
     monkeypatch.setattr(datasets, "load_dataset", from_hub)
     assert len(kk.load("K-and-K/knights-and-knaves", "test", "2-4")) == 12
     assert asked == [("K-and-K/knights-and-knaves", "test")]
-
-    def fails(name, config, trust_remote_code):
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(datasets, "load_dataset", fails)
     with pytest.raises(ValueError, match=r"(?s)some/thing.*no network.*https://huggingface.co/datasets/some/thing"):
         kk.load("some/thing", "train")
 

@@ -1,6 +1,5 @@
 """models/kk_tiny: that what it learned from is sound, and that it is what its card says."""
 
-import dataclasses
 import importlib
 import itertools
 import json
@@ -13,16 +12,10 @@ import regex
 from conftest import KK_TINY, ROOT, metrics, run
 from helpers import holds
 
-import grpo
-import grpo_ar_lopti
 from models import make_kk_tiny
 from rewards import kk, kk_solutions, puzzles
-from runtime import defaults, files, machine, settings
-from runtime.chats import encode
+from runtime import files, flags, settings
 from tools import family
-
-# --------------------------------------------------------------------------------------------------------------------
-# The worked solutions
 
 
 def atoms(statement):
@@ -168,10 +161,6 @@ def test_a_retold_puzzle_is_the_same_puzzle():
         assert all(name in told["quiz"] for name in told["names"]) and told["quiz"] != puzzle["quiz"]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The committed model
-
-
 def test_every_puzzle_goes_through_the_tokenizer_and_back_word_by_word(tokenizer):
     for puzzle in kk.generate(1000, "2-8", seed=6):
         ids = tokenizer.encode(puzzle["quiz"], add_special_tokens=False)
@@ -179,55 +168,16 @@ def test_every_puzzle_goes_through_the_tokenizer_and_back_word_by_word(tokenizer
         assert len(ids) == len(regex.findall(make_kk_tiny.PIECES, puzzle["quiz"]))  # no word is spelled in bytes
 
 
-def test_the_prompt_ends_where_the_solution_begins(tokenizer):
-    (puzzle,) = kk.generate(1, "2", seed=0)
-    prompt = encode(tokenizer, puzzle)
-    assert tokenizer.decode(prompt).endswith("<|im_start|>assistant\n<think>")
-    assert puzzle["quiz"] in tokenizer.decode(prompt) and "helpful assistant" not in tokenizer.decode(prompt)
-    answer = "(1) Wei is a knight\n(2) Omar is a knave"
-    tags = tokenizer.convert_ids_to_tokens(tokenizer.encode(f" So</think><answer> {answer}</answer>"))
-    assert tags[1:3] == ["</think>", "<answer>"] and tags[-1] == "</answer>"
-
-
 @pytest.mark.slow
 def test_it_starts_where_its_card_says():
     """100 test puzzles each of 2 and 3 people, 4 responses to each at temperature 1; vLLM samples."""
     measured = run("models/make_kk_tiny.py", "--measure", "--people", "2-3", "--samples", "4").stdout
     found = json.loads(measured.splitlines()[-1])
-    two_or_three = {key: (found["2"][key] + found["3"][key]) / 2 for key in found["2"]}
-    assert 0.3 <= two_or_three["accuracy"] <= 0.4, found
-    assert two_or_three["format"] > 0.95 and two_or_three["cut off"] < 0.02, found
-    assert 0.15 <= two_or_three["tokens with p ≤ 0.5"] <= 0.25, found
-    assert 0.2 <= two_or_three["careful"] <= 0.35, found
+    mean = {key: (found["2"][key] + found["3"][key]) / 2 for key in found["2"]}
+    assert 0.3 <= mean["accuracy"] <= 0.4 and mean["format"] > 0.95 and mean["cut off"] < 0.02, found
+    assert 0.15 <= mean["tokens with p ≤ 0.5"] <= 0.25 and 0.2 <= mean["careful"] <= 0.35, found
     for people in found.values():
         assert people["accuracy of careful"] > people["accuracy of hasty"] + 0.25, found
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The trainers' default where there is no GPU
-
-
-@pytest.mark.parametrize("trainer", [grpo, grpo_ar_lopti], ids=lambda trainer: trainer.__name__)
-def test_defaults_are_the_papers_on_a_gpu_and_kk_tinys_without_one(trainer, monkeypatch):
-
-    def read(*argv):
-        return defaults.read(list(argv), trainer.Args, trainer.TASKS)[0]
-
-    monkeypatch.chdir(ROOT)
-    papers = trainer.Args()
-    kk_tinys = defaults.of_model(KK_TINY, trainer.Args)
-    assert kk_tinys["people"] == "2-3" and kk_tinys["steps"] == 10
-    monkeypatch.setattr(defaults, "ON_GPU", True)
-    assert read() == papers
-    assert read("--model", "models/kk_tiny/").lr == kk_tinys["lr"]  # it asks for its own settings
-    monkeypatch.setattr(defaults, "ON_GPU", False)
-    papers.dtype = "bfloat16" if machine.has_fast_bfloat16() else "float32"
-    own = defaults.ON_CPU | kk_tinys
-    assert own["model"] == "models/kk_tiny"
-    assert read() == dataclasses.replace(papers, **own)
-    assert read("--lr", "3e-5", "--people=4") == dataclasses.replace(papers, **own | {"lr": 3e-5, "people": "4"})
-    other = read("--model=models/SmolLM2-135M-Instruct")  # what suits kk_tiny suits no other model
-    assert other == dataclasses.replace(papers, **defaults.ON_CPU | {"model": "models/SmolLM2-135M-Instruct"})
 
 
 @pytest.mark.parametrize("model", [KK_TINY, ROOT / "models" / "smollm2_kk"], ids=lambda path: path.name)
@@ -235,7 +185,7 @@ def test_all_settings_of_a_models_folder_are_settings_of_some_script_and_in_rang
     unknown = files.read_object(model / "trainer_settings.json").keys()
     for stem in family.family():
         trainer = importlib.import_module(stem)
-        own = defaults.of_model(model, trainer.Args)
+        own = flags.of_model(model, trainer.Args)
         settings.check_ranges(trainer.Args(**own))
         unknown -= own.keys()
     assert not unknown
@@ -243,17 +193,17 @@ def test_all_settings_of_a_models_folder_are_settings_of_some_script_and_in_rang
 
 NO_NETWORK = """
 import runpy, socket, sys
-def refuse(self, address, connect=socket.socket.connect):
-    if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "::1", "localhost"):
-        open({log!r}, "a").write(repr(address))
-        raise OSError("no network")
-    return connect(self, address)
-def unknown(host, *args, real=socket.getaddrinfo, **more):
-    if host not in ("127.0.0.1", "::1", "localhost", "", None, socket.gethostname()):
+HERE = ("127.0.0.1", "::1", "localhost", "", None, socket.gethostname())
+def refuse(event, about):
+    host = None
+    if event == "socket.connect" and about[0].family != socket.AF_UNIX:
+        host = about[1][0]
+    elif event == "socket.getaddrinfo":
+        host = about[0]
+    if host not in HERE:
         open({log!r}, "a").write(repr(host))
-        raise socket.gaierror("no network")
-    return real(host, *args, **more)
-socket.socket.connect, socket.getaddrinfo = refuse, unknown
+        raise OSError("no network")
+sys.addaudithook(refuse)
 sys.argv[0] = "grpo_ar_lopti.py"
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -264,9 +214,9 @@ def test_without_a_gpu_the_default_command_runs_without_any_network(tmp_path):
     worker = tmp_path / "worker.py"
     worker.write_text(NO_NETWORK.format(log=str(tmp_path / "asked")))
     flags = "--steps 1 --eval_size 20 --prompts_per_step 8 --max_response_tokens 100".split()
-    finished = run(worker, *flags, "--run_dir", tmp_path / "run", env={"CUDA_VISIBLE_DEVICES": ""})
+    run(worker, *flags, "--run_dir", tmp_path / "run", env={"CUDA_VISIBLE_DEVICES": ""})
     assert not (tmp_path / "asked").exists(), (tmp_path / "asked").read_text()
-    header = re.sub(r"\s+", " ", finished.stdout)
-    assert "models/kk_tiny" in header and "--model Qwen/Qwen2.5-3B-Instruct" in header and "people 2-3 3-7" in header
+    settings = json.loads((tmp_path / "run" / "args.json").read_text())
+    assert (settings["model"], settings["people"]) == ("models/kk_tiny", "2-3")  # not the paper's
     (row,) = metrics(tmp_path / "run")
     assert {"accuracy_2", "accuracy_3", "eval/accuracy_2", "eval/accuracy_3"} <= row.keys()

@@ -1,23 +1,17 @@
-"""--kl: which gradient each estimate has, by enumeration of all tokens that can be drawn.
+"""--kl of grpo_kl.py: which gradient each estimate has, by enumeration of all tokens that can be drawn.
 
 A policy that writes one of three tokens, its weights the logits. The exact gradients are autograd's of the two sums.
 """
-
-import importlib
 
 import pytest
 import torch
 from helpers import arguments
 
-import grpo
-from tools import family
+import grpo_kl
 
 POLICY = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
 REFERENCE = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
 OLD = torch.tensor([0.3, 0.5, 0.2], dtype=torch.float64)  # the policy that sampled, before some updates
-
-# The scripts that have the KL term in their loss: those that call kl_term.
-IN_THE_LOSS = [stem for stem in family.family() if "kl_term(" in family.source(stem)]
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -33,11 +27,11 @@ TO_REFERENCE = gradient_of(lambda logp: (REFERENCE * (REFERENCE.log() - logp)).s
 
 
 def in_the_loss(kl, sampler):
-    """What grpo.py's loss without advantages has as its gradient, over tokens drawn from the sampler.
+    """What grpo_kl.py's loss without advantages has as its gradient, over tokens drawn from the sampler.
 
     A row of one token for each; its weight is the probability of drawing it, since the loss is a sum over rows.
     """
-    args = arguments(grpo, kl=kl, kl_coef=1.0)
+    args = arguments(grpo_kl, kl=kl, kl_coef=1.0)
 
     def loss(logp):
         total = 0.0
@@ -48,7 +42,7 @@ def in_the_loss(kl, sampler):
                 "advantages": torch.zeros(1, 1, dtype=torch.float64),
                 "mask": torch.ones(1, 1, dtype=torch.bool),
             }
-            of_token, _ = grpo.policy_loss(logp[None, k : k + 1], batch, 1, args)
+            of_token, _ = grpo_kl.policy_loss(logp[None, k : k + 1], batch, 1, args)
             total = total + sampler[k] * of_token
         return total
 
@@ -72,10 +66,3 @@ def test_off_policy_only_k3_times_the_ratio_stays_exact():
     assert in_the_loss("k2", OLD) != pytest.approx(TO_POLICY, rel=1e-2)
     assert in_the_loss("k3", OLD) != pytest.approx(TO_REFERENCE, rel=1e-2)
     assert in_the_loss("k1", OLD) != pytest.approx([0, 0, 0], abs=1e-2)
-
-
-def test_the_scripts_with_a_kl_term_in_the_loss_are_those_with_the_flag():
-    assert {"grpo", "dapo", "acpo"} <= set(IN_THE_LOSS)
-    for stem in family.family():
-        args = importlib.import_module(stem).Args()
-        assert getattr(args, "kl", None) == ("k3" if stem in IN_THE_LOSS else None), stem

@@ -1,88 +1,123 @@
-"""The lab's measurements, on cases worked by hand and against gradients of a real model.
-
-What is worked out by hand is Python's float arithmetic on the numbers written out, never the
-trainers' own formula.
-"""
+"""The lab's measurements, on cases worked by hand in Python's floats, and against gradients of a real model."""
 
 import importlib
 import json
 import math
+import statistics
 import sys
 
 import pytest
 import torch
 from conftest import KK_TINY, ROOT, run
-from helpers import flat, make_batch
+from helpers import PROMPTS, flat, make_batch
 from torch import nn
 
 import grpo
-from lab import common, lens, proposition, right_direction, who_dominates
+from lab import (
+    common,
+    forking_tokens,
+    key_factors,
+    lens,
+    off_policy,
+    proposition,
+    two_tasks,
+    who_dominates,
+)
 from tools.maintain import claims, updates
 
-for script in updates.ALGORITHMS:
-    importlib.import_module(script)  # now: on_the_cpu patches what is loaded
-pytestmark = pytest.mark.usefixtures("on_the_cpu")
+A = 2 / (math.sqrt(8) + 1e-6)  # rewards 3 and −1: mean 1, deviation √8
 
 
 def script_args(script, model=KK_TINY, rows=2, **changes):
     """A script's settings for `rows` responses to as many prompts; no KL term unless asked for."""
-    of_lab = common.Args(model=str(model), prompts=rows, responses=1, max_tokens=100)
+    sizes = common.Args(model=str(model), prompts=rows, responses=1, max_tokens=100)
     if script not in ("reinforce", "opd", "maxrl"):
         changes = {"kl_coef": 0.0} | changes
-    return common.trainer_args(script, of_lab, **changes)
+    return common.trainer_args(script, sizes, **changes)
+
+
+def of_lab(module, **changes):
+    sizes = {"model": str(KK_TINY), "prompts": 1, "responses": 2} | changes
+    return module.Args(**sizes)
 
 
 def batch_of(rows):
-    """(batch, log-probabilities now) of responses, each a list of tokens.
+    """(batch, log-probabilities now) of responses, each a list of tokens, behind one token of the prompt.
 
-    A token: {p: π_old, ratio: ρ, A, entropy, sampled: what the sampler said}, all but p with
-    defaults. Each row begins with a token of the prompt, and the shorter ones end with padding.
+    A token: {p: π_old, ratio: ρ, A, entropy}, all but p with defaults. The shorter responses end with padding.
     """
-    longest = max(len(row) for row in rows) + 1
-    shape = (len(rows), longest)
-    batch = {"ids": torch.zeros(shape, dtype=torch.long)}
-    batch["mask"] = torch.zeros(shape, dtype=torch.bool)
-    for name in ("old_logp", "advantages", "entropy", "sampler_logp"):
+    shape = (len(rows), max(len(row) for row in rows) + 1)
+    batch = {"ids": torch.zeros(shape, dtype=torch.long), "mask": torch.zeros(shape, dtype=torch.bool)}
+    for name in ("old_logp", "advantages", "entropy"):
         batch[name] = torch.zeros(shape, dtype=torch.float64)
     logp = torch.zeros(shape, dtype=torch.float64)
     for i, row in enumerate(rows):
         for t, token in enumerate(row, 1):
             batch["mask"][i, t] = True
             batch["old_logp"][i, t] = math.log(token["p"])
-            batch["sampler_logp"][i, t] = math.log(token.get("sampled", token["p"]))
             batch["advantages"][i, t] = token.get("A", 1.0)
             batch["entropy"][i, t] = token.get("entropy", 0.5)
             logp[i, t] = math.log(token["p"]) + math.log(token.get("ratio", 1.0))
-    batch["ref_logp"] = batch["old_logp"]
+    batch["ref_logp"] = batch["sampler_logp"] = batch["old_logp"]
     return batch, logp
 
 
-def weights_of(script, rows, is_first=False, **changes):
-    """The weights of the tokens, a list for each response; and their stages."""
-    batch, logp = batch_of(rows)
-    args = script_args(script, rows=len(rows), **changes)
-    weight, stage = updates.token_weights(script, batch, logp, batch["entropy"], args, is_first)
-    lengths = [len(row) for row in rows]
-    assert weight[~batch["mask"]].abs().sum() == 0
-    weights = [weight[i, 1 : n + 1].tolist() for i, n in enumerate(lengths)]
-    return weights, [stage[i, 1 : n + 1].tolist() for i, n in enumerate(lengths)]
+class OneLayer(nn.Module):
+    """A policy of one linear layer and two words: log-probabilities of [2, D] @ state.
+
+    In place of ids: a number for each token, which has the state `states[number]`. Each token is the first word.
+    """
+
+    def __init__(self, states, weight):
+        super().__init__()
+        self.states = torch.tensor(states, dtype=torch.float64)  # [tokens, D]
+        self.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float64))  # [2, D]
+
+    def forward(self, ids, mask, temperature, with_entropy=False):
+        logp = (self.states[ids] @ self.weight.T / temperature).log_softmax(-1)[..., 0]
+        return logp * mask, torch.zeros_like(logp)
 
 
-def exactly(rows):
-    return [pytest.approx(row, rel=1e-6, abs=1e-12) for row in rows]
+def two_tokens(overlap=0.0):
+    """A policy and a batch: a right response of a token with π 0.1, a wrong one with π 0.9.
+
+    Their states are of length 1 and have this inner product.
+    """
+    ones = [math.log(0.1 / 0.9) / 2, math.log(0.9 / 0.1) / 2]  # logits of the first word
+    height = math.sqrt(1 - overlap**2)
+    first = [ones[0], (ones[1] - overlap * ones[0]) / height]
+    policy = OneLayer([[1.0, 0.0], [overlap, height]], [first, [-x for x in first]])
+    batch, _ = batch_of([[{"p": 0.1}], [{"p": 0.9}]])
+    batch["ids"] = torch.tensor([[0, 0], [0, 1]])
+    return policy, common.Sampled(batch, torch.tensor([3.0, -1.0]), [], ["?"], [True, False])
 
 
-# ------------------------------------------------------------ the lens: weights of a script's update
+def sampled_of(drawn, rewards):
+    """The batch of kk_tiny's tokens as vLLM would have sampled it, with these rewards in turn."""
+    batch, policy = drawn
+    rows = len(batch["ids"])
+    logp, entropy = grpo.log_probs(policy, batch, script_args("grpo", rows=rows))
+    batch = batch | {"old_logp": logp, "ref_logp": logp, "entropy": entropy}
+    return common.Sampled(batch, torch.tensor(rewards * (rows // len(rewards))), [], [], [])
 
 
-def test_acpos_range_is_wider_in_a_bin_whose_ratios_spread():
-    """ρ 1 and 1.3 in one bin: σ 0.15, ε 0.2 + 3·0.15. At the first update it would be 0.2."""
-    rows = [[{"p": 0.1}, {"p": 0.1, "ratio": 1.3}, {"p": 0.5, "ratio": 1.3}], [{"p": 0.9}]]
-    expected = [[1 / 3 / 2, 1.3 / 3 / 2, 0], [1 / 1 / 2]]
-    assert weights_of("acpo", rows)[0] == exactly(expected)
+def run_main(command, out, flags, monkeypatch, capsys):
+    """What lab.COMMAND writes with these flags: its JSON. It has drawn a picture, and its last line is the verdict."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", [command, *flags.split(), "--out", str(out), "--cache", str(out / "cache")])
+    importlib.import_module(f"lab.{command}").main()
+    shown = capsys.readouterr().out
+    result = json.loads((out / f"{command}.json").read_text())
+    assert (out / f"{command}.png").stat().st_size > 20_000
+    assert result["command"].startswith(f"python -m lab.{command} {flags}".strip())
+    verdicts = claims.of_file(command, out)
+    assert not verdicts or shown.rstrip().splitlines()[-1] == verdicts[-1]
+    return result
 
 
-# ------------------------------------------------------------------------- the lens: a real model
+for script in updates.ALGORITHMS:
+    importlib.import_module(script)  # now: on_the_cpu patches what is loaded
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +125,7 @@ def drawn():
     """A batch of kk_tiny's tokens, with ratios on both sides of every clip; and the policy."""
     policy = grpo.load_policy(script_args("grpo"), trained=True)
     batch = make_batch(KK_TINY)
-    shape = batch["mask"].shape
-    return {name: value for name, value in batch.items() if value.shape == shape}, policy
+    return {name: value for name, value in batch.items() if value.shape == batch["mask"].shape}, policy
 
 
 @pytest.mark.parametrize("script", updates.ALGORITHMS)
@@ -112,20 +146,6 @@ def test_weights_times_gradients_of_log_pi_are_the_update_of_a_real_model(script
     assert (found - expected).norm() < 1e-4 * expected.norm()
 
 
-# ------------------------------------------------------------------------- the lens: what it writes
-
-
-def test_the_page_holds_all_it_needs_and_no_response_can_break_it(tmp_path):
-    text = "a </script><script>alert(1)</script>"
-    data = {"responses": [{"tokens": [text]}], "scripts": ["grpo"]}
-    lens.write_page(data, tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert "http" not in page and "DATA_OF_THE_LENS" not in page
-    assert page.count("</script>") == 2
-    begin = page.index('id="data">') + len('id="data">')
-    assert json.loads(page[begin : page.index("</script>")]) == data
-
-
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
     """A folder with the results of a quick run of the lens, which samples with vLLM."""
@@ -135,14 +155,41 @@ def quick(tmp_path_factory):
 
 
 def test_a_quick_run_writes_page_picture_and_json(quick):
+    """The page holds all it needs, and no response can break it."""
     out, done = quick
     result = json.loads((out / "lens.json").read_text())
     assert list(result["scripts"]) == lens.SCRIPTS
     assert {"command", "commit", "machine", "versions", "date", "settings"} <= set(result)
     assert sum(result["share_of_tokens"]) == pytest.approx(1, abs=1e-4)
     assert (out / "lens.png").stat().st_size > 20_000
-    assert (out / "lens.html").stat().st_size > 20_000
     assert done.stdout.count("TOO FEW RUNS TO TELL: ") == 4  # of one batch
+    data = {"responses": [{"tokens": ["a </script><script>alert(1)</script>"]}], "scripts": ["grpo"]}
+    lens.write_page(data, out / "page.html")
+    page = (out / "page.html").read_text()
+    assert "http" not in page and page.count("</script>") == 2
+    begin = page.index('id="data">') + len('id="data">')
+    assert json.loads(page[begin : page.index("</script>")]) == data
+
+
+@pytest.mark.parametrize("command", ["who_dominates", "right_direction", "proposition"])
+def test_a_quick_run_of_each_command(command, quick, monkeypatch, capsys):
+    """With the batch that the lens has sampled."""
+    monkeypatch.setattr(common, "sample", None)  # it would be called otherwise
+    run_main(command, quick[0], "--quick", monkeypatch, capsys)
+
+
+def test_a_quick_run_of_two_tasks(tmp_path):
+    """kk_tiny can't read Countdown's prompts, but its tokens have probabilities all the same."""
+    done = run("lab/two_tasks.py", "--quick", "--model", KK_TINY, "--out", tmp_path, "--cache", tmp_path / "cache")
+    result = json.loads((tmp_path / "two_tasks.json").read_text())
+    [batch] = result["batches"]
+    assert list(batch) == result["tasks"] == ["kk", "countdown"]
+    for found in batch.values():
+        assert sum(found["share"]) == pytest.approx(1, abs=1e-4)
+        assert all(norm > 0 for norm in found["norm"])
+    assert result["advantages"] == "1"  # it is never right on Countdown
+    assert (tmp_path / "two_tasks.png").stat().st_size > 20_000
+    assert done.stdout.count("TOO FEW RUNS TO TELL: ") == 2
 
 
 @pytest.mark.parametrize(
@@ -155,11 +202,16 @@ def test_a_quick_run_writes_page_picture_and_json(quick):
         ("reversal", "--lrs 1e-3 1e-3", "give one to 4 different learning rates"),
         ("two_tasks", "--model models/kk_tiny --tasks kk kk", "--tasks kk kk: give two different ones"),
         ("stages", "--steps 5 0", "give growing numbers"),
+        ("stages", "--run {run} --model other", "with --model models/kk_tiny, not other: name another folder"),
+        ("stages", "--run {run} --seed 1", "has a run with --seed 0, not 1: name another folder"),
+        ("stages", "--run {run}", "has no checkpoint of step 5: name another folder, or continue"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(module, flags, words, monkeypatch, capsys):
+def test_what_cannot_be_is_refused_in_one_line(module, flags, words, tmp_path, monkeypatch, capsys):
+    (tmp_path / "args.json").write_text('{"model": "models/kk_tiny", "seed": 0}')
+    (tmp_path / "checkpoints" / "step_000010").mkdir(parents=True)
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", [module, *flags.split()])
+    monkeypatch.setattr(sys, "argv", [module, *flags.format(run=tmp_path).split()])
     with pytest.raises(SystemExit) as stop:
         importlib.import_module(f"lab.{module}").main()
     error = capsys.readouterr().err
@@ -167,89 +219,19 @@ def test_what_cannot_be_is_refused_in_one_line(module, flags, words, monkeypatch
     assert words in error and error.count("\n") == 1
 
 
-def test_what_recomputes_activations_measures_the_same(quick, monkeypatch):
-    """As on a GPU: gradients, and the positions that lab.proposition looks at one by one."""
-    out, _ = quick
-    args = proposition.Args(model=str(KK_TINY), cache=str(out / "cache"), tokens=2, rows=1, jacobians=1)
-    for name, value in common.QUICK.items():
-        setattr(args, name, value)
-    found = []
-    for on_gpu in (False, True):
-        monkeypatch.setattr(common, "ON_GPU", on_gpu)
-        policy, _ = common.load_policy(args)
-        [sampled] = common.load_batches(policy, args, 1)
-        of_script = common.trainer_args("grpo", args)
-        batch = common.with_advantages("grpo", sampled, of_script)
-        gradient = common.gradient_of(policy, batch, of_script)
-        assert policy.lm.model.layers[0].training == on_gpu  # it recomputes what it needs
-        policy.eval()
-        _, rests, norms, singular = proposition.measure(policy, sampled, args)
-        found.append([common.norm(gradient), rests.tolist(), norms.tolist(), singular])
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5) and found[0][0] > 0
-    for plain, again in zip(found[0][1:], found[1][1:]):
-        assert torch.allclose(torch.tensor(plain), torch.tensor(again), rtol=1e-5)
-
-
 def test_batches_without_a_gradient_are_refused(tmp_path, monkeypatch):
     """Two groups of two: equal within each, though not between them, is nothing to learn from."""
     monkeypatch.setattr(common, "fingerprint", lambda policy: "x")
+    made = common.Sampled({}, torch.tensor([3.0, 3.0, -1.0, -1.0]), [], [], [])
+    monkeypatch.setattr(common, "sample", lambda policy, args, numbers: [made])
     args = common.Args(prompts=2, responses=2, cache=str(tmp_path))
-    monkeypatch.setattr(common, "sample", lambda policy, args, numbers: [common.Sampled(**made)])
-    made = {"batch": {}, "rewards": torch.tensor([3.0, 3.0, -1.0, -1.0])}
-    made |= {"texts": [], "prompts": [], "correct": []}
-    with pytest.raises(ValueError, match="every group of batch 0 has equal rewards \\(1 on average"):
+    with pytest.raises(ValueError, match="every group of batch 0 has equal rewards"):
         common.load_batches(None, args, 1)
     assert len(common.load_batches(None, args, 1, need_gradient=False)) == 1
-    args.seed = 1  # another file of the cache
-    made["rewards"] = torch.tensor([3.0, 3.0, -1.0, 3.0])
-    assert len(common.load_batches(None, args, 1)) == 1
-
-
-# ------------------------------------------------------------------------- two tokens and one layer
-
-
-class OneLayer(nn.Module):
-    """A policy of one linear layer and two words: log-probabilities of [2, D] @ state.
-
-    In place of ids: a number for each token, which has the state `states[number]`. Each token is
-    the first word.
-    """
-
-    def __init__(self, states, weight):
-        super().__init__()
-        self.states = torch.tensor(states, dtype=torch.float64)  # [tokens, D]
-        self.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float64))  # [2, D]
-
-    def forward(self, ids, mask, temperature, with_entropy=False):
-        logp = (self.states[ids] @ self.weight.T / temperature).log_softmax(-1)[..., 0]
-        return logp * mask, torch.zeros_like(logp)
 
 
 def sigmoid(x):
     return 1 / (1 + math.exp(-x))
-
-
-A = 2 / (math.sqrt(8) + 1e-6)  # rewards 3 and −1: mean 1, deviation √8
-
-
-def two_tokens(overlap=0.0):
-    """A policy and a batch: a right response of a token with π 0.1, a wrong one with π 0.9.
-
-    Their states are of length 1 and have this inner product.
-    """
-    ones = [math.log(0.1 / 0.9) / 2, math.log(0.9 / 0.1) / 2]  # logits of the first word
-    height = math.sqrt(1 - overlap**2)
-    first = [ones[0], (ones[1] - overlap * ones[0]) / height]
-    states = [[1.0, 0.0], [overlap, height]]
-    policy = OneLayer(states, [first, [-x for x in first]])
-    batch, _ = batch_of([[{"p": 0.1}], [{"p": 0.9}]])
-    batch["ids"] = torch.tensor([[0, 0], [0, 1]])
-    return policy, common.Sampled(batch, torch.tensor([3.0, -1.0]), [], ["?"], [True, False])
-
-
-def of_lab(module, **changes):
-    sizes = {"model": str(KK_TINY), "prompts": 1, "responses": 2} | changes
-    return module.Args(**sizes)
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.6])
@@ -287,6 +269,16 @@ def test_who_dominates_by_hand(overlap):
             assert in_top == pytest.approx(abs(expected[1]), abs=1e-7)
 
 
+@pytest.mark.parametrize("with_rewards", [True, False])
+def test_two_tasks_by_hand(with_rewards):
+    policy, sampled = two_tokens(overlap=0.6)
+    found = two_tasks.measure(policy, sampled, of_lab(two_tasks), with_rewards)
+    size = math.sqrt(2) / 2 * (A if with_rewards else 1.0)  # a mean over two tokens
+    assert found["tokens"] == 2 and found["share"] == [0.5, 0, 0, 0.5] and found["right"] == 0.5
+    assert found["norm"] == pytest.approx([0.9 * size, 0, 0, 0.1 * size], abs=1e-9)
+    assert found["norm_share"] == pytest.approx([0.9, 0, 0, 0.1])
+
+
 def test_outliers_do_not_decide_which_step_moves_the_probable_tokens_more():
     """The paper leaves out the top 1 %: without it the low bin's step moves them by 2 against 1, with it by less."""
     bins = torch.tensor([0, 1, 2] + [3] * 200)
@@ -303,104 +295,290 @@ def test_outliers_do_not_decide_which_step_moves_the_probable_tokens_more():
     assert distance["all tokens"] == 0 and distance["only p > 0.75"] < 0.05 < distance["only p ≤ 0.25"]
 
 
-def test_steps_of_the_methods_by_hand():
-    """With states at right angles the tokens do not interfere: AR scales, Lopti changes nothing."""
-    policy, sampled = two_tokens()
-    before = common.copy_weights(policy)
-    args = of_lab(right_direction)
-
-    def step(method):
-        found = right_direction.step_of(method, policy, before, sampled, 0.5, 1, args)
-        assert torch.equal(policy.weight, before[0])
-        return found[0][0].tolist()  # of the first word's weights; the second's are their negative
-
-    push, pull = 0.5 * A / 2 * 0.9, -0.5 * A / 2 * 0.1
-    assert step("GRPO") == pytest.approx([push, pull], rel=1e-6)
-    assert step("DPPO") == pytest.approx([push, pull], rel=1e-6)
-    assert step("ACPO") == pytest.approx([push, pull], rel=1e-6)  # both responses have one token
-    assert step("AR") == pytest.approx([0.73 * push, 0.97 * pull], rel=1e-6)
-    assert step("Lopti") == pytest.approx([push, pull], rel=1e-6)
-    assert step("AR + Lopti") == pytest.approx([0.73 * push, 0.97 * pull], rel=1e-6)
-
-
-# ------------------------------------------------------------------------------- proposition 4.2
-
-
-def test_the_gradient_at_the_logits_is_one_hot_minus_p():
+def test_the_gradient_at_the_logits_and_its_bounds_by_hand():
     p = torch.tensor([0.5, 0.3, 0.2])
     found = proposition.gradient_at_logits(2 * p.log(), torch.tensor(1), 2.0)
-    assert found.tolist() == pytest.approx([-0.5, 0.7, -0.2])
+    assert found.tolist() == pytest.approx([-0.5, 0.7, -0.2])  # one-hot minus p
     # Its norm is √0.78 = 0.883, between √(3/2)·0.7 = 0.857 and √2·0.7 = 0.990.
     lower, upper = proposition.bounds_of([], 3)
     assert [lower[0] * 0.7, upper[0] * 0.7] == pytest.approx([0.8573, 0.9899], abs=1e-4)
-
-
-def test_bounds_multiply_the_extremes_over_the_tokens():
-    singular = [[(0.5, 2.0), (0.1, 3.0)], [(0.4, 1.0), (0.2, 5.0)]]  # two tokens, two functions
-    lower, upper = proposition.bounds_of(singular, 2)
+    # They multiply the extremes over the tokens: two tokens, two functions.
+    lower, upper = proposition.bounds_of([[(0.5, 2.0), (0.1, 3.0)], [(0.4, 1.0), (0.2, 5.0)]], 2)
     root = math.sqrt(2)
     assert lower == pytest.approx([0.4 * 0.1 * root, 0.1 * root, root])
     assert upper == pytest.approx([2.0 * 5.0 * root, 5.0 * root, root])
 
 
-def test_the_summary_of_the_proposition_by_hand():
-    """Two tokens at 1 − π 0.5 and 0.25 with norms 1 and 0.5: a slope of 2, in bounds of 1 and 3."""
-    rests = torch.tensor([0.5, 0.25, 0.1]).double()
-    norms = torch.tensor([[1.0], [0.5], [0.4]]).double()
-    found = proposition.summary_of(rests, norms, [1.0], [3.0], [("logits", [0])])["logits"]
-    assert found["inside"] == pytest.approx(2 / 3)
-    assert found["median_slope"] == pytest.approx(2)
-    exact = proposition.summary_of(rests, 2 * rests[:, None], [1.0], [3.0], [("a", [0])])["a"]
-    assert exact["correlation"] == pytest.approx(1) and exact["inside"] == 1
+# ------------------------------------------------------------------------------------------------------- key_factors.py
 
 
-def test_the_gradient_is_the_product_of_the_jacobians(drawn):
-    """And the Jacobians are those of finite differences."""
-    batch, policy = drawn
-    t = int(batch["mask"][0].nonzero()[3, 0])
-    ids, mask = batch["ids"][:1, : t + 1], batch["mask"][:1, : t + 1]
-    logp, activations = proposition.activations_of(policy, ids, mask, 0.7)
-    assert len(activations) == 5 and logp[0, t] < 0
-    position = t - 1
-    measured = torch.autograd.grad(logp[0, t], activations, retain_graph=True)
-    cache = proposition.keys_and_values(policy, ids)
-    alone_logp, alone = proposition.at_position(policy, ids, cache, position, 0.7)
-    assert torch.allclose(alone_logp, logp[0, t], atol=1e-5)  # the same, without the rest
-    for of_position, of_all in zip(alone, activations, strict=True):
-        assert torch.allclose(of_position[0, 0], of_all[0, position], atol=1e-4)
-    last = activations[-1][0, position].detach()
-    head = proposition.last_jacobian(policy, alone[-1], 0.7)  # [vocabulary, D]
-    logits = policy.lm.lm_head(policy.lm.model.norm(last))
-    gradient = head.T @ proposition.gradient_at_logits(logits.detach(), ids[0, t], 0.7)
-    for i in (4, 3, 2, 1, 0):
-        assert torch.allclose(gradient, measured[i][0, position], atol=1e-5)
-        if i > 0:
-            matrix = proposition.jacobian(alone[i][0, 0], alone[i - 1])
-            gradient = matrix.T @ gradient
-    direction = torch.randn(last.shape, generator=torch.Generator().manual_seed(0))
-
-    def logits_at(step):
-        return policy.lm.lm_head(policy.lm.model.norm(last + step * direction)) / 0.7
-
-    slope = (logits_at(1e-2) - logits_at(-1e-2)) / 2e-2
-    assert torch.allclose(head @ direction, slope, atol=2e-2, rtol=2e-2)
+def matrix(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
 
 
-# ----------------------------------------------------------------------------- the other commands
+def angles_of(some, others, k):
+    return key_factors.principal_angles(key_factors.right_vectors(some), key_factors.right_vectors(others), k).tolist()
 
 
-@pytest.mark.parametrize("command", ["who_dominates", "right_direction", "proposition"])
-def test_a_quick_run_of_each_command(command, quick, monkeypatch, capsys):
-    """With the batch that the lens has sampled."""
-    out, _ = quick
-    module = importlib.import_module(f"lab.{command}")
-    monkeypatch.setattr(common, "sample", None)  # it would be called otherwise
-    monkeypatch.chdir(ROOT)
-    flags = ["--quick", "--out", str(out), "--cache", str(out / "cache")]
-    monkeypatch.setattr(sys, "argv", [command, *flags])
-    module.main()
-    shown = capsys.readouterr().out
-    result = json.loads((out / f"{command}.json").read_text())
-    assert (out / f"{command}.png").stat().st_size > 20_000
-    assert result["command"].startswith(f"python -m lab.{command} --quick")
-    assert shown.rstrip().splitlines()[-1] == claims.of_file(command, out)[-1]
+def test_two_planes_share_a_line():
+    """The planes of x, y and of x, (y + z): 0° and 45°."""
+    first = matrix([3.0, 0, 0], [0, 2, 0])
+    second = matrix([1.0, 0, 0], [0, 1, 1])
+    assert angles_of(first, second, 2) == pytest.approx([0, 45], abs=1e-5)
+    assert angles_of(first, second, 128) == pytest.approx([0, 45], abs=1e-5)  # the rank is 2
+
+
+def quick_args(**changes):
+    return of_lab(key_factors, updates=2, **changes)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.6])
+def test_subsets_of_two_tokens(overlap):
+    """A token with π 0.1 and A > 0, one with π 0.9 and A < 0; each is half of the tokens."""
+    policy, sampled = two_tokens(overlap)
+    sampled.batch["entropy"][0, 1] = 2.0  # of the improbable one
+    whole, parts = key_factors.subsets_of(policy, sampled, quick_args())
+    assert list(parts) == list(key_factors.SUBSETS)
+    found = key_factors.compare_subsets(key_factors.Gradient(whole, 1), parts, 1)
+    low, high = A * math.sqrt(2) * 0.9 / 2, A * math.sqrt(2) * 0.1 / 2
+    size = math.sqrt(low**2 + high**2 - 2 * low * high * overlap)
+    # The gradient is (1, −1) ⊗ (a sum of states): its right singular vector is that sum.
+    to_low = math.degrees(math.acos((low - high * overlap) / size))
+    to_high = math.degrees(math.acos((high - low * overlap) / size))
+    to_high = min(to_high, 180 - to_high)  # a subspace has no sign
+    for name in ("p < 0.2", "A > 0", "top entropy"):
+        assert found[name]["norm_of_part"] == pytest.approx(low / size)
+        assert found[name]["norm"] == pytest.approx(2 * low / size)
+        assert found[name]["angle"] == pytest.approx(to_low, abs=1e-4)
+        assert found[name]["share"] == 0.5
+    for name in ("p > 0.8", "A < 0"):
+        assert found[name]["norm"] == pytest.approx(2 * high / size)
+        assert found[name]["angle"] == pytest.approx(to_high, abs=1e-4)
+
+
+# -------------------------------------------------------------------------------------------------------- off_policy.py
+
+
+def test_the_spread_of_two_bins_by_hand():
+    """ρ 1.0 and 1.4 have σ 0.2 (ddof 0), 1.0 and 1.2 have 0.1; an edge belongs to the bin below."""
+    p = torch.tensor([0.1, 0.5, 0.9, 0.7]).double()
+    found = off_policy.spread_of(torch.tensor([1.0, 1.4, 1.0, 1.2]), p.log(), [0.5])
+    assert found["tokens"] == [2, 2]
+    assert found["sigma"] == pytest.approx([0.2, 0.1], rel=1e-6)
+    low, high = ((0.9**4 + 0.5**4) / 2) ** 0.25, ((0.1**4 + 0.3**4) / 2) ** 0.25
+    assert found["rest"] == pytest.approx([low, high])
+    assert found["fit"]["bins"] == 0  # of two tokens each: too few
+
+
+def test_the_fit_of_lemma_1_by_hand():
+    exact = off_policy.fit([0.5, 0.125, 0.5 * 0.01], [1.0, 0.5, 0.1])  # σ = 0.5 (1 − π)²
+    assert exact == {"kappa": pytest.approx(0.5), "factor": pytest.approx(1), "exponent": pytest.approx(4), "bins": 3}
+    # σ = 1 − π: the exponent is 2. σ/(1 − π)² is 1 and 4, their geometric mean 2, each off by 2.
+    flat = off_policy.fit([1.0, 0.25], [1.0, 0.25])
+    assert list(flat.values()) == pytest.approx([2] * 4)
+    assert off_policy.fit([0.0, 0.0], [0.5, 0.2])["kappa"] == 0  # ρ does not spread
+    assert off_policy.fit([], [])["kappa"] is None
+
+
+def test_the_updates_are_those_of_one_step_of_the_trainer():
+    """With its own learning rate and gradient norm; here it cuts the gradient, which is 7 long."""
+    moved = []
+    for script in ("lab", "grpo"):
+        policy, sampled = two_tokens(overlap=0.6)
+        args = of_lab(off_policy, prompts=2, responses=1, updates=2)
+        batch = sampled.batch | {"advantages": sampled.batch["mask"] * torch.tensor([[9.0], [-30.0]])}
+        if script == "lab":
+            counts = [number for number in off_policy.positions(policy, batch, args, common.learning_rate(args))]
+            assert counts == [0, 1, 2]
+        else:
+            of_script = common.trainer_args("grpo", args, kl_coef=0.0, updates_per_step=2, max_grad_norm=1.0)
+            settings = {"lr": 1e-4, "weight_decay": 0.01, "fused": True}  # kk_tiny's
+            optimizer = torch.optim.AdamW(policy.parameters(), **settings)
+            grpo.update(policy, optimizer, batch, 1, of_script)
+        moved.append(policy.weight.detach())
+    assert torch.equal(*moved)
+    assert not torch.equal(moved[0], two_tokens(overlap=0.6)[0].weight)
+
+
+def test_signals_of_both_signs_cancel_in_the_remarks_own_quantity():
+    """(1 − π)·ρ·A of p ≤ 0.25: 0.9·1·2 and −0.8·1·1; their mean size is 1.3, and their mean 0.5."""
+    batch, logp = batch_of([[{"p": 0.1}, {"p": 0.2}], [{"p": 0.9}]])
+    weight = torch.tensor([[0, 2.0, -1.0], [0, -3.0, 0]]).double() / 3
+    sizes, means = off_policy.mean_signals(weight, logp, batch)
+    assert sizes == [pytest.approx(1.3), None, None, pytest.approx(0.3)]
+    assert means == [pytest.approx(0.5), None, None, pytest.approx(-0.3)]
+    assert off_policy.log_ratio(sizes) == pytest.approx(math.log(1.3 / 0.3)) and off_policy.log_ratio(means[1:]) is None
+
+
+def test_what_the_clip_cuts_off_by_hand():
+    """Of p ≤ 0.25: entropies 1, 2, 3, 4 with the first and the third cut off; one more has no advantage."""
+    improbable = [{"p": 0.1, "entropy": float(n)} for n in (1, 2, 3, 4)] + [{"p": 0.1, "A": 0.0, "entropy": 0.0}]
+    batch, _ = batch_of([improbable, [{"p": 0.9}, {"p": 0.9}, {"p": 0.5}]])
+    weight = batch["advantages"].clone()
+    weight[0, 1] = weight[0, 3] = weight[1, 2] = 0
+    is_cut = off_policy.cut_off(weight, batch)
+    assert is_cut.sum() == 3 and not is_cut[0, 5]
+    found = off_policy.of_clip(is_cut, batch)
+    assert found["share"] == [0.5, 0, 0, 0.5] and found["tokens"] == 3
+    assert found["share_of_all"] == pytest.approx(3 / 7)
+    assert found["by_entropy"] == {"low": 0.5, "high": 0.5}
+    assert found["improbable"] == pytest.approx(2 / 3)
+    weight[0, 3] = 1
+    found = off_policy.of_clip(off_policy.cut_off(weight, batch), batch)
+    assert found["by_entropy"] == {"low": 0.5, "high": 0}
+
+
+def test_a_run_without_a_sampler(drawn, tmp_path, monkeypatch, capsys):
+    """With a batch of kk_tiny's tokens in place of what vLLM would have sampled."""
+    sampled = sampled_of(drawn, [0.0, 1.0, 2.0])
+    monkeypatch.setattr(common, "load_batches", lambda policy, args, count, need_gradient: [sampled] * count)
+    flags = f"--prompts {PROMPTS} --responses 3 --updates 2 --batches 1"
+    result = run_main("off_policy", tmp_path, flags, monkeypatch, capsys)
+    assert result["lr"] == 1e-4 and result["tokens"] == int(drawn[0]["mask"].sum())
+    after = result["batches"][0]["after"]
+    assert set(after) == {"0", "1", "2"}
+    assert sum(after["2"]["norm_share"]) == pytest.approx(1, abs=1e-3)
+    spread = {number: max(after[number]["sigma"]) for number in after}
+    assert spread["0"] < 1e-5 < spread["1"] < spread["2"]
+
+
+def test_each_learning_rate_begins_at_the_same_weights(drawn, tmp_path, monkeypatch, capsys):
+    """lab.reversal, three times with the same batch: a larger learning rate gives a larger κ."""
+    sampled = sampled_of(drawn, [0.0, 1.0, 2.0])
+    monkeypatch.setattr(common, "load_batches", lambda policy, args, count, need_gradient: [sampled] * count)
+    flags = f"--prompts {PROMPTS} --responses 3 --updates 2 --batches 3 --lrs 1e-4 1e-3"
+    batches = run_main("reversal", tmp_path, flags, monkeypatch, capsys)["batches"]
+    assert batches[0] == batches[1] == batches[2]  # the policy has its weights again
+    slow, fast = batches[0]["lr 0.0001"], batches[0]["lr 0.001"]
+    assert set(slow) == set(fast) == {"0", "1", "2"} and slow["0"] == fast["0"]
+    assert slow["0"]["kappa"] < 1e-5 < slow["2"]["kappa"] < fast["2"]["kappa"]
+    assert slow["0"]["clip"]["share"] == [0, 0, 0, 0]
+
+
+def mean_of(of_sigma, kappa, start, end, cells=500):
+    """The mean of (1 − π)·F(σ) over π from start to end, with Lemma 1's σ = κ(1 − π)² (ACPO, eq. 54 and 55)."""
+    rests = [1 - (start + (end - start) * (i + 0.5) / cells) for i in range(cells)]  # 1 − π
+    return sum(rest * of_sigma(kappa * rest**2) for rest in rests) / cells
+
+
+def ratio_of_the_means(of_sigma, kappa, low=0.25, high=0.75):
+    """|mean over π ≤ low| over that of π ≥ high."""
+    return abs(mean_of(of_sigma, kappa, 0, low) / mean_of(of_sigma, kappa, high, 1))
+
+
+def test_by_the_propositions_own_formula_the_dominance_does_not_reverse():
+    """lab/README.md says so. Eq. 56 and 64, in Remark 1's derivation, have Φ(−ε_l/σ) where eq. 6 has Φ(ε_l/σ)."""
+    normal = statistics.NormalDist()
+    high, low = 0.24, 0.2
+
+    def above(x):  # 1 − Φ(x), with its digits where Φ is 1 to the last one
+        return math.erfc(x / math.sqrt(2)) / 2
+
+    def with_signs(sigma):  # eq. 6
+        edges = normal.pdf(high / sigma) + normal.pdf(low / sigma)
+        return above(low / sigma) - above(high / sigma) - sigma * edges
+
+    def remarks(sigma):  # eq. 56
+        edges = normal.pdf(high / sigma) + normal.pdf(low / sigma)
+        return normal.cdf(high / sigma) - normal.cdf(-low / sigma) - sigma * edges
+
+    def size(sigma):  # of G, in place of its mean with signs: both parts of eq. 51, added
+        edges = normal.pdf(low / sigma) - normal.pdf(high / sigma)
+        return normal.cdf(high / sigma) + normal.cdf(low / sigma) + sigma * edges
+
+    kappas = [0.1, 0.17, 0.2, 0.3, 0.5, 0.55, 0.6, 0.7, 0.8, 1, 3, 10, 30]
+    assert min(ratio_of_the_means(with_signs, kappa) for kappa in kappas) > 100
+    # The improbable tokens' mean passes through 0 once, near κ = 0.17031: there alone is it below the others'.
+    assert mean_of(with_signs, 0.1703, 0, 0.25) > 0 > mean_of(with_signs, 0.1704, 0, 0.25)
+    assert ratio_of_the_means(size, 0.01) == pytest.approx(7)  # the mean 1 − π of both: 0.875 and 0.125
+    assert min(ratio_of_the_means(size, kappa) for kappa in kappas) == pytest.approx(3.9, abs=0.05)
+    assert [kappa for kappa in kappas if ratio_of_the_means(remarks, kappa) < 1] == [0.55, 0.6, 0.7]
+
+
+# ---------------------------------------------------------------------------------------------------- forking_tokens.py
+
+
+TEXTS = [  # (prompt, response); every word of the responses is a token of kk_tiny
+    (" You meet Zoey and Rafael.", " Well, Zoey is honest, so Rafael is a knave.\n Suppose"),
+    (" Who is a knight?", " Hence Zoey says so. If Rafael is honest, Zoey is"),
+]
+
+
+@pytest.fixture(scope="module")
+def known():
+    """(policy, tokenizer, Sampled): kk_tiny and two responses that it has not sampled itself."""
+    args = of_lab(forking_tokens)
+    policy, tokenizer = common.load_policy(args)
+    rows = [[tokenizer.encode(text) for text in pair] for pair in TEXTS]
+    longest = max(len(prompt) + len(response) for prompt, response in rows)
+    batch = {"ids": torch.zeros(2, longest, dtype=torch.long)}
+    batch["mask"] = torch.zeros(2, longest, dtype=torch.bool)
+    for i, (prompt, response) in enumerate(rows):
+        batch["ids"][i, : len(prompt) + len(response)] = torch.tensor(prompt + response)
+        batch["mask"][i, len(prompt) : len(prompt) + len(response)] = True
+    of_script = common.trainer_args("grpo", args)
+    batch["old_logp"], batch["entropy"] = grpo.log_probs(policy, batch, of_script)
+    texts = [response for _, response in TEXTS]
+    return policy, tokenizer, common.Sampled(batch, torch.ones(2), texts, ["?"], [True, False])
+
+
+def test_a_tokens_gradient_is_the_heads_jacobian_times_one_hot_minus_p(known):
+    policy, _, sampled = known
+    batch = sampled.batch
+    for temperature in (1.0, 0.7):
+        norms = forking_tokens.gradient_norms(policy, batch, of_lab(forking_tokens, temperature=temperature))
+        assert (norms[~batch["mask"]] == 0).all()
+        first, last_but_one = batch["mask"][0].nonzero()[0], batch["mask"][1].nonzero()[-2]
+        for row, t in [(0, int(first)), (1, int(last_but_one))]:
+            ids, mask = batch["ids"][row : row + 1, : t + 1], batch["mask"][row : row + 1, : t + 1]
+            _, activations = proposition.activations_of(policy, ids, mask, temperature)
+            last = activations[-1][:, t - 1 : t].detach()  # [1, 1, D]
+            p = (policy.lm.lm_head(policy.lm.model.norm(last))[0, 0] / temperature).softmax(-1)
+            one_hot = torch.zeros_like(p)
+            one_hot[ids[0, t]] = 1
+            matrix = proposition.last_jacobian(policy, last, temperature)  # [vocabulary, D]
+            expected = (matrix.T @ (one_hot - p)).norm().item()
+            assert norms[row, t].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_batchs_numbers_by_hand():
+    found = {
+        "entropy": torch.tensor([1.0, 0.005, 0.61, 0.385]).double(),
+        "probability": torch.tensor([0.4, 0.9995, 0.6, 0.9]).double(),
+        "gradient": torch.tensor([6.0, 0.0, 3.0, 1.0]).double(),
+        "in entropy": torch.tensor([True, False, False, False]),
+        "in probability": torch.tensor([True, False, False, False]),
+        "in gradient": torch.tensor([False, False, True, False]),
+        "connects": torch.tensor([True, False, True, False]),
+        "begins": torch.tensor([False, False, False, False]),
+    }
+    numbers = forking_tokens.numbers_of(found, 630)
+    assert numbers["tokens"] == 4 and numbers["nearly_certain"] == 0.25
+    assert numbers["mean_entropy"] == pytest.approx(0.5)
+    assert numbers["tokens_with_most_of_the_entropy"] == 0.5  # 1.61 of 2 nats
+    assert numbers["entropy_of_top"] == pytest.approx(0.5)
+    assert numbers["gradient_of_top"] == pytest.approx(0.6)
+    shared = {"entropy, probability": 1, "entropy, gradient": 0, "probability, gradient": 0}
+    assert numbers["overlap"] == shared
+    # The ranks of entropy are 4 1 3 2, those of probability 1 4 2 3, those of gradient 4 1 3 2.
+    assert numbers["rank_correlation"]["entropy, gradient"] == pytest.approx(1)
+    assert numbers["rank_correlation"]["entropy, probability"] == pytest.approx(-1)
+    assert numbers["connects"]["entropy"] == pytest.approx(0.805)
+    assert numbers["connects"]["entropy_of_others"] == pytest.approx(0.195)
+    assert numbers["connects"]["share"] == 0.5 and numbers["connects"]["share_of_top"] == 1
+    assert numbers["begins"]["entropy"] is None
+    # p 0.6 allows no less than 0.673 nats, so the third token's 0.61 is outside.
+    assert numbers["within_bounds"] == 0.75
+
+
+def test_a_run_writes_json_and_picture(known, tmp_path, monkeypatch, capsys):
+    policy, tokenizer, sampled = known
+    monkeypatch.setattr(common, "load_policy", lambda args: (policy, tokenizer))
+    monkeypatch.setattr(common, "load_batches", lambda policy, args, count, need_gradient: [sampled] * count)
+    result = run_main("forking_tokens", tmp_path, "--batches 3 --least 1 --checked 4", monkeypatch, capsys)
+    assert result["tokens"] == 3 * int(sampled.batch["mask"].sum())
+    assert [row["within_bounds"] for row in result["batches"]] == [1, 1, 1]
+    assert sum(len(of["all_weights"]) for of in result["responses"]) == 4
+    highest = result["lists"]["highest entropy"]
+    assert [row["entropy"] for row in highest] == sorted(r["entropy"] for r in highest)[::-1]
+    assert all(row["count"] % 3 == 0 for row in highest)

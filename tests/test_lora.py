@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import KK_TINY, check_resumed, metrics, resume_from_step_2, run, run_together, small
-from helpers import adamw, arguments, distance, rows_of
+from conftest import KK_TINY, run_together
+from helpers import adamw, arguments, distance, gradients, rows_of, share
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -43,10 +44,6 @@ def ordinary(args, weights):
 
 def largest(a, b):
     return (a - b).abs().max().item()
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The adapters
 
 
 @each_dtype
@@ -124,26 +121,12 @@ def test_the_reference_is_the_policy_with_its_adapters_off(tiny_model, batch):
     assert any(parameter.requires_grad for parameter in policy.parameters())
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Training
-
-
-class Keeping(torch.optim.SGD):
-    """An optimizer that keeps the gradients, {name: gradient}, and leaves the weights alone."""
-
-    def __init__(self, policy):
-        super().__init__(policy.parameters(), lr=0.0)
-        self.policy = policy
-
-    def step(self):
-        named = self.policy.lm.named_parameters()
-        self.gradients = {name: weight.grad.clone() for name, weight in named if weight.grad is not None}
-
-
-def gradients(args, policy, batch):
-    optimizer = Keeping(policy)
-    grpo.update(policy, optimizer, batch, 1, args)
-    return optimizer.gradients
+def gradients_by_name(args, policy, batch):
+    """{name: gradient} of the weights that are trained."""
+    (flat,), _ = gradients(grpo, batch, args, policy)
+    named = [(name, weight) for name, weight in policy.lm.named_parameters() if weight.requires_grad]
+    parts = flat.split([weight.numel() for _, weight in named])
+    return {name: part.view(weight.shape) for (name, weight), part in zip(named, parts, strict=True)}
 
 
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"micro_batch_tokens": 100}])
@@ -151,8 +134,8 @@ def test_gradients_follow_from_those_of_the_merged_weights(tiny_model, batch, ch
     """With G that of W: α/r·G·Aᵀ for B and α/r·Bᵀ·G for A."""
     args = with_lora(tiny_model, **changes)
     policy = adapted(args)
-    expected = gradients(args, ordinary(args, dict(lora.merged_weights(policy.lm))), batch)
-    found = gradients(args, policy, batch)
+    expected = gradients_by_name(args, ordinary(args, dict(lora.merged_weights(policy.lm))), batch)
+    found = gradients_by_name(args, policy, batch)
     assert len(found) == 2 * 7 * 2  # nothing else has one
     for name in [name for name in found if "lora_A" in name]:
         layer = name.partition(".lora_A")[0]
@@ -170,33 +153,35 @@ def train_share(folder):
     processes.start()
     found = {}
     for dtype in ("float32", "bfloat16"):
-        args = grpo.Args(**torch.load(folder / "args.pt") | {"run_dir": str(folder), "dtype": dtype})
-        rows = rows_of(processes.RANK, processes.WORLD_SIZE)
-        share = {key: value[rows] for key, value in torch.load(folder / "batch.pt").items()}
+        about = {"run_dir": f"{folder}/{dtype}_{processes.WORLD_SIZE}", "dtype": dtype}
+        args = grpo.Args(**torch.load(folder / "args.pt") | about)
+        Path(args.run_dir).mkdir(exist_ok=True)
+        of_process = share(torch.load(folder / "batch.pt"), rows_of(processes.RANK, processes.WORLD_SIZE))
         policy = grpo.load_policy(args, trained=True)
         optimizer, sent = adamw(policy, lr=1e-2), {}
-        updated = [grpo.update(policy, optimizer, share, step, args) for step in (1, 2)]
+        for step in (1, 2):
+            grpo.update(policy, optimizer, of_process, step, args)
+        checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(args.model), 2, 16, args)
         engine.load_weights = lambda llm, named, sent=sent: sent.update(named)
         grpo.sync_weights(policy, None, args)
-        logp = grpo.log_probs(policy, share, args)[0]
-        reference = lora.without_adapters(policy)
-        ref_logp = grpo.log_probs(reference, share, args, with_entropy=False)[0]
+        logp = grpo.log_probs(policy, of_process, args)[0]
+        ref_logp = grpo.log_probs(lora.without_adapters(policy), of_process, args, with_entropy=False)[0]
         base = {name: processes.full_tensor(weight) for name, weight in policy.lm.named_parameters() if "base" in name}
-        found[dtype] = {"sent": sent, "logp": logp, "ref_logp": ref_logp, "base": base, "updated": updated}
+        found[dtype] = {"sent": sent, "logp": logp, "ref_logp": ref_logp, "base": base}
         found[dtype]["types"] = {weight.dtype for weight in policy.parameters() if weight.requires_grad}
     torch.save(found, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
 
 
 @pytest.fixture(scope="module")
 def shares(tiny_model, batch, tmp_path_factory):
-    """What train_share finds in one process and in each of two."""
+    """The folder, and what train_share finds in one process and in each of two."""
     folder = tmp_path_factory.mktemp("shares")
     args = with_lora(tiny_model, updates_per_step=2, micro_batch_tokens=60)
     torch.save(dataclasses.asdict(args), folder / "args.pt")
     torch.save(batch, folder / "batch.pt")
     for number in (1, 2):
         run_together(train_share, folder, processes=number)
-    return [torch.load(folder / f"of_{rank}_in_{number}.pt") for rank, number in ((0, 1), (0, 2), (1, 2))]
+    return folder, [torch.load(folder / f"of_{rank}_in_{number}.pt") for rank, number in ((0, 1), (0, 2), (1, 2))]
 
 
 @each_dtype
@@ -204,9 +189,9 @@ def test_two_processes_send_the_sampler_the_merged_weights(tiny_model, batch, sh
     """Not the weights without adapters: an ordinary model with what is sent gives the policy's probabilities."""
     args = with_lora(tiny_model, dtype=dtype)
     fresh = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=getattr(torch, dtype)).state_dict()
-    one = shares[0][dtype]
-    for rank, found in enumerate(shares[1:]):
-        found = found[dtype]
+    one, *two = (found[dtype] for found in shares[1])
+    plain = grpo.load_policy(args, trained=False)
+    for rank, found in enumerate(two):
         assert found["sent"].keys() == fresh.keys() and found["types"] == {torch.float32}
         assert {weight.dtype for weight in found["sent"].values()} == {getattr(torch, dtype)}
         for name, weight in found["base"].items():  # frozen
@@ -217,58 +202,18 @@ def test_two_processes_send_the_sampler_the_merged_weights(tiny_model, batch, sh
             else:
                 moved = weight.float() - fresh[name].float()
                 assert distance(moved, one["sent"][name].float() - fresh[name].float()) < 0.15, name
-        share = {key: value[rows_of(rank, 2)] for key, value in batch.items()}
-        of_sent = grpo.log_probs(ordinary(args, found["sent"]), share, args)[0]
+        of_process = share(batch, rows_of(rank, 2))
+        of_sent = grpo.log_probs(ordinary(args, found["sent"]), of_process, args)[0]
+        of_plain = grpo.log_probs(plain, of_process, args)[0]
         assert largest(found["logp"], of_sent) < {"float32": 1e-4, "bfloat16": 0.2}[dtype]
-        plain = grpo.load_policy(args, trained=False)
-        assert (
-            largest(found["ref_logp"], grpo.log_probs(plain, share, args)[0])
-            < {"float32": 1e-5, "bfloat16": 0.1}[dtype]
-        )
+        assert largest(found["ref_logp"], of_plain) < {"float32": 1e-5, "bfloat16": 0.1}[dtype]
         assert largest(found["logp"], found["ref_logp"]) > 0.5
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Whole runs
-
-
-@pytest.fixture(scope="module")
-def four_steps(tmp_path_factory):
-    """A run of grpo.py with LoRA."""
-    run_dir = tmp_path_factory.mktemp("lora") / "run"
-    flags = {"lora_rank": 3, "lr": 5e-3, "prompts_per_step": 8, "dtype": "float32"}
-    flags["export"] = run_dir.parent / "model"
-    run("grpo.py", *small(run_dir, steps=4, save_every=2, **flags))
-    return run_dir
-
-
-def test_a_run_with_lora_learns_and_the_sampler_follows(four_steps):
-    rows = metrics(four_steps)
-    assert rows[0]["kl"] == 0 and rows[3]["kl"] > 0.005
-    assert all(0 < row["sampler_gap"] < 0.001 for row in rows)
-    assert all(0.1 < row["weights_changed"] <= 1 for row in rows)  # of merged weights: the embedding stays
-    assert rows[3]["reward"] > rows[0]["reward"] + 0.2
-
-
-def test_a_checkpoint_is_an_ordinary_model_and_trains_on_from_its_adapters(four_steps, tmp_path):
-    folder = four_steps / "checkpoints/step_000004"
-    weights, base = load_file(folder / "model.safetensors"), load_file(KK_TINY / "model.safetensors")
-    assert weights.keys() == base.keys()
-    for name in weights:
-        assert torch.equal(weights[name], base[name].float()) == (not name.endswith("_proj.weight")), name
-    exported = four_steps.parent / "model"
-    assert (exported / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
-    assert not (exported / "trainer").exists()
-    lm = AutoModelForCausalLM.from_pretrained(exported)
-    assert not any("lora" in name for name, _ in lm.named_parameters())
-    check_adapter(folder, tmp_path / "merged")
-    of_state = checkpoints.read_metadata(folder / "trainer").state_dict_metadata
-    assert len(of_state) == 1 + 4 * 2 * 7 * len(lm.model.layers)  # "rng"; weight, two moments and step of A and B
-    assert all("lora_" in name or name == "rng" for name in of_state)
-
-
-def check_adapter(folder, made):
-    """A checkpoint's adapter, which peft puts on --model, makes its model, in bfloat16; settings go along."""
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_checkpoints_adapter_makes_its_model(shares, number, tmp_path):
+    """peft puts it on --model; in bfloat16. Settings go along."""
+    folder, made = shares[0] / f"float32_{number}/checkpoints/step_000002", tmp_path / "merged"
     settings = folder / "adapter" / "trainer_settings.json"
     settings.write_text('{"people": "2"}')
     merge.main(folder / "adapter", made)
@@ -280,21 +225,6 @@ def check_adapter(folder, made):
         assert (merged[name].float() - weight).abs().le(weight.abs() / 256 + 1e-6).all(), name
     AutoTokenizer.from_pretrained(made)
     assert json.loads((folder / "adapter/adapter_config.json").read_text())["r"] == 3
-
-
-def test_a_resumed_run_with_lora_equals_an_unbroken_one(four_steps, tmp_path):
-    check_resumed(four_steps, tmp_path / "run")
-
-
-def test_two_processes_go_on_from_a_run_of_one(four_steps, tmp_path):
-    """The samplers of both get the merged weights, at once and after a step."""
-    resume_from_step_2(four_steps, tmp_path / "run", processes=2)
-    third, fourth = metrics(tmp_path / "run")[2:]
-    unbroken = metrics(four_steps)[2]
-    for key in ("reward", "kl", "entropy", "grad_norm"):
-        assert third[key] == pytest.approx(unbroken[key], rel=0.2, abs=0.02), key
-    assert max(third["sampler_gap"], fourth["sampler_gap"]) < 0.001
-    folder = tmp_path / "run/checkpoints/step_000004"
     state = checkpoints.read_metadata(folder / "trainer").state_dict_metadata
+    assert len(state) == 1 + 4 * 2 * 7 * 2  # "rng"; weight, two moments and step of A and B in two layers
     assert all("lora_" in name or name == "rng" for name in state)
-    check_adapter(folder, tmp_path / "merged")

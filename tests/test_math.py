@@ -1,6 +1,5 @@
-r"""Math: finding the box, comparing answers, hostile ones, the workers, and every form in which problems come."""
+"""Math: finding the box, comparing answers, hostile ones, the workers, and every form in which problems come."""
 
-import contextlib
 import os
 import random
 import re
@@ -13,13 +12,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import DATA, ROOT, check_linear_time, python, write_rows
+from conftest import DATA, ROOT, check_linear_time, python, until, write_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rewards import answers, workers
 from rewards import math as task
 
-REAL = DATA
-needs_real = pytest.mark.skipif(not (REAL / "math").is_dir(), reason=f"the real problems are not at {REAL}/math")
+needs_real = pytest.mark.skipif(not (DATA / "math").is_dir(), reason=f"the real problems are not at {DATA}/math")
 
 
 def right(answer, *golds):
@@ -35,28 +35,21 @@ BOXES = {
     r"\boxed{1} then \boxed{2": "1",
     r"\boxed{1} then \boxed{\frac{2}{3}": "1",
     r"\boxed {7}": "7",
-    r"\boxed": None,
     r"\boxed 7": None,
     "no box": None,
-    "": None,
     r"\boxed{": None,
     r"\fbox{5}": None,
     r"\boxedx{5}": None,
     r"x \\boxed{5}": None,  # a line break and the word
     r"\\\boxed{5}": "5",
-    r"\boxed{}": "",
     r"\boxed{1} \boxed{}": "",
     r"\boxed{\{1, 2\}}": r"\{1, 2\}",
     r"\boxed{[0, 1\}}": r"[0, 1\}",
-    r"\boxed{\left\{ 1 \right.}": r"\left\{ 1 \right.",
-    r"{ { \boxed{3}": "3",
     r"} } \boxed{3} }": "3",
-    r"\boxed{\boxed{4}}": "4",
     r"\boxed{x = \boxed{4}}": "4",
     r"\boxed{never closed \boxed{4}": "4",
     "\\boxed{\n1\n}": "\n1\n",
     r"\boxed{a\\}": "a\\\\",
-    "\\": None,
 }
 
 
@@ -65,22 +58,8 @@ def test_last_complete_box(text):
     assert task.last_box(text) == BOXES[text]
 
 
-@pytest.mark.parametrize("text", [r"\boxed{", "{", "}", r"\boxed{}", "\\", r"\boxed", "{}", r"\boxed{{", r"\boxed "])
-def test_finding_the_box_takes_linear_time(text):
-    def find(repeated):
-        task.last_box(repeated)
-        assert task.last_box(repeated + r"}\boxed{5}") is not None or text == "\\"
-
-    check_linear_time(find, lambda size: text * (40 * size))
-
-
 def test_cleaning_takes_linear_time():
     check_linear_time(task.clean, lambda size: "1" + " " * (40 * size) + "2")
-
-
-@pytest.mark.parametrize("text, clean", [("5 .", "5"), ("5.", "5"), (r"\right.", r"\right."), ("x.5", "x.5")])
-def test_a_final_full_stop_is_no_part_of_an_answer(text, clean):
-    assert task.clean(text) == clean
 
 
 # -------------------------------------------------------------------------------------------------------- comparing
@@ -100,146 +79,133 @@ def test_what_score_returns():
 KINDS = {
     "forms": (
         r"""5 → 5 | 5 → $5$ | 5 → 5. | 25 → 025 | 025 → 25 | 142 → 142.0 | -5 → −5 | -5 → - 5 | 5 → \$5
-        \$32,\!348 → 32348 | 1234 → 1,234 | 1234 → 1{,}234 | 11,\! 111,\! 100 → 11111100 | 10000 → 10\,000
-        10^4 → 10\,000 | 5 → 5~\text{cm} | 5 → 5~cm | 5 → \boldsymbol{5} | \boldsymbol{x+1} → x+1
-        \frac{1}{2} → 0.5 | \frac{1}{2} → 1/2 | \frac12 → \dfrac{2}{4} | 0.5 → 50\% | 0.333333 → \frac{1}{3}
-        \frac{\sqrt{2}}{2} → \frac{1}{\sqrt 2} | x^2+2x+1 → (x+1)^2 | x=5 → 5 | 5 → x=5 | 90^\circ → 90
-        \text{Evelyn} → Evelyn | \text{(A)} → A | $69$,$84$ → 84, 69 | (2,4) → \left( 2, 4 \right)
-        10\text{ cm} → 10 | 6-5i → -5i+6 | 2,4 → 2 \text{ and } 4
-        \begin{pmatrix}1\\2\end{pmatrix} → \begin{bmatrix} 1 \\ 2 \end{bmatrix} | 9 → \(9\)
-        5 → $\displaystyle 5$ | (-\infty, 0] → (-\infty,0]""",
+        \$32,\!348 → 32348 | 1234 → 1,234 | 1234 → 1{,}234 | 11,\! 111,\! 100 → 11111100 | 10^4 → 10\,000
+        5 → 5~\text{cm} | \boldsymbol{x+1} → x+1 | \frac{1}{2} → 0.5 | \frac{1}{2} → 1/2 | \frac12 → \dfrac{2}{4}
+        0.5 → 50\% | 0.333333 → \frac{1}{3} | \frac{\sqrt{2}}{2} → \frac{1}{\sqrt 2} | x^2+2x+1 → (x+1)^2 | x=5 → 5
+        5 → x=5 | 90^\circ → 90 | \text{Evelyn} → Evelyn | \text{(A)} → A | $69$,$84$ → 84, 69
+        (2,4) → \left( 2, 4 \right) | 10\text{ cm} → 10 | 6-5i → -5i+6 | 2,4 → 2 \text{ and } 4 | 9 → \(9\)
+        \begin{pmatrix}1\\2\end{pmatrix} → \begin{bmatrix} 1 \\ 2 \end{bmatrix} | 5 → $\displaystyle 5$
+        (-\infty, 0] → (-\infty,0]""",
         r"""5 → 6 | 12 → 1 2 | 12 → 1,2 | 5 → -5 | \frac{1}{2} → 0.51 | 0.33 → \frac{1}{3} | x → y | (2,4) → (4,2)
-        (2,4) → [2,4] | x=5 → y=5 | \infty → -\infty | 9 → 9 or 8 | 9 → \frac{0}{0} | 9 → x>9 | 9 → 9!
-        9 → \pm 9 | \text{yes} → \text{no} | 9 → 9\}8 | 5 → 9 \fbox{5} | 9 → 9 \fbox{5} | 1000001 → 1000000
-        1000000001.5 → 1000000002.5 \text{ m}""",
+        (2,4) → [2,4] | x=5 → y=5 | \infty → -\infty | 9 → 9 or 8 | 9 → \frac{0}{0} | 9 → x>9 | 9 → 9! | 9 → \pm 9
+        9 → 9\}8 | 9 → 9 \fbox{5} | 1000001 → 1000000 | 1000000001.5 → 1000000002.5 \text{ m}""",
     ),
     "words and names": (
-        r"""East → east | TRUE → true | No → NO | Evelyn → \textbf{evelyn} | x-axis → \text{x-axis} | \text{(C)} → C
-        B → (B) | II → \text{II} | LRLR → L R L R | \text{W and Z} → Z, W | A, C → C and A | AaBb → AaBb
-        xy → yx | 2xy → 2yx | xy → x \cdot y | ab → ba | 3abc → 3 b a c | IR → I \cdot R | 2 x y → 2xy
-        abc → a b c | \angle ABC → \angle CBA | \pi(R^2-r^2) → \pi R^2 - \pi r^2 | e → \mathrm e
-        6m → m \cdot 6 | IR+R → R+IR""",
-        r"""CAB → ABC | HTH → THH | LRLR → RLRL | east → seat | Amy → May | 2BA → 2AB | A1 → 1A | no → on | TF → FT
-        VI → IV | B2 → 2B | 3AC → 3CA | \text{CAB} → ABC | abc → cab | Aa → AA | AaBb → aabb
-        \text{not odd} → odd | north → thorn | True → False | \angle ABC → \angle BCA | \pi(R^2-r^2) → 0
-        6m → 6 | 10t → 10 | x2 → 2x | 1A2B → 2B1A""",
+        r"""East → east | TRUE → true | Evelyn → \textbf{evelyn} | x-axis → \text{x-axis} | \text{(C)} → C | B → (B)
+        II → \text{II} | LRLR → L R L R | \text{W and Z} → Z, W | A, C → C and A | xy → yx | 2xy → 2yx
+        3abc → 3 b a c | IR → I \cdot R | \angle ABC → \angle CBA | \pi(R^2-r^2) → \pi R^2 - \pi r^2
+        e → \mathrm e | 6m → m \cdot 6""",
+        r"""CAB → ABC | LRLR → RLRL | east → seat | 2BA → 2AB | A1 → 1A | no → on | VI → IV | 3AC → 3CA | abc → cab
+        \text{CAB} → ABC | Aa → AA | AaBb → aabb | \text{not odd} → odd | True → False | \text{yes} → \text{no}
+        \angle ABC → \angle BCA | \pi(R^2-r^2) → 0 | 6m → 6 | x2 → 2x | 1A2B → 2B1A""",
     ),
     "code and prose": (
         r"""2*pi → 2\pi | ln(2) → \ln 2 | sin(x) → \sin x | x**2+1 → x^2+1 | -1 + exp(16) → e^{16}-1
-        x^(1/3) → \sqrt[3]{x} | sqrt(2*(3+1)) → 2\sqrt2 | (1+sqrt(5))/2 → \frac{1+\sqrt5}{2}
-        sin(x)**2 → \sin^2 x | atan(2) → \arctan 2 | abs(x) → \left|x\right| | oo → \infty
-        4*x*exp(x**2) → 4xe^{x^2} | k>=2 → k \geqslant 2 | E → e | pi → \pi | 12 pens → 12
-        12 pens → 12 \text{ pens} | 2 (two) → 2 | The answer is $\boxed{2}$. → 2 | \text{12 pens} → 12
-        So $\boxed{\frac12}$ pens are left. → 0.5 | 2nd → 2 | 17^{\text{th}} → 17 | 2 dozen → 24
-        5.4 million → 5400000""",
+        x^(1/3) → \sqrt[3]{x} | sqrt(2*(3+1)) → 2\sqrt2 | (1+sqrt(5))/2 → \frac{1+\sqrt5}{2} | oo → \infty
+        sin(x)**2 → \sin^2 x | atan(2) → \arctan 2 | abs(x) → \left|x\right| | k>=2 → k \geqslant 2 | E → e | pi → \pi
+        12 pens → 12 | 2 (two) → 2 | The answer is $\boxed{2}$. → 2 | \text{12 pens} → 12 | 17^{\text{th}} → 17
+        So $\boxed{\frac12}$ pens are left. → 0.5 | 2nd → 2 | 2 dozen → 24 | 5.4 million → 5400000""",
         r"""2*pi → 3\pi | x**2+1 → x^2-1 | 12 pens → 21 | 2 (two) → 3 | The answer is $\boxed{2}$. → 3
         9 → 9 is not it | 9 → 9 wrong | 9 → 9 \text{ or } 8 | 9 → not 9 | 5.4 → 5.4 million | exp(2) → 2e""",
     ),
     "percentages": (
-        r"""17.5% → 17.5 | 3.33\% → 3.33 | 12\% → 12.0 | 62.5 → 62.5\% | 62.5\% → 62.5\text{ percent}
-        17.5% → \frac{7}{40} | 0.05\% → 0.0005 | -19\% → -0.19 | 1,200\% → 1200\% | 25\%, 75\% → 75\%, 25\%
-        20\% → x = 20\% | 0.25 → 25\% | 33\frac {1}{3}\% → \frac{100}{3}\%
-        12.5\% → 12.5\text{ percentage points} | 4.17\% → 4.17\,\% | 8% → 8 per cent""",
-        r"""17.5% → 17.4 | 17.5% → 175 | 0.0001\% → 0.00014\% | 1e-9 → 2e-9\% | 0.13\% → 0.14\% | 0.17 → 17.5\%
-        8\% → 0.8 | 33\frac {1}{3}\% → 33\% | 0.00012\% → 0.000121\%""",
+        r"""17.5% → 17.5 | 12\% → 12.0 | 62.5 → 62.5\% | 62.5\% → 62.5\text{ percent} | 17.5% → \frac{7}{40}
+        0.05\% → 0.0005 | 1,200\% → 1200\% | 25\%, 75\% → 75\%, 25\% | 20\% → x = 20\% | 0.25 → 25\%
+        33\frac {1}{3}\% → \frac{100}{3}\% | 12.5\% → 12.5\text{ percentage points} | 8% → 8 per cent""",
+        r"""17.5% → 17.4 | 17.5% → 175 | 0.0001\% → 0.00014\% | 1e-9 → 2e-9\% | 0.17 → 17.5\% | 8\% → 0.8
+        33\frac {1}{3}\% → 33\%""",
     ),
     "units": (
-        r"""10\text{ AM} → 10 a.m. | 5\text{ Hours} → 5 h | 5\text{ KM} → 5 kilometres | \$5 → 5 dollars | \$5 → 5
-        5\text{¢} → 5 | €5 → 5 euros | 60 mph → 60 miles per hour | 9.8\text{ m/s}^2 → 9.8 m/s²
-        20^\circ C → 20\text{ degrees Celsius} | 6.43 \times 10^{16} \text{ cm}^{-3} → 6.43e16
-        3.7 \times 10^{14} Hz → 3.7 \times 10^{14} | \$3 \text{ million} → \$3000000 | 24 km → 24km
-        864 \mbox{ inches}^2 → 864 | 2.5^{\prime \prime} → 2.5 | 5\text{ pens} → 5\text{ red pens}
-        5 → 5\text{ cm} | 5\text{ cm} → 5 | 5\text{ cm} → 5\,\mathrm{cm} | 5 cm → 5\text{ centimeters}
-        5\text{ cm}^2 → 5\text{ square cm} | 5\text{ cm}^2 → 5\text{ cm}^{2} | 5\text{ ft} → 5 feet
-        5\text{ inches} → 5\text{ in.} | 5\text{ m/s} → 5\text{ meters per second} | 50 → 50\%
-        5\text{ m/s} → 5\,\text{m}/\text{s} | 50^\circ → 50\text{ degrees}
-        5\text{ mph} → 5\text{ miles per hour} | 10\text{ a.m.} → 10\text{ am}
-        5\text{ apples} → 5\text{ green apples} | 5\text{ units} → 5 | 50\% → 50\text{ percent} | x\text{ m} → x
-        2n → 2n | 6m → 6m""",
-        r"""10\text{ AM} → 10\text{ PM} | 5\text{ Hours} → 5\text{ Minutes} | 5\text{ KM} → 5\text{ CM}
-        \$5 → 5\text{ cents} | 7\text{ LB} → 7\text{ OZ} | 7\text{ m.} → 7\text{ cm.}
-        3\text{ M/S} → 3\text{ KM/H} | 5\text{ mW} → 5\text{ MW} | \$5 → €5 | 20^\circ C → 20^\circ F
-        5 Days → 5 Weeks | 5\% → \$5 | 10\text{ A.M.} → 10\text{ P.M.} | 5\text{ Hz} → 5\text{ kHz}
-        142\text{ m} → 142\text{ km} | 142 m → 142 km | 142\text{ m} → 142 km | 5\text{ m} → 5\text{ m}^2
-        5\text{ cm}^2 → 5\text{ cm}^3 | 5\text{ hours} → 5 minutes | 5\text{ square feet} → 5\text{ feet}
-        5\,\mathrm{m} → 5\,\mathrm{cm} | 5^\circ → 5\text{ rad} | 5\text{ m/s} → 5\text{ km/h}
-        10\text{ a.m.} → 10\text{ p.m.} | 5\text{ m} → 5\% | 5\text{ m} → 5~\text{km}
+        r"""10\text{ AM} → 10 a.m. | 5\text{ Hours} → 5 h | 5\text{ KM} → 5 kilometres | \$5 → 5 dollars | €5 → 5 euros
+        5\text{¢} → 5 | 60 mph → 60 miles per hour | 9.8\text{ m/s}^2 → 9.8 m/s² | 24 km → 24km | 5 → 5\text{ cm}
+        20^\circ C → 20\text{ degrees Celsius} | 6.43 \times 10^{16} \text{ cm}^{-3} → 6.43e16 | 5\text{ cm} → 5
+        3.7 \times 10^{14} Hz → 3.7 \times 10^{14} | \$3 \text{ million} → \$3000000 | 2.5^{\prime \prime} → 2.5
+        5\text{ pens} → 5\text{ red pens} | 5\text{ cm}^2 → 5\text{ square cm} | 5\text{ inches} → 5\text{ in.}
+        5\text{ m/s} → 5\text{ meters per second} | 5\text{ m/s} → 5\,\text{m}/\text{s} | 50^\circ → 50\text{ degrees}
+        x\text{ m} → x | 2n → 2n""",
+        r"""10\text{ AM} → 10\text{ PM} | 5\text{ Hours} → 5\text{ Minutes} | 5\text{ KM} → 5\text{ CM} | \$5 → €5
+        \$5 → 5\text{ cents} | 7\text{ LB} → 7\text{ OZ} | 7\text{ m.} → 7\text{ cm.} | 5\text{ mW} → 5\text{ MW}
+        3\text{ M/S} → 3\text{ KM/H} | 20^\circ C → 20^\circ F | 5 Days → 5 Weeks | 5\% → \$5 | 142 m → 142 km
+        5\text{ m} → 5\text{ m}^2 | 5\text{ cm}^2 → 5\text{ cm}^3 | 5\text{ square feet} → 5\text{ feet}
+        5\,\mathrm{m} → 5\,\mathrm{cm} | 5^\circ → 5\text{ rad} | 5\text{ m} → 5\% | 5\text{ m} → 5~\text{km}
         \frac{1}{2}\text{ m} → 0.5\text{ cm} | \sqrt{2}\text{ inches} → \sqrt{2}\text{ cm}""",
     ),
     "clock times": (
-        r"""6:00 → 06:00 | 6:00 → 6:00\text{ p.m.} | 10:15 → 10:15 AM | 3:30 PM → 15:30 | 3:30 PM → 3:30
-        12:30 AM → 0:30 | 8\!:\!34 \text{ p.m.} → 20:34 | 9:05 → 9:05\ \text{A.M.} | 10:00 → 10 o'clock
-        10 AM → 10:00 a.m. | 7:05:00 → 7:05 | 12:00\text{ noon} → 12:00 PM | 8:22 → t = 8:22
-        7:38 → \frac{7}{38} | 1:2 → \frac12 | 21 : 44 → 21:44 | 1:2:3 → 2:4:6
+        r"""6:00 → 06:00 | 6:00 → 6:00\text{ p.m.} | 3:30 PM → 15:30 | 3:30 PM → 3:30 | 12:30 AM → 0:30
+        8\!:\!34 \text{ p.m.} → 20:34 | 9:05 → 9:05\ \text{A.M.} | 10:00 → 10 o'clock | 7:05:00 → 7:05
+        12:00\text{ noon} → 12:00 PM | 8:22 → t = 8:22 | 7:38 → \frac{7}{38} | 1:2 → \frac12 | 1:2:3 → 2:4:6
         \sqrt{5} : 2\sqrt{2} : 3 → \sqrt5:2\sqrt2:3 | \sqrt{2}: 1 → \sqrt2""",
-        r"""4:50 → 2:25 | 15:20 → 0.75 | 6:00 → 18:00 | 6:00 → 6 | 3:30 PM → 3:30 AM | 8:11 → 16:22 | 12:30 → 0.4
-        6:00 → 6:00:30 | 10:15 → \frac23 | 12:00 AM → 12:00 PM | 1:2 → 2:1 | 1:2:3 → \frac16 | 1:2:3 → 3:2:1""",
+        r"""4:50 → 2:25 | 15:20 → 0.75 | 6:00 → 18:00 | 6:00 → 6 | 3:30 PM → 3:30 AM | 12:30 → 0.4 | 6:00 → 6:00:30
+        10:15 → \frac23 | 12:00 AM → 12:00 PM | 1:2 → 2:1 | 1:2:3 → \frac16 | 1:2:3 → 3:2:1""",
     ),
     "Unicode": (
-        r"""60^\circ → 60° | 2\sqrt{3} → 2√3 | x^2 → x² | \frac12 → ½ | \frac72 → 3½ | \infty → ∞ | -5 → –5
-        -5 → ‑5 | 12 → １２ | (1,2) → （1，2） | 1,2 → 1，2 | 1,2 → 1、2 | 3 → 3{zero} | José → Jose{acute}
-        12\% → 12％ | 1234 → 1{thin}234 | 2\pi → 2π | \sqrt{x+\sqrt3} → √(x+√3) | \sqrt[3]{2} → ∛2 | 10^{8} → 10⁸
-        x^{-1} → x⁻¹ | x_1 → x₁ | 12 → 3×4 | \pm 3 → ±3 | x+1 → 𝑥+𝟏 | (-\infty, 3) → (−∞，3) | A_1 → A₁
-        \frac78 → 7⁄8 | x \le 5 → x≤5 | \theta=30^\circ → θ = 30°""",
-        r"""x^2 → x2 | x2 → x² | 3.5 → 31/2 | \frac12 → ⅓ | 108 → 10⁸ | 2\sqrt{3} → 3√2 | 12 → 1² | 5 → –5
-        60^\circ → 61°""",
+        r"""60^\circ → 60° | 2\sqrt{3} → 2√3 | x^2 → x² | \frac72 → 3½ | \infty → ∞ | -5 → –5 | -5 → ‑5 | 12 → １２
+        (1,2) → （1，2） | 1,2 → 1、2 | 3 → 3{zero} | José → Jose{acute} | 12\% → 12％ | 1234 → 1{thin}234 | 2\pi → 2π
+        \sqrt{x+\sqrt3} → √(x+√3) | \sqrt[3]{2} → ∛2 | 10^{8} → 10⁸ | x^{-1} → x⁻¹ | x_1 → x₁ | 12 → 3×4 | \pm 3 → ±3
+        x+1 → 𝑥+𝟏 | (-\infty, 3) → (−∞，3) | \frac78 → 7⁄8 | x \le 5 → x≤5 | \theta=30^\circ → θ = 30°""",
+        r"""x^2 → x2 | x2 → x² | 3.5 → 31/2 | \frac12 → ⅓ | 108 → 10⁸ | 2\sqrt{3} → 3√2 | 12 → 1² | 5 → –5""",
     ),
     "float noise": (
-        r"""0.30000000000000004 → 0.3 | 0.10000000149011612 → 0.1 | 2.700000047683716 → 2.7
-        434.99999999999994 → 435 | 0.07000000000000001 → 0.07 | -0.7999999999999999 → -0.8
-        0.30000000000000004 → \frac{3}{10} | 30.000000000000004\% → 30\% | 0.3333333333333333 → \frac13""",
+        r"""0.30000000000000004 → 0.3 | 0.10000000149011612 → 0.1 | 434.99999999999994 → 435
+        -0.7999999999999999 → -0.8 | 0.30000000000000004 → \frac{3}{10}
+        30.000000000000004\% → 30\% | 0.3333333333333333 → \frac13""",
         r"""0.30000000000000004 → 0.31 | 0.1234567 → 0.123457 | 5.0000001 → 5
         100000000000000001 → 100000000000000000""",
     ),
     "notation": (
-        r"""71/6 → 11 5/6 | -5/2 → -2 1/2 | 73 → **73** | \sqrt[3]{2} → \sqrt[3]2 | \sqrt[3]2 → 2^{1/3}
-        \frac13 → 0.\overline{3} | 0.1\overline{23} → \frac{61}{495} | \frac13 → 0.333\ldots
-        \frac13 → 0.\dot{3} | 42 → \color{red}{42} | 42 → \underline{42} | 42 → 42\\
-        42 → \textcolor{red}{\mathbf{42}} | 42 → {\bf 42} | 90 → 90\degree | 90^\circ → 90\degree
-        e^2 → \mathrm{e}^2""",
-        r"""0.3 → 0.3\ldots | 0.3 → 0.3... | 3.14 → 3.14159\ldots | 1,2,9 → 1,2,\ldots,9 | 115/6 → 11 5/6
-        0.\overline{3} → 0.3 | 11\frac56 → 11 - \frac56 | 42 → \color{red}{43}""",
+        r"""71/6 → 11 5/6 | -5/2 → -2 1/2 | 73 → **73** | \sqrt[3]2 → 2^{1/3} | \frac13 → 0.\overline{3}
+        0.1\overline{23} → \frac{61}{495} | \frac13 → 0.333\ldots | \frac13 → 0.\dot{3} | 42 → \color{red}{42}
+        42 → \underline{42} | 42 → 42\\ | 42 → \textcolor{red}{\mathbf{42}} | 42 → {\bf 42} | 90 → 90\degree""",
+        r"""0.3 → 0.3\ldots | 0.3 → 0.3... | 1,2,9 → 1,2,\ldots,9 | 115/6 → 11 5/6 | 0.\overline{3} → 0.3
+        11\frac56 → 11 - \frac56 | 42 → \color{red}{43}""",
     ),
-    "lists": (
-        r"""120, 150 → 120,150 | 100, 200, 300 → 100,200,300 | 150, 120 → 120,150 | 1200, 150 → 1200,150
-        1000000 → 1,000,000 | 1,1,2 → 2,1,1 | 3 \pm \sqrt{2} → 3-\sqrt2, 3+\sqrt2 | x=\pm 2 → 2, -2
-        \{1\pm\sqrt{5},-2\} → \{1+\sqrt5, 1-\sqrt5, -2\} | (120, 150) → (120,150) | 4 \text{ or } 0 → x=0, x=4
-        a < 0 \text{ or } a = 1 → a=1 \text{ or } a<0 | 0.09 \text{ OR } \frac{9}{100} → 0.09
-        (45^{\circ}, 60^{\circ}) → (45°, 60°) | \{1,2\} → \{2, 1, 1\}""",
-        r"""2 → 2,2 | 2,2 → 2 | 1,1,2 → 1,2 | 1,1,2 → 1,2,2 | (1,2) → 1,2,2 | (1,1,2) → (1,2) | (1,2),(3,4) → (1,2)
-        x=1 → x=1,x=1 | 120150 → 120, 150 | 4 \text{ or } 0 → 4 | 5 → 5 \pm 1
-        \{1\pm\sqrt{5},-2\} → \{1+\sqrt5, -2\}""",
-    ),
-    "tuples and sets": (
-        r"""(1,2) → 1,2 | 1,2 → \{1,2\} | \{1,2\} → 2,1 | \{1,2\} → \{2,1\} | (1,2),(3,4) → \{(1,2),(3,4)\}
-        (1,2) → \left(1,2\right) | 5 → \{5\}""",
-        r"""(1,2) → \{1,2\} | (1,2) → \left\{1,2\right\} | (1,2,3) → \{1,2,3\} | [1,2] → \{1,2\} | (1,1) → \{1,1\}
-        (2,1) → \lbrace 2,1\rbrace | \{1,2\} → (1,2) | \{1,2\} → [1,2] | \left\{1,2,3\right\} → (1,2,3)""",
+    "lists, tuples and sets": (
+        r"""100, 200, 300 → 100,200,300 | 150, 120 → 120,150 | 1000000 → 1,000,000 | 1,1,2 → 2,1,1 | (1,2) → 1,2
+        3 \pm \sqrt{2} → 3-\sqrt2, 3+\sqrt2 | x=\pm 2 → 2, -2 | \{1\pm\sqrt{5},-2\} → \{1+\sqrt5, 1-\sqrt5, -2\}
+        4 \text{ or } 0 → x=0, x=4 | a < 0 \text{ or } a = 1 → a=1 \text{ or } a<0
+        0.09 \text{ OR } \frac{9}{100} → 0.09 | (45^{\circ}, 60^{\circ}) → (45°, 60°) | \{1,2\} → \{2, 1, 1\}
+        1,2 → \{1,2\} | \{1,2\} → 2,1 | (1,2),(3,4) → \{(1,2),(3,4)\} | 5 → \{5\}""",
+        r"""2 → 2,2 | 2,2 → 2 | 1,1,2 → 1,2 | 1,1,2 → 1,2,2 | (1,1,2) → (1,2) | (1,2),(3,4) → (1,2) | x=1 → x=1,x=1
+        120150 → 120, 150 | 4 \text{ or } 0 → 4 | 5 → 5 \pm 1 | \{1\pm\sqrt{5},-2\} → \{1+\sqrt5, -2\}
+        (1,2) → \{1,2\} | (1,2) → \left\{1,2\right\} | [1,2] → \{1,2\} | (1,1) → \{1,1\} | \{1,2\} → (1,2)
+        (2,1) → \lbrace 2,1\rbrace | \{1,2\} → [1,2]""",
     ),
     "chains": (
-        r"""142 → x=142 | 5 → 2+3=5 | 5 → x=2+3=5 | 3 → x = y = 3 | 3 → \sqrt{9}=3 | 6 → 2(3) = 6
-        0.333 → \frac{1}{3} = 0.333 | \frac{1}{2} → 0.5 = \frac{1}{2} | 75 → \frac{3}{4} = 75\%
-        90 → \frac{\pi}{2} = 90^\circ | 11 → 1011_2 = 11 | x=3 → x=3 | y=2x → y = 2x | 10 → \binom{5}{2} = 10
-        2,3 → x=2, x=3""",
-        r"""142 → 99 = 142 | 3 → 5=3 | 142 → x=99=142 | 142 → x = 142 = 141 = 142 | 3 → 1+1=3
-        \frac{1}{2} → \frac{1}{3} = \frac{1}{2} | 0.5 → \frac{1}{3} = 0.5 | 3 → \sqrt{4} = 3""",
+        r"""142 → x=142 | 5 → 2+3=5 | 5 → x=2+3=5 | 3 → x = y = 3 | 3 → \sqrt{9}=3 | 6 → 2(3) = 6 | x=3 → x=3
+        0.333 → \frac{1}{3} = 0.333 | 75 → \frac{3}{4} = 75\% | 90 → \frac{\pi}{2} = 90^\circ | 11 → 1011_2 = 11
+        10 → \binom{5}{2} = 10 | 2,3 → x=2, x=3""",
+        r"""142 → 99 = 142 | 142 → x=99=142 | 142 → x = 142 = 141 = 142 | 3 → 1+1=3
+        \frac{1}{2} → \frac{1}{3} = \frac{1}{2} | 3 → \sqrt{4} = 3""",
     ),
     "numbers side by side": (
-        r"""3.5 → 3\frac{1}{2} | 3.5 → 3 \frac12 | 3.5 → 3\,\tfrac{1}{2} | -3.5 → -3\frac{1}{2}
-        3\frac{1}{2} → \frac{7}{2} | 6 → 2(3) | 6 → (2)(3) | 6 → 2\binom{3}{1} | 6 → 3\sqrt{4} | 2\pi → \pi 2
-        6x → 2 x 3 | 2^{33} → 2^{33} | 1.5 → \frac{1}{2}3 | 1.5\pi → 3\frac{\pi}{2} | \frac{1}{2} → \frac 1 2
-        3 → \log_2 8""",
-        r"""142 → 14\binom{9}{4}2 | 142 → 16\binom{9}{4} | 142 → 14\,128 | 142 → 14 128 | 10000 → 10\,001
-        12 → 1\,2 | 3 → 2 1 | 3 → 2{1} | 3 → 2\left(1\right) | 5 → (2)(3) | 5 → \binom{3}{1}2 | 142 → 1 142
-        142 → 14\quad 2 | 142 → 1 4\ 2 | (1,1) → (1,0 1) | 1,1 → 1,0 1 | 6 → 1+2 3""",
+        r"""3.5 → 3\frac{1}{2} | 3.5 → 3\,\tfrac{1}{2} | -3.5 → -3\frac{1}{2} | 3\frac{1}{2} → \frac{7}{2} | 6 → 2(3)
+        6 → (2)(3) | 6 → 2\binom{3}{1} | 6 → 3\sqrt{4} | 2\pi → \pi 2 | 6x → 2 x 3 | 2^{33} → 2^{33} | 3 → \log_2 8
+        1.5 → \frac{1}{2}3 | 1.5\pi → 3\frac{\pi}{2} | \frac{1}{2} → \frac 1 2""",
+        r"""142 → 14\binom{9}{4}2 | 142 → 14\,128 | 142 → 14 128 | 12 → 1\,2 | 3 → 2 1 | 3 → 2{1} | 3 → 2\left(1\right)
+        5 → (2)(3) | 5 → \binom{3}{1}2 | 142 → 1 142 | 142 → 14\quad 2 | (1,1) → (1,0 1) | 6 → 1+2 3""",
+    ),
+    "powers of ten": (
+        r"""870000000 → 8.7 \times 10^8 | 8.7 \times 10^{8} → 870,000,000 | 8.7 \cdot 10^8 → 8.7e8
+        1.6e-19 → 16 × 10^{-20} | 8.7 \times 10^8 → 870000000 \text{ m} | 870000000 → 8.7 \times 10^8 \text{ m}
+        1.6e-19 → \frac{16}{10^{20}}""",
+        r"""870000000 → 4.7 \times 10^8 | 8.7 \cdot 10^8 → 8.7e4 | 1.6e-19 → 17 × 10^{-20} | 1.6e-19 → 0 | 1e-8 → 0
+        1.6e-19 → \frac{17}{10^{20}} | 1.6e-19 → 6.6e-34 | 1e-8 → \frac{0}{5}
+        1.6 \times 10^{-19} \text{ C} → 6.6 \times 10^{-34}""",
+    ),
+    "a nine is not dug out of what can't be read": (
+        "9 → 9",
+        r"""9 → ≠9 | 9 → 8 ≠ 9 | 9 → \neq 9 | 9 → \ne 9 | 9 → \not= 9 | 9 → x \neq 9 | 9 → \leq 9 | 9 → \gt 9
+        9 → \approx 9 | 9 → \neg 9 | 9 → 8 \to 9 | 9 → \text{not } 9 | 9 → \text{not }$9$ | 9 → is not $9$
+        9 → not \(9\) | 9 → the answer is 9 | 9 → {null}9""",
     ),
     "number bases": (
         r"""2516_8 → 2516 | 2516_8 → 2516_{8} | 3 → 3_{10} | x_1 → x_{1}""",
-        r"""3 → 3_2 | 3 → 3_{2} | 3 → 3_x | 2516 → 2516_8 | 2516_8 → 2516_7 | 3 → x=3_2 | 3 → 3_{\text{two}}
-        3 → 3_{12}""",
+        r"""3 → 3_2 | 3 → 3_x | 2516 → 2516_8 | 2516_8 → 2516_7 | 3 → x=3_2 | 3 → 3_{\text{two}} | 3 → 3_{12}""",
     ),
 }  # fmt: skip
-SIGNS = {"{zero}": "\u200b", "{acute}": "\u0301", "{thin}": "\u202f"}  # nobody sees them
+
+
+SIGNS = {"{null}": "\x00", "{zero}": "\u200b", "{acute}": "\u0301", "{thin}": "\u202f"}  # nobody sees them
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -252,52 +218,16 @@ def test_answers_by_kind(kind):
         assert [pair for pair, result in zip(pairs, results) if result["correct"] is not wanted] == []
 
 
-def test_reading_random_texts_never_raises_and_takes_little_time():
-    rng = random.Random(0)
-    bits = [*"120.,;:-+%$€({[]})*\\^_|/<>=!'\"~`abxyA ½²√°π–１，…\u0301\ud800", r"\frac", r"\text{", r"\ldots", r"\pm"]
-    bits += [r"\boxed{", r"\,", r"\overline{", "sqrt(", "**", " and ", " AM", " km", "pi", "0.3", r"\begin{pmatrix}"]
-    start = time.process_time()
-    for i in range(4000):
-        text = "".join(rng.choices(bits, k=rng.randrange(14))) if i >= 200 else bits[i % len(bits)] * 100
-        text = task.clean(text)
-        for read in (answers.quantity, answers.clock, answers.elements, answers.values, answers.ratio, answers.bare):
-            read(text)
-    assert time.process_time() - start < 10
+BITS = [*"120.,;:-+%$€({[]})*\\^_|/<>=!'\"~`abxyA ½²√°π–１，…\u0301\ud800", r"\frac", r"\text{", r"\ldots", r"\pm"]
+BITS += [r"\boxed{", r"\,", r"\overline{", "sqrt(", "**", " and ", " AM", " km", "pi", "0.3", r"\begin{pmatrix}"]
 
 
-@pytest.mark.parametrize("answer", [
-    "\x009", "\ud800", "9" * 290, "≠9", "8 ≠ 9",
-    r"\neq 9", r"\ne 9", r"\not= 9", r"x \neq 9", r"x\not= 9", r"\leq 9", r"\gt 9", r"\approx 9", r"\neg 9", r"8 \to 9",
-    r"\text{not } 9", r"\text{not }$9$", "is not $9$", r"not \(9\)", "the answer is 9",
-])  # fmt: skip
-def test_trap_a_nine_is_not_dug_out_of_what_cannot_be_read(answer):
-    assert not right(answer, "9")
-
-
-def test_trap_several_boxes_do_not_merge():
-    assert not task.score(r"\boxed{1}, \boxed{2}", ["1,2"])["correct"]
-    assert not task.score(r"\boxed{1}, \boxed{2}", ["1"])["correct"]
-    assert task.score(r"\boxed{1}, \boxed{2}", ["2"])["correct"]
-    assert task.score(r"\boxed{1}, \boxed{2.0}", [r"\frac{4}{2}"])["correct"]
-
-
-@pytest.mark.parametrize("gold, answer", [
-    ("870000000", r"8.7 \times 10^8"), (r"8.7 \times 10^{8}", "870,000,000"), (r"8.7 \cdot 10^8", "8.7e8"),
-    ("3.3e12", r"3.3\times10^{12}"), ("1.6e-19", r"16 × 10^{-20}"), (r"8.7 \times 10^8", r"870000000 \text{ m}"),
-    ("870000000", r"8.7 \times 10^8 \text{ m}"), ("3.3e12", r"3.3\times 10^{12}\text{ m}"),
-    ("1.6e-19", r"\frac{16}{10^{20}}"),
-])  # fmt: skip
-def test_trap_powers_of_ten(gold, answer):
-    assert right(answer, gold)
-    assert not right(answer.replace("8", "4").replace("3", "5").replace("6", "7"), gold)
-
-
-@pytest.mark.parametrize("gold, answer", [
-    ("1.6e-19", "6.6e-34"), ("1.6e-19", "0"), ("1.6e-19", r"\frac{1}{10^{30}}"), ("1e-8", "0"),
-    ("1e-8", r"\frac{0}{5}"),    (r"1.6 \times 10^{-19} \text{ C}", r"6.6 \times 10^{-34}"),
-])  # fmt: skip
-def test_trap_small_numbers_are_not_all_the_same(gold, answer):
-    assert not right(answer, gold)
+@settings(max_examples=3000, deadline=2000, derandomize=True, database=None)  # milliseconds
+@given(st.lists(st.sampled_from(BITS), max_size=14).map("".join) | st.sampled_from(BITS).map(lambda bit: 100 * bit))
+def test_reading_random_texts_never_raises_and_takes_little_time(text):
+    text = task.clean(text)
+    for read in (answers.quantity, answers.clock, answers.elements, answers.values, answers.ratio, answers.bare):
+        read(text)
 
 
 def test_any_gold_of_a_list_will_do():
@@ -312,9 +242,6 @@ def test_order_is_kept():
     responses = [rf"\boxed{{\frac{{{2 * n}}}{{6}}}}" for n in numbers]
     results = task.score_all(responses, [[rf"\frac{{{n + (i % 3 == 0)}}}{{3}}"] for i, n in enumerate(numbers)])
     assert [result["correct"] for result in results] == [i % 3 != 0 for i in range(300)]
-    assert task.score_all([], []) == []
-    with pytest.raises(ValueError):
-        task.score_all(["one"], [])
 
 
 # ---------------------------------------------------------------------------------------------------------- hostile
@@ -323,6 +250,8 @@ TOWER = r"9^{9^{9^9}}"
 LONG = {
     "50,000 characters": "x+" * 25_000,
     "50,000 digits": "9" * 50_000,
+    "290 digits": "9" * 290,
+    "half a character": "\ud800",
     "a long polynomial": "+".join(f"x^{{{n}}}" for n in range(40)),
     "nested brackets": "(" * 140 + "5" + ")" * 140,
     "nested braces": "{" * 20_000 + "5" + "}" * 20_000,
@@ -373,6 +302,14 @@ def children(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def lives(pid):
+    """Whether there is such a process, and it is no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_a_killed_answer_costs_no_start_of_a_worker():
     worker = workers.Worker()
     assert worker.ask(["1/2", ["0.5"]]) is True and worker.seconds < workers.TIME_LIMIT
@@ -384,8 +321,7 @@ def test_a_killed_answer_costs_no_start_of_a_worker():
         assert worker.process.pid == first and children(first) != [copy]
     (copy,) = children(first)
     os.kill(copy, signal.SIGKILL)  # by the system between two answers, for example: it loses no answer
-    while Path(f"/proc/{copy}").exists() and "\nState:\tZ" not in Path(f"/proc/{copy}/status").read_text():
-        time.sleep(0.01)
+    until(lambda: not lives(copy))
     assert worker.ask(["1/2", ["0.5"]]) is True and worker.ask(["1/3", ["0.5"]]) is False
     worker.kill()
 
@@ -402,9 +338,11 @@ def test_a_batch_has_a_bound_after_which_answers_count_as_timed_out(monkeypatch)
 
 @pytest.fixture(scope="module")
 def worker_folder():
-    """The folder in /proc of a worker that has answered."""
+    """The folder in /proc of a worker that has answered; the trainer's environment has a secret."""
     worker = workers.Worker()
-    assert worker.ask(["1/2", ["0.5"]]) is True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SECRET", "of the trainer")
+        assert worker.ask(["1/2", ["0.5"]]) is True
     yield Path("/proc", str(worker.process.pid))
     worker.process.communicate(timeout=60)  # its input ends, and so does it
     assert worker.process.returncode == 0
@@ -414,23 +352,14 @@ def status(folder, name):
     return re.search(rf"\n{name}:(.*)\n", (folder / "status").read_text())[1].strip()
 
 
-def test_a_worker_has_a_bound_on_memory_and_knows_no_torch(worker_folder):
+def test_a_worker_has_a_bound_on_memory_and_knows_neither_torch_nor_our_environment(worker_folder):
     limit = re.search(r"Max address space\s+(\d+)\s+(\d+)", (worker_folder / "limits").read_text())
     assert limit.groups() == (str(workers.MEMORY_LIMIT),) * 2
     maps = (worker_folder / "maps").read_text()
     assert "python" in maps and "libtorch" not in maps  # vLLM preloads a library of torch's folder in all children
     assert status(worker_folder, "Threads") == "1"  # it forks
-
-
-def test_a_worker_has_none_of_our_environment(worker_folder, monkeypatch):
-    monkeypatch.setenv("SECRET", "of the trainer")
-    worker = workers.Worker()
-    assert worker.ask(["1/2", ["0.5"]]) is True
-    environment = Path(f"/proc/{worker.process.pid}/environ").read_text()
-    assert {line.split("=")[0] for line in environment.split("\0") if line} <= {
-        "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
-    }  # fmt: skip
-    worker.kill()
+    names = {line.split("=")[0] for line in (worker_folder / "environ").read_text().split("\0")}
+    assert names <= {"PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", ""}
 
 
 def test_a_worker_has_no_network_where_the_system_allows_that(worker_folder):
@@ -472,22 +401,14 @@ def test_workers_end_with_their_parent(answer):
         "import sys; from rewards import workers; worker = workers.Worker(); worker.start()\n"
         "print(worker.process.pid, flush=True); worker.ask([sys.argv[1], ['0.5']]); sys.stdin.read()"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code, answer], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    parent = subprocess.Popen([sys.executable, "-c", code, answer], cwd=ROOT, **pipes)
     pid = int(parent.stdout.readline())
     time.sleep(0.5)
-    os.kill(pid, 0)  # it lives
+    assert lives(pid)
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-            if "\nState:\tZ" not in Path("/proc", str(pid), "status").read_text():
-                time.sleep(0.1)
-                continue
-        return
-    pytest.fail(f"worker {pid} outlives its parent")
+    until(lambda: not lives(pid), seconds=60)
 
 
 def test_workers_that_cannot_start_say_why(tmp_path, monkeypatch):
@@ -514,118 +435,83 @@ def in_parts(text):
 
 
 def verl(text, gold):
-    return {
-        "prompt": chat(f"{text} {INSTRUCTION}"),
-        "reward_model": {"ground_truth": gold, "style": "rule"},
-        "answer": "no",
-    }
+    model = {"ground_truth": gold, "style": "rule"}
+    return {"prompt": chat(f"{text} {INSTRUCTION}"), "reward_model": model, "answer": "no"}
 
 
 def conversation(text, gold):
     return {"from": "human", "value": text}, {"from": "assistant", "ground_truth": {"value": gold}}
 
 
+ALL = (".parquet", ".json", ".jsonl")
 SCHEMAS = {
-    "verl": (verl, [".parquet", ".json", ".jsonl"]),
-    "conversation": (lambda text, gold: list(conversation(text, gold)), [".json", ".jsonl"]),
-    "conversation by columns": (
-        lambda text, gold: dict(zip("01", conversation(text, gold))),
-        [".parquet", ".json", ".jsonl"],
-    ),
-    "final_answer": (
-        lambda text, gold: {"prompt": [{"from": "user", "value": text}], "final_answer": gold},
-        [".parquet", ".json", ".jsonl"],
-    ),
-    "problem": (lambda text, gold: {"problem": text, "answer": gold, "solution": "?"}, [".parquet", ".json", ".jsonl"]),
-    "question": (lambda text, gold: {"question": text, "answer": gold}, [".parquet", ".json", ".jsonl"]),
+    "verl": (verl, ALL),
+    "conversation": (lambda text, gold: list(conversation(text, gold)), (".json", ".jsonl")),
+    "conversation by columns": (lambda text, gold: dict(zip("01", conversation(text, gold))), ALL),
+    "final_answer": (lambda text, gold: {"prompt": [{"from": "user", "value": text}], "final_answer": gold}, ALL),
+    "problem": (lambda text, gold: {"problem": text, "answer": gold, "solution": "?"}, ALL),
+    "question": (lambda text, gold: {"question": text, "answer": gold}, ALL),
     "parts alone": (
         lambda text, gold: {"question": in_parts(text)[0]["content"], "answer": gold},
-        [".parquet", ".jsonl"],
+        (".parquet", ".jsonl"),
     ),
-    "parts": (
-        lambda text, gold: {"prompt": in_parts(text), "reward_model": {"ground_truth": gold}},
-        [".parquet", ".json", ".jsonl"],
-    ),
+    "parts": (lambda text, gold: {"prompt": in_parts(text), "reward_model": {"ground_truth": gold}}, ALL),
 }
+GOLDS = [  # as a file has them, and as they are loaded
+    (["5", "x^2", "07"], [["5"], ["x^2"], ["07"]]),
+    ([142.0, 0.5, -3.0], [["142"], ["0.5"], ["-3"]]),
+    ([["1", "2"], ["3\n"], ["4"]], [["1", "2"], ["3"], ["4"]]),
+    ([1, 2, 3], [["1"], ["2"], ["3"]]),
+]
 
 
 @pytest.mark.parametrize("name, suffix", [(name, suffix) for name in SCHEMAS for suffix in SCHEMAS[name][1]])
-@pytest.mark.parametrize("golds", [["5", "x^2", "07"], [142.0, 0.5, -3.0], [["1", "2"], ["3\n"], ["4"]], [1, 2, 3]])
-def test_every_schema(tmp_path, name, suffix, golds):
-    rows = [SCHEMAS[name][0](f"What is {i}?", gold) for i, gold in enumerate(golds)]
-    items = task.load(str(write_rows(tmp_path / f"some_set{suffix}", rows)), "train")
-    expected = {
-        "5": [["5"], ["x^2"], ["07"]], "142.0": [["142"], ["0.5"], ["-3"]],
-        "['1', '2']": [["1", "2"], ["3"], ["4"]], "1": [["1"], ["2"], ["3"]],
-    }[str(golds[0])]  # fmt: skip
-    assert items == [
-        {"messages": chat(f"What is {i}? {INSTRUCTION}"), "prefix": "", "answer": gold, "category": "some_set"}
-        for i, gold in enumerate(expected)
-    ]
+def test_every_schema(tmp_path, name, suffix):
+    for golds, expected in GOLDS:
+        rows = [SCHEMAS[name][0](f"What is {i}?", gold) for i, gold in enumerate(golds)]
+        items = task.load(str(write_rows(tmp_path / f"some_set{suffix}", rows)), "train")
+        assert items == [
+            {"messages": chat(f"What is {i}? {INSTRUCTION}"), "prefix": "", "answer": gold, "category": "some_set"}
+            for i, gold in enumerate(expected)
+        ]
 
 
-def test_earlier_turns_are_kept_and_files_with_several_sources_told_apart(tmp_path):
+def test_earlier_turns_are_kept(tmp_path):
     system = {"role": "system", "content": "Be brief."}
-    rows = [verl("A?", "1") | {"data_source": "org/Easy"}, verl("B?", "2") | {"data_source": "hard"}]
-    rows[0]["prompt"].insert(0, system)
-    items = task.load(str(write_rows(tmp_path / "both.json", rows)), "test")
-    assert items[0]["messages"] == [system, *chat(f"A? {INSTRUCTION}")]
-    assert [item["category"] for item in items] == ["Easy", "hard"]
-    rows[1]["data_source"] = "org/Easy"
-    assert {item["category"] for item in task.load(str(write_rows(tmp_path / "both.json", rows)), "test")} == {"both"}
-    rows[1]["data_source"] = "hard"
-    del rows[0]["data_source"]
-    rows.append(rows[1] | {"data_source": "hardest"})
-    items = task.load(str(write_rows(tmp_path / "both.json", rows)), "test")
-    assert [item["category"] for item in items] == ["both", "hard", "hardest"]
-
-
-def test_size_draws_by_the_seed_and_keeps_the_order(tmp_path):
-    path = str(write_rows(tmp_path / "a.jsonl", [{"problem": f"{i:03}", "answer": i} for i in range(100)]))
-
-    def numbers(**how):
-        return [int(item["answer"][0]) for item in task.load(path, "test", **how)]
-
-    assert numbers() == numbers(size=100) == numbers(size=500) == list(range(100))
-    first, again, other = (numbers(size=10, seed=seed) for seed in (0, 0, 1))
-    assert first == again != other and first != list(range(10))
-    assert len(set(first)) == 10 and first == sorted(first)
-
-
-def test_folder(tmp_path):
-    for name in ("a.json", "b_test.jsonl", "train_c.parquet", "latest.json"):
-        write_rows(tmp_path / name, [{"problem": name, "answer": 1}])
-    (tmp_path / "README.md").write_text("not data")
-
-    def categories(split):
-        return [item["category"] for item in task.load(str(tmp_path), split)]
-
-    assert categories("test") == ["a", "b_test", "latest"]
-    assert categories("train") == ["train_c"]
-    (tmp_path / "train_c.parquet").unlink()
-    assert categories("train") == ["a", "latest"]
-    (tmp_path / "a.json").unlink()
-    (tmp_path / "latest.json").unlink()
-    with pytest.raises(ValueError, match=r"holds no .* file for train"):
-        categories("train")
+    (item,) = task.load(write_rows(tmp_path / "a.json", [verl("A?", "1") | {"prompt": [system, *chat("A?")]}]), "test")
+    assert item["messages"] == [system, *chat(f"A? {INSTRUCTION}")]
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold"),
+    "sources, categories",
     [
-        ("She has 5 + 7 = <<5+7=12>>12.\n#### 12", "12"),
-        ("#### 1,000", "1,000"),
-        ("5\r\n#### -3\r\n", "-3"),
-        ("a ####0.5", "0.5"),
-        ("#### 3\n#### 4", "4"),
-        ("####\n7", "7"),
-        ("12 ####", "12 ####"),
-        ("x #1", "x #1"),
-        (["a\n#### 1", "2"], ["1", "2"]),
+        (["org/Easy", "hard"], ["Easy", "hard"]),
+        (["org/Easy", "org/Easy"], ["both", "both"]),
+        ([None, "hard", "hardest"], ["both", "hard", "hardest"]),
     ],
 )
-def test_the_answer_of_gsm8k_is_behind_its_last_mark(answer, gold):
-    assert task.golds_of(answer) == (gold if isinstance(gold, list) else [gold])
+def test_files_with_several_sources_are_told_apart(sources, categories, tmp_path):
+    rows = [verl("A?", "1") | ({"data_source": source} if source else {}) for source in sources]
+    items = task.load(write_rows(tmp_path / "both.json", rows), "test")
+    assert [item["category"] for item in items] == categories
+
+
+GSM8K = [
+    ("She has 5 + 7 = <<5+7=12>>12.\n#### 12", ["12"]),
+    ("#### 1,000", ["1,000"]),
+    ("5\r\n#### -3\r\n", ["-3"]),
+    ("a ####0.5", ["0.5"]),
+    ("#### 3\n#### 4", ["4"]),
+    ("####\n7", ["7"]),
+    ("12 ####", ["12 ####"]),
+    ("x #1", ["x #1"]),
+    (["a\n#### 1", "2"], ["1", "2"]),
+]
+
+
+@pytest.mark.parametrize("answer, golds", GSM8K)
+def test_the_answer_of_gsm8k_is_behind_its_last_mark(answer, golds):
+    assert task.golds_of(answer) == golds
 
 
 UNREADABLE = ["E_1, E_2", r"t(0,4]", "x = 5 because y = 3"]
@@ -646,69 +532,51 @@ def test_golds_that_cannot_be_read_are_left_out_and_counted(tmp_path, capsys):
 
 
 GOOD = {"problem": "?", "answer": "1"}
-BROKEN = {
-    "no answer": ({"problem": "?"}, "no problem and answer"),
-    "no problem": ({"answer": "1"}, "no problem and answer"),
-    "empty problem": ({"problem": " ", "answer": "1"}, "the problem is empty"),
-    "null problem": ({"problem": None, "answer": "1"}, "the problem must be a text or a chat, not None"),
-    "null answer": ({"problem": "?", "answer": None}, "not None"),
-    "truth as answer": ({"problem": "?", "answer": True}, "not True"),
-    "nan": ({"problem": "?", "answer": float("nan")}, "not nan"),
-    "nested list": ({"problem": "?", "answer": [["1"]]}, "must be a text"),
-    "empty list": ({"problem": "?", "answer": []}, "the list of answers is empty"),
-    "empty chat": ({"prompt": [], "final_answer": "1"}, "no problem and answer"),
-    "ends with the assistant": (
-        {"prompt": [{"role": "assistant", "content": "?"}], "final_answer": "1"},
-        "not the user",
-    ),
-    "no ground truth": ({"prompt": chat("?"), "reward_model": {}}, "no problem and answer"),
-    "null reward model": ({"prompt": chat("?"), "reward_model": None}, "no problem and answer"),
-    "half a conversation": ([{"from": "human", "value": "?"}], "no problem and answer"),
-    "answer without gold": ([{"from": "human", "value": "?"}, {"from": "assistant", "value": "1"}], "no problem and"),
-    "not an object": ("text", "no problem and answer"),
-    "null": (None, "no problem and answer"),
-    "a turn without a text": (
-        {"prompt": [{"role": "system", "content": None}, *chat("?")], "final_answer": "1"},
-        "no problem and answer",
-    ),
-    "a turn without content": (
-        {"prompt": [{"role": "user"}], "final_answer": "1"},
-        "a turn must have role and content",
-    ),
-    "half a chat": ({"prompt": [*chat("?"), "!"], "final_answer": "1"}, "a turn must have role and content"),
-    "parts without text": ({"problem": [{"type": "video"}], "answer": "1"}, "not a part of type video"),
-    "a picture": (
-        {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "final_answer": "1"},
-        "a turn's content must be a text or a list of parts with text, not a part of type image",
-    ),
-    "a number in a turn": (
-        {"prompt": [{"role": "user", "content": [7]}], "answer": "1", "reward_model": {"ground_truth": "1"}},
-        "a list of parts with text, not 7",
-    ),
-    "half a character in the problem": ({"problem": "\ud800?", "answer": "1"}, r"a text holds '\ud800', which is no"),
-    "half a character in the answer": ({"problem": "?", "answer": ["1", "\udfff"]}, r"holds '\udfff', which is no"),
-    "a number": (7, "no problem and answer"),
-}
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_rows_are_named(tmp_path, name):
-    row, message = BROKEN[name]
+def asks(*content, **more):
+    """A row with a chat of one turn."""
+    return {"prompt": [{"role": "user", "content": list(content)}], "final_answer": "1"} | more
+
+
+ASSISTANT = {"role": "assistant", "content": "?"}
+BROKEN = [
+    ({"problem": "?"}, "no problem and answer"),
+    ({"answer": "1"}, "no problem and answer"),
+    ({"problem": " ", "answer": "1"}, "the problem is empty"),
+    ({"problem": None, "answer": "1"}, "the problem must be a text or a chat, not None"),
+    ({"problem": "?", "answer": None}, "not None"),
+    ({"problem": "?", "answer": True}, "not True"),
+    ({"problem": "?", "answer": float("nan")}, "not nan"),
+    ({"problem": "?", "answer": [["1"]]}, "must be a text"),
+    ({"problem": "?", "answer": []}, "the list of answers is empty"),
+    ({"prompt": [], "final_answer": "1"}, "no problem and answer"),
+    ({"prompt": [ASSISTANT], "final_answer": "1"}, "not the user"),
+    ({"prompt": chat("?"), "reward_model": {}}, "no problem and answer"),
+    ({"prompt": chat("?"), "reward_model": None}, "no problem and answer"),
+    ([{"from": "human", "value": "?"}], "no problem and answer"),
+    ([{"from": "human", "value": "?"}, {"from": "assistant", "value": "1"}], "no problem and"),
+    ("text", "no problem and answer"),
+    (None, "no problem and answer"),
+    (7, "no problem and answer"),
+    ({"prompt": [{"role": "system", "content": None}, *chat("?")], "final_answer": "1"}, "no problem and answer"),
+    ({"prompt": [{"role": "user"}], "final_answer": "1"}, "a turn must have role and content"),
+    ({"prompt": [*chat("?"), "!"], "final_answer": "1"}, "a turn must have role and content"),
+    ({"problem": [{"type": "video"}], "answer": "1"}, "not a part of type video"),
+    (asks({"type": "image"}), "a turn's content must be a text or a list of parts with text, not a part of type image"),
+    (asks(7, answer="1", reward_model={"ground_truth": "1"}), "a list of parts with text, not 7"),
+    ({"problem": "\ud800?", "answer": "1"}, r"a text holds '\ud800', which is no"),
+    ({"problem": "?", "answer": ["1", "\udfff"]}, r"holds '\udfff', which is no"),
+]
+
+
+@pytest.mark.parametrize("row, message", BROKEN)
+def test_broken_rows_are_named(tmp_path, row, message):
     path = write_rows(tmp_path / "a.jsonl", [GOOD, row, GOOD])
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         task.load(str(path), "train")
     assert str(caught.value).startswith(f"{path}, row 2: ")
     assert len(task.load(str(write_rows(path, [GOOD, GOOD])), "train")) == 2
-
-
-@pytest.mark.parametrize("source, split", [(None, "train"), ("some/set", "test")])
-def test_hub_that_cannot_be_reached(source, split):
-    code = "import sys; from rewards import math as task; task.load(sys.argv[1] or None, sys.argv[2])"
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent"}
-    done = python("-c", code, source or "", split, env=env)
-    name = source or "Open-Reasoner-Zero/orz_math_57k_collection"
-    error = done.stderr.partition("ValueError: ")[2]
-    assert error.startswith(f"could not load the data set '{name}'") and "--data, --test_data" in error, done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------- real files
@@ -731,22 +599,20 @@ NEIGHBOURS = {
 
 @cache
 def real(file):
-    return task.load(str(REAL / file), "train" if "train" in file else "test")
+    return task.load(str(DATA / file), "train" if "train" in file else "test")
 
 
 @needs_real
 @pytest.mark.parametrize("file", FILES)
-def test_real_files(file, capsys):
+def test_real_files(file):
     items = real(file)
     assert len(items) == ROWS[file] - LEFT_OUT.get(file, 0)
     assert {item["category"] for item in items} == {Path(file).stem}
     for item in items:
         (message,) = item["messages"]
         assert message["role"] == "user" and message["content"].endswith(f" {INSTRUCTION}")
-        assert (
-            message["content"].count(INSTRUCTION) == 1
-            and "Let's think step" not in message["content"][: -len(INSTRUCTION)]
-        )
+        assert message["content"].count(INSTRUCTION) == 1
+        assert "Let's think step" not in message["content"][: -len(INSTRUCTION)]
         assert isinstance(item["answer"], list) and all(isinstance(gold, str) and gold for gold in item["answer"])
     for which in (0, -1):
         responses = [rf"Hence \boxed{{0}}? No: $\boxed{{{item['answer'][which]}}}$. Done." for item in items]
@@ -754,36 +620,9 @@ def test_real_files(file, capsys):
 
 
 @needs_real
-def test_the_same_problems_in_two_schemas_become_the_same_items():
-    ours, theirs = real("math/math500.parquet"), real("orz/math500.json")
-    assert [item["answer"] for item in ours] == [item["answer"] for item in theirs]
-    assert [item["messages"] for item in ours] == [item["messages"] for item in theirs]
-
-
-def some(file):
-    items = real(file)
-    return items if len(items) < 1000 else items[::10]
-
-
-def spelled_otherwise(gold):
-    r"""The gold with \dfrac for \frac, \left and \right, and other blanks."""
-    gold = re.sub(r"\\[dt]?frac", r"\\cfrac", gold.strip())
-    gold = re.sub(r"(?<!\\)([()])", lambda sign: r"\left(" if sign[0] == "(" else r"\right)", gold)
-    return re.sub(r"(?<!\{)(?<!\\)(?<!\de)([-+=<]|,(?!\\))", r" \1 ", gold)  # 1e-5 stays
-
-
-@needs_real
-@pytest.mark.parametrize("file", FILES)
-def test_real_golds_are_right_in_another_spelling(file):
-    golds = sorted({item["answer"][0] for item in some(file)})
-    results = task.score_all([rf"\boxed{{{spelled_otherwise(gold)}}}" for gold in golds], golds)
-    assert [gold for gold, result in zip(golds, results) if not result["correct"]] == []
-
-
-@needs_real
 @pytest.mark.parametrize("file", FILES)
 def test_real_golds_do_not_equal_their_neighbours(file):
-    items = some(file)
+    items = real(file)[:: 10 if len(real(file)) > 1000 else 1]
     pairs = [
         (a["answer"][0], b["answer"]) for a, b in zip(items[-1:] + items, items) if a["answer"][0] not in b["answer"]
     ]
@@ -791,17 +630,3 @@ def test_real_golds_do_not_equal_their_neighbours(file):
     assert not any(result["timed_out"] for result in results) and len(pairs) > 0.9 * len(items)
     found = [(answer, golds[0]) for (answer, golds), result in zip(pairs, results) if result["correct"]]
     assert found == NEIGHBOURS.get(file, [])
-
-
-@needs_real
-def test_a_batch_of_ordinary_responses_meets_no_limit():
-    """64 problems, 8 responses each, all in LaTeX and each in a form of its own; half of them right."""
-    hard = [item for item in real("math/math500.parquet") if task.number(task.clean(item["answer"][0])) is None][:64]
-    responses = [
-        rf"So \boxed{{{(item if k % 2 else hard[i - 1])['answer'][0]}{' ' * k}\,}}"
-        for i, item in enumerate(hard)
-        for k in range(8)
-    ]
-    results = task.score_all(responses, [item["answer"] for item in hard for _ in range(8)])
-    assert not any(result["timed_out"] for result in results)
-    assert 0.45 < sum(result["correct"] for result in results) / len(results) < 0.55

@@ -3,11 +3,12 @@
 import itertools
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, SMOLLM, check_resumed, metrics, run, small
-from helpers import arguments, distance, gradients, make_batch, plain_gradient
+from conftest import KK_TINY, ROOT, SMOLLM, answer, check_resumed, metrics, run, small
+from helpers import arguments, distance, gradients, make_batch, plain_gradient, with_gaps
 from transformers import AutoTokenizer
 
 import grpo_multi_turn
@@ -101,10 +102,7 @@ def test_a_conversations_ids_are_what_vllm_was_given_and_gave_back(talk, tmp_pat
 def test_the_gradient_of_conversations_is_eq_2_on_the_models_own_tokens_alone(tiny_model):
     """By transformers and torch alone. What stands in the gaps has no weight, whatever it is."""
     batch = make_batch(tiny_model)
-    inner = batch["mask"].clone()
-    inner[:, 1:] &= batch["mask"][:, :-1]
-    inner[:, :-1] &= batch["mask"][:, 1:]
-    batch["mask"] &= ~(inner & (torch.arange(inner.shape[1]) % 3 > 0))  # replies of one and two tokens
+    batch["mask"] = with_gaps(batch["mask"])
     args = arguments(grpo_multi_turn, model=str(tiny_model), kl_coef=0.0, clip_low=0.9, clip_high=1e9)
     for name in ("advantages", "old_logp", "ref_logp"):
         batch[name] = batch[name].masked_fill(~batch["mask"], 1e9)
@@ -178,6 +176,26 @@ def test_processes_whose_conversations_differ_in_length_make_the_same_first_upda
     one, two = metrics(four_steps[0])[0], metrics(tmp_path / "run")[0]
     for key in ("turns", "tokens", "reward", "grad_norm", "entropy"):
         assert two[key] == pytest.approx(one[key], rel=0.1), key
+
+
+def test_every_turn_of_every_row_has_a_seed_of_its_own(monkeypatch):
+    """Otherwise equal conversations of a group would stay equal, and the group would teach nothing."""
+    seeds = []
+
+    def generate(prompts, params, **more):
+        seeds.extend(of_prompt.seed for of_prompt in params)
+        return [SimpleNamespace(outputs=[answer(text="8") for _ in range(of_prompt.n)]) for of_prompt in params]
+
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    llm = SimpleNamespace(generate=generate, get_tokenizer=lambda: tokenizer)
+    monkeypatch.setattr(grpo_multi_turn.engine, "empty_prefix_cache", lambda llm: None)
+    monkeypatch.setattr(grpo_multi_turn, "decode", lambda tokenizer, responses: ["8"] * len(responses))
+    problems = [{"id": i, "answer": 9, "prompt_ids": [5 + i]} for i in range(2)]
+    args = arguments(grpo_multi_turn, model=str(KK_TINY), max_turns=3)
+    for step in (1, 2):
+        found = grpo_multi_turn.converse(llm, guess, problems, step, args, n=4, temperature=1.0)
+        assert [len(one.turns) for one in found] == [3] * 8 and {one.replies[0] for one in found} == {"higher"}
+    assert len(seeds) == 2 * (2 + 8 + 8) == len(set(seeds))
 
 
 def test_a_conversation_that_runs_out_of_turns_or_tokens_is_truncated():

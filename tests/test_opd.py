@@ -22,9 +22,6 @@ from runtime import checks, memory
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
-# -------------------------------------------------------------------------------------------------------- advantages
-
-
 def test_rewards_change_nothing_but_their_metrics(batch, monkeypatch):
     """And kl is the mean over the response tokens of log π − log π_teacher."""
     found = {}
@@ -55,9 +52,6 @@ def test_the_teacher_comes_from_its_own_folder_and_is_not_trained(monkeypatch):
     assert loaded == [("student", True), ("a teacher", False)]
 
 
-# ---------------------------------------------------------------------------------------------------------- gradients
-
-
 def test_the_mean_gradient_of_one_token_is_that_of_the_exact_reverse_kl():
     """Six tokens after a fixed text, 50 students and teachers; the slope of −KL in logit k is worked out by hand:
 
@@ -79,9 +73,6 @@ def test_the_mean_gradient_of_one_token_is_that_of_the_exact_reverse_kl():
         kl = sum(p * ratio for p, ratio in zip(student, ratios))
         by_hand = [-p * (ratio - kl) for p, ratio in zip(student, ratios)]
         assert (-logits.grad).tolist() == pytest.approx(by_hand, rel=1e-9, abs=1e-12)
-
-
-# -------------------------------------------------------------------------------------------- what can't be a teacher
 
 
 def test_a_teacher_with_other_tokens_is_refused_and_one_with_more_is_not(tmp_path):

@@ -1,4 +1,4 @@
-"""What the tasks share, in rewards/rows.py and rewards/puzzles.py: files, folders, the hub, and puzzles by a seed."""
+"""What the tasks share: answers in tags, hostile and random texts, files, folders, the hub, and puzzles by a seed."""
 
 import collections
 import json
@@ -6,9 +6,9 @@ import os
 import re
 
 import pytest
-import test_countdown
-import test_kk
-from conftest import python, write_rows
+from conftest import check_linear_time, python, row_of_puzzle, write_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rewards import countdown, hitab, kk, math
 
@@ -16,7 +16,14 @@ each_task = pytest.mark.parametrize("task", [kk, math, countdown, hitab], ids=la
 each_generator = pytest.mark.parametrize("task", [kk, countdown, hitab], ids=lambda task: task.__name__)
 
 
-# ---------------------------------------------------------------------------------------------------------- scoring
+RIGHT = {"reward": 1.0, "correct": True, "format": True, "timed_out": False}
+WRONG = {"reward": 0.0, "correct": False, "format": True, "timed_out": False}
+MALFORMED = {"reward": 0.0, "correct": False, "format": False, "timed_out": False}
+ANSWERS = {  # of each task an answer that is right, one that is wrong, and the gold
+    kk: ("Ann is a knight", "Ann is a knave", {"Ann": True}),
+    countdown: ("(5 - 3) * 8", "8", {"nums": [3, 5, 8], "target": 16}),
+    hitab: ("12", "7", [12]),
+}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +32,7 @@ each_generator = pytest.mark.parametrize("task", [kk, countdown, hitab], ids=lam
         (kk, "hm</think><answer>Ann is a knight</answer>", {"Ann": True}, {"Ann": False}),
         (countdown, "<answer>1 + 2</answer>", {"nums": [1, 2], "target": 3}, {"nums": [1, 2], "target": 4}),
         (hitab, "<answer>north</answer>", ["north"], ["south"]),
+        (math, r"\boxed{\frac12}", ["0.5"], ["0.6"]),
     ],
 )
 def test_each_response_is_scored_with_its_answer(task, response, right, wrong):
@@ -32,15 +40,88 @@ def test_each_response_is_scored_with_its_answer(task, response, right, wrong):
     assert scores == [task.score(response, right), task.score(response, wrong), task.score("", wrong)]
     assert [score["correct"] for score in scores] == [True, False, False]
     assert task.score_all([], []) == []
+    if task is not kk:
+        with pytest.raises(ValueError):
+            task.score_all(["", ""], [[]])
+
+
+IN_TAGS = [  # R: the right answer, W: the wrong one
+    ("R", MALFORMED),
+    ("", MALFORMED),
+    ("<answer>R", MALFORMED),
+    ("R</answer>", MALFORMED),
+    ("</answer>R<answer>", MALFORMED),
+    ("<ANSWER>R</ANSWER>", MALFORMED),
+    ("<answer></answer>", MALFORMED),
+    ("<answer>R</answer>", RIGHT),
+    ("hm</think> so <answer>\nR\n</answer> done", RIGHT),
+    ("<answer>W</answer><answer>R</answer>", RIGHT),
+    ("<answer>R</answer><answer>W</answer>", WRONG),
+    ("<answer>R</answer><answer></answer>", MALFORMED),
+    ("<answer>R</answer> or <answer>W", RIGHT),  # the last complete one
+    ("<answer>R</answer></answer>", RIGHT),
+    ("<answer><answer>R</answer></answer>", RIGHT),
+    ("<answer>W <answer>R</answer>", RIGHT),
+]
 
 
 @pytest.mark.parametrize("task", [countdown, hitab])
-def test_too_few_answers_are_refused(task):
-    with pytest.raises(ValueError):
-        task.score_all(["", ""], [[]])
+@pytest.mark.parametrize("text, want", IN_TAGS)
+def test_the_last_complete_answer_counts(task, text, want):
+    right, wrong, gold = ANSWERS[task]
+    assert task.score(text.replace("R", right).replace("W", wrong), gold) == want
 
 
-# ------------------------------------------------------------------------------------------------------- generators
+HOSTILE = {  # each a text for a size; at 1000 it has some 100,000 characters
+    "nonsense": lambda n: "z" * (500 * n),
+    "a huge number": lambda n: "<answer>" + "9" * (100 * n) + "</answer>",
+    "blanks": lambda n: "<answer>" + " " * (100 * n) + "x" + " " * (100 * n) + "</answer>",
+    "nested tags": lambda n: "<answer>" * (20 * n) + "</answer>" * (20 * n),
+    "opening tags": lambda n: "<answer>" * (20 * n),
+    "closing tags": lambda n: "</answer>" * (20 * n),
+    "pairs": lambda n: "<answer></answer><think></think>" * (4 * n),
+    "broken tags": lambda n: "<answer" * (20 * n) + "<" * (100 * n) + "</answer>",
+    "braces": lambda n: r"\boxed{" + "{" * (50 * n) + "}" * (50 * n),
+    "boxes": lambda n: r"\boxed{" * (10 * n) + "}" * (10 * n),
+    "blanks behind boxed": lambda n: r"\boxed" + " " * (100 * n),
+    "unfinished boxes": lambda n: r"\boxed " * (20 * n),
+    "backslashes": lambda n: "\\" * (100 * n),
+}
+
+
+@each_generator
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_texts_take_time_in_proportion_to_their_length(task, name):
+    gold = ANSWERS[task][-1]
+    assert not task.score(HOSTILE[name](1000), gold)["correct"]
+    check_linear_time(lambda text: task.score(text, gold), HOSTILE[name])
+
+
+BITS = [*"12079.,;:=-+/*%$€({[]})\\\n", " and ", " is a ", *"Ann Zoey knight knave million 1e999 nan north".split()]
+BITS += [*"<think> </think> <answer> </answer>".split(), r"\boxed{", r"\text{", r"\,", "\0", "\ud800", *"٣²½−“\u0130"]
+AROUND = ["{}", "<answer>{}</answer>", "hm</think><answer>{}</answer>", "\\boxed{{{}}}"]
+
+
+@each_generator
+def test_random_texts_never_crash(task):
+    right, _, gold = ANSWERS[task]
+    kinds = set()
+
+    @settings(max_examples=1500, deadline=None, derandomize=True, database=None)
+    @given(st.sampled_from(AROUND), st.lists(st.sampled_from([*BITS, right]) | st.characters(), max_size=12))
+    def check(around, parts):
+        text = around.format("".join(parts))
+        found = task.score(text, gold)
+        kinds.add((found["format"], found["correct"]))
+        if task is kk:
+            assert (
+                found["reward"] in (3.0, -0.5, -1.0, -3.0) and kk.score(text, gold, True)["reward"] <= found["reward"]
+            )
+        else:
+            assert found in (RIGHT, WRONG, MALFORMED)
+
+    check()
+    assert kinds >= {(True, True), (True, False), (False, False)}
 
 
 @each_generator
@@ -50,20 +131,16 @@ def test_the_same_problems_in_another_process_and_with_a_smaller_size(task):
     assert made != task.generate(40, seed=6) and made != task.generate(40, seed=5, split="test")
     module = task.__name__.rpartition(".")[2]
     program = f"import json; from rewards import {module}; print(json.dumps({module}.generate(40, seed=5)))"
-    env = os.environ | {"PYTHONHASHSEED": "12345"}
-    done = python("-c", program, env=env)
+    done = python("-c", program, env=os.environ | {"PYTHONHASHSEED": "12345"})
     assert done.stdout == json.dumps(made) + "\n"
 
 
 @pytest.mark.parametrize(
-    "task, settings, of_each_kind",
-    [
-        (countdown, {"numbers": "3-4"}, dict.fromkeys("34", 512)),
-        (hitab, {}, dict.fromkeys(hitab.KINDS, 256)),
-    ],
+    "task, kinds, of_each_kind",
+    [(countdown, {"numbers": "3-4"}, dict.fromkeys("34", 512)), (hitab, {}, dict.fromkeys(hitab.KINDS, 256))],
 )
-def test_generated_is_the_default(task, settings, of_each_kind):
-    assert task.load(None, "train", size=5, seed=2) == task.generate(5, seed=2, split="train", **settings)
+def test_generated_is_the_default(task, kinds, of_each_kind):
+    assert task.load(None, "train", size=5, seed=2) == task.generate(5, seed=2, split="train", **kinds)
     assert collections.Counter(item["category"] for item in task.load(None, "test")) == of_each_kind
 
 
@@ -74,10 +151,8 @@ def test_bad_arguments(task):
     for wrong in (0, -1):
         with pytest.raises(ValueError, match="size must be at least 1"):
             task.load(None, "train", size=wrong)
-
-
-@each_generator
-def test_bad_arguments_of_a_generator(task):
+    if task is math:  # it generates none
+        return
     with pytest.raises(ValueError, match="split must be train or test, not 'dev'"):
         task.generate(5, split="dev")
     for wrong in (0, -1):
@@ -85,28 +160,18 @@ def test_bad_arguments_of_a_generator(task):
             task.generate(wrong)
 
 
-@pytest.mark.parametrize(
-    "text, want",
-    [("3-7", [3, 4, 5, 6, 7]), ("3,2", [2, 3]), ("5", [5]), ("2-3, 8", [2, 3, 8]), (" 3 - 6 ", [3, 4, 5, 6])],
-)
-def test_numbers_of_people(text, want):
-    assert kk.parse_people(text) == want
+COUNTS = {"3-7": [3, 4, 5, 6, 7], "3,2": [2, 3], "5": [5], "2-3, 8": [2, 3, 8], " 3 - 6 ": [3, 4, 5, 6]}
 
 
-@pytest.mark.parametrize("text", ["", "1", "9", "7-3", "3-", "a", "3-7-8", "2,,3", "10", "３", "-3"])
-def test_numbers_of_people_that_are_refused(text):
-    with pytest.raises(ValueError, match="people must be like 3-7"):
-        kk.load(None, "train", text)
-
-
-def test_countdown_has_3_to_6_numbers():
+def test_numbers_of_people_and_of_numbers():
+    assert {text: kk.parse_people(text) for text in COUNTS} == COUNTS
+    for text in ("", "1", "9", "7-3", "3-", "a", "3-7-8", "2,,3", "10", "３", "-3"):
+        with pytest.raises(ValueError, match="people must be like 3-7"):
+            kk.load(None, "train", text)
     assert countdown.parse_numbers("3-6") == [3, 4, 5, 6]
     for text in ("2", "7"):
         with pytest.raises(ValueError, match="numbers must be like 3-4"):
             countdown.load(None, "train", numbers=text)
-
-
-# ------------------------------------------------------------------------------------------------ files and folders
 
 
 @pytest.mark.parametrize("source", ["no/such.parquet", "no/such.jsonl", "./nothing", "/nowhere/at/all", "kk.csv"])
@@ -157,42 +222,43 @@ def test_marks_of_byte_order_and_wide_characters_are_read(encoding, name, tmp_pa
     assert items[-1]["messages"][0]["content"].startswith("é?") and len(items) == 1 + (name == "a.jsonl")
 
 
-each_puzzle = pytest.mark.parametrize(
-    "task, rows_for_file, counts",
-    [(kk, test_kk.rows_for_file, {"people": "2-4"}), (countdown, test_countdown.rows_for_file, {"numbers": "3-5"})],
-)
+SIXTY = {  # of each task 60 rows as a file has them, and how many of each category are in a subset of 8
+    kk: ([row_of_puzzle(item) for item in kk.generate(60, "3-5", seed=7)], {"3": 3, "4": 3, "5": 2}),
+    countdown: ([item["answer"] for item in countdown.generate(60, "3-4", seed=7)], {"3": 4, "4": 4}),
+    math: ([{"problem": f"{i:03}?", "answer": i} for i in range(60)], {"sixty": 8}),
+    hitab: ([{"question": f"{i:03}?", "answer": i, "table": "| a |"} for i in range(60)], {"other": 8}),
+}
 
 
-@each_puzzle
-def test_a_subset_of_a_file_is_balanced_and_seeded(task, rows_for_file, counts, tmp_path):
-    path = write_rows(tmp_path / "a.jsonl", rows_for_file(60))
-    first, again, other = (task.load(path, "train", size=8, seed=seed, **counts) for seed in (0, 0, 1))
-    assert first == again != other
-    of_each = collections.Counter(item["category"] for item in first)
-    assert [of_each[kind] for kind in sorted(of_each)] == [3, 3, 2]
-    assert len(task.load(path, "train", size=100, **counts)) == 60
+@each_task
+def test_a_subset_of_a_file_is_balanced_and_seeded_and_keeps_the_order(task, tmp_path):
+    rows, categories = SIXTY[task]
+    path = write_rows(tmp_path / "sixty.jsonl", rows)
+    everything = task.load(path, "train")
+    first, again, other = (task.load(path, "train", size=8, seed=seed) for seed in (0, 0, 1))
+    assert first == again != other and collections.Counter(item["category"] for item in first) == categories
+    assert len(everything) == 60 == len(task.load(path, "train", size=100))
+    if task in (math, hitab):
+        assert [item for item in everything if item in first] == first != everything[:8]
 
 
-@each_puzzle
-def test_a_folder_keeps_train_and_test_apart(task, rows_for_file, counts, tmp_path):
-    rows = rows_for_file()
-    train = write_rows(tmp_path / "train_a.jsonl", rows[:6])
-    test = write_rows(tmp_path / "test_a.parquet", rows[6:])
+def test_a_folder_keeps_train_and_test_apart(tmp_path):
+    for name in ("a.json", "b_test.jsonl", "train_c.parquet", "latest.json"):
+        write_rows(tmp_path / name, [{"problem": name, "answer": 1}])
     (tmp_path / "README.md").write_text("not data")
-    assert task.load(tmp_path, "train", **counts) == task.load(train, "train", **counts)
-    assert task.load(str(tmp_path), "test", **counts) == task.load(test, "test", **counts)
-    train.unlink()
-    with pytest.raises(ValueError, match=r"holds no .* file for train"):
-        task.load(tmp_path, "train")
 
+    def categories(split):
+        return [item["category"] for item in math.load(str(tmp_path), split)]
 
-# ---------------------------------------------------------------------------------------------------------- the hub
-
-
-def puzzles():
-    """100 puzzles of each split."""
-    items = countdown.generate(100, split="train") + countdown.generate(100, split="test")
-    return [item["answer"] for item in items]
+    assert categories("test") == ["a", "b_test", "latest"]
+    assert categories("train") == ["train_c"]
+    (tmp_path / "train_c.parquet").unlink()
+    assert categories("train") == ["a", "latest"]
+    (tmp_path / "a.json").unlink()
+    (tmp_path / "latest.json").unlink()
+    for task in (math, kk, countdown):
+        with pytest.raises(ValueError, match=r"holds no .* file for train"):
+            task.load(tmp_path, "train")
 
 
 def tables():
@@ -218,12 +284,13 @@ try:
 except ValueError as error:
     print(json.dumps([one, two, str(error)]))
 """
+PUZZLES = [item["answer"] for split in ("train", "test") for item in countdown.generate(100, split=split)]
 
 
 @pytest.mark.parametrize(
     "module, rows, read_rows, split_of",
     [
-        ("countdown", puzzles(), countdown.read_rows, lambda row: countdown.split_of(*row)),
+        ("countdown", PUZZLES, countdown.read_rows, lambda row: countdown.split_of(*row)),
         ("hitab", tables(), hitab.read_source, split_of_item),
     ],
 )
@@ -232,9 +299,8 @@ def test_data_sets_of_the_hub_with_one_part_and_with_two(module, rows, read_rows
     write_rows(tmp_path / "one/train.jsonl", rows)
     write_rows(tmp_path / "two/train.jsonl", rows)
     write_rows(tmp_path / "two/test.jsonl", rows[:7])
-    program = READ_HUB.format(module=module, folder=tmp_path)
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    done = python("-c", program, env=env)
+    done = python("-c", READ_HUB.format(module=module, folder=tmp_path), env=env)
     assert done.returncode == 0, done.stderr
     (train, test), (whole, seven), error = json.loads(done.stdout.splitlines()[-1])
     every = json.loads(json.dumps(read_rows(str(tmp_path / "one/train.jsonl"), "train")))  # tuples become lists

@@ -29,7 +29,7 @@ from conftest import (
 from safetensors.torch import load_file
 from transformers import Qwen2Config
 
-from runtime import processes, settings
+from runtime import flags, processes
 from tools import family
 
 bit_for_bit = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU sums may be added up in another order")
@@ -67,10 +67,8 @@ def test_a_run_leaves_everything_it_promises(four_steps):
     assert {sample["step"] for sample in samples} == {1, 2, 3, 4}
     assert list((run_dir / "tensorboard").glob("events*"))
     assert (run_dir / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    about = json.loads((run_dir / "run.json").read_text())
-    assert about["script"] == "grpo" and about["versions"]["torch"] == torch.__version__ and about["machine"]
-    assert "reward" in finished.stdout and "test accuracy" in finished.stdout and "┤" in finished.stdout  # the plot
-    assert "0.9 M parameters" in finished.stdout and "GiB" in finished.stdout
+    assert json.loads((run_dir / "run.json").read_text())["script"] == "grpo"
+    assert "test accuracy" in finished.stdout and "0.9 M parameters" in finished.stdout
 
 
 def test_training_raises_the_reward(four_steps):
@@ -198,13 +196,6 @@ if what == "change":
     assert texts != [response.text for response in before]
     gap = (grpo.log_probs(policy, batch, args)[0] - batch["sampler_logp"]).abs().max().item()
     assert gap < 1e-3, gap
-from vllm import SamplingParams
-prompts = [{{"prompt_token_ids": problem["prompt_ids"]}} for problem in problems[::4]]
-params = [SamplingParams(seed=i, max_tokens=64, stop_token_ids=[1, 300], detokenize=True) for i in range(8)]
-outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
-vllms_own = [output.text.removesuffix("\ufffd") for output in outputs]  # a character that was cut in two
-ours = [text.removesuffix("\ufffd") for text in grpo.decode(tokenizer, outputs)]
-assert ours == vllms_own and {{output.finish_reason for output in outputs}} <= {{"stop", "length"}}
 torch.save((batch, texts), {str(tmp_path)!r} + "/" + what)
 """)
     for folder, what in [(model, "change"), (tmp_path / "run/checkpoints/step_000001", "fresh")]:
@@ -217,29 +208,35 @@ torch.save((batch, texts), {str(tmp_path)!r} + "/" + what)
     assert len(biases) == (6 if kind == "qwen2" else 0) and all(weight.all() for weight in biases)
 
 
-BAD = {
-    "--alpha is 1.5": ["--alpha", "1.5"],
-    "--eta is -0.1": ["--eta", "-0.1"],
-    "--responses_per_prompt is 100000000; it must be": ["--responses_per_prompt", "100000000"],
-    "--resume is empty": ["--resume", ""],
-    "does not go with --resume": ["--resume", "nowhere"],  # small() has a --run_dir
-    "--export docs is there already": ["--export", "docs"],
-    "numbers must be like 3-4": ["--task", "countdown", "--numbers", "1e400"],
-    "GiB of memory": ["--kv_cache_gb", "5000"],
-    "--kv_cache_gb is 0.0001; one sequence of 304 tokens": ["--kv_cache_gb", "0.0001"],
-    "takes only 2048 tokens": ["--max_response_tokens", "4000"],
-    "there are 60 training problems": ["--prompts_per_step", "62"],
-    "--max_prompt_tokens is 10": ["--max_prompt_tokens", "10"],
-    "models/nowhere is not a model folder": ["--model", "models/nowhere"],
-    "pip install wandb": ["--track"],
-    "invalid choice": ["--lopti_stages", "high,high"],
-    "--task is 'chess'; it must be one of kk, math, countdown": ["--task", "chess"],
-    "--template_options: the model's chat template does not use 'thinking'; it uses none": [
-        "--template_options",
-        '{"thinking": 0}',
-    ],
-    "--eval_samples is 4, but greedy responses are all alike": ["--eval_samples", "4", "--eval_temperature", "0"],
-}
+BAD = [  # (flags, of which the first word may be a script; what is said)
+    ("--alpha 1.5", "--alpha is 1.5"),
+    ("--responses_per_prompt 100000000", "--responses_per_prompt is 100000000; it must be"),
+    ("--resume=", "--resume is empty"),
+    ("--resume nowhere", "does not go with --resume"),  # small() has a --run_dir
+    ("--export docs", "--export docs is there already"),
+    ("--task countdown --numbers 1e400", "numbers must be like 3-4"),
+    ("--kv_cache_gb 5000", "GiB of memory"),
+    ("--kv_cache_gb 0.0001", "--kv_cache_gb is 0.0001; one sequence of 304 tokens"),
+    ("--max_response_tokens 4000", "takes only 2048 tokens"),
+    ("--prompts_per_step 62", "there are 60 training problems"),
+    ("--prompts_per_step 3", "must be a multiple of 2"),
+    ("--max_prompt_tokens 10", "--max_prompt_tokens is 10"),
+    ("--model models/nowhere", "models/nowhere is not a model folder"),
+    ("--model tests/nothing", "one; if it is a hub id, the folder tests here hides it"),
+    ("--data nothing.jsonl", "there is no such file"),
+    ("--people 9", "people must be"),
+    ("--track", "pip install wandb"),
+    ("--lopti_stages high,high", "invalid choice"),
+    ("--task chess", "--task is 'chess'; it must be one of kk, math, countdown"),
+    ("--gym chain_sum", "--gym is of --task gym, not of kk"),
+    ('--template_options {"thinking":0}', "the model's chat template does not use 'thinking'; it uses none"),
+    ("--eval_samples 4 --eval_temperature 0", "--eval_samples is 4, but greedy responses are all alike"),
+    ("--lora_rank -1", "--lora_rank is -1; it must be 0 or greater"),
+    ("--lora_alpha 16", "--lora_alpha is 16.0, but there is no LoRA"),
+    ("--lora_rank 8 --lora_alpha 0", "--lora_alpha is 0.0; it must be greater than 0"),
+    ("grpo_kl --kl_coef 0", "--kl_coef is 0.0; it must be greater than 0"),
+    ("opd", "--teacher is missing: it takes the folder of the model to learn from"),
+]
 
 
 @pytest.fixture
@@ -258,11 +255,13 @@ def refused(monkeypatch, capsys):
     return start
 
 
-@pytest.mark.parametrize("message", BAD)
-def test_bad_input_ends_with_one_message_before_anything_loads(message, refused, tmp_path):
-    if "--track" in BAD[message] and find_spec("wandb"):
+@pytest.mark.parametrize(("flags", "says"), BAD)
+def test_bad_input_ends_with_one_message_before_anything_loads(flags, says, refused, tmp_path):
+    if flags == "--track" and find_spec("wandb"):
         pytest.skip("wandb is installed here")
-    assert message in refused("grpo_ar_lopti", *small(tmp_path / "run"), *BAD[message])
+    words = flags.split()
+    script = "grpo_ar_lopti" if words[0].startswith("--") else words.pop(0)
+    assert says in refused(script, *small(tmp_path / "run"), *words)
     assert not (tmp_path / "run").exists()
 
 
@@ -271,15 +270,9 @@ def test_a_resume_with_another_input_is_refused_before_anything_loads(four_steps
     written = about.read_text()
     digests = json.loads(written)["sizes"]["digests"]
     assert all(digests[name] for name in ("problems", "prompts", "config", "weights"))
+    about.write_text(written.replace(digests["weights"], "0"))
     try:
-        for name, what in (
-            ("prompts", "chat template (--template_options may set its date) has"),
-            ("weights", "weights of --model"),
-        ):
-            about.write_text(written.replace(digests[name], "0"))
-            assert f"since the run began, the {'tokenizer or its ' * (name == 'prompts')}{what}" in refused(
-                "grpo", "--resume", four_steps[0], "--steps", 5
-            )
+        assert "since the run began, the weights of --model" in refused("grpo", "--resume", four_steps[0], "--steps", 5)
     finally:
         about.write_text(written)
 
@@ -295,17 +288,14 @@ def test_a_model_that_the_hub_does_not_hand_out(tmp_path):
     flags = [*small(tmp_path / "run"), "--model", "nobody/nothing"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # huggingface_hub reads it when it is imported
     finished = python("grpo.py", *flags, env=environment)
-    assert finished.returncode == 2 and finished.stdout.count("\n") == 1
-    says = (
-        f"error: --model nobody/nothing can't be loaded: there is no folder nobody/nothing in {ROOT}; if it is a hub id"
-    )
-    assert finished.stderr.startswith(says) and len(finished.stderr) < 600
+    assert finished.returncode == 2 and "error: --model nobody/nothing can't be loaded" in finished.stderr
+    assert finished.stdout.count("\n") == finished.stderr.count("\n") == 1
 
 
 def test_help_explains_every_flag():
     for script in family.family():
         trainer = importlib.import_module(script)
-        _, helps = settings.read_sources(trainer.Args)
+        _, helps = flags.read_sources(trainer.Args)
         assert all(helps[name] for name in trainer.Args.__dataclass_fields__), script
 
 

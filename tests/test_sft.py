@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import KK_TINY, check_resumed, puzzles, run, write_rows
+from conftest import KK_TINY, puzzles, run, write_rows
+from helpers import chat, settings_of_sft
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -14,26 +15,17 @@ from rewards import examples, kk
 from runtime.chats import load_task
 
 CHATS = [
-    ("What is 2 + 2?", "4"),
-    ("Which number comes after 9?", "It is 10."),
-    ("Name a colour.", "Red, or blue."),
-    ("Count to five.", "One, two, three, four, five."),
+    chat("What is 2 + 2?", "4"),
+    chat("Which number comes after 9?", "It is 10."),
+    chat("Name a colour.", "Red, or blue."),
+    chat("Count to five.", "One, two, three, four, five."),
 ]
-
-
-def chat(question, answer):
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-
-
-def settings(**changes):
-    fixed = {"people": "2-3", "careful": 0.5, "eval_size": 3, "max_prompt_tokens": 600, "max_response_tokens": 400}
-    return sft.Args(**fixed | changes)
 
 
 def given(tokenizer, tmp_path):
     """Four examples of different lengths."""
-    file = write_rows(tmp_path / "chats.jsonl", [chat(*words) for words in CHATS])
-    _, train, _ = load_task(settings(data=str(file), test_data=str(file)), tokenizer, examples)
+    file = write_rows(tmp_path / "chats.jsonl", CHATS)
+    _, train, _ = load_task(settings_of_sft(data=str(file), test_data=str(file)), tokenizer, examples)
     return train
 
 
@@ -53,10 +45,6 @@ def by_transformers(model, given):
         total = total - model(input_ids=ids, labels=labels).loss * num  # transformers gives the mean
         count += num
     return total, count
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# What is learned
 
 
 def test_the_gradient_is_that_of_the_cross_entropy_on_responses_alone(tokenizer, tmp_path, on_the_cpu):
@@ -103,19 +91,15 @@ def test_the_held_out_loss_is_transformers_own(tokenizer, tmp_path, on_the_cpu):
 
 def test_worked_solutions_are_right_if_careful_and_end_with_the_end_token(tokenizer):
     """Half are careful, and those are right; the others guess."""
-    _, train, test = load_task(settings(eval_size=40), tokenizer, examples)
+    _, train, test = load_task(settings_of_sft(eval_size=40), tokenizer, examples)
     scores = [kk.score(one["response"], one["answer"]) for one in train[:200]]
     assert all(score["format"] for score in scores)
     right = sum(score["correct"] for score in scores) / 200
     assert 0.45 < right < 0.75  # the careful half, and a quarter or an eighth of the rest
     assert all(one["response_ids"][-1] == tokenizer.eos_token_id for one in train[:20])
     assert not {one["quiz"] for one in train} & {one["quiz"] for one in test}
-    _, careful, _ = load_task(settings(careful=1.0, eval_size=40), tokenizer, examples)
+    _, careful, _ = load_task(settings_of_sft(careful=1.0, eval_size=40), tokenizer, examples)
     assert all(kk.score(one["response"], one["answer"])["reward"] == 3 for one in careful[:100])
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Whole runs
 
 
 def small(run_dir, **changes):
@@ -161,11 +145,6 @@ def test_a_run_lowers_the_held_out_loss_and_writes_what_it_promises(four_steps):
     assert load_file(run_dir / "checkpoints/step_000004/model.safetensors")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU sums may be added up in another order")
-def test_a_resumed_run_equals_an_unbroken_one(four_steps, tmp_path):
-    check_resumed(four_steps[0], tmp_path / "run", "sft.py")
-
-
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two processes need two GPUs, or none")
 def test_two_processes_learn_as_one(four_steps, tmp_path):
     """No sampler: so beside rounding the numbers are the same in every step."""
@@ -175,14 +154,6 @@ def test_two_processes_learn_as_one(four_steps, tmp_path):
             if key in one:
                 assert two[key] == pytest.approx(one[key], rel=1e-3), (one["step"], key)
 
-
-def test_a_dry_run_says_what_would_fit_and_writes_nothing(tmp_path):
-    finished = run("sft.py", *small(tmp_path / "run"), "--dry_run")
-    assert "dry run: 4 steps would fit" in finished.stdout and not (tmp_path / "run").exists()
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Bad input
 
 QUESTION, ANSWER = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}
 
@@ -200,7 +171,7 @@ QUESTION, ANSWER = {"role": "user", "content": "Who?"}, {"role": "assistant", "c
 def test_a_bad_file_is_refused_in_one_line_with_its_row(rows, message, tokenizer, tmp_path):
     file = write_rows(tmp_path / "bad.jsonl", [{"messages": row} for row in rows])
     with pytest.raises(ValueError, match=r"bad\.jsonl") as error:
-        load_task(settings(data=str(file)), tokenizer, examples)
+        load_task(settings_of_sft(data=str(file)), tokenizer, examples)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -211,29 +182,30 @@ def test_a_chat_that_the_template_refuses(tokenizer, tmp_path):
         "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
         "{{ raise_exception('roles must alternate') }}{% endif %}{{ m['content'] }}{% endfor %}"
     )
-    file = write_rows(tmp_path / "chats.jsonl", [{"messages": [QUESTION, QUESTION, ANSWER]}] * 2)
+    file = str(write_rows(tmp_path / "chats.jsonl", [{"messages": [QUESTION, QUESTION, ANSWER]}] * 2))
+    args = settings_of_sft(data=file, test_data=file)
     with pytest.raises(ValueError, match="example 1: the model's chat template refuses the chat: roles must alternate"):
-        load_task(settings(data=str(file), test_data=str(file)), strict, examples)
-    load_task(settings(data=str(file), test_data=str(file)), tokenizer, examples)  # kk_tiny's takes any
+        load_task(args, strict, examples)
+    load_task(args, tokenizer, examples)  # kk_tiny's takes any
 
 
 def test_examples_that_are_too_long(tokenizer, tmp_path, capsys):
     long = chat("Go on.", "and so on " * 300)
-    file = write_rows(tmp_path / "chats.jsonl", [long, *(chat(*words) for words in CHATS)])
-    _, train, _ = load_task(settings(data=str(file), test_data=str(file)), tokenizer, examples)
+    file = write_rows(tmp_path / "chats.jsonl", [long, *CHATS])
+    _, train, _ = load_task(settings_of_sft(data=str(file), test_data=str(file)), tokenizer, examples)
     assert len(train) == 4 and "1 of 5 examples are too long and left out" in capsys.readouterr().out
     file = write_rows(tmp_path / "long.jsonl", [long, long])
     with pytest.raises(ValueError, match="no train example has at most 600 tokens of prompt"):
-        load_task(settings(data=str(file), test_data=str(file)), tokenizer, examples)
+        load_task(settings_of_sft(data=str(file), test_data=str(file)), tokenizer, examples)
 
 
 def test_a_chat_that_stands_twice_is_not_on_both_sides(tokenizer, tmp_path, capsys):
-    file = write_rows(tmp_path / "chats.jsonl", [chat(*words) for words in CHATS] * 5)
-    _, train, test = load_task(settings(data=str(file)), tokenizer, examples)
+    file = write_rows(tmp_path / "chats.jsonl", CHATS * 5)
+    _, train, test = load_task(settings_of_sft(data=str(file)), tokenizer, examples)
     assert not {str(one["messages"]) for one in train} & {str(one["messages"]) for one in test}
     assert "are test problems, too, and left out" in capsys.readouterr().out
 
 
 def test_a_task_without_worked_solutions(tokenizer):
     with pytest.raises(ValueError, match="--task countdown has no worked solutions: give --data FILE"):
-        load_task(settings(task="countdown"), tokenizer, examples)
+        load_task(settings_of_sft(task="countdown"), tokenizer, examples)

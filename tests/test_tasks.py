@@ -5,13 +5,12 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from conftest import KK_TINY, data_of, parse, puzzles, row_of_puzzle, task_settings, write_rows
+from conftest import KK_TINY, data_of, puzzles, row_of_puzzle, task_settings, write_rows
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-import grpo
 from rewards import countdown, data_sources, find_task, score
-from runtime import defaults, measure
+from runtime import measure
 from runtime.chats import decode, encode, load_task
 
 
@@ -19,15 +18,6 @@ from runtime.chats import decode, encode, load_task
 def data(tmp_path_factory):
     """{task: flags that name its files}."""
     return {"kk": {"data": puzzles()}, **data_of(tmp_path_factory.mktemp("data"))}
-
-
-def test_a_task_brings_the_papers_settings(monkeypatch):
-    """Base models know no chat. A task of one's own has the settings for puzzles."""
-    monkeypatch.setattr(defaults, "ON_GPU", True)
-    for task, model, epochs in (("math", "Qwen/Qwen2.5-7B", 1), ("hitab", "Qwen/Qwen2.5-3B", 5)):
-        args = parse(grpo, "--task", task)
-        assert (args.model, args.chat_template, args.epochs, args.prompts_per_step) == (model, "none", epochs, 128)
-    assert parse(grpo, "--task", "my/own.py") == grpo.Args(task="my/own.py")
 
 
 @pytest.mark.parametrize("task", ["kk", "math", "countdown", "hitab"])
@@ -42,26 +32,22 @@ def test_tasks_keep_to_their_interface(task, data, tokenizer):
     assert not scores[0]["correct"] and {"reward", "correct", "format"} <= scores[0].keys()
 
 
-def row_of(task, item):
-    """Of a generated puzzle, as a file has it; the numbers of Countdown in another order."""
-    if task == "kk":
-        return row_of_puzzle(item)
-    return {"nums": item["answer"]["nums"][::-1], "target": item["answer"]["target"]}
-
-
 @pytest.mark.parametrize("task, kind", [("kk", {"people": "2-3"}), ("countdown", {"numbers": "3-4"})])
 def test_a_files_puzzle_that_is_in_the_generated_test_is_not_trained_on(task, kind, tmp_path, capsys, tokenizer):
+    """Not even with the numbers of Countdown in another order."""
     module = importlib.import_module(f"rewards.{task}")
     tested, others = (module.load(None, split, size=5, seed=0, **kind) for split in ("test", "train"))
-    file = write_rows(tmp_path / "mine.jsonl", [row_of(task, item) for item in tested + others])
-    _, train, test = load_task(task_settings(task, {task: {"data": str(file)}}), tokenizer)
+    if task == "kk":
+        rows = [row_of_puzzle(item) for item in tested + others]
+    else:
+        rows = [item["answer"] | {"nums": item["answer"]["nums"][::-1]} for item in tested + others]
+    file = str(write_rows(tmp_path / "mine.jsonl", rows))
+    _, train, test = load_task(task_settings(task, {task: {"data": file}}), tokenizer)
     assert len(test) == 5 and {module.puzzle_of(p) for p in train} == {module.puzzle_of(p) for p in others}
     assert "train: 5 of 10 are test problems, too, and left out" in capsys.readouterr().out
-    both = {"data": str(file), "test_data": str(file)}  # who gives both decides
+    both = {"data": file, "test_data": file}  # who gives both decides
     assert len(load_task(task_settings(task, {task: both}), tokenizer)[1]) == 10
-    _, train, test = load_task(
-        task_settings(task, {task: {"test_data": str(file)}}), tokenizer
-    )  # generated to train on
+    _, train, test = load_task(task_settings(task, {task: {"test_data": file}}), tokenizer)  # generated to train on
     assert not {module.puzzle_of(p) for p in train} & {module.puzzle_of(p) for p in test}
 
 
@@ -84,54 +70,31 @@ def test_a_problem_that_stands_twice_in_a_file_is_not_on_both_sides(tmp_path, to
         load_task(task_settings("math", {"math": {"data": path}}), tokenizer)
 
 
-def turns(text, system=None):
-    return [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": text}]
+QUESTION = "What is 1 + 1?"
+SAME = [" What is  1 + 1?\n", "What is\r\n1 + 1?", "What is\xa01 + 1?", "What is 1\u200b + 1?", "What is 1+1?"]
+SAME += ["What\tis\u30001 + 1?", "What is\n\n1 + 1?\ufeff", [{"role": "user", "content": QUESTION}]]
+SAME.append([{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}])
+SAME.append([{"role": "user", "content": [{"type": "text", "text": QUESTION}]}])
 
 
-@pytest.mark.parametrize(
-    "same",
-    [
-        *["What is  1 + 1?", " What is 1 + 1?\n", "What is\r\n1 + 1?", "What is\xa01 + 1?", "What is 1\u200b + 1?"],
-        *["What is 1+1?", "What\tis\u30001 + 1?", "What is\n\n1 + 1?\ufeff"],
-        turns("What is 1 + 1?", "Be brief."),
-        [{"role": "user", "content": [{"type": "text", "text": "What is 1 + 1?"}]}],
-    ],
-)
+@pytest.mark.parametrize("same", SAME)
 def test_a_problem_with_other_blanks_or_system_turn_is_not_on_both_sides(same, tmp_path, tokenizer):
-    rows = [{"prompt": prompt, "final_answer": 2} for prompt in ("What is 1 + 1?", same)]
-    path = write_rows(tmp_path / "two.json", rows)
+    path = write_rows(tmp_path / "two.json", [{"prompt": prompt, "final_answer": 2} for prompt in (QUESTION, same)])
     with pytest.raises(ValueError, match="every problem to train on is a test problem, too"):
         load_task(task_settings("math", {"math": {"data": path}}), tokenizer)
-
-
-def test_one_problem_cannot_be_held_back(tmp_path, tokenizer):
-    path = tmp_path / "one.json"
-    path.write_text(json.dumps([{"problem": "What is 1 + 1?", "answer": 2}]))
-    with pytest.raises(ValueError, match=r"one\.json has one problem that fits; without --test_data there must be two"):
-        load_task(task_settings("math", {"math": {"data": path}}), tokenizer)
-
-
-def test_without_a_chat_template_the_prompt_is_plain_text(data, tokenizer):
-    _, train, _ = load_task(task_settings("math", data, chat_template="none"), tokenizer)
-    content = train[0]["messages"][0]["content"]
-    assert tokenizer.decode(train[0]["prompt_ids"]) == content + "\n"
-    _, chat, _ = load_task(task_settings("math", data), tokenizer)
-    assert "<|im_start|>user" in tokenizer.decode(chat[0]["prompt_ids"])
 
 
 def test_plain_text_begins_as_the_tokenizer_begins_texts_and_never_ends(tokenizer):
     """Llama 3 and Mistral put <s> before a text; a template has its own."""
     problem = {"messages": [{"role": "user", "content": "Who?"}], "prefix": "<think>"}
     plain = encode(tokenizer, problem, "none")
+    assert tokenizer.decode(plain) == "Who?\n<think>"
     beginning = AutoTokenizer.from_pretrained(KK_TINY)
     beginning.add_special_tokens({"bos_token": "<s>"})
-    for pattern, begin in (
-        ("<s> $A", [beginning.bos_token_id]),
-        ("<s> $A <s>", [beginning.bos_token_id]),
-        ("$A <s>", []),
-    ):
-        special = [("<s>", beginning.bos_token_id)]
-        beginning.backend_tokenizer.post_processor = TemplateProcessing(single=pattern, special_tokens=special)
+    bos = beginning.bos_token_id
+    for pattern, begin in (("<s> $A", [bos]), ("<s> $A <s>", [bos]), ("$A <s>", [])):
+        post_processor = TemplateProcessing(single=pattern, special_tokens=[("<s>", bos)])
+        beginning.backend_tokenizer.post_processor = post_processor
         assert encode(beginning, problem, "none") == begin + plain
         assert encode(beginning, problem) == encode(tokenizer, problem)
 
@@ -144,9 +107,6 @@ def test_texts_are_without_the_token_that_ended_them(tokenizer):
     assert decode(tokenizer, [ended, cut_off]) == ["Zoey is a knight", tokenizer.decode(ids[:-1])]
     assert tokenizer.decode(ids[:-1]) != tokenizer.decode(ids[:-2])
 
-
-# --------------------------------------------------------------------------------------------------------------------
-# A task in a file of one's own
 
 LOAD = """
 def load(source, split, *, size=None, seed=0):
@@ -176,11 +136,8 @@ def test_a_task_of_ones_own_gets_what_it_leaves_out(a_task, tokenizer):
     task, train, test = load_task(args, tokenizer)
     assert train[1]["answer"] == ["here.txt", "train", None, 8, 3] and test[0]["answer"] == [None, "test", 3, 8, 2]
     assert (train[0]["prefix"], train[0]["category"], train[6]["id"]) == ("", "all", 6)
-    assert train[0]["prompt_ids"] == encode(tokenizer, train[0]) and "Count to 2" in tokenizer.decode(
-        train[0]["prompt_ids"]
-    )
-    responses = [SimpleNamespace(text="1 2 3"), SimpleNamespace(text="12345")]
-    found = score(task, responses, train[:2])
+    assert train[0]["prompt_ids"] == encode(tokenizer, train[0])
+    found = score(task, [SimpleNamespace(text="1 2 3"), SimpleNamespace(text="12345")], train[:2])
     assert [(s["reward"], s["correct"]) for s in found] == [(5, False), (5, True)]
     assert data_sources(args) == ["here.txt", ""] and data_sources(a_task(LOAD + SCORE)) == ["", ""]
 
@@ -193,41 +150,31 @@ def test_a_task_of_ones_own_may_score_all_responses_together_and_have_categories
     assert [found["reward"] for found in task.score_all(["1", "22"], [None, None])] == [2, 2]
 
 
-NOT_TASKS = {
-    "no load": (SCORE, r"has no function load\(\): a task needs load\(\) and score\(\)"),
-    "no score": (LOAD, r"has no function score\(\)"),
-    "a score that is no function": (LOAD + "score = 3", r"has no function score\(\)"),
-    "an exception": ("import nowhere\n" + LOAD, "can't be imported: ModuleNotFoundError: No module named 'nowhere'"),
-    "no Python": ("def load(", "can't be imported: SyntaxError"),
-    "no problems": (
-        "def load(*_, **more):\n    return []\n" + SCORE,
-        r"load\(\) must give a list of problems, and gave",
-    ),
-    "None": ("def load(*_, **more):\n    pass\n" + SCORE, r"load\(\) must give a list of problems, and gave None"),
-    "no answer": (LOAD.replace('"answer"', '"target"') + SCORE, r"problem 0 of load\(\) is not complete: answer"),
-    "an answer that can't be written down": (
-        LOAD.replace("asked + [n]", "{n}") + SCORE,
-        r"problem 0 of load\(\): its answer can't be kept as JSON: Object of type set",
-    ),
-    "no message": (LOAD.replace('"role": "user", ', "") + SCORE, r"problem 0 of load\(\) .*messages\.0\.role"),
-    "no reward": (LOAD + SCORE.replace("reward", "points"), r"what score\(\) gives is not complete: reward"),
-    "no correct": (LOAD + SCORE.replace("correct", "right"), r"what score\(\) gives is not complete: correct"),
-    "no format": (LOAD + SCORE.replace("format", "form"), r"what score\(\) gives is not complete: format"),
-    "a reward that is no number": (LOAD + SCORE.replace("len(response)", "'much'"), "reward: .* valid number"),
-    "a reward that is not finite": (LOAD + SCORE.replace("len(response)", "float('nan')"), "reward: .* finite number"),
-    "parts that are no numbers": (LOAD + SCORE.replace('"format"', '"parts": {"a": "b"}, "format"'), r"parts\.a: "),
-    "nothing as a score": (
-        LOAD + "def score(response, answer):\n    pass\n",
-        r"what score\(\) gives is not complete: it: ",
-    ),
-    "fails": (
-        LOAD + SCORE.replace("len(response)", "response[0]"),
-        r"score\(\) fails on an empty response: IndexError",
-    ),
-}
+NO_LOAD = "def load(*_, **more):\n    "
+NOT_COMPLETE = r"what score\(\) gives is not complete: "
+NOT_TASKS = [
+    (SCORE, r"has no function load\(\): a task needs load\(\) and score\(\)"),
+    (LOAD, r"has no function score\(\)"),
+    (LOAD + "score = 3", r"has no function score\(\)"),
+    ("import nowhere\n" + LOAD, "can't be imported: ModuleNotFoundError: No module named 'nowhere'"),
+    ("def load(", "can't be imported: SyntaxError"),
+    (NO_LOAD + "return []\n" + SCORE, r"load\(\) must give a list of problems, and gave"),
+    (NO_LOAD + "pass\n" + SCORE, r"load\(\) must give a list of problems, and gave None"),
+    (LOAD.replace('"answer"', '"target"') + SCORE, r"problem 0 of load\(\) is not complete: answer"),
+    (LOAD.replace("asked + [n]", "{n}") + SCORE, r"its answer can't be kept as JSON: Object of type set"),
+    (LOAD.replace('"role": "user", ', "") + SCORE, r"problem 0 of load\(\) .*messages\.0\.role"),
+    (LOAD + SCORE.replace("reward", "points"), NOT_COMPLETE + "reward"),
+    (LOAD + SCORE.replace("correct", "right"), NOT_COMPLETE + "correct"),
+    (LOAD + SCORE.replace("format", "form"), NOT_COMPLETE + "format"),
+    (LOAD + SCORE.replace("len(response)", "'much'"), "reward: .* valid number"),
+    (LOAD + SCORE.replace("len(response)", "float('nan')"), "reward: .* finite number"),
+    (LOAD + SCORE.replace('"format"', '"parts": {"a": "b"}, "format"'), r"parts\.a: "),
+    (LOAD + "def score(response, answer):\n    pass\n", NOT_COMPLETE + "it: "),
+    (LOAD + SCORE.replace("len(response)", "response[0]"), r"score\(\) fails on an empty response: IndexError"),
+]
 
 
-@pytest.mark.parametrize("text, says", NOT_TASKS.values(), ids=NOT_TASKS)
+@pytest.mark.parametrize("text, says", NOT_TASKS)
 def test_a_file_that_is_no_task_is_refused_in_one_line(text, says, a_task):
     args = a_task(text)
     with pytest.raises(ValueError, match=says) as refused:
@@ -258,9 +205,7 @@ def test_a_wrong_score_of_a_later_response_ends_the_run_with_its_name_and_the_ta
 
 def test_what_is_no_task_is_refused(tmp_path):
     assert find_task("countdown") is countdown
-    with pytest.raises(
-        ValueError, match=r"--task is 'own'; it must be one of kk, math, countdown"
-    ):
+    with pytest.raises(ValueError, match=r"--task is 'own'; it must be one of kk, math, countdown"):
         find_task("own")  # a module of rewards/, and no task
     for path in (tmp_path / "nowhere.py", tmp_path):
         with pytest.raises(ValueError, match=r"there is no such file|must be one of"):

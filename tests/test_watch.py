@@ -28,12 +28,11 @@ def test_the_pieces_of_a_text_are_the_whole(tokenizer, text):
 
 
 def test_the_best_and_the_worst_of_groups_with_an_advantage_are_kept():
-    args = SimpleNamespace(responses_per_prompt=3)
     of_rows = [0, 0, 0, -1, 2, -1, 0, 0, 0, 1, -3, 2.0]  # four groups; the first and the third teach nothing
     advantages = torch.tensor(of_rows)[:, None] * torch.tensor([0.0, 1.0, 1.0])
-    assert watched_tokens.few({"advantages": advantages}, args) == [4, 5, 11, 10]
-    assert watched_tokens.few({"advantages": advantages[:6]}, args) == [4, 5, 0, 2]
-    assert watched_tokens.few({"advantages": advantages}, SimpleNamespace(responses_per_prompt=1)) == [3, 4]
+    for rows, group, expected in ((12, 3, [4, 5, 11, 10]), (6, 3, [4, 5, 0, 2]), (12, 1, [3, 4])):
+        args = SimpleNamespace(responses_per_prompt=group)
+        assert watched_tokens.few({"advantages": advantages[:rows]}, args) == expected
 
 
 @pytest.fixture(scope="module")
@@ -79,39 +78,21 @@ def test_the_tokens_of_a_run_have_their_probabilities_before_and_after_the_updat
         assert response["old_logp"] != response["new_logp"]
 
 
-@pytest.fixture
-def address(run_dir):
-    """Of a server that follows the run."""
-    paths = [run_dir[0].parent]
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(watch.Handler, paths)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def test_the_server_gives_runs_and_nothing_else(address, run_dir):
+def test_the_server_gives_runs_and_nothing_else(run_dir):
     def get(path):
         return json.load(urllib.request.urlopen(address + path))
 
-    [run] = get("/runs")
-    assert run["name"] == str(run_dir[0]) and run["ago"] < 3600
-    details = get("/run?name=" + urllib.request.quote(run["name"]))
-    assert [row["step"] for row in details["rows"]] == [0, 3] and details["steps"] == 7
-    assert details["rows"][0]["eval/accuracy"] == 0.25 and details["rows"][1]["kl"] is None  # JSON has no NaN
-    assert details["tokens"]["step"] == 3
-    assert [details["test"][when]["correct"] for when in ("before", "after")] == [False, True]
-    for path in ("/run?name=/etc", "/run", "/tools/watch.py"):
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            get(path)
-
-
-def test_the_page_colours_tokens_by_what_the_update_did(address, run_dir, browser_page):
-    _, batch = run_dir
-    browser_page.goto(address)
-    browser_page.wait_for_selector("#responses span")
-    found = browser_page.eval_on_selector_all("#responses span", "(all) => all.map((one) => one.style.background)")
-    before, after = (batch[name][batch["mask"]] for name in ("old_logp", "new_logp"))
-    assert ["--up" in colour for colour in found] == (after > before).tolist()
-    assert "<i>response of step 3</i>" in browser_page.text_content("#test")  # text, not HTML
-    browser_page.hover("#responses span")
-    assert " → " in browser_page.text_content("#numbers")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(watch.Handler, [run_dir[0].parent])) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        [run] = get("/runs")
+        assert run["name"] == str(run_dir[0]) and run["ago"] < 3600
+        details = get("/run?name=" + urllib.request.quote(run["name"]))
+        assert (details["last"], details["steps"]) == (3, 7)
+        assert urllib.request.urlopen(address + "/curves").read().rstrip().endswith(b"</svg>")
+        assert details["tokens"]["step"] == 3
+        assert [details["test"][when]["correct"] for when in ("before", "after")] == [False, True]
+        for path in ("/run?name=/etc", "/run", "/tools/watch.py"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                get(path)
+        server.shutdown()

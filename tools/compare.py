@@ -10,15 +10,12 @@
 
 An entry is a name, a script and the script's flags, which take the place of the same flags of all entries. Every
 finished run is kept as a small JSON file in benchmarks/kk_tiny/ (settings, metrics of every step, hash of the code,
-commit, versions, machine), so that a comparison can be spread over days and machines. NAME.md and NAME.png are made of
-those files alone, anywhere; NAME is the suite unless another is given. With more than five entries NAME.png shows each
-minus the one it grew from (that with as many optimizer steps, if there is one) and NAME_metrics.png the other metrics;
-with fewer NAME_budget.png shows the accuracy by training and by optimizer steps. Some suites have NAME.png alone.
-Seconds are in no table: they are measured where nothing else runs (docs/speed.md).
+commit, versions, machine). NAME.md and NAME.png are made of those files alone, anywhere; NAME is the suite unless
+another is given. Some suites have a second picture: with more than five entries NAME_metrics.png, with fewer
+NAME_budget.png, the accuracy by training and by optimizer steps. Seconds are in no table: see docs/speed.md.
 """
 
 import json
-import math
 import re
 import shlex
 import subprocess
@@ -27,15 +24,16 @@ import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Literal
 
+import pandas
 import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import curves, files
-from tools import family, inference, kept, plot
+from tools import family, inference, kept, plot, texts
 from tools.comparisons import ONE_PICTURE, SEEDS, SUITES
 
 ROOT = Path(__file__).parents[1]
@@ -48,16 +46,9 @@ WHAT_IS_DRAWN = (
     "line: its interval of 95 %, with one standard deviation of a run, pooled over all rows"
 )
 MARK = " †"
+PEOPLE = "eval/accuracy_"  # and a number of people
 STALE = "† Made by another code than today's: `python tools/compare.py --stale` says which part of it."
 LAST = 3  # evaluations in the mean, as the papers average their last three checkpoints
-KEPT = """step reward accuracy accuracy_2 accuracy_3 accuracy_4 eval/accuracy eval/accuracy_2 eval/accuracy_3
-    eval/accuracy_4 response_tokens format_rate entropy kl clip_rate low_rate grad_norm optimizer_steps
-    reward_std truncated_rate zero_std_rate sampler_gap peak_memory_gb
-    time/step time/value value_loss value_clip_rate explained_variance correction_mean correction_cut
-    top_rate clip_range_max clip_range_mean clip_range_max_1 clip_range_max_2 clip_range_max_3
-    clip_range_max_4 clip_range_max_5 clip_range_mean_1 clip_range_mean_2 clip_range_mean_3 clip_range_mean_4
-    clip_range_mean_5 bin_tokens_1 bin_tokens_2 bin_tokens_3 bin_tokens_4
-    bin_tokens_5""".split()  # what a kept run holds of every step
 
 
 @dataclass
@@ -149,7 +140,7 @@ def run(command, limit):
             raise RuntimeError(f"{command}\nended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
         rows = curves.read_rows(Path(folder, "metrics.jsonl"))
         about |= json.loads(Path(folder, "run.json").read_text())
-    rows = [{key: shorter(row[key]) for key in KEPT if row.get(key) is not None} for row in rows]
+    rows = [{key: shorter(value) for key, value in row.items() if value is not None} for row in rows]
     seconds = round(time.monotonic() - started)
     return about | {"seconds": seconds, "rows": rows}
 
@@ -163,15 +154,13 @@ def plan(missing, runs):
     text = f"{sum(map(len, runs.values()))} runs are kept, {count} are missing"
     if not count:
         return f"{text}."
-    names = [f"{name} (seed {', '.join(map(str, seeds))})" for name, seeds in missing.items() if seeds]
-    everything = [seconds_of(run) for by_seed in runs.values() for run in by_seed.values()]
+    names = "; ".join(f"{name} (seed {', '.join(map(str, seeds))})" for name, seeds in missing.items() if seeds)
+    took = {name: [seconds_of(run) for run in by_seed.values()] for name, by_seed in runs.items()}
+    everything = [seconds for several in took.values() for seconds in several]
     if not everything:
-        return f"{text}: {'; '.join(names)}. How long they take is not known: no run is kept."
-    total = 0
-    for name, seeds in missing.items():
-        of_entry = [seconds_of(run) for run in runs.get(name, {}).values()]
-        total += len(seeds) * fmean(of_entry or everything)
-    return f"{text}: {'; '.join(names)}. About {total / 60:.0f} minutes, as the kept ones took."
+        return f"{text}: {names}. How long they take is not known: no run is kept."
+    total = sum(len(seeds) * fmean(took[name] or everything) for name, seeds in missing.items())
+    return f"{text}: {names}. About {total / 60:.0f} minutes, as the kept ones took."
 
 
 def seconds_of(run):
@@ -183,24 +172,38 @@ def shorter(value):
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
+# ---------------------------------------------------------------------------------------------------------- measures
+
+
 def evaluations(run, key):
     """(steps, values) of the run's evaluations; the one before training does not count."""
     return curves.points([row for row in run["rows"] if row["step"] > 0], key)
 
 
-def final(run, key):
+def final(run, key="eval/accuracy"):
     """Mean of the run's last three evaluations, or of fewer."""
     return fmean(evaluations(run, key)[1][-LAST:])
 
 
-def at_the_end(run, key):
+def at_the_end(run, key="eval/accuracy"):
     """The run's last evaluation."""
     return evaluations(run, key)[1][-1]
 
 
-def names_of_evaluations(runs):
+def late_mean(run, metric):
+    """The mean of a metric over the run's last five steps."""
+    return fmean(curves.points(run["rows"], metric)[1][-5:])
+
+
+def of_all(runs, measure, *key):
+    """A measure of all runs as a table: a row for each seed, a column for each entry."""
+    columns = {name: {seed: measure(run, *key) for seed, run in by_seed.items()} for name, by_seed in runs.items()}
+    return pandas.DataFrame({name: pandas.Series(column) for name, column in columns.items()})
+
+
+def names_of_evaluations(everything):
     """("evaluations 4, 8", "step 8"): those of final() and at_the_end(), if all runs have the same."""
-    steps = {tuple(evaluations(run, "eval/accuracy")[0][-LAST:]) for run in runs}
+    steps = {tuple(evaluations(run, "eval/accuracy")[0][-LAST:]) for run in everything}
     if len(steps) > 1:
         return f"the last {LAST} evaluations", "the last evaluation"
     (steps,) = steps
@@ -208,30 +211,20 @@ def names_of_evaluations(runs):
     return several, f"step {steps[-1]}"
 
 
-def mean_and_error(values):
-    """(mean, standard error of the mean, with ddof 1; nan for a single value)."""
-    return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+def shown(values, sign=""):
+    """Mean ± standard error of a column: "0.576 ± 0.036", or with the sign "+" "+0.068 ± 0.017"; "" if it is empty."""
+    values = values.dropna()
+    if values.empty:
+        return ""
+    mean = f"{values.mean():{sign}z.3f}".replace("-", "−")
+    return f"{mean} ± {values.sem():.3f}" if len(values) > 1 else mean
 
 
-def shown(values):
-    """Mean ± standard error: "0.576 ± 0.036"."""
-    mean, error = mean_and_error(values)
-    return f"{mean:.3f}{shown_error(error)}"
+def flat(runs):
+    return [run for by_seed in runs.values() for run in by_seed.values()]
 
 
-def shown_difference(values):
-    """The same with a sign: "+0.068 ± 0.017"."""
-    mean, error = mean_and_error(values)
-    return f"{signed(mean)}{shown_error(error)}"
-
-
-def shown_error(error):
-    return "" if math.isnan(error) else f" ± {error:.3f}"
-
-
-def signed(value):
-    """A number with its sign and three digits: +0.068, −0.013, +1.200."""
-    return f"{value:+z.3f}".replace("-", "−")
+# ------------------------------------------------------------------------------------------------------- differences
 
 
 def base_of(name, names):
@@ -260,44 +253,38 @@ def parents_of(commands, n_updates):
 
 
 def compared(runs, parents, measure):
-    """[(that of each seed, the Estimate of their mean)]: "NAME minus PARENT" by one measure, for each with such runs.
+    """{"NAME minus PARENT": (that of each seed, its Estimate)} by one measure, for each with such runs.
 
     The Estimates have one standard deviation of a run, pooled over all pairs.
     """
-    values = []
-    estimates = []
+    table = of_all(runs, measure)
+    values, estimates = [], []
     for name, parent in parents.items():
-        pairs = []
-        for seed, run in runs[name].items():
-            if seed in runs[parent]:
-                ours, theirs = (measure(one, "eval/accuracy") for one in (run, runs[parent][seed]))
-                pairs.append((ours, theirs))
-        if pairs:
-            values.append([ours - theirs for ours, theirs in pairs])
-            of = ((name, 1), (parent, -1))
-            estimates.append(replace(inference.of_values(f"{name} minus {parent}", pairs), of=of))
-    return list(zip(values, inference.pooled(estimates)))
+        pairs = table[[name, parent]].dropna()
+        if len(pairs):
+            values.append((pairs[name] - pairs[parent]).tolist())
+            estimate = inference.of_values(f"{name} minus {parent}", pairs.to_numpy().tolist())
+            estimates.append(replace(estimate, of=((name, 1), (parent, -1))))
+    estimates = inference.pooled(estimates)
+    return {estimate.label: pair for estimate, pair in zip(estimates, zip(values, estimates))}
 
 
 def differences(runs, parents, measure):
     """{"NAME minus PARENT": (that of each seed, half of its interval)} by one measure, for plot.draw_differences."""
     found = {}
-    for values, estimate in compared(runs, parents, measure):
-        half = inference.student(0.05, estimate.df) * estimate.error if estimate.df else 0.0
-        found[estimate.label] = values, half
+    for label, (values, estimate) in compared(runs, parents, measure).items():
+        found[label] = values, inference.student(0.05, estimate.df) * estimate.error if estimate.df else 0.0
     return found
 
 
-def pooled_errors(runs, names):
+def pooled_errors(runs, bases, names):
     """In words, the pooled standard errors of the table's differences; "" if no entry has two seeds.
 
     names: those of final() and at_the_end().
     """
-    bases = {name: base_of(name, runs) for name in runs}
-    del bases[next(iter(runs))]
     errors = []
     for measure, name in zip((final, at_the_end), names):
-        estimates = [estimate for _, estimate in compared(runs, bases, measure)]
+        estimates = [estimate for _, estimate in compared(runs, bases, measure).values()]
         if not estimates or not estimates[0].df:
             return ""
         most = max(estimates, key=lambda estimate: estimate.n)
@@ -308,74 +295,63 @@ def pooled_errors(runs, names):
     )
 
 
+# ------------------------------------------------------------------------------------------------- pictures and table
+
+
 def draw(runs, commands, folder, name, second=True):
     """NAME.png, and NAME_budget.png or, of more than five entries, NAME_metrics.png. Gives the paths.
 
     second: whether to draw the second one.
     """
     groups = {entry: [run["rows"] for run in by_seed.values()] for entry, by_seed in runs.items()}
-    picture = folder / f"{name}.png"
-    budget = folder / f"{name}_budget.png"
-    metrics = folder / f"{name}_metrics.png"
-    if len(groups) <= plot.MOST_LINES:
-        plot.draw(groups, [picture])
-        if not second:
-            return [picture]
-        plot.draw_budgets(groups, [budget])
-        return [picture, budget]
-    updates = {}  # optimizer steps of a training step
-    for entry, of_seeds in groups.items():
-        updates[entry] = max(row.get("optimizer_steps", 0) for rows in of_seeds for row in rows)
-    parents = parents_of({entry: commands[entry] for entry in groups}, updates)
-    everything = [run for by_seed in runs.values() for run in by_seed.values()]
-    several, last = names_of_evaluations(everything)
-    columns = {
-        f"mean of {several}": differences(runs, parents, final),
-        f"at {last}": differences(runs, parents, at_the_end),
-    }
-    plot.draw_differences(columns, WHAT_IS_DRAWN, [picture])
-    if not second:
-        return [picture]
-    plot.draw(groups, [metrics], [key for key in plot.PANELS if key != "eval/accuracy"])
-    return [picture, metrics]
+    few = len(groups) <= plot.MOST_LINES
+    paths = [folder / f"{name}.png", folder / f"{name}_{'budget' if few else 'metrics'}.png"][: 1 + second]
+    if few:
+        plot.draw(groups, paths[:1])
+    else:
+        updates = {}  # optimizer steps of a training step
+        for entry, of_seeds in groups.items():
+            updates[entry] = max(row.get("optimizer_steps", 0) for rows in of_seeds for row in rows)
+        parents = parents_of({entry: commands[entry] for entry in groups}, updates)
+        several, last = names_of_evaluations(flat(runs))
+        columns = {
+            f"mean of {several}": differences(runs, parents, final),
+            f"at {last}": differences(runs, parents, at_the_end),
+        }
+        plot.draw_differences(columns, WHAT_IS_DRAWN, paths[:1])
+    if second and few:
+        plot.draw_budgets(groups, paths[1:])
+    elif second:
+        plot.draw(groups, paths[1:], [key for key in plot.PANELS if key != "eval/accuracy"])
+    return paths
 
 
 def table(runs, commands, common):
     """The comparison as Markdown. runs: {name: {seed: kept run}}."""
-    first = next(iter(runs))
-    bases = {name: base_of(name, runs) for name in runs}
-    minus = f"minus {first}" if set(bases.values()) == {first} else "difference"
-    everything = [run for by_seed in runs.values() for run in by_seed.values()]
-    several, last = names_of_evaluations(everything)
-    people = categories(everything)
-    titles = [
-        "entry",
-        "script and flags",
-        "runs",
-        f"mean of {several}",
-        f"{minus} (mean)",
-        f"accuracy at {last}",
-        f"{minus} ({last})",
-        *(f"{key[-1]} people (mean)" for key in people),
-        "last reward",
-        "last length",
-        "paper",
-    ]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    first, *others = runs
+    bases = {name: base_of(name, runs) for name in others}
+    minus = "difference" if set(bases.values()) - {first} else f"minus {first}"
+    several, last = names_of_evaluations(flat(runs))
+    people = sorted({key for run in flat(runs) for row in run["rows"] for key in row if key.startswith(PEOPLE)})
+    measures = {f"mean of {several}": of_all(runs, final), f"accuracy at {last}": of_all(runs, at_the_end)}
+    columns = {"entry": [], "script and flags": [], "runs": []}
     for name, by_seed in runs.items():
-        base = {} if name == first else runs[bases[name]]
-        cells = [indented(name, commands) + stale_mark(by_seed), f"`{shlex.join(commands[name])}`", str(len(by_seed))]
-        for measure in (final, at_the_end):
-            cells += cells_of(measure, by_seed, base)
-        cells += [shown([final(run, key) for run in by_seed.values()]) for key in people]
-        cells.append(shown([late_mean(run, "reward") for run in by_seed.values()]))
-        cells.append(f"{fmean(late_mean(run, 'response_tokens') for run in by_seed.values()):.0f}")
-        cells.append(f"{PAPER[name]:.2f}" if name in PAPER else "")
-        lines.append(f"| {' | '.join(cells)} |")
-    below = [text_below(runs, commands, common, first, minus), made_by(everything)]
-    if any(stale_mark(by_seed) for by_seed in runs.values()):
+        is_below = family.depth(Path(commands[name][0]).stem) > 1  # its script grew from another one than grpo.py
+        columns["entry"].append("└ " * is_below + name + stale_mark(by_seed))
+        columns["script and flags"].append(f"`{shlex.join(commands[name])}`")
+        columns["runs"].append(str(len(by_seed)))
+    for (title, values), of in zip(measures.items(), ("mean", last)):
+        columns[title] = [shown(values[name]) for name in runs]
+        columns[f"{minus} ({of})"] = ["", *(shown(values[name] - values[bases[name]], "+") for name in others)]
+    for key in people:
+        columns[f"{key[-1]} people (mean)"] = [shown(column) for _, column in of_all(runs, final, key).items()]
+    columns["last reward"] = [shown(column) for _, column in of_all(runs, late_mean, "reward").items()]
+    columns["last length"] = [f"{mean:.0f}" for mean in of_all(runs, late_mean, "response_tokens").mean()]
+    columns["paper"] = [f"{PAPER[name]:.2f}" if name in PAPER else "" for name in runs]
+    below = [text_below(runs, commands, common, bases, minus), made_by(flat(runs))]
+    if any(map(stale_mark, runs.values())):
         below.append(STALE)
-    return "\n\n".join(["\n".join(lines), *below]) + "\n"
+    return "\n\n".join([texts.table(columns, zip(*columns.values())), *below]) + "\n"
 
 
 def stale_mark(by_seed):
@@ -400,59 +376,28 @@ def stale():
     return [*lines, f"{len(lines)} of {count} kept results were made by another code"]
 
 
-def categories(everything):
-    """The accuracies that the runs have for numbers of people: eval/accuracy_2 …"""
-    found = set()
-    for run in everything:
-        for row in run["rows"]:
-            found |= {key for key in row if key.startswith("eval/accuracy_")}
-    return sorted(found)
-
-
-def indented(name, commands):
-    """The entry's name, with a mark if its script grew from another one than grpo.py."""
-    is_below = family.depth(Path(commands[name][0]).stem) > 1
-    return f"└ {name}" if is_below else name
-
-
-def cells_of(measure, by_seed, base):
-    """A measure of the runs, and its difference to that of the runs of `base` with the same seeds, if there are any."""
-    ours = {seed: measure(run, "eval/accuracy") for seed, run in by_seed.items()}
-    differences = [ours[seed] - measure(base[seed], "eval/accuracy") for seed in ours if seed in base]
-    return [shown(list(ours.values())), shown_difference(differences) if differences else ""]
-
-
-def late_mean(run, metric):
-    """The mean of a metric over the run's last five steps."""
-    return fmean(curves.points(run["rows"], metric)[1][-5:])
-
-
-def text_below(runs, commands, common, first, minus):
+def text_below(runs, commands, common, bases, minus):
     """The text that says what the table has."""
-    everything = [run for by_seed in runs.values() for run in by_seed.values()]
+    everything, first = flat(runs), next(iter(runs))
     several, last = names_of_evaluations(everything)
     before = fmean(curves.points(run["rows"], "eval/accuracy")[1][0] for run in everything)
-    seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
+    seeds = ", ".join(map(str, sorted({seed for by_seed in runs.values() for seed in by_seed})))
     flags_of_all = {word for word in shlex.split(common) if word.startswith("--")}
     says_otherwise = any(flags_of_all & set(commands[name]) for name in runs)
     differ = ", if the row does not say otherwise" if says_otherwise else ""
-    what = f"difference to {first}"
-    if minus == "difference":
-        what = f'"NAME, X" minus "NAME", others minus "{first}"'
+    what = f'"NAME, X" minus "NAME", others minus "{first}"' if minus == "difference" else f"difference to {first}"
     over_people, problem = "", "problem"
-    if categories(everything):
+    if any(key.startswith(PEOPLE) for run in everything for row in run["rows"] for key in row):
         over_people, problem = ", mean over the numbers of people", "puzzle"
     text = (
-        f"All entries{differ}: `{common}`; seeds {', '.join(map(str, seeds))}. Test accuracy{over_people}: "
+        f"All entries{differ}: `{common}`; seeds {seeds}. Test accuracy{over_people}: "
         f"one response to each test {problem} at the evaluation's temperature. "
         f"It is given as the mean of {several} (the one before training left out) and at {last}; "
         f"mean ± standard error over the seeds. Before training it is {before:.3f}. "
         f"{minus.capitalize()}: {what} with the same seed, which means the same {problem}s in the same order."
-        f"{pooled_errors(runs, (f'mean of {several}', last))} Reward, length: mean of the last 5 steps."
+        f"{pooled_errors(runs, bases, (f'mean of {several}', last))} Reward, length: mean of the last 5 steps."
     )
-    if any(name in PAPER for name in runs):
-        text += PAPERS
-    return text
+    return text + PAPERS if any(name in PAPER for name in runs) else text
 
 
 def made_by(everything):

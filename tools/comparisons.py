@@ -73,6 +73,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "rloo: rloo.py",
             "maxrl: maxrl.py",
             "dr. grpo: dr_grpo.py",
+            "gdpo: gdpo.py",
             "ppo: ppo.py",
             "dppo: dppo.py",
             "sapo: sapo.py",
@@ -196,7 +197,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
         ],
     ),
     "guess": (  # what keeps the entropy? --limit 60
-        f"{TURNS} --task guess --max_turns 5 --eval_temperature 1 --eval_size 60 --eval_every 5 --steps 20",
+        f"{TURNS} --task guess --max_turns 5 --eval_temperature 1 --eval_size 60 --eval_every 7 --steps 14",
         [
             "guess, SmolLM2: grpo_multi_turn.py --lr 3e-5",
             "guess, lower rate, SmolLM2: grpo_multi_turn.py --lr 1e-5",

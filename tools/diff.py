@@ -37,35 +37,30 @@ def find(name):
     raise ValueError(f"there is no script {name!r}; there are {', '.join(family.family())}, and paths will do")
 
 
-def pair(args):
-    """The paths of the two scripts, in order. ValueError if the arguments don't name two."""
-    path = find(args.script)
-    if args.other:
-        return path, find(args.other)
-    if path.parent == family.ROOT and path.stem in family.PARENT:
-        return find(family.PARENT[path.stem]), path
-    raise ValueError(f"{path.name} grew from no other script: name the one to compare it with")
-
-
-def code(path):
-    """A script without its module docstring. ValueError if it is no Python script."""
+def text_of(path, docstring):
+    """A script, without its module docstring if that is not asked for. ValueError if it is no Python script."""
+    text = path.read_text(encoding="utf-8")
     try:
-        first, *rest = family.pieces(path.read_text(encoding="utf-8"))
+        first, *rest = family.pieces(text)
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{path.name} is no Python script: {error}") from error
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return "".join(lines[first.last :] if rest and first.name == "module docstring" else lines)
+    if docstring or not rest or first.name != "module docstring":
+        return text
+    return "".join(text.splitlines(keepends=True)[first.last :])
 
 
 def main(args):
     try:
-        paths = pair(args)
-        texts = [code(path) for path in paths]
-        if args.docstring:
-            texts = [path.read_text(encoding="utf-8") for path in paths]
+        path, other = find(args.script), args.other and find(args.other)
+        if not other:
+            if path.parent != family.ROOT or path.stem not in family.PARENT:
+                raise ValueError(f"{path.name} grew from no other script: name the one to compare it with")
+            path, other = find(family.PARENT[path.stem]), path
+        texts = [text_of(one, args.docstring) for one in (path, other)]
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    paths = path, other
     changed = family.changed(*(path.read_text(encoding="utf-8") for path in paths))
     lines = f"{changed} line{'s' * (changed != 1)} of code removed or added"
     print(f"{paths[0].name} → {paths[1].name}: {lines}", flush=True)

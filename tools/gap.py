@@ -20,7 +20,7 @@ import tyro
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from runtime import batching, checks, engine, files, folders, memory, processes, records, settings
+from runtime import batching, checks, engine, files, flags, folders, memory, processes, records
 from runtime.chats import load_task
 
 NUM_PROBLEMS = 4
@@ -51,7 +51,7 @@ def read(run):
     trainer = importlib.import_module(script)
     if not hasattr(trainer, "load_sampler"):
         raise ValueError(f"{run} is a run of {trainer.__name__}.py, which has no sampler")
-    values = settings.of_resumed_run([f"--resume={folder}"], trainer.Args)
+    values = flags.of_resumed_run([f"--resume={folder}"], trainer.Args)
     args = trainer.Args(**values)
     args.max_response_tokens = min(args.max_response_tokens, RESPONSE_TOKENS)
     args.responses_per_prompt = RESPONSES
@@ -126,7 +126,7 @@ def verdict(found, usual):
 
 
 def main(args):
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         trainer, run_args, checkpoint = read(args.run)
         memory.keep_freed_memory()
         processes.start()

@@ -9,8 +9,8 @@ another machine, call it there, and here `ssh -N -L 6007:127.0.0.1:6007 MACHINE`
 """
 
 import contextlib
+import io
 import json
-import math
 import sys
 import time
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import before_after, curves
+from tools import plot
 
 PAGE = Path(__file__).with_name("watch.html")
-COLOURS = [colour for colour in curves.COLOURS if colour != "#000000"]  # black is none on a dark page
-COLOURS.append("#888888")
+MOST = 8  # runs
 FILES = ("metrics.jsonl", "tokens.json", "test_samples.jsonl")
 
 
@@ -39,12 +39,12 @@ class Args:
 
 
 def find(paths):
-    """{name: folder} of the runs that have changed last, as many as there are colours, in the order of their names."""
+    """{name: folder} of the runs that have changed last, at most MOST, in the order of their names."""
     folders = {}
     for path in paths:
         places = [path] if (path / "metrics.jsonl").exists() else path.glob("*/")
         folders |= {str(place): place for place in places if (place / "metrics.jsonl").exists()}
-    newest = sorted(folders, key=lambda name: changed(folders[name]))[-len(COLOURS) :]
+    newest = sorted(folders, key=lambda name: changed(folders[name]))[-MOST:]
     return {name: folders[name] for name in sorted(newest)}
 
 
@@ -54,12 +54,17 @@ def changed(folder):
 
 
 def overview(paths):
-    """For each run: its name, its colour, when it has changed, and how many seconds ago that was."""
-    found = []
-    for (name, folder), colour in zip(find(paths).items(), COLOURS):
-        when = changed(folder)
-        found.append({"name": name, "colour": colour, "changed": when, "ago": time.time() - when})
-    return found
+    """For each run: its name, when it has changed, and how many seconds ago that was."""
+    found = {name: changed(folder) for name, folder in find(paths).items()}
+    return [{"name": name, "changed": when, "ago": time.time() - when} for name, when in found.items()]
+
+
+def picture(paths):
+    """The metrics of the runs over each other, as SVG."""
+    groups = {name: [curves.read_rows(folder / "metrics.jsonl")] for name, folder in find(paths).items()}
+    text = io.StringIO()
+    plot.draw(groups, []).savefig(text, format="svg")
+    return text.getvalue()
 
 
 def details(folder):
@@ -68,7 +73,7 @@ def details(folder):
     before, after, learned = before_after.pairs(curves.read_rows(folder / "test_samples.jsonl"))
     chosen = next(iter([*learned, *before]), None)
     return {
-        "rows": [{key: row.get(key) for key in ("step", *curves.PANELS)} for row in rows],
+        "last": rows[-1]["step"] if rows else 0,
         "steps": read(folder / "args.json").get("steps"),
         "tokens": read(folder / "tokens.json"),
         "test": {"before": before[chosen], "after": after[chosen]} if before else None,
@@ -80,17 +85,8 @@ def read(path):
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def finite(value):
-    """A value for JSON, which knows neither NaN nor infinity: null takes their place."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 class Handler(BaseHTTPRequestHandler):
-    """Answers / with the page, /runs with the overview, and /run?name=… with a run's details."""
+    """Answers /, /curves with their picture, /runs with the overview, and /run?name=… with a run's details."""
 
     def __init__(self, paths, *connection):
         self.paths = paths
@@ -101,13 +97,13 @@ class Handler(BaseHTTPRequestHandler):
         name = parse_qs(address.query).get("name", [""])[0]
         folder = find(self.paths).get(name)
         if address.path == "/":
-            titles = json.dumps({key: curves.TITLES[key] for key in curves.PANELS}, ensure_ascii=False)
-            page = PAGE.read_text(encoding="utf-8").replace("TITLES_OF_METRICS", titles)
-            self.answer(page, "text/html")
+            self.answer(PAGE.read_text(encoding="utf-8"), "text/html")
+        elif address.path == "/curves":
+            self.answer(picture(self.paths), "image/svg+xml")
         elif address.path == "/runs":
             self.answer(json.dumps(overview(self.paths)), "application/json")
         elif address.path == "/run" and folder:
-            self.answer(json.dumps(finite(details(folder))), "application/json")
+            self.answer(json.dumps(details(folder)), "application/json")
         else:
             self.send_error(404)
 

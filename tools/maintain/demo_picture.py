@@ -1,10 +1,9 @@
-"""Draw a run's test accuracy over its steps; write a response before and after training into docs/first_runs.md.
+"""Keeps what docs/first_runs.md shows of a run of `make demo` or `make llm`, and draws its test accuracy.
 
-    python -m tools.maintain.demo_picture runs/grpo_ar_lopti_kk_0_…    docs/demo.png, docs/demo.json and the page
+    python -m tools.maintain.demo_picture runs/grpo_ar_lopti_kk_0_…    docs/demo.json and docs/demo.png
     python -m tools.maintain.demo_picture runs/grpo_ar_lopti_largest_0_… --out docs/llm.json
 
-The page shows both for a run of `make demo` and for one of `make llm`. The JSON file has all that is shown, with the
-run's settings, commit and machine; without a run, picture and text are made again from that file.
+Without a run the picture is drawn again from that file. `make docs` writes the responses into the page.
 """
 
 import json
@@ -12,14 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from rich.console import Console
 
-from runtime import before_after, curves, files, settings
+from runtime import before_after, curves, files, flags
 from tools import plot
-from tools.maintain import generated
 
 ROOT = Path(__file__).parents[2]
-WIDTH = 88  # characters of a line on the page
 
 
 @dataclass
@@ -28,7 +24,6 @@ class Args:
 
     run: tyro.conf.Positional[Path | None] = None  # a run's folder; without one, the kept figures are drawn
     out: Path = ROOT / "docs" / "demo.json"  # the kept figures; the picture has the same name with .png
-    page: Path = ROOT / "docs" / "first_runs.md"  # has the text between the marks with the kept figures' name
 
 
 def read(folder):
@@ -43,29 +38,14 @@ def read(folder):
     about = files.read_object(folder / "run.json")
     keys = ["step", *curves.with_categories(rows, "eval/accuracy"), "response_tokens", "time/step"]
     return {
-        "script": about["script"],
+        **{key: about[key] for key in ("script", "commit", "machine", "versions", "date")},
         "settings": files.read_object(folder / "args.json") | {"run_dir": "", "resume": ""},
-        "commit": about["commit"],
-        "machine": about["machine"],
-        "versions": about["versions"],
-        "date": about["date"],
         "rows": [{key: row[key] for key in keys if row.get(key) is not None} for row in rows],
         "before": before[chosen],
         "after": after[chosen],
         "learned": len(learned),
         "kept_problems": len(before),
     }
-
-
-def with_words(text, name, kept):
-    """The page with the responses before and after training, as the terminal shows them, between a run's marks."""
-    console = Console(width=WIDTH, color_system=None)
-    with console.capture() as shown:
-        console.print(before_after.side_by_side(kept["before"], kept["after"]))
-    lines = "\n".join(line.rstrip() for line in shown.get().strip("\n").splitlines())
-    count = f"{kept['learned']} of {kept['kept_problems']} test problems go"
-    words = f"{count} from wrong before training to right after it. One of them, as the terminal shows it:"
-    return generated.between(text, name, f"{words}\n\n```text\n{lines}\n```")
 
 
 def draw(kept, path):
@@ -83,15 +63,11 @@ def draw(kept, path):
 
 
 def main(args):
-    with settings.errors_in_one_line():
+    with flags.errors_in_one_line():
         if args.run:
-            kept = read(args.run)
-            files.write(args.out, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-        kept = files.read_object(args.out)
-        picture = args.out.with_suffix(".png")
-        draw(kept, picture)
-        files.write(args.page, with_words(args.page.read_text(encoding="utf-8"), args.out.stem, kept))
-    print(f"wrote {picture} and {args.page}")
+            files.write(args.out, json.dumps(read(args.run), indent=1, ensure_ascii=False) + "\n")
+        draw(files.read_object(args.out), args.out.with_suffix(".png"))
+    print(f"wrote {args.out.with_suffix('.png')}")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ TOKENS = [
     Token(4, "A", 0.80, 0.78, 0.80, 0.80, 0.60, 0.62, -0.5, -0.6),
     Token(4, "perhaps", 0.10, 0.09, 0.20, 0.25, 2.30, 2.20, -1.5, -1.6),
 ]
-PLACES = [(token.response - 1, sum(t.response == token.response for t in TOKENS[:k])) for k, token in enumerate(TOKENS)]
+REPLY = Token(1, "higher", *[math.nan] * 8)  # what the task says after `suppose`, in grpo_multi_turn.py alone
+PARTS = {"format": [1.0, 1.0, 1.0, -1.0], "answer": [2.0, 2.0, -2.0, -2.0]}  # of the rewards, for gdpo.py
 
 # The scripts have their own settings, except for these.
 SETTINGS = {"responses_per_prompt": len(REWARDS), "prompts_per_step": 1, "max_response_tokens": 5}
@@ -64,23 +65,40 @@ def settings_of(script):
     return args
 
 
-def rows_of(name, padding=0.0):
+def tokens_of(script):
+    """The twelve tokens; among those of a conversation its reply, which is outside the mask."""
+    return [*TOKENS[:2], REPLY, *TOKENS[2:]] if script == "grpo_multi_turn" else TOKENS
+
+
+def places_of(tokens):
+    """The place of each token in a tensor [N, T]."""
+    found = []
+    for k, token in enumerate(tokens):
+        found.append((token.response - 1, sum(other.response == token.response for other in tokens[:k])))
+    return found
+
+
+def rows_of(name, tokens, padding=0.0):
     """One of Token's numbers as a tensor [N, T] in float64, with this padding outside the mask."""
-    longest = max(place for _, place in PLACES) + 1
+    places = places_of(tokens)
+    longest = max(place for _, place in places) + 1
     values = torch.full((len(REWARDS), longest), padding, dtype=torch.float64)
-    for place, token in zip(PLACES, TOKENS):
-        values[place] = getattr(token, name)
+    for place, token in zip(places, tokens):
+        if token is not REPLY:
+            values[place] = getattr(token, name)
     return values
 
 
-def sampled():
-    """(batch, rewards [N]): what is known of the responses before their advantages, in float64."""
-    mask = rows_of("old") > 0
+def sampled(script):
+    """(batch, rewards, [N] or [N, parts]): what is known of the responses before their advantages, in float64."""
+    tokens = tokens_of(script)
+    mask = rows_of("old", tokens) > 0
     batch = {"ids": torch.zeros(mask.shape, dtype=torch.long), "mask": mask}
     for name in ("old", "ref", "sampler"):
-        batch[f"{name}_logp"] = rows_of(name, padding=1.0).log()
-    batch |= {"entropy": rows_of("entropy"), "values": rows_of("value")}
-    return batch, torch.tensor(REWARDS, dtype=torch.float64)
+        batch[f"{name}_logp"] = rows_of(name, tokens, padding=1.0).log()
+    batch |= {"entropy": rows_of("entropy", tokens), "values": rows_of("value", tokens)}
+    rewards = list(zip(*PARTS.values())) if script == "gdpo" else REWARDS
+    return batch, torch.tensor(rewards, dtype=torch.float64)
 
 
 @dataclasses.dataclass
@@ -88,6 +106,7 @@ class Example:
     """What a script makes of the responses."""
 
     args: object
+    tokens: list
     columns: dict  # {name: the numbers of the tokens; NaN where there is nothing to tell}
     rewards: list  # of the responses, with dapo.py's penalties
     penalties: list  # dapo.py's; [] in other scripts
@@ -99,10 +118,11 @@ def example(script, **settings):
     """The Example of a script. settings: what is different from settings_of()."""
     trainer = importlib.import_module(script)
     args = dataclasses.replace(settings_of(script), **settings)
-    given, rewards = sampled()
+    tokens = tokens_of(script)
+    given, rewards = sampled(script)
     several = args.updates_per_step > 1  # if not, the policy of the update is still the one that sampled
-    logp = rows_of("new" if several else "old", padding=1.0).log()
-    entropy = rows_of("entropy_new") if several else given["entropy"]
+    logp = rows_of("new" if several else "old", tokens, padding=1.0).log()
+    entropy = rows_of("entropy_new", tokens) if several else given["entropy"]
     correct = [reward > 0 for reward in REWARDS]
     batch = updates.with_advantages(script, given, rewards, correct, args)
 
@@ -111,7 +131,7 @@ def example(script, **settings):
         weight, stage = updates.token_weights(script, of_batch, *policy, args, is_first)
         return weight * len(TOKENS), stage
 
-    columns = {name: rows_of(name) for name in Token._fields[2:]}
+    columns = {name: rows_of(name, tokens) for name in Token._fields[2:]}
     columns["first"], columns["stage"] = weights(batch, is_first=True)
     columns["second"], _ = weights(batch, is_first=False)
     ratio = (logp - batch["old_logp"]).exp()
@@ -129,7 +149,7 @@ def example(script, **settings):
         "left": second_without_kl / (ratio * first_without_kl),
         "k1": batch["old_logp"] - batch["ref_logp"],
     }
-    found = Example(args, columns, REWARDS, [], [], [])
+    found = Example(args, tokens, columns, REWARDS, [], [], [])
     if hasattr(trainer, "overlong_penalty"):
         lengths = batch["mask"].sum(1).tolist()
         found.penalties = [trainer.overlong_penalty(length, args) for length in lengths]
@@ -142,7 +162,16 @@ def example(script, **settings):
     of_first = batch["advantages"][:, :1]
     if ((batch["advantages"] == of_first) | ~batch["mask"]).all():  # one advantage for all tokens of a response
         found.advantages = of_first[:, 0].tolist()
-    found.columns = {name: [float(values[place]) for place in PLACES] for name, values in columns.items()}
+    found.columns = {name: numbers_of(values, name, tokens) for name, values in columns.items()}
+    return found
+
+
+def numbers_of(values, name, tokens):
+    """A column: the numbers [N, T] of the tokens. A reply has weights alone, which are 0."""
+    found = []
+    for place, token in zip(places_of(tokens), tokens):
+        is_told = token is not REPLY or name in ("first", "second")
+        found.append(float(values[place]) if is_told else math.nan)
     return found
 
 
@@ -171,9 +200,9 @@ def add_own(trainer, batch, logp, entropy, found):
         columns["estimate"] = trainer.estimate_advantages(rewards, batch, args)
         columns["return"] = columns["estimate"] + batch["values"]  # as in main
         columns |= {"value_loss": torch.zeros(logp.shape), "value_clipped": torch.zeros(logp.shape)}
-        for place in PLACES:  # one token at a time
+        for place in places_of(TOKENS):  # one token at a time
             alone = torch.zeros_like(batch["mask"])
             alone[place] = True
             minibatch = batch | {"returns": columns["return"], "mask": alone}
-            loss, clipped = trainer.value_loss(rows_of("value_new"), minibatch, 1, args)
+            loss, clipped = trainer.value_loss(rows_of("value_new", TOKENS), minibatch, 1, args)
             columns["value_loss"][place], columns["value_clipped"][place] = loss, clipped

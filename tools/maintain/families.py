@@ -178,6 +178,6 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         print(text)
     else:
-        from tools.maintain import generated
+        from tools import texts
 
-        generated.write({DOCS: generated.between(DOCS.read_text(encoding="utf-8"), "families", text)})
+        texts.write({DOCS: texts.between(DOCS.read_text(encoding="utf-8"), "families", text)})

@@ -24,6 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools import family
+from tools.doctor import CHANGES
 from tools.kept import RENAMED
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,6 @@ ENTRIES = {script: script for script in (*family.family(), *family.own_scripts()
     # At step 1 the student is the teacher, and only the large weight decay moves it away; step 2 distils.
     "opd": "opd --teacher models/kk_tiny --lr 0.02 --weight_decay 1",
 }
-CHANGES = ("time/", "tokens_per_s", "peak_memory_gb")  # what begins so is never twice the same
 
 # Runs many scripts in one process. argv: a file with {name: [script, flags]}, one for how each of them ended.
 WORKER = '''

@@ -3,24 +3,30 @@
     python -m tools.maintain.pages
 
 Pages are written by hand. What is generated stands between <!-- NAME: begin --> and <!-- NAME: end -->: the tables of
-README.md and docs/objectives.md (table.py), responses before and after training (demo_picture.py), and in
-docs/algorithms the order of reading and the worked examples (example.py). docs/claims.md is made as a whole
-(claims.py). Below <!-- kept runs: … --> a table has the numbers of kept runs. It needs no GPU and no vLLM.
+README.md and docs/objectives.md, responses before and after training in docs/first_runs.md, and in docs/algorithms the
+order of reading and the worked examples (example.py). docs/claims.md is made as a whole (claims.py). Below <!-- kept
+runs: … --> a table has the numbers of kept runs. It needs no GPU and no vLLM.
+
+Comments at the top of a script's page say what only a person can: `short`, what the script is, for the README; `open`,
+what the formulas of its objective leave open, and `source`; `columns`, those of a table of tokens in its example. A
+page without `columns` has those of the script that it grew from.
 """
 
 import functools
 import json
 import math
 import re
-from statistics import fmean, stdev
+from statistics import fmean, median_high, stdev
 
 import tyro
+from rich.console import Console
 
-from runtime import settings
-from tools import family
-from tools.maintain import claims, demo_picture, example, generated, table, updates
+from runtime import before_after, flags
+from tools import family, texts
+from tools.maintain import claims, example, updates
 
-FOLDER = family.ROOT / "docs" / "algorithms"
+ROOT = family.ROOT
+FOLDER = ROOT / "docs" / "algorithms"
 TITLES = {  # of the columns of a worked example
     "old": r"$\pi_{\text{old}}$",
     "new": r"$\pi$",
@@ -53,37 +59,12 @@ TITLES = {  # of the columns of a worked example
     "second": "weight, second update",
 }
 OTHER_TITLES = {
-    ("gspo", "ratio"): "$s$",
-    ("gspo", "left"): "left of $s A$",
-    ("sapo", "left"): r"$f'(\rho)$",
-    ("reinforce", "second"): "weight",
-    ("opd", "ref"): r"$\pi_{\text{teacher}}$",
-    ("opd", "second"): "weight",
+    "gspo": {"ratio": "$s$", "left": "left of $s A$"},
+    "sapo": {"left": r"$f'(\rho)$"},
+    "reinforce": {"second": "weight"},
+    "opd": {"ref": r"$\pi_{\text{teacher}}$", "second": "weight"},
 }
 FLAGS = ["reasoning", "in_loss", "outside_kl", "value_clipped"]  # "yes" or nothing
-TABLES = {  # the columns of the tables of tokens; a script that is not here has those of its parent
-    "reinforce": ["old logp advantages second"],
-    "grpo": ["old new ref ratio advantages left k3 first second"],
-    "dr_grpo": ["old new ratio advantages left first second"],
-    "ppo": [
-        "old ref value value_new k1 estimate advantages return value_loss value_clipped",
-        "old new ratio advantages left first second",
-    ],
-    "reinforce_pp": ["old new ref k1 return advantages ratio left first second"],
-    "dapo": ["old new ref ratio advantages left first second"],
-    "grpo_ar_lopti": ["old new ref ar_weight advantages stage ratio left first second"],
-    "reinforce_pp_ar_lopti": ["old new return ar_weight advantages stage ratio left first second"],
-    "dapo_ar_lopti": ["old new ref ar_weight advantages stage ratio left first second"],
-    "acpo": ["old new ratio clip_range advantages left first second"],
-    "cispo": ["old new ratio advantages left first second"],
-    "gspo": ["old new ratio advantages left first second"],
-    "sapo": ["old new ratio advantages left first second"],
-    "dppo": ["old new difference ratio advantages left outside_kl first second"],
-    "entropy_top": ["old new ref entropy_new in_loss ratio advantages left first second"],
-    "archer": ["old new ref entropy reasoning ratio left k3 first second"],
-    "opd": ["old ref logp advantages second"],
-    "grpo_tis": ["old new ref sampler correction icepop ratio left first second"],
-}
 WEIGHTS = {  # rows of the ladder's tables: what it is, script, which update, settings
     "reinforce": ("REINFORCE", "reinforce", "second", {}),
     "rloo": ("RLOO", "rloo", "second", {}),
@@ -102,14 +83,133 @@ LADDER = {  # block: the rows of its table
     "dr_grpo": ["rloo", "grpo", "dr_grpo"],
     "ppo": ["grpo", "ppo"],
 }
+COMMENT = re.compile(r"^<!-- (short|open|source|columns): (.+?)\s-->$", re.MULTILINE | re.DOTALL)
+KEPT = re.compile(r"<!-- kept runs: (.+?) -->\n\n((?:\|.*\n)+)")
+NUMBER = re.compile(r"[-−]?\d[\d.]*(e[-+]\d+)?")
+
+
+# -------------------------------------------------------------------------------------------------- what a page says
+
+
+def read(path):
+    """A page's text. ValueError if it is missing."""
+    if not path.exists():
+        raise ValueError(f"{path} is missing: it is written by hand, from a copy of the parent's page")
+    return path.read_text(encoding="utf-8")
+
+
+def comments(script, name):
+    """The texts of a page's comments of this name."""
+    return [" ".join(text.split()) for of, text in COMMENT.findall(read(FOLDER / f"{script}.md")) if of == name]
+
+
+def comment(script, name):
+    """The text of a page's only comment of this name. ValueError if there is none."""
+    found = comments(script, name)
+    if len(found) != 1:
+        raise ValueError(f"docs/algorithms/{script}.md must have <!-- {name}: … --> once, below its third line")
+    return found[0]
+
+
+def columns_of(script):
+    """(the script whose page has them, the columns of each table of tokens), of a script or its parent."""
+    found = comments(script, "columns")
+    return (script, found) if found else columns_of(family.PARENT[script])
+
+
+def objective(script):
+    """The equations, in LaTeX, of "The objective" on a script's page."""
+    section = read(FOLDER / f"{script}.md").partition("\n## The objective\n")[2].partition("\n## ")[0]
+    formulas = [" ".join(formula.split()) for formula in section.split("\n$$\n")[1::2]]
+    return [formula for formula in formulas if " = " in formula]
+
+
+def link(script):
+    """A link to a script's page, with the page's title."""
+    return f"[{read(FOLDER / f'{script}.md').splitlines()[0].removeprefix('# ')}]({script}.md)"
+
+
+# ------------------------------------------------------------------------------------------------- tables of scripts
+
+
+def table(titles, rows):
+    """A Markdown table, with one blank in an empty cell."""
+    return texts.table(titles, rows).replace("|  |", "| |").replace("|  |", "| |")
+
+
+def changed(script):
+    """The lines of code added and removed, against the parent; None if there is none."""
+    parent = family.PARENT.get(script)
+    return family.changed(family.source(parent), family.source(script)) if parent else None
+
+
+def indent(script):
+    """What stands before the name of a script that did not grow from grpo.py."""
+    below = family.depth(script) - 1
+    return "&emsp;" * (below - 1) + "└ " * (below > 0)
+
+
+def short_table():
+    """What each script is, with links to its page; below it the median of the differences."""
+    rows = []
+    for script in family.family():
+        page = f"docs/algorithms/{script}.md"
+        difference = f"[{changed(script)}]({page}#the-difference)" if script in family.PARENT else ""
+        length = len(family.code_lines(family.source(script)))
+        rows.append([f"{indent(script)}[`{script}.py`]({page})", comment(script, "short"), str(length), difference])
+    median = median_high(changed(script) for script in family.family()[1:])
+    return table(["script", "what it is", "code lines", "changed"], rows) + f"\n\nChanged, median: {median} lines."
+
+
+def long_table():
+    """What each script maximises, and the source."""
+    rows = []
+    for script in family.family():
+        name = f"{indent(script)}[`{script}.py`](algorithms/{script}.md)"
+        formulas = "$" + ",$&emsp; $".join(objective(script)) + "$"
+        rows.append([f"{name} <br> {comment(script, 'source')}", f"{formulas} <br> {comment(script, 'open')}"])
+    return table(["script", "what it maximises"], rows)
+
+
+def order_table():
+    """The scripts in the order to read them."""
+    rows = []
+    for i, script in enumerate(updates.ALGORITHMS, 1):
+        about = " ".join(family.paragraphs(family.source(script))[0].split())
+        parent = family.PARENT.get(script)
+        rows.append([str(i), link(script), about, link(parent) if parent else ""])
+    return table(["", "page", "in one line", "grew from"], rows)
+
+
+def drawing():
+    """The tree of the scripts as SVG, in the colour of the system's light or dark (the site gives it that of its text).
+
+    Beside each script stands how many lines of code differ from its parent's.
+    """
+    places, lines, words = {}, [], []
+    for number, script in enumerate(family.family()):
+        x, y = places[script] = 10 + 60 * family.depth(script), 18 + 24 * number
+        words.append(f'<text x="{x}" y="{y}">{script}.py</text>')
+        if script in family.PARENT:
+            left, top = places[family.PARENT[script]]
+            lines.append(f"M{left + 8} {top + 6}V{y - 5}H{x - 6}")
+            words.append(f'<text x="430" y="{y}" text-anchor="end">{changed(script)} lines</text>')
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" id="family" viewBox="0 0 440 {y + 12}" width="440" role="img"
+  font-family="monospace" font-size="14" aria-label="What grew from what, and how many lines of code differ">
+<style>#family {{ color: #222; fill: currentColor }}
+@media (prefers-color-scheme: dark) {{ #family {{ color: #ddd }} }}</style>
+<path d="{" ".join(lines)}" fill="none" stroke="currentColor" shape-rendering="crispEdges"/>
+{chr(10).join(words)}
+</svg>
+"""
+
+
+# --------------------------------------------------------------------------------------------------- worked examples
 
 
 @functools.cache
 def example_of(script):
     return example.example(script)
-
-
-# -------------------------------------------------------------------------------------------------------------- tables
 
 
 def cell(value, name=""):
@@ -123,43 +223,28 @@ def cell(value, name=""):
     return f"{value:z.3f}".replace("-", "−")
 
 
-def markdown_table(titles, rows):
-    """A Markdown table, as a list of lines. rows: lists of texts."""
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    return lines + [f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in rows]
-
-
-def columns_of(script):
-    """(the titles of columns that are not TITLES', the columns of each table of tokens), of a script or its parent."""
-    if script not in TABLES:
-        return columns_of(family.PARENT[script])
-    return {name: title for (of, name), title in OTHER_TITLES.items() if of == script}, TABLES[script]
-
-
 def worked_example(script):
     """The responses, the tokens, and acpo.py's bins."""
     found = example_of(script)
-    lines = ["**The responses**", "", *response_table(script, found)]
-    other_titles, tables = columns_of(script)
+    parts = ["**The responses**", *response_table(script, found)]
+    of, tables = columns_of(script)
+    titles = TITLES | OTHER_TITLES.get(of, {})
     for names in map(str.split, tables):
-        titles = [other_titles.get(name, TITLES[name]) for name in names]
         rows = []
-        for k, token in enumerate(example.TOKENS):
-            numbers = [cell(found.columns[name][k], name) for name in names]
-            rows.append([str(token.response), f"`{token.text}`", *numbers])
-        lines += ["", "**The tokens**", "", *markdown_table(["response", "token", *titles], rows)]
+        for k, token in enumerate(found.tokens):
+            rows.append([*named(token), *(cell(found.columns[name][k], name) for name in names)])
+        parts += ["**The tokens**", table(["response", "token", *(titles[name] for name in names)], rows)]
     if found.bins:
         rows = []
         for i, of_bin in enumerate(found.bins):
             edges = f"{i / len(found.bins):.1f} – {(i + 1) / len(found.bins):.1f}"
             rows.append([edges, str(of_bin["tokens"]), cell(of_bin["sigma"]), cell(of_bin["clip_range"])])
-        lines += [
-            "",
-            "**The bins**",
-            "",
-            *markdown_table([r"bin of $\pi$", "tokens", r"$\sigma_a$", r"$\epsilon_a$"], rows),
-        ]
-    return lines
+        parts += ["**The bins**", table([r"bin of $\pi$", "tokens", r"$\sigma_a$", r"$\epsilon_a$"], rows)]
+    return "\n\n".join(parts)
+
+
+def named(token):
+    return [str(token.response), f"`{token.text}`"]
 
 
 def response_table(script, found):
@@ -167,6 +252,8 @@ def response_table(script, found):
     columns = {"reward": example.REWARDS}
     if found.penalties:
         columns["penalty"] = found.penalties
+    if script == "gdpo":
+        columns |= example.PARTS
     if found.rewards != example.REWARDS:
         columns["$r$"] = found.rewards
     if script == "rloo":
@@ -175,20 +262,28 @@ def response_table(script, found):
         columns["$A$"] = found.advantages
     rows = []
     for i, values in enumerate(zip(*columns.values()), 1):
-        tokens = " ".join(f"`{token.text}`" for token in example.TOKENS if token.response == i)
+        tokens = " ".join(f"`{token.text}`" for token in found.tokens if token.response == i)
         rows.append([str(i), tokens, *map(cell, values)])
-    lines = markdown_table(["response", "tokens", *columns], rows)
-    if found.advantages:
+    parts = [table(["response", "tokens", *columns], rows)]
+    if script == "gdpo":
+        for name, part in example.PARTS.items():
+            parts.append(f"Mean of `{name}`: {cell(fmean(part))}; standard deviation: {cell(stdev(part))}.")
+    elif found.advantages:
         mean, std = cell(fmean(found.rewards)), cell(stdev(found.rewards))
         of_what = "$r$" if "$r$" in columns else "the rewards"
-        lines += ["", f"Mean of {of_what}: {mean}; standard deviation, with $G - 1$: {std}."]
-    return lines
+        parts.append(f"Mean of {of_what}: {mean}; standard deviation, with $G - 1$: {std}.")
+    return parts
 
 
-def weights_table(rows):
-    """Rows of weights of the twelve tokens. rows: {what it is: the weights}."""
-    titles = ["", *(f"{token.response} `{token.text}`" for token in example.TOKENS)]
-    return markdown_table(titles, [[name, *map(cell, weights)] for name, weights in rows.items()])
+def all_weights():
+    """The weights of the twelve tokens at the second update, a row for each script."""
+    rows = []
+    for script in updates.ALGORITHMS:
+        found = example_of(script)
+        pairs = zip(found.tokens, found.columns["second"])
+        weights = [cell(weight) for token, weight in pairs if token is not example.REPLY]
+        rows.append([link(script), *weights])
+    return table(["", *(" ".join(named(token)) for token in example.TOKENS)], rows)
 
 
 def ladder_table(names):
@@ -198,42 +293,11 @@ def ladder_table(names):
         _, script, update, settings = WEIGHTS[name]
         found = example.example(script, **settings) if settings else example_of(script)
         columns.append(map(cell, found.columns[update]))
-    tokens = [[str(token.response), f"`{token.text}`"] for token in example.TOKENS]
-    titles = ["response", "token", *(WEIGHTS[name][0] for name in names)]
-    return markdown_table(titles, [[*token, *weights] for token, *weights in zip(tokens, *columns)])
+    rows = [[*named(token), *weights] for token, *weights in zip(example.TOKENS, *columns)]
+    return table(["response", "token", *(WEIGHTS[name][0] for name in names)], rows)
 
 
-def link(script):
-    """A link to a script's page, with the page's title."""
-    title = (FOLDER / f"{script}.md").read_text(encoding="utf-8").splitlines()[0]
-    return f"[{title.removeprefix('# ')}]({script}.md)"
-
-
-def order_table():
-    """The scripts in the order to read them."""
-    rows = []
-    for i, script in enumerate(updates.ALGORITHMS, 1):
-        about = " ".join(family.paragraphs(family.source(script))[0].split())
-        parent = family.PARENT.get(script)
-        rows.append([str(i), link(script), about, link(parent) if parent else ""])
-    return markdown_table(["", "page", "in one line", "grew from"], rows)
-
-
-# --------------------------------------------------------------------------------------------------------------- pages
-
-
-def blocks_of(name):
-    """{name of a block: its lines} of a page, by the page's name."""
-    if name == "README":
-        weights = {link(script): example_of(script).columns["second"] for script in updates.ALGORITHMS}
-        return {"order": order_table(), "weights": weights_table(weights)}
-    if name == "ladder":
-        return {block: ladder_table(rows) for block, rows in LADDER.items()}
-    return {"example": worked_example(name)}
-
-
-KEPT = re.compile(r"<!-- kept runs: (.+?) -->\n\n((?:\|.*\n)+)")
-NUMBER = re.compile(r"[-−]?\d[\d.]*(e[-+]\d+)?")
+# --------------------------------------------------------------------------------------------------------- kept runs
 
 
 def with_kept_numbers(text):
@@ -265,37 +329,48 @@ def in_the_form_of(old, value):
     return f"{value:.{digits}{'e' if 'e' in old else 'f'}}".replace("-", "−" if "e" not in old else "-")
 
 
+def two_responses(name):
+    """A response before and after training, as the terminal shows them. name: docs/NAME.json (demo_picture.py)."""
+    kept = json.loads((ROOT / "docs" / f"{name}.json").read_text(encoding="utf-8"))
+    console = Console(width=88, color_system=None)
+    with console.capture() as shown:
+        console.print(before_after.side_by_side(kept["before"], kept["after"]))
+    lines = "\n".join(line.rstrip() for line in shown.get().strip("\n").splitlines())
+    count = f"{kept['learned']} of {kept['kept_problems']} test problems go"
+    words = f"{count} from wrong before training to right after it. One of them, as the terminal shows it:"
+    return f"{words}\n\n```text\n{lines}\n```"
+
+
+# ------------------------------------------------------------------------------------------------------------- pages
+
+
+def blocks():
+    """{path: {name of a block: a function that makes it}}."""
+    docs, once = ROOT / "docs", functools.partial
+    found = {
+        ROOT / "README.md": {"variants": short_table},
+        docs / "objectives.md": {"variants": long_table},
+        docs / "first_runs.md": {name: once(two_responses, name) for name in ("demo", "llm")},
+        FOLDER / "README.md": {"order": order_table, "weights": all_weights},
+        FOLDER / "ladder.md": {name: once(ladder_table, rows) for name, rows in LADDER.items()},
+    }
+    return found | {FOLDER / f"{name}.md": {"example": once(worked_example, name)} for name in updates.ALGORITHMS}
+
+
 def all_texts():
-    """{path: text} of all that is generated, and of the pages that it is a part of."""
-    readme, docs = family.ROOT / "README.md", family.ROOT / "docs"
-    paths = [readme, *docs.glob("*.md"), *(family.ROOT / "course").glob("lesson_*.md")]
-    texts = {path: with_kept_numbers(path.read_text(encoding="utf-8")) for path in paths}
-    for name in ("demo", "llm"):
-        kept = json.loads((docs / f"{name}.json").read_text(encoding="utf-8"))
-        [page] = [path for path, text in texts.items() if f"<!-- {name}: begin -->" in text]
-        texts[page] = demo_picture.with_words(texts[page], name, kept)
-    for path, made in ((readme, table.short_table()), (docs / "objectives.md", table.table())):
-        texts[path] = generated.between(texts[path], table.MARKS, made)
-    return texts | {docs / "family.svg": table.drawing(), claims.FILE: claims.page()} | all_pages()
-
-
-def all_pages():
-    """{path: text} of docs/algorithms. ValueError if a page is missing, or its marks are not as they must be."""
-    pages = {FOLDER / f"{name}.md": name for name in ["README", "ladder", *updates.ALGORITHMS]}
-    for path in pages:
-        if not path.exists():
-            raise ValueError(f"{path} is missing: it is written by hand, from a copy of the parent's page")
-    for path, name in pages.items():
-        text = path.read_text(encoding="utf-8")
-        for mark, lines in blocks_of(name).items():
-            text = generated.between(text, mark, "\n".join(lines))
-        pages[path] = text
-    return pages
+    """{path: text} of all that is generated, and of the pages that it is a part of. ValueError if one is missing."""
+    made = {}
+    paths = [*(ROOT / "docs").glob("*.md"), *(ROOT / "course").glob("lesson_*.md")]
+    for path in dict.fromkeys([*blocks(), *paths]):
+        made[path] = with_kept_numbers(read(path))
+        for name, block in blocks().get(path, {}).items():
+            made[path] = texts.between(made[path], name, block())
+    return made | {ROOT / "docs" / "family.svg": drawing(), claims.FILE: claims.page()}
 
 
 def main():
-    with settings.errors_in_one_line():
-        generated.write(all_texts())
+    with flags.errors_in_one_line():
+        texts.write(all_texts())
 
 
 if __name__ == "__main__":

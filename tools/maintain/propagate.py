@@ -42,22 +42,12 @@ class Args:
 
 
 @dataclass
-class Conflict:
-    """Lines that both the script and its parent have changed."""
-
-    line: int  # the first line in the script, counted from 1
-    here: str  # the script's lines
-    base: str  # the parent's lines before its change
-    theirs: str  # the parent's lines after its change
-
-
-@dataclass
 class Outcome:
     """The result of a script's merge."""
 
     here: str  # its text before
     merged: str  # its text with the change; the same as before if there are conflicts
-    conflicts: list[Conflict]
+    conflicts: list  # of lines that both have changed: its own, its parent's before, its parent's now
     asked: bool  # whether its parent has changed
 
 
@@ -97,10 +87,10 @@ def merge(here, base, theirs):
     text, open_ones, at = done.stdout.decode(), [], 0
     while found := CONFLICT.search(text, at):  # a conflict gets the lines of `here`
         if not has_already(*found.groups()):
-            open_ones.append((found.start(), found.groups()))
+            open_ones.append(found.groups())
         text = text[: found.start()] + found[1] + text[found.end() :]
         at = found.start() + len(found[1])
-    return text, [Conflict(line_here(here, text, start), *versions) for start, versions in open_ones]
+    return text, open_ones
 
 
 def has_already(here, base, theirs):
@@ -114,15 +104,6 @@ def has_already(here, base, theirs):
     removed = {step[2:] for step in steps if step[0] == "-" and step[2:].strip()}
     rest = iter(here)
     return bool(added) and all(line in rest for line in added) and not (removed - set(added)) & set(here)
-
-
-def line_here(here, merged, start):
-    """The line of `here`, counted from 1, at the character `start` of the merged text."""
-    row, here, merged = merged[:start].count("\n"), here.splitlines(), merged.splitlines()
-    for _, i, _, j, j_end in difflib.SequenceMatcher(None, here, merged, autojunk=False).get_opcodes():
-        if j <= row < j_end:
-            return i + row - j + 1
-    return len(here) + 1  # after the last line
 
 
 def parents_in(folder):
@@ -176,12 +157,9 @@ def report(child, parent, outcome, dry_run):
     if not conflicts:
         return f"{child}.py: has it already"
     lines = [f"{child}.py: left untouched, {len(conflicts)} conflict{'s' * (len(conflicts) > 1)}"]
-    for conflict in conflicts:
-        last = conflict.line + max(1, conflict.here.count("\n")) - 1
-        lines.append(f"  lines {conflict.line} to {last}:" if last > conflict.line else f"  line {last}:")
-        whose = {f"{child}.py": conflict.here, f"{parent}.py was": conflict.base, f"{parent}.py is": conflict.theirs}
-        for title, text in whose.items():
-            lines += [f"    {title}:", *(f"      | {line}" for line in text.splitlines() or ["(nothing)"])]
+    titles = f"{child}.py", f"{parent}.py was", f"{parent}.py is"
+    for title, text in (pair for conflict in conflicts for pair in zip(titles, conflict)):
+        lines += [f"    {title}:", *(f"      | {line}" for line in text.splitlines() or ["(nothing)"])]
     return "\n".join(lines)
 
 

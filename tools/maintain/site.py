@@ -17,14 +17,13 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
 import tyro
-from pygments.lexers import PythonLexer
-from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools import family
@@ -55,10 +54,8 @@ WHOLE = (
     RAW,
 )  # texts with nothing beside them
 NEVER = {".git", ".venv", ".site", "site", ".venv-site", "runs", "__pycache__"}
-START = ("grpo", "grpo_ar_lopti")  # what the viewer shows first
-KINDS = {Comment: "comment", String: "string", Keyword: "keyword", Operator.Word: "keyword", Number: "number"}
-KINDS |= {Name.Function: "name", Name.Class: "name", Name.Decorator: "name"}  # the colours' names in viewer.css
 FENCE = "~" * 20  # no source file has it
+NEWLINE = "\n"
 
 
 @dataclass
@@ -270,67 +267,56 @@ def state(left, right):
     return f"left={left}&right={right}"
 
 
-def grew_from(stem):
-    """A link to what differs between a script and its parent, and what the script is."""
-    parent = family.PARENT[stem]
-    return f"[{parent}.py → {stem}.py](#{state(parent, stem)}): {first_paragraph(ROOT / f'{stem}.py')}"
-
-
 def viewer_page():
     """The Markdown of the page that shows two scripts side by side."""
     names = family.family()
-
-    def choice(side):
-        options = "".join(f"<option>{name}</option>" for name in names)
-        return f'<label>{side.capitalize()} <select id="{side}">{options}</select></label>'
-
-    return (
-        front("Differences", hide=["navigation", "toc"], search={"exclude": True})
-        + "# What differs between two scripts\n\n"
-        + '<link rel="stylesheet" href="site_files/viewer.css">\n'
-        + '<form id="choices" aria-label="What to compare">\n'
-        + choice("left")
-        + choice("right")
-        + '<button type="button" id="swap">Swap</button>\n'
-        + '<label><input type="checkbox" id="code"> Code only, without docstrings and comments</label>\n</form>\n\n'
-        + "<noscript><p>This page needs JavaScript. In a terminal, tools/diff.py shows the same.</p></noscript>\n"
-        + '<div id="viewer"></div>\n\n'
-        + "## What grew from what\n\n"
-        + "\n".join(f"- {grew_from(stem)}" for stem in names[1:])
-        + "\n\n"
-        + '<script src="site_files/scripts.js"></script>\n<script src="site_files/viewer.js"></script>\n'
+    options = "".join(f"<option>{name}</option>" for name in names)
+    choices = "".join(
+        f'<label>{side} <select id="{side.lower()}">{options}</select></label>' for side in ("Left", "Right")
     )
+    grew = []
+    for name in names[1:]:
+        parent = family.PARENT[name]
+        grew.append(f"- [{parent}.py → {name}.py](#{state(parent, name)}): {first_paragraph(ROOT / f'{name}.py')}")
+    start = front("Differences", hide=["navigation", "toc"], search={"exclude": True})
+    return f"""{start}# What differs between two scripts
+
+<link rel="stylesheet" href="site_files/diff2html.min.css"><link rel="stylesheet" href="site_files/viewer.css">
+<form id="choices" aria-label="What to compare">{choices}<button type="button" id="swap">Swap</button>
+<label><input type="checkbox" id="code"> Code only, without docstrings and comments</label></form>
+
+<noscript><p>This page needs JavaScript. In a terminal, tools/diff.py shows the same.</p></noscript>
+<div id="about"></div>
+<p id="counts" role="status"></p>
+<div id="viewer"></div>
+
+## What grew from what
+
+{NEWLINE.join(grew)}
+
+<script src="site_files/diff.min.js"></script>
+<script src="site_files/diff2html.min.js"></script>
+<script src="site_files/scripts.js"></script>
+<script src="site_files/viewer.js"></script>
+"""
 
 
-def viewer_data(stems):
-    """The scripts for the viewer, as JavaScript. A line that several scripts have in the same colours is there once."""
-    lines, scripts = {}, {}
-    for stem in stems:
-        text = family.source(stem)
-        code = family.numbered_code_lines(text)
+def viewer_data(names):
+    """The scripts for the viewer, as JavaScript: texts without the module docstring, and what that says."""
+    scripts = {}
+    for name in names:
+        text = family.source(name)
         paragraphs = family.paragraphs(text)
         objective = [part for part in paragraphs if all(line.startswith("    ") for line in part.splitlines())]
-        scripts[stem] = {
-            "parent": family.PARENT.get(stem),
+        above = family.pieces(text)[0].last
+        scripts[name] = {
             "about": " ".join(paragraphs[0].split()),
-            "objective": "\n\n".join(re.sub("^    ", "", part, flags=re.MULTILINE) for part in objective),
-            "lines": [lines.setdefault(json.dumps(line), len(lines)) for line in coloured(text)],
-            "code": [len(code.get(number, "")) for number in range(len(text.splitlines()))],  # characters; 0: no code
-            "pieces": [([piece.name, piece.section], piece.last - piece.first + 1) for piece in family.pieces(text)],
+            "objective": textwrap.dedent("\n\n".join(objective)),
+            "above": above,  # lines of the docstring
+            "text": "".join(text.splitlines(keepends=True)[above:]),
+            "code": "\n".join(family.code_lines(text)) + "\n",
         }
-    data = {"lines": [json.loads(line) for line in lines], "scripts": scripts, "start": START}
-    return f"const DATA = {json.dumps(data, ensure_ascii=False, separators=(',', ':'))};\n"
-
-
-def coloured(text):
-    """The text's lines, each a list of [kind, piece of text]."""
-    lines = [[]]
-    for token, value in PythonLexer(stripnl=False).get_tokens(text):
-        kind = next((KINDS[ancestor] for ancestor in reversed(token.split()) if ancestor in KINDS), "")
-        first, *others = value.split("\n")
-        lines[-1].append([kind, first])
-        lines += [[[kind, other]] for other in others]
-    return [[segment for segment in line if segment[1]] for line in lines[:-1]]
+    return f"const SCRIPTS = {json.dumps(scripts, ensure_ascii=False)};\n"
 
 
 # -------------------------------------------------------------------------------------------------------------- build

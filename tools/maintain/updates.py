@@ -20,6 +20,7 @@ from tools import family
 ALGORITHMS = [  # all scripts of reinforcement learning, which are all but sft.py, in the order to read them
     "reinforce", "rloo", "grpo", "dr_grpo", "ppo", "reinforce_pp", "dapo", "grpo_ar_lopti", "reinforce_pp_ar_lopti",
     "dapo_ar_lopti", "acpo", "cispo", "gspo", "sapo", "dppo", "entropy_top", "archer", "grpo_tis", "opd",
+    "maxrl", "gdpo", "grpo_multi_turn",
 ]  # fmt: skip
 # A script that is new comes last.
 ALGORITHMS += [script for script in family.family() if script not in [*ALGORITHMS, "sft"]]
@@ -28,12 +29,12 @@ ALGORITHMS += [script for script in family.family() if script not in [*ALGORITHM
 def with_advantages(script, batch, rewards, correct, args):
     """The batch as the script's main hands it to its update, a new dictionary.
 
-    batch: ids, mask, sampler_logp, old_logp, ref_logp and entropy, [N, T]; rewards: of the task's rule, [N]; correct: a
-    bool for each of them; args: the script's own settings. Some scripts do more than compute_advantages. dapo.py adds
-    penalties to the rewards; its dynamic sampling is left out, so all groups stay. rloo.py takes the KL penalty from
-    the rewards. maxrl.py has 1 for each correct response. ppo.py has values, which are 0 before the critic has learned,
-    unless the batch has some. AR scales the advantages. opd.py's teacher is the reference, unless the batch has the
-    log-probabilities of another.
+    batch: ids, mask, sampler_logp, old_logp, ref_logp and entropy, [N, T]; rewards: of the task's rule, [N], and for
+    gdpo.py perhaps [N, parts]; correct: a bool for each of them; args: the script's own settings. Some scripts do more
+    than compute_advantages. dapo.py adds penalties to the rewards; its dynamic sampling is left out, so all groups
+    stay. rloo.py takes the KL penalty from the rewards. maxrl.py has 1 for each correct response. To gdpo.py rewards
+    [N] are one part. ppo.py has values, which are 0 before the critic has learned, unless the batch has some. AR scales
+    the advantages. opd.py's teacher is the reference, unless the batch has the log-probabilities of another.
     """
     trainer = importlib.import_module(script)
     batch = dict(batch)
@@ -45,6 +46,8 @@ def with_advantages(script, batch, rewards, correct, args):
         rewards = rewards - args.kl_coef * ((batch["old_logp"] - batch["ref_logp"]) * mask).sum(1)
     if script == "maxrl":
         rewards = torch.tensor([float(one) for one in correct])
+    if script == "gdpo":
+        rewards = rewards.view(len(rewards), -1)  # [N, parts]
     if hasattr(trainer, "ValueModel"):
         batch.setdefault("values", torch.zeros(mask.shape))
     if script == "opd":

@@ -1,6 +1,12 @@
-"""Texts of docs/ that a tool makes: whole files, or what stands between two marks. git shows what has changed."""
+"""Texts that a tool makes: tables, whole files, or what stands between two marks. git shows what has changed."""
 
 from runtime import files
+
+
+def table(titles, rows):
+    """A Markdown table of texts."""
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def between(text, name, new):
