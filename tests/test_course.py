@@ -15,6 +15,7 @@ from conftest import ROOT, python
 
 import grpo
 import grpo_ar_lopti
+import grpo_multi_turn
 import ppo
 import reinforce
 import rloo
@@ -103,7 +104,7 @@ def test_the_command():
     for words, code, word in (["--solutions"], 0, "PASS"), ([], 1, "NOT YET"):
         done = python("-m", "course.check", "1", *words)
         assert done.returncode == code and done.stdout.count(word) == 2, done.stdout
-    for words in (["12"], [], ["1", "--all"]):
+    for words in (["13"], [], ["1", "--all"]):
         with pytest.raises(ValueError):
             check.chosen_lessons(check.tyro.cli(check.Args, args=words, use_underscores=True))
 
@@ -178,6 +179,27 @@ def trainers_token_mean(loss, mask):
     return of_batch(grpo, zeros, mask.sum(), batch, kl_coef=0)[0]
 
 
+def trainers_conversation_row(prompt, turns, replies, before, after, length):
+    conversation = grpo_multi_turn.Conversation({"prompt_ids": prompt}, 0)
+    for i, turn in enumerate(turns):
+        logprobs = SimpleNamespace(logprobs=[0.0] * len(turn))
+        conversation.add_turn(SimpleNamespace(text="", token_ids=turn, logprobs=logprobs, finish_reason="stop"))
+        if i < len(replies):
+            conversation.add_reply("", [*before, *replies[i], *after])
+    batch = grpo_multi_turn.to_batch([conversation.problem], [conversation])
+    padding = (0, length - batch["ids"].shape[1])
+    return tuple(torch.nn.functional.pad(batch[name], padding)[0] for name in ("ids", "mask"))
+
+
+def trainers_conversation_loss(logp, advantages, mask):
+    """The gradient is that of the trainer's loss at a step's first update, where the ratio is 1."""
+    batch = {"advantages": advantages[:, None] * mask, "mask": mask}
+    batch["old_logp"] = batch["ref_logp"] = logp.detach()
+    loss, _ = of_batch(grpo_multi_turn, logp, mask.sum(), batch, kl_coef=0)
+    value = -(batch["advantages"] * logp.detach())[mask].sum() / mask.sum()
+    return loss - loss.detach() + value
+
+
 TRAINERS = {
     "token_log_probs": trainers_token_log_probs,
     "reinforce_loss": trainers_reinforce_loss,
@@ -188,6 +210,8 @@ TRAINERS = {
     "k3_kl": grpo.k3,
     "token_mean": trainers_token_mean,
     "ar_weight": grpo_ar_lopti.ar_weight,
+    "conversation_row": trainers_conversation_row,
+    "conversation_loss": trainers_conversation_loss,
 }
 WITH_GRADIENT = "token_log_probs reinforce_loss clipped_loss k3_kl token_mean".split()
 
@@ -229,6 +253,7 @@ MULTIPLIED = {  # right as long as the padding is finite
     ),
     "sampler_gap": lambda sampler, trainer, mask: ((sampler - trainer).abs() * mask).sum() / mask.sum(),
     "token_mean": lambda loss, mask: (loss * mask).sum() / mask.sum(),
+    "conversation_loss": lambda logp, advantages, mask: -(advantages[:, None] * logp * mask).sum() / mask.sum(),
     "mean_of_means": lambda loss, mask: ((loss * mask).sum(1) / mask.sum(1).clamp(min=1)).mean(),
     "sequence_ratio": lambda logp, old_logp, mask: in_lesson(6).mean_log_ratio(logp, old_logp, mask).exp(),
 }

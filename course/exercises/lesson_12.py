@@ -1,0 +1,54 @@
+"""Lesson 12: several turns. Write the three functions, then run `python -m course.check 12`.
+
+N is the number of conversations, T the number of positions.
+"""
+
+import torch
+
+from course.small_tokenizer import decode, encode
+
+
+def conversation_row(prompt, turns, replies, before, after, length):
+    """A conversation as tensors: (ids, mask), both [T]. T is length.
+
+    prompt: a list of ids. turns, replies: lists of lists of ids, one reply fewer than turns. A turn
+    has the end token that was sampled, a reply only the ids of its text. before, after: lists of
+    ids, what the chat template puts before each reply's text (from the newline after the end token
+    on), and behind it (up to where the next turn begins).
+
+        ids   prompt, turn, before, reply, after, turn …, then zeros
+        mask  of bool: True where the model wrote        (to_batch in grpo_multi_turn.py)
+
+    Pay attention to the end tokens: the model wrote them, or the turn would not have ended.
+    """
+    raise NotImplementedError
+
+
+def conversation_loss(logp, advantages, mask):
+    """The loss of a mini-batch of conversations, one number.
+
+    logp [N, T], carries the gradient; what it holds outside the mask must not matter. advantages
+    [N], one for each conversation. mask [N, T], of bool: True where the model wrote.
+
+        −1/Σ|o_i| · Σ_i Σ_t A_i · log π(o_it), t over the model's own tokens
+                                           (policy_loss in grpo_multi_turn.py, at its first update)
+
+    Pay attention to the gaps: a reply lies between two turns, and is in no sum.
+    """
+    raise NotImplementedError
+
+
+def first_wrong_tokens(conversations, pieces):
+    """Where a trainer with the re-encoding bug first has another token than was sampled: [N].
+
+    conversations: lists of ids, as they were sampled. pieces: the vocabulary. The trainer keeps the
+    text alone, decode(ids, pieces), and encodes it again before the update. For each conversation
+    the result is the first position, counted from 0, at which its ids differ; −1 if none does.
+
+    Pay attention: the text is the same, and often the number of tokens, too.
+    """
+    raise NotImplementedError
+
+
+# 12.4 (open)  How many of a real model's turns come back with other ids if they are decoded and
+# encoded again? Sample some turns of SmolLM2, and count. Does it matter for what is learned?
