@@ -251,7 +251,8 @@ def generate(llm, problems, when, args, **sampling_params):
 
     when: a name of the occasion, such as the step or "test". A request's seed depends on --seed,
     when and the problem, and not on the number of processes; vLLM makes n seeds of it for n
-    responses. sampling_params: more for SamplingParams.
+    responses. A problem's num_used is how many tokens its conversation has already.
+    sampling_params: more for SamplingParams.
     """
     from vllm import SamplingParams
 

@@ -389,10 +389,10 @@ def test_a_task_that_replies_is_evaluated_turn_by_turn(tmp_path, monkeypatch):
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.is_file()}
     call(*flags)
     assert sampled == [2, 1] and {path: path.read_bytes() for path in before} == before
-    task.write_text(TALK.replace("Why?", "How?"))
+    task.write_text(TALK.replace("Why?", "How so?"))
     own.read_file.cache_clear()
     found = call(*flags)
-    assert sampled == [2, 1] * 2 and '"replies": ["How?"]' in found["responses.jsonl"].read_text()
+    assert sampled == [2, 1] * 2 and '"replies": ["How so?"]' in found["responses.jsonl"].read_text()
 
 
 def blank(path, out):

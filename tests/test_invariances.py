@@ -483,7 +483,7 @@ def test_two_processes_have_the_advantages_gradients_and_metrics_of_one(two_proc
 
 def test_two_processes_train_the_value_model_as_one(two_processes):
     one = two_processes[0, 1]["value model"]
-    assert one["values"].std() > 0.05
+    assert one["values"].std() > 0.02  # the value model begins with 0 everywhere
     for rank in range(2):
         two = two_processes[rank, 2]["value model"]
         torch.testing.assert_close(two["values"], one["values"][rows_of(rank, 2)], atol=1e-3, rtol=1e-3)
