@@ -121,21 +121,21 @@ from transformers import AutoModelForCausalLM
 
 from rewards import score
 from runtime import (
-    batching,
     checkpoints,
     engine,
     float16,
     lora,
     measure,
+    passes,
     processes,
     quiet,
     records,
     start,
 )
-from runtime.batching import micro_batches
 from runtime.chats import decode
 from runtime.clock import Clock
 from runtime.dealing import GroupsBar, deal_groups, gather_groups, next_problems, own_part
+from runtime.passes import micro_batches
 from runtime.placement import place
 from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
 
@@ -167,9 +167,7 @@ class Policy(nn.Module):
             targets = ids[mask]  # [num_tokens], in the same order
             # self.head(states, targets, …), a chunk of tokens at a time, since all logits together
             # would be the largest tensor here. None are kept: the backward pass makes them again.
-            logp, entropy = batching.in_chunks(
-                self.head, states, targets, temperature, with_entropy
-            )
+            logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
@@ -178,9 +176,9 @@ class Policy(nn.Module):
         # adds its output. autocast rounds only what enters a matrix product.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         # How many tokens all rows begin with, such as a prompt; 0 if sharing them would not pay.
-        length = batching.length_to_share(ids, mask, self.args)
+        length = passes.length_to_share(ids, mask, self.args)
         if length > 0:  # compute them once: the same [N, T, D]
-            return batching.with_shared_prompt(self.lm.model, embedded, length)
+            return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
@@ -523,10 +521,10 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     scaler = float16.scaler(optimizer, args)  # torch's GradScaler; it does nothing in other dtypes
     minibatch_loss = 0.0
     num_clipped = 0
-    # As in log_probs. For speed, skip_idle leaves out tokens with A = 0, unless there is a KL term:
-    # they have no gradient, and only the divisor counts them. There is always one pass: if no token
-    # is left, AdamW gets gradients of 0.
-    for _, micro in micro_batches(minibatch, args, f"step {step}: updating", skip_idle=True):
+    # As in log_probs. For speed, a token with A = 0 gets no pass if the loss has no KL term: it has
+    # no gradient, and only the divisor counts it. There is always one pass: if no token is left,
+    # AdamW gets gradients of 0.
+    for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
         loss, clipped = policy_loss(logp, micro, divisor, args)
         # FSDP2, which splits the model over processes, averages their gradients. We want the sum.

@@ -105,18 +105,18 @@ from transformers import AutoModelForCausalLM
 
 from rewards import examples
 from runtime import (
-    batching,
     checkpoints,
     float16,
     lora,
     measure,
+    passes,
     processes,
     records,
     start,
 )
-from runtime.batching import micro_batches
 from runtime.clock import Clock
 from runtime.dealing import next_problems, own_part
+from runtime.passes import micro_batches
 from runtime.placement import place
 from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
 
@@ -148,9 +148,7 @@ class Policy(nn.Module):
             targets = ids[mask]  # [num_tokens], in the same order
             # self.head(states, targets, …), a chunk of tokens at a time, since all logits together
             # would be the largest tensor here. None are kept: the backward pass makes them again.
-            logp, entropy = batching.in_chunks(
-                self.head, states, targets, temperature, with_entropy
-            )
+            logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
@@ -159,9 +157,9 @@ class Policy(nn.Module):
         # adds its output. autocast rounds only what enters a matrix product.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
         # How many tokens all rows begin with, such as a prompt; 0 if sharing them would not pay.
-        length = batching.length_to_share(ids, mask, self.args)
+        length = passes.length_to_share(ids, mask, self.args)
         if length > 0:  # compute them once: the same [N, T, D]
-            return batching.with_shared_prompt(self.lm.model, embedded, length)
+            return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):

@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from rewards import kk, score
-from runtime import batching, checks, engine, flags, machine, memory, records
+from runtime import checks, engine, flags, machine, memory, passes, records
 from runtime.chats import encode
 from tools import kept
 
@@ -71,7 +71,7 @@ class Step:
             args = self.args
             checks.check_gpus(args)
             checks.check_prompts_per_step(args)
-            tokenizer, _ = checks.check_model(args, batching.HEAD_CHUNK)
+            tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
         memory.keep_freed_memory()
         texts = prompts(tokenizer, n_prompts, prompt_tokens)
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]

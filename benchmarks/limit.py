@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import cross_entropy
 
-from runtime import batching, engine, processes
+from runtime import engine, passes, processes
 
 
 @dataclass
@@ -47,7 +47,7 @@ def bare_passes(policy, batches, args, backward):
     """Runs only the model, on the same number of tokens as the trainer computes for these batches."""
     for batch in batches:
         needed = tokens_computed(batch, args)
-        length = int(batching.used_lengths(batch["mask"]).max())  # every row below is one longest sequence
+        length = int(passes.used_lengths(batch["mask"]).max())  # every row below is one longest sequence
         total_rows = max(1, round(needed / length))
         rows_per_pass = max(1, args.micro_batch_tokens // length)
         targets_per_row = int(batch["mask"].sum()) // total_rows  # response tokens, whose logits are needed
@@ -68,9 +68,9 @@ def bare_passes(policy, batches, args, backward):
 def tokens_computed(batch, args):
     """How many tokens the trainer's passes compute for a batch. A prompt that a pass shares counts once."""
     tokens = 0
-    for _, micro in batching.micro_batches(batch, args):
+    for _, micro in passes.micro_batches({"ids": batch["ids"], "mask": batch["mask"]}, args):
         rows, length = micro["ids"].shape
-        shared = batching.length_to_share(micro["ids"], micro["mask"], args)
+        shared = passes.length_to_share(micro["ids"], micro["mask"], args)
         tokens += shared + rows * (length - shared)
     return tokens
 

@@ -25,7 +25,7 @@ from scipy import stats
 
 import grpo
 from rewards import TASKS, check_options, score
-from runtime import batching, checks, curves, engine, files, flags, folders, hub, memory, records, settings
+from runtime import checks, curves, engine, files, flags, folders, hub, memory, passes, records, settings
 from runtime.chats import load_task
 from runtime.dealing import next_problems
 from runtime.processes import DEVICE, ON_GPU
@@ -188,7 +188,7 @@ def dry_run(args):
     checks.check_data_files(of_trainer)
     checks.check_gpus(of_trainer)
     config, _ = checks.read_config(args.model)
-    n_params, needed, available = memory.estimate(config, of_trainer, batching.HEAD_CHUNK)
+    n_params, needed, available = memory.estimate(config, of_trainer, passes.HEAD_CHUNK)
     print(f"{args.model}: {n_params / 1e9:.3g} billion parameters; about {needed:.1f} GiB of memory in float32,")
     print(f"and this machine has {available:.1f}; each gradient or copy of the weights that is kept: ", end="")
     print(f"{4 * n_params / memory.GIB:.2g} GiB of main memory")
@@ -201,7 +201,7 @@ def load_policy(args):
     """(the policy in float32, its tokenizer), loaded by grpo.py. ValueError if it can't be."""
     of_trainer = trainer_args("grpo", args)
     checks.check_gpus(of_trainer)
-    tokenizer, _ = checks.check_model(of_trainer, batching.HEAD_CHUNK)
+    tokenizer, _ = checks.check_model(of_trainer, passes.HEAD_CHUNK)
     policy = grpo.load_policy(of_trainer, trained=True)
     return policy, tokenizer
 

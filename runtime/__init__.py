@@ -21,7 +21,7 @@ Where it runs
 What a step calls
 - dealing: the order of problems; dealing out problems and groups to the processes
 - chats: prompts and responses as tokens and as texts
-- batching: which rows make a forward pass; prompts that are computed once
+- passes: which rows make a forward pass; prompts that are computed once
 - measure, clock: metrics, seconds by phase
 
 What a run leaves

@@ -18,7 +18,7 @@ from runtime import (
     processes,
     records,
 )
-from runtime.batching import HEAD_CHUNK
+from runtime.passes import HEAD_CHUNK
 
 
 def begin(args_class, tasks, data=rewards):

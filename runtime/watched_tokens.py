@@ -2,7 +2,7 @@
 
 import torch
 
-from runtime.batching import micro_batches
+from runtime.passes import micro_batches
 
 KEPT_GROUPS = 2  # of each, two responses are kept
 WINDOW = 16  # tokens that are decoded together
@@ -29,7 +29,8 @@ def few(batch, args):
 def new_log_probs(policy, batch, args):
     """The log-probabilities of a batch's response tokens under the policy as it is now, [N, T]."""
     all_logp = torch.zeros(batch["ids"].shape)
-    for rows, micro in micro_batches(batch, args, "what the update did"):
+    inputs = {"ids": batch["ids"], "mask": batch["mask"]}
+    for rows, micro in micro_batches(inputs, args, "what the update did"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
         all_logp[rows, : logp.shape[1]] += logp.cpu()
     return all_logp

@@ -38,7 +38,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 import grpo
 import grpo_ar_lopti
-from runtime import batching, dealing, engine, processes
+from runtime import dealing, engine, passes, processes
 from tools.maintain import updates
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -87,7 +87,7 @@ def test_the_heads_chunks_change_neither_values_nor_gradient(tiny_model, monkeyp
     policy.head = head
     results = []
     for size in (1024, 3):
-        monkeypatch.setattr(batching, "HEAD_CHUNK", size)
+        monkeypatch.setattr(passes, "HEAD_CHUNK", size)
         logp, _ = policy(ids, mask, 0.7)
         (logp * torch.linspace(-1, 1, ids.numel()).view(ids.shape)).sum().backward()
         gradient = flat(p.grad for p in policy.parameters())
@@ -140,7 +140,7 @@ def shapes(batch, budget, **changes):
 @pytest.mark.parametrize("budget", [1, 80, 300])
 def test_passes_that_share_a_prompt_hold_one_group_and_count_its_prompt_once(batch, budget, late, monkeypatch):
     """Also where the mask has only a row's last token, as in a stage of Lopti: what is the same is no longer then."""
-    monkeypatch.setattr(batching, "PASS_COST", 0)  # so that it always pays
+    monkeypatch.setattr(passes, "PASS_COST", 0)  # so that it always pays
     prompts = batch["mask"].int().argmax(1)
     if late:
         last = torch.tensor(lengths_of(batch)) - 1
@@ -161,15 +161,15 @@ MASK = (torch.arange(50) >= 40).expand(8, 50)  # eight responses of 10 tokens to
 def num_passes(**changes):
     """How many passes eight equal rows make, which are two groups of four."""
     args = arguments(**{"responses_per_prompt": 4} | changes)
-    return len(batching.plan_passes(MASK.long(), MASK, batching.used_lengths(MASK), args))
+    return len(passes.plan_passes(MASK.long(), MASK, passes.used_lengths(MASK), args))
 
 
 def test_prompts_are_shared_where_that_saves_more_than_it_costs(monkeypatch):
     """Apart: one pass of 400 tokens; shared: two of 80 each."""
     for cost, expected in ((0, 2), (79, 2), (81, 1), (500, 1)):  # 400 + cost against 160 + 4 · cost: equal at 80
-        monkeypatch.setattr(batching, "PASS_COST", cost)
+        monkeypatch.setattr(passes, "PASS_COST", cost)
         assert num_passes() == expected, cost
-    monkeypatch.setattr(batching, "PASS_COST", 0)
+    monkeypatch.setattr(passes, "PASS_COST", 0)
     assert num_passes(gradient_checkpointing=True) == num_passes(compile=True) == 1
 
 
@@ -180,16 +180,16 @@ def test_no_process_shares_a_prompt_if_another_has_nothing_to_share(of_another, 
     def all_reduce(value, op):
         return min(value, of_another) if op == torch.distributed.ReduceOp.MIN else max(value, 7 * of_another)
 
-    monkeypatch.setattr(batching, "all_reduce", all_reduce)
-    monkeypatch.setattr(batching, "PASS_COST", 200)
-    assert batching.length_to_share(MASK.long(), MASK, arguments()) == length
+    monkeypatch.setattr(passes, "all_reduce", all_reduce)
+    monkeypatch.setattr(passes, "PASS_COST", 200)
+    assert passes.length_to_share(MASK.long(), MASK, arguments()) == length
 
 
 @pytest.mark.parametrize(("of_another", "expected"), [(230, 2), (250, 1)])
 def test_all_processes_make_passes_of_one_group_or_none_does(of_another, expected, monkeypatch):
     """Else one would have passes too large to be computed without sharing. Here sharing saves 240 tokens."""
-    monkeypatch.setattr(batching, "all_reduce", lambda value: value + of_another)
-    monkeypatch.setattr(batching, "PASS_COST", 0)
+    monkeypatch.setattr(passes, "all_reduce", lambda value: value + of_another)
+    monkeypatch.setattr(passes, "PASS_COST", 0)
     assert num_passes() == expected
 
 
@@ -197,15 +197,15 @@ def test_what_rows_share_ends_before_the_first_response_token():
     """Both responses begin with token 7; their prompts are 5, 6. A row alone shares all of its prompt."""
     ids = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]])
     mask = torch.tensor([[False, False, True, True]] * 2)
-    assert batching.shared_prompt_length(ids, mask) == 2
-    assert batching.shared_prompt_length(torch.tensor([[5, 6, 7, 8], [4, 6, 7, 8]]), mask) == 0
-    assert batching.shared_prompt_length(ids[:1], mask[:1] & False) == 3  # the last position is never shared
+    assert passes.shared_prompt_length(ids, mask) == 2
+    assert passes.shared_prompt_length(torch.tensor([[5, 6, 7, 8], [4, 6, 7, 8]]), mask) == 0
+    assert passes.shared_prompt_length(ids[:1], mask[:1] & False) == 3  # the last position is never shared
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_model, batch, late, monkeypatch):
     """Also where the mask begins late, as in a stage of Lopti: rows still share no more than what is the same."""
-    monkeypatch.setattr(batching, "PASS_COST", 0)
+    monkeypatch.setattr(passes, "PASS_COST", 0)
     batch = dict(batch)
     if late:
         lengths = torch.tensor(lengths_of(batch))
@@ -215,8 +215,8 @@ def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_mo
     args = arguments(model=str(tiny_model))
     plain = grpo.load_policy(dataclasses.replace(args, gradient_checkpointing=True), trained=True)
     sharing = grpo.load_policy(args, trained=True)
-    assert batching.length_to_share(batch["ids"][:2], batch["mask"][:2], sharing.args) > 0
-    assert batching.length_to_share(batch["ids"][:2], batch["mask"][:2], plain.args) == 0
+    assert passes.length_to_share(batch["ids"][:2], batch["mask"][:2], sharing.args) > 0
+    assert passes.length_to_share(batch["ids"][:2], batch["mask"][:2], plain.args) == 0
     for a, b in zip(grpo.log_probs(sharing, batch, args), grpo.log_probs(plain, batch, args)):
         assert b[batch["mask"]].ne(0).any()
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
@@ -227,7 +227,7 @@ def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_mo
 
 def test_a_shared_prompt_goes_through_the_model_once(tiny_model, batch, monkeypatch):
     """Counted in the embedded tokens that reach the first layer."""
-    monkeypatch.setattr(batching, "PASS_COST", 0)
+    monkeypatch.setattr(passes, "PASS_COST", 0)
     policy, seen = grpo.load_policy(arguments(model=str(tiny_model)), trained=True), []
     policy.lm.model.layers[0].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].shape[:2].numel()))
     rows = slice(0, GROUP)
@@ -282,7 +282,7 @@ def test_a_process_with_fewer_passes_repeats_one_with_an_empty_mask(tiny_model, 
     expected = grpo.log_probs(policy, batch, args)
     n_passes = len(list(grpo.micro_batches(batch, args)))
     of_all = torch.distributed.ReduceOp.MAX
-    monkeypatch.setattr(batching, "all_reduce", lambda value, op=None: value + 3 * (op == of_all))
+    monkeypatch.setattr(passes, "all_reduce", lambda value, op=None: value + 3 * (op == of_all))
     repeated = [micro for _, micro in grpo.micro_batches(batch, args)][n_passes:]
     assert len(repeated) == 3 and not any(micro["mask"].any() for micro in repeated)
     for found, before in zip(grpo.log_probs(policy, batch, args), expected):
@@ -291,14 +291,14 @@ def test_a_process_with_fewer_passes_repeats_one_with_an_empty_mask(tiny_model, 
 
 def test_the_host_asks_the_device_for_no_number_while_it_makes_micro_batches(batch, monkeypatch):
     """A meta tensor has no numbers: whoever asks it for one gets an error."""
-    for module in (batching, processes):
+    for module in (passes, processes):
         monkeypatch.setattr(module, "DEVICE", torch.device("meta"))
     args = arguments(micro_batch_tokens=300)
     for rows, micro in grpo.micro_batches(batch, args):
         assert micro["ids"].is_meta and micro["mask"].is_meta
         ids, mask = (batch[name][rows, : micro["ids"].shape[1]] for name in ("ids", "mask"))
-        shared = batching.length_to_share(micro["ids"], micro["mask"], args)
-        assert shared == batching.length_to_share(ids, mask, args)
+        shared = passes.length_to_share(micro["ids"], micro["mask"], args)
+        assert shared == passes.length_to_share(ids, mask, args)
     assert processes.all_reduce(torch.tensor(3)) == 3
 
 

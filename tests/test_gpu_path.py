@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, Qwen2Config, masking_utils
 
 import grpo
-from runtime import batching, lora, memory, placement, processes
+from runtime import lora, memory, passes, placement, processes
 from tools.maintain import fits
 
 ENGINE = """
@@ -151,8 +151,8 @@ def test_the_estimate_is_the_peak_of_an_update_or_up_to_a_fifth_more(model, dtyp
     sizes = {"max_prompt_tokens": prompt, "max_response_tokens": length - prompt, "micro_batch_tokens": rows * length}
     args = grpo.Args(dtype=dtype, gradient_checkpointing=recompute, compile=False, lora_rank=rank, **sizes)
     monkeypatch.setattr(processes, "ON_GPU", True)
-    monkeypatch.setattr(batching, "HEAD_CHUNK", fits.HEAD_CHUNK)
-    monkeypatch.setattr(batching, "prompts_can_be_shared", lambda args: False)  # as with layers that are compiled
+    monkeypatch.setattr(passes, "HEAD_CHUNK", fits.HEAD_CHUNK)
+    monkeypatch.setattr(passes, "prompts_can_be_shared", lambda args: False)  # as with layers that are compiled
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_, **__: module)
     # It looks at data; without them it would give each layer a mask.
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda *_: None)
@@ -173,7 +173,7 @@ def test_the_estimate_is_the_peak_of_an_update_or_up_to_a_fifth_more(model, dtyp
             states = hidden[:, prompt:].reshape(-1, config.hidden_size)
             del hidden
             targets = torch.zeros(len(states), dtype=torch.long)
-            logp, _ = batching.in_chunks(policy.head, states, targets, 1.0, False)
+            logp, _ = passes.in_chunks(policy.head, states, targets, 1.0, False)
         del states
         logp.sum().backward()
     shape, width = memory.shapes_of(config), memory.width_of(dtype)
@@ -211,7 +211,7 @@ def test_keys_and_values_are_repeated_where_no_fused_kernel_takes_shared_ones(re
             logits = policy.lm(ids, use_cache=False).logits
             logits.pow(2).mean().backward()
         if not recompute:
-            shared = batching.with_shared_prompt(policy.lm.model, policy.lm.get_input_embeddings()(ids), 6)
+            shared = passes.with_shared_prompt(policy.lm.model, policy.lm.get_input_embeddings()(ids), 6)
             torch.testing.assert_close(policy.lm.lm_head(shared), logits)
         found[on_gpu, dtype] = logits, policy.lm.model.layers[0].self_attn.k_proj.weight.grad
         assert (attention.keys[1], attention.shared) == ((4, False) if on_gpu and dtype == "float32" else (2, True))

@@ -39,7 +39,7 @@ import gdpo
 import grpo
 import grpo_multi_turn
 import ppo
-from runtime import batching, checkpoints, float16, processes
+from runtime import checkpoints, float16, passes, processes
 from tools.maintain import updates
 
 # Settings at which some tokens of the batch are cut off, and others not.
@@ -431,7 +431,7 @@ def gradients_by_pass_cost(batch, args):
     found = []
     for cost in PASS_COSTS:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(batching, "PASS_COST", cost)
+            patch.setattr(passes, "PASS_COST", cost)
             found.append(gradients(grpo, batch, args)[0])
     return found
 

@@ -20,7 +20,7 @@ import tyro
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from runtime import batching, checks, engine, files, flags, folders, memory, processes, records
+from runtime import checks, engine, files, flags, folders, memory, passes, processes, records
 from runtime.chats import load_task
 
 NUM_PROBLEMS = 4
@@ -78,7 +78,7 @@ def distance(a, b, mask):
 
 def measure(trainer, args, checkpoint):
     """For each of STAGES: the distances "sampler, trainer", "sampler, judge" and "trainer, judge", in nats."""
-    tokenizer, _ = checks.check_model(args, batching.HEAD_CHUNK)
+    tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
     _, problems, _ = load_task(args, tokenizer)
     asked = [problem for problem in problems[:NUM_PROBLEMS] for _ in range(RESPONSES)]
     llm = trainer.load_sampler(args)

@@ -80,12 +80,12 @@ def measure(folder, processes):
     import torch
 
     import grpo
-    from runtime import batching, checkpoints, checks
+    from runtime import checkpoints, checks, passes
     from runtime import processes as connected
 
     args = arguments(folder)
     try:
-        tokenizer, _ = checks.check_model(args, batching.HEAD_CHUNK)
+        tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
     except ValueError as error:
         return {"refused": str(error).replace(f"--model {folder} ", "")}
     assert processes == connected.WORLD_SIZE

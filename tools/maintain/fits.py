@@ -24,7 +24,7 @@ COUNTS = (1, 4, 8)  # GPUs of one machine
 # correction takes up to 6 % on cards such as L4 and A10. Pieces that the allocator can't use take some too.
 CONTEXT = 1.0  # GiB
 RESERVE = 0.08  # share of the card
-HEAD_CHUNK = 4096  # what batching.HEAD_CHUNK is on a GPU
+HEAD_CHUNK = 4096  # what passes.HEAD_CHUNK is on a GPU
 LORA = "--lora_rank 16 --lr 1e-5"  # ten times the paper's learning rate
 
 # As in the models' published configurations: width, width between, layers, heads, key-value heads, vocabulary, longest.

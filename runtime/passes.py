@@ -31,17 +31,17 @@ def idle_tokens(batch):
     return {"ids": batch["ids"], "mask": batch["mask"] & (batch["advantages"] == 0)}
 
 
-def micro_batches(batch, args, title="", skip_idle=False):
+def micro_batches(batch, args, title=""):
     """Cuts a batch into micro-batches, with a progress bar of this title.
 
     Yields (row numbers, the rows' part of the batch on DEVICE). Each tensor is cut to the longest
     of these rows, counted up to the row's last token in the mask. Each row with a token in the mask
     comes exactly once, longest first.
 
-    skip_idle: the mask leaves out tokens whose advantage is 0, which have no gradient if the loss
-    has no KL term.
+    If the batch has advantages and the loss has no KL term, the mask leaves out tokens whose
+    advantage is 0: they have no gradient.
     """
-    if skip_idle and args.kl_coef == 0:
+    if "advantages" in batch and args.kl_coef == 0:
         batch = {**batch, "mask": batch["mask"] & (batch["advantages"] != 0)}
     lengths = used_lengths(batch["mask"])  # [N]
     passes = plan_passes(batch["ids"], batch["mask"], lengths, args)
