@@ -18,8 +18,8 @@ What differs from grpo.py
 - Tokens in, tokens out. A turn's prompt is made of the ids that were sampled before. They are never
   decoded and encoded again: another split of the same text would be other tokens, which the policy
   did not sample, and ρ would be wrong. Only a reply is encoded, once, as the model's chat template
-  writes a user's turn. Templates that rewrite earlier turns (Qwen3's drop their thinking) don't get
-  to: a conversation keeps every turn as it was sampled.
+  writes a user's turn. A template that rewrites earlier turns (Qwen3's drops their thinking) has no
+  effect: a conversation keeps every turn as it was sampled.
 - The mask has gaps: it is True where the model wrote. The policy, the loss and the divisor read
   masks alone, so they are grpo.py's.
 - --max_turns, and --max_response_tokens for a whole conversation, replies included. A conversation
@@ -32,7 +32,7 @@ No single paper describes this algorithm. Masking what a tool says is common: Se
 2503.09516) and ReTool (arXiv 2504.11536) do it for PPO and GRPO. The settings are grpo.py's, and so
 is everything that its docstring says of them.
 
-Command (SmolLM2 and the calculator, on two cores in a few minutes: `make agent`):
+Command (one 80 GB GPU; on two cores, `make agent` trains SmolLM2-135M in minutes):
     python grpo_multi_turn.py --task calculator
 """
 
