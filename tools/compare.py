@@ -332,7 +332,7 @@ def table(runs, commands, common):
     bases = {name: base_of(name, runs) for name in others}
     minus = "difference" if set(bases.values()) - {first} else f"minus {first}"
     several, last = names_of_evaluations(flat(runs))
-    people = sorted({key for run in flat(runs) for row in run["rows"] for key in row if key.startswith(PEOPLE)})
+    people = numbers_of_people(flat(runs))
     measures = {f"mean of {several}": of_all(runs, final), f"accuracy at {last}": of_all(runs, at_the_end)}
     columns = {"entry": [], "script and flags": [], "runs": []}
     for name, by_seed in runs.items():
@@ -352,6 +352,12 @@ def table(runs, commands, common):
     if any(map(stale_mark, runs.values())):
         below.append(STALE)
     return "\n\n".join([texts.table(columns, zip(*columns.values())), *below]) + "\n"
+
+
+def numbers_of_people(everything):
+    """The metrics that have the accuracy on puzzles of each number of people; other tasks have none."""
+    puzzles = [run for run in everything if run["settings"].get("task", "kk") == "kk"]
+    return sorted({key for run in puzzles for row in run["rows"] for key in row if key.startswith(PEOPLE)})
 
 
 def stale_mark(by_seed):
@@ -387,7 +393,7 @@ def text_below(runs, commands, common, bases, minus):
     differ = ", if the row does not say otherwise" if says_otherwise else ""
     what = f'"NAME, X" minus "NAME", others minus "{first}"' if minus == "difference" else f"difference to {first}"
     over_people, problem = "", "problem"
-    if any(key.startswith(PEOPLE) for run in everything for row in run["rows"] for key in row):
+    if numbers_of_people(everything):
         over_people, problem = ", mean over the numbers of people", "puzzle"
     text = (
         f"All entries{differ}: `{common}`; seeds {seeds}. Test accuracy{over_people}: "

@@ -200,7 +200,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
         f"{TURNS} --task guess --max_turns 5 --eval_temperature 1 --eval_size 60 --eval_every 7 --steps 14",
         [
             "guess, SmolLM2: grpo_multi_turn.py --lr 3e-5",
-            "guess, lower rate, SmolLM2: grpo_multi_turn.py --lr 1e-5",
+            "guess, KL term, SmolLM2: grpo_multi_turn.py --lr 3e-5 --kl_coef 0.05",
         ],
     ),
     "puzzles": (  # needs `make taught`; a run takes an hour and more on one core: --limit 200
