@@ -62,7 +62,7 @@ QUICK = {"batches": 1, "least": 3, "checked": 6}
 def gradient_norms(policy, batch, args):
     """‖∇ log π‖ of each response token at the last layer's output, [N, T]; zero elsewhere."""
     norms = torch.zeros(batch["mask"].shape)
-    for row in tqdm(range(len(norms)), desc="gradients", leave=False):
+    for row in tqdm(range(len(norms)), desc="gradients", disable=None, leave=False):
         end = int(batch["mask"][row].nonzero()[-1]) + 1
         ids = batch["ids"][row : row + 1, :end].to(DEVICE)
         mask = batch["mask"][row : row + 1, :end].to(DEVICE)
@@ -82,7 +82,7 @@ def norms_at_all_weights(policy, batch, args):
     chosen = chosen[chosen[:, 0].argsort()]
     weights = list(policy.parameters())
     norms = []
-    for row, t in tqdm(chosen.tolist(), desc="all weights", leave=False):
+    for row, t in tqdm(chosen.tolist(), desc="all weights", disable=None, leave=False):
         ids = batch["ids"][row : row + 1, : t + 1].to(DEVICE)
         mask = batch["mask"][row : row + 1, : t + 1].to(DEVICE)
         logp, _ = policy(ids, mask, args.temperature)
@@ -331,7 +331,7 @@ def check_gradients(policy, sampled, found, args):
 def main():
     args, policy, tokenizer, batches = common.begin(Args, __doc__, QUICK, need_gradient=False)
     policy.eval()  # nothing is recomputed: the activations are looked at
-    found = [measure(policy, tokenizer, sampled, args) for sampled in tqdm(batches, desc="batches")]
+    found = [measure(policy, tokenizer, sampled, args) for sampled in tqdm(batches, desc="batches", disable=None)]
     vocabulary = policy.lm.config.vocab_size
     rows = [numbers_of(of_batch, vocabulary) for of_batch in found]
     table = word_table(found, args.least)

@@ -327,7 +327,7 @@ def main():
     args.k = args.k or max(1, min(PAPERS_K, policy.lm.config.hidden_size // 16))
     before = common.copy_weights(policy)
     others = batches[1:] + batches[:1] if len(batches) > 1 else [None]
-    pairs = tqdm(list(zip(batches, others)), desc="batches")
+    pairs = tqdm(list(zip(batches, others)), desc="batches", disable=None)
     rows = [measure(policy, before, *pair, args.k, args) for pair in pairs]
     by_chance = chance(policy, args.k)
     draw(common.over_batches(rows), by_chance, args)

@@ -231,7 +231,7 @@ def write_page(data, path):
 def main():
     args, policy, tokenizer, [sampled] = common.begin(Args, __doc__, QUICK, least_updates=1)
     found = {}
-    for script in tqdm(SCRIPTS, desc="algorithms"):
+    for script in tqdm(SCRIPTS, desc="algorithms", disable=None):
         found[script] = measure(script, policy, sampled, args)
     summary = {script: summary_of(of_script, sampled.batch) for script, of_script in found.items()}
     draw(summary, args)

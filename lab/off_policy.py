@@ -355,7 +355,7 @@ def draw(average, values, counts, lr, vocabulary, args):
 def main():
     args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=1)
     before = common.copy_weights(policy)
-    found = [measure(policy, before, sampled, args) for sampled in tqdm(batches, desc="batches")]
+    found = [measure(policy, before, sampled, args) for sampled in tqdm(batches, desc="batches", disable=None)]
     rows, of_tokens = zip(*found)
     pooled = {name: torch.cat([values[name] for values in of_tokens]) for name in of_tokens[0]}
     lr = common.learning_rate(args)

@@ -160,7 +160,7 @@ def measure(policy, sampled, args):
     per_row = -(-args.tokens // len(rows))
     per_row_jacobians = -(-args.jacobians // len(rows))
     numbers, rests, norms, singular = [], [], [], []
-    for row in tqdm(rows, desc="responses"):
+    for row in tqdm(rows, desc="responses", disable=None):
         positions = batch["mask"][row].nonzero()[:, 0]  # of the response's tokens
         end = int(positions[-1]) + 1
         ids = batch["ids"][row : row + 1, :end].to(DEVICE)

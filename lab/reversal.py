@@ -122,7 +122,7 @@ def draw(rows, counts, args):
 def main():
     args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=1, also_check=check)
     before = common.copy_weights(policy)
-    rows = [measure(policy, before, sampled, args) for sampled in tqdm(batches, desc="batches")]
+    rows = [measure(policy, before, sampled, args) for sampled in tqdm(batches, desc="batches", disable=None)]
     draw(rows, off_policy.counts_of(args.updates), args)
     common.finish(args, "reversal", {"batches": rows})
 

@@ -182,7 +182,7 @@ def main():
     args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=2)
     before = common.copy_weights(policy)
     lr = args.lr or who_dominates.learning_rate(policy, before, batches[0], args)
-    rows = [measure(policy, before, sampled, lr, args) for sampled in tqdm(batches, desc="batches")]
+    rows = [measure(policy, before, sampled, lr, args) for sampled in tqdm(batches, desc="batches", disable=None)]
     draw(rows, lr, args)
     result = {"bins": common.BIN_NAMES, "lr": lr, "batches": rows}
     common.finish(args, "right_direction", result)

@@ -182,7 +182,7 @@ def generate(name, options, think, count, split, seed):
     made = dataset(name, json.dumps(options), random.Random(f"{seed} {name}").randrange(2**31), tries)
     problems = {}
     # Some generators need a second for a problem; a bar says so.
-    for i in tqdm(range(tries), desc=f"{name}: {split} problems", delay=5, leave=False):
+    for i in tqdm(range(tries), desc=f"{name}: {split} problems", delay=5, leave=False, disable=None):
         entry = made[i]
         if split_of(digest(entry["question"])) == split and entry["answer"]:
             problems[entry["question"]] = make_item(name, options, think, entry)

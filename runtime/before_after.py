@@ -15,11 +15,12 @@ def view(rows):
     is none.
     """
     before, after, learned = pairs(rows)
+    lost = [i for i in before if before[i]["correct"] and not after[i]["correct"]]
     if not before:
         return None
     chosen = learned[0] if learned else next(iter(before))
-    text = f"wrong before, right after: {len(learned)} of {len(before)} kept test problems"
-    text += f"; the first of {'them' if learned else 'all'}, problem {chosen}:"
+    text = f"{len(learned)} of {len(before)} kept test problems went from wrong to right, "
+    text += f"{len(lost)} from right to wrong; this is problem {chosen}:"
     return text, side_by_side(before[chosen], after[chosen])
 
 

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from runtime.processes import RANK, WORLD_SIZE, gather
+from runtime.terminal import progress
 
 
 def next_problems(train, num_used, args):
@@ -91,12 +92,10 @@ class GroupsBar:
     def __init__(self, step, args):
         self.args = args
         self.step = step
-        self.bar = tqdm(
+        self.bar = progress(
+            title=f"step {step}: groups with different rewards",
             total=args.prompts_per_step,
-            desc=f"step {step}: groups with different rewards",
             bar_format="{desc}: {n_fmt} of {total_fmt}{postfix}",
-            leave=False,
-            disable=RANK != 0,
         )
 
     def show(self, num_mixed, refill):

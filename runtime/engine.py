@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModel, GenerationConfig
 
-from runtime import machine, processes, threads
+from runtime import machine, processes, terminal, threads
 from runtime.processes import ON_GPU, RANK, WORLD_SIZE
 
 
@@ -137,9 +137,7 @@ def request_seed(seed, when, problem_id):
 
 
 def progress_bar(when):
-    """What vLLM calls instead of tqdm, in process 0; False in the others. when: as in generate."""
-    if RANK != 0:
-        return False
+    """What vLLM calls instead of tqdm, or False. when: as in generate."""
     is_test = str(when).startswith("test")
     return bar_with(f"evaluating{str(when)[4:]}" if is_test else f"step {when}: sampling")
 
@@ -147,9 +145,9 @@ def progress_bar(when):
 def bar_with(title, **options):
     """A tqdm with this title and these options, to give vLLM as use_tqdm.
 
-    False if bars are turned off: vLLM would divide by the seconds of the bar, which are then 0.
+    False if no bars are shown: vLLM would divide by the seconds of the bar, which are then 0.
     """
-    if os.environ.get("TQDM_DISABLE"):
+    if not terminal.shows_bars():
         return False
 
     def bar(*items, **of_vllm):

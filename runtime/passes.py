@@ -11,10 +11,10 @@ micro-batch   the responses of one forward pass; their gradients are added up
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
-from tqdm import tqdm
 
 from runtime import memory
-from runtime.processes import DEVICE, ON_GPU, RANK, all_reduce
+from runtime.processes import DEVICE, ON_GPU, all_reduce
+from runtime.terminal import progress
 
 # Tokens whose logits exist at one time: [HEAD_CHUNK, vocabulary] in float32.
 HEAD_CHUNK = 4096 if ON_GPU else 1024
@@ -48,7 +48,7 @@ def micro_batches(batch, args, title=""):
     # Under FSDP2 every process must make the same number of passes, forward and backward. A process
     # that has too few makes its last pass again, with an empty mask, so that its loss is zero.
     num_passes = int(all_reduce(len(passes), dist.ReduceOp.MAX))
-    for i in tqdm(range(num_passes), desc=title, leave=False, disable=RANK != 0):
+    for i in progress(range(num_passes), title):
         rows = passes[min(i, len(passes) - 1)]
         # 2 is the shortest row that has a token and the one before it; the mask may be empty.
         longest = max(2, int(lengths[rows].max()))

@@ -3,27 +3,31 @@
 Texts are printed as they are: a folder `runs/[a]` is not read as rich's markup for a style.
 """
 
+import os
 import sys
 
 from rich.console import Console
+from tqdm import tqdm
+
+from runtime.ranks import RANK
 
 WIDTH = 100  # columns; a narrower terminal gets what fits
 HEADING_EVERY = 20  # steps
 MISSING = "–"
-COLUMNS = [  # heading, key in metrics.jsonl, format
-    ("step", "step", "d"),
-    ("loss", "loss", ".4f"),  # of sft.py, which has none of the next ones
-    ("reward", "reward", ".3f"),
-    ("accuracy", "accuracy", ".3f"),
-    ("format", "format_rate", ".3f"),
-    ("turns", "turns", ".2f"),  # of grpo_multi_turn.py, in place of the one before
-    ("length", "response_tokens", ".1f"),
-    ("kl", "kl", ".3g"),
-    ("entropy", "entropy", ".3f"),
-    ("clip", "clip_rate", ".3g"),
-    ("grad", "grad_norm", ".3g"),
-    ("tok/s", "tokens_per_s", ".0f"),
-    ("seconds", "time/step", ".1f"),
+COLUMNS = [  # heading, key in metrics.jsonl, format, width; a row of them has at most 80 columns
+    ("step", "step", "d", 5),
+    ("loss", "loss", ".4f", 8),  # only sft.py has a loss; it has none of the next three
+    ("reward", "reward", ".3f", 7),
+    ("accuracy", "accuracy", ".3f", 9),
+    ("format", "format_rate", ".3f", 7),
+    ("turns", "turns", ".2f", 7),  # grpo_multi_turn.py shows it instead of format
+    ("length", "response_tokens", ".1f", 7),
+    ("kl", "kl", ".2g", 8),
+    ("entropy", "entropy", ".3f", 8),
+    ("clip", "clip_rate", ".2g", 8),
+    ("grad", "grad_norm", ".2g", 8),
+    ("tok/s", "tokens_per_s", ".0f", 6),
+    ("s/step", "time/step", ".1f", 7),
 ]
 
 
@@ -36,9 +40,14 @@ def console():
     return made
 
 
-def width_of(heading):
-    """Columns of the table of steps, the space before it included: 97 in all."""
-    return 7 if heading == "step" else 9
+def progress(items=None, title="", **options):
+    """tqdm with this title; it shows nothing where shows_bars is False."""
+    return tqdm(items, desc=title, leave=False, disable=not shows_bars(), **options)
+
+
+def shows_bars():
+    """True in process 0 on a terminal, unless TQDM_DISABLE is set. A log file gets no bars."""
+    return RANK == 0 and sys.stderr.isatty() and not os.environ.get("TQDM_DISABLE")
 
 
 def columns_of(metrics):
@@ -50,16 +59,16 @@ def columns_of(metrics):
 
 
 def heading_line(metrics):
-    return "".join(heading.rjust(width_of(heading)) for heading, _, _ in columns_of(metrics))
+    return "".join(heading.rjust(width) for heading, _, _, width in columns_of(metrics))
 
 
 def step_line(metrics):
     """One step as a line under heading_line. Length is in tokens, loss, KL and entropy in nats."""
     cells = []
-    for heading, key, form in columns_of(metrics):
+    for _, key, form, width in columns_of(metrics):
         value = metrics.get(key)
         text = MISSING if value is None else format(value, form)
-        cells.append(text.rjust(width_of(heading)))
+        cells.append(text.rjust(width))
     return "".join(cells)
 
 

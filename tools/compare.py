@@ -466,7 +466,7 @@ def main(args):
             sys.exit()
         todo = [(seed, name) for seed in args.seeds for name in missing if seed in missing[name]]
         todo = [] if args.draw_only else todo
-        for seed, name in (bar := tqdm(todo, disable=not todo)):
+        for seed, name in (bar := tqdm(todo, disable=not todo or None)):
             bar.set_description(f"{name}, seed {seed}")
             runs[name][seed] = run(command_of(commands[name], common, seed), args.limit)
             text = json.dumps(runs[name][seed]).replace('{"step"', '\n{"step"') + "\n"
