@@ -1,5 +1,6 @@
 """The metrics of a run as curves: in curves.png, and in the terminal."""
 
+import itertools
 import json
 import math
 
@@ -32,6 +33,8 @@ PANELS = [
     "clip_rate",
     "grad_norm",
 ]
+NEVER_NEGATIVE = ("clip_rate", "kl", "entropy", "grad_norm")
+GLYPHS = ("hd", "o", "x", "+")  # of curves in the terminal; hd: four dots in a character
 MOST_PANELS = 6
 WIDTH = 12.3  # inches of a picture that is as wide as its page
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
@@ -75,7 +78,8 @@ def points(rows, key):
 
 def with_categories(rows, key):
     """The key and those of its categories: accuracy_2, accuracy_3 … (kk: by number of people)."""
-    return [key, *sorted({name for row in rows for name in row if name.startswith(f"{key}_")})]
+    names = sorted({name for row in rows for name in row if name.startswith(f"{key}_")})
+    return [key, *names] if len(names) > 1 else [key]  # a single category is all problems
 
 
 def draw(rows, path):
@@ -95,6 +99,11 @@ def draw(rows, path):
         if len(keys) > 1:
             axis.legend(fontsize="small", title="category")
         axis.xaxis.get_major_locator().set_params(integer=True)
+        low, high = axis.get_ylim()
+        if "accuracy" in key and high - low < 0.1:  # a smaller range would magnify noise
+            axis.set_ylim((low + high) / 2 - 0.05, (low + high) / 2 + 0.05)
+        if key in NEVER_NEGATIVE:
+            axis.set_ylim(bottom=max(low, 0))
     save(figure, [path])
 
 
@@ -123,6 +132,7 @@ def save(figure, paths):
 def in_terminal(rows, width=100, colours=True):
     """The reward and the test accuracy, or the losses, of one run over its steps, as text."""
     import plotext
+    from matplotlib.ticker import MaxNLocator
 
     plots = []
     for key in ("reward", "eval/accuracy", "loss", "eval/loss"):
@@ -130,10 +140,13 @@ def in_terminal(rows, width=100, colours=True):
             continue
         plotext.clear_figure()
         keys = with_categories(rows, key) if key == "eval/accuracy" else [key]
-        for name in keys:
+        for name, glyph in zip(keys, itertools.cycle(GLYPHS)):
             if points(rows, name)[0]:
                 label = name.removeprefix("eval/") if len(keys) > 1 else None
-                plotext.plot(*points(rows, name), label=label)
+                plotext.plot(*points(rows, name), label=label, marker=glyph)
+        steps = points(rows, key)[0]
+        ticks = MaxNLocator(6, integer=True).tick_values(steps[0], steps[-1])
+        plotext.xticks([int(tick) for tick in ticks if steps[0] <= tick <= steps[-1]])
         plotext.title(TITLES[key])
         plotext.theme("clear")
         plotext.plotsize(width, 14)
