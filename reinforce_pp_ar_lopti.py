@@ -45,49 +45,49 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
-    except for what the docstring at the top says.
+    except for the deviations that the docstring at the top names.
 
-    Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. RunArgs adds
-    settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json overrides some of them.
+    RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
     """
 
     # ---- objective
     alpha: Fraction = 0.1  # α of advantage reweighting; 0: none
     eta: Fraction = 0.5  # η, the largest probability that counts as low; 0: one stage, all tokens
     lopti_stages: Literal["low,high", "high,low", "low", "high"] = "low,high"  # Lopti's, in order
-    clip_low: Fraction = 0.2  # ε_low
-    clip_high: NonNegativeFloat = 0.24  # ε_high
+    clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
+    clip_high: NonNegativeFloat = 0.24  # ε_high: it ends at 1 + ε_high
     kl_coef: NonNegativeFloat = 0.001  # β, of the KL penalty; 0: no reference model is loaded
-    updates_per_step: PositiveInt = 2  # mini-batches of a step; 2: near on-policy, 16: off-policy
+    updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
-    task: str = "kk"  # kk, math, countdown, hitab, gym (rewards/), or a Python file of your own
-    chat_template: Literal["auto", "none"] = "auto"  # auto: the model's form of a chat; none: text
-    max_prompt_tokens: PositiveInt = 1024  # longer prompts are left out
+    task: str = "kk"  # kk, math, countdown, hitab, gym (see rewards/), or your own Python file
+    chat_template: Literal["auto", "none"] = "auto"  # auto: the model's template; none: plain text
+    max_prompt_tokens: PositiveInt = 1024  # problems with longer prompts are dropped
 
     # ---- sampling
-    prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes
-    responses_per_prompt: GroupSize = 8  # G: a prompt's responses are its group
-    max_response_tokens: PositiveInt = 4096  # longer responses are cut off
-    temperature: Temperature = 0.7  # π is softmax(logits / temperature), sampled and in the loss
+    prompts_per_step: PositiveInt = 64  # must be a multiple of updates_per_step × processes
+    responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
+    max_response_tokens: PositiveInt = 4096  # longer responses are truncated
+    temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
     # ---- optimizer
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
-    max_grad_norm: PositiveFloat = 1.0  # gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # r of LoRA, e.g. 16, with ten times the lr; 0: train all weights
+    max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
+    lora_rank: NonNegativeInt = 0  # rank r of LoRA, e.g. 16, with ten times the lr; 0: all weights
     lora_alpha: PositiveFloat = 32.0  # α of LoRA, which trains A and B in W + α/r · B·A
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
     dtype: Dtype = "bfloat16"  # compute dtype; trained weights stay float32
-    steps: PositiveInt | None = None  # None: worked out from --epochs at the start
+    steps: PositiveInt | None = None  # number of training steps; None: computed from --epochs
     epochs: PositiveInt = 5  # passes over the training problems
-    eval_every: PositiveInt = 20  # evaluate every so many steps, at the start and at the end
-    eval_temperature: EvaluationTemperature = 0.0  # of evaluation; 0: greedy
-    eval_samples: GroupSize = 1  # responses to a test problem; more than one also give pass@k
-    save_every: PositiveInt = 20  # write a checkpoint every so many steps, and after the last
-    seed: NonNegativeInt = 0  # of the order of prompts and of sampling
+    eval_every: PositiveInt = 20  # evaluate at the start, every this many steps, at the end
+    eval_temperature: EvaluationTemperature = 0.0  # sampling temperature of tests; 0: greedy
+    eval_samples: GroupSize = 1  # responses per test problem; more than one also gives pass@k
+    save_every: PositiveInt = 20  # write a checkpoint every this many steps and at the end
+    seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
     def check(self):
         """ValueError, saying what would be right, if two settings do not fit each other."""
@@ -101,7 +101,7 @@ class Args(settings.RunArgs):
 # one of the two methods, not both (Table 3). Lopti alone is --alpha 0 --eta 0.5.
 TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0}}
 
-# What follows imports torch, which takes seconds. A bad flag or --help ends here.
+# Handle bad flags and --help here, before torch is imported, which takes seconds.
 flags.check(Args, TASKS)
 
 import math
@@ -135,7 +135,7 @@ from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
 
 
 class Policy(nn.Module):
-    """A causal language model that gives log-probabilities of the tokens it is shown."""
+    """A causal language model that returns the log-probabilities of given tokens."""
 
     def __init__(self, lm, args):
         super().__init__()
@@ -143,81 +143,82 @@ class Policy(nn.Module):
         self.args = args
 
     def forward(self, ids, mask, temperature, with_entropy=False):
-        """Log-probability and entropy, in nats, of each response token under the policy.
+        """Compute the log-probability and entropy, in nats, of each response token.
 
-        ids [N, T]: prompt and response, padded on the right. Padding needs no attention mask: under
-        causal attention no real token sees what comes after it. mask [N, T]: True on response
-        tokens. Returns two float32 [N, T], zero outside the mask. The entropy is that of the full
-        distribution; it is zero unless with_entropy asks for it.
+        ids [N, T]: prompt and response, padded on the right. Causal attention needs no attention
+        mask here: real tokens do not see the padding after them.
+        mask [N, T]: True on response tokens.
+        Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
+        full vocabulary; without with_entropy it is zero.
         """
         dtype = getattr(torch, self.args.dtype)
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
-            # The output at a position predicts the next token: take the one before each response
-            # token. A response never begins a row, since the prompt comes first.
+            # Each position predicts the next token, so take the state one position before each
+            # response token. It always exists, because the prompt comes first.
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
             targets = ids[mask]  # [num_tokens], in the same order
-            # self.head(states, targets, …), a chunk of tokens at a time, since all logits together
-            # would be the largest tensor here. None are kept: the backward pass makes them again.
+            # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
+            # backward pass: the logits of all tokens would be the largest tensor here.
             logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
-        """The output of the last layer, below the head, for every token: [N, T, D]."""
-        # In float32, however the weights are stored: so is the residual stream, to which each layer
-        # adds its output. autocast rounds only what enters a matrix product.
+        """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
+        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
+        # weights' dtype. autocast rounds only the inputs of matrix products.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
-        # How many tokens all rows begin with, such as a prompt; 0 if sharing them would not pay.
+        # Length of the prefix that all rows have in common; 0 if sharing it does not pay.
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # compute them once: the same [N, T, D]
+        if length > 0:  # compute it once; result and gradient are the same
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
-        """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
+        """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
-        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ avoids a copy
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # each target's: [n]
         entropy = torch.zeros_like(logp)
         if with_entropy:
-            with torch.no_grad():  # no loss has it
+            with torch.no_grad():  # a metric only
                 entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         return logp, entropy
 
 
 def to_rows(values, mask):
-    """Puts response tokens' values, [num_tokens], in their places: [N, T], zero elsewhere."""
+    """Scatter values [num_tokens] to the response tokens of [N, T]; zero elsewhere."""
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
 
 
 def load_policy(args, trained):
-    """The model to train, with float32 weights; or a frozen one, for a reference, in --dtype."""
+    """Load the model to train, in float32, or the frozen reference model, in --dtype."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
     policy = Policy(lm, args)
     policy.requires_grad_(trained)
     if trained and args.lora_rank > 0:
-        lora.add_adapters(policy, args)  # only they are trained; the weights are now in --dtype
-    return place(policy, args)  # on its device; split over the processes if there are several
+        lora.add_adapters(policy, args)  # trains only these; casts all else to --dtype
+    return place(policy, args)  # to its device; sharded if there are several processes
 
 
 @torch.no_grad()
 def log_probs(policy, batch, args, with_entropy=True):
-    """Log-probability and entropy of a batch's response tokens, without gradient.
+    """Compute log-probability and entropy of a batch's response tokens, without gradient.
 
-    Two [N, T] on the CPU, zero outside the mask.
+    Returns two tensors [N, T] on the CPU, zero outside the mask.
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
     inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
-    # Micro-batches: as many rows as fit in a forward pass, cut to the longest of them, and on the
-    # policy's device. Each row with a masked token comes exactly once, longest first. The text is
-    # the progress bar's title.
+    # A micro-batch has as many rows as fit in one forward pass, cut to its longest row, on the
+    # policy's device. Rows come longest first, each once; rows without response tokens are skipped.
+    # The string is the progress bar's title.
     for rows, micro in micro_batches(inputs, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
-        # += and not =, since a process may make a pass again, with an empty mask and values of 0:
-        # all must make equally many, because each holds a part of the weights.
+        # Add, don't assign. With sharded weights all processes must run equally many passes, so one
+        # that is done repeats its last pass with an empty mask, and gets zeros.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -227,26 +228,26 @@ def log_probs(policy, batch, args, with_entropy=True):
 
 
 def load_sampler(args):
-    """The vLLM engine of this process, made before the policy takes its memory."""
-    options = engine.options(args)  # for this machine; also sets what vLLM reads when imported
+    """Start this process's vLLM engine, before the policy takes memory."""
+    options = engine.options(args)  # sets environment variables, too: call it before the import
     from vllm import LLM
 
-    with quiet.library_notices():  # hides what vLLM prints; errors are shown
+    with quiet.library_notices():  # hides all of vLLM's output but errors
         return LLM(
             model=args.model,
             dtype=args.dtype,
             seed=args.seed,
-            logprobs_mode="processed_logprobs",  # log-probabilities at the sampling temperature
+            logprobs_mode="processed_logprobs",  # at the sampling temperature
             **options,
         )
 
 
 def generate(llm, problems, when, args, **sampling_params):
-    """vLLM's responses to the problems, in order, with their texts.
+    """Generate responses to the problems with vLLM, in order, and decode them.
 
-    when: a name of the occasion, such as the step or "test". A request's seed depends on --seed,
-    when and the problem, and not on the number of processes; vLLM makes n seeds of it for n
-    responses. sampling_params: more for SamplingParams.
+    when: the step, or "test" in an evaluation. A request's seed depends on --seed, when and the
+    problem, but not on the number of processes. vLLM derives one seed per response from it.
+    sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
 
@@ -258,26 +259,26 @@ def generate(llm, problems, when, args, **sampling_params):
             SamplingParams(
                 seed=engine.request_seed(args.seed, when, problem["id"]),
                 max_tokens=args.max_response_tokens,
-                stop_token_ids=engine.end_tokens(args.model),  # all that may end a response
-                detokenize=False,  # decode does it for all responses together
+                stop_token_ids=engine.end_tokens(args.model),  # EOS tokens
+                detokenize=False,  # decode() below does it for all responses at once
                 **sampling_params,
             )
         )
-    engine.empty_prefix_cache(llm)  # attention's keys and values of prompts, by older weights
+    engine.empty_prefix_cache(llm)  # its keys and values come from older weights
     outputs = llm.generate(prompts, params, use_tqdm=engine.progress_bar(when))
     responses = []
-    for output in outputs:  # one for each prompt
+    for output in outputs:  # one per prompt
         responses += output.outputs
-    # Texts without the token that ended them and others that only control the chat.
+    # Decode without the EOS token and other tokens that only control the chat.
     for response, text in zip(responses, decode(llm.get_tokenizer(), responses)):
         response.text = text
     return responses
 
 
 def sample(llm, problems, step, args):
-    """The current policy's responses: as tensors (see to_batch), and as vLLM gives them.
+    """Sample responses from the current policy. Returns tensors (see to_batch) and vLLM's outputs.
 
-    problems: the problem of each response to come, so that each problem is there G times in a row.
+    problems: one per response, so each problem is repeated G times in a row.
     """
     responses = generate(
         llm,
@@ -286,17 +287,18 @@ def sample(llm, problems, step, args):
         args,
         n=args.responses_per_prompt,
         temperature=args.temperature,
-        logprobs=0,  # log-probabilities of the sampled tokens, and of no alternatives
-        flat_logprobs=True,  # as a plain list of numbers, which is fast: response.logprobs.logprobs
+        logprobs=0,  # log-probabilities of the sampled tokens only
+        flat_logprobs=True,  # fast: response.logprobs.logprobs is a plain list of numbers
     )
     return to_batch(problems, responses), responses
 
 
 def to_batch(problems, responses):
-    """Prompts and responses as tensors, a row for each of the N responses.
+    """Convert prompts and responses to tensors, one row per response.
 
-    ids [N, T]: prompt and response, padded with zeros on the right. mask [N, T]: True on response
-    tokens, the end token included. sampler_logp [N, T]: the sampler's own log-probabilities.
+    ids [N, T]: prompt and response, padded with zeros on the right.
+    mask [N, T]: True on response tokens, the EOS token included.
+    sampler_logp [N, T]: vLLM's own log-probabilities.
     """
     prompts = [problem["prompt_ids"] for problem in problems]
     rows = list(zip(prompts, responses))
@@ -315,17 +317,17 @@ def to_batch(problems, responses):
 
 
 def sync_weights(policy, llm, args):
-    """Copies the policy's weights to vLLM, one tensor at a time, in --dtype."""
+    """Copy the policy's weights to vLLM, one tensor at a time, in --dtype."""
 
     def named_weights():
-        # If embedding and head are one tensor, it is sent under both names (remove_duplicate):
-        # vLLM may keep two copies. full_tensor joins the parts that the processes have; all of them
-        # must ask for the tensors in the same order.
-        # With LoRA each weight has its adapter added.
+        # remove_duplicate=False: if embedding and head share a tensor, send it under both names,
+        # because vLLM may hold two copies. full_tensor gathers the shards of all processes, which
+        # must go through the tensors in the same order. With LoRA, each weight includes its
+        # adapter; without LoRA, these are all the weights as they are.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             yield name, full_tensor(weight).to(getattr(torch, args.dtype))
 
-    engine.load_weights(llm, named_weights())  # replaces all of them; vLLM is awake after it
+    engine.load_weights(llm, named_weights())  # replaces all of them; wakes vLLM up
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -371,7 +373,7 @@ def ar_weight(old_logp, alpha):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """One micro-batch's part of −J, and how many of its tokens are clipped.
+    """Compute one micro-batch's part of −J and the number of its clipped tokens.
 
     logp [N, T] carries the gradient; the batch's old_logp, advantages and mask are [N, T] too.
     divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that the
@@ -381,10 +383,11 @@ def policy_loss(logp, batch, divisor, args):
     mask = batch["mask"]
     low = 1 - args.clip_low
     high = 1 + args.clip_high
-    # The clamp matters to absurd tokens alone: their exp must not overflow.
+    # The clamp changes only absurd ratios, whose exp would overflow.
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
-    # A clipped token's surrogate has no gradient: it has moved far enough in A's direction.
+    # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
+    # enough in the direction of A.
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
@@ -393,9 +396,9 @@ def policy_loss(logp, batch, divisor, args):
 
 
 def k3(logp, ref_logp):
-    """The KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats (Schulman 2020).
+    """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    grpo_kl.py has other estimates, and says which gradient each has.
+    Its mean is KL(π ‖ π_ref), but its mean gradient is that of KL(π_ref ‖ π): see grpo_kl.py.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1
@@ -405,7 +408,7 @@ def k3(logp, ref_logp):
 
 
 def minibatches(batch, count):
-    """Yields the batch in `count` equal parts, each of whole groups, in order."""
+    """Yield `count` equal parts of the batch, in order, each of whole groups."""
     size = len(batch["ids"]) // count
     for first in range(0, count * size, size):
         yield {name: value[first : first + size] for name, value in batch.items()}
@@ -430,7 +433,7 @@ def update(policy, optimizer, batch, step, args):
     Returns clip_rate and low_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
     """
     num_clipped = 0
-    grad_norms = []  # one for each update
+    grad_norms = []  # one per update
     for stage in args.lopti_stages.split(","):
         for minibatch in minibatches(batch, args.updates_per_step):
             divisor = all_reduce(minibatch["mask"].sum())  # of both stages, on all processes
@@ -443,32 +446,32 @@ def update(policy, optimizer, batch, step, args):
     return {
         "clip_rate": measure.token_rate(num_clipped, batch["mask"]),
         "low_rate": measure.token_rate(in_stage("low", batch, args.eta).sum(), batch["mask"]),
-        **measure.of_updates(grad_norms, args),  # grad_norm, optimizer_steps (and overflows)
+        **measure.of_updates(grad_norms, args),  # grad_norm, optimizer_steps, overflows (float16)
     }
 
 
 def update_once(policy, optimizer, minibatch, divisor, step, args):
-    """One optimizer update. Returns the number of clipped tokens and the gradient norm.
+    """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
+    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
     """
-    scaler = float16.scaler(optimizer, args)  # torch's GradScaler; it does nothing in other dtypes
+    scaler = float16.scaler(optimizer, args)  # torch's GradScaler; no effect in other dtypes
     minibatch_loss = 0.0
     num_clipped = 0
-    # As in log_probs. For speed, a token with A = 0 gets no pass if the loss has no KL term: it has
-    # no gradient, and only the divisor counts it. There is always one pass: if no token is left,
-    # AdamW gets gradients of 0.
+    # Without a KL term, micro_batches also skips tokens with A = 0, which have no gradient; the
+    # divisor still counts them. If no token is left, one pass still runs, so that AdamW gets
+    # gradients of 0.
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
         loss, clipped = policy_loss(logp, micro, divisor, args)
-        # FSDP2, which splits the model over processes, averages their gradients. We want the sum.
+        # FSDP2 averages gradients over the processes; WORLD_SIZE turns the mean into the sum.
         scaler.scale(loss * WORLD_SIZE).backward()
-        minibatch_loss += loss.detach().double()  # item() would wait for the GPU
+        minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
         num_clipped += clipped
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-    grad_norm = full_tensor(grad_norm).item()  # a number; under FSDP2 put together first
-    # Ends the program, before the weights are touched, if one of the two is NaN or infinite.
+    grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
+    # Exit if the loss or the norm is NaN or infinite, while the weights are still good.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
     scaler.step(optimizer)  # skipped if a gradient overflowed in float16
     optimizer.zero_grad()
@@ -479,20 +482,20 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
 
 def evaluate(llm, task, problems, step, run, args):
-    """Accuracy on the test problems; some of the responses to them go to the run's files.
+    """Measure accuracy on the test problems, and save some of the responses.
 
-    Returns it for each category of problems, and its mean over the categories. With several
-    responses to each problem (--eval_samples) also pass@1, pass@2 … (arXiv 2107.03374).
+    Returns the accuracy of each category of problems and the mean over categories. With several
+    responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's: every problem is in exactly one part
+    mine = own_part(problems)  # this process's part; no problem is in two
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
-    asked = []  # the problem of each response
+    asked = []  # one problem per response
     for problem in mine:
         asked += [problem] * k
-    scores = score(task, responses, asked)  # for each: reward, correct (answer), format (tags)
-    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response to each problem
-    accuracy = measure.accuracy_by_category("eval/accuracy", asked, scores)  # of all processes
+    scores = score(task, responses, asked)  # keys: reward, correct (answer), format (tags)
+    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
+    accuracy = measure.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
     pass_at_k = measure.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
     return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
 
@@ -501,74 +504,72 @@ def evaluate(llm, task, problems, step, run, args):
 
 
 def main():
-    # Reads the flags, the tokenizer and the problems, and prints the header. What flags.check could
-    # not know, such as a missing file, ends the program here, and so does --dry_run.
+    # Read flags, tokenizer and problems, and print the header. Exits here with --dry_run, and on
+    # errors that flags.check could not see, such as a missing file.
     args, run, tokenizer, task, train, test = start.begin(Args, TASKS)
 
     llm = load_sampler(args)
     policy = load_policy(args, trained=True)
     reference = None
     if args.kl_coef > 0 and args.lora_rank > 0:
-        reference = lora.without_adapters(policy)  # the same weights, with the adapters off
+        reference = lora.without_adapters(policy)  # the policy with its adapters off
     elif args.kl_coef > 0:
         reference = load_policy(args, trained=False)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True
     )
-    # How many steps are done and how many training problems they used: 0, 0 in a new run.
+    # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
     sync_weights(policy, llm, args)  # after a resume, vLLM still has the first weights
-    run.open(step)  # its files; from now on Ctrl-C or SIGTERM ends the run after a step
+    run.open(step)  # opens its files; Ctrl-C or SIGTERM now finishes the step, then stops
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
 
     saved = step
     while step < args.steps and not run.interrupted():
         step += 1
-        clock = Clock()  # a lap for each phase
+        clock = Clock()  # times each phase
 
         # Sample a group of responses to each prompt.
-        # This process's problems, each G times in a row. Every epoch is shuffled anew, and the
-        # problems at its end that make no whole step are dropped.
+        # Take this process's problems, each repeated G times in a row. Every epoch has a new order;
+        # the problems at its end that do not fill a step are dropped.
         problems, num_used = next_problems(train, num_used, args)
         batch, responses = sample(llm, problems, step, args)
         clock.lap("sample")
-        engine.sleep(llm)  # on a GPU: frees its memory for training; sync_weights wakes it
+        engine.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
-        # Score them.
-        # Of each response: correct (the answer), format (the tags that the prompt asks for) and
-        # reward (for K&K 3, −0.5, −1 or −3).
+        # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
+        # the answer right?) and format (are the tags there that the prompt asks for?).
         scores = score(task, responses, problems)
         rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
-        # Probabilities before the update, and advantages.
+        # Compute log-probabilities before the update, and advantages.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         if reference:
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
-            batch["ref_logp"] = batch["old_logp"]  # the KL term is multiplied by β = 0
+            batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
         batch["advantages"] *= ar_weight(batch["old_logp"], args.alpha)
         clock.lap("logprob")
 
-        # Update the policy, and hand the new weights to the sampler.
-        # For a metric: the share of weights that change when rounded to --dtype.
-        weights_before = measure.some_weights(policy, args.dtype)
+        # Update the policy, and copy the new weights to vLLM.
+        weights_before = measure.some_weights(policy, args.dtype)  # for weights_changed below
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # what it did to some responses' tokens
+        run.write_tokens(step, policy, batch, tokenizer)  # effect of the update on a few responses
         clock.lap("train")
         sync_weights(policy, llm, args)
-        timings = clock.end("sync")  # seconds of each phase, and the peak of the memory
+        timings = clock.end("sync")  # seconds per phase, peak memory
 
-        # Write down, evaluate, save.
+        # Log, evaluate, save.
         kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]
         returns, return_mean, return_variance = token_returns(rewards, batch, args)
         gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
         metrics = {
             "step": step,
             **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
-            # Means over the response tokens of all processes.
+            # Means over the response tokens of all processes:
             "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
             "sampler_gap": measure.token_mean(gap, batch["mask"]),
             "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
@@ -581,17 +582,17 @@ def main():
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
             metrics.update(evaluate(llm, task, test, step, run, args))
-        run.write(metrics)  # to metrics.jsonl and TensorBoard; a line of them is printed
-        run.write_samples(step, problems, responses, scores)  # a few of them
+        run.write(metrics)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
+        run.write_samples(step, problems, responses, scores)  # saves a few of them
         if step % args.save_every == 0:
-            # A kill at any moment leaves the last complete checkpoint as it was.
+            # Even if the run is killed here, the last complete checkpoint stays intact.
             checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
             saved = step
 
-    if saved < step:  # the last step, or the one after which the run was interrupted
+    if saved < step:  # after the last step, or an interruption
         checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
-    run.close(step)  # draws the curves, and prints how the run ended and how it goes on
-    del llm  # it uses the connection of the processes, which ends now
+    run.close(step)  # plots the curves; prints how the run ended and how to resume it
+    del llm  # before the process group that it uses is closed
     processes.end()
 
 

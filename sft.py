@@ -63,8 +63,8 @@ class Args(settings.CommonArgs):
     task: str = "kk"  # whose worked solutions are learned, if there is no --data with chats
     careful: Fraction = 0.3  # kk: share of careful solutions; the others are hasty
     restated: bool = False  # kk: careful ones repeat a speaker's role where they judge the claim
-    chat_template: Literal["auto", "none"] = "auto"  # auto: the model's form of a chat; none: text
-    max_prompt_tokens: PositiveInt = 1024  # longer prompts are left out
+    chat_template: Literal["auto", "none"] = "auto"  # auto: the model's template; none: plain text
+    max_prompt_tokens: PositiveInt = 1024  # problems with longer prompts are dropped
 
     # ---- examples
     prompts_per_step: PositiveInt = 64  # examples; a multiple of updates_per_step × processes
@@ -73,17 +73,17 @@ class Args(settings.CommonArgs):
     # ---- optimizer
     lr: LearningRate = 1e-5  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
-    max_grad_norm: PositiveFloat = 1.0  # gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # r of LoRA, e.g. 16, with ten times the lr; 0: train all weights
+    max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
+    lora_rank: NonNegativeInt = 0  # rank r of LoRA, e.g. 16, with ten times the lr; 0: all weights
     lora_alpha: PositiveFloat = 32.0  # α of LoRA, which trains A and B in W + α/r · B·A
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
     dtype: Dtype = "bfloat16"  # compute dtype; trained weights stay float32
-    steps: PositiveInt | None = None  # None: worked out from --epochs at the start
+    steps: PositiveInt | None = None  # number of training steps; None: computed from --epochs
     epochs: PositiveInt = 2  # passes over the training examples
-    eval_every: PositiveInt = 20  # evaluate every so many steps, at the start and at the end
-    save_every: PositiveInt = 20  # write a checkpoint every so many steps, and after the last
+    eval_every: PositiveInt = 20  # evaluate at the start, every this many steps, at the end
+    save_every: PositiveInt = 20  # write a checkpoint every this many steps and at the end
     seed: NonNegativeInt = 0  # of the order of examples
 
     def check(self):
@@ -96,7 +96,7 @@ class Args(settings.CommonArgs):
 
 TASKS = {}  # no paper's settings
 
-# What follows imports torch, which takes seconds. A bad flag or --help ends here.
+# Handle bad flags and --help here, before torch is imported, which takes seconds.
 flags.check(Args, TASKS)
 
 import torch
@@ -124,7 +124,7 @@ from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
 
 
 class Policy(nn.Module):
-    """A causal language model that gives log-probabilities of the tokens it is shown."""
+    """A causal language model that returns the log-probabilities of given tokens."""
 
     def __init__(self, lm, args):
         super().__init__()
@@ -132,81 +132,82 @@ class Policy(nn.Module):
         self.args = args
 
     def forward(self, ids, mask, temperature, with_entropy=False):
-        """Log-probability and entropy, in nats, of each response token under the policy.
+        """Compute the log-probability and entropy, in nats, of each response token.
 
-        ids [N, T]: prompt and response, padded on the right. Padding needs no attention mask: under
-        causal attention no real token sees what comes after it. mask [N, T]: True on response
-        tokens. Returns two float32 [N, T], zero outside the mask. The entropy is that of the full
-        distribution; it is zero unless with_entropy asks for it.
+        ids [N, T]: prompt and response, padded on the right. Causal attention needs no attention
+        mask here: real tokens do not see the padding after them.
+        mask [N, T]: True on response tokens.
+        Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
+        full vocabulary; without with_entropy it is zero.
         """
         dtype = getattr(torch, self.args.dtype)
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
-            # The output at a position predicts the next token: take the one before each response
-            # token. A response never begins a row, since the prompt comes first.
+            # Each position predicts the next token, so take the state one position before each
+            # response token. It always exists, because the prompt comes first.
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
             targets = ids[mask]  # [num_tokens], in the same order
-            # self.head(states, targets, …), a chunk of tokens at a time, since all logits together
-            # would be the largest tensor here. None are kept: the backward pass makes them again.
+            # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
+            # backward pass: the logits of all tokens would be the largest tensor here.
             logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
-        """The output of the last layer, below the head, for every token: [N, T, D]."""
-        # In float32, however the weights are stored: so is the residual stream, to which each layer
-        # adds its output. autocast rounds only what enters a matrix product.
+        """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
+        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
+        # weights' dtype. autocast rounds only the inputs of matrix products.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
-        # How many tokens all rows begin with, such as a prompt; 0 if sharing them would not pay.
+        # Length of the prefix that all rows have in common; 0 if sharing it does not pay.
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # compute them once: the same [N, T, D]
+        if length > 0:  # compute it once; result and gradient are the same
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
-        """Log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
+        """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
-        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_: in place, no second copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of each target
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ avoids a copy
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # each target's: [n]
         entropy = torch.zeros_like(logp)
         if with_entropy:
-            with torch.no_grad():  # no loss has it
+            with torch.no_grad():  # a metric only
                 entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         return logp, entropy
 
 
 def to_rows(values, mask):
-    """Puts response tokens' values, [num_tokens], in their places: [N, T], zero elsewhere."""
+    """Scatter values [num_tokens] to the response tokens of [N, T]; zero elsewhere."""
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
 
 
 def load_policy(args, trained):
-    """The model to train, with float32 weights; or a frozen one, for a reference, in --dtype."""
+    """Load the model to train, in float32, or the frozen reference model, in --dtype."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
     policy = Policy(lm, args)
     policy.requires_grad_(trained)
     if trained and args.lora_rank > 0:
-        lora.add_adapters(policy, args)  # only they are trained; the weights are now in --dtype
-    return place(policy, args)  # on its device; split over the processes if there are several
+        lora.add_adapters(policy, args)  # trains only these; casts all else to --dtype
+    return place(policy, args)  # to its device; sharded if there are several processes
 
 
 @torch.no_grad()
 def log_probs(policy, batch, args, with_entropy=True):
-    """Log-probability and entropy of a batch's response tokens, without gradient.
+    """Compute log-probability and entropy of a batch's response tokens, without gradient.
 
-    Two [N, T] on the CPU, zero outside the mask.
+    Returns two tensors [N, T] on the CPU, zero outside the mask.
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
     inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
-    # Micro-batches: as many rows as fit in a forward pass, cut to the longest of them, and on the
-    # policy's device. Each row with a masked token comes exactly once, longest first. The text is
-    # the progress bar's title.
+    # A micro-batch has as many rows as fit in one forward pass, cut to its longest row, on the
+    # policy's device. Rows come longest first, each once; rows without response tokens are skipped.
+    # The string is the progress bar's title.
     for rows, micro in micro_batches(inputs, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], 1.0, with_entropy)
         length = logp.shape[1]
-        # += and not =, since a process may make a pass again, with an empty mask and values of 0:
-        # all must make equally many, because each holds a part of the weights.
+        # Add, don't assign. With sharded weights all processes must run equally many passes, so one
+        # that is done repeats its last pass with an empty mask, and gets zeros.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -250,47 +251,47 @@ def policy_loss(logp, batch, divisor):
 
 
 def minibatches(batch, count):
-    """Yields the batch in `count` equal parts, each of whole groups, in order."""
+    """Yield `count` equal parts of the batch, in order, each of whole groups."""
     size = len(batch["ids"]) // count
     for first in range(0, count * size, size):
         yield {name: value[first : first + size] for name, value in batch.items()}
 
 
 def update(policy, optimizer, batch, step, args):
-    """All optimizer updates of a step, one on each mini-batch.
+    """Make all optimizer updates of a step, one per mini-batch.
 
     Returns loss and grad_norm (means), and optimizer_steps.
     """
     losses = []  # one for each update
     grad_norms = []
     for minibatch in minibatches(batch, args.updates_per_step):
-        divisor = all_reduce(minibatch["mask"].sum())  # response tokens, of all processes
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
         loss, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         losses.append(loss)
         grad_norms.append(grad_norm)
     return {
         "loss": measure.mean(losses),
-        **measure.of_updates(grad_norms, args),  # grad_norm, optimizer_steps (and overflows)
+        **measure.of_updates(grad_norms, args),  # grad_norm, optimizer_steps, overflows (float16)
     }
 
 
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """One optimizer update. Returns the loss before it and the gradient norm.
 
-    The gradient is summed over micro-batches and processes, then scaled down to max_grad_norm.
+    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
     """
-    scaler = float16.scaler(optimizer, args)  # torch's GradScaler; it does nothing in other dtypes
+    scaler = float16.scaler(optimizer, args)  # torch's GradScaler; no effect in other dtypes
     minibatch_loss = 0.0
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], temperature=1.0)
         loss = policy_loss(logp, micro, divisor)
-        # FSDP2, which splits the model over processes, averages their gradients. We want the sum.
+        # FSDP2 averages gradients over the processes; WORLD_SIZE turns the mean into the sum.
         scaler.scale(loss * WORLD_SIZE).backward()
-        minibatch_loss += loss.detach().double()  # item() would wait for the GPU
+        minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-    grad_norm = full_tensor(grad_norm).item()  # a number; under FSDP2 put together first
-    # Ends the program, before the weights are touched, if one of the two is NaN or infinite.
+    grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
+    # Exit if the loss or the norm is NaN or infinite, while the weights are still good.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
     scaler.step(optimizer)  # skipped if a gradient overflowed in float16
     optimizer.zero_grad()
@@ -311,24 +312,24 @@ def evaluate(policy, test, args):
 
 
 def main():
-    # Reads the flags, the tokenizer and the problems, and prints the header. What flags.check could
-    # not know, such as a missing file, ends the program here, and so does --dry_run.
+    # Read flags, tokenizer and problems, and print the header. Exits here with --dry_run, and on
+    # errors that flags.check could not see, such as a missing file.
     args, run, tokenizer, _, train, test = start.begin(Args, TASKS, examples)
 
     policy = load_policy(args, trained=True)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True
     )
-    # How many steps are done and how many training problems they used: 0, 0 in a new run.
+    # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    run.open(step)  # its files; from now on Ctrl-C or SIGTERM ends the run after a step
+    run.open(step)  # opens its files; Ctrl-C or SIGTERM now finishes the step, then stops
     if step == 0:
         run.write({"step": 0, **evaluate(policy, test, args)})
 
     saved = step
     while step < args.steps and not run.interrupted():
         step += 1
-        clock = Clock()  # a lap for each phase
+        clock = Clock()  # times each phase
 
         # The next examples, and an update of the policy.
         # This process's. Every epoch is shuffled anew, and the examples at its end that make no
@@ -341,7 +342,7 @@ def main():
         clock.lap("train")
         timings = clock.end()  # seconds of each phase, and the peak of the memory
 
-        # Write down, evaluate, save.
+        # Log, evaluate, save.
         metrics = {
             "step": step,
             **updated,
@@ -353,13 +354,13 @@ def main():
             metrics.update(evaluate(policy, test, args))
         run.write(metrics)
         if step % args.save_every == 0:
-            # A kill at any moment leaves the last complete checkpoint as it was.
+            # Even if the run is killed here, the last complete checkpoint stays intact.
             checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
             saved = step
 
-    if saved < step:  # the last step, or the one after which the run was interrupted
+    if saved < step:  # after the last step, or an interruption
         checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
-    run.close(step)  # draws the curves, and prints how the run ended and how it goes on
+    run.close(step)  # plots the curves; prints how the run ended and how to resume it
     processes.end()
 
 
