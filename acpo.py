@@ -1,8 +1,8 @@
 """ACPO: Adaptive Clip Policy Optimization, GRPO with a clip range for each bin of probabilities.
 
 From *What Are Key Factors for Updates in RL for LLM Reasoning?* (arXiv 2606.22570, "the paper"). In
-an update, ρ of an improbable token moves far more than ρ of a probable one (Lemma 1), so one clip
-range for all cuts off mostly improbable tokens. Here it widens with the spread of ρ (eq. 8):
+an update, ρ of a low-probability token moves far more than ρ of a probable one (Lemma 1), so one
+clip range for all cuts off mostly low-probability tokens. Here it widens with ρ's spread (eq. 8):
 
     J = mean over the responses of  1/|o_i| · Σ_t min[ρ·A, clip(ρ, 1−ε_a, 1+ε_a)·A]
 
@@ -386,8 +386,8 @@ def clip_ranges(logp, batch, args):
 
     logp [N, T]: under the policy before the update. batch: this process's share of a mini-batch;
     the bins' numbers are over all processes. The second value has a dictionary for each bin, the
-    one of improbable tokens first: its number of response tokens, σ of their ρ, their clip range. A
-    bin without tokens has ε_b.
+    one of low-probability tokens first: its number of response tokens, σ of their ρ, their clip
+    range. A bin without tokens has ε_b.
     """
     edges = torch.arange(1, args.n_bins, dtype=torch.float64) / args.n_bins  # [n_bins - 1]
     log_edges = edges.log().to(logp)
@@ -436,7 +436,7 @@ def policy_loss(logp, batch, args):
 def k3(logp, ref_logp):
     """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    Its mean is KL(π ‖ π_ref), but its mean gradient is that of KL(π_ref ‖ π): see grpo_kl.py.
+    Its mean is KL(π ‖ π_ref), but its mean gradient belongs to KL(π_ref ‖ π): see grpo_kl.py.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1

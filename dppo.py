@@ -16,12 +16,13 @@ divergence instead, D = KL((π_old, 1 − π_old) ‖ (π, 1 − π)): then M is
 has moved against the direction of A, so that an update brings it back.
 
 Which tokens each method holds back, at ε 0.2/0.24 and δ 0.15:
-- grpo.py: in ratio. An improbable token (π_old 0.01) may rise to 0.0124 only; a probable one (0.9)
-  may fall to 0.72.
-- dppo.py: in probability. The improbable token may rise to 0.16, the probable one fall to 0.75.
-- grpo_ar_lopti.py: AR weighs the improbable token down, in proportion to π_old; Lopti moves it
+- grpo.py: in ratio. A low-probability token (π_old 0.01) may rise to 0.0124 only; a probable one
+  (0.9) may fall to 0.72.
+- dppo.py: in probability. The low-probability token may rise to 0.16, the probable one fall to
+  0.75.
+- grpo_ar_lopti.py: AR weighs the low-probability token down, in proportion to π_old; Lopti moves it
   first, before the others. The clip is grpo.py's.
-- acpo.py: in ratio, with a wider range where ρ spreads more, which is at improbable tokens.
+- acpo.py: in ratio, with a wider range where ρ spreads more, which is at low-probability tokens.
 
 What differs from grpo.py: --divergence and --delta instead of --clip_low and --clip_high;
 policy_loss; the default of --kl_coef. clip_rate is the share of tokens with M = 0.
@@ -412,7 +413,7 @@ def policy_loss(logp, batch, divisor, args):
 def k3(logp, ref_logp):
     """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    Its mean is KL(π ‖ π_ref), but its mean gradient is that of KL(π_ref ‖ π): see grpo_kl.py.
+    Its mean is KL(π ‖ π_ref), but its mean gradient belongs to KL(π_ref ‖ π): see grpo_kl.py.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1

@@ -1,10 +1,11 @@
 """GRPO with Advantage Reweighting (AR) and Low-Probability Token Isolation (Lopti).
 
 From *Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs* (arXiv 2505.12929, "the
-paper"). A token's gradient grows with 1 − π (Proposition 4.2), so a few improbable tokens drown the
-many probable ones. The paper has two remedies, both for the objective J of grpo.py (eq. 1):
+paper"). A token's gradient grows with 1 − π (Proposition 4.2), so a few low-probability tokens
+drown the many probable ones. The paper has two remedies, both for the objective J of grpo.py (eq.
+1):
 
-    AR (eq. 4)           A ← (α·π_old + 1 − α)·A     improbable tokens weigh less, whatever A's sign
+    AR (eq. 4)           A ← (α·π_old + 1 − α)·A     low-probability tokens weigh less, for any A
     Lopti (Algorithm 1)  first all the step's updates on the tokens with π_old ≤ η, then all of them
                          again on the other tokens: with 2 updates a step, low, low, high, high
 
@@ -401,7 +402,7 @@ def policy_loss(logp, batch, divisor, args):
 def k3(logp, ref_logp):
     """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    Its mean is KL(π ‖ π_ref), but its mean gradient is that of KL(π_ref ‖ π): see grpo_kl.py.
+    Its mean is KL(π ‖ π_ref), but its mean gradient belongs to KL(π_ref ‖ π): see grpo_kl.py.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1

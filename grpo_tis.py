@@ -439,7 +439,7 @@ def policy_loss(logp, batch, divisor, args):
 def k3(logp, ref_logp):
     """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    Its mean is KL(π ‖ π_ref), but its mean gradient is that of KL(π_ref ‖ π): see grpo_kl.py.
+    Its mean is KL(π ‖ π_ref), but its mean gradient belongs to KL(π_ref ‖ π): see grpo_kl.py.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1

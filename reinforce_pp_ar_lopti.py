@@ -4,7 +4,7 @@ From the AR-Lopti paper (arXiv 2505.12929), Appendix D.1.1 and Table 7. The two 
 grpo_ar_lopti.py, for reinforce_pp.py, whose advantages are each token's return, normalised over the
 batch:
 
-    AR (eq. 4)           A ← (α·π_old + 1 − α)·A     improbable tokens weigh less, whatever A's sign
+    AR (eq. 4)           A ← (α·π_old + 1 − α)·A     low-probability tokens weigh less, for any A
     Lopti (Algorithm 1)  first all the step's updates on the tokens with π_old ≤ η, then all of them
                          again on the other tokens: with 2 updates a step, low, low, high, high
 
@@ -398,7 +398,7 @@ def policy_loss(logp, batch, divisor, args):
 def k3(logp, ref_logp):
     """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    Its mean is KL(π ‖ π_ref), but its mean gradient is that of KL(π_ref ‖ π): see grpo_kl.py.
+    Its mean is KL(π ‖ π_ref), but its mean gradient belongs to KL(π_ref ‖ π): see grpo_kl.py.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1

@@ -324,7 +324,7 @@ def best_explanation(all_logp, drawn):
     allowed = (ordered * (before <= top_p)).sum(-1)
     right = all_logp.gather(-1, drawn[:, None]).sum().item()
     by_k = f"draws no token but the {top_k} most probable: top_k=0 takes all (generate's default is 50)"
-    by_p = f"draws no improbable token, as with top_p = {top_p:.2f}: top_p=1.0 takes all"
+    by_p = f"draws no low-probability token, as with top_p = {top_p:.2f}: top_p=1.0 takes all"
     found = {by_k: -ordered[:, :top_k].sum(-1).log().sum().item(), by_p: -allowed.log().sum().item()}
     for temperature in TEMPERATURES:
         scaled = (all_logp / temperature).log_softmax(-1).gather(-1, drawn[:, None]).sum().item()

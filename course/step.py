@@ -10,7 +10,7 @@ FLAT = 0.4
 
 
 def load(model, flat=False):
-    """The policy. flat: one with FLAT times its logits, so that improbable tokens are drawn as well."""
+    """The policy. flat: one with FLAT times its logits, so that low-probability tokens are drawn as well."""
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, local_files_only=True)
     if flat:
         policy.model.norm.weight.data.mul_(FLAT)

@@ -2,8 +2,8 @@
 
 *Beyond the 80/20 Rule* (Wang et al. 2025, arXiv 2506.01939) and Archer (arXiv 2507.15778): most tokens have an entropy
 near 0, and the few with a high one are the words at which a solution forks. AR-Lopti (arXiv 2505.12929) looks at the
-improbable tokens instead, whose gradients are large. ACPO (arXiv 2606.22570), figure 2c and appendix C: the two are
-related, but not the same.
+low-probability tokens instead, whose gradients are large. ACPO (arXiv 2606.22570), figure 2c and appendix C: the two
+are related, but not the same.
 
 Measured for every response token of --batches batches:
 - entropy and log-probability, by the trainers' log_probs;

@@ -9,7 +9,7 @@ probability π that a token had when it was sampled.
   π)⁴: if the lemma holds for tokens, it holds for bins.
 - The share of tokens cut off by GRPO's clip, of those with an advantage.
 - The norm of the gradient of each bin's part of the loss, as a share of the bins' summed norms.
-- Remark 1: near on-policy the mean gradient of improbable tokens is the larger one, from some κ on that of probable
+- Remark 1: near on-policy the mean gradient of low-probability tokens is larger, from some κ on that of probable
   ones. Compared are p ≤ 0.25 and p > 0.75 (the paper leaves the thresholds open), in three ways: the norm of the
   gradient of the mean loss over these tokens alone; and, of the paper's eq. 3, G = (1 − π)·ρ·A, or 0 if clipped, the
   mean size and the size of the mean. The last is the Remark's own, and the noisiest, since advantages of both signs
@@ -46,7 +46,7 @@ EXPONENT = 4  # of 1 − π in Lemma 1
 FEW = 20  # a bin with fewer tokens is not fitted
 UNSURE = 0.75  # tokens up to this probability are correlated with entropy a second time
 MOST_SHOWN = 300  # tokens that are cut off, in the picture: more would hide the others
-SIGNALS = {  # in which ways improbable and probable tokens are compared; G is the paper's eq. 3
+SIGNALS = {  # in which ways low- and high-probability tokens are compared; G is the paper's eq. 3
     "gradient": "norm of the mean gradient",
     "mean_signal": "mean |G|",
     "signed_signal": "|mean G|",
@@ -89,7 +89,7 @@ def positions(policy, batch, args, lr):
 
 
 def spread_of(ratio, logp, edges=EDGES):
-    """Tokens, σ of ρ and 1 − π of each bin, the improbable ones first; and the fit of Lemma 1.
+    """Tokens, σ of ρ and 1 − π of each bin, the low-probability ones first; and the fit of Lemma 1.
 
     ratio, logp: [n], logp when sampled. A bin's 1 − π is the fourth root of its mean (1 − π)⁴. An empty bin has None.
     The last bin, of tokens that are nearly certain, lies far from the others on a logarithmic axis and weighs most in
@@ -144,7 +144,7 @@ def cut_off(weight, batch):
 
 
 def of_clip(is_cut, batch):
-    """What the clip has cut off: shares by bin, and among improbable tokens by entropy.
+    """What the clip has cut off: shares by bin, and among low-probability tokens by entropy.
 
     Shares are of the tokens with an advantage. p ≤ 0.25 is divided at its median entropy.
     """

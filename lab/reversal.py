@@ -1,6 +1,6 @@
-"""Does the dominance turn? Signals of improbable and probable tokens, over a wide range of κ.
+"""Does the dominance turn? Signals of low- and high-probability tokens, over a wide range of κ.
 
-ACPO (arXiv 2606.22570), Remark 1: near on-policy the mean signal of improbable tokens is the larger one, and beyond
+ACPO (arXiv 2606.22570), Remark 1: near on-policy the mean signal of low-probability tokens is larger, and beyond
 some κ that of probable ones; κ is the factor in Lemma 1, σ = κ(1 − π)². It grows with the learning rate and with the
 number of updates. So one batch is used for --updates updates, from the same weights and a fresh optimizer, at each of
 --lrs; after 1, 2, 4, … of them there are, over all tokens of the batch:
@@ -34,7 +34,7 @@ MOST = 4  # learning rates, whose lines can be told apart
 
 @dataclasses.dataclass
 class Args(common.Args):
-    """Signals of improbable and probable tokens, over a wide range of κ."""
+    """Signals of low- and high-probability tokens, over a wide range of κ."""
 
     prompts: PositiveInt = 64  # prompts of a batch
     responses: GroupSize = 4  # G, responses to each prompt

@@ -1,10 +1,10 @@
 """The right direction: which tokens an update moves as their advantage says.
 
 AR-Lopti (arXiv 2505.12929), figure 3: the share of positive tokens (A > 0) whose probability rises in an update, by the
-probability they had when they were sampled. Probable tokens are moved by what the update does to improbable ones, often
-the wrong way. Advantage reweighting and Lopti are meant to help. A method that raises all probable tokens, whatever
-their advantage, would look good in that figure. So here is the share of negative tokens whose probability falls, too,
-and the share of both.
+probability they had when they were sampled. Probable tokens are moved by what the update does to low-probability ones,
+often the wrong way. Advantage reweighting and Lopti are meant to help. A method that raises all probable tokens,
+whatever their advantage, would look good in that figure. So here is the share of negative tokens whose probability
+falls, too, and the share of both.
 
 Methods: GRPO, AR, Lopti, both, DPPO, which differs from GRPO once the policy has moved, and ACPO, which also takes a
 mean over responses. So every method makes a step of one update on the whole batch, and a step of --updates updates on

@@ -1,7 +1,7 @@
-"""Two tasks: how many tokens are improbable in each, and how much of the gradient they have.
+"""Two tasks: how many tokens are unlikely in each, and how much of the gradient they have.
 
 AR-Lopti (arXiv 2505.12929), figure 11 and appendix C.3: with Knights & Knaves AR and Lopti together are better than
-either alone, with mathematics they are not. The paper's reason: mathematics has fewer improbable tokens, so both
+either alone, with mathematics they are not. The paper's reason: mathematics has fewer low-probability tokens, so both
 together weaken them too much. The figure shows, for both tasks, the share of the tokens and the norm of the gradient in
 four bins of probability.
 
@@ -33,7 +33,7 @@ from runtime.settings import GroupSize, PositiveInt
 
 @dataclasses.dataclass
 class Args(common.Args):
-    """How many tokens are improbable in two tasks, and how much of the gradient they have."""
+    """How many tokens are unlikely in two tasks, and how much of the gradient they have."""
 
     model: str = "models/SmolLM2-135M-Instruct"  # a model that can read both tasks
     tasks: Annotated[tuple[str, str], tyro.conf.arg(metavar="TASK TASK")] = ("kk", "countdown")

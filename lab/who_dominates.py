@@ -1,4 +1,4 @@
-"""Who dominates: how much of a GRPO update comes from improbable tokens, and whom it moves.
+"""Who dominates: how much of a GRPO update comes from low-probability tokens, and whom it moves.
 
 AR-Lopti (arXiv 2505.12929), figure 1: tokens are put into four bins by their probability when they were sampled. For
 each bin: its share of the tokens, the advantages, and the norm of the gradient of its part of the loss (the divisor
@@ -42,7 +42,7 @@ SMALL_CHANGES = "linear to about 1/1000 of\nthe largest, then logarithmic"
 
 @dataclasses.dataclass
 class Args(common.Args):
-    """How much of a GRPO update comes from improbable tokens, and whom it moves."""
+    """How much of a GRPO update comes from low-probability tokens, and whom it moves."""
 
     batches: PositiveInt = 10  # batches to average over
     lr: PositiveFloat = 1e-3  # of the SGD step, the paper's

@@ -4,7 +4,7 @@ Supervised learning from scratch teaches it to write worked solutions of generat
 two kinds of solutions. A careful one states everyone's claim in short, goes through the cases, judges the claims in
 each case, and stops at the case in which all of them fit. A hasty one guesses. Three texts in ten are careful, so a
 model that has learned both kinds is mostly wrong. Reinforcement learning can then find the kind that earns more reward.
-Most sentences have several wordings, so that many tokens are improbable but do not matter for the answer.
+Most sentences have several wordings, so that many tokens are unlikely but do not matter for the answer.
 
     python models/make_kk_tiny.py              makes the model
     python models/make_kk_tiny.py --measure    measures its accuracy

@@ -3,7 +3,7 @@
 There are two kinds. A careful solution states everyone's claim in short, goes through the cases, judges the claims in
 each case, and stops at the case in which all of them fit. Every sentence follows from the puzzle. A hasty one guesses,
 with a reason that means nothing. Both end in the papers' format. Most sentences have several wordings, so that many
-tokens are improbable but do not matter for the answer.
+tokens are unlikely but do not matter for the answer.
 
 In the wordings "|" separates choices, the likelier first: choice k has the weight (k + 1) ** -0.8. If possible, the
 words are those of the six families that AR-Lopti counts (Table 5): analysis, statement, causal indicator, conclusion

@@ -488,7 +488,7 @@ def test_by_the_propositions_own_formula_the_dominance_does_not_reverse():
 
     kappas = [0.1, 0.17, 0.2, 0.3, 0.5, 0.55, 0.6, 0.7, 0.8, 1, 3, 10, 30]
     assert min(ratio_of_the_means(with_signs, kappa) for kappa in kappas) > 100
-    # The improbable tokens' mean passes through 0 once, near κ = 0.17031: there alone is it below the others'.
+    # The low-probability tokens' mean passes through 0 once, near κ = 0.17031: there alone is it below the others'.
     assert mean_of(with_signs, 0.1703, 0, 0.25) > 0 > mean_of(with_signs, 0.1704, 0, 0.25)
     assert ratio_of_the_means(size, 0.01) == pytest.approx(7)  # the mean 1 − π of both: 0.875 and 0.125
     assert min(ratio_of_the_means(size, kappa) for kappa in kappas) == pytest.approx(3.9, abs=0.05)

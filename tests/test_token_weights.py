@@ -175,7 +175,7 @@ def of_entropy_top(rows, args, is_first):
 
 
 def of_grpo_tis(rows, args):
-    """GRPO's surrogate times π_old/π_sampler within bounds; bad responses that have become improbable are left out."""
+    """GRPO's surrogate times π_old/π_sampler within bounds; bad responses that have become unlikely are left out."""
     found = []
     for (a, row), given in zip(rows, of_grpo(rows, args)):
         fallen = math.fsum(-token.gap - token.moved for token in row) / len(row)

@@ -80,7 +80,7 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             "grpo tis: grpo_tis.py",
         ],
     ),
-    # AR-Lopti, fig. 6a: the improbable tokens alone, or the others alone; fig. 6b: the stages the other way round.
+    # AR-Lopti, fig. 6a: the low-probability tokens alone, or the others alone; fig. 6b: the stages the other way round.
     "stages": (
         QUICK,
         [

@@ -62,7 +62,7 @@ AR_WEIGHT = Exercise(
         "uses the log-probability: eq. 4 has the probability, exp(old_logp)": (
             lambda old_logp, alpha: alpha * old_logp + 1 - alpha
         ),
-        "is turned round: probable tokens must weigh more than improbable ones": (
+        "is turned round: probable tokens must weigh more than low-probability ones": (
             lambda old_logp, alpha: alpha * (1 - old_logp.exp()) + 1 - alpha
         ),
         "lacks the 1 − α: with α 0 all weights must be 1": lambda old_logp, alpha: alpha * old_logp.exp(),
@@ -95,7 +95,7 @@ LOPTI_STAGES = Exercise(
     random=random_stages,
     padding="logp",
     mistakes={
-        "the order is wrong: the stage of the improbable tokens comes first": lambda *args: stages(*args)[::-1],
+        "the order is wrong: the stage of the low-probability tokens comes first": lambda *args: stages(*args)[::-1],
         "a token with π = η is low: Algorithm 1 has ≤, not <": without_tie,
         "padding is not masked: positions where mask is False are in no stage": unmasked,
         "padding is not masked in the second stage: ~low has it; take mask & ~low": half_masked,

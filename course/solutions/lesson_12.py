@@ -39,8 +39,8 @@ def first_wrong_tokens(conversations, pieces):
 # each at temperature 1, at most 24 tokens. It takes minutes on a CPU; we have not kept the numbers.
 #
 # A turn in its usual split comes back as it was, and the usual split is what the model was trained
-# on. So expect other ids where improbable tokens are drawn: at high temperatures, and at the
-# beginning of a run. Improbable tokens have the largest gradients (lesson 5).
+# on. So expect other ids where low-probability tokens are drawn: at high temperatures, and at the
+# beginning of a run. Low-probability tokens have the largest gradients (lesson 5).
 
 
 def open_question():

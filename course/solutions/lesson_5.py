@@ -15,11 +15,11 @@ def lopti_stages(logp, mask, eta):
 
 # 5.3  What would high first do?
 #
-# The paper's reason for low first: an update on improbable tokens also moves the probable ones,
-# often against their advantage, because its gradient is large. The later stage on the probable
-# tokens can mend that. With high first, the improbable tokens have the last word, and nothing mends
-# what they do. The paper (fig. 6b) reports that high first is significantly worse than GRPO, and
-# that training even collapses after the fourth epoch.
+# The paper's reason for low first: an update on low-probability tokens also moves the probable
+# ones, often against their advantage, because its gradient is large. The later stage on the
+# probable tokens can mend that. With high first, the low-probability tokens have the last word, and
+# nothing mends what they do. The paper (fig. 6b) reports that high first is significantly worse
+# than GRPO, and that training even collapses after the fourth epoch.
 #
 # With kk_tiny, 8 steps, 3 seeds (benchmarks/kk_tiny, suite "stages"); accuracy is the mean of the
 # evaluations at steps 4 and 8; differences are taken seed by seed, ± one standard error:
@@ -32,12 +32,12 @@ def lopti_stages(logp, mask, eta):
 #     high, then low minus lopti: -0.026 ± 0.024
 #
 # High first does not fall behind GRPO here, and nothing collapses. What is different: eight steps
-# are far less than four epochs, the model has a million parameters, and in kk_tiny a few improbable
-# tokens decide how to think, so that their having the last word does less harm. GRPO is not the
-# right run to compare it with: high first makes 4 optimizer steps where GRPO makes 2, and that
-# helps kk_tiny by itself. GRPO with 4 updates a step is (suite "control", eight seeds): high first
-# minus that is -0.036 ± 0.006, behind in all eight seeds, and minus Lopti -0.030 ± 0.010. So the
-# order does matter. And the probable tokens alone teach kk_tiny next to nothing.
+# are far less than four epochs, the model has a million parameters, and in kk_tiny a few
+# low-probability tokens decide how to think, so that their having the last word does less harm.
+# GRPO is not the right run to compare it with: high first makes 4 optimizer steps where GRPO makes
+# 2, and that helps kk_tiny by itself. GRPO with 4 updates a step is (suite "control", eight seeds):
+# high first minus that is -0.036 ± 0.006, behind in all eight seeds, and minus Lopti -0.030 ±
+# 0.010. So the order does matter. And the probable tokens alone teach kk_tiny next to nothing.
 
 
 def open_question():

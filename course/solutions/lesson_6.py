@@ -32,8 +32,8 @@ def token_weights(ratio, advantages, clip_low, clip_high, method):
 #     sapo        0.3 %       0.0 %       0.0 %     0.0 %
 #     gspo       88.5 %      87.1 %      89.0 %    88.9 %
 #
-# - GRPO's clip bounds the ratio. An improbable token's ratio leaves the range after a small change
-#   of its probability, so the clip falls on improbable tokens.
+# - GRPO's clip bounds the ratio. A low-probability token's ratio leaves the range after a small
+#   change of its probability, so the clip falls on low-probability tokens.
 # - ACPO gives a bin of probabilities a wider range if its ratios spread more. So few are cut off.
 # - DPPO bounds the difference π − π_old. That is easiest to exceed in the middle: a token of
 #   probability 0.6 can move by 0.15, one of 0.05 hardly, and one of 0.95 only downwards.
