@@ -11,7 +11,7 @@ and may move far. Tokens of which it is sure hold what it knows, and stay near t
 
 What differs from grpo.py: --entropy_quantile, --reasoning_clip, --reasoning_kl, and --clip_high
 0.2; reasoning_tokens; a clip range and a KL weight for each token in policy_loss. --clip_low,
---clip_high and --kl_coef are those of knowledge tokens. `--entropy_quantile 1` makes all tokens
+--clip_high and --kl_coef apply to knowledge tokens. `--entropy_quantile 1` makes all tokens
 knowledge, which is grpo.py with --clip_high 0.2 to the last bit.
 
 What this file settles:

@@ -23,7 +23,7 @@ that the gate cuts off count as well.
 
 Where this file deviates, and why:
 - MiniMax-M1 also has DAPO's dynamic sampling and length penalty (dapo.py). Here they are left out.
-- MiniMax-M1 says only that ε_high was tuned. The bounds 1.0 and 0.45 are those of ACPO's release
+- MiniMax-M1 says only that ε_high was tuned. The bounds 1.0 and 0.45 come from ACPO's release
   (Control-derek/ACPO, run_math_qwen_7b.sh).
 - `--kl_coef` above 0 adds a KL term; by default there is none, as in both papers.
 - Everything in which grpo.py deviates, except that there is no dual clip to leave out. The clamp of

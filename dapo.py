@@ -1,7 +1,7 @@
 """DAPO: GRPO that samples until every group has something to teach, and penalises overlong
 responses.
 
-From *DAPO* (Yu et al. 2025, arXiv 2503.14476). Its objective J is that of grpo.py (eq. 1 of the
+From *DAPO* (Yu et al. 2025, arXiv 2503.14476). Its objective J is grpo.py's (eq. 1 of the
 AR-Lopti paper, arXiv 2505.12929), which has two of DAPO's four techniques already: the higher clip
 for rising probabilities (ε_high > ε_low), and the mean over tokens instead of responses. The other
 two:
@@ -340,7 +340,7 @@ def to_batch(problems, responses):
 def is_mixed(scores, args):
     """Whether the rule gives the responses to a prompt different rewards, [prompts] of bool.
 
-    scores: those of each response, a prompt's G in a row. With one response to a prompt there is
+    scores: one per response, a prompt's G in a row. With one response to a prompt there is
     nothing to compare, and True means that it is kept.
     """
     if args.responses_per_prompt == 1:

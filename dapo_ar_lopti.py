@@ -327,7 +327,7 @@ def to_batch(problems, responses):
 def is_mixed(scores, args):
     """Whether the rule gives the responses to a prompt different rewards, [prompts] of bool.
 
-    scores: those of each response, a prompt's G in a row. With one response to a prompt there is
+    scores: one per response, a prompt's G in a row. With one response to a prompt there is
     nothing to compare, and True means that it is kept.
     """
     if args.responses_per_prompt == 1:

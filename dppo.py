@@ -35,7 +35,7 @@ Where this file deviates from the paper and its release (sail-sg/Stable-RL; also
 - δ is 0.15 for TV and 0.05 for KL, as in verl's example (examples/dppo_trainer), which makes 8
   updates a step. ρ is at most 20, as in verl if clip_ratio_c is not set; verl sets it to 3, that
   example to 10,000, and Stable-RL has 10.
-- A and the divisor are grpo.py's. verl's example has those of dr_grpo.py.
+- A and the divisor are grpo.py's. verl's example has dr_grpo.py's.
 - Everything in which grpo.py deviates, except that there is no dual clip to leave out.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dppo.py …` for four): off policy, where trust

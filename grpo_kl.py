@@ -1,4 +1,4 @@
-"""GRPO with another estimate of the KL term, whose gradient is that of KL(π ‖ π_ref).
+"""GRPO with another estimate of the KL term, with the gradient of KL(π ‖ π_ref).
 
 From *Approximating KL Divergence* (Schulman 2020), which has k1, k2 and k3 as estimates of a value.
 Training uses their gradients, and an estimate with the right mean can have another divergence's

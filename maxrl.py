@@ -36,7 +36,7 @@ Where this file deviates from the paper's release (tajwarfahim/maxrl, a fork of 
 - The release divides by mean + 1e-6 and has A = r/1e-6 in a group of one. Here A is 0 in it.
 - The release has PPO's ratio and clip, which do nothing in its one update a step: the ratio is 1.
 - Settings. On GSM8K the release trains SmolLM2-360M-Instruct with 256 prompts × 128 responses, lr
-  1e-5, temperature 1 and no KL term. Here the settings are those of all scripts, with a smaller G.
+  1e-5, temperature 1 and no KL term. Here the settings are as in all scripts, with a smaller G.
 - Everything in which reinforce.py deviates, except for the baseline.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 maxrl.py` for four):

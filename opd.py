@@ -21,7 +21,7 @@ student's probabilities weigh it. Its gradient is
     Σ_o ∇π(o)·log(π(o)/π_teacher(o)) + Σ_o π(o)·∇log π(o)
 
 The last sum is ∇Σ_o π(o) = 0. With ∇π = π·∇log π the first one is the mean of −A·∇log π. So the
-mean gradient of J is that of −KL, the text before the token held fixed: what a token does to the
+mean gradient of J is ∇(−KL), the text before the token held fixed: what a token does to the
 later ones is not counted (a discount of 0). At A = 0 everywhere the student is the teacher. Reverse
 KL is large where the student writes what the teacher would not. So the student learns to avoid
 that, and need not learn everything that the teacher might write.

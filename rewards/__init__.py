@@ -130,7 +130,7 @@ def data_sources(args):
 def score(task, responses, problems):
     """A dictionary with reward, correct and format for each of vLLM's responses, which have their texts.
 
-    problems: that of each response. A conversation is scored by its last turn, or by all its turns if the task has
+    problems: one per response. A conversation is scored by its last turn, or by all its turns if the task has
     score_conversation(). Ends the program with one line if the task gives anything else, such as NaN.
     """
     answers = [problem["answer"] for problem in problems]

@@ -11,7 +11,7 @@ How a run begins
 Where it runs
 - ranks, processes: which process this is; devices, and what processes tell each other
 - streams: standard output that is closed, has no reader or only ASCII
-- threads: how those of a CPU wait for each other
+- threads: how a CPU's threads wait for each other
 - machine, memory: what the machine has; how much a run needs and used
 - placement: a policy on its device: compiled, recomputing, split by FSDP2
 - lora: adapters that are trained in place of the weights

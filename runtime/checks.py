@@ -123,7 +123,7 @@ def check_new(run_dir):
 def check_model(args, head_chunk):
     """The tokenizer of --model, and {parameters, estimated_memory_gb, memory_gb}.
 
-    The memory needed and available is that of one process, in GiB. head_chunk: the number of tokens
+    The memory needed and available is per process, in GiB. head_chunk: the number of tokens
     whose logits exist at one time. ValueError if the model can't be loaded, or does not fit the
     sizes chosen or this machine's memory.
     """

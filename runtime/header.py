@@ -19,7 +19,7 @@ def show(args, sizes, layers, papers_command):
     """Prints the header. A setting that differs from the paper's gets a row with the reason.
 
     sizes: {parameters, estimated_memory_gb, memory_gb, training_problems, test_problems}; the
-    memory is that of one process, in GiB. layers: what the defaults come from, as
+    memory: of one process, in GiB. layers: what the defaults come from, as
     flags.layers says. papers_command: the words of a command that has the paper's settings.
     """
     console = terminal.console()
@@ -40,7 +40,7 @@ def show(args, sizes, layers, papers_command):
     console.print()
     show_sizes(console, args, sizes)
     if different and not args.resume:
-        console.print("The paper's settings are those of this command:")
+        console.print("This command has the paper's settings:")
         console.print(wrapped(papers_command, console.width), soft_wrap=True)
     console.rule()
     steps = "1 step" if args.steps == 1 else f"{args.steps} steps"

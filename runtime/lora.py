@@ -7,8 +7,8 @@ linear layer with the weight W [out, in] computes with
 
 so that a run begins with the model itself. A and B, the adapter, are float32 and trained; W is in
 --dtype and frozen. The settings follow *LoRA Without Regret* (Schulman and Thinking Machines 2025):
-adapters on all linear layers except the head, α 32, and a learning rate ten times that of full
-fine-tuning, whatever the rank.
+adapters on all linear layers except the head, α 32, and a learning rate ten times as high as
+for full fine-tuning, whatever the rank.
 
 The layers are peft's. They are put into the model and leave its own form (.model, .lm_head) alone.
 A checkpoint has the adapter in peft's form, too: a few MB, which peft and vLLM load beside --model.

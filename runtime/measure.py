@@ -13,7 +13,7 @@ from runtime.processes import all_reduce, gather
 def of_responses(responses, problems, scores, args):
     """Metrics of the responses that a step has sampled, {name: number}.
 
-    responses: vLLM's; problems, scores: those of each response. The responses to one problem follow
+    responses: vLLM's; problems, scores: one per response. The responses to one problem follow
     each other.
     """
     rewards = torch.tensor(gather([score["reward"] for score in scores]), dtype=torch.float64)
@@ -75,7 +75,7 @@ def pass_at_each_k(name, problems, scores, num_samples):
     """{name@1: …, name@2: …, name@4: …, …}, up to the number of responses to a problem.
 
     Each is the mean over the problems of a category, then over the categories, as in accuracy.
-    problems, scores: those of each response; the responses to one problem follow each other. {}
+    problems, scores: one per response; the responses to one problem follow each other. {}
     with one response to each.
     """
     if num_samples == 1:

@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 from runtime.curves import COLOURS, MOST_PANELS, STYLES, TITLES, WIDTH, new_figure, points, save
 
-MOST_LINES = 5  # in a panel; more can't be told apart
+MOST_LINES = 5  # in a panel; more look alike
 CHARACTERS_PER_INCH = 10  # of a legend, about
 ACCURACY = "eval/accuracy"
 GREY = "0.45"  # of what a line is compared with
@@ -47,7 +47,7 @@ def rows_of(groups):
 def draw(groups, paths, panels=PANELS):
     """A panel for each of the metrics that some run has, at most six; gives the figure.
 
-    groups: {label: [rows of a run, ...]}. More than five can't be told apart: draw_crowd shows them.
+    groups: {label: [rows of a run, ...]}. draw_crowd shows more than five.
     paths: files to write, by their suffixes.
     """
     panels = [key for key in panels if points(rows_of(groups), key)[0]][:MOST_PANELS]

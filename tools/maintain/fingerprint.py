@@ -121,7 +121,7 @@ def base():
     """The revision since which digits count: the last that changed MOVED, or the last release's tag if it is newer.
 
     Before either, the parent commit; "" if nothing has changed since that numbers depend on, or if MOVED has a line
-    that is not committed. ValueError if that can't be told: without git, or in a clone without history.
+    that is not committed. ValueError if git can't say: without git, or in a clone without history.
     """
     if git("rev-parse", "--is-shallow-repository") == "true":
         raise ValueError("this clone has no history: git fetch --unshallow")
