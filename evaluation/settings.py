@@ -106,7 +106,7 @@ def settle(args):
     or does not go with another one.
     """
     if not args.models:
-        raise ValueError("no model is given")
+        raise ValueError("no model is given: python evaluate.py models/kk_tiny, or the folder of a run")
     models = [model for model in dict.fromkeys(args.models) if model != args.versus]
     if args.versus:
         models.append(args.versus)
