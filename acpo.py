@@ -39,7 +39,7 @@ why:
   50.
 - Evaluation is greedy. The paper's tables have a run's best evaluation, a mean over 4 responses to
   a problem, or 8 (`python evaluate.py --protocol acpo`, at the end of a run).
-- Everything in which grpo.py deviates, except for its divisor.
+- All deviations of grpo.py, except for its divisor.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 acpo.py …` for four): off policy, then near
 on-policy
@@ -72,7 +72,7 @@ class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
     except for the deviations that the docstring at the top names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json overrides some of them.
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
     RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
     """
 
@@ -421,7 +421,7 @@ def policy_loss(logp, batch, args):
     high = 1 + batch["clip_range"]
     if args.clip_base_high is not None:
         high = high - args.clip_base + args.clip_base_high
-    # The clamp changes only absurd ratios, whose exp would overflow.
+    # The clamp changes only ratios beyond e^20, so that their exp does not overflow.
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
     # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
@@ -517,7 +517,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns the accuracy of each category of problems and the mean over categories. With several
     responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's part; no problem is in two
+    mine = own_part(problems)  # this process's part; every problem is in exactly one
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response

@@ -31,7 +31,7 @@ Where this file deviates from the paper's release (wizard-III/ArcherCodeR), and 
 - Its settings differ from grpo.py's: G 16, temperature 1, weight decay 0.1, 10 warm-up steps;
   groups whose responses are all right or all wrong are dropped. --responses_per_prompt 16
   --temperature 1 --weight_decay 0.1 are flags here; the warm-up and the dropping are not there.
-- Everything else in which grpo.py deviates.
+- All other deviations of grpo.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 archer.py` for four):
     python archer.py
@@ -62,7 +62,7 @@ class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
     except for the deviations that the docstring at the top names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json overrides some of them.
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
     RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
     """
 
@@ -387,7 +387,7 @@ def policy_loss(logp, batch, divisor, args):
     high = high.masked_fill(reasoning, 1 + args.reasoning_clip)
     kl_coef = torch.full_like(logp, args.kl_coef)
     kl_coef = kl_coef.masked_fill(reasoning, args.kl_coef * args.reasoning_kl)
-    # The clamp changes only absurd ratios, whose exp would overflow.
+    # The clamp changes only ratios beyond e^20, so that their exp does not overflow.
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
     # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
@@ -476,7 +476,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns the accuracy of each category of problems and the mean over categories. With several
     responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's part; no problem is in two
+    mine = own_part(problems)  # this process's part; every problem is in exactly one
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response

@@ -36,7 +36,7 @@ Where this file deviates from the paper and its release (sail-sg/Stable-RL; also
   updates a step. ρ is at most 20, as in verl if clip_ratio_c is not set; verl sets it to 3, that
   example to 10,000, and Stable-RL has 10.
 - A and the divisor are grpo.py's. verl's example has dr_grpo.py's.
-- Everything in which grpo.py deviates, except that there is no dual clip to leave out.
+- All deviations of grpo.py, except that there is no dual clip to leave out.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dppo.py …` for four): off policy, where trust
 regions matter, then near on-policy
@@ -69,7 +69,7 @@ class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
     except for the deviations that the docstring at the top names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json overrides some of them.
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
     RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
     """
 
@@ -484,7 +484,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns the accuracy of each category of problems and the mean over categories. With several
     responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's part; no problem is in two
+    mine = own_part(problems)  # this process's part; every problem is in exactly one
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response

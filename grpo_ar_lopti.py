@@ -2,26 +2,24 @@
 
 From *Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs* (arXiv 2505.12929, "the
 paper"). A token's gradient grows with 1 − π (Proposition 4.2), so a few low-probability tokens
-drown the many probable ones. The paper has two remedies, both for the objective J of grpo.py (eq.
-1):
+drown the many probable ones. The paper has two remedies for the objective J of grpo.py (eq. 1):
 
     AR (eq. 4)           A ← (α·π_old + 1 − α)·A     low-probability tokens weigh less, for any A
     Lopti (Algorithm 1)  first all the step's updates on the tokens with π_old ≤ η, then all of them
                          again on the other tokens: with 2 updates a step, low, low, high, high
 
-AR comes after the normalisation in the group. In a stage of Lopti the other tokens' advantage and
-KL term are zero. Both stages divide by all response tokens, so at fixed weights their losses add up
-to that of grpo.py. Both compare with the same π_old, and AdamW's state runs through.
+AR acts after the normalisation in the group. In a stage of Lopti, the advantage and the KL term of
+the other tokens are zero. Both stages divide by all response tokens, so at fixed weights their
+losses add up to grpo.py's loss. Both use the same π_old, and AdamW's state is kept between them.
 
 What differs from grpo.py: --alpha, --eta, --lopti_stages; ar_weight and its line in main; in_stage
 and the stages in update. `--alpha 0 --eta 0` is grpo.py to the last bit. On mathematics use one of
 the two, not both (Appendix C.3): the default there is AR with α 0.1; Lopti alone is `--alpha 0
---eta 0.5`. Of the ablations, `--lopti_stages high,low` is fig. 6b, and `low` or `high` alone fig.
-6a.
+--eta 0.5`. Ablations: `--lopti_stages high,low` is fig. 6b; `low` or `high` alone is fig. 6a.
 
 Where this file deviates from the paper and its release (zhyang2226/AR-Lopti), and why:
-- Probabilities: eq. 4 and Algorithm 1 take π of the policy that sampled, π_old here: recorded once
-  before a step's updates, so weights and stages stay the same for all of them. So does the release.
+- Probabilities: eq. 4 and Algorithm 1 take π of the policy that sampled. Here it is π_old, recorded
+  once before a step's updates, as in the release. So all updates have the same weights and stages.
 - α and η: the paper's 0.3 and 0.5 are the defaults. The release's scripts have them for both
   remedies together, but α 0.2 for AR alone and η 0.4 for Lopti alone.
 - A token with π_old = η is low, as in Algorithm 1. The release has < there.
@@ -30,7 +28,7 @@ Where this file deviates from the paper and its release (zhyang2226/AR-Lopti), a
 - A stage in which a mini-batch has no token makes no optimizer step. Taken literally, Algorithm 1
   makes one without a policy gradient, in which AdamW's momentum and weight decay still move the
   weights; `--eta 0` would not be GRPO then.
-- Everything in which grpo.py deviates.
+- All deviations of grpo.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_ar_lopti.py …` for four):
     python grpo_ar_lopti.py --alpha 0.3 --eta 0.5
@@ -61,7 +59,7 @@ class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
     except for the deviations that the docstring at the top names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json overrides some of them.
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
     RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
     """
 
@@ -387,7 +385,7 @@ def policy_loss(logp, batch, divisor, args):
     mask = batch["mask"]
     low = 1 - args.clip_low
     high = 1 + args.clip_high
-    # The clamp changes only absurd ratios, whose exp would overflow.
+    # The clamp changes only ratios beyond e^20, so that their exp does not overflow.
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
     # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
@@ -491,7 +489,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns the accuracy of each category of problems and the mean over categories. With several
     responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's part; no problem is in two
+    mine = own_part(problems)  # this process's part; every problem is in exactly one
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response

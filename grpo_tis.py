@@ -1,11 +1,10 @@
-"""GRPO with truncated importance sampling (TIS): correct for what sampler and trainer differ by.
+"""GRPO with truncated importance sampling (TIS): correct the mismatch of sampler and trainer.
 
-vLLM samples, the trainer trains, and they compute the probabilities of the same weights
-differently: other kernels, other orders of summation, often another type of compute. So the
-responses come from a policy that is not quite the trainer's, and the gradient is biased. The remedy
-is importance sampling: weigh each token by how much more probable the trainer holds it than the
-sampler did, but not without bounds. From *Your Efficient RL Framework Secretly Brings You
-Off-Policy RL Training* (Yao et al. 2025). Maximise
+vLLM samples and PyTorch trains. For the same weights they compute slightly different probabilities:
+other kernels, another order of summation, often another dtype. So the responses come from a policy
+that is not quite the trainer's, and the gradient is biased. The remedy is importance sampling:
+weight each token by the trainer's probability over the sampler's, within a bound. From *Your
+Efficient RL Framework Secretly Brings You Off-Policy RL Training* (Yao et al. 2025). Maximise
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { w · min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
@@ -23,11 +22,11 @@ for all tokens of a response o_i if
 
     A_i < 0  and  1/|o_i| · Σ_t log(π_sampler(o_it) / π(o_it)) > δ          δ: --mask_delta
 
-That is a bad response which the policy by now holds much less probable than the sampler did, for
-two reasons: they compute differently, and updates have moved π since. It would hardly be written
-any more, so there is little to learn from it. Logarithms of both signs add up: tokens that became
-more probable make up for others. A good response is never left out. The divisor still counts the
-tokens left out, and their KL term stays.
+This is a bad response to which the policy now gives a much lower probability than the sampler did,
+for two reasons: the two compute differently, and updates have moved π. The policy would hardly
+sample it any more, so there is little to learn from it. The sum is signed: tokens that became more
+probable make up for others. Good responses are never left out. The divisor still counts the tokens
+left out, and their KL term stays.
 
 What differs from grpo.py: --correction, --correction_max and --correction_min; sampler_correction,
 which policy_loss multiplies in; --mask and --mask_delta; left_out; three metrics. correction_mean
@@ -45,7 +44,7 @@ Where this file deviates from its sources, and why:
 - DeepSeek-V3.2 does not give δ. 0.5 is what TRL suggests. slime and miles have 1e-4, with the
   trainer's π_old, recomputed after sampling, in place of π_sampler. The paper's mask comes without
   w; here both act.
-- Everything in which grpo.py deviates.
+- All deviations of grpo.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_tis.py` for four):
     python grpo_tis.py
@@ -76,7 +75,7 @@ class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
     except for the deviations that the docstring at the top names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json overrides some of them.
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
     RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
     """
 
@@ -422,7 +421,7 @@ def policy_loss(logp, batch, divisor, args):
     mask = batch["mask"]
     low = 1 - args.clip_low
     high = 1 + args.clip_high
-    # The clamp changes only absurd ratios, whose exp would overflow.
+    # The clamp changes only ratios beyond e^20, so that their exp does not overflow.
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
     # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
@@ -515,7 +514,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns the accuracy of each category of problems and the mean over categories. With several
     responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's part; no problem is in two
+    mine = own_part(problems)  # this process's part; every problem is in exactly one
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response

@@ -26,7 +26,7 @@ Where this file deviates from the paper, and why:
   sizes than an update's, log s is up to 4e-4 although no weight has moved (12 responses of 150
   tokens, kk_tiny). So the clip can cut off a response in a step's first update already.
 - The clamp to ±20 is on log s, the mean, so it changes no s that could occur.
-- Everything in which grpo.py deviates, except for its divisor.
+- All deviations of grpo.py, except for its divisor.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 gspo.py` for four):
     python gspo.py
@@ -57,7 +57,7 @@ class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
     except for the deviations that the docstring at the top names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json overrides some of them.
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
     RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
     """
 
@@ -450,7 +450,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns the accuracy of each category of problems and the mean over categories. With several
     responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's part; no problem is in two
+    mine = own_part(problems)  # this process's part; every problem is in exactly one
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response

@@ -37,7 +37,7 @@ Where this file deviates from the paper's release (tajwarfahim/maxrl, a fork of 
 - The release has PPO's ratio and clip, which do nothing in its one update a step: the ratio is 1.
 - Settings. On GSM8K the release trains SmolLM2-360M-Instruct with 256 prompts × 128 responses, lr
   1e-5, temperature 1 and no KL term. Here the settings are as in all scripts, with a smaller G.
-- Everything in which reinforce.py deviates, except for the baseline.
+- All deviations of reinforce.py, except for the baseline.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 maxrl.py` for four):
     python maxrl.py
@@ -67,7 +67,7 @@ class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
     except for the deviations that the docstring at the top names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json overrides some of them.
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
     RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
     """
 
@@ -427,7 +427,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns the accuracy of each category of problems and the mean over categories. With several
     responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's part; no problem is in two
+    mine = own_part(problems)  # this process's part; every problem is in exactly one
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response

@@ -48,7 +48,7 @@ Where others do it differently:
   below −0.2.
 - verl's default is another loss: k3 of the sampled token, with its own gradient, beside the task's
   loss. Its examples with FSDP have the A of this file.
-- Everything in which reinforce.py deviates from the textbook, except for its mean.
+- All deviations of reinforce.py from the textbook, except for its mean.
 
 Command (two 80 GB GPUs, for this teacher; on a CPU `python opd.py …`):
     torchrun --nproc-per-node 2 opd.py --teacher models/Qwen2.5-7B-Instruct
@@ -78,7 +78,7 @@ class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
     except for the deviations that the docstring at the top names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json overrides some of them.
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
     RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
     """
 
@@ -430,7 +430,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns the accuracy of each category of problems and the mean over categories. With several
     responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's part; no problem is in two
+    mine = own_part(problems)  # this process's part; every problem is in exactly one
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response

@@ -1,9 +1,8 @@
-"""REINFORCE: make likely what was rewarded. The first script to read.
+"""REINFORCE: raise the probability of responses that were rewarded. The first script to read.
 
 From *Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning*
-(Williams 1992); Sutton & Barto, *Reinforcement Learning* (2018), Section 13.4, has it with a
-baseline, as here. Five functions hold all of it. The file has them from the bottom up, so begin at
-its end:
+(Williams 1992), with the baseline of Sutton & Barto, *Reinforcement Learning* (2018), Section 13.4.
+Five functions are the whole algorithm. Read them from the end of the file upwards:
 
     main                 a step: sample, score, advantages, update, new weights for the sampler
     update               a step's responses go through update_once: gradient, one step of AdamW
@@ -12,56 +11,56 @@ its end:
     Policy.forward       the log-probability of each token of a response
 
 The policy is a language model. It writes responses o_i to prompts, and a rule gives each response a
-reward r_i. In the textbook's words: a state is the text so far, an action is the next token o_it,
-and the only reward comes at the end. Over all responses of a step and all their tokens, maximise
+reward r_i. In the textbook's terms, the state is the text so far, the action is the next token
+o_it, and the only reward comes at the end. Objective: maximise, over all responses of a step and
+all their tokens,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t A_i · log π(o_it)
 
-    A_i = r_i − mean        the reward less the mean reward of the step: the baseline
+    A_i = r_i − mean        advantage: the reward minus the step's mean reward, the baseline
 
-|o_i| is the number of tokens of o_i, and π(o_it) the probability of a token after the prompt and
-the tokens before it. The gradient of log π(o_it) is the direction in which the weights must go to
-make the token o_it more probable. REINFORCE goes that way if the response was better than the
-average one, and the other way if it was worse, in proportion to how much. All tokens of a response
-get the same A, since nobody says which of them made it good. That works on average: a token that
-makes no difference occurs in good and in bad responses, and its pushes cancel.
+|o_i| is the number of tokens of o_i. π(o_it) is the probability of a token, given the prompt and
+the tokens before it. The gradient of log π(o_it) is the direction that makes the token o_it more
+probable. REINFORCE moves the weights in this direction if the response was better than average, and
+in the opposite direction if it was worse, in proportion to A_i. All tokens of a response share one
+A_i, because the reward does not say which token made the response good. This works on average: a
+token that makes no difference occurs in good and in bad responses, and its updates cancel.
 
-Why this is right. The expected reward is Σ_o π(o)·r(o), over all possible responses o. Because
-∇π = π·∇log π, its gradient is Σ_o π(o)·[r(o)·∇log π(o)]: the mean of the bracket over responses
-drawn from π. We draw some and average: that is ∇J, except for the divisor. Only J's gradient
-matters, not its value.
-log π(o) is the sum of log π(o_t) over the tokens. A baseline b that does not depend on o adds
-−b·Σ_o π(o)·∇log π(o) = −b·∇Σ_o π(o) = −b·∇1 = 0, and makes the average less noisy. The responses
-must be drawn from the very π whose gradient is taken. So there is one update a step (a mini-batch
-is the whole step here), and then new responses.
+Why the gradient is right. The expected reward is Σ_o π(o)·r(o), a sum over all possible responses.
+Because ∇π = π·∇log π, its gradient is Σ_o π(o)·[r(o)·∇log π(o)], the mean of the bracket over
+responses sampled from π. The average over a step's responses estimates this mean. It is ∇J, except
+for the divisor. Only the gradient of J matters, not its value. log π(o) is the sum of log π(o_t)
+over the tokens. A baseline b that does not depend on o makes the average less noisy and adds
+−b·Σ_o π(o)·∇log π(o) = −b·∇Σ_o π(o) = −b·∇1 = 0. The responses must be sampled from the same π
+whose gradient is taken. So each step makes one update, on one mini-batch, and then samples again.
 
 The weights exist twice: in PyTorch, which computes gradients, and in vLLM, which generates text
-many times faster. After each update they are copied to vLLM; otherwise an old policy would write
-the next responses. vLLM rounds differently; the metric sampler_gap says how much. With several GPUs
-there is a process for each: it samples its part of the prompts and holds its part of the weights,
-and the gradients are summed.
+many times faster. After each update they are copied to vLLM, so that the current policy writes the
+next responses. vLLM rounds differently; the metric sampler_gap logs the difference. With several
+GPUs, each process samples its part of the prompts and holds its part of the weights, and the
+gradients are summed.
 
-What the next scripts add to this one, and why (docs/algorithms/ladder.md shows it step by step):
-- rloo.py and grpo.py compare a response with others to the same prompt: prompts differ in
-  difficulty. Here each prompt gets several responses, too, but they are not compared.
+What the next scripts add, and why (docs/algorithms/ladder.md shows it step by step):
+- rloo.py and grpo.py compare a response with other responses to the same prompt, because prompts
+  differ in difficulty. This file samples several responses per prompt, but does not compare them.
 - grpo.py's ratio ρ and its clip allow several updates a step, each with a part of its responses.
-- grpo.py's KL term keeps the policy near the model that it began with.
+- grpo.py's KL term keeps the policy near the model that training started from.
 - ppo.py learns a value for each position, so that tokens of a response get different advantages.
 
 What differs from grpo.py: no ratio, no clip, no KL term and no reference model; compute_advantages;
 one update a step, whose passes also give the log-probabilities and entropies that metrics need.
 
 Where this file deviates from the textbook, and why:
-- J is divided by the number of tokens, where the textbook has the number of responses. In a batch
-  the gradient has the same direction, and its size does not grow with the responses' length. In the
-  mean over batches, rewards above 0 would push towards short responses, but for the baseline
-  (lesson 0 of course/, 0.3).
-- The mean contains r_i itself. With n responses A_i is (1 − 1/n)·(r_i − the mean of the others),
-  and that mean does not depend on o_i. So the gradient is a little shorter, in the same direction.
+- J is divided by the number of tokens. The textbook divides by the number of responses. Within a
+  batch both gradients have the same direction, and this one does not grow with the responses'
+  length. Without a baseline, rewards above 0 would push towards short responses in the mean over
+  batches (lesson 0 of course/, 0.3).
+- The mean contains r_i itself. With n responses, A_i is (1 − 1/n)·(r_i − the mean of the others),
+  and this mean does not depend on o_i. So the gradient is a little shorter, in the same direction.
   rloo.py leaves r_i out.
 - AdamW makes the step, with a gradient scaled down to the norm max_grad_norm if it is larger.
-- With `--updates_per_step 2` the second update has responses that the policy before the first one
-  wrote. Nothing here corrects for that.
+- With `--updates_per_step 2`, the second update uses responses that were sampled before the first
+  update. Nothing here corrects for that.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 reinforce.py` for four):
     python reinforce.py
@@ -91,7 +90,7 @@ class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
     except for the deviations that the docstring at the top names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json overrides some of them.
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
     RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
     """
 
@@ -450,7 +449,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns the accuracy of each category of problems and the mean over categories. With several
     responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's part; no problem is in two
+    mine = own_part(problems)  # this process's part; every problem is in exactly one
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response

@@ -14,8 +14,8 @@ default of α is different: 0.1, the paper's value here. `--alpha 0 --eta 0` is 
 the last bit.
 
 Where this file deviates, and why:
-- Everything in which reinforce_pp.py deviates: k1 as a logarithm, of π_old; no KL term in the loss.
-- Everything in which grpo_ar_lopti.py deviates: π_old ≤ η; no optimizer step without a token. On
+- All deviations of reinforce_pp.py: k1 as a logarithm, of π_old; no KL term in the loss.
+- All deviations of grpo_ar_lopti.py: π_old ≤ η; no optimizer step without a token. On
   mathematics it has one of the two remedies, which the paper says for GRPO only (Appendix C.3).
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 reinforce_pp_ar_lopti.py …` for four):
@@ -47,7 +47,7 @@ class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
     except for the deviations that the docstring at the top names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json overrides some of them.
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
     RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
     """
 
@@ -383,7 +383,7 @@ def policy_loss(logp, batch, divisor, args):
     mask = batch["mask"]
     low = 1 - args.clip_low
     high = 1 + args.clip_high
-    # The clamp changes only absurd ratios, whose exp would overflow.
+    # The clamp changes only ratios beyond e^20, so that their exp does not overflow.
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
     # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
@@ -487,7 +487,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns the accuracy of each category of problems and the mean over categories. With several
     responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's part; no problem is in two
+    mine = own_part(problems)  # this process's part; every problem is in exactly one
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response

@@ -34,7 +34,7 @@ Where this file deviates from the paper, and why:
   direction, scaled by a number that is the same for all responses.
 - A group of one response has no others: A is 0.
 - TRL's RLOOTrainer is something else: PPO's ratio, of whole responses, with a clip of 0.2.
-- Everything in which reinforce.py deviates, except that the baseline leaves out the response.
+- All deviations of reinforce.py, except that the baseline leaves out the response.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 rloo.py` for four):
     python rloo.py
@@ -65,7 +65,7 @@ class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
     except for the deviations that the docstring at the top names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json overrides some of them.
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
     RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
     """
 
@@ -422,7 +422,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns the accuracy of each category of problems and the mean over categories. With several
     responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's part; no problem is in two
+    mine = own_part(problems)  # this process's part; every problem is in exactly one
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response

@@ -22,7 +22,7 @@ Where this file deviates from the paper, and why:
 - `--kl_coef` above 0 adds a KL term, averaged like the rest; by default there is none, as there.
 - The clamp of log(π/π_old) to ±20 is grpo.py's. Beyond it the gradient is 0 to rounding in any
   case: above because f' is, below because ρ is.
-- Everything in which grpo.py deviates, except for its divisor and its clip range.
+- All deviations of grpo.py, except for its divisor and its clip range.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 sapo.py` for four):
     python sapo.py
@@ -53,7 +53,7 @@ class Args(settings.RunArgs):
     """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
     except for the deviations that the docstring at the top names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json overrides some of them.
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
     RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
     """
 
@@ -358,7 +358,7 @@ def policy_loss(logp, batch, divisor, args):
     advantages = batch["advantages"]
     mask = batch["mask"]
     length = mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1], |o_i|
-    # The clamp changes only absurd ratios, whose exp would overflow.
+    # The clamp changes only ratios beyond e^20, so that their exp does not overflow.
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     tau = torch.full_like(advantages, args.tau_negative)  # [N, T]
     tau = tau.masked_fill(advantages > 0, args.tau_positive)
@@ -444,7 +444,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns the accuracy of each category of problems and the mean over categories. With several
     responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's part; no problem is in two
+    mine = own_part(problems)  # this process's part; every problem is in exactly one
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response

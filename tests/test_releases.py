@@ -2,7 +2,7 @@
 
 AR-Lopti: zhyang2226/AR-Lopti, cbeb333. ACPO: Control-derek/ACPO, cfcd73d. Archer: wizard-III/ArcherCodeR, 8a1785b.
 80/20: Shenzhi-Wang/Beyond-the-80-20-Rule-RLVR, 6f5dda6f. verl: volcengine/verl, b178a3cd5. DPPO: verl-project/verl,
-8f11888a. Dr. GRPO: sail-sg/understand-r1-zero, 14046dca. Where a script deviates on purpose, its docstring says so.
+8f11888a. Dr. GRPO: sail-sg/understand-r1-zero, 14046dca. Where a script deviates on purpose, it or its page says so.
 """
 
 import importlib
