@@ -334,7 +334,7 @@ def page(folders=Folders()):
             if (other := judged(claim, first_rule, levels)[0]) != word:
                 changed.append(f"{link(paper, claim)} ({other})")
     words = Counter(word for of_paper in rows.values() for _, word, _ in of_paper)
-    lines = ["# Claims", "", *wrapped(CLAIMS["intro"]), "", *wrapped(CLAIMS["rules"] + ", ".join(changed) + "."), ""]
+    lines = ["# Claims", "", *wrapped(CLAIMS["intro"]), ""]
     lines += ["| verdict | rows | what it means |", "|---|---|---|"]
     lines += [row(word, str(words[word]), CLAIMS["meaning"][word]) for word in WORDS[::-1]]
     lines += ["", "## In short", ""]
@@ -344,6 +344,8 @@ def page(folders=Folders()):
             items = [link(paper, claim) for claim, one, _ in rows[paper["name"]] if one == word]
             texts += [f"{paper['name']}: {'; '.join(items)}"] * bool(items)
         lines += wrapped(f"- **{word}**: {'. '.join(texts)}.", subsequent_indent="  ")
+    rules = wrapped(CLAIMS["rules"] + ", ".join(changed) + ".")
+    lines += ["", "<details><summary>How a verdict is reached</summary>", "", *rules, "", "</details>"]
     for paper in CLAIMS["papers"]:
         title = f"{paper['title']} Intervals of {1 - of_papers[paper['name']]:.2%}."
         lines += ["", f"## {paper['name']}", "", *wrapped(title), ""]
