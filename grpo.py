@@ -35,8 +35,8 @@ bfloat16 is slow, and --dtype float16 on GPUs without bfloat16.
 Settings: J (except for its divisor) and the defaults are the GRPO baseline of *Do Not Let
 Low-Probability Tokens Over-Dominate in RL for LLMs* (arXiv 2505.12929, "AR-Lopti"), eq. 1 and
 Appendix B. grpo_ar_lopti.py has that paper's own method. DeepSeekMath has a single ε (ε_high >
-ε_low is DAPO's clip-higher) and averages within each response first: tokens of long ones count
-less.
+ε_low is DAPO's clip-higher) and averages within each response first, so tokens of longer responses
+count less.
 
 Deviations from AR-Lopti and its release: the divisor of J, mini-batches of whole groups, clamped
 log-ratios, no dual clip, greedy evaluation. docs/algorithms/grpo.md gives details and reasons.
@@ -76,7 +76,7 @@ class Args(settings.RunArgs):
 
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
-    clip_high: NonNegativeFloat = 0.24  # ε_high: it ends at 1 + ε_high
+    clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 

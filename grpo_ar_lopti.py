@@ -68,7 +68,7 @@ class Args(settings.RunArgs):
     eta: Fraction = 0.5  # η, the largest probability that counts as low; 0: one stage, all tokens
     lopti_stages: Literal["low,high", "high,low", "low", "high"] = "low,high"  # Lopti's, in order
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
-    clip_high: NonNegativeFloat = 0.24  # ε_high: it ends at 1 + ε_high
+    clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 

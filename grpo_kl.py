@@ -54,7 +54,7 @@ class Args(settings.RunArgs):
 
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
-    clip_high: NonNegativeFloat = 0.24  # ε_high: it ends at 1 + ε_high
+    clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
     kl_coef: PositiveFloat = 0.001  # β, weight of the KL term
     kl: Literal["k1", "k2", "k3", "k3_ratio"] = "k3_ratio"  # estimate of the KL term: see kl_term
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy

@@ -81,7 +81,7 @@ class Args(settings.RunArgs):
 
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
-    clip_high: NonNegativeFloat = 0.24  # ε_high: it ends at 1 + ε_high
+    clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
     correction: Literal["tis", "icepop"] = "tis"  # for the sampler: bound the weight, or leave out
     correction_max: PositiveFloat = 2.0  # C, the largest weight
     correction_min: NonNegativeFloat = 0.5  # C_min, the least weight; of icepop alone

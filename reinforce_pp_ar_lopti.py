@@ -56,7 +56,7 @@ class Args(settings.RunArgs):
     eta: Fraction = 0.5  # η, the largest probability that counts as low; 0: one stage, all tokens
     lopti_stages: Literal["low,high", "high,low", "low", "high"] = "low,high"  # Lopti's, in order
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
-    clip_high: NonNegativeFloat = 0.24  # ε_high: it ends at 1 + ε_high
+    clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
     kl_coef: NonNegativeFloat = 0.001  # β, of the KL penalty; 0: no reference model is loaded
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
