@@ -356,7 +356,7 @@ def table(runs, commands, common):
 
 def numbers_of_people(everything):
     """The metrics that have the accuracy on puzzles of each number of people; other tasks have none."""
-    puzzles = [run for run in everything if run["settings"].get("task", "kk") == "kk"]
+    puzzles = [run for run in everything if run.get("settings", {}).get("task", "kk") == "kk"]
     return sorted({key for run in puzzles for row in run["rows"] for key in row if key.startswith(PEOPLE)})
 
 
