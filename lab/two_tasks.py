@@ -118,9 +118,8 @@ def main():
             common.load_batches(policy, of_task, args.batches, need_gradient=with_rewards)
     found = {}
     for task, several in batches.items():
-        found[task] = [
-            measure(policy, sampled, args, with_rewards) for sampled in tqdm(several, desc=task, disable=None)
-        ]
+        bar = tqdm(several, desc=task, disable=None)
+        found[task] = [measure(policy, sampled, args, with_rewards) for sampled in bar]
     rows = [dict(zip(found, of_both)) for of_both in zip(*found.values())]
     draw(common.over_batches(rows), with_rewards, args)
     result = {"bins": common.BIN_NAMES, "tasks": list(found), "advantages": "GRPO" if with_rewards else "1"}

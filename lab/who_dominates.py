@@ -219,9 +219,8 @@ def main():
     args, policy, _, batches = common.begin(Args, __doc__, QUICK)
     before = common.copy_weights(policy)
     large_lr = args.large_lr or learning_rate(policy, before, batches[0], args)
-    found = [
-        measure(policy, before, sampled, args, large_lr) for sampled in tqdm(batches, desc="batches", disable=None)
-    ]
+    bar = tqdm(batches, desc="batches", disable=None)
+    found = [measure(policy, before, sampled, args, large_lr) for sampled in bar]
     rows, of_tokens = zip(*found)
     pooled = {name: torch.cat([values[name] for values in of_tokens]) for name in of_tokens[0]}
     bins = pooled.pop("bins")

@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import grpo
 from grpo import Args
 from runtime import (
+    before_after,
     checkpoints,
     checks,
     clock,
@@ -471,6 +472,26 @@ def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.parametrize(
+    ("rank", "on_terminal", "variable", "shown"),
+    [(0, True, "", True), (1, True, "", False), (0, False, "", False), (0, True, "1", False)],
+)
+def test_bars_are_shown_by_process_0_on_a_terminal_alone(rank, on_terminal, variable, shown, monkeypatch):
+    monkeypatch.setattr(terminal, "RANK", rank)
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: on_terminal))
+    monkeypatch.setenv("TQDM_DISABLE", variable)
+    assert terminal.shows_bars() is shown
+
+
+def test_both_directions_of_change_are_counted():
+    rows = [
+        {"id": i, "step": s, "correct": c, "prompt": "", "response": "", "reward": 0}
+        for s, of in ((0, "011"), (5, "101"))
+        for i, c in enumerate(map(int, of))
+    ]
+    assert before_after.view(rows)[0].startswith("1 of 3 kept test problems went from wrong to right, 1 from right to")
+
+
 def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     run_dir = tmp_path / "[/b]run"
     run_dir.mkdir(parents=True)
@@ -496,6 +517,7 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     (checkpoint / "trainer_state.json").write_text("{}")
     book.close(3)
     text = capsys.readouterr().out
+    assert len(terminal.heading_line(STEP)) <= 80
     assert text.count(terminal.heading_line(STEP)) == text.count("warning: sampler_gap is 0.200 nats") == 1
     assert f"stopped by SIGTERM after step 3: {run_dir}" in text and f"--resume {run_dir}" in text
     assert json.loads((run_dir / "args.json").read_text())["lr"] == 1e-6
