@@ -6,6 +6,7 @@ RUN/checkpoints/step_000020 is a Hugging Face folder: any program that reads mod
 the model it holds
 
 adapter/            with LoRA the adapter alone, as peft writes it
+versions/           of a run with --lag: the older weights that its sampler still needs
 trainer/            the state of training, as torch.distributed.checkpoint (DCP) writes it
 trainer_state.json  the place in the run
 checksums.json      the SHA-256 of every other file
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
@@ -32,18 +33,21 @@ from runtime import files, float16, lora, processes
 from runtime.folders import POSITION, all_of, complete, run_of, step_of, to_resume
 
 CHECKSUMS = "checksums.json"
+VERSIONS = "versions"
 INDEX = "trainer/.metadata"  # DCP's list of tensors, and where each of them is
 
 
 # ------------------------------------------------------------------------------------------- saving
 
 
-def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
+def save(policy, optimizer, tokenizer, step, num_used, args, critic=None, versions=()):
     """Writes checkpoints/step_STEP and deletes all but the newest args.keep_checkpoints.
 
     The model is written in args.dtype, with LoRA's adapters added; the state of training in
-    float32. step: steps done; num_used: training problems used; critic: as in trainer_state. All
-    processes must call it. If the disk is full, the last checkpoint stays as it was.
+    float32. step: steps done; num_used: training problems used; critic: as in trainer_state;
+    versions: {name: tensor} of older weights, oldest first, and of the policy's own, which are not
+    written again. All processes must call it. If the disk is full, the last checkpoint stays as it
+    was.
     """
     path = Path(args.run_dir, "checkpoints", f"step_{step:06d}")
     unfinished = path.with_suffix(".tmp")
@@ -69,6 +73,9 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
         if adapter:
             policy.lm.peft_config[lora.ADAPTER].save_pretrained(unfinished / "adapter")
             save_file(adapter, unfinished / "adapter" / "adapter_model.safetensors")
+        for i, older in enumerate(list(versions)[:-1]):
+            (unfinished / VERSIONS).mkdir(exist_ok=True)
+            save_file(older, unfinished / VERSIONS / f"{i:03d}.safetensors")
         position = {"step": step, "n_used": num_used}
         (unfinished / POSITION).write_text(json.dumps(position))
         names = files_in(unfinished)
@@ -91,7 +98,7 @@ def export(run_dir, folder):
     """Copies the model of the newest checkpoint to a folder of its own, if there is one."""
     there = complete(run_dir)
     if there and processes.RANK == 0:
-        not_the_model = shutil.ignore_patterns("trainer", POSITION, CHECKSUMS)
+        not_the_model = shutil.ignore_patterns("trainer", VERSIONS, POSITION, CHECKSUMS)
         shutil.copytree(there[-1], folder, ignore=not_the_model, dirs_exist_ok=True)
 
 
@@ -225,6 +232,16 @@ def load(policy, optimizer, resume, critic=None):
         delete_newer(path)
     processes.barrier()
     return position
+
+
+def load_versions(resume):
+    """The older weights that save was given, oldest first: a list of {name: tensor}, or [].
+
+    resume: as in load. Call it after load.
+    """
+    if not resume:
+        return []
+    return [load_file(path) for path in sorted((to_resume(resume) / VERSIONS).glob("*"))]
 
 
 def delete_newer(path):

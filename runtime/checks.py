@@ -127,7 +127,7 @@ def check_model(args, head_chunk):
     whose logits exist at one time. ValueError if the model can't be loaded, or does not fit the
     sizes chosen or this machine's memory.
     """
-    from runtime import memory, model_files
+    from runtime import memory, model_files, sampler_process
 
     config, tokenizer = read_config(args.model)
     check_teacher(args, tokenizer.get_vocab())
@@ -142,6 +142,7 @@ def check_model(args, head_chunk):
             f"{args.model} at these sizes needs about {needed:.0f} GiB of memory, and there are "
             f"{available:.0f}: {what_needs_less(args)} need less"
         )
+    sampler_process.check(args, n_params)
     machine = memory.this_machine()
     if machine.on_gpu:
         check_main_memory(args, memory.main_memory(n_params, machine))

@@ -56,6 +56,9 @@ EvaluationTemperature = Annotated[
     zero_or_at_least(0.01),
 ]
 
+# Also called --max_lag.
+Lag = Annotated[PositiveInt, tyro.conf.arg(aliases=["--max_lag"])]
+
 Dtype = Literal["bfloat16", "float16", "float32"]
 
 
@@ -118,6 +121,7 @@ class CommonArgs:
     # What holds in a script that has no such setting. Without a type, so these are not settings.
     responses_per_prompt = 1
     eval_samples = 1
+    lag = 0
     kl_coef = 0.0
     teacher = None
 

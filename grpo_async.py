@@ -1,0 +1,661 @@
+"""GRPO with asynchronous sampling: vLLM samples in a process of its own while the trainer updates.
+
+In grpo.py sampler and trainer take turns, and one of the two always waits. Here the sampler is
+--lag steps ahead, on a GPU of its own or on CPU cores of its own:
+
+    trainer     update 1   | update 2   | update 3   | ...
+    sampler     sample 2   | sample 3   | sample 4   | ...        --lag 1
+    weights of  step 0     | step 1     | step 2     | ...
+
+So its weights are --lag steps old, and the objective is that of grpo_stale.py, which samples the
+same stale responses in turns: an asynchronous run equals that of grpo_stale.py with the same --lag
+to the last bit, if both sides compute with as many threads. What the lag costs, and what
+--correction does about it, is said there.
+
+What differs from grpo_stale.py: serve, the loop of the sampler's process; main asks for responses
+--lag steps before it needs them, and each request comes with the weights that are to sample it;
+--sampler_gpus; the metric time/sampler, the seconds in which the sampler worked for the step.
+time/sample are the seconds that the trainer waited for it. A snapshot's tensors are in memory that
+both processes share, so a request copies no weights; vLLM copies them to its own GPU.
+
+If the sampler dies, the run ends with a checkpoint of the last complete step, and its last line
+says how to go on. If the trainer dies, the sampler ends.
+
+Where this file deviates from its sources, and why:
+- The trainer waits for exactly the responses of its step, so that a run can be repeated. AReaL,
+  prime-rl and others take what is ready, within a limit on its age.
+- A request is sampled to its end with one version of the weights. AReaL and vLLM's own weight
+  transfer also replace weights in the middle of a response.
+- A sampler for each process of the trainer, on the same machine.
+- All deviations of grpo_stale.py.
+
+Command (two 80 GB GPUs; `torchrun --nproc-per-node 4 grpo_async.py` for eight):
+    python grpo_async.py
+"""
+
+import dataclasses
+from typing import Literal
+
+from runtime import flags, papers, settings
+from runtime.settings import (
+    Dtype,
+    EvaluationTemperature,
+    Fraction,
+    GroupSize,
+    Lag,
+    LearningRate,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Temperature,
+)
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(settings.RunArgs):
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
+    except for the deviations that the docstring at the top names.
+
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
+    RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
+    """
+
+    # ---- objective
+    clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
+    clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
+    correction: Literal["none", "ppo", "tis", "icepop"] = "tis"  # for stale responses; see the top
+    correction_max: PositiveFloat = 2.0  # C, the largest weight
+    correction_min: NonNegativeFloat = 0.5  # C_min, the least weight; of icepop alone
+    lag: Lag = 1  # k: the sampler is so many steps ahead, and its weights so many steps old
+    mask: Literal["none", "sequence"] = "none"  # sequence: leave out bad responses that are stale
+    mask_delta: NonNegativeFloat = 0.5  # δ: nats a token that it has become less probable
+    kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
+    updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
+
+    # ---- problems
+    task: str = "kk"  # kk, math, countdown, hitab, gym (see rewards/), or your own Python file
+    chat_template: Literal["auto", "none"] = "auto"  # auto: the model's template; none: plain text
+    max_prompt_tokens: PositiveInt = 1024  # problems with longer prompts are dropped
+
+    # ---- sampling
+    prompts_per_step: PositiveInt = 64  # must be a multiple of updates_per_step × processes
+    responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
+    max_response_tokens: PositiveInt = 4096  # longer responses are truncated
+    temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
+
+    # ---- optimizer
+    lr: LearningRate = 1e-6  # AdamW's learning rate, constant
+    weight_decay: Fraction = 0.01  # AdamW's weight decay
+    max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
+    lora_rank: NonNegativeInt = 0  # rank r of LoRA, e.g. 16, with ten times the lr; 0: all weights
+    lora_alpha: PositiveFloat = 32.0  # α of LoRA, which trains A and B in W + α/r · B·A
+
+    # ---- machine
+    sampler_gpus: str = ""  # the samplers' GPUs, one for each process: "2,3"; empty: the next ones
+
+    # ---- run
+    model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
+    dtype: Dtype = "bfloat16"  # compute dtype; trained weights stay float32
+    steps: PositiveInt | None = None  # number of training steps; None: computed from --epochs
+    epochs: PositiveInt = 5  # passes over the training problems
+    eval_every: PositiveInt = 20  # evaluate at the start, every this many steps, at the end
+    eval_temperature: EvaluationTemperature = 0.0  # sampling temperature of tests; 0: greedy
+    eval_samples: GroupSize = 1  # responses per test problem; more than one also gives pass@k
+    save_every: PositiveInt = 20  # write a checkpoint every this many steps and at the end
+    seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
+
+    def check(self):
+        """ValueError, saying what would be right, if two settings do not fit each other."""
+        if self.correction == "icepop" and self.correction_min > self.correction_max:
+            raise ValueError(
+                f"--correction_min is {self.correction_min}; it must be at most "
+                f"--correction_max, {self.correction_max}"
+            )
+
+
+# The papers' settings for other tasks: runtime/papers.py.
+TASKS = papers.TASKS
+
+# Handle bad flags and --help here, before torch is imported, which takes seconds.
+flags.check(Args, TASKS)
+
+import time
+from collections import deque
+from statistics import fmean
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from rewards import score
+from runtime import (
+    checkpoints,
+    engine,
+    float16,
+    lora,
+    measure,
+    passes,
+    processes,
+    quiet,
+    records,
+    start,
+)
+from runtime.chats import decode
+from runtime.clock import Clock
+from runtime.dealing import next_problems, own_part
+from runtime.passes import micro_batches
+from runtime.placement import place
+from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime.sampler_process import SamplerProcess
+
+# ----------------------------------------------------------------------- policy (log-probabilities)
+
+
+class Policy(nn.Module):
+    """A causal language model that returns the log-probabilities of given tokens."""
+
+    def __init__(self, lm, args):
+        super().__init__()
+        self.lm = lm
+        self.args = args
+
+    def forward(self, ids, mask, temperature, with_entropy=False):
+        """Compute the log-probability and entropy, in nats, of each response token.
+
+        ids [N, T]: prompt and response, padded on the right. Causal attention needs no attention
+        mask here: real tokens do not see the padding after them.
+        mask [N, T]: True on response tokens.
+        Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
+        full vocabulary; without with_entropy it is zero.
+        """
+        dtype = getattr(torch, self.args.dtype)
+        with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
+            hidden = self.hidden_states(ids, mask)  # [N, T, D]
+            # Each position predicts the next token, so take the state one position before each
+            # response token. It always exists, because the prompt comes first.
+            states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
+            targets = ids[mask]  # [num_tokens], in the same order
+            # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
+            # backward pass: the logits of all tokens would be the largest tensor here.
+            logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
+        return to_rows(logp, mask), to_rows(entropy, mask)
+
+    def hidden_states(self, ids, mask):
+        """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
+        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
+        # weights' dtype. autocast rounds only the inputs of matrix products.
+        embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
+        # Length of the prefix that all rows have in common; 0 if sharing it does not pay.
+        length = passes.length_to_share(ids, mask, self.args)
+        if length > 0:  # compute it once; result and gradient are the same
+            return passes.with_shared_prompt(self.lm.model, embedded, length)
+        return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+
+    def head(self, states, targets, temperature, with_entropy):
+        """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
+        logits = self.lm.lm_head(states).float()  # [n, vocabulary]
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ avoids a copy
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # each target's: [n]
+        entropy = torch.zeros_like(logp)
+        if with_entropy:
+            with torch.no_grad():  # a metric only
+                entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
+        return logp, entropy
+
+
+def to_rows(values, mask):
+    """Scatter values [num_tokens] to the response tokens of [N, T]; zero elsewhere."""
+    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
+
+
+def load_policy(args, trained):
+    """Load the model to train, in float32, or the frozen reference model, in --dtype."""
+    dtype = torch.float32 if trained else getattr(torch, args.dtype)
+    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
+    policy = Policy(lm, args)
+    policy.requires_grad_(trained)
+    if trained and args.lora_rank > 0:
+        lora.add_adapters(policy, args)  # trains only these; casts all else to --dtype
+    return place(policy, args)  # to its device; sharded if there are several processes
+
+
+@torch.no_grad()
+def log_probs(policy, batch, args, with_entropy=True):
+    """Compute log-probability and entropy of a batch's response tokens, without gradient.
+
+    Returns two tensors [N, T] on the CPU, zero outside the mask.
+    """
+    all_logp = torch.zeros(batch["ids"].shape)
+    all_entropy = torch.zeros(batch["ids"].shape)
+    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
+    # A micro-batch has as many rows as fit in one forward pass, cut to its longest row, on the
+    # policy's device. Rows come longest first, each once; rows without response tokens are skipped.
+    # The string is the progress bar's title.
+    for rows, micro in micro_batches(inputs, args, "log-probabilities"):
+        logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
+        length = logp.shape[1]
+        # Add, don't assign. With sharded weights all processes must run equally many passes, so one
+        # that is done repeats its last pass with an empty mask, and gets zeros.
+        all_logp[rows, :length] += logp.cpu()
+        all_entropy[rows, :length] += entropy.cpu()
+    return all_logp, all_entropy
+
+
+# ------------------------------------------------------------------------------------------ sampler
+
+
+def load_sampler(args):
+    """Start this process's vLLM engine, before the policy takes memory."""
+    options = engine.options(args)  # sets environment variables, too: call it before the import
+    from vllm import LLM
+
+    with quiet.library_notices():  # hides all of vLLM's output but errors
+        return LLM(
+            model=args.model,
+            dtype=args.dtype,
+            seed=args.seed,
+            logprobs_mode="processed_logprobs",  # at the sampling temperature
+            **options,
+        )
+
+
+def generate(llm, problems, when, args, **sampling_params):
+    """Generate responses to the problems with vLLM, in order, and decode them.
+
+    when: the step, or "test" in an evaluation. A request's seed depends on --seed, when and the
+    problem, but not on the number of processes. vLLM derives one seed per response from it.
+    sampling_params: further arguments for SamplingParams.
+    """
+    from vllm import SamplingParams
+
+    prompts = []
+    params = []
+    for problem in problems:
+        prompts.append({"prompt_token_ids": problem["prompt_ids"]})
+        params.append(
+            SamplingParams(
+                seed=engine.request_seed(args.seed, when, problem["id"]),
+                max_tokens=args.max_response_tokens,
+                stop_token_ids=engine.end_tokens(args.model),  # EOS tokens
+                detokenize=False,  # decode() below does it for all responses at once
+                **sampling_params,
+            )
+        )
+    engine.empty_prefix_cache(llm)  # its keys and values come from older weights
+    outputs = llm.generate(prompts, params, use_tqdm=engine.progress_bar(when))
+    responses = []
+    for output in outputs:  # one per prompt
+        responses += output.outputs
+    # Decode without the EOS token and other tokens that only control the chat.
+    for response, text in zip(responses, decode(llm.get_tokenizer(), responses)):
+        response.text = text
+    return responses
+
+
+def request(sampler, weights, problems, step, args):
+    """Ask the sampler for responses to a step's problems, from these weights (see snapshot).
+
+    problems: one per response, so each problem is repeated G times in a row.
+    """
+    sampling_params = {
+        "n": args.responses_per_prompt,
+        "temperature": args.temperature,
+        "logprobs": 0,  # log-probabilities of the sampled tokens only
+        "flat_logprobs": True,  # fast: response.logprobs.logprobs is a plain list of numbers
+    }
+    # Each problem once. The request goes to serve, which has as many arguments.
+    sampler.request(weights, problems[:: args.responses_per_prompt], step, sampling_params)
+
+
+def serve(args, next_request, answer):
+    """The loop of the sampler's process, from its start to the end of the trainer's process.
+
+    next_request() waits for a request; answer(when, ...) sends the responses to the trainer.
+    """
+    llm = load_sampler(args)
+    while True:
+        weights, problems, when, sampling_params = next_request()
+        started = time.perf_counter()
+        sync_weights(weights, llm)
+        responses = generate(llm, problems, when, args, **sampling_params)
+        answer(when, (responses, time.perf_counter() - started))
+
+
+def to_batch(problems, responses):
+    """Convert prompts and responses to tensors, one row per response.
+
+    ids [N, T]: prompt and response, padded with zeros on the right.
+    mask [N, T]: True on response tokens, the EOS token included.
+    sampler_logp [N, T]: vLLM's own log-probabilities.
+    """
+    prompts = [problem["prompt_ids"] for problem in problems]
+    rows = list(zip(prompts, responses))
+    longest = max(len(prompt) + len(response.token_ids) for prompt, response in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    sampler_logp = torch.zeros(len(rows), longest)
+    for i, (prompt, response) in enumerate(rows):
+        begin = len(prompt)
+        end = begin + len(response.token_ids)
+        ids[i, :begin] = torch.tensor(prompt)
+        ids[i, begin:end] = torch.tensor(response.token_ids)
+        mask[i, begin:end] = True
+        sampler_logp[i, begin:end] = torch.tensor(response.logprobs.logprobs)
+    return {"ids": ids, "mask": mask, "sampler_logp": sampler_logp}
+
+
+def snapshot(policy, args):
+    """Copy the policy's weights to main memory, in --dtype: {name: whole tensor}."""
+    weights = {}
+    # remove_duplicate=False: if embedding and head share a tensor, send it under both names,
+    # because vLLM may hold two copies. full_tensor gathers the shards of all processes, which
+    # must go through the tensors in the same order. With LoRA, each weight includes its
+    # adapter; without LoRA, these are all the weights as they are.
+    for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
+        weights[name] = full_tensor(weight).to("cpu", getattr(torch, args.dtype), copy=True)
+    return weights
+
+
+def sync_weights(weights, llm):
+    """Copy a snapshot's weights to vLLM, one tensor at a time."""
+    engine.load_weights(llm, iter(weights.items()))  # replaces all of them; wakes vLLM up
+
+
+# --------------------------------------------------------------------------------------- advantages
+
+
+def compute_advantages(rewards, batch, args):
+    """Compute the advantage of every response token: the reward, normalised within its group.
+
+    rewards [N]: the G responses to a prompt are consecutive.
+    Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
+    the mean counts as 0 and the standard deviation as 1, as in verl.
+    """
+    groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
+    mean, std = 0.0, 1.0
+    if args.responses_per_prompt > 1:
+        # Subtract the first reward: no advantage changes, but equal rewards give exactly 0.
+        groups = groups - groups[:, :1]
+        mean = groups.mean(1, keepdim=True)  # [prompts, 1]
+        std = groups.std(1, keepdim=True)  # divides by G − 1
+    advantages = (groups - mean) / (std + 1e-6)
+    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+
+
+# --------------------------------------------------------------------------------------------- loss
+
+
+def sampler_correction(batch, args):
+    """w of every response token, and where π_old/π_sampler is out of bounds; both [N, T].
+
+    The batch's old_logp and sampler_logp are [N, T] and carry no gradient.
+    """
+    weight = (batch["old_logp"] - batch["sampler_logp"]).clamp(-20, 20).exp()
+    cut = weight > args.correction_max
+    if args.correction in ("none", "ppo"):
+        return torch.ones_like(weight), cut
+    if args.correction == "tis":
+        return weight.clamp(max=args.correction_max), cut
+    cut = cut | (weight < args.correction_min)
+    return weight.masked_fill(cut, 0), cut
+
+
+def left_out(logp, batch, args):
+    """Which tokens are of a response that --mask sequence leaves out (eq. 9 of V3.2), [N, T].
+
+    logp [N, T]: under the policy that is updated; no gradient is taken through it. The batch's
+    sampler_logp, advantages and mask are [N, T].
+    """
+    mask = batch["mask"]
+    if args.mask == "none":
+        return torch.zeros_like(mask)
+    fallen = (batch["sampler_logp"] - logp.detach()).masked_fill(~mask, 0)  # [N, T], in nats
+    mean_fallen = fallen.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    return mask & (batch["advantages"] < 0) & (mean_fallen > args.mask_delta)
+
+
+def policy_loss(logp, batch, divisor, args):
+    """Compute one micro-batch's part of −J and the number of its clipped tokens.
+
+    logp [N, T] carries the gradient; the batch's old_logp, ref_logp, sampler_logp, advantages and
+    mask are [N, T] too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all
+    processes, so that the losses of its micro-batches add up to −J.
+    """
+    advantages = batch["advantages"]
+    mask = batch["mask"]
+    low = 1 - args.clip_low
+    high = 1 + args.clip_high
+    # The clamp changes only ratios beyond e^20, so that their exp does not overflow.
+    before = batch["sampler_logp"] if args.correction == "ppo" else batch["old_logp"]
+    ratio = (logp - before).clamp(-20, 20).exp()  # ρ
+    surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
+    # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
+    # enough in the direction of A.
+    too_high = (advantages > 0) & (ratio > high)
+    too_low = (advantages < 0) & (ratio < low)
+    clipped = (too_high | too_low) & mask
+    weight, _ = sampler_correction(batch, args)
+    weight = weight.masked_fill(left_out(logp, batch, args), 0)
+    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - weight * surrogate  # [N, T]
+    return loss[mask].sum() / divisor, clipped.sum()
+
+
+def k3(logp, ref_logp):
+    """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
+
+    Its mean is KL(π ‖ π_ref), but its mean gradient belongs to KL(π_ref ‖ π): see grpo_kl.py.
+    """
+    difference = (ref_logp - logp).clamp(-20, 20)
+    return difference.exp() - difference - 1
+
+
+# ------------------------------------------------------------------------------------------- update
+
+
+def minibatches(batch, count):
+    """Yield `count` equal parts of the batch, in order, each of whole groups."""
+    size = len(batch["ids"]) // count
+    for first in range(0, count * size, size):
+        yield {name: value[first : first + size] for name, value in batch.items()}
+
+
+def update(policy, optimizer, batch, step, args):
+    """Make all optimizer updates of a step, one per mini-batch.
+
+    Returns clip_rate and mask_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
+    """
+    num_clipped = 0
+    num_left_out = 0
+    grad_norms = []  # one per update
+    for minibatch in minibatches(batch, args.updates_per_step):
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        clipped, stale, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
+        num_clipped += clipped
+        num_left_out += stale
+        grad_norms.append(grad_norm)
+    return {
+        "clip_rate": measure.token_rate(num_clipped, batch["mask"]),
+        "mask_rate": measure.token_rate(num_left_out, batch["mask"]),
+        **measure.of_updates(grad_norms, args),  # grad_norm, optimizer_steps, overflows (float16)
+    }
+
+
+def update_once(policy, optimizer, minibatch, divisor, step, args):
+    """One optimizer update. Returns the numbers of tokens clipped and left out, the gradient norm.
+
+    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    """
+    scaler = float16.scaler(optimizer, args)  # torch's GradScaler; no effect in other dtypes
+    minibatch_loss = 0.0
+    num_clipped = 0
+    num_left_out = 0
+    # Without a KL term, micro_batches also skips tokens with A = 0, which have no gradient; the
+    # divisor still counts them. If no token is left, one pass still runs, so that AdamW gets
+    # gradients of 0.
+    for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
+        logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
+        loss, clipped = policy_loss(logp, micro, divisor, args)
+        # FSDP2 averages gradients over the processes; WORLD_SIZE turns the mean into the sum.
+        scaler.scale(loss * WORLD_SIZE).backward()
+        minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
+        num_clipped += clipped
+        num_left_out += left_out(logp, micro, args).sum()
+    scaler.unscale_(optimizer)
+    grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+    grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
+    # Exit if the loss or the norm is NaN or infinite, while the weights are still good.
+    records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
+    scaler.step(optimizer)  # skipped if a gradient overflowed in float16
+    optimizer.zero_grad()
+    return num_clipped, num_left_out, grad_norm
+
+
+# --------------------------------------------------------------------------------------- evaluation
+
+
+def evaluate(sampler, weights, task, problems, step, run, args):
+    """Measure accuracy on the test problems, and save some of the responses.
+
+    weights: a snapshot, of what is to be tested. Returns the accuracy of each category of problems
+    and the mean over categories, or {} if the sampler has died. With several responses per problem
+    (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
+    """
+    mine = own_part(problems)  # this process's part; every problem is in exactly one
+    k = args.eval_samples
+    sampling_params = {"n": k, "temperature": args.eval_temperature}
+    sampler.request(weights, mine, "test", sampling_params)
+    answer = sampler.receive("test")
+    if answer is None:
+        return {}
+    responses, _ = answer
+    asked = []  # one problem per response
+    for problem in mine:
+        asked += [problem] * k
+    scores = score(task, responses, asked)  # keys: reward, correct (answer), format (tags)
+    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
+    accuracy = measure.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
+    pass_at_k = measure.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def main():
+    # Read flags, tokenizer and problems, and print the header. Exits here with --dry_run, and on
+    # errors that flags.check could not see, such as a missing file.
+    args, run, tokenizer, task, train, test = start.begin(Args, TASKS)
+
+    sampler = SamplerProcess(serve, args)  # loads vLLM while this process goes on
+    policy = load_policy(args, trained=True)
+    reference = None
+    if args.kl_coef > 0 and args.lora_rank > 0:
+        reference = lora.without_adapters(policy)  # the policy with its adapters off
+    elif args.kl_coef > 0:
+        reference = load_policy(args, trained=False)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True
+    )
+    # Steps done and training problems used so far: 0, 0 unless the run is resumed.
+    step, num_used = checkpoints.load(policy, optimizer, args.resume)
+    # The newest --lag + 1 snapshots, oldest first: versions[0] samples the next step, versions[-1]
+    # holds the policy's own weights. In the first steps there are fewer.
+    versions = deque(checkpoints.load_versions(args.resume), maxlen=args.lag + 1)
+    versions.append(snapshot(policy, args))
+    run.open(step)  # opens its files; Ctrl-C or SIGTERM now finishes the step, then stops
+    if step == 0:
+        run.write({"step": 0, **evaluate(sampler, versions[-1], task, test, step, run, args)})
+
+    # The steps whose responses were requested and have not been trained on: (problems, num_used).
+    ahead = deque()
+    requested, num_requested = step, num_used  # steps and problems
+    saved = step
+    while step < args.steps and not run.interrupted():
+        step += 1
+        clock = Clock()  # times each phase
+
+        # Request a group of responses to each prompt, for this step and the next --lag ones.
+        # Take this process's problems, each repeated G times in a row. Every epoch has a new order;
+        # the problems at its end that do not fill a step are dropped.
+        while requested < min(step + args.lag, args.steps):
+            problems, num_requested = next_problems(train, num_requested, args)
+            requested += 1
+            # versions[-1] holds the weights after step − 1; those of --lag steps ago are to sample.
+            weights = versions[max(0, requested - 1 - args.lag) - step]
+            request(sampler, weights, problems, requested, args)
+            ahead.append((problems, num_requested))
+        answer = sampler.receive(step)
+        if answer is None:  # the sampler has died: save what the steps before have given
+            run.fail(f"the sampler's process ended {sampler.how_it_ended()}")
+            step -= 1
+            break
+        responses, sampler_seconds = answer
+        problems, num_used = ahead.popleft()
+        batch = to_batch(problems, responses)
+        clock.lap("sample")
+
+        # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
+        # the answer right?) and format (are the tags there that the prompt asks for?).
+        scores = score(task, responses, problems)
+        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
+        clock.lap("score")
+
+        # Compute log-probabilities before the update, and advantages.
+        batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
+        if reference:
+            batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
+        else:
+            batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
+        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        clock.lap("logprob")
+
+        # Update the policy, and keep its weights for the requests to come.
+        weights_before = measure.some_weights(policy, args.dtype)  # for weights_changed below
+        updated = update(policy, optimizer, batch, step, args)  # metrics
+        run.write_tokens(step, policy, batch, tokenizer)  # effect of the update on a few responses
+        clock.lap("train")
+        lag = len(versions) - 1  # of this step's responses
+        versions.append(snapshot(policy, args))  # if there are too many now, the oldest one goes
+        timings = clock.end("sync")  # seconds per phase, peak memory
+
+        # Log, evaluate, save.
+        kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]
+        weight, cut = sampler_correction(batch, args)  # [N, T]
+        gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
+        metrics = {
+            "step": step,
+            **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
+            # Means over the response tokens of all processes:
+            "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
+            "sampler_gap": measure.token_mean(gap, batch["mask"]),
+            "lag": lag,
+            "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
+            "correction_mean": measure.token_mean(weight, batch["mask"]),
+            "correction_cut": measure.token_mean(cut, batch["mask"]),
+            **updated,
+            "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
+            **timings,
+            "time/sampler": sampler_seconds,
+        }
+        if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
+            # Tests are for the newest weights, and come after the responses already requested.
+            metrics.update(evaluate(sampler, versions[-1], task, test, step, run, args))
+        run.write(metrics)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
+        run.write_samples(step, problems, responses, scores)  # saves a few of them
+        if step % args.save_every == 0:
+            # Even if the run is killed here, the last complete checkpoint stays intact.
+            checkpoints.save(policy, optimizer, tokenizer, step, num_used, args, versions=versions)
+            saved = step
+
+    if saved < step:  # after the last step, or an interruption
+        checkpoints.save(policy, optimizer, tokenizer, step, num_used, args, versions=versions)
+    run.close(step)  # plots the curves; prints how the run ended and how to resume it
+    sampler.end()
+    processes.end()
+
+
+if __name__ == "__main__":
+    main()
