@@ -145,7 +145,7 @@ def check_model(args, head_chunk):
     sampler_process.check(args, n_params)
     machine = memory.this_machine()
     if machine.on_gpu:
-        check_main_memory(args, memory.main_memory(n_params, machine))
+        check_main_memory(args, memory.main_memory(n_params, machine, args))
     sizes = {
         "parameters": n_params,
         "estimated_memory_gb": needed,

@@ -128,16 +128,26 @@ def estimate(config, args, head_chunk, machine=None):
         needed = (always + max(training, sampling)) / GIB
     else:
         grown = GROWTH * min(args.steps or GROWING_STEPS, GROWING_STEPS)
-        needed = LIBRARIES + grown + (always + training + sampling) / GIB
+        libraries = LIBRARIES * (2 if hasattr(args, "sampler_gpus") else 1)  # the sampler's process
+        versions = version_bytes(n_params, args)
+        needed = libraries + grown + (always + training + sampling + versions) / GIB
     return n_params, needed, machine.gib
 
 
-def main_memory(n_params, machine):
+def version_bytes(n_params, args):
+    """Bytes of main memory for the snapshots that a process keeps for a sampler with a --lag."""
+    if "lag" not in args.__dataclass_fields__:
+        return 0
+    return (args.lag + 1) * width_of(args.dtype) * n_params
+
+
+def main_memory(n_params, machine, args):
     """GiB of main memory that the processes of a machine with GPUs need together, at least.
 
     At the start each of them loads the whole model there, in float32.
     """
-    return machine.local_processes * (LIBRARIES + GRAPHS + 4 * n_params / GIB)
+    each = LIBRARIES + GRAPHS + (4 * n_params + version_bytes(n_params, args)) / GIB
+    return machine.local_processes * each
 
 
 def width_of(dtype):

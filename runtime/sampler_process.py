@@ -39,6 +39,7 @@ class SamplerProcess:
         context = multiprocessing.get_context("spawn")
         self.pipe, other_end = context.Pipe()
         self.answers = {}  # those that arrived before receive asked for them
+        self.cores, self.num_threads = os.sched_getaffinity(0), torch.get_num_threads()
         self.process = context.Process(target=run, args=(serve, args, other_end))
         with place_of_sampler(args):
             self.process.start()
@@ -70,11 +71,14 @@ class SamplerProcess:
         return f"with exit code {code}"
 
     def end(self):
-        """Ends the process, whatever it does."""
+        """Ends the process, whatever it does, and takes all cores again."""
         self.pipe.close()  # it ends when it finds no trainer at the other end
         self.process.join(PATIENCE)
         self.process.kill()
         self.process.join()
+        os.sched_setaffinity(0, self.cores)
+        torch.set_num_threads(self.num_threads)
+        atexit.unregister(self.end)
 
 
 def run(serve, args, pipe):

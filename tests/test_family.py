@@ -56,6 +56,9 @@ OWNED = {
     "grpo_tis": """module docstring, Args.correction, Args.correction_max, Args.correction_min,
         Args.mask, Args.mask_delta, Args.check, sampler_correction, left_out, policy_loss, update,
         update_once, main""",
+    "grpo_stale": """module docstring, imports, Args.correction, Args.lag, snapshot, sync_weights,
+        sampler_correction, policy_loss, main""",
+    "grpo_async": """module docstring, imports, Args.lag, Args.sampler_gpus, sample, request, serve, evaluate, main""",
 }
 # The patch is the algorithm. reinforce_pp.py has the import already.
 OWNED["reinforce_pp_ar_lopti"] = OWNED["grpo_ar_lopti"].replace("imports,", "", 1)
@@ -65,7 +68,9 @@ OWNED["dapo_ar_lopti"] = OWNED["grpo_ar_lopti"]
 OWN_LINES = {
     "acpo": (12, 50), "archer": (4, 19), "cispo": (8, 18), "dapo": (8, 54), "dapo_ar_lopti": (1, 23), "dppo": (10, 25),
     "dr_grpo": (7, 3), "entropy_top": (1, 19), "gdpo": (5, 7), "grpo_ar_lopti": (1, 23), "grpo_kl": (2, 13),
-    "grpo_multi_turn": (19, 79), "grpo_tis": (3, 36), "gspo": (6, 8), "maxrl": (3, 5), "opd": (8, 9), "ppo": (16, 80),
+    "grpo_async": (26, 47),
+    "grpo_multi_turn": (19, 79), "grpo_stale": (11, 24), "grpo_tis": (3, 36), "gspo": (6, 8), "maxrl": (3, 5),
+    "opd": (8, 9), "ppo": (16, 80),
     "reinforce": (54, 15), "reinforce_pp": (9, 18), "reinforce_pp_ar_lopti": (1, 22), "rloo": (8, 22),
     "sapo": (11, 12), "sft": (133, 48),
 }  # fmt: skip

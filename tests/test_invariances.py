@@ -56,6 +56,7 @@ CASES = {  # the script is the first word
     "grpo_tis tis": {"correction_max": 1.1},
     "grpo_tis icepop": {"correction": "icepop", "correction_max": 1.1, "correction_min": 0.9},
     "grpo_tis mask": {"mask": "sequence", "mask_delta": 0.0},
+    "grpo_stale ppo": {"correction": "ppo", "clip_low": 0.005, "clip_high": 0.005},
 }  # fmt: skip
 
 

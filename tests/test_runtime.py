@@ -567,6 +567,26 @@ def test_a_jump_of_sampler_gap_at_the_samplers_first_update_ends_the_run(gaps, a
         assert bool(text.err) == (asks and stop_at_gap)
 
 
+@pytest.mark.parametrize(
+    ("gaps", "asks"),
+    [
+        ([0, 0.05, 0.09, 0.09, 0.09, 0.09], []),  # two updates of 0.05 explain 0.09
+        ([0, 0.05, 0.09, 0.31], [4]),  # the sampler's first update is wrong
+        ([0, 0.05, 0.09, 0.14, 0.18, 0.22, 0.26, 0.31], [8]),  # no update reaches it
+    ],
+)
+def test_with_a_lag_the_gap_may_be_twice_what_the_last_updates_explain(gaps, asks, tmp_path):
+    args = Args(run_dir=str(tmp_path))
+    args.lag, steps = 2, []
+    book = records.Records(args, SIZES)
+    book.open(0)
+    for step, gap in enumerate(gaps, 1):
+        book.moves.append(0.05)  # as write_tokens does, before write
+        book.write(dict(STEP, step=step, sampler_gap=gap))
+        steps += [step] * book.interrupted()
+    assert steps == asks
+
+
 def test_a_changed_file_is_told_from_a_new_result(tmp_path):
     def git(*words):
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]

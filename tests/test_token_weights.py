@@ -189,6 +189,14 @@ def of_grpo_tis(rows, args):
     return found
 
 
+def of_grpo_stale(rows, args):
+    """none and ppo have no weight beside the surrogate; ppo's ratio is to the sampler's probability."""
+    if args.correction in ("tis", "icepop"):
+        return of_grpo_tis(rows, args)
+    gap = args.correction == "ppo"  # log π_old − log π_sampler is part of the way
+    return of_grpo([(a, [SimpleNamespace(moved=t.moved + gap * t.gap) for t in row]) for a, row in rows], args)
+
+
 TOKENS, RESPONSES, LONGEST = "tokens", "tokens of a response, then responses", "responses times the longest"
 REFERENCES = {  # script: its weights, and what divides them
     "reinforce": (of_advantages, TOKENS),
@@ -209,6 +217,7 @@ REFERENCES = {  # script: its weights, and what divides them
     "entropy_top": (of_entropy_top, TOKENS),
     "archer": (of_archer, TOKENS),
     "grpo_tis": (of_grpo_tis, TOKENS),
+    "grpo_stale": (of_grpo_stale, TOKENS),
 }
 CASES = {script: (script, {}) for script in REFERENCES} | {
     "acpo, 20 bins": ("acpo", {"n_bins": 20, "clip_alpha": 0.3}),
@@ -224,6 +233,8 @@ CASES = {script: (script, {}) for script in REFERENCES} | {
     "archer, half": ("archer", {"entropy_quantile": 0.5, "reasoning_kl": 0.25}),
     "grpo_tis, icepop": ("grpo_tis", {"correction": "icepop"}),
     "grpo_tis, mask": ("grpo_tis", {"mask": "sequence", "mask_delta": 0.2}),
+    "grpo_stale, none": ("grpo_stale", {"correction": "none"}),
+    "grpo_stale, ppo": ("grpo_stale", {"correction": "ppo"}),
 }
 # Without a KL term tokens of advantage 0 go through no pass, and count as before.
 CASES |= {f"{script}, no KL": (script, {"kl_coef": 0.0}) for script in REFERENCES}

@@ -126,9 +126,10 @@ def example(script, **settings):
     correct = [reward > 0 for reward in REWARDS]
     batch = updates.with_advantages(script, given, rewards, correct, args)
 
-    def weights(of_batch, is_first):
+    def weights(of_batch, is_first, **changes):
         policy = (batch["old_logp"], batch["entropy"]) if is_first else (logp, entropy)
-        weight, stage = updates.token_weights(script, of_batch, *policy, args, is_first)
+        changed = dataclasses.replace(args, **changes)
+        weight, stage = updates.token_weights(script, of_batch, *policy, changed, is_first)
         return weight * len(TOKENS), stage
 
     columns = {name: rows_of(name, tokens) for name in Token._fields[2:]}
@@ -149,6 +150,9 @@ def example(script, **settings):
         "left": second_without_kl / (ratio * first_without_kl),
         "k1": batch["old_logp"] - batch["ref_logp"],
     }
+    if "lag" in trainer.Args.__dataclass_fields__:  # the second update under each of --correction
+        for correction in ("none", "ppo", "icepop"):
+            columns[f"second_{correction}"], _ = weights(batch, is_first=False, correction=correction)
     found = Example(args, tokens, columns, REWARDS, [], [], [])
     if hasattr(trainer, "overlong_penalty"):
         lengths = batch["mask"].sum(1).tolist()

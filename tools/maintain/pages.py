@@ -57,11 +57,15 @@ TITLES = {  # of the columns of a worked example
     "stage": "stage",
     "first": "weight, first update",
     "second": "weight, second update",
+    "second_none": "none",
+    "second_ppo": "ppo",
+    "second_icepop": "icepop",
 }
 OTHER_TITLES = {
     "gspo": {"ratio": "$s$", "left": "left of $s A$"},
     "sapo": {"left": r"$f'(\rho)$"},
     "reinforce": {"second": "weight"},
+    "grpo_stale": {"second": "tis"},
     "opd": {"ref": r"$\pi_{\text{teacher}}$", "second": "weight"},
 }
 FLAGS = ["reasoning", "in_loss", "outside_kl", "value_clipped"]  # "yes" or nothing
