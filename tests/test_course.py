@@ -345,7 +345,7 @@ def test_an_attack_is_refused(name, tmp_path):
 SNIPPET = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", check.LESSONS)
 def test_live_snippets_print_what_is_said(number, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT))

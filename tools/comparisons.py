@@ -46,6 +46,13 @@ TURNS = (
 )
 
 
+# Short responses and few prompts, so that many runs fit into an afternoon; five times the learning rate of the others.
+STALE = (
+    "--people 2 --prompts_per_step 4 --max_response_tokens 320 --lr 5e-4 --steps 24 --eval_every 4 --eval_size 100"
+    " --dtype float32"
+)
+
+
 def sweep(flag, values, others):
     """An entry of grpo_ar_lopti.py for each value of a flag."""
     return [f"{flag} {value}: grpo_ar_lopti.py --{flag} {value} {others}" for value in values]
@@ -224,6 +231,17 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
             *(
                 f"rank {rank}, SmolLM2: grpo_ar_lopti.py --alpha 0.3 --eta 0.5 --lora_rank {rank} --lr 5e-4"
                 for rank in (1, 8, 32)
+            ),
+        ],
+    ),
+    "lag": (  # stale responses: how old, and what corrects for it
+        STALE,
+        [
+            "lag 0: grpo_stale.py --lag 0 --correction none",
+            *(
+                f"lag {lag}, {correction}: grpo_stale.py --lag {lag} --correction {correction}"
+                for lag in (1, 2, 4, 8)
+                for correction in ("none", "ppo", "tis", "icepop")
             ),
         ],
     ),
