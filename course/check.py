@@ -250,10 +250,10 @@ def keys_of_lesson(lesson, seed):
     return [key_of(exercise, getattr(solutions, exercise.function), seed) for exercise in exercises]
 
 
-def check_lesson(lesson, folder, seed=None, seconds=sandbox.SECONDS):
+def check_lesson(lesson, folder, seed=None, seconds=sandbox.SECONDS, jail=None):
     """A list of (exercise, verdict, what to say, what it printed) of a lesson.
 
-    folder: where lesson_N.py is. seed: of the fresh cases; None: another one each time.
+    folder: where lesson_N.py is. seed: of the fresh cases; None: another one each time. jail: as in attempt_file.
     """
     seed = secrets.randbelow(2**31) if seed is None else seed
     file = (Path(folder) / f"lesson_{lesson}.py").resolve()
@@ -265,7 +265,7 @@ def check_lesson(lesson, folder, seed=None, seconds=sandbox.SECONDS):
             lines.append((exercise, WRONG, f"there is no {file}", ""))
             continue
         arguments = [case.arguments for case in key.cases]
-        done = sandbox.attempt_file(file, exercise.function, arguments, exercise.gradient, seconds)
+        done = sandbox.attempt_file(file, exercise.function, arguments, exercise.gradient, seconds, jail=jail)
         lines.append((exercise, *verdict(done, key, file), done["printed"]))
     return lines
 

@@ -129,13 +129,13 @@ def after_updates(advantages, count=2, **missing):
     return torch.cat([weight.detach().flatten() for weight in policy.parameters()])
 
 
-def check_file(file):
-    """A list of (part, verdict, what to say, what it printed), in the order of PARTS."""
+def check_file(file, jail=None):
+    """A list of (part, verdict, what to say, what it printed), in the order of PARTS. jail: as in attempt_file."""
     file = Path(file).resolve()
     if not file.exists():
         return [(Part("step", name), check.WRONG, f"there is no {file}", "") for name in PARTS]
     linecache.checkcache(str(file))
-    done = attempt_file(file, "", [given()], seconds=SECONDS, harness="course.step")
+    done = attempt_file(file, "", [given()], seconds=SECONDS, harness="course.step", jail=jail)
     lines = []
     for name in PARTS:
         lines.append((Part("step", name), *verdict(name, done, file), "" if lines else done["printed"]))

@@ -3,19 +3,27 @@
     python -m course.grade FOLDER                       a folder in FOLDER for each student, with lesson_0.py, …
     python -m course.grade FOLDER --lessons 0 1 2       these lessons alone
     python -m course.grade FOLDER --seed 7              the inputs of another time
+    python -m course.grade FOLDER --weights 0=1 2=3 --due 2026-12-01 --late 0.1
 
-A function that passes is worth one point, and with --step so is each part of step.py. Every function runs in a process
-of its own with a time limit (course/sandbox.py), but with your rights: grade the files of strangers in a container.
-The table is printed. OUT/grades.json has every verdict, and the seed that repeats it. OUT/grades.xml has JUnit's form,
-which GitHub and GitLab show: a suite for each student and a test for each function.
+A function that passes is worth one point, and with --step so is each part of step.py. A lesson's points are a share of
+its functions, times the lesson's weight. After --due each day begun costs a share --late of them. When a file was
+handed in is its time of change. A file that lies one folder deeper is found, and the table warns of it.
+
+The files of strangers run in a jail (course/jail.py). The table is printed. OUT/grades.csv has a row for each student,
+OUT/grades.json every verdict and the seed that repeats it, and OUT/STUDENT.json the same in the form of Gradescope's
+results.json.
 """
 
+import csv
 import json
+import math
 import secrets
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import tyro
@@ -23,23 +31,39 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from course import check, check_step, sandbox
+from course import check, check_step, jail
 
 Line = namedtuple("Line", "lesson number function verdict text")
 STEP = "step"  # the "lesson" of step.py
+DAY = 24 * 60 * 60
 
 
-def grade_student(folder, lessons, step, seed, seconds=sandbox.SECONDS):
-    """The Lines of one student. folder: where lesson_N.py is, and step.py."""
-    lines = []
-    for lesson in lessons:
-        file = folder / f"lesson_{lesson}.py"
-        found = check.check_lesson(lesson, folder, seed, seconds)
-        lines += as_lines(lesson, file, found)
-    if step:
-        file = folder / "step.py"
-        lines += as_lines(STEP, file, check_step.check_file(file))
-    return lines
+def find(folder, name):
+    """(a hand-in, what to warn of): the file, or the only one of this name in a folder of the folder."""
+    if (folder / name).exists() or (folder / name).is_symlink():
+        return folder / name, ""
+    deeper = [path for path in sorted(folder.glob(f"*/{name}")) if not path.parent.is_symlink()]
+    if len(deeper) == 1:
+        return deeper[0], f"{name} was found in {deeper[0].parent.name}/"
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".py", ".zip", ".ipynb"))
+    there = f" (there: {', '.join(others)[:100]})" if others else ""
+    return folder / name, f"there is no {name}{there}"
+
+
+def grade_student(folder, args, seed):
+    """{"lines": [Line], "late": {lesson: days}, "warnings": [texts]} of one student's folder."""
+    lines, late, warnings = [], {}, []
+    with nullcontext() if args.trust_files else jail.Jail(folder) as place:
+        for lesson in [*args.lessons, *([STEP] if args.step else [])]:
+            file, warning = find(folder, "step.py" if lesson == STEP else f"lesson_{lesson}.py")
+            warnings += [warning] if warning else []
+            if lesson == STEP:
+                found = check_step.check_file(file, place)
+            else:
+                found = check.check_lesson(lesson, file.parent, seed, jail=place)
+            lines += as_lines(lesson, file, found)
+            late[str(lesson)] = days_late(file, args.due)
+    return {"lines": lines, "late": late, "warnings": warnings}
 
 
 def as_lines(lesson, file, found):
@@ -52,38 +76,67 @@ def as_lines(lesson, file, found):
     return lines
 
 
+def days_late(file, due):
+    """How many days have begun between --due and a file's last change; 0 without a file or a date."""
+    if not due or not file.is_file():
+        return 0
+    end = datetime.fromisoformat(due).timestamp() + DAY  # the day itself is in time
+    return max(0, math.ceil((file.stat().st_mtime - end) / DAY))
+
+
 def points_of(lines):
     return sum(line.verdict == check.PASS for line in lines)
 
 
+def marks(found, args):
+    """{lesson: weight · share of its functions that pass · what lateness leaves}, of one student."""
+    weights = dict(pair.split("=") for pair in args.weights)
+    result = {}
+    for lesson, late in found["late"].items():
+        lines = [line for line in found["lines"] if line.lesson == lesson]
+        left = max(0.0, 1 - args.late * late)
+        weight = float(weights.get(lesson, len(lines)))
+        result[lesson] = round(weight * points_of(lines) / len(lines) * left, 3)
+    return result
+
+
 def as_table(graded):
-    """One row for each student: points of each lesson, and all of them."""
-    lessons = list(dict.fromkeys(line.lesson for lines in graded.values() for line in lines))
-    table = Table("student", *[f"lesson {lesson}".replace("lesson step", "step") for lesson in lessons], "points")
-    for student, lines in graded.items():
-        of_lessons = [[line for line in lines if line.lesson == lesson] for lesson in lessons]
+    """One row for each student: functions that pass of each lesson, marks, days late, warnings."""
+    lessons = list(next(iter(graded.values()))["late"])
+    titles = [f"lesson {lesson}".replace("lesson step", "step") for lesson in lessons]
+    table = Table("student", *titles, "marks", "days late", "warnings")
+    for student, found in graded.items():
+        of_lessons = [[line for line in found["lines"] if line.lesson == lesson] for lesson in lessons]
         cells = [f"{points_of(some)}/{len(some)}" for some in of_lessons]
-        table.add_row(student, *cells, f"{points_of(lines)}/{len(lines)}")
+        late = max(found["late"].values())
+        table.add_row(student, *cells, f"{sum(found['marks'].values()):g}", str(late), "; ".join(found["warnings"]))
     return table
 
 
-def as_junit(graded):
-    """The same as JUnit's XML: a function that is not written yet is skipped, a wrong one has failed."""
-    suites = ElementTree.Element("testsuites", name="course")
-    for student, lines in graded.items():
-        failed = sum(line.verdict == check.WRONG for line in lines)
-        skipped = sum(line.verdict == check.NOT_YET for line in lines)
-        counts = {"tests": str(len(lines)), "failures": str(failed), "skipped": str(skipped), "errors": "0"}
-        suite = ElementTree.SubElement(suites, "testsuite", name=student, **counts)
-        for line in lines:
-            names = {"classname": f"{student}.lesson_{line.lesson}", "name": f"{line.number} {line.function}"}
-            case = ElementTree.SubElement(suite, "testcase", **names)
-            kind = {check.WRONG: "failure", check.NOT_YET: "skipped"}.get(line.verdict)
-            if kind:
-                clean = "".join(sign for sign in line.text if sign.isprintable() or sign == "\n")
-                ElementTree.SubElement(case, kind, message=clean.partition("\n")[0]).text = clean
-    ElementTree.indent(suites)
-    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+def as_gradescope(found):
+    """Gradescope's results.json of one student."""
+    tests = []
+    for line in found["lines"]:
+        name = f"{line.number} {line.function}"
+        tests.append({"name": name, "score": int(line.verdict == check.PASS), "max_score": 1, "output": line.text})
+    return {"score": sum(found["marks"].values()), "output": "\n".join(found["warnings"]), "tests": tests}
+
+
+def write(graded, about, folder):
+    """grades.csv, grades.json, and a file for each student."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lessons = list(next(iter(graded.values()))["late"])
+    with (folder / "grades.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["student", *(f"lesson {lesson}" for lesson in lessons), "marks", "days late", "warnings"])
+        for student, found in graded.items():
+            total = round(sum(found["marks"].values()), 3)
+            late, warnings = max(found["late"].values()), "; ".join(found["warnings"])
+            rows.writerow([student, *found["marks"].values(), total, late, warnings])
+            (folder / f"{student}.json").write_text(json.dumps(as_gradescope(found), indent=1) + "\n")
+    students = {name: found | {"lines": [line._asdict() for line in found["lines"]]} for name, found in graded.items()}
+    grades = about | {"students": students}
+    (folder / "grades.json").write_text(json.dumps(grades, indent=1, ensure_ascii=False) + "\n")
 
 
 @dataclass
@@ -92,36 +145,53 @@ class Args:
 
     folder: tyro.conf.Positional[Path]  # has a folder for each student
     lessons: list[int] = field(default_factory=lambda: list(check.LESSONS))
-    step: tyro.conf.FlagCreatePairsOff[bool] = False  # step.py, too: 5 more points
+    step: tyro.conf.FlagCreatePairsOff[bool] = False  # step.py, too: 5 more functions
     seed: int | None = None  # of the random inputs; None: drawn now, and kept in grades.json
-    out: Path = Path("grades")  # where grades.json and grades.xml are written
+    weights: list[str] = field(default_factory=list)  # LESSON=MARKS; of others: the number of functions
+    due: str = ""  # the last day in time, such as 2026-12-01; empty: nothing is late
+    late: float = 0.1  # share of a file's marks that each late day costs
+    trust_files: tyro.conf.FlagCreatePairsOff[bool] = False  # run all files with your rights, in no jail
+    out: Path = Path("grades")  # where the grades are written
+
+    def __post_init__(self):
+        """ValueError if an argument can't be right."""
+        is_there = self.folder.is_dir()
+        places = sorted(self.folder.iterdir()) if is_there else []
+        self.students = [path for path in places if path.is_dir() and not path.name.startswith(".")]
+        if not self.students:
+            raise ValueError(f"{self.folder} has no folders of students")
+        if not set(self.lessons) <= set(check.LESSONS):
+            raise ValueError(f"the lessons are {check.LESSONS[0]} to {check.LESSONS[-1]}")
+        for pair in self.weights:
+            lesson, _, marks = pair.partition("=")
+            if lesson not in [*map(str, check.LESSONS), STEP] or not marks.replace(".", "", 1).isdigit():
+                raise ValueError(f"--weights {pair}: it must be LESSON=MARKS, such as 2=3 or step=5")
+        if self.due:
+            datetime.fromisoformat(self.due)
+        if not self.trust_files:
+            jail.check()
 
 
-def main(args):
-    places = sorted(args.folder.iterdir()) if args.folder.is_dir() else []
-    students = [path for path in places if path.is_dir() and not path.name.startswith(".")]
-    if not students or not set(args.lessons) <= set(check.LESSONS):
-        why = f"the lessons are {check.LESSONS[0]} to {check.LESSONS[-1]}"
-        if not students:
-            why = f"{args.folder} has no folders of students"
-        print(f"error: {why}", file=sys.stderr)
+def main():
+    try:
+        args = tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     console = Console()
-    graded = {}
-    for student in track(students, "grading", console=console, transient=True):
-        graded[student.name] = grade_student(student, args.lessons, args.step, seed)
+    for lesson in args.lessons:
+        check.keys_of_lesson(lesson, seed)  # once, and not in each thread
+    with ThreadPoolExecutor(max_workers=2) as threads:
+        found = threads.map(lambda student: grade_student(student, args, seed), args.students)
+        found = list(track(found, "grading", len(args.students), console=console, transient=True))
+    graded = {student.name: one | {"marks": marks(one, args)} for student, one in zip(args.students, found)}
     console.print(as_table(graded))
-    args.out.mkdir(parents=True, exist_ok=True)
-    of_students = {
-        student: {"points": points_of(lines), "of": len(lines), "functions": [line._asdict() for line in lines]}
-        for student, lines in graded.items()
-    }
-    grades = {"seed": seed, "lessons": args.lessons, "step": args.step, "students": of_students}
-    (args.out / "grades.json").write_text(json.dumps(grades, indent=1, ensure_ascii=False) + "\n")
-    (args.out / "grades.xml").write_text(as_junit(graded))
-    console.print(f"written to {args.out}: grades.json, grades.xml (seed {seed})", markup=False)
+    write(graded, {"seed": seed, "lessons": args.lessons, "step": args.step}, args.out)
+    console.print(
+        f"written to {args.out}: grades.csv, grades.json, a file for each student (seed {seed})", markup=False
+    )
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
+    main()

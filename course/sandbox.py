@@ -2,20 +2,22 @@
 
     attempt_file(file, "leave_one_out", [{"rewards": …, "group_size": 2}])
 
-The process gets the arguments alone: no expected number and no comparison is in it, and it can't open the solutions by
-accident. The verdict is made elsewhere, of the tensors that come back. That is all: the file runs with your rights and
-can do what you can, so **running the code of strangers safely is a container's business**. Grade a class in one.
+The process gets the arguments alone: no expected number and no comparison is in it. The verdict is made elsewhere, of
+the tensors that come back. Your own files run with your rights, and can't open the solutions by accident. The files of
+strangers run in a jail (course/jail.py), as course/grade.py does it.
 """
 
 import contextlib
 import copy
 import importlib
 import importlib.util
+import io
 import multiprocessing
 import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -148,36 +150,49 @@ def without_solutions(file):
     return hook
 
 
-def in_child(folder):
-    """Answers FOLDER/request.pt with FOLDER/result.pt and FOLDER/printed."""
+def in_child(request, answers):
+    """Answers a file `request` with ANSWERS/result.pt and ANSWERS/printed."""
     os.setpgid(0, 0)  # a group, which can be ended as a whole
-    for path, descriptor in ((os.devnull, 0), (f"{folder}/printed", 1), (f"{folder}/printed", 2)):
+    for path, descriptor in ((os.devnull, 0), (f"{answers}/printed", 1), (f"{answers}/printed", 2)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), descriptor)
     torch.set_num_threads(1)
-    request = torch.load(f"{folder}/request.pt", weights_only=True)
+    request = torch.load(request, weights_only=True)
     harness = request["harness"] and importlib.import_module(request["harness"])
     save, leave = torch.save, os._exit  # the file may put others in their place
     sys.addaudithook(without_solutions(request["file"]))
-    save(run_function(request, harness), f"{folder}/result.pt")
+    save(run_function(request, harness), f"{answers}/result.pt")
     sys.stdout.flush()
     leave(0)
 
 
-def attempt_file(file, function, all_arguments, gradient_of="", seconds=SECONDS, harness=""):
-    """As `attempt`, for the function of this name in a file.
+def serve(requests, answers):
+    """In a jail: for each line of standard input, a number of seconds, runs REQUESTS/request.pt in a fork.
 
-    harness: a module whose run() calls functions of the file. Then it is {"gave": what it gave}, and "error" if one
-    failed.
-
-    Other answers: {"unreadable": error of the file}, {"missing": True}, {"ended": "time", or the exit code of a
-    process that gave nothing}. All have "printed": what the file printed.
+    Says how the fork has ended: its exit code, or "time".
     """
+    print("ready", flush=True)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            in_child(f"{requests}/request.pt", answers)
+        end = time.monotonic() + float(line)
+        while not (done := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < end:
+            time.sleep(0.01)
+        ended = os.waitstatus_to_exitcode(done[1]) if done[0] else "time"
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        if not done[0]:
+            os.waitpid(pid, 0)
+        print(ended, flush=True)
+
+
+def run_here(request, seconds):
+    """As Jail.run, in a process of this machine."""
     context = multiprocessing.get_context("forkserver")  # imports torch once, and forks a process for each function
     context.set_forkserver_preload(["torch", "tyro", "rich.table", "course.sandbox"])
-    request = {"file": str(file), "function": function, "arguments": all_arguments}
     with tempfile.TemporaryDirectory() as folder:
-        torch.save(request | {"gradient_of": gradient_of, "harness": harness}, f"{folder}/request.pt")
-        process = context.Process(target=in_child, args=(folder,))
+        torch.save(request, f"{folder}/request.pt")
+        process = context.Process(target=in_child, args=(f"{folder}/request.pt", folder))
         process.start()
         process.join(seconds)
         ended = "time" if process.exitcode is None else process.exitcode
@@ -185,15 +200,30 @@ def attempt_file(file, function, all_arguments, gradient_of="", seconds=SECONDS,
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what it may have left behind
         process.join()
-        printed = Path(folder, "printed")
-        text = printed.read_text(errors="replace")[:MOST_PRINTED] if printed.exists() else ""
-        return read_result(f"{folder}/result.pt", ended, len(all_arguments)) | {"printed": text}
+        written = [Path(folder, name) for name in ("result.pt", "printed")]
+        return ended, *(path.read_bytes() if path.is_file() else b"" for path in written)
 
 
-def read_result(path, ended, count):
+def attempt_file(file, function, all_arguments, gradient_of="", seconds=SECONDS, harness="", jail=None):
+    """As `attempt`, for the function of this name in a file. jail: where it runs; None: here, with your rights.
+
+    harness: a module whose run() calls functions of the file. Then it is {"gave": what it gave}, and "error" if one
+    failed.
+
+    Other answers: {"unreadable": error of the file}, {"missing": True}, {"ended": "time", or the exit code of a
+    process that gave nothing}. All have "printed": what the file printed.
+    """
+    request = {"file": str(file), "function": function, "arguments": all_arguments}
+    request |= {"gradient_of": gradient_of, "harness": harness}
+    ended, result, printed = (jail.run if jail else run_here)(request, seconds)
+    found = read_result(result, ended, len(all_arguments))
+    return found | {"printed": printed.decode(errors="replace")[:MOST_PRINTED]}
+
+
+def read_result(result, ended, count):
     """What a function's process wrote, made sure of: it may have written anything."""
     try:
-        found = torch.load(path, weights_only=True) if ended == 0 else {}
+        found = torch.load(io.BytesIO(result), weights_only=True) if ended == 0 else {}
         if "outcomes" in found:
             found["outcomes"] = [Outcome(**outcome) for outcome in found["outcomes"]]
             return found if len(found["outcomes"]) == count else {"ended": ended}

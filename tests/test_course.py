@@ -3,10 +3,12 @@
 import importlib
 import importlib.util
 import json
+import os
 import re
 import shutil
 import sys
 import textwrap
+from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +21,7 @@ import grpo_multi_turn
 import ppo
 import reinforce
 import rloo
-from course import capstone, check, release, sandbox, slides
+from course import capstone, check, grade, jail, release, sandbox, slides
 from course.sandbox import call
 
 COURSE = ROOT / "course"
@@ -396,6 +398,11 @@ def test_a_secret_draws_all_changes_and_always_the_same_for_a_team():
 # ------------------------------------------------------------------------------------ grades, and the students' version
 
 
+HAS_JAIL = True
+try:
+    jail.check()
+except ValueError:
+    HAS_JAIL = False
 HEAD = "import torch\n\n\ndef leave_one_out(rewards, group_size):\n    "
 
 
@@ -403,27 +410,99 @@ HEAD = "import torch\n\n\ndef leave_one_out(rewards, group_size):\n    "
 def graded(tmp_path_factory):
     """What the command writes of a class of six: the folder of grades, and what is printed."""
     folder = tmp_path_factory.mktemp("class")
-    for student in ("ada", "bob", "crash", "eve", "none", "table", ".git"):  # the last is no student
-        (folder / student).mkdir()
-    shutil.copy(COURSE / "solutions" / "lesson_1.py", folder / "ada")
+    for student in ("ada", "bob", "crash", "deep/work", "eve", "none", ".git"):  # the last is no student
+        (folder / student).mkdir(parents=True)
+    for student in ("ada", "deep/work"):
+        shutil.copy(COURSE / "solutions" / "lesson_1.py", folder / student)
     shutil.copy(COURSE / "exercises" / "lesson_1.py", folder / "bob")
+    (folder / "bob" / "Lesson1.py").write_text("")
     (folder / "crash" / "lesson_1.py").write_text("import os\nos.abort()\n")
     (folder / "eve" / "lesson_1.py").symlink_to(COURSE / "solutions" / "lesson_1.py")
-    (folder / "table" / "lesson_1.py").write_text(HEAD + "return torch.tensor([1.0, -1.0])\n\x07")
-    done = python("-m", "course.grade", folder, "--lessons", "1", "--seed", "7", "--out", folder / "grades")
+    os.utime(folder / "ada" / "lesson_1.py", (0, datetime(2026, 12, 2, 12).timestamp()))
+    flags = ["--lessons", "1", "--seed", "7", "--weights", "1=10", "--due", "2026-12-01", "--out", folder / "grades"]
+    done = python("-m", "course.grade", folder, *flags, *([] if HAS_JAIL else ["--trust_files"]))
     assert done.returncode == 0, done.stderr
     return folder / "grades", done.stdout
 
 
 def test_the_points_of_a_class(graded):
+    """Of ten marks one is lost for the day that Ada is late."""
     folder, printed = graded
-    grades = json.loads((folder / "grades.json").read_text())
-    points = {student: found["points"] for student, found in grades["students"].items()}
-    assert points == {"ada": 2, "bob": 0, "crash": 0, "eve": 0, "none": 0, "table": 0} and grades["seed"] == 7
-    said = {student: found["functions"][0] for student, found in grades["students"].items()}
+    students = json.loads((folder / "grades.json").read_text())["students"]
+    marks = {student: sum(found["marks"].values()) for student, found in students.items()}
+    assert marks == {"ada": 9, "bob": 0, "crash": 0, "deep": 10, "eve": 0, "none": 0}
+    said = {student: found["lines"][0] for student, found in students.items()}
     assert said["bob"]["verdict"] == "NOT YET" and "ends the program" in said["crash"]["text"]
     assert "is a link" in said["eve"]["text"] and "there is no" in said["none"]["text"]
-    assert "ada" in printed and "2/2" in printed
+    assert students["deep"]["warnings"] == ["lesson_1.py was found in work/"] and "2/2" in printed
+    rows = [line.split(",") for line in (folder / "grades.csv").read_text().splitlines()]
+    assert rows[1][:4] == ["ada", "9.0", "9.0", "1"] and len(rows) == 7
+    gradescope = json.loads((folder / "deep.json").read_text())
+    assert gradescope["score"] == 10 and [test["score"] for test in gradescope["tests"]] == [1, 1]
+
+
+# What a hand-in tries while it is imported. Each is to fail; what works is printed.
+ATTEMPTS = """
+import os, socket, sys, torch
+ROOT, OTHER, SOLUTION = {root!r}, {other!r}, {solution!r}
+
+def attempt(name, work):
+    try:
+        if work() is not False:
+            print(name)
+    except (OSError, RuntimeError, ImportError):
+        pass
+
+attempt("reads a solution in C++", lambda: torch.from_file(SOLUTION, size=99, dtype=torch.uint8))
+attempt("reads a solution", lambda: open(SOLUTION).read())
+attempt("lists the solutions", lambda: os.listdir(os.path.dirname(SOLUTION)))
+attempt("imports the solution", lambda: __import__("course.solutions.lesson_1"))
+attempt("reads the expected numbers", lambda: __import__("course.cases.lesson_1"))
+attempt("finds a trainer", lambda: "grpo.py" in os.listdir(ROOT))
+attempt("reads another student's file", lambda: open(OTHER).read())
+attempt("changes its own file", lambda: open(__file__, "a"))
+attempt("changes its own file in C++", lambda: torch.from_file(__file__, True, 9, dtype=torch.uint8).fill_(0))
+attempt("writes a tensor beside the course", lambda: torch.save(torch.ones(1), ROOT + "/course/x.pt"))
+attempt("writes among the packages", lambda: open(os.path.dirname(torch.__file__) + "/x.py", "w"))
+attempt("fills the disk", lambda: open("/tmp/full", "wb").write(bytes(2**26)))
+attempt("reads the passwords", lambda: open("/etc/shadow").read())
+attempt("sees an environment", lambda: any(key.startswith(("PYTEST", "SECRET", "SSH")) for key in os.environ))
+attempt("reaches the network", lambda: socket.create_connection(("1.1.1.1", 53), 2))
+attempt("has a network card", lambda: len(socket.if_nameindex()) > 1)
+attempt("sees other processes", lambda: sum(name.isdigit() for name in os.listdir("/proc")) > 4)
+"""
+
+
+@pytest.mark.skipif(not HAS_JAIL, reason="bubblewrap is not installed, or can't work here")
+def test_what_a_stranger_tries_in_the_jail_fails(tmp_path, monkeypatch):
+    """Then a result that is a link to a solution, and a function that kills the jail: the next one is judged."""
+    monkeypatch.setenv("SECRET", "1")
+    for student in ("ada", "eve"):
+        (tmp_path / student).mkdir()
+    other = tmp_path / "ada" / "lesson_1.py"
+    other.write_text(function(RIGHT))
+    words = {"root": str(ROOT), "other": str(other), "solution": SOLUTION}
+    with jail.Jail(tmp_path / "eve") as place:
+        (tmp_path / "eve" / "lesson_1.py").write_text(function(RIGHT, ATTEMPTS.format(**words)))
+        assert check.check_lesson(1, tmp_path / "eve", jail=place)[0][1:] == (check.PASS, "", "")
+        for body in (
+            f"os.symlink({SOLUTION!r}, 'result.pt'); os._exit(0)",
+            "os.remove('printed'); os.symlink('/etc/passwd', 'printed'); os._exit(0)",
+            "os.kill(os.getppid(), 9)",
+        ):
+            before = f"import os\nos.chdir({str(place.answers)!r})"
+            (tmp_path / "eve" / "lesson_1.py").write_text(function(body, before))
+            (_, verdict, found, printed), _ = check.check_lesson(1, tmp_path / "eve", jail=place)
+            assert verdict == check.WRONG and not printed, (body, found)
+        (tmp_path / "eve" / "lesson_1.py").write_text(function(RIGHT))
+        assert check.check_lesson(1, tmp_path / "eve", jail=place)[0][1] == check.PASS
+
+
+def test_without_a_jail_grading_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "ada").mkdir()
+    monkeypatch.setattr(jail.shutil, "which", lambda _: None)
+    with pytest.raises(ValueError, match="Install it"):
+        grade.Args(tmp_path)
 
 
 @pytest.mark.slow
