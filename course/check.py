@@ -39,6 +39,10 @@ PADDING = (
     "padding is not left out: −inf or NaN in {}, where mask is False, changes the result. 0 · (−inf) is NaN, so "
     "x * mask does not leave it out; x[mask], or masked_fill before anything else, does"
 )
+DEEP = (
+    "wrong where {} are near −200: exp(−200) is 0, and 0/0 is NaN. Subtract log-probabilities, and take exp of the "
+    "difference"
+)
 MOST_SHOWN = 24  # numbers of an input that is printed
 KEPT = COURSE / "cases" / "kept.pt"  # what a students' version has in place of the solutions (course/release.py)
 
@@ -130,6 +134,8 @@ def verdict(done, key, file):
         return WRONG, "gives nothing (None): the return is missing"
     if key.cases[first].padded:  # everything else is right
         return WRONG, PADDING.format(exercise.padding.replace(" ", " or "))
+    if key.cases[first].deep:
+        return WRONG, DEEP.format(exercise.deep.replace(" ", " and "))
     mistake = known_mistake(found, key, failing)
     if mistake:
         return WRONG, mistake
@@ -196,7 +202,23 @@ def difference(found, expected, case, exercise, factor):
         start = "wrong sign"
     if any(mine.isnan().any() and not right.isnan().any() for mine, right in zip(found.parts, expected.parts)):
         start = "gives NaN, not a number"
-    return f"{start}\n{shown_arguments(case)}\nexpected {shown_value(expected)}\ngot      {shown_value(found)}"
+    values = f"expected {shown_value(expected)}\ngot      {shown_value(found)}"
+    return f"{start}\n{shown_arguments(case)}\n{values}{first_difference(found, expected, exercise.tolerance)}"
+
+
+def first_difference(found, expected, tolerance):
+    """Where two results first differ, with digits enough to see it; "" if each is one number that shows it."""
+    for mine, right in zip(found.parts, expected.parts):
+        mine, right = mine.double(), right.double()
+        apart = ~torch.isclose(mine, right, rtol=tolerance, atol=tolerance, equal_nan=True)
+        if apart.any():
+            place = apart.nonzero()[0].tolist()
+            a, b = right[tuple(place)].item(), mine[tuple(place)].item()
+            digits = next((digits for digits in range(4, 17) if f"{a:.{digits}g}" != f"{b:.{digits}g}"), 17)
+            where = f"at {place}: " if place else ""
+            shows = not place and digits == 4
+            return "" if shows else f"\nfirst difference {where}expected {a:.{digits}g}, got {b:.{digits}g}"
+    return ""
 
 
 def constant_factor(found, key):
@@ -279,7 +301,7 @@ def kept_keys(lesson, seed):
     keys = []
     for kept in torch.load(KEPT, weights_only=True)[lesson]:
         one = kept["sets"][seed % len(kept["sets"])]
-        kept_cases = [cases.Case(arguments, padded=padded) for arguments, padded in one["cases"]]
+        kept_cases = [cases.Case(arguments, None, *kind) for arguments, *kind in one["cases"]]
         keys.append(Key(SimpleNamespace(**kept["about"]), kept_cases, read(one["expected"])))
         keys[-1].mistakes = {message: read(outcomes) for message, outcomes in one["mistakes"].items()}
     return keys

@@ -40,7 +40,7 @@ def kept_of(exercise, solution):
         key = check.key_of(exercise, solution, seed)
         sets.append(
             {
-                "cases": [(case.arguments, case.padded) for case in key.cases],
+                "cases": [(case.arguments, case.padded, case.deep) for case in key.cases],
                 "expected": [as_dictionary(outcome) for outcome in key.expected],
                 "mistakes": {
                     message: [as_dictionary(outcome) for outcome in outcomes]
@@ -48,7 +48,9 @@ def kept_of(exercise, solution):
                 },
             }
         )
-    about = {name: getattr(exercise, name) for name in ("number", "function", "gradient", "tolerance", "padding")}
+    about = {
+        name: getattr(exercise, name) for name in ("number", "function", "gradient", "tolerance", "padding", "deep")
+    }
     return {"about": about, "sets": sets}
 
 

@@ -21,6 +21,7 @@ class Case:
     arguments: dict
     expected: object = None
     padded: bool = False  # with −inf or NaN outside the mask; gradients count on response tokens alone
+    deep: bool = False  # with log-probabilities so low that exp gives 0
 
 
 @dataclass(eq=False)  # each is itself alone, and can be a key
@@ -35,6 +36,7 @@ class Exercise:
     gradient: str = ""  # the argument by which the gradient is compared; the solution says if there is one
     tolerance: float = 1e-5  # absolute and relative
     padding: str = ""  # names of arguments that may hold anything outside the argument "mask"
+    deep: str = ""  # names of log-probabilities of which only differences matter
 
     def __post_init__(self):
         self.cases = [*self.cases, Case(self.random(generator(0)))]
@@ -44,6 +46,9 @@ class Exercise:
         cases = [Case(self.random(generator(seed + i))) for i in range(NUM_FRESH)]
         if self.padding:
             cases += [self.padded_case(seed + NUM_FRESH, value) for value in (-math.inf, math.nan)]
+        if self.deep:
+            arguments = self.random(generator(seed))
+            cases.append(Case(arguments | {name: arguments[name] - 200 for name in self.deep.split()}, deep=True))
         return cases
 
     def padded_case(self, seed, value):

@@ -103,6 +103,7 @@ DECOUPLED_LOSS = Exercise(
     ],
     random=random_batch,
     padding="logp old_logp sampler_logp",
+    deep="logp old_logp sampler_logp",
     mistakes={
         "lacks w: stale responses count as fresh ones (--correction none)": with_mistake(lambda *_: {"weight": 1.0}),
         "ρ divides by π_sampler: that is --correction ppo; w carries that part of the way": with_mistake(

@@ -74,6 +74,7 @@ CLIPPED_LOSS = Exercise(
     ],
     random=random_loss,
     padding="logp old_logp advantages",
+    deep="logp old_logp",
     mistakes={
         "has the wrong sign: this is the objective, which should grow; the loss is its negative": (
             lambda logp, old_logp, advantages, mask, low, high: tokens_mean(
@@ -307,6 +308,7 @@ K3_KL = Exercise(
         ),
     ],
     random=random_policies,
+    deep="logp ref_logp",
     mistakes={
         "wrong sign in k3: the difference is ref_logp − logp (π_ref/π), not logp − ref_logp": (
             lambda logp, ref_logp: k3(logp - ref_logp)

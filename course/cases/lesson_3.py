@@ -107,6 +107,7 @@ TRUNCATED_WEIGHTS = Exercise(
         Case({"trainer_logp": floats([[-4]]), "sampler_logp": floats([[-1]]), "cap": 2.0}, floats([[math.exp(-3)]])),
     ],
     random=random_weights,
+    deep="trainer_logp sampler_logp",
     mistakes={
         "a gradient flows through the weights: they are constants, detach them": (
             lambda trainer, sampler, cap: (trainer - sampler).exp().clamp(max=cap)

@@ -47,9 +47,15 @@ SEQUENCE_RATIO = Exercise(
             },
             floats([2, 0.5]),
         ),
+        # 2,000 tokens of the same ratio: their product is more than float32 holds, their mean is not.
+        Case(
+            {"logp": floats([[-1] * 2000]), "old_logp": floats([[-1.1] * 2000]), "mask": bools([[1] * 2000])},
+            floats([math.exp(0.1)]),
+        ),
     ],
     random=random_responses,
     padding="logp old_logp",
+    deep="logp old_logp",
     mistakes={
         "is the product of the ratios: GSPO takes the root of it, exp of the mean of the log-ratios": (
             lambda logp, old_logp, mask: ((logp - old_logp) * mask).sum(1).exp()
