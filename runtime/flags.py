@@ -127,6 +127,7 @@ def read(argv, args_class, tasks):
     ValueError if a value is out of its range, or the command line has a setting of another task.
     """
     below = layers(argv, args_class, tasks)
+    check_names(argv, args_class)
     about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
     args = parse(argv, args_class, args_class(**merged(below)), about)
     check_ranges(args)
@@ -339,6 +340,25 @@ def given(argv, names=("task", "model", "resume", "run_dir", "steps", "epochs"))
         parser.add_argument(*spellings, nargs="?")  # a flag without a value is for parse to refuse
     known, _ = parser.parse_known_args(argv)
     return {name: value for name, value in vars(known).items() if value is not None}
+
+
+# What TRL, verl and others call a setting of ours.
+OTHER_NAMES = {
+    "learning_rate": "lr", "beta": "kl_coef", "epsilon": "clip_low", "epsilon_high": "clip_high",
+    "num_generations": "responses_per_prompt", "max_completion_length": "max_response_tokens",
+    "max_new_tokens": "max_response_tokens", "max_prompt_length": "max_prompt_tokens",
+    "max_steps": "steps", "num_train_epochs": "epochs", "output_dir": "run_dir",
+    "model_name_or_path": "model", "dataset": "data", "batch_size": "prompts_per_step",
+}  # fmt: skip
+
+
+def check_names(argv, args_class):
+    """ValueError, with our name, at a flag that other libraries have for a setting of ours."""
+    names = {field.name for field in dataclasses.fields(args_class)}
+    for word in argv:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        if word.startswith("--") and name not in names and OTHER_NAMES.get(name) in names:
+            raise ValueError(f"there is no --{name}: it is --{OTHER_NAMES[name]} here")
 
 
 def parse(argv, args_class, default, description):

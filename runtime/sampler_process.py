@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import queue
+import re
 import resource
 import shutil
 import signal
@@ -161,6 +162,8 @@ def check(args, num_parameters):
     """
     if not hasattr(args, "sampler_gpus"):
         return
+    if not re.fullmatch(r"(\d+(,\d+)*)?", args.sampler_gpus):
+        raise ValueError(f"--sampler_gpus is {args.sampler_gpus!r}; it must be numbers, as in 2,3")
     if processes.ON_GPU:
         gpus(args)
     each = num_parameters * getattr(torch, args.dtype).itemsize
