@@ -1,8 +1,9 @@
 """ACPO: Adaptive Clip Policy Optimization, GRPO with a clip range for each bin of probabilities.
 
 From *What Are Key Factors for Updates in RL for LLM Reasoning?* (arXiv 2606.22570, "the paper"). In
-an update, ρ of a low-probability token moves far more than ρ of a probable one (Lemma 1), so one
-clip range for all cuts off mostly low-probability tokens. Here it widens with ρ's spread (eq. 8):
+an update, ρ of a low-probability token moves far more than ρ of a high-probability token (Lemma 1).
+A single clip range therefore cuts off mostly low-probability tokens. ACPO's clip range grows with
+the spread of ρ (eq. 8):
 
     J = mean over the responses of  1/|o_i| · Σ_t min[ρ·A, clip(ρ, 1−ε_a, 1+ε_a)·A]
 
@@ -23,15 +24,14 @@ The paper's baselines are means over responses too, so they are settings of this
 
 Where this file deviates from the paper and its release (Control-derek/ACPO, a fork of verl), and
 why:
-- σ_a is over the whole mini-batch, of all processes. The release takes each micro-batch's own, so
-  its clip ranges, and with them its gradient, move with the micro-batch size.
-- The paper leaves open which π the bins are of, what σ² is divided by, and an upper bound of ε_a.
-  The release settles all three, and this file follows: π of the policy that is being updated, the
-  number of tokens (ddof 0), and --clip_max 3. From ε_a = 1 on the lower bound is never reached,
-  since ρ > 0.
-- The release takes √(σ² + 1e-8), so its ε_a is 0.2003 where ours is ε_b: at ρ = 1 neither binds.
-- No dual clip: eq. 8 has none. The release has verl's, which caps −ρ·A at 3·|A| when A < 0 and is
-  the only bound on a large ρ there.
+- σ_a is computed over the whole mini-batch, on all processes. The release computes it per
+  micro-batch, so its clip ranges and its gradient depend on the micro-batch size.
+- The paper does not say which policy's π is binned, what σ² is divided by, or whether ε_a is
+  bounded. This file follows the release: π of the policy that is being updated, the number of
+  tokens (ddof 0), and --clip_max 3. From ε_a = 1 on the lower bound is never reached, since ρ > 0.
+- The release takes √(σ² + 1e-8), so its ε_a is 0.2003 where ours is ε_b. At ρ = 1 neither clips.
+- No dual clip, since eq. 8 has none. The release has verl's dual clip, which caps −ρ·A at 3·|A| if
+  A < 0, the only bound on a large ρ there.
 - Sizes: the paper gives batches of 512 and mini-batches of 256 and 32 (Appendix F). The defaults
   for math and countdown are the release's: 128 prompts with 2 updates a step; its off-policy regime
   is 256 prompts with 16. Both have 10 responses to a prompt and 1024 + 3072 tokens. Its 15 epochs,

@@ -16,15 +16,15 @@ knowledge, which is grpo.py with --clip_high 0.2 to the last bit.
 
 What this file settles:
 - The quantile is interpolated linearly between a response's two nearest entropies. A token at the
-  quantile itself is knowledge; so is the only token of a response.
+  quantile itself is a knowledge token, and so is the only token of a response.
 
 Where this file deviates from the paper's release (wizard-III/ArcherCodeR), and why:
-- The release takes entropy and quantile from the current policy in every pass. Here they are those
-  of the policy that sampled, for all updates of a step: a token keeps its kind.
+- The release takes entropy and quantile from the current policy in every pass. This file takes them
+  once, from the policy that sampled, so a token keeps its kind for all updates of a step.
 - The release averages the KL term over the knowledge tokens alone, so its β of 0.001 is 1.25 times
   ours at a quantile of 0.8. Here the divisor is the same for both terms.
-- --reasoning_kl is a share of --kl_coef; the release's flag is a weight of its own. Without
-  --kl_coef there is no reference model for either kind.
+- --reasoning_kl is a share of --kl_coef; the release has a separate weight. With --kl_coef 0 no
+  reference model is loaded.
 - The release has a dual clip at 10.
 - The release makes 3 epochs over a step's responses, with up to 2 mini-batches each. Here every
   response is used once, as in grpo.py.

@@ -1,8 +1,8 @@
 """CISPO: REINFORCE on every token, each weighted by its clipped importance ratio.
 
-From *MiniMax-M1* (Chen et al. 2025, arXiv 2506.13585). In GRPO a token is cut off from the gradient
-once its ρ has left the clip range in the direction of A. Here no token ever is: ρ is a weight
-without gradient, and the clip bounds the weight alone. Maximise
+From *MiniMax-M1* (Chen et al. 2025, arXiv 2506.13585). In GRPO a token gets no gradient once its ρ
+has left the clip range in the direction of A. In CISPO every token keeps its gradient: ρ is a
+weight without gradient, and the clip bounds this weight alone. Maximise
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t sg[clip(ρ, 1−ε_low, 1+ε_high)] · A · log π(o_it)     sg: a constant
 
@@ -10,16 +10,16 @@ with ρ and A as in grpo.py. Since ρ > 0, ε_low 1 means no lower bound. Within
 gradient is ρ·A·∇log π, as in grpo.py; above them it is (1 + ε_high)·A·∇log π.
 
 --gated is MiniMax-M1's general form (eq. 6 and 7): the term times PPO's mask. The ACPO paper (*What
-Are Key Factors for Updates in RL for LLM Reasoning?*) has it as its baseline CISPO. Its release has
-the mask at 0.2 below and 0.3 above: a token with A > 0 and ρ > 1.3, or A < 0 and ρ < 0.8, is cut
-off after all. So its bound of 1.45 matters only if A < 0, against the paper's own words (Section
-4.2). And it takes the mean over responses of the means over tokens, like all methods of that
-release.
+Are Key Factors for Updates in RL for LLM Reasoning?*) uses this form as its baseline CISPO. ACPO's
+release has the mask at 0.2 below and 0.3 above: a token with A > 0 and ρ > 1.3, or A < 0 and ρ <
+0.8, gets no gradient. So the bound of 1.45 matters only if A < 0, although the paper says otherwise
+(Section 4.2). Like all methods of that release, it averages over tokens first, and then over
+responses.
 
 What differs from grpo.py: policy_loss; --gated, and what update divides by then; the defaults of
---clip_low, --clip_high and --kl_coef. clip_rate is the share of tokens whose weight is bounded,
-whichever sign A has; they stay in the gradient, with the bound as weight. With --gated the tokens
-that the gate cuts off count as well.
+--clip_low, --clip_high and --kl_coef. clip_rate is the share of tokens whose weight is bounded, for
+either sign of A; these tokens stay in the gradient. With --gated the tokens that the gate cuts off
+count as well.
 
 Where this file deviates, and why:
 - MiniMax-M1 also has DAPO's dynamic sampling and length penalty (dapo.py). Here they are left out.

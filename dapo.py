@@ -1,10 +1,9 @@
 """DAPO: GRPO that samples until every group has something to teach, and penalises overlong
 responses.
 
-From *DAPO* (Yu et al. 2025, arXiv 2503.14476). Its objective J is grpo.py's (eq. 1 of the
-AR-Lopti paper, arXiv 2505.12929), which has two of DAPO's four techniques already: the higher clip
-for rising probabilities (ε_high > ε_low), and the mean over tokens instead of responses. The other
-two:
+From *DAPO* (Yu et al. 2025, arXiv 2503.14476). DAPO has four techniques. grpo.py's objective J (eq.
+1 of the AR-Lopti paper, arXiv 2505.12929) already has two of them: a wider clip range above 1
+(ε_high > ε_low), and a mean over tokens instead of responses. This file adds the other two:
 
     dynamic sampling   a group whose rewards are all equal has A = 0 and teaches nothing. It is
                        dropped, and prompts_per_step more prompts are sampled, until
@@ -14,31 +13,31 @@ two:
                        response of n tokens is lowered before the advantage: by 0 up to n = L − B,
                        and by (n − (L − B)) / B beyond, which is 1 at n = L
 
-If too few groups are kept after the last refill, the step trains on those it has, spread evenly
-over its updates; an update without any is left out. With no group at all no weight changes: the
-step is logged with groups_kept 0 and optimizer_steps 0.
+If too few groups are kept after the last refill, the step trains on the groups it has, spread
+evenly over its updates. An update without a group is skipped. Without any group no weight changes,
+and the step is logged with groups_kept 0 and optimizer_steps 0.
 
 What differs from grpo.py: --max_refills and --overlong_buffer; overlong_penalty; dynamic_sampling,
-which main calls instead of sample. A step's metrics are over all responses that it sampled, and
-their reward is the rule's, without the penalty; entropy, kl and sampler_gap are over the responses
-it trains on.
+which main calls instead of sample. A step's metrics cover all sampled responses, and the metric
+reward leaves out the penalty. entropy, kl and sampler_gap cover the responses that are trained on.
 
 Where this file deviates from the paper and its release (a recipe of verl), and why:
-- Groups are compared by the rule's reward, before the penalty, so a group of right answers is
-  dropped even if some are overlong. DAPO does the same, as it drops by accuracy. But a group of
-  wrong answers whose rewards differ (K&K's rule has three of them) is kept: the AR-Lopti paper
-  (Appendix D.1.2) drops "identical rewards". A group of one response is kept, as in verl.
-- If groups are still missing after the last refill, verl's recipe ends the run with an error. Here
-  it goes on.
-- verl moves responses among processes to balance their tokens, which changes what an update holds.
-  Here the kept groups are dealt out so that it holds the same groups on any number of processes.
+- A group is dropped if the rule's rewards, before the penalty, are all equal. So a group of right
+  answers is dropped even if some are overlong, as in DAPO, which drops by accuracy. A group of
+  wrong answers with different rewards is kept (K&K's rule has three rewards for wrong answers),
+  since the AR-Lopti paper (Appendix D.1.2) drops "identical rewards". A group of one response is
+  kept, as in verl.
+- If groups are missing after the last refill, verl's recipe ends with an error. This file goes on.
+- verl moves responses among processes to balance their tokens, which changes the mini-batches. This
+  file deals the kept groups out so that an update has the same groups on any number of processes.
 - Settings are GRPO's, as in the AR-Lopti paper. DAPO's own: --clip_high 0.28 --kl_coef 0
   --updates_per_step 16 --prompts_per_step 512 --responses_per_prompt 16 --temperature 1
   --weight_decay 0.1 --max_response_tokens 20480 (B is 20% of it: 4096). Its release also warms the
   learning rate up over 10 steps, samples three times prompts_per_step prompts in each round, and
   makes at most 10 rounds (--max_refills 9).
-- --epochs gives as many steps as without refills. Refills use the problems up sooner, so these come
-  again. The AR-Lopti paper fixes the number of steps as well: 360 for its 3B model, 300 for the 7B.
+- --epochs gives as many steps as without refills. Refills use up the problems sooner, so problems
+  repeat. The AR-Lopti paper fixes the number of steps as well: 360 for its 3B model, 300 for the
+  7B.
 - All deviations of grpo.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dapo.py …` for four):

@@ -2,9 +2,9 @@
 
 From *Rethinking the Trust Region in LLM Reinforcement Learning* (Qi et al. 2026, arXiv 2602.04879).
 The clip of grpo.py bounds ρ = π/π_old. A token that goes from 0.001 to 0.002 has ρ = 2 and is cut
-off, though hardly any probability has moved; one that goes from 0.99 to 0.80 has ρ = 0.81 and is
-kept, though a fifth of the distribution has. Here a token is cut off once its own probability has
-moved by more than δ in the direction of A:
+off, although hardly any probability has moved. A token that goes from 0.99 to 0.80 has ρ = 0.81 and
+is kept, although a fifth of the probability has moved. DPPO cuts off a token once its own
+probability has moved by more than δ in the direction of A:
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t M · sg[min(ρ, 20)] · A · log π(o_it)                 sg: a constant
 
@@ -16,10 +16,10 @@ divergence instead, D = KL((π_old, 1 − π_old) ‖ (π, 1 − π)): then M is
 has moved against the direction of A, so that an update brings it back.
 
 Which tokens each method holds back, at ε 0.2/0.24 and δ 0.15:
-- grpo.py: in ratio. A low-probability token (π_old 0.01) may rise to 0.0124 only; a probable one
-  (0.9) may fall to 0.72.
-- dppo.py: in probability. The low-probability token may rise to 0.16, the probable one fall to
-  0.75.
+- grpo.py: in ratio. A low-probability token (π_old 0.01) may rise to 0.0124 only; a
+  high-probability one (0.9) may fall to 0.72.
+- dppo.py: in probability. The low-probability token may rise to 0.16, the high-probability one fall
+  to 0.75.
 - grpo_ar_lopti.py: AR weighs the low-probability token down, in proportion to π_old; Lopti moves it
   first, before the others. The clip is grpo.py's.
 - acpo.py: in ratio, with a wider range where ρ spreads more, which is at low-probability tokens.
@@ -29,8 +29,8 @@ policy_loss; the default of --kl_coef. clip_rate is the share of tokens with M =
 
 Where this file deviates from the paper and its release (sail-sg/Stable-RL; also in verl), and why:
 - π_old is the trainer's probability before the step's updates, as in all files here. The authors
-  advise the sampler's own as the anchor, so that the region also bounds what the two programs
-  differ by.
+  advise the sampler's probability as the anchor, so that the region also bounds the difference
+  between the two programs.
 - Only the binary approximation is here. The paper also has one over the K most probable tokens.
 - δ is 0.15 for TV and 0.05 for KL, as in verl's example (examples/dppo_trainer), which makes 8
   updates a step. ρ is at most 20, as in verl if clip_ratio_c is not set; verl sets it to 3, that

@@ -1,11 +1,11 @@
 """Dr. GRPO: GRPO without its two divisions, by the standard deviation and by the length.
 
 From *Understanding R1-Zero-Like Training: A Critical Perspective* (Liu et al. 2025, arXiv
-2503.20783). Both divisions of GRPO bias the gradient. Dividing by a group's standard deviation
-makes prompts count more that are nearly always or nearly never solved. Dividing by the number of
-tokens makes a token count less where responses are long. In GRPO as first published, the tokens are
-those of the one response, so a wrong response is punished less if it is longer. "Dr." is for "done
-right". Without both divisions, maximise
+2503.20783). Both divisions of GRPO bias the gradient. The division by a group's standard deviation
+gives more weight to prompts that are nearly always or nearly never solved. The division by the
+number of tokens gives less weight to each token of a long response. GRPO as first published divides
+by the tokens of the one response, so a wrong response is punished less if it is longer. "Dr." is
+for "done right". Without both divisions, maximise
 
     J = 1/(n·L) · Σ_i Σ_t min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A]
 
@@ -20,8 +20,8 @@ A is that of rloo.py times (G − 1)/G: the group's mean contains the response i
 advantages smaller by the same factor.
 
 What differs from grpo.py: compute_advantages; the divisor in update; the default of --kl_coef.
-grpo.py divides by the tokens of the whole mini-batch, so it lacks the bias within a mini-batch;
-what is left of it is that a mini-batch of longer responses has a smaller weight per token.
+grpo.py divides by the tokens of the whole mini-batch, so it has no length bias within a mini-batch.
+A mini-batch of longer responses still has a smaller weight per token.
 
 Where this file deviates from the paper and its release (sail-sg/understand-r1-zero), and why:
 - With the same advantages the gradient is smaller than grpo.py's by the ratio of the mean length to

@@ -1,8 +1,8 @@
 """GRPO on the tokens of highest entropy alone: the 80/20 rule.
 
 From *Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive Effective Reinforcement Learning*
-(Wang et al. 2025, arXiv 2506.01939). At most tokens the policy is sure what comes next. Only the
-tokens at which it is least sure are trained, with the objective of grpo.py:
+(Wang et al. 2025, arXiv 2506.01939). At most tokens the policy is sure what comes next. The rule
+trains only the tokens at which the policy is least sure, with the objective of grpo.py:
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t 1[H ≥ τ] · { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
@@ -10,9 +10,9 @@ tokens at which it is least sure are trained, with the objective of grpo.py:
     τ  the ⌈entropy_top·n⌉-th largest H of the mini-batch's n response tokens
 
 What differs from grpo.py: --entropy_top; entropy_threshold; the narrower mask in update, and its
-two metrics. H is taken anew for each update: at a step's first update the policy is still the one
-that sampled, later updates make a forward pass of their own. `--entropy_top 1` is grpo.py to the
-last bit.
+two metrics. H is computed anew for each update: at a step's first update the policy is still the
+one that sampled, and each later update makes one more forward pass. `--entropy_top 1` is grpo.py to
+the last bit.
 
 Wang et al. and the AR-Lopti paper use the rule on DAPO, with dynamic sampling and, in Wang et al.,
 overlong shaping and no KL term; here it stands on GRPO, so that the diff is the rule. Wang et al.
@@ -22,14 +22,14 @@ with 16 only.
 
 Where this file deviates from the rule's release (Shenzhi-Wang/Beyond-the-80-20-Rule-RLVR) and from
 ACPO's (Control-derek/ACPO), which has the rule as an option, and why:
-- τ is one number for the whole mini-batch, over all processes, so that it does not move with the
-  micro-batch size. The rule's release has one for each micro-batch; ACPO's takes the top ⌊0.2·n⌋ of
-  each response's n tokens.
-- The sum is divided by all response tokens, as in grpo.py: the others count as zeros, and the
-  gradient is the part of grpo.py's that the chosen tokens give. Both releases divide by the number
-  of chosen tokens, which makes a token weigh five times as much at 0.2.
-- Tokens that tie with τ all enter, so that neither their order nor the number of processes matters.
-  At least one token does.
+- τ is one number for the whole mini-batch, over all processes, so that it does not depend on the
+  micro-batch size. The rule's release has a τ for each micro-batch; ACPO's release takes the top
+  ⌊0.2·n⌋ of each response's n tokens.
+- The divisor counts all response tokens, as in grpo.py, so the gradient is the chosen tokens' part
+  of grpo.py's gradient. Both releases divide by the number of chosen tokens, which makes a token
+  weigh five times as much at 0.2.
+- All tokens that tie with τ are trained, so that neither their order nor the number of processes
+  matters. At least one token is trained.
 - The other tokens have no KL term either.
 - All deviations of grpo.py.
 

@@ -1,8 +1,8 @@
 """GRPO with another estimate of the KL term, with the gradient of KL(π ‖ π_ref).
 
-From *Approximating KL Divergence* (Schulman 2020), which has k1, k2 and k3 as estimates of a value.
-Training uses their gradients, and an estimate with the right mean can have another divergence's
-gradient (course/lesson_10.md). Maximise
+*Approximating KL Divergence* (Schulman 2020) has k1, k2 and k3 as estimates of the divergence's
+value. Training uses their gradients, and an estimate with the right mean can have the gradient of
+another divergence (course/lesson_10.md). Maximise
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k }
 
@@ -16,8 +16,8 @@ with ρ and A as in grpo.py and, by --kl, for each token
 What differs from grpo.py: --kl; kl_term in the place of k3; β must be above 0. `--kl k3` is grpo.py
 to the last bit.
 
-Where this file deviates from DeepSeek-V3.2, which has no public code for training: in nothing but
-what grpo.py has otherwise, such as its divisor. Its masks are in grpo_tis.py.
+Where this file deviates from DeepSeek-V3.2, which has no public training code: only where grpo.py
+does, such as the divisor. DeepSeek-V3.2's mask is in grpo_tis.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_kl.py` for four):
     python grpo_kl.py

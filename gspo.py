@@ -1,8 +1,8 @@
 """GSPO: Group Sequence Policy Optimization, GRPO with one importance ratio for a whole response.
 
 From *Group Sequence Policy Optimization* (Zheng et al. 2025, arXiv 2507.18071). The reward belongs
-to a response, and so do ratio and clip here. The ratio s is the geometric mean of the response's ρ.
-All its tokens share it, and the clip keeps or cuts off the response as a whole:
+to a whole response, so GSPO takes ratio and clip per response, too. The ratio s is the geometric
+mean of the response's ρ. All its tokens share s, and the clip keeps or cuts off the whole response:
 
     J = mean over the responses of  min[s·A, clip(s, 1−ε_low, 1+ε_high)·A]
 
@@ -12,19 +12,18 @@ with A as in grpo.py. The gradient of a response that is not cut off is s·A tim
 tokens' ∇log π.
 
 What differs from grpo.py: policy_loss; its divisor, which counts responses instead of tokens, so
-that each response counts alike, however long it is; the defaults of --clip_low, --clip_high and
---kl_coef. The mean over a response moves far less than a single token does, so the bounds are 600
-times narrower than GRPO's. clip_rate is still a share of tokens: those of the responses that are
-cut off.
+that each response has the same weight, however long it is; the defaults of --clip_low, --clip_high
+and --kl_coef. The mean over a response moves far less than a single token, so the bounds are 600
+times narrower than GRPO's. clip_rate is still a share of tokens: the tokens of clipped responses.
 
 Where this file deviates from the paper, and why:
-- The paper leaves out the KL term "for brevity"; here there is none by default. If --kl_coef asks
-  for one, each of a response's tokens has the weight 1/|o_i| in it, too.
+- The paper leaves out the KL term "for brevity"; by default this file has none. With --kl_coef,
+  each token's KL term has the weight 1/|o_i|, too.
 - GSPO makes 4 updates a step (`--updates_per_step 4`); here the default is GRPO's 2. ε_low 3e-4 and
   ε_high 4e-4 are GSPO's.
-- The bounds are not far above bfloat16's rounding. If π_old comes from forward passes of other
-  sizes than an update's, log s is up to 4e-4 although no weight has moved (12 responses of 150
-  tokens, kk_tiny). So the clip can cut off a response in a step's first update already.
+- The bounds are close to bfloat16's rounding. If π_old comes from forward passes of another size
+  than the update's, log s is up to 4e-4 although no weight has moved (12 responses of 150 tokens,
+  kk_tiny). So the clip can cut off a response even in a step's first update.
 - The clamp to ±20 is on log s, the mean, so it changes no s that could occur.
 - All deviations of grpo.py, except for its divisor.
 

@@ -3,8 +3,8 @@
 From *Maximum Likelihood Reinforcement Learning* (Tajwar et al. 2026, arXiv 2602.02710). Let p be
 the probability that a response to a prompt is correct. REINFORCE maximises the mean of p over the
 prompts. Maximum likelihood maximises the mean of log p, whose gradient is ∇p/p: it cares more about
-prompts that are rarely solved. Since log p = −Σ_k (1−p)^k/k over k = 1, 2, …, there is something in
-between, the sum's first T terms:
+prompts that are rarely solved. Since log p = −Σ_k (1−p)^k/k over k = 1, 2, …, the first T terms of
+the sum lie between the two:
 
     J_T = −Σ_{k≤T} (1−p)^k/k        ∇J_T = Σ_{k≤T} (1−p)^(k−1) · ∇p
 
@@ -22,15 +22,14 @@ wrong have A = 0 and teach nothing.
 Apart from the divisor Σ_i|o_i|, the expected gradient of a group is ∇J_T with T = G − 1. To see it,
 write A_i as r_i/mean − 1. The first part gives the mean of ∇log π over the correct responses. It is
 ∇p/p in expectation, if one of the G is correct at all: (1 − (1−p)^G)·∇p/p, which is ∇J_G. The −1 is
-a baseline. It would change no expectation, but groups that are all wrong go without it. That costs
-the last term of ∇J_G. With G = 2 this is REINFORCE.
+a baseline. It would change no expectation, but groups that are all wrong do not have it. That
+removes the last term of ∇J_G. With G = 2 this is REINFORCE.
 
 What differs from reinforce.py: compute_advantages; in main, the reward.
 
 Where this file deviates from the paper's release (tajwarfahim/maxrl, a fork of verl), and why:
-- Reward. p is a probability, so r is 0 or 1. A reward of K&K is −3 to 3, and a part of it is for
-  the format. So r is not the task's reward but `correct` of its score; the metric reward is still
-  the task's.
+- Reward. p is a probability, so r is 0 or 1. A K&K reward is −3 to 3, and a part of it is for the
+  format. So r is `correct` of the task's score; the metric reward is still the task's reward.
 - On GSM8K the release gives a response that was cut off the reward 0. Here, and there on other
   data, it is 1 if its answer is right.
 - The release divides by mean + 1e-6 and has A = r/1e-6 in a group of one. Here A is 0 in it.

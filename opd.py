@@ -1,18 +1,17 @@
 """OPD: on-policy distillation, in which a teacher grades every token that the student writes.
 
-From *On-Policy Distillation* (Lu and Thinking Machines Lab 2025). The student is the policy: it
-writes the responses. The teacher, a better model, writes nothing: it only computes the
-probability that it gives to each of these tokens. A token to which the student gives more than the
-teacher does becomes less probable, and the other way round. Maximise
+From *On-Policy Distillation* (Lu and Thinking Machines Lab 2025). The student is the policy, and it
+writes the responses. The teacher, a better model, only computes its own probability of each of
+these tokens. If the student's probability is higher than the teacher's, training lowers it; if it
+is lower, training raises it. Maximise
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t A_it · log π(o_it)
 
     A_it = −(log π(o_it) − log π_teacher(o_it))      before the update, without gradient
 
-A is about one token, so the tokens of a response get different advantages: a reward says whether
-the answer was right, and the teacher says where it went wrong. The responses are the student's own,
-so it learns in places to which its own mistakes lead. sft.py on the teacher's responses never gets
-there.
+Each token has an advantage of its own: a reward says whether the answer was right, and the teacher
+says where it went wrong. The responses are the student's own, so it learns in situations that its
+own mistakes lead to. sft.py on the teacher's responses never sees these situations.
 
 Why this is right. After a given text, the mean of −A over tokens drawn from π is the KL divergence
 KL(π ‖ π_teacher) = Σ_o π(o)·log(π(o)/π_teacher(o)), of the next token: the "reverse" KL, since the
@@ -21,15 +20,15 @@ student's probabilities weigh it. Its gradient is
     Σ_o ∇π(o)·log(π(o)/π_teacher(o)) + Σ_o π(o)·∇log π(o)
 
 The last sum is ∇Σ_o π(o) = 0. With ∇π = π·∇log π the first one is the mean of −A·∇log π. So the
-mean gradient of J is ∇(−KL), the text before the token held fixed: what a token does to the
-later ones is not counted (a discount of 0). At A = 0 everywhere the student is the teacher. Reverse
-KL is large where the student writes what the teacher would not. So the student learns to avoid
-that, and need not learn everything that the teacher might write.
+mean gradient of J is ∇(−KL), the text before the token held fixed: what a token does to the later
+ones is not counted (a discount of 0). At A = 0 everywhere the student is the teacher. Reverse KL is
+large where the student writes what the teacher would not. So the student learns to avoid such
+tokens, and need not learn everything that the teacher might write.
 
 Both probabilities are at the sampling temperature. If they agree at one temperature, they agree at
 all.
 
-Rewards are computed for the metrics: they are not in J. So groups have no meaning, and
+Rewards are computed for the metrics alone; J has none. So groups have no meaning, and
 --responses_per_prompt 1 is as good. The metric kl is the mean of −A, in nats per token.
 
 What differs from reinforce.py: --teacher and the second model, loaded as grpo.py loads its

@@ -2,9 +2,9 @@
 
 From *Proximal Policy Optimization Algorithms* (Schulman et al. 2017, arXiv 1707.06347) and
 *High-Dimensional Continuous Control Using Generalized Advantage Estimation* (GAE, Schulman et al.
-2015, arXiv 1506.02438). grpo.py takes the mean reward of a group as the baseline of all its tokens.
-Here a value model V, the critic, learns what reward is still to come at each position, so tokens of
-one response get different advantages, and one response to a prompt would do. Maximise
+2015, arXiv 1506.02438). In grpo.py the mean reward of a group is the baseline of all its tokens. In
+PPO a value model V, the critic, learns to predict the reward to come at each position. So the
+tokens of a response get different advantages, and a group is not needed. Maximise
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A]
 
@@ -17,17 +17,16 @@ and the critic minimises, over the same mini-batches,
 
     1/Σ_i|o_i| · Σ_i Σ_t ½·max[(V − R)², (clip(V, V_old−ε_V, V_old+ε_V) − R)²]     R = Â + V_old
 
-with ρ as in grpo.py. V_t is computed from the text before token t, like the token's probability.
-After the last token it is 0. λ 1 means Â = (rewards to come) − V: no bias from a wrong V, but the
-most noise. λ 0 means Â = δ.
+with ρ as in grpo.py. V_t is computed from the text before token t, like the token's probability. V
+after the last token is 0. λ = 1 means Â = (rewards to come) − V: no bias from a wrong V, but the
+most noise. λ = 0 means Â = δ.
 
-What differs from grpo.py, and what GRPO therefore saves: ValueModel, of the policy's size, with an
-optimizer of its own; compute_values, estimate_advantages, value_loss, update_values; the KL term is
-in the rewards instead of the loss. The policy's update is grpo.py's. In memory it is another
-trained model with AdamW's state; in time, one more forward pass and one more update. Metrics:
-value_loss, value_clip_rate, value_grad_norm, explained_variance (1 − variance of R − V_old over
-variance of R, before the update: 0 is no better than a constant, 1 is perfect; null if all returns
-are equal).
+What differs from grpo.py: ValueModel, of the policy's size, with an optimizer of its own;
+compute_values, estimate_advantages, value_loss, update_values; the KL term is in the rewards
+instead of the loss. The policy's update is the same. GRPO saves a second trained model with its
+AdamW state, one forward pass and one update. Metrics: value_loss, value_clip_rate, value_grad_norm,
+explained_variance (1 − variance of R − V_old over variance of R, before the update: 0 is no better
+than a constant, 1 is perfect; null if all returns are equal).
 
 Where this file deviates from the papers and from verl's `gae`, and why:
 - The critic begins as the model to train with a new linear head that is zero, so V is 0 everywhere
@@ -37,11 +36,10 @@ Where this file deviates from the papers and from verl's `gae`, and why:
 - γ 1 and λ 1 are verl's; so are the critic's learning rate 1e-5, ten times the policy's, and the
   whitening. ε_V is 0.2, PPO's own ε; verl has 0.5.
 - PPO as published makes several passes over the same samples, clips at 0.8 and 1.2, does not clip
-  the value and adds an entropy bonus. Here each response is in one update, and the clip is
-  grpo.py's, as everything else that the two share.
+  the value and adds an entropy bonus. Here each response is used once, with grpo.py's clip.
 - The critic is updated before the policy. Both use advantages and returns that were computed
   before, so the order does not matter.
-- Each prompt still gets G responses; nothing here compares them.
+- Each prompt still gets G responses, but nothing compares them.
 - A checkpoint's model is the policy. The critic is in its trainer/ folder, for --resume.
 - LoRA (--lora_rank) is for the policy alone: the critic is trained whole, in float32.
 - All deviations of grpo.py, except for groups.

@@ -12,18 +12,17 @@ responses o_i from the current policy. With an advantage for every token, maximi
     A  = (R − μ) / √(σ² + 1e-8)      μ, σ²: mean and variance of R over the step's response tokens
 
 What differs from grpo.py: token_returns and compute_advantages; no KL term in policy_loss; three
-metrics. --kl_coef is the penalty's β; with 0, R is the reward on each token. A group of equal
-rewards teaches nothing in grpo.py; here it does.
+metrics. --kl_coef is the penalty's β; with 0, R is the reward on each token. In grpo.py a group of
+equal rewards teaches nothing; here it still does.
 
 Where this file deviates from the paper and its release (zhyang2226/AR-Lopti), and why:
-- The release's README switches to REINFORCE++ by its advantage alone. That leaves
-  `use_kl_loss=True` in its script: k3 stays in the loss, and the penalty of each token is skipped.
-  The paper's Table 7 may come from that. Here it is eq. 20: the penalty is in the return, and not
-  in the loss.
+- The release's README changes only the advantage to get REINFORCE++. Its script then keeps
+  `use_kl_loss=True`: k3 stays in the loss, and there is no penalty per token. The paper's Table 7
+  may come from that. This file follows eq. 20: the penalty is in the return, not in the loss.
 - The text of eq. 20 gives k1 as the ratio π/π_ref. Here it is the ratio's logarithm, whose mean is
   the KL divergence.
-- Eq. 20 writes π. Here it is π_old: returns are computed once, before a step's updates, and carry
-  no gradient.
+- Eq. 20 writes π. This file takes π_old: returns are computed once, before a step's updates, and
+  carry no gradient.
 - Eq. 20 divides by σ and leaves open what σ² is divided by: here the number of tokens less one, as
   in the release. The 1e-8 keeps A finite if all returns are equal; A is 0 then.
 - All deviations of grpo.py, except for groups.

@@ -3,8 +3,9 @@
 From *Back to Basics: Revisiting REINFORCE-Style Optimization for Learning from Human Feedback in
 LLMs* (Ahmadian et al. 2024, arXiv 2402.14740), Section 2.3. Prompts differ in difficulty, so the
 mean reward of the whole step is a poor baseline: to an easy prompt every response is "better than
-average". Here the baseline is the mean reward of the *other* responses to the same prompt. It does
-not depend on the response itself, so it leaves the gradient unbiased, its size included. Maximise
+average". Here the baseline is the mean reward of the *other* responses to the same prompt. This
+baseline does not depend on the response itself, so the gradient stays unbiased, its size included.
+Maximise
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t A_i · log π(o_it)
 
@@ -24,9 +25,9 @@ The paper leaves out ratio and clip on purpose: PPO's clip binds for less than 5
 and learning is better without it (Section 3.2).
 
 The paper's settings: G is 2 or 4; β is 0.03 for TL;DR and 0.10 for HH, with a learned reward model
-(Appendix C). Here there is no penalty unless --kl_coef asks for one, as is usual if a rule gives
-the reward. Two notes on the paper say that it makes two gradient steps with each batch; here it is
-one (`--updates_per_step`).
+(Appendix C). Without --kl_coef there is no penalty here, as is usual if a rule gives the reward.
+Two notes on the paper say that it makes two gradient steps with each batch; here there is one
+(`--updates_per_step`).
 
 Where this file deviates from the paper, and why:
 - The paper's action is the whole response, whose Σ_t log π is multiplied by A, and it takes the

@@ -1,8 +1,8 @@
 """SAPO: Soft Adaptive Policy Optimization, GRPO with a soft gate in place of the clip.
 
 From *Soft Adaptive Policy Optimization* (Gao et al. 2025, arXiv 2511.20347). The clip is a switch:
-a token inside the range has its whole gradient, ρ·A·∇log π, and a little outside it has none. Here
-the share f' of it is left, which falls as ρ leaves 1, on both sides:
+a token inside the range keeps its whole gradient, ρ·A·∇log π, and a token just outside gets none.
+SAPO keeps the share f' of the gradient, which falls smoothly as ρ moves away from 1 on either side:
 
     J = mean over the responses of  1/|o_i| · Σ_t f(ρ)·A
 
@@ -10,16 +10,17 @@ the share f' of it is left, which falls as ρ leaves 1, on both sides:
     f'(ρ) = 4·p·(1 − p)                   with p = sigmoid(τ·(ρ − 1)): 1 at ρ = 1, less elsewhere
 
 with ρ and A as in grpo.py. A token's gradient is f'(ρ)·ρ·A·∇log π. τ is a little larger if A < 0,
-so that such tokens fade sooner: lowering one token's probability raises those of all others, which
-is noise in a large vocabulary.
+so that such tokens fade sooner: to lower one token's probability raises all others, which is noise
+in a large vocabulary.
 
 What differs from grpo.py: --tau_positive and --tau_negative instead of --clip_low and --clip_high;
 policy_loss; its divisor, which counts responses instead of tokens; the default of --kl_coef.
-clip_rate is the share of tokens whose gate f' is below 1/2: with τ 1 those with ρ > 2.76. Below 1
-no ρ gets there: f' is 0.79 at ρ = 0.
+clip_rate is the share of tokens whose gate f' is below 1/2: with τ = 1, tokens with ρ > 2.76. No ρ
+below 1 counts, since f' is 0.79 at ρ = 0.
 
 Where this file deviates from the paper, and why:
-- `--kl_coef` above 0 adds a KL term, averaged like the rest; by default there is none, as there.
+- `--kl_coef` above 0 adds a KL term, averaged like the rest; by default there is none, as in the
+  paper.
 - The clamp of log(π/π_old) to ±20 is grpo.py's. Beyond it the gradient is 0 to rounding in any
   case: above because f' is, below because ρ is.
 - All deviations of grpo.py, except for its divisor and its clip range.

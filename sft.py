@@ -1,20 +1,20 @@
-"""Supervised fine-tuning (SFT): make likely what somebody else has written.
+"""Supervised fine-tuning (SFT): make given responses more probable.
 
-The step that comes first when no response of the model is ever right, so that reinforcement
-learning has nothing to make more likely. Given are prompts with responses o_i: worked solutions, or
-chats whose last turn is learned. Over all tokens of a mini-batch's responses, maximise
+If no response of the model is ever right, reinforcement learning has nothing to make more probable,
+and SFT comes first. The data are prompts with responses o_i: worked solutions, or chats whose last
+turn is learned. Over all tokens of a mini-batch's responses, maximise
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t log π(o_it)
 
 This is reinforce.py's objective with two changes, and they are the lesson: the responses are given
 instead of sampled, and each has the weight A_i = 1. So there is no sampler, no reward and no
-advantage; every response counts as good, and the model never sees its own mistakes. J's gradient is
-that of the cross-entropy: this is maximum likelihood. Prompts are not learned. The response's end
-is: the tokenizer's eos token, not the chat template's end of turn, if that is another one.
+advantage; every response counts as good, and the model never sees its own mistakes. −J is the
+cross-entropy, so this is maximum likelihood. Prompts are not learned. The end of a response is
+learned: the tokenizer's eos token, even if the chat template's end of turn is another token.
 
-When which? SFT needs somebody who can write the solutions, and teaches to write like them.
-Reinforcement learning needs a rule, and a model that is right at times; it makes the model more
-often right, in its own ways. A model that is never right needs SFT first.
+SFT or reinforcement learning? SFT needs somebody who writes the solutions, and teaches the model to
+write like them. Reinforcement learning needs a rule and a model that is sometimes right; it makes
+the model right more often, in its own ways. A model that is never right needs SFT first.
 
 What differs from reinforce.py: the sampler and all that needs one are gone; to_batch makes tensors
 of the given responses; policy_loss has no advantage; evaluate measures the loss on examples that
