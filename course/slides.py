@@ -122,6 +122,7 @@ def deck(number):
     lesson = LINK.sub(r"\1", (COURSE / f"lesson_{number}.md").read_text(encoding="utf-8"))
     pages = re.split(r"^## Lesson \d+: ", (COURSE / "lecturer.md").read_text(encoding="utf-8"), flags=re.M)
     source = (DECKS / f"lesson_{number}.md").read_text(encoding="utf-8")
+    source = re.sub(r"\n+(?!- )", "\n\n", source)  # each line is a block, except for those of a list
 
     def put(match):
         try:
