@@ -1,4 +1,4 @@
-"""Tries families of models with tiny random weights, and writes the table of docs/data.md.
+"""Tries families of models with tiny random weights, and writes the table of benchmarks/results/families.md.
 
     python -m tools.maintain.families                some ten minutes on two cores
     python -m tools.maintain.families qwen2 phi      some of them; prints the rows
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs" / "data.md"
+DOCS = ROOT / "benchmarks" / "results" / "families.md"
 LIBRARIES = ["datasets", "peft", "pydantic", "torch.distributed.fsdp", "transformers", "tyro", "vllm.entrypoints.llm"]
 LIBRARIES += ["vllm.v1.worker.cpu_worker"]
 QUIET = {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error"}
