@@ -281,7 +281,7 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
     def named(name, result=None):
         """What stands in for a function of this name."""
 
-        def call(*arguments):
+        def call(*arguments, **_):
             has_critic = type(arguments[-1]) is tuple  # ppo.py: the value model and its optimizer
             calls.append(f"{name} with critic" if has_critic else name)
             return result
