@@ -1,0 +1,79 @@
+"""Draws benchmarks/kk_tiny/stale.png: what a lag of the sampler costs, and what corrects for it.
+
+    python tools/compare.py --suite lag        the runs; what is kept is not run again
+    python benchmarks/lag.py                   the picture, of the kept runs alone
+
+Left: test accuracy over the steps, the mean of the seeds. Right: its mean over the last three evaluations against the
+lag, a line for each correction, a small dot for each seed.
+"""
+
+import json
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+FOLDER = Path(__file__).parent / "kk_tiny"
+COLOURS = {"none": "#d55e00", "tis": "#0072b2", "icepop": "#009e73", "ppo": "#cc79a7"}
+LAST = 3  # evaluations in a mean, as in tools/compare.py
+
+
+def kept():
+    """{(lag, correction): {seed: [(step, accuracy), …]}}; lag 0 belongs to every correction."""
+    found = defaultdict(dict)
+    for path in sorted(FOLDER.glob("lag_*_seed_*.json")):
+        lag, correction, seed = re.fullmatch(r"lag_(\d+)_?(\w*)_seed_(\d+)", path.stem).groups()
+        rows = json.loads(path.read_text())["rows"]
+        curve = [(row["step"], row["eval/accuracy"]) for row in rows if "eval/accuracy" in row]
+        found[int(lag), correction][int(seed)] = curve
+    return found
+
+
+def mean_curve(of_seeds):
+    """[(step, mean accuracy), …] over the seeds."""
+    return [(points[0][0], fmean(value for _, value in points)) for points in zip(*of_seeds.values())]
+
+
+def last(curve):
+    return fmean(value for _, value in curve[-LAST:])
+
+
+def main():
+    found = kept()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), dpi=200)
+    left.plot(*zip(*mean_curve(found[0, ""])), color="black", marker="o", label="lag 0")
+    largest = max(lag for lag, _ in found)
+    for correction, colour in COLOURS.items():
+        if (largest, correction) in found:
+            points = zip(*mean_curve(found[largest, correction]))
+            left.plot(*points, color=colour, marker="o", label=f"lag {largest}, {correction}")
+        at_zero = {(0, correction): found[0, ""]}
+        lags = {lag: runs for (lag, name), runs in (found | at_zero).items() if name == correction}
+        for lag, runs in lags.items():
+            right.plot([lag] * len(runs), [last(curve) for curve in runs.values()], ".", color=colour, alpha=0.5)
+        means = [(lag, fmean(map(last, runs.values()))) for lag, runs in sorted(lags.items())]
+        right.plot(*zip(*means), color=colour, marker="o", label=correction)
+    left.set(xlabel="step", ylabel="test accuracy", ylim=(0, 1), xticks=range(0, 25, 4))
+    right.set(xlabel="lag [steps]", ylim=(0, 1), xticks=sorted({lag for lag, _ in found}))
+    right.set_title(f"mean of the last {LAST} evaluations", fontsize=10)
+    left.set_title(f"mean of the seeds, lag 0 and {largest}", fontsize=10)
+    for axes in (left, right):
+        axes.legend(fontsize=8)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(FOLDER / "stale.png")
+    for (lag, correction), runs in sorted(found.items()):
+        values = ", ".join(f"{last(curve):.3f}" for curve in runs.values())
+        print(f"lag {lag} {correction}: {values}; curve {[round(value, 2) for _, value in mean_curve(runs)]}")
+
+
+if __name__ == "__main__":
+    main()
