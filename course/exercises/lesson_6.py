@@ -37,5 +37,5 @@ def token_weights(ratio, advantages, clip_low, clip_high, method):
 
 # 6.3 (open)  The lesson's table has the tokens that grpo, acpo, dppo, cispo, sapo and gspo cut off.
 # Why these? Explain each row from the method's rule: why does dppo cut off most between 0.5 and
-# 0.75, gspo as many in all bins, and cispo any at all? The page lab/results/lens.html (download it)
-# shows the tokens.
+# 0.75, gspo as many in all bins, and cispo any at all? The page of `python -m lab.lens --quick
+# --out runs/lens` shows the tokens.

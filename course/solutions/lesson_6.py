@@ -20,7 +20,7 @@ def token_weights(ratio, advantages, clip_low, clip_high, method):
 
 # 6.3  Why does each method cut off these tokens?
 #
-# lab/results/lens.json (page: lab/results/lens.html) has, after 12 updates on the same responses of
+# lab/results/lens.json has, after 12 updates on the same responses of
 # kk_tiny, the share of tokens that lost 99 % or more of the weight they had at the first update, by
 # the token's probability:
 #

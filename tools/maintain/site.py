@@ -39,7 +39,7 @@ CHAPTERS = {  # of the navigation: the Markdown files in each, in order
     "Lab": ["lab/README.md", "lab/**/*.md"],
     "Measurements": ["models/kk_tiny/README.md", "benchmarks/README.md", "benchmarks/kk_tiny/*.md"],
 }
-LENS = "lab/results/lens.html"
+LENS = "lab/results/lens_page.json"  # the data of lab/page.html, from a kept run
 SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py", "tools/maintain/*.py"]
 AS_THEY_ARE = {f".{kind}" for kind in "png svg jpg gif html json csv pdf ipynb".split()}  # linked, and copied
 LARGEST = 200_000  # characters of a file that is shown as a source
@@ -127,7 +127,7 @@ def collect(texts):
         files.texts.append(text)
         for link in site_markdown.links((ROOT / text).read_text(encoding="utf-8")):
             path, _ = site_markdown.resolved(link, text)
-            if path in (None, LENS) or path in {*files.texts, *waiting, *files.sources, *files.copies}:
+            if path is None or path in {*files.texts, *waiting, *files.sources, *files.copies}:
                 continue
             there = ROOT / path
             if path.startswith("..") or not there.exists() or not shown(path):
@@ -328,7 +328,7 @@ def navigation(whole, texts):
     for name, paths in whole.items():
         pages = [{title_of((ROOT / path).read_text(encoding="utf-8"), path): path} for path in paths]
         if name == "Lab" and (ROOT / LENS).is_file():
-            pages.append({"The lens": LENS.replace(".html", ".md")})
+            pages.append({"The lens": "lab/lens.md"})
         entries.append({name: pages})
     rest = set(texts) - {"README.md"} - {path for paths in whole.values() for path in paths}
     if rest:
@@ -375,7 +375,9 @@ def prepare(folder):
         (pages / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, pages / path)
     if (ROOT / LENS).is_file():
-        write(pages / LENS.replace(".html", ".md"), lens_page((ROOT / LENS).read_text(encoding="utf-8")))
+        data = (ROOT / LENS).read_text(encoding="utf-8").replace("<", "\\u003c")
+        page = (ROOT / "lab" / "page.html").read_text(encoding="utf-8").replace("DATA_OF_THE_LENS", data)
+        write(pages / "lab/lens.md", lens_page(page))
     shutil.copytree(OWN, pages / "site_files", ignore=shutil.ignore_patterns("*.toml"))
     write(pages / "source.md", sources_page(files.sources))
     write(pages / "diff.md", viewer_page())
