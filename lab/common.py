@@ -63,11 +63,7 @@ QUICK = {"prompts": 2, "responses": 3, "max_tokens": 96}  # sizes of --quick in 
 
 
 def parse(args_class, description, quick):
-    """The command line as an args_class. quick: the sizes of --quick besides QUICK.
-
-    With --quick a size that is not given is the smaller one of its default and that of --quick. Ends the program with
-    exit code 2 and one line if a setting can't be right.
-    """
+    """The command line as an args_class; exit code 2 and one line if it can't be right. quick: sizes besides QUICK."""
     args = tyro.cli(args_class, description=description.split("\n\n")[0], use_underscores=True)
     if args.quick:
         sizes = QUICK | quick
@@ -102,17 +98,14 @@ def check(args):
 
 
 def trainer_args(script, args, **changes):
-    """A script's own settings for the lab's model and sizes.
+    """A script's own settings for the lab's model and sizes; what is not given is its default for the model.
 
-    What is not given is the script's default for the model; for a run's checkpoint, that for the model which the run
-    began with. Compute is float32, since the lab compares small differences. Gradients are never scaled down: a command
-    sets its own steps.
+    Compute is float32, since the lab compares small differences. Gradients are never scaled down.
     """
     trainer = importlib.import_module(script)
     argv = [f"--model={began_with(args.model)}"]
     own = flags.merged(flags.layers(argv, trainer.Args, trainer.TASKS))
-    same = ("model", "seed", "task", "data", "people", "temperature")
-    sizes = {name: getattr(args, name) for name in same} | {
+    sizes = {name: getattr(args, name) for name in ("model", "seed", "task", "data", "people", "temperature")} | {
         "prompts_per_step": args.prompts,
         "responses_per_prompt": args.responses,
         "max_response_tokens": args.max_tokens,
@@ -143,11 +136,9 @@ def learning_rate(args):
 
 
 def begin(args_class, description, quick, least_updates=None, also_check=None, need_gradient=True):
-    """(args, policy, tokenizer, batches): how every command begins, from its command line on.
+    """(args, policy, tokenizer, batches): how a command begins. Without --batches there is one. It may end here.
 
-    quick: as in parse; least_updates: of --updates, if the command has it; also_check: its own check of its settings;
-    need_gradient: as in load_batches. There are --batches batches, or one if the command has no such setting. Ends the
-    program after a dry run, and with exit code 2 and one line if a setting can't be right.
+    quick: as in parse; least_updates: of --updates, if there is one; also_check: its own; need_gradient: below.
     """
     args = parse(args_class, description, quick)
     with flags.errors_in_one_line():
@@ -176,12 +167,9 @@ class Sampled:
 
 
 def dry_run(args):
-    """Checks the model's files without its weights, and says how much memory is needed.
+    """Checks the model's files without its weights, and says how much memory grpo.py would need at these sizes.
 
-    It is what grpo.py would need at these sizes. Gradients and copies of the weights that a command keeps are in the
-    main memory, also with a GPU. ValueError if the model's configuration or tokenizer can't be read. A machine with too
-    little memory is no error here, so that a command for a large model can be checked on a small machine; without
-    --dry_run it is one.
+    A machine with too little memory is no error here: a command for a large model can be checked on a small machine.
     """
     of_trainer = trainer_args("grpo", args)
     check_options(of_trainer)
@@ -202,8 +190,7 @@ def load_policy(args):
     of_trainer = trainer_args("grpo", args)
     checks.check_gpus(of_trainer)
     tokenizer, _ = checks.check_model(of_trainer, passes.HEAD_CHUNK)
-    policy = grpo.load_policy(of_trainer, trained=True)
-    return policy, tokenizer
+    return grpo.load_policy(of_trainer, trained=True), tokenizer
 
 
 def fingerprint(policy):
@@ -229,12 +216,9 @@ SAMPLERS = {}  # {model: vLLM's engine}: a process can't have two
 
 
 def load_batches(policy, args, count, need_gradient=True):
-    """`count` batches of the policy's own responses, each a Sampled; from the cache if it can be.
+    """`count` batches of the policy's own responses, each a Sampled, from the cache if they are there.
 
-    need_gradient: ValueError if all groups of a batch have equal rewards, which leave no gradient.
-
-    A batch depends on the weights, the seed and the sizes; any command with the same ones finds it again. Batch i has
-    the i-th prompts of the training set's order and its own sampling seed.
+    need_gradient: ValueError if all groups of a batch have equal rewards. Batch i has its own prompts and seed.
     """
     sizes = [args.seed, args.prompts, args.responses, args.max_tokens, args.temperature]
     problems = [args.people] if args.task == "kk" else [args.task]
@@ -248,14 +232,19 @@ def load_batches(policy, args, count, need_gradient=True):
             torch.save(dataclasses.asdict(sampled), paths[i])
     batches = [Sampled(**torch.load(path)) for path in paths]
     for i, sampled in enumerate(batches):
-        groups = sampled.rewards.view(-1, args.responses)
-        if need_gradient and bool((groups == groups[:, :1]).all()):
+        if need_gradient and not is_mixed(sampled, args).any():
             raise ValueError(
-                f"every group of batch {i} has equal rewards ({sampled.rewards.mean():g} on "
-                "average), so there is no gradient to measure: take a model that is right at "
-                "times, easier problems (--people 2) or more --responses"
+                f"every group of batch {i} has equal rewards ({sampled.rewards.mean():g} on average), so there is no "
+                "gradient to measure: take a model that is right at times, easier problems (--people 2) or more "
+                "--responses"
             )
     return batches
+
+
+def is_mixed(sampled, args):
+    """Which groups have rewards that differ, bools [groups]: the others have no advantage."""
+    groups = sampled.rewards.view(-1, args.responses)
+    return (groups != groups[:, :1]).any(1)
 
 
 def sample(policy, args, numbers):
@@ -276,8 +265,7 @@ def sample(policy, args, numbers):
         batch, responses = grpo.sample(llm, problems, number, of_trainer)
         scores = score(task, responses, problems)
         batch["old_logp"], batch["entropy"] = grpo.log_probs(policy, batch, of_trainer)  # [N, T]
-        # As at the first step of a run: the reference is the model itself.
-        batch["ref_logp"] = batch["old_logp"]
+        batch["ref_logp"] = batch["old_logp"]  # as at the first step of a run
         made.append(
             Sampled(
                 batch=batch,
@@ -296,21 +284,41 @@ def with_advantages(script, sampled, args):
     return updates.with_advantages(script, sampled.batch, sampled.rewards, sampled.correct, args)
 
 
-def bins_of(logp, edges=(0.25, 0.5, 0.75)):
-    """Each token's bin between these probabilities, 0 for the least probable.
+def for_grpo(sampled, args):
+    """(grpo.py's settings without a KL term, the batch as its main hands it to its update)."""
+    of_script = trainer_args("grpo", args, kl_coef=0.0)
+    return of_script, with_advantages("grpo", sampled, of_script)
 
-    An edge belongs to the bin below it. logp: any shape, in nats.
-    """
+
+def bins_of(logp, edges=(0.25, 0.5, 0.75)):
+    """Each token's bin, 0 for the least probable; an edge is in the bin below. logp: any shape, in nats."""
     return torch.bucketize(logp, torch.tensor(edges, dtype=torch.float64).log().to(logp))
+
+
+def mean_of(values, chosen, empty=None):
+    """The mean of the chosen values, or the share of true ones, [n] both; `empty` if none is chosen."""
+    return values[chosen].double().mean().item() if chosen.any() else empty
+
+
+def means_by_bin(values, bins, empty=None):
+    return [mean_of(values, bins == i, empty) for i in range(BINS)]
+
+
+def shares_of(bins):
+    """The share of the tokens [n] in each bin."""
+    return [(bins == i).double().mean().item() for i in range(BINS)]
+
+
+def pooled(of_batches):
+    """[{name: values [n] of a batch's tokens}, …] → {name: those of all batches}."""
+    return {name: torch.cat([values[name] for values in of_batches]) for name in of_batches[0]}
 
 
 @contextmanager
 def head_in_float64(policy):
     """Within it the policy's log-probabilities have all their digits where they are near 0.
 
-    float32 has no number between 1 and 1 − 6e-8, and log_softmax takes the logarithm of such a number: of a token with
-    p = 0.999999 it can't tell which way a small step moves it. Here the logits are float32, and what is done with them
-    is float64.
+    float32 has no number between 1 and 1 − 6e-8. Here what is done with the float32 logits is float64.
     """
 
     def head(states, targets, temperature, with_entropy):
@@ -327,20 +335,16 @@ def head_in_float64(policy):
 
 
 def fine_log_probs(policy, batch, args):
-    """Log-probability of each response token, [N, T] in float64, with all digits near 0.
-
-    args: grpo.py's settings.
-    """
+    """Log-probability of each response token, [N, T] in float64, with all digits near 0. args: grpo.py's."""
     with head_in_float64(policy):
         logp, _ = grpo.log_probs(policy, batch, args, with_entropy=False)
     return logp.double()
 
 
 def gradient_of(policy, batch, args):
-    """The gradient of GRPO's loss at the policy's weights, a list of tensors, by its own update().
+    """The gradient of GRPO's loss, a list of tensors, by its own update(). args: grpo.py's settings.
 
-    args: grpo.py's settings. The divisor counts all tokens of the mask; with kl_coef 0 a token whose advantage is 0
-    adds nothing, so the advantages choose the tokens whose gradient this is.
+    With kl_coef 0 the advantages choose the tokens. The divisor counts all, so the parts of a batch add up to it.
     """
     recorder = updates.Recorder(policy)
     grpo.update(policy, recorder, batch, 1, args)
@@ -348,28 +352,20 @@ def gradient_of(policy, batch, args):
 
 
 def gradient_of_tokens(policy, batch, chosen, args):
-    """The part of GRPO's gradient that comes from the chosen tokens, a list of tensors.
-
-    chosen: bool [N, T]; args: grpo.py's settings, with kl_coef 0. The divisor stays the number of all tokens, so that
-    the gradients of the parts of a batch add up to that of the whole.
-    """
-    advantages = batch["advantages"] * chosen
-    return gradient_of(policy, batch | {"advantages": advantages}, args)
+    """The part of gradient_of that comes from the chosen tokens, bool [N, T]."""
+    return gradient_of(policy, batch | {"advantages": batch["advantages"] * chosen}, args)
 
 
 def norms_by_bin(policy, batch, args):
-    """The norm of each bin's part of GRPO's gradient, the least probable tokens first."""
+    """{norm: of each bin's part of GRPO's gradient, the least probable tokens first; norm_share: of their sum}."""
     bins = bins_of(batch["old_logp"])  # [N, T]
-    return [norm(gradient_of_tokens(policy, batch, bins == i, args)) for i in range(BINS)]
+    norms = [norm(gradient_of_tokens(policy, batch, bins == i, args)) for i in range(BINS)]
+    return {"norm": norms, "norm_share": [one / max(sum(norms), 1e-300) for one in norms]}
 
 
 def add(gradients):
     """The sum of several gradients, each a list of tensors."""
-    total = [torch.zeros_like(tensor) for tensor in gradients[0]]
-    for gradient in gradients:
-        for part, tensor in zip(total, gradient):
-            part += tensor
-    return total
+    return [sum(parts) for parts in zip(*gradients)]
 
 
 def copy_weights(policy):
@@ -408,10 +404,7 @@ def mean_and_error(values):
 
 
 def over_batches(rows):
-    """[a batch's tree of numbers, …] → the same tree with [mean, standard error] over batches.
-
-    Those count that have a number and no None there; None if no batch has one.
-    """
+    """[a batch's tree of numbers, …] → the same tree with [mean, standard error] over those that are not None."""
     if isinstance(rows[0], dict):
         return {name: over_batches([row[name] for row in rows]) for name in rows[0]}
     if isinstance(rows[0], list):
@@ -445,13 +438,9 @@ def finish(args, name, result):
         "settings": dataclasses.asdict(args),
     }
     text = json.dumps(rounded(about | result), indent=1, ensure_ascii=False)
-    files.write(Path(args.out, f"{name}.json"), with_lists_in_lines(text) + "\n")
+    text = re.sub(r"\[[^][{}\"]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)  # a list of numbers: one line
+    files.write(Path(args.out, f"{name}.json"), text + "\n")
     print("\n".join(claims.of_file(name, Path(args.out))))
-
-
-def with_lists_in_lines(text):
-    """JSON in which a list of numbers is one line."""
-    return re.sub(r"\[[^][{}\"]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
 
 
 def rounded(value):
@@ -469,10 +458,9 @@ def bars(axes, places, pairs, width=0.8, decimals=0, **look):
     """Bars with their standard errors, and their heights as text. pairs: [mean, standard error] for each."""
     heights, errors = zip(*pairs)
     axes.bar(places, heights, width, yerr=errors, ecolor="black", capsize=3, **look)
+    offset = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "small"}
     for place, height, error in zip(places, heights, errors):
-        offset = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "small"}
-        above = (place, height + error)
-        axes.annotate(f"{height:,.{decimals}f}", above, ha="center", va="bottom", **offset)
+        axes.annotate(f"{height:,.{decimals}f}", (place, height + error), ha="center", va="bottom", **offset)
 
 
 def points(axes, places, pairs, fmt, **look):
@@ -498,6 +486,12 @@ def draw_shares(panels, averages):
         axes.set(title=title, ylim=(0, 105))
     if len(averages) > 1:
         panels[0].legend(frameon=False, loc="upper left")
+
+
+def picture_of_shares(title, averages, args, name):
+    figure = curves.new_figure(curves.WIDTH, 5.5, title)
+    draw_shares(figure.subplots(1, 2), averages)
+    save_figure(figure, args, name)
 
 
 def save_figure(figure, args, name):

@@ -1,23 +1,16 @@
 """Forking tokens: words of the highest entropy, the lowest probability, the largest gradient.
 
-*Beyond the 80/20 Rule* (Wang et al. 2025, arXiv 2506.01939) and Archer (arXiv 2507.15778): most tokens have an entropy
-near 0, and the few with a high one are the words at which a solution forks. AR-Lopti (arXiv 2505.12929) looks at the
-low-probability tokens instead, whose gradients are large. ACPO (arXiv 2606.22570), figure 2c and appendix C: the two
-are related, but not the same.
+*Beyond the 80/20 Rule* (Wang et al. 2025, arXiv 2506.01939) and Archer (arXiv 2507.15778): the few tokens with a high
+entropy are the words at which a solution forks. AR-Lopti (arXiv 2505.12929) looks at the low-probability tokens, whose
+gradients are large. ACPO (arXiv 2606.22570), figure 2c and appendix C: the two are related, but not the same.
 
-Measured for every response token of --batches batches:
-- entropy and log-probability, by the trainers' log_probs;
-- gradient: the norm of ∇ log π at the last layer's output. Later positions can't influence a prediction, and what
-  follows that layer works on each position alone, so one backward pass of the sum of all log-probabilities gives the
-  gradient of each token. For --checked of the tokens the norm of the gradient with respect to all weights is measured
-  too, to see if it says the same.
+Measured for every response token of --batches batches: entropy, log-probability, and the norm of ∇ log π at the last
+layer's output; for --checked of the tokens at all weights, too. The set of highest entropy is the one that
+entropy_top.py trains on (--share 0.2); the two others, lowest probability and largest gradient, have as many tokens.
 
-The set of highest entropy is the one that entropy_top.py trains on (--share 0.2); the two others, lowest probability
-and largest gradient, have as many tokens. Two sets chosen at random would share a fifth of their tokens.
-
-A word is the text of a token without the spaces around it; only words that occur --least times are listed. A connecting
-word is one that stands alone in AR-Lopti's Table 5 (evaluation/words.py: "so", "since", "assume", …). A token begins a
-step if it is the first, or follows a line break or the end of a sentence.
+A word is the text of a token without the spaces around it; those that occur --least times are listed. A connecting word
+is one that stands alone in AR-Lopti's Table 5 (evaluation/words.py). A token begins a step if it is the first, or
+follows a line break or the end of a sentence.
 
 Results: forking_tokens.json and forking_tokens.png.
 
@@ -41,14 +34,12 @@ NEARLY_CERTAIN = 0.01  # nats, the entropy below which a token counts as having 
 MOST = 0.8  # of the entropy: the 80 in 80/20
 MEASURES = ("entropy", "probability", "gradient")
 PAIRS = [("entropy", "probability"), ("entropy", "gradient"), ("probability", "gradient")]
-SENTENCE_ENDS = ".?!:"
+SENTENCE_ENDS = (".", "?", "!", ":")
 SHOWN = 12  # words in each panel of the picture
 
 
 @dataclasses.dataclass
 class Args(common.Args):
-    """Which words have the highest entropy, the lowest probability, the largest gradient."""
-
     batches: PositiveInt = 4  # batches to look at
     share: PositiveFraction = 0.2  # of the tokens, in each of the three sets
     least: PositiveInt = 20  # a word that occurs less often is not listed
@@ -60,7 +51,7 @@ QUICK = {"batches": 1, "least": 3, "checked": 6}
 
 
 def gradient_norms(policy, batch, args):
-    """‖∇ log π‖ of each response token at the last layer's output, [N, T]; zero elsewhere."""
+    """‖∇ log π‖ of each response token at the last layer's output, [N, T]: what follows mixes no positions."""
     norms = torch.zeros(batch["mask"].shape)
     for row in tqdm(range(len(norms)), desc="gradients", disable=None, leave=False):
         end = int(batch["mask"][row].nonzero()[-1]) + 1
@@ -69,8 +60,7 @@ def gradient_norms(policy, batch, args):
         logp, activations = proposition.activations_of(policy, ids, mask, args.temperature)
         [gradient] = torch.autograd.grad(logp.sum(), activations[-1])  # [1, end, D]
         of_state = gradient[0].norm(dim=-1).cpu()  # [end]
-        # A token is predicted from the state before it.
-        norms[row, 1:end] = of_state[:-1] * batch["mask"][row, 1:end]
+        norms[row, 1:end] = of_state[:-1] * batch["mask"][row, 1:end]  # predicted from the state before
     return norms
 
 
@@ -90,11 +80,6 @@ def norms_at_all_weights(policy, batch, args):
     return chosen[:, 0], chosen[:, 1], torch.tensor(norms, dtype=torch.float64)
 
 
-def word_of(text):
-    """A token's text without the spaces around it; a token of spaces alone as Python writes it."""
-    return text.strip() or repr(text)[1:-1]
-
-
 def is_connecting(word):
     """Whether the word stands alone in AR-Lopti's Table 5."""
     patterns = (pattern for family in words.PATTERNS.values() for pattern in family)
@@ -103,22 +88,8 @@ def is_connecting(word):
 
 def step_beginnings(texts):
     """Which tokens of a response begin a step, a list of bools. texts: those of its tokens."""
-    begins = []
-    before = "\n"
-    for text in texts:
-        last = before.rstrip(" \"'”’)")
-        begins.append("\n" in before or last.endswith(tuple(SENTENCE_ENDS)))
-        before = text
-    return begins
-
-
-def texts_of(tokenizer, batch):
-    """The text of every response token by itself, a list for each response."""
-    text_of = {}
-    for i in batch["ids"][batch["mask"]].unique().tolist():
-        text_of[i] = tokenizer.decode([i], clean_up_tokenization_spaces=False)
-    rows = zip(batch["ids"], batch["mask"])
-    return [[text_of[i] for i in ids[mask].tolist()] for ids, mask in rows]
+    before = ["\n", *texts[:-1]]
+    return ["\n" in text or text.rstrip(" \"'”’)").endswith(SENTENCE_ENDS) for text in before]
 
 
 def top_tokens(values, count):
@@ -128,71 +99,40 @@ def top_tokens(values, count):
     return chosen
 
 
-def sets_of(batch, found, args):
-    """{measure: bools [n]}, the three sets of a batch's tokens. found: {measure: values [n]}."""
-    of_script = common.trainer_args("entropy_top", args, entropy_top=args.share)
-    threshold = entropy_top.entropy_threshold(batch, of_script)
-    high_entropy = found["entropy"] >= threshold
-    count = int(high_entropy.sum())
-    return {
-        "entropy": high_entropy,
-        "probability": top_tokens(-found["probability"], count),
-        "gradient": top_tokens(found["gradient"], count),
-    }
-
-
 def measure(policy, tokenizer, sampled, args):
     """One batch: {name: values of its n tokens}. The words are a list, the others tensors [n]."""
     batch = sampled.batch
     mask = batch["mask"]
-    texts = texts_of(tokenizer, batch)
+    rows = [ids[inside].tolist() for ids, inside in zip(batch["ids"], mask)]
+    texts = [[tokenizer.decode([i], clean_up_tokenization_spaces=False) for i in ids] for ids in rows]
     found = {
         "entropy": batch["entropy"][mask].double(),
         "probability": batch["old_logp"][mask].double().exp(),
         "gradient": gradient_norms(policy, batch, args)[mask].double(),
     }
-    sets = sets_of(batch, found, args)
-    found |= {f"in {name}": inside for name, inside in sets.items()}
-    found["words"] = [word_of(text) for row in texts for text in row]
-    begins = [begin for row in texts for begin in step_beginnings(row)]
-    found["begins"] = torch.tensor(begins)
+    of_script = common.trainer_args("entropy_top", args, entropy_top=args.share)
+    found["in entropy"] = found["entropy"] >= entropy_top.entropy_threshold(batch, of_script)
+    count = int(found["in entropy"].sum())
+    found["in probability"] = top_tokens(-found["probability"], count)
+    found["in gradient"] = top_tokens(found["gradient"], count)
+    # A token of spaces alone as Python writes it.
+    found["words"] = [text.strip() or repr(text)[1:-1] for row in texts for text in row]
+    found["begins"] = torch.tensor([begin for row in texts for begin in step_beginnings(row)])
     found["connects"] = torch.tensor([is_connecting(word) for word in found["words"]])
     return found
 
 
 def share_carrying(values, part):
     """The least share of the values [n] whose sum is `part` of all, the largest values first."""
-    largest_first = values.sort(descending=True).values
-    sums = largest_first.cumsum(0)
-    needed = part * sums[-1]
-    count = int((sums < needed * (1 - 1e-12)).sum()) + 1
+    sums = values.sort(descending=True).values.cumsum(0)
+    count = int((sums < part * sums[-1] * (1 - 1e-12)).sum()) + 1
     return min(count, len(values)) / len(values)
 
 
-def carried_by(values, share):
-    """The part of the values' sum that the largest ⌈share · n⌉ of the n values have."""
-    count = math.ceil(share * len(values))
-    return (values.sort(descending=True).values[:count].sum() / values.sum()).item()
-
-
-def overlap(some, others):
-    """The share of the tokens of one set that the other has too. Both are bools [n]."""
-    return (some & others).sum().item() / max(1, int(some.sum()))
-
-
-def mean_of(values, chosen):
-    """The mean of the chosen values; None if none is chosen."""
-    return values[chosen].mean().item() if chosen.any() else None
-
-
 def entropy_bounds(probability, vocabulary):
-    """(least, greatest) entropy in nats that a distribution can have if a token has this p, [n].
-
-    vocabulary: its size. The rest, 1 − p, is on one other token, or evenly on all others (ACPO, appendix C).
-    """
+    """(least, greatest) entropy in nats if a token has this p, [n]: the rest on one token, or evenly on all others."""
     rest = 1 - probability
-    own = -torch.xlogy(probability, probability)
-    least = own - torch.xlogy(rest, rest)
+    least = -torch.xlogy(probability, probability) - torch.xlogy(rest, rest)
     return least, least + rest * math.log(vocabulary - 1)
 
 
@@ -202,29 +142,31 @@ def numbers_of(found, vocabulary):
     low, high = entropy_bounds(probability, vocabulary)
     slack = 1e-4  # nats: both come from float32 log-probabilities
     is_within = (entropy > low - slack) & (entropy < high + slack)
-    size = found["in entropy"].double().mean().item()  # of the sets, as a share of the tokens
+    top = found["in entropy"]
+    count = math.ceil(top.double().mean().item() * len(entropy))  # of the tokens of each set
+    gradients = found["gradient"].sort(descending=True).values
     numbers = {
         "tokens": len(entropy),
         "nearly_certain": (entropy < NEARLY_CERTAIN).double().mean().item(),
         "mean_entropy": entropy.mean().item(),
         "tokens_with_most_of_the_entropy": share_carrying(entropy, MOST),
-        "entropy_of_top": entropy[found["in entropy"]].sum().item() / entropy.sum().item(),
-        "gradient_of_top": carried_by(found["gradient"], size),
+        "entropy_of_top": entropy[top].sum().item() / entropy.sum().item(),
+        "gradient_of_top": (gradients[:count].sum() / gradients.sum()).item(),
         "rank_correlation": {},
         "overlap": {},
         "within_bounds": is_within.double().mean().item(),
     }
     for some, others in PAIRS:
         pair = f"{some}, {others}"
-        numbers["overlap"][pair] = overlap(found[f"in {some}"], found[f"in {others}"])
+        numbers["overlap"][pair] = common.mean_of(found[f"in {others}"], found[f"in {some}"], 0.0)
         numbers["rank_correlation"][pair] = common.rank_correlation(found[some], found[others])
     for name in ("connects", "begins"):
         inside = found[name]
         numbers[name] = {
             "share": inside.double().mean().item(),
-            "share_of_top": inside[found["in entropy"]].double().mean().item(),
-            "entropy": mean_of(entropy, inside),
-            "entropy_of_others": mean_of(entropy, ~inside),
+            "share_of_top": inside[top].double().mean().item(),
+            "entropy": common.mean_of(entropy, inside),
+            "entropy_of_others": common.mean_of(entropy, ~inside),
         }
     return numbers
 
@@ -232,8 +174,7 @@ def numbers_of(found, vocabulary):
 def word_table(batches, least):
     """[{word, count, means of its tokens}] of all words that occur `least` times in the batches."""
     places = {}  # word: its places among all tokens
-    all_words = [word for found in batches for word in found["words"]]
-    for place, word in enumerate(all_words):
+    for place, word in enumerate(word for found in batches for word in found["words"]):
         places.setdefault(word, []).append(place)
     values = {name: torch.cat([found[name] for found in batches]) for name in MEASURES}
     in_top = torch.cat([found["in entropy"] for found in batches]).double()
@@ -241,8 +182,7 @@ def word_table(batches, least):
     for word, where in places.items():
         if len(where) >= least:
             means = {name: of_all[where].mean().item() for name, of_all in values.items()}
-            share = in_top[where].mean().item()
-            rows.append({"word": word, "count": len(where)} | means | {"in_top": share})
+            rows.append({"word": word, "count": len(where)} | means | {"in_top": in_top[where].mean().item()})
     return rows
 
 
@@ -256,17 +196,14 @@ def lists_of(rows, listed):
     }
     lists = {}
     for name, (key, descending) in orders.items():
-        ordered = sorted(rows, key=lambda row, key=key: (row[key], row["word"]), reverse=descending)
-        lists[name] = ordered[:listed]
+        lists[name] = sorted(rows, key=lambda row, key=key: (row[key], row["word"]), reverse=descending)[:listed]
     return lists
 
 
 def draw(batches, lists, args):
     pooled = {name: torch.cat([found[name] for found in batches]) for name in MEASURES}
-    num_tokens = len(pooled["entropy"])
-    name = common.name_of(args.model)
-    title = f"{num_tokens} response tokens of {name}, temperature {args.temperature:g}"
-    figure = curves.new_figure(curves.WIDTH, 16, title)
+    tokens = f"{len(pooled['entropy'])} response tokens of {common.name_of(args.model)}"
+    figure = curves.new_figure(curves.WIDTH, 16, f"{tokens}, temperature {args.temperature:g}")
     panels = figure.subplots(3, 2)
     draw_shares(panels[0, 0], pooled)
     draw_scatter(panels[0, 1], pooled, args)
@@ -297,21 +234,19 @@ def draw_scatter(axes, pooled, args):
     p = torch.linspace(0, 1, 201, dtype=torch.float64)
     low, _ = entropy_bounds(p, 2)
     axes.plot(p, low, color="#D55E00", label="least possible")
-    axes.set_xlabel("probability of the token")
-    axes.set(ylabel="entropy [nats]", title=f"entropy and probability of {len(some)} tokens")
+    title = f"entropy and probability of {len(some)} tokens"
+    axes.set(xlabel="probability of the token", ylabel="entropy [nats]", title=title)
     axes.legend(frameon=False, loc="upper right")
 
 
 def draw_words(panels, lists):
     """A panel for each list: its words, with their means as bars."""
-    units = {"entropy": "mean entropy [nats]", "probability": "mean probability"}
-    units["gradient"] = "mean ‖∇ log π‖"
+    units = {"entropy": "mean entropy [nats]", "probability": "mean probability", "gradient": "mean ‖∇ log π‖"}
     for axes, (name, rows) in zip(panels, lists.items()):
         key = name.split()[1]
         rows = rows[:SHOWN]
-        heights = [row[key] for row in rows]
         colour = "#009E73" if name == "lowest entropy" else "#0072B2"
-        axes.barh(range(len(rows)), heights, color=colour)
+        axes.barh(range(len(rows)), [row[key] for row in rows], color=colour)
         labels = [f"{row['word']}  ({row['count']})".replace("$", r"\$") for row in rows]
         axes.set_yticks(range(len(rows)), labels)
         axes.invert_yaxis()
@@ -332,18 +267,12 @@ def main():
     args, policy, tokenizer, batches = common.begin(Args, __doc__, QUICK, need_gradient=False)
     policy.eval()  # nothing is recomputed: the activations are looked at
     found = [measure(policy, tokenizer, sampled, args) for sampled in tqdm(batches, desc="batches", disable=None)]
-    vocabulary = policy.lm.config.vocab_size
-    rows = [numbers_of(of_batch, vocabulary) for of_batch in found]
+    rows = [numbers_of(of_batch, policy.lm.config.vocab_size) for of_batch in found]
     table = word_table(found, args.least)
     lists = lists_of(table, args.listed)
     draw(found, lists, args)
-    result = {
-        "tokens": sum(row["tokens"] for row in rows),
-        "batches": rows,
-        "responses": check_gradients(policy, batches[0], found[0], args),
-        "words": len(table),
-        "lists": lists,
-    }
+    result = {"tokens": sum(row["tokens"] for row in rows), "batches": rows}
+    result |= {"responses": check_gradients(policy, batches[0], found[0], args), "words": len(table), "lists": lists}
     common.finish(args, "forking_tokens", result)
 
 

@@ -2,28 +2,20 @@
 
 ACPO (arXiv 2606.22570), figure 4 and appendix D. Two gradients are compared by the ratio of their norms and by
 principal angles. For each weight matrix take the k first right singular vectors of both gradients, V and W. The
-arccosines of the singular values of VᵀW are the angles between the two subspaces. The number shown is their mean over
-the k angles and over all weight matrices. 0° means the same subspace. Two subspaces that have nothing to do with each
-other are not at 90°, but at an angle that depends on k and the width: `chance` is that of matrices of random numbers.
+arccosines of the singular values of VᵀW are the angles between the two subspaces; shown is their mean over the k angles
+and all matrices. 0° is the same subspace. Two that have nothing to do with each other are not at 90°, but at `chance`.
+The paper takes k = 128, of all of kk_tiny's directions in most matrices. So k is a sixteenth of the model's width.
 
-The paper takes k = 128. kk_tiny has only 128 directions in most matrices, and all of space is at 0° to itself. So k is
-a sixteenth of the model's width, which is 128 for a width of 2048. The angle between the
-gradients themselves, as long vectors, stands beside it.
-
-Some tokens (D.1, D.2): those with p < 0.2, p > 0.8, the highest entropies (entropy_top.py's choice and update), A > 0,
-A < 0; at the weights that sampled the batch, against the gradient of all tokens. Norms are those of the mean over these
-tokens alone: the paper's exceed the whole's as no mere part could.
+Some tokens (D.1, D.2): p < 0.2, p > 0.8, the highest entropies (by entropy_top.py), A > 0, A < 0; at the weights that
+sampled the batch, against the gradient of all tokens. Norms are those of the mean over these tokens alone.
 
 Importance sampling (D.3): GRPO makes all but the last of --updates updates on a batch. At these weights every method's
-own update() gives its gradient on the whole batch. The reference is GRPO's, as in the paper: its norm is the 100 %, and
-the paper's angles are angles to it. On-policy means:
-- on-policy: the gradient of the whole batch in one update, at the weights that sampled it;
-- on-policy, moved: the same batch at the moved weights with every ρ at 1.
+own update() gives its gradient on the whole batch. The reference is GRPO's, as in the paper. On-policy is the gradient
+of the whole batch in one update, at the weights that sampled it; "on-policy, moved" has the moved weights and every ρ
+at 1; "other batch" is on-policy, of other prompts: what lies within its angle is the noise of sampling.
 
-GRPO is grpo.py with a symmetric clip, ε 0.2. DAPO is that with ε_high 0.28, its higher clip alone, as in the ACPO
-paper: rewards and groups stay. "No clip" is grpo.py with a range that no ρ leaves. ACPO also differs from GRPO in its
-mean over responses; "ACPO, α 0" has that mean and a fixed clip. There is no KL term. "Other batch" is the on-policy
-gradient of other prompts: what lies within its angle is no more than the noise of sampling.
+GRPO has a symmetric clip, ε 0.2; DAPO is that with ε_high 0.28 alone, as in the ACPO paper; "no clip" has a range that
+no ρ leaves; "ACPO, α 0" has ACPO's mean over responses and a fixed clip. There is no KL term.
 
 Results: key_factors.json and key_factors.png; bars are means, error bars standard errors over batches.
 
@@ -37,6 +29,7 @@ from statistics import fmean
 import torch
 from tqdm import tqdm
 
+import entropy_top
 import grpo
 from lab import common, who_dominates
 from runtime import curves
@@ -73,8 +66,6 @@ PAPER = {  # norm in per cent of GRPO's, angle to GRPO's in degrees; None: the t
 
 @dataclasses.dataclass
 class Args(common.Args):
-    """Size and direction of the gradients of some tokens, and of off-policy losses."""
-
     prompts: PositiveInt = 16  # prompts of a batch; a multiple of --updates
     batches: PositiveInt = 4  # batches to average over
     k: PositiveInt | None = None  # directions of a subspace; None: width/16, at most 128
@@ -86,10 +77,7 @@ QUICK = {"batches": 1, "updates": 2}
 
 
 def right_vectors(matrix):
-    """Its right singular vectors, [columns, rank] in float64, those of large values first.
-
-    matrix: [rows, columns]. A singular value that is no more than float32's rounding does not count in the rank.
-    """
+    """Its right singular vectors, [columns, rank] in float64; a value within float32's rounding is none."""
     _, sizes, vectors = torch.linalg.svd(matrix.to(DEVICE).double(), full_matrices=False)
     rounding = max(matrix.shape) * torch.finfo(torch.float32).eps
     rank = int((sizes > rounding * sizes[:1]).sum())
@@ -97,10 +85,7 @@ def right_vectors(matrix):
 
 
 def principal_angles(some, others, k):
-    """The angles between the spans of the first k vectors of each, in degrees, smallest first.
-
-    some, others: orthonormal vectors, [columns, any number]. If one has fewer than k, both are cut to that number.
-    """
+    """Between the spans of the first k of these orthonormal vectors [columns, any], in degrees, smallest first."""
     k = min(k, some.shape[1], others.shape[1])
     if k == 0:
         return torch.full((1,), 90.0, dtype=torch.float64)
@@ -134,60 +119,43 @@ def chance(policy, k):
     return Gradient(noise[0], k).compare(Gradient(noise[1], k))["angle"]
 
 
-def settings_of(method, args):
+def prepared(method, sampled, args):
+    """(script, its settings, the batch as its main hands it to its update) of a method."""
     script, changes = METHODS[method]
-    return common.trainer_args(script, args, kl_coef=0.0, **changes)
-
-
-def top_entropy(policy, sampled, args):
-    """(the part of the gradient that entropy_top.py keeps; its share of the tokens)."""
-    trainer = importlib.import_module("entropy_top")
-    of_script = common.trainer_args("entropy_top", args, kl_coef=0.0, entropy_top=TOP_ENTROPY)
-    batch = common.with_advantages("entropy_top", sampled, of_script)
-    recorder = updates.Recorder(policy)
-    metrics = trainer.update(policy, recorder, batch, 1, of_script)
-    return common.add(recorder.gradients), metrics["top_rate"]
+    of_script = common.trainer_args(script, args, kl_coef=0.0, **changes)
+    return script, of_script, common.with_advantages(script, sampled, of_script)
 
 
 def subsets_of(policy, sampled, args):
-    """(the whole gradient, {subset: its part of the gradient, its share of tokens}).
-
-    At the weights that sampled the batch, where every ρ is 1.
-    """
-    of_script = settings_of("GRPO", args)
-    batch = common.with_advantages("grpo", sampled, of_script)
-    mask = batch["mask"]
+    """(the whole gradient, {subset: its part of the gradient, its share of tokens}), where every ρ is 1."""
+    _, of_script, batch = prepared("GRPO", sampled, args)
     cells = common.bins_of(batch["old_logp"], who_dominates.EDGES)
     chosen = {name: cells == cell for name, cell in who_dominates.TAILS.items()}
     chosen["A > 0"] = batch["advantages"] > 0
     chosen["A < 0"] = batch["advantages"] < 0
-    parts = {"top entropy": top_entropy(policy, sampled, args)}
+    of_top = common.trainer_args("entropy_top", args, kl_coef=0.0, entropy_top=TOP_ENTROPY)
+    recorder = updates.Recorder(policy)
+    metrics = entropy_top.update(policy, recorder, common.with_advantages("entropy_top", sampled, of_top), 1, of_top)
+    parts = {"top entropy": (common.add(recorder.gradients), metrics["top_rate"])}
     for name, tokens in chosen.items():
-        part = common.gradient_of_tokens(policy, batch, tokens, of_script)
-        share = tokens[mask].double().mean().item()
-        parts[name] = (part, share)
+        share = tokens[batch["mask"]].double().mean().item()
+        parts[name] = (common.gradient_of_tokens(policy, batch, tokens, of_script), share)
     return common.gradient_of(policy, batch, of_script), {name: parts[name] for name in SUBSETS}
 
 
 def compare_subsets(whole, parts, k):
-    """{subset: its comparison with the whole and its share of tokens}.
-
-    whole: a Gradient; parts: as subsets_of gives them. norm is that of the mean over the subset's tokens alone,
-    norm_of_part that of its part of the whole.
-    """
+    """{subset: its comparison with the whole, a Gradient; norm: of the mean over the subset's tokens alone}."""
     result = {}
     for name, (part, share) in parts.items():
         found = Gradient(part, k).compare(whole)
-        found["norm_of_part"] = found["norm"]
-        found["norm"] = found["norm_of_part"] / share if share else 0.0
-        result[name] = found | {"share": share}
+        own_norm = found["norm"] / share if share else 0.0
+        result[name] = found | {"norm_of_part": found["norm"], "norm": own_norm, "share": share}
     return result
 
 
 def move(policy, sampled, args):
     """Gives the policy the weights after all but the last of GRPO's updates on this batch."""
-    of_script = settings_of("GRPO", args)
-    batch = common.with_advantages("grpo", sampled, of_script)
+    _, of_script, batch = prepared("GRPO", sampled, args)
     num_rows = len(batch["ids"])
     seen = {name: value[: num_rows - num_rows // args.updates] for name, value in batch.items()}
     lr = common.learning_rate(args)
@@ -198,14 +166,8 @@ def move(policy, sampled, args):
 
 
 def off_policy_gradient(method, policy, sampled, args):
-    """(the gradient of a method's loss on the whole batch, a list of tensors; update()'s metrics).
-
-    At the policy's present weights. A copy of the batch takes the place of the first update of the step, since acpo.py
-    looks at how far the policy has moved from the second one on.
-    """
-    script, _ = METHODS[method]
-    of_script = settings_of(method, args)
-    batch = common.with_advantages(script, sampled, of_script)
+    """(the gradient of a method's loss, a list of tensors; metrics), at the second of two updates with all tokens."""
+    script, of_script, batch = prepared(method, sampled, args)
     twice = {name: torch.cat([value, value]) for name, value in batch.items()}
     recorder = updates.Recorder(policy)
     of_script = dataclasses.replace(of_script, updates_per_step=2)
@@ -220,13 +182,11 @@ def measure(policy, before, sampled, other, k, args):
     result = {"subsets": compare_subsets(whole, parts, k)}
     found = {"on-policy": whole}
     if other is not None:
-        of_script = settings_of("GRPO", args)
-        batch = common.with_advantages("grpo", other, of_script)
+        _, of_script, batch = prepared("GRPO", other, args)
         found["other batch"] = Gradient(common.gradient_of(policy, batch, of_script), k)
 
     move(policy, sampled, args)
-    of_script = settings_of("GRPO", args)
-    batch = common.with_advantages("grpo", sampled, of_script)
+    _, of_script, batch = prepared("GRPO", sampled, args)
     now, _ = grpo.log_probs(policy, batch, of_script, with_entropy=False)
     at_one = common.gradient_of(policy, batch | {"old_logp": now}, of_script)
     found["on-policy, moved"] = Gradient(at_one, k)
@@ -237,10 +197,10 @@ def measure(policy, before, sampled, other, k, args):
             result["clip_rate"] = metrics["clip_rate"]
     common.set_weights(policy, before)
 
-    result["off_policy"] = {}
-    for reference in REFERENCES:
-        result["off_policy"][reference] = {name: gradient.compare(found[reference]) for name, gradient in found.items()}
-    return result
+    def compared(reference):
+        return {name: gradient.compare(found[reference]) for name, gradient in found.items()}
+
+    return result | {"off_policy": {reference: compared(reference) for reference in REFERENCES}}
 
 
 OURS, OTHER, PAPERS = curves.COLOURS[0], curves.COLOURS[6], curves.COLOURS[1]
@@ -251,34 +211,25 @@ NORMS = "0.6"  # and of angles of another kind than the two that the legend name
 def draw_paper(axes, places, values, decimals):
     """A diamond, with its number above, for each value that the paper has."""
     shown = [(place, value) for place, value in zip(places, values) if value is not None]
-    look = {"color": PAPERS, "s": 90, "marker": "D", "zorder": 3, "edgecolor": "white"}
-    axes.scatter(*zip(*shown), label="the paper", **look)
+    axes.scatter(*zip(*shown), label="the paper", color=PAPERS, s=90, marker="D", zorder=3, edgecolor="white")
+    look = {"xytext": (0, 8), "textcoords": "offset points", "fontsize": "small", "ha": "center", "va": "bottom"}
+    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # since lines go through
     for place, value in shown:
-        offset = {"xytext": (0, 8), "textcoords": "offset points", "fontsize": "small"}
-        text = f"{value:,.{decimals}f}"
-        # On a white ground, since lines go through.
-        look = {"color": PAPERS, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
-        axes.annotate(text, (place, value), ha="center", va="bottom", **offset, **look)
+        axes.annotate(f"{value:,.{decimals}f}", (place, value), color=PAPERS, **look)
 
 
 def draw(average, by_chance, args):
-    model = common.name_of(args.model)
-    title = (
-        f"gradients of {model}: {args.batches} batches, subspaces of {args.k} directions\nerror bars: standard error"
-    )
+    title = f"gradients of {common.name_of(args.model)}: {args.batches} batches, subspaces of {args.k} directions\n"
+    title += "error bars: standard error"
     figure = curves.new_figure(curves.WIDTH, 16, title)
     mosaic = figure.subplot_mosaic([["norm", "angle"], ["norms"] * 2, ["angles"] * 2])
-    panels = (("norm", "angle"), ("norms", "angles"))  # of some tokens, and off-policy
-    panels = [[mosaic[name] for name in names] for names in panels]
-    subsets = average["subsets"]
-    to_grpo = average["off_policy"]["GRPO"]
-    to_on_policy = average["off_policy"]["on-policy"]
+    # Of some tokens, and off-policy.
+    panels = [[mosaic[name] for name in names] for names in (("norm", "angle"), ("norms", "angles"))]
+    to_grpo, to_on_policy = (average["off_policy"][name] for name in ("GRPO", "on-policy"))
     methods = ["on-policy", "on-policy, moved", *[name for name in METHODS if name != "GRPO"]]
-    columns = (
-        (list(SUBSETS), [subsets[name] for name in SUBSETS], SUBSETS),
-        (methods, [to_grpo[name] for name in methods], PAPER),
-    )
-    for x, (names, found, paper) in enumerate(columns):
+    columns = ((list(SUBSETS), average["subsets"], SUBSETS), (methods, to_grpo, PAPER))
+    for x, (names, averages, paper) in enumerate(columns):
+        found = [averages[name] for name in names]
         of_paper = [paper.get(name, (None, None)) for name in names]
         places = list(range(len(names)))
         axes = panels[x][0]
@@ -288,27 +239,23 @@ def draw(average, by_chance, args):
         draw_paper(axes, beside, [norm for norm, _ in of_paper], 0)
         axes.axhline(100, color=GREY, linewidth=1, zorder=0)
         axes.set_yscale("log")
-        lowest = min(norm[0] for norm in norms)
-        axes.set_ylim(min(30, lowest / 2), 2 * axes.get_ylim()[1])
+        axes.set_ylim(min(30, min(norm[0] for norm in norms) / 2), 2 * axes.get_ylim()[1])
 
         axes = panels[x][1]
         angles = [row["angle"] for row in found]
         if x == 0:
             common.bars(axes, [place - 0.15 for place in places], angles, 0.5, 1, color=NORMS)
         else:
-            left = [place - 0.28 for place in places]
+            left, middle = ([place + shift for place in places] for shift in (-0.28, 0.04))
             common.bars(axes, left, angles, 0.3, 1, color=OURS, label="angle to GRPO's")
-            others = [to_on_policy[name]["angle"] for name in names]
-            middle = [place + 0.04 for place in places]
-            label = "angle to the one on-policy"
-            common.bars(axes, middle[1:], others[1:], 0.3, 1, color=OTHER, label=label)
+            others = [to_on_policy[name]["angle"] for name in names[1:]]
+            common.bars(axes, middle[1:], others, 0.3, 1, color=OTHER, label="angle to the one on-policy")
         draw_paper(axes, beside, [angle for _, angle in of_paper], 1)
         axes.axhline(by_chance, color=GREY, linestyle="--", label="random matrices")
         if "other batch" in to_on_policy:
             noise = to_on_policy["other batch"]["angle"][0]
             axes.axhline(noise, color=GREY, linestyle=":", label="another batch's gradient")
-        axes.set_ylim(0, 95)
-        axes.set_yticks(range(0, 91, 15))
+        axes.set(ylim=(0, 95), yticks=range(0, 91, 15))
         for axes in panels[x]:
             axes.set_xticks(places, [name.replace(", ", ",\n").replace("top ", "top\n") for name in names])
             axes.set_xlim(-0.6, len(names) - 0.3)

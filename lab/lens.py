@@ -1,21 +1,15 @@
 """The lens: what weight every algorithm puts on every token of one batch.
 
 A policy gradient is a sum over tokens, Σ weight · ∇log π. The weights are read off each script's own update()
-(tools/maintain/updates.py), twice:
-- at the first update of a step, where π is still π_old;
-- at a later one: the script first updates the model with this batch, --updates times with AdamW, and the table then
-  holds the log-probabilities of the model that has moved. The reference stays. With Lopti an update has two stages, so
-  these are twice as many optimizer steps.
+(tools/maintain/updates.py) at the first update of a step, where π is still π_old, and at a later one: the script first
+updates the model with this batch, --updates times with AdamW (with Lopti twice as many optimizer steps), and the table
+then holds the log-probabilities of the model that has moved. The reference stays. Each script has its own settings.
 
-Each script has its own settings, as in the papers. What is not shown: opd.py, which has a teacher;
-grpo_multi_turn.py, which is grpo.py if no task replies; dapo.py's choice of groups (all are kept), ppo.py's critic (its
-values are 0, as at its first step, so that its advantages are whitened returns), and the scaling of gradients to
---max_grad_norm.
+Not shown: opd.py, which has a teacher; grpo_multi_turn.py, which is grpo.py if no task replies; dapo.py's choice of
+groups (all are kept), ppo.py's critic (its values are 0), and the scaling of gradients to --max_grad_norm.
 
-Results: lens.html, a page that shows the responses and colours their tokens; lens.png, the mean weight by probability;
-lens.json.
+Results: lens.html, a page with the responses and coloured tokens; lens.png, the mean weight by probability; lens.json.
 
-    python -m lab.lens
     python -m lab.lens --model runs/…/checkpoints/step_000010
 """
 
@@ -43,8 +37,6 @@ TOP = 0.01  # of the tokens of a bin, by |weight|, is left out of means, as in A
 
 @dataclasses.dataclass
 class Args(common.Args):
-    """What weight every algorithm puts on every token of one batch."""
-
     updates: PositiveInt = 12  # optimizer updates before the second measurement; divides --prompts
     lr: PositiveFraction | None = None  # AdamW's in these updates; None: grpo.py's for the model
     show: PositiveInt = 4  # groups of responses on the page
@@ -53,36 +45,23 @@ class Args(common.Args):
 QUICK = {"updates": 2, "show": 1}
 
 
-def moved_log_probs(script, policy, batch, args, updates, lr):
-    """Log-probabilities and entropies, [N, T], after so many updates by the script's update().
-
-    The policy has its weights back afterwards. args: the script's settings.
-    """
-    trainer = importlib.import_module(script)
-    before = common.copy_weights(policy)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=args.weight_decay)
-    own_norm = trainer.Args().max_grad_norm  # here the gradient is scaled down, as in training
-    args = dataclasses.replace(args, updates_per_step=updates, max_grad_norm=own_norm)
-    trainer.update(policy, optimizer, dict(batch), 1, args)  # reinforce.py's adds to it
-    logp, entropy = grpo.log_probs(policy, batch, args)
-    common.set_weights(policy, before)
-    return logp, entropy
-
-
 def measure(script, policy, sampled, args):
     """All that the page and the summary need of one script, a dictionary of tensors [N, T]."""
-    settings_of_script = common.trainer_args(script, args)
-    batch = common.with_advantages(script, sampled, settings_of_script)
-    first, stage = token_weights(script, batch, batch["old_logp"], batch["entropy"], settings_of_script, is_first=True)
-    logp, entropy = moved_log_probs(script, policy, batch, settings_of_script, args.updates, common.learning_rate(args))
-    later, _ = token_weights(script, batch, logp, entropy, settings_of_script, is_first=False)
-    return {
-        "first": first,
-        "later": later,
-        "stage": stage,
-        "ratio": (logp - batch["old_logp"]).double().exp(),
-        "advantages": batch["advantages"],
-    }
+    trainer = importlib.import_module(script)
+    of_script = common.trainer_args(script, args)
+    batch = common.with_advantages(script, sampled, of_script)
+    first, stage = token_weights(script, batch, batch["old_logp"], batch["entropy"], of_script, is_first=True)
+    before = common.copy_weights(policy)
+    lr = common.learning_rate(args)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=of_script.weight_decay)
+    own_norm = trainer.Args().max_grad_norm  # here the gradient is scaled down, as in training
+    moving = dataclasses.replace(of_script, updates_per_step=args.updates, max_grad_norm=own_norm)
+    trainer.update(policy, optimizer, dict(batch), 1, moving)  # reinforce.py's adds to it
+    logp, entropy = grpo.log_probs(policy, batch, of_script)
+    common.set_weights(policy, before)
+    later, _ = token_weights(script, batch, logp, entropy, of_script, is_first=False)
+    ratio = (logp - batch["old_logp"]).double().exp()
+    return {"first": first, "later": later, "stage": stage, "ratio": ratio, "advantages": batch["advantages"]}
 
 
 def without_top(values, bins):
@@ -90,20 +69,16 @@ def without_top(values, bins):
     kept = torch.ones(len(values), dtype=torch.bool)
     for i in range(common.BINS):
         places = (bins == i).nonzero()[:, 0]
-        count = int(TOP * len(places))
-        largest = values[places].abs().topk(count).indices
+        largest = values[places].abs().topk(int(TOP * len(places))).indices
         kept[places[largest]] = False
     return kept
 
 
 def summary_of(found, batch):
-    """A script's numbers by bin of probability at sampling, least probable tokens first.
+    """A script's numbers by bin of probability at sampling. Means are without the TOP of each bin.
 
-    weight: mean |weight| times the batch's tokens, so that GRPO's is the mean |A|; relative: the same over the script's
-    mean for all tokens; zero: share of the tokens without weight. All three are without the TOP of each bin, since a
-    single token can outweigh all others; top_share is the share of Σ |weight| that these tokens have. cut: share of the
-    tokens that had weight at the first update and have lost all but CUT of it; cut_tokens: their number; kept: the mean
-    |weight| over that at the first update; largest: the token of the largest |weight|.
+    weight: mean |weight| times the batch's tokens, GRPO's is the mean |A|; relative: over the mean of all tokens;
+    zero, cut: shares without weight, and that have lost all but CUT of it; top_share: of Σ |weight|, the TOP's.
     """
     mask = batch["mask"]
     bins = common.bins_of(batch["old_logp"])[mask]  # [n]
@@ -115,21 +90,16 @@ def summary_of(found, batch):
     for when, weight in (("first", first), ("later", later)):
         kept = without_top(weight, bins)
         means[when] = weight[kept].mean().item()
-        rows = {"weight": [], "relative": [], "zero": []}
-        for i in range(common.BINS):
-            inside = weight[kept & (bins == i)]
-            mean = inside.mean().item() if len(inside) else 0.0
-            rows["weight"].append(mean * num_tokens)
-            rows["relative"].append(mean / max(means[when], 1e-300))
-            rows["zero"].append((inside == 0).double().mean().item() if len(inside) else 0.0)
-        rows["mean_weight"] = means[when] * num_tokens
-        rows["top_share"] = (weight[~kept].sum() / weight.sum().clamp(min=1e-300)).item()
-        result[when] = rows
-    shares = []
-    for i in range(common.BINS):
-        had_weight = (bins == i) & (first > 0)
-        shares.append((is_cut & had_weight).sum().item() / max(1, int(had_weight.sum())))
-    result["later"] |= {"cut": shares, "cut_tokens": int(is_cut.sum())}
+        in_bins = common.means_by_bin(weight[kept], bins[kept], 0.0)
+        result[when] = {
+            "weight": [mean * num_tokens for mean in in_bins],
+            "relative": [mean / max(means[when], 1e-300) for mean in in_bins],
+            "zero": common.means_by_bin(weight[kept] == 0, bins[kept], 0.0),
+            "mean_weight": means[when] * num_tokens,
+            "top_share": (weight[~kept].sum() / weight.sum().clamp(min=1e-300)).item(),
+        }
+    result["later"]["cut"] = common.means_by_bin(is_cut[first > 0], bins[first > 0], 0.0)
+    result["later"]["cut_tokens"] = int(is_cut.sum())
     result["later"]["kept"] = means["later"] / max(means["first"], 1e-300)
     place = int(later.argmax())
     result["later"]["largest"] = {
@@ -157,8 +127,7 @@ def draw(summary, args):
         axes.imshow(floored, aspect="auto", cmap="PuOr_r", norm=LogNorm(0.2, 5))
         for y, row in enumerate(values):
             for x, value in enumerate(row):
-                is_dark = value > 2.5 or value < 0.4
-                colour = "white" if is_dark else "black"
+                colour = "white" if value > 2.5 or value < 0.4 else "black"
                 axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=colour)
         axes.set_xticks(range(common.BINS), [name.replace(" ", "\n", 1) for name in common.BIN_NAMES])
         axes.set(title=title, xlabel="probability when sampled")
@@ -179,9 +148,7 @@ def page_data(sampled, found, summary, tokenizer, args):
     """What the page shows, for JSON. Numbers of tokens are integers: thousandths."""
     batch = sampled.batch
     num_tokens = int(batch["mask"].sum())
-    groups = sampled.rewards.view(-1, args.responses)
-    is_mixed = (groups != groups[:, :1]).any(1)  # others have no advantage, and most no weight
-    shown = is_mixed.nonzero()[:, 0].tolist()[: args.show] or [0]
+    shown = common.is_mixed(sampled, args).nonzero()[:, 0].tolist()[: args.show] or [0]
 
     def thousandths(values, row):  # [N, T] → the row's response tokens
         return (values[row][batch["mask"][row]].double() * 1000).round().long().tolist()
@@ -191,13 +158,10 @@ def page_data(sampled, found, summary, tokenizer, args):
         for row in range(group * args.responses, (group + 1) * args.responses):
             ids = batch["ids"][row][batch["mask"][row]].tolist()
             weights = {}
-            for script, of_script in found.items():
-                weights[script] = {
-                    "first": thousandths(of_script["first"] * num_tokens, row),
-                    "later": thousandths(of_script["later"] * num_tokens, row),
-                    "ratio": thousandths(of_script["ratio"], row),
-                    "stage": of_script["stage"][row][batch["mask"][row]].tolist(),
-                }
+            for script, of_it in found.items():
+                weights[script] = {when: thousandths(of_it[when] * num_tokens, row) for when in ("first", "later")}
+                weights[script]["ratio"] = thousandths(of_it["ratio"], row)
+                weights[script]["stage"] = of_it["stage"][row][batch["mask"][row]].tolist()
             responses.append(
                 {
                     "prompt": sampled.prompts[group],
@@ -210,15 +174,8 @@ def page_data(sampled, found, summary, tokenizer, args):
                     "weights": weights,
                 }
             )
-    return {
-        "model": args.model,
-        "updates": args.updates,
-        "num_tokens": num_tokens,
-        "scripts": list(found),
-        "bins": common.BIN_NAMES,
-        "summary": common.rounded(summary),
-        "responses": responses,
-    }
+    about = {"model": args.model, "updates": args.updates, "num_tokens": num_tokens, "scripts": list(found)}
+    return about | {"bins": common.BIN_NAMES, "summary": common.rounded(summary), "responses": responses}
 
 
 def write_page(data, path):
@@ -230,16 +187,13 @@ def write_page(data, path):
 
 def main():
     args, policy, tokenizer, [sampled] = common.begin(Args, __doc__, QUICK, least_updates=1)
-    found = {}
-    for script in tqdm(SCRIPTS, desc="algorithms", disable=None):
-        found[script] = measure(script, policy, sampled, args)
+    bar = tqdm(SCRIPTS, desc="algorithms", disable=None)
+    found = {script: measure(script, policy, sampled, args) for script in bar}
     summary = {script: summary_of(of_script, sampled.batch) for script, of_script in found.items()}
     draw(summary, args)
     write_page(page_data(sampled, found, summary, tokenizer, args), Path(args.out, "lens.html"))
-    bins = common.bins_of(sampled.batch["old_logp"])[sampled.batch["mask"]]
-    shares = [(bins == i).double().mean().item() for i in range(common.BINS)]
-    result = {"bins": common.BIN_NAMES, "share_of_tokens": shares, "scripts": summary}
-    common.finish(args, "lens", result)
+    shares = common.shares_of(common.bins_of(sampled.batch["old_logp"])[sampled.batch["mask"]])
+    common.finish(args, "lens", {"bins": common.BIN_NAMES, "share_of_tokens": shares, "scripts": summary})
 
 
 if __name__ == "__main__":

@@ -1,26 +1,20 @@
 """Off policy: how ρ spreads while one batch is used for many updates, and who dominates then.
 
 ACPO (arXiv 2606.22570), figure 2, Lemma 1 and Remark 1. A step makes --updates updates, one on each part of its batch.
-Before the first, and after 1, 2, 4, … of them, four things are measured over all tokens of the batch. Bins are of the
-probability π that a token had when it was sampled.
+Before the first, and after 1, 2, 4, … of them, over all tokens, in bins of the probability π when sampled:
 
 - The spread σ of ρ in each bin (ddof 0, as in acpo.py). Lemma 1 says σ² = κ²(1 − π)⁴. Fitted over the bins' logarithms,
   each bin alike: κ with the exponent 4, and the exponent itself. The 1 − π of a bin is the fourth root of its mean (1 −
   π)⁴: if the lemma holds for tokens, it holds for bins.
-- The share of tokens cut off by GRPO's clip, of those with an advantage.
-- The norm of the gradient of each bin's part of the loss, as a share of the bins' summed norms.
-- Remark 1: near on-policy the mean gradient of low-probability tokens is larger, from some κ on that of probable
-  ones. Compared are p ≤ 0.25 and p > 0.75 (the paper leaves the thresholds open), in three ways: the norm of the
-  gradient of the mean loss over these tokens alone; and, of the paper's eq. 3, G = (1 − π)·ρ·A, or 0 if clipped, the
-  mean size and the size of the mean. The last is the Remark's own, and the noisiest, since advantages of both signs
-  cancel.
+- The share of tokens cut off by GRPO's clip, of those with an advantage; each bin's share of the gradient norms.
+- Remark 1: near on-policy the mean gradient of low-probability tokens is larger, from some κ on that of probable ones.
+  p ≤ 0.25 and p > 0.75 are compared (the thresholds are ours) by the norm of the gradient of the mean loss over these
+  tokens alone; and, of the paper's eq. 3, G = (1 − π)·ρ·A, or 0 if clipped, by the mean size and the size of the mean.
+  The last is the Remark's own, and the noisiest, since advantages of both signs cancel.
 
-And the entropy of the distribution that each token was drawn from, against its probability, with the tokens that the
-clip has cut off after the last update. Appendix C expects these at low probability and low entropy. The lines are its
-bounds of the entropy for a given probability.
-
-Updates are grpo.py's own, with its AdamW and its settings for the model, from a fresh optimizer state as in the first
-step of a run; --max_grad_norm is in force. There is no KL term, as in the paper.
+For Appendix C: the entropy of each token's distribution against its probability, with its bounds, and with the tokens
+that the clip has cut off after the last update. Updates are grpo.py's own, with its settings for the model, from a
+fresh AdamW; --max_grad_norm is in force. There is no KL term, as in the paper.
 
 Results: off_policy.json and off_policy.png. Boxes hold the middle half of the tokens, whiskers nine tenths, without the
 top 1 % by size. Error bars: standard errors over batches.
@@ -55,8 +49,6 @@ SIGNALS = {  # in which ways low- and high-probability tokens are compared; G is
 
 @dataclasses.dataclass
 class Args(common.Args):
-    """How ρ spreads while one batch is used for many updates, and who dominates then."""
-
     prompts: PositiveInt = 16  # prompts of a batch
     batches: PositiveInt = 4  # batches to average over
     updates: PositiveInt = 16  # optimizer updates of a step; divides --prompts
@@ -68,15 +60,11 @@ QUICK = {"batches": 1, "updates": 2}
 
 def counts_of(updates):
     """After how many updates is measured: 0, the powers of two below `updates`, and `updates`."""
-    powers = [2**i for i in range(updates.bit_length()) if 2**i < updates]
-    return [0, *powers, updates]
+    return [0, *(2**i for i in range(updates.bit_length()) if 2**i < updates), updates]
 
 
 def positions(policy, batch, args, lr):
-    """Makes the updates of a step; yields their number so far whenever it is time to measure.
-
-    args: the command's; lr: of AdamW. The policy has moved when this yields, and is left as it is at the end.
-    """
+    """Makes the updates of a step by AdamW with this lr; yields their number so far when it is time to measure."""
     own_norm = grpo.Args().max_grad_norm
     of_script = common.trainer_args("grpo", args, kl_coef=0.0, max_grad_norm=own_norm)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=of_script.weight_decay, fused=True)
@@ -89,38 +77,29 @@ def positions(policy, batch, args, lr):
 
 
 def spread_of(ratio, logp, edges=EDGES):
-    """Tokens, σ of ρ and 1 − π of each bin, the low-probability ones first; and the fit of Lemma 1.
+    """Tokens, σ of ρ and 1 − π by bin, None in an empty one; Lemma 1 fitted. ratio, logp when sampled: [n].
 
-    ratio, logp: [n], logp when sampled. A bin's 1 − π is the fourth root of its mean (1 − π)⁴. An empty bin has None.
-    The last bin, of tokens that are nearly certain, lies far from the others on a logarithmic axis and weighs most in
-    the fit, so there is a second one without it.
+    The last bin, of nearly certain tokens, weighs most in the fit, so there is a second one without it.
     """
     bins = common.bins_of(logp, edges)
     rests = -logp.double().expm1()  # 1 − π, also if π is near 1
     found = {"tokens": [], "sigma": [], "rest": []}
     for i in range(len(edges) + 1):
-        inside = ratio[bins == i].double()
-        sigma, rest = None, None
-        if len(inside):
-            sigma = inside.std(correction=0).item()
-            rest = rests[bins == i].pow(EXPONENT).mean().item() ** (1 / EXPONENT)
+        inside, of_rest = ratio[bins == i].double(), rests[bins == i]
         found["tokens"].append(len(inside))
-        found["sigma"].append(sigma)
-        found["rest"].append(rest)
+        found["sigma"].append(inside.std(correction=0).item() if len(inside) else None)
+        found["rest"].append(of_rest.pow(EXPONENT).mean().item() ** (1 / EXPONENT) if len(inside) else None)
     fitted = [i for i, tokens in enumerate(found["tokens"]) if tokens >= FEW]
-    fitted_without_last = [i for i in fitted if i < len(edges)]
-    for name, chosen in (("fit", fitted), ("fit_without_last", fitted_without_last)):
-        sigmas = [found["sigma"][i] for i in chosen]
-        found[name] = fit(sigmas, [found["rest"][i] for i in chosen])
+    for name, chosen in (("fit", fitted), ("fit_without_last", [i for i in fitted if i < len(edges)])):
+        found[name] = fit([found["sigma"][i] for i in chosen], [found["rest"][i] for i in chosen])
     return found
 
 
 def fit(sigmas, rests):
     """Lemma 1 for bins with these σ and 1 − π, by least squares of the logarithms.
 
-    kappa: of σ = κ(1 − π)²; factor: by how much the worst bin differs from that; exponent: of 1 − π in σ², if it is
-    free; bins: how many count, those with a σ. The others are None for fewer than two, except that κ is 0 where ρ
-    spreads in no bin.
+    kappa: of σ = κ(1 − π)², 0 where ρ spreads in no bin; factor: by how much the worst bin differs from that; exponent:
+    of 1 − π in σ², if it is free; bins: how many count, those with a σ. The others are None for fewer than two.
     """
     points = [(math.log(r), math.log(s)) for s, r in zip(sigmas, rests) if s > 0 and r > 0]
     if len(points) < 2:
@@ -133,71 +112,47 @@ def fit(sigmas, rests):
     return found | {"exponent": exponent, "bins": len(points)}
 
 
-def share(some, others):
-    """How many of the tokens `others` are in `some`, both [n] of bools; 0.0 if there are none."""
-    return (some & others).sum().item() / max(1, others.sum().item())
-
-
 def cut_off(weight, batch):
     """Which tokens [N, T] the clip has cut off: those with an advantage, and no weight."""
     return (weight == 0) & (batch["advantages"] != 0) & batch["mask"]
 
 
 def of_clip(is_cut, batch):
-    """What the clip has cut off: shares by bin, and among low-probability tokens by entropy.
-
-    Shares are of the tokens with an advantage. p ≤ 0.25 is divided at its median entropy.
-    """
+    """What the clip has cut off, of the tokens with an advantage; of p ≤ 0.25 below and above its median entropy."""
     mask = batch["mask"]
     is_cut = is_cut[mask]
     bins = common.bins_of(batch["old_logp"])[mask]
     entropy = batch["entropy"][mask]
     counted = batch["advantages"][mask] != 0
     improbable = counted & (bins == 0)
-    halves = [0.0, 0.0]
-    if improbable.any():
-        is_low = entropy < entropy[improbable].double().quantile(0.5)
-        halves = [share(is_cut, improbable & is_low), share(is_cut, improbable & ~is_low)]
+    median = entropy[improbable].double().quantile(0.5) if improbable.any() else 0.0
+    halves = {"low": improbable & (entropy < median), "high": improbable & (entropy >= median)}
     return {
         "tokens": int(is_cut.sum()),
-        "share": [share(is_cut, counted & (bins == i)) for i in range(common.BINS)],
-        "share_of_all": share(is_cut, counted),
-        "by_entropy": {"low": halves[0], "high": halves[1]},
-        "improbable": share(bins == 0, is_cut) if is_cut.any() else None,  # of the tokens cut off
+        "share": common.means_by_bin(is_cut[counted], bins[counted], 0.0),
+        "share_of_all": common.mean_of(is_cut, counted, 0.0),
+        "by_entropy": {name: common.mean_of(is_cut, half, 0.0) for name, half in halves.items()},
+        "improbable": common.mean_of(bins == 0, is_cut),  # of the tokens cut off
     }
 
 
 def mean_signals(weight, logp, batch):
-    """(mean size, mean) in each bin of eq. 3, G = (1 − π)·ρ·A, or 0 if clipped.
-
-    An empty bin has None. weight: of ∇log π of each token, ρ·A over the number of tokens; logp: at the update; [N, T].
-    """
+    """(mean size, mean) in each bin of G, eq. 3. weight: of ∇log π, ρ·A over the number of tokens; [N, T]."""
     mask = batch["mask"]
     signals = (-logp.double().expm1() * weight * mask.sum())[mask]
     bins = common.bins_of(batch["old_logp"])[mask]
-    sizes, means = [], []
-    for i in range(common.BINS):
-        inside = signals[bins == i]
-        sizes.append(inside.abs().mean().item() if len(inside) else None)
-        means.append(inside.mean().item() if len(inside) else None)
-    return sizes, means
+    return common.means_by_bin(signals.abs(), bins), common.means_by_bin(signals, bins)
 
 
 def log_ratio(values):
-    """log of a number of the lowest bin over that of the highest; None if one of them is empty.
-
-    values: one for each bin, None for an empty one.
-    """
+    """log of a number of the lowest bin over that of the highest; None if one is empty, so None."""
     if values[0] is None or values[-1] is None:
         return None
     return math.log(max(values[0], 1e-300) / max(values[-1], 1e-300))
 
 
 def of_the_policy(policy, batch, args):
-    """(log-probability, ρ, GRPO's weight of ∇log π, is it cut off?) of each token, all [N, T].
-
-    args: grpo.py's settings.
-    """
+    """(log-probability, ρ, GRPO's weight of ∇log π, is it cut off?) of each token, [N, T]. args: grpo.py's."""
     logp, _ = grpo.log_probs(policy, batch, args, with_entropy=False)
     ratio = (logp.double() - batch["old_logp"].double()).exp()
     weight, _ = token_weights("grpo", batch, logp, batch["entropy"], args, is_first=True)
@@ -209,20 +164,17 @@ def measure_at(policy, batch, args):
     of_script = common.trainer_args("grpo", args, kl_coef=0.0)
     mask = batch["mask"]
     logp, ratio, weight, is_cut = of_the_policy(policy, batch, of_script)
-
-    bins = common.bins_of(batch["old_logp"])[mask]
-    num_tokens = [int((bins == i).sum()) for i in range(common.BINS)]
+    shares = common.shares_of(common.bins_of(batch["old_logp"])[mask])
     norms = common.norms_by_bin(policy, batch, of_script)
     # Of the mean over a bin's tokens alone, so the divisor is their own number.
-    own_norms = [norm * len(bins) / tokens if tokens else None for norm, tokens in zip(norms, num_tokens)]
+    own_norms = [norm / share if share else None for norm, share in zip(norms["norm"], shares)]
     sizes, means = mean_signals(weight, logp, batch)
     signals = (own_norms, sizes, [None if mean is None else abs(mean) for mean in means])
     numbers = {
         "spread": {"all": spread_of(ratio[mask], batch["old_logp"][mask])},
         "sigma": spread_of(ratio[mask], batch["old_logp"][mask], [0.25, 0.5, 0.75])["sigma"],
         "clip": of_clip(is_cut, batch),
-        "norm": norms,
-        "norm_share": [norm / max(sum(norms), 1e-300) for norm in norms],
+        **norms,
         "own_norm": own_norms,
         "mean_signal": sizes,
         "signed_signal": signals[-1],
@@ -231,38 +183,26 @@ def measure_at(policy, batch, args):
     return numbers, ratio, is_cut
 
 
-def of_entropy(logp, entropy):
-    """The correlation of probability with entropy, over all tokens and over the unsure ones."""
-    p, entropy = logp.double().exp(), entropy.double()
-    unsure = p <= UNSURE
-    return {"all": common.correlation(p, entropy), "unsure": common.correlation(p[unsure], entropy[unsure])}
-
-
 def measure(policy, before, sampled, args):
-    """One batch: its numbers for JSON, and {name: tokens' values} for the picture, [n] each.
-
-    The policy has its weights `before` again afterwards.
-    """
-    batch = common.with_advantages("grpo", sampled, common.trainer_args("grpo", args))
-    mask = batch["mask"]
+    """One batch: its numbers for JSON, and {name: tokens' values [n]}. The policy gets its weights `before` again."""
+    _, batch = common.for_grpo(sampled, args)
     after = {}
     for number in positions(policy, batch, args, common.learning_rate(args)):
         after[number], ratio, is_cut = measure_at(policy, batch, args)
     common.set_weights(policy, before)
     values = {"logp": batch["old_logp"], "entropy": batch["entropy"], "ratio": ratio, "is_cut": is_cut}
-    values = {name: value[mask] for name, value in values.items()}
-    bins = common.bins_of(values["logp"])
-    shares = [(bins == i).double().mean().item() for i in range(common.BINS)]
-    numbers = {"share": shares, "after": after, "entropy": of_entropy(values["logp"], values["entropy"])}
-    return numbers, values
+    values = {name: value[batch["mask"]] for name, value in values.items()}
+    p, entropy = values["logp"].double().exp(), values["entropy"].double()
+    unsure = p <= UNSURE
+    of_entropy = {"all": common.correlation(p, entropy), "unsure": common.correlation(p[unsure], entropy[unsure])}
+    return {"share": common.shares_of(common.bins_of(values["logp"])), "after": after, "entropy": of_entropy}, values
 
 
 def draw_spread(axes, average, counts, colours):
     """σ of ρ against 1 − π, both logarithmic, and Lemma 1 fitted after each number of updates."""
     for number, colour in zip(counts[1:], colours):
         found = average["after"][number]["spread"]["all"]
-        bins = [(r[0], s[0]) for r, s in zip(found["rest"], found["sigma"]) if s]
-        points = [(rest, sigma) for rest, sigma in bins if sigma > 0]
+        points = [(rest[0], sigma[0]) for rest, sigma in zip(found["rest"], found["sigma"]) if sigma and sigma[0] > 0]
         if not (points and found["fit"]["exponent"]):
             continue
         rests, sigmas = zip(*points)
@@ -308,9 +248,8 @@ def draw_entropy(axes, values, vocabulary):
 def show_ratios(axes):
     """Ticks with ratios on an axis of their logarithms, on which error bars are right."""
     axes.axhline(0, color="0.5", linewidth=1.5, linestyle="--", zorder=0)
-    powers = [0.25, 1, 4, 16, 64, 256, 1024]
     least, most = axes.get_ylim()
-    shown = [power for power in powers if least - 1.5 < math.log(power) < most + 1.5]
+    shown = [power for power in (0.25, 1, 4, 16, 64, 256, 1024) if least - 1.5 < math.log(power) < most + 1.5]
     axes.set_yticks([math.log(power) for power in shown], [f"{power:g}" for power in shown])
     axes.text(0.02, 0.05, "below 1: reversed", transform=axes.transAxes, color="0.3")
 
@@ -318,14 +257,12 @@ def show_ratios(axes):
 def draw(average, values, counts, lr, vocabulary, args):
     from matplotlib import colormaps
 
-    model = common.name_of(args.model)
-    title = f"{args.updates} updates on one batch by {model}, AdamW, lr {lr:g}\n"
+    title = f"{args.updates} updates on one batch by {common.name_of(args.model)}, AdamW, lr {lr:g}\n"
     title += f"{args.batches} batches; bars: standard error; {who_dominates.BOXES}"
     figure = curves.new_figure(curves.WIDTH, 16, title)
     panels = figure.subplots(3, 2)
     colours = colormaps["viridis_r"](torch.linspace(0.15, 1, len(counts) - 1).tolist())
-    bins = common.bins_of(values["logp"])
-    title = f"ρ − 1 after {counts[-1]} updates"
+    bins, title = common.bins_of(values["logp"]), f"ρ − 1 after {counts[-1]} updates"
     limit = who_dominates.draw_boxes(panels[0, 0], values["ratio"] - 1, bins, title)
     who_dominates.show_small_changes(panels[0, 0], 1.08 * limit)
     panels[0, 0].set_ylabel(who_dominates.SMALL_CHANGES, fontsize="small")
@@ -335,16 +272,12 @@ def draw(average, values, counts, lr, vocabulary, args):
         names = enumerate(common.BIN_NAMES)
         return {name: common.percent([of(average["after"][n])[i] for n in counts]) for i, name in names}
 
-    clipped = by_bin(lambda at: at["clip"]["share"])
-    draw_lines(panels[1, 0], counts, clipped, "share cut off by the clip [%]")
+    draw_lines(panels[1, 0], counts, by_bin(lambda at: at["clip"]["share"]), "share cut off by the clip [%]")
     panels[1, 0].legend(fontsize="small", frameon=False)
-    norms = by_bin(lambda at: at["norm_share"])
-    draw_lines(panels[1, 1], counts, norms, "share of the gradient norms [%]")
+    draw_lines(panels[1, 1], counts, by_bin(lambda at: at["norm_share"]), "share of the gradient norms [%]")
     panels[1, 1].set_ylim(0, 1.3 * panels[1, 1].get_ylim()[1])  # room for the legend
     panels[1, 1].legend(fontsize="small", frameon=False, loc="upper left", ncols=2)
-    ratios = {}
-    for kind, name in SIGNALS.items():
-        ratios[name] = [average["after"][n]["log_ratio"][kind] for n in counts]
+    ratios = {name: [average["after"][n]["log_ratio"][kind] for n in counts] for kind, name in SIGNALS.items()}
     draw_lines(panels[2, 0], counts, ratios, "value at p ≤ 0.25 over value at p > 0.75")
     show_ratios(panels[2, 0])
     panels[2, 0].legend(fontsize="small", frameon=False, loc="best")
@@ -357,10 +290,9 @@ def main():
     before = common.copy_weights(policy)
     found = [measure(policy, before, sampled, args) for sampled in tqdm(batches, desc="batches", disable=None)]
     rows, of_tokens = zip(*found)
-    pooled = {name: torch.cat([values[name] for values in of_tokens]) for name in of_tokens[0]}
+    pooled = common.pooled(of_tokens)
     lr = common.learning_rate(args)
-    vocabulary = policy.lm.config.vocab_size
-    draw(common.over_batches(rows), pooled, counts_of(args.updates), lr, vocabulary, args)
+    draw(common.over_batches(rows), pooled, counts_of(args.updates), lr, policy.lm.config.vocab_size, args)
     result = {"bins": common.BIN_NAMES, "edges": EDGES, "lr": lr, "tokens": len(pooled["logp"])}  # edges: of "spread"
     common.finish(args, "off_policy", result | {"batches": rows})
 

@@ -6,19 +6,14 @@ singular values of the Jacobian of every layer j lie between c_j and d_j, then
 
     Π c_j · |w| · √(N/(N−1)) · (1 − π)  ≤  ‖δ_ℓ‖  ≤  Π d_j · |w| · √2 · (1 − π)        over j > ℓ
 
-Measured is ‖δ_ℓ‖ / |w|, the norm of the gradient of log π, for --tokens tokens of one batch. Later positions cannot
-influence the prediction, so δ_ℓ at the token's own position is the product of the layers' Jacobians there, as in the
-proof, and what stands before it can be taken as constant. c_j and d_j are the least and the greatest singular value of
-these Jacobians, found for --jacobians of the tokens. The last function is the final norm with the head; its output are
-the logits over the temperature.
+Measured is ‖δ_ℓ‖ / |w|, the norm of the gradient of log π, for --tokens tokens of one batch. As in the proof, δ_ℓ at
+the token's own position is the product of the layers' Jacobians there: what stands before it is constant. c_j and d_j
+are the least and the greatest singular value of these Jacobians over --jacobians of the tokens. The last function is
+the final norm with the head, to the logits over the temperature. Its Jacobian makes some vectors zero, as in every
+language model, so the lower bound's condition is not met; drawn is the least singular value all the same.
 
-The lower bound needs a condition that no language model meets: the head's Jacobian takes N numbers to fewer, and so
-makes some vectors zero. The bound drawn here takes the least singular value all the same.
-
-Groups: the embedding and the layers' outputs are put into at most five groups of neighbours, each shown by the mean
-norm over the group; the logits are the last group.
-
-Results: proposition.json and proposition.png.
+The embedding and the layers are put into at most five groups of neighbours, each shown by its mean norm; the logits are
+the last group. Results: proposition.json and proposition.png.
 
     python -m lab.proposition
 """
@@ -44,8 +39,6 @@ UNSURE = 0.25  # the least 1 − π of a token that is not nearly certain
 
 @dataclasses.dataclass
 class Args(common.Args):
-    """The gradient at a token's activations against 1 − π."""
-
     tokens: PositiveInt = 600  # tokens of the batch whose gradients are measured
     rows: PositiveInt = 24  # responses that they are of
     jacobians: PositiveInt = 12  # of these tokens, how many have their layers' Jacobians measured
@@ -60,8 +53,7 @@ def catch_activations(policy):
     caught = []
 
     def catch_input(module, arguments, keywords):
-        hidden = arguments[0] if arguments else keywords["hidden_states"]
-        caught.append(hidden)
+        caught.append(arguments[0] if arguments else keywords["hidden_states"])
 
     def catch_output(module, arguments, output):
         caught.append(output[0] if isinstance(output, tuple) else output)
@@ -77,27 +69,16 @@ def catch_activations(policy):
 
 
 def activations_of(policy, ids, mask, temperature):
-    """(log-probabilities [1, T], [a_0, …, a_L−1]) of one response, all in one graph.
-
-    ids, mask: [1, T]. a_0 is the embedding, a_ℓ the output of layer ℓ: [1, T, D].
-    """
+    """(log π [1, T], [a_0, …, a_L−1], each [1, T, D]) of one response, in one graph. ids, mask: [1, T]."""
     with catch_activations(policy) as caught:
         logp, _ = policy(ids, mask, temperature)
     return logp, caught
 
 
-def keys_and_values(policy, ids):
-    """A cache with the keys and values of a whole response. ids: [1, T]."""
-    with torch.no_grad():
-        return policy.lm.model(ids, use_cache=True).past_key_values
-
-
 def at_position(policy, ids, cache, position, temperature):
-    """(log π of the token after this position, [a_0, …, a_L−1] at it), in a graph of it alone.
+    """(log π of the token after this position, [a_0, …, a_L−1] at it, each [1, 1, D]), in a graph of it alone.
 
-    ids: [1, T]; cache: their keys_and_values. log π: a scalar; a_ℓ: [1, 1, D]. The keys and values of the tokens before
-    a position do not depend on its activations, so they come from the cache, as when a token is sampled. What comes
-    after it is not computed.
+    ids: [1, T]; cache: their keys and values, which do not depend on the activations at later positions.
     """
     before = copy.deepcopy(cache)
     before.crop(position - ids.shape[1])  # so many tokens less than all
@@ -123,21 +104,15 @@ def jacobian(output, of):
 
 
 def last_jacobian(policy, state, temperature):
-    """d (logits / temperature) / d state, a matrix [vocabulary, D]. state: a_L−1, [1, 1, D].
-
-    The head is linear, so it maps the Jacobian of the norm before it, column by column.
-    """
+    """d (logits / temperature) / d state, a matrix [vocabulary, D]. state: a_L−1, [1, 1, D]."""
     state = state.detach().requires_grad_()
     of_norm = jacobian(policy.lm.model.norm(state)[0, 0], state)  # [D, D]
     with torch.no_grad():
-        return policy.lm.lm_head(of_norm.T).T / temperature
+        return policy.lm.lm_head(of_norm.T).T / temperature  # the head is linear
 
 
 def singular_values(policy, activations, temperature):
-    """(least, greatest) singular value of each function after a_0, in order.
-
-    activations: as at_position gives them.
-    """
+    """(least, greatest) singular value of each function after a_0. activations: of at_position."""
     found = [extremes(jacobian(after[0, 0], before)) for before, after in pairwise(activations)]
     found.append(extremes(last_jacobian(policy, activations[-1], temperature)))
     return found
@@ -157,26 +132,24 @@ def measure(policy, sampled, args):
     batch = sampled.batch
     generator = torch.Generator().manual_seed(args.seed)
     rows = torch.randperm(len(batch["ids"]), generator=generator)[: args.rows].tolist()
-    per_row = -(-args.tokens // len(rows))
-    per_row_jacobians = -(-args.jacobians // len(rows))
+    per_row, per_row_jacobians = -(-args.tokens // len(rows)), -(-args.jacobians // len(rows))
     numbers, rests, norms, singular = [], [], [], []
     for row in tqdm(rows, desc="responses", disable=None):
         positions = batch["mask"][row].nonzero()[:, 0]  # of the response's tokens
         end = int(positions[-1]) + 1
         ids = batch["ids"][row : row + 1, :end].to(DEVICE)
-        cache = keys_and_values(policy, ids)
+        with torch.no_grad():
+            cache = policy.lm.model(ids, use_cache=True).past_key_values
         order = torch.randperm(len(positions), generator=generator)
         for number, t in enumerate(positions[order[:per_row]].tolist()):
-            position = t - 1  # the token is predicted from the state before it
-            logp, activations = at_position(policy, ids, cache, position, args.temperature)
+            # The token is predicted from the state before it.
+            logp, activations = at_position(policy, ids, cache, t - 1, args.temperature)
             gradients = torch.autograd.grad(logp, activations, retain_graph=True)
-            of_token = [gradient.norm().item() for gradient in gradients]
             with torch.no_grad():
-                state = policy.lm.model.norm(activations[-1][0, 0])
-                logits = policy.lm.lm_head(state)
-            of_token.append(gradient_at_logits(logits, ids[0, t], args.temperature).norm().item())
+                logits = policy.lm.lm_head(policy.lm.model.norm(activations[-1][0, 0]))
+            gradients = [*gradients, gradient_at_logits(logits, ids[0, t], args.temperature)]
             numbers.append(row)
-            norms.append(of_token)
+            norms.append([gradient.norm().item() for gradient in gradients])
             rests.append(-math.expm1(min(0.0, logp.item())))  # 1 − π, also if π is near 1
             if number < per_row_jacobians and len(singular) < args.jacobians:
                 singular.append(singular_values(policy, activations, args.temperature))
@@ -185,11 +158,7 @@ def measure(policy, sampled, args):
 
 
 def bounds_of(singular, vocabulary):
-    """The factors of 1 − π in the two bounds for each of a_0, …, a_L−1 and the logits.
-
-    singular: [(least, greatest) of each function] of some tokens. c_j and d_j are the least and the greatest over these
-    tokens.
-    """
+    """The factors of 1 − π in both bounds for each of a_0, …, a_L−1 and the logits. singular: of some tokens."""
     lower, upper = [math.sqrt(vocabulary / (vocabulary - 1))], [math.sqrt(2)]
     for of_function in reversed(list(zip(*singular))):  # from the last function back
         lower.insert(0, lower[0] * min(least for least, _ in of_function))
@@ -199,49 +168,37 @@ def bounds_of(singular, vocabulary):
 
 def groups_of(num_layers):
     """[(name, [places among the activations])]: the embedding and layers, then the logits."""
-    places = list(range(num_layers + 1))
-    count = min(MOST_GROUPS, len(places))
     groups = []
-    for part in torch.tensor(places).tensor_split(count):
+    for part in torch.arange(num_layers + 1).tensor_split(min(MOST_GROUPS, num_layers + 1)):
         part = part.tolist()
-        if part == [0]:
-            name = "embedding"
-        elif len(part) == 1:
-            name = f"layer {part[0]}"
-        else:
-            name = f"layers {part[0]} to {part[-1]}"  # 0: the embedding
-        groups.append((name, part))
-    groups.append(("logits", [num_layers + 1]))
-    return groups
+        name = f"layers {part[0]} to {part[-1]}" if len(part) > 1 else f"layer {part[0]}"  # 0: the embedding
+        groups.append(("embedding" if part == [0] else name, part))
+    return [*groups, ("logits", [num_layers + 1])]
 
 
 def summary_of(rests, norms, lower, upper, groups):
-    """For each group the correlation with 1 − π, the bounds and how many tokens obey them.
+    """For each group the correlation with 1 − π, the bounds and how many tokens obey each layer's own.
 
-    In a group of several layers the norm is the mean over them, and so is each bound. inside: the
-    share of tokens that are so at each of the group's layers by its own bounds, up to rounding.
-    correlation_if_unsure: of the tokens with 1 − π of at least UNSURE. Tokens whose 1 − π rounds to 0 are left out.
+    Norms and bounds are means over the group's layers. if_unsure: 1 − π ≥ UNSURE. 1 − π that rounds to 0 is left out.
     """
-    kept = rests > TINY
-    rests = rests[kept]
+    norms, rests = norms[rests > TINY], rests[rests > TINY]
+    # The logits' bounds are exact, so what counts against them is rounding: 1 − π is as good as a float32
+    # log-probability, 1e-7.
+    slack = 1e-6 + 3e-7 / rests  # [n]
+    unsure = rests >= UNSURE
     result = {}
     for name, places in groups:
-        norm = norms[kept][:, places].mean(1)
-        low = sum(lower[i] for i in places) / len(places)
-        high = sum(upper[i] for i in places) / len(places)
-        # The logits' bounds are exact, so what counts against them is rounding: 1 − π is as good as a float32
-        # log-probability, 1e-7.
-        slack = 1e-6 + 3e-7 / rests
+        norm = norms[:, places].mean(1)
         inside = torch.ones(len(rests), dtype=torch.bool)
         for i in places:
-            of_layer = norms[kept][:, i]
-            inside &= (of_layer <= upper[i] * rests * (1 + slack)) & (of_layer >= lower[i] * rests * (1 - slack))
+            inside &= norms[:, i] <= upper[i] * rests * (1 + slack)
+            inside &= norms[:, i] >= lower[i] * rests * (1 - slack)
         result[name] = {
             "correlation": common.correlation(norm, rests),
-            "correlation_if_unsure": common.correlation(norm[rests >= UNSURE], rests[rests >= UNSURE]),
+            "correlation_if_unsure": common.correlation(norm[unsure], rests[unsure]),
             "correlation_of_logs": common.correlation(norm.clamp(min=1e-30).log(), rests.log()),
-            "lower": low,
-            "upper": high,
+            "lower": sum(lower[i] for i in places) / len(places),
+            "upper": sum(upper[i] for i in places) / len(places),
             "median_slope": (norm / rests).median().item(),
             "inside": inside.double().mean().item(),
         }
@@ -249,37 +206,30 @@ def summary_of(rests, norms, lower, upper, groups):
 
 
 def of_responses(numbers, rests, norms, upper, groups):
-    """Each response's tokens, for JSON: 1 − π, and the norms by group (means over its layers).
+    """Each response's 1 − π, and the norms by group. numbers: of each token's response, [n].
 
-    numbers: of each token's response, [n]; upper: as in summary_of. above: how many times the median token's norm the
-    upper bound is, at the layer where that is most. Tokens whose 1 − π rounds to 0 are left out.
+    above: how many times the median token's norm the upper bound is, at the layer where that is most.
     """
     found = []
     for number in numbers.unique():
         of_it = (numbers == number) & (rests > TINY)
         slopes = (norms[of_it] / rests[of_it, None]).median(0).values.tolist()[:-1]
-        found.append(
-            {
-                "rest": rests[of_it].tolist(),
-                "norm": {name: norms[of_it][:, at].mean(1).tolist() for name, at in groups},
-                "above": max(bound / slope for bound, slope in zip(upper, slopes)),
-            }
-        )
+        above = max(bound / slope for bound, slope in zip(upper, slopes))
+        by_group = {name: norms[of_it][:, at].mean(1).tolist() for name, at in groups}
+        found.append({"rest": rests[of_it].tolist(), "norm": by_group, "above": above})
     return found
 
 
 def draw(rests, norms, summary, groups, args):
     columns = min(2, len(groups))
     rows = -(-len(groups) // columns)
-    name = common.name_of(args.model)
     kept = rests > TINY
-    shown = f"{int(kept.sum())} of {len(rests)} tokens"
-    title = f"gradient of log π at the activations of {shown} of {name}"
+    shown = f"{int(kept.sum())} of {len(rests)} tokens of {common.name_of(args.model)}"
+    title = f"gradient of log π at the activations of {shown}"
     figure = curves.new_figure(curves.WIDTH, 4.6 * rows, title)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
     ends = torch.tensor([rests[kept].min().item(), 1.0])
-    for number, (group, places) in enumerate(groups):
-        axes = panels[number // columns, number % columns]
+    for number, (axes, (group, places)) in enumerate(zip(panels.flat, groups)):
         norm = norms[kept][:, places].mean(1)
         found = summary[group]
         axes.loglog(rests[kept], norm, ".", markersize=5, alpha=0.5, color="#0072B2")
@@ -296,11 +246,10 @@ def draw(rests, norms, summary, groups, args):
             axes.set_ylabel("‖δ‖ / |w|")
         if number // columns == rows - 1:
             axes.set_xlabel("1 − π")
-    lines = panels[0, 0].get_lines()
     names = ["a token", "upper bound", "lower bound"]
-    figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False)
-    for spare in range(len(groups), rows * columns):
-        panels[spare // columns, spare % columns].axis("off")
+    figure.legend(panels[0, 0].get_lines(), names, loc="outside lower center", ncols=3, frameon=False)
+    for spare in panels.flat[len(groups) :]:
+        spare.axis("off")
     common.save_figure(figure, args, "proposition")
 
 
@@ -314,14 +263,8 @@ def main():
     summary = summary_of(rests, norms, lower, upper, groups)
     draw(rests, norms, summary, groups, args)
     functions = [{"least": min(v[0] for v in of), "greatest": max(v[1] for v in of)} for of in zip(*singular)]
-    result = {
-        "tokens": len(rests),
-        "vocabulary": vocabulary,
-        "width": width,
-        "groups": summary,
-        "singular_values": functions,
-        "responses": of_responses(numbers, rests, norms, upper, groups),
-    }
+    result = {"tokens": len(rests), "vocabulary": vocabulary, "width": width, "groups": summary}
+    result |= {"singular_values": functions, "responses": of_responses(numbers, rests, norms, upper, groups)}
     common.finish(args, "proposition", result)
 
 

@@ -1,17 +1,10 @@
 """Does the dominance turn? Signals of low- and high-probability tokens, over a wide range of κ.
 
 ACPO (arXiv 2606.22570), Remark 1: near on-policy the mean signal of low-probability tokens is larger, and beyond
-some κ that of probable ones; κ is the factor in Lemma 1, σ = κ(1 − π)². It grows with the learning rate and with the
-number of updates. So one batch is used for --updates updates, from the same weights and a fresh optimizer, at each of
---lrs; after 1, 2, 4, … of them there are, over all tokens of the batch:
-
-- κ, fitted as in lab.off_policy;
-- of eq. 3, G = (1 − π)·ρ·A, or 0 if clipped, the mean size and the mean with its sign, for p ≤ 0.25 and for p > 0.75.
-  The Remark is about the size of the second. A batch's mean is mostly noise, since advantages of both signs cancel:
-  hence many batches, and the mean over them before its size;
-- the share of the tokens that GRPO's clip cuts off, of p ≤ 0.25 below and above its median entropy.
-
-lab.off_policy measures the same on fewer batches, and gradients as well. Updates are grpo.py's own.
+some κ that of probable ones; κ, of Lemma 1's σ = κ(1 − π)², grows with the learning rate and the number of updates. So
+one batch is used for --updates updates, from the same weights, at each of --lrs; after 1, 2, 4, … of them there are κ
+and eq. 3's G as in lab.off_policy, and the share of the tokens that GRPO's clip cuts off. The Remark is about the size
+of the mean G. A batch's is mostly noise: hence many batches, and the mean over them before its size.
 
 Results: reversal.json and reversal.png. Error bars: standard errors over batches. The size of a mean that is as small
 as its error is too large on average, since noise has a size, too.
@@ -34,8 +27,6 @@ MOST = 4  # learning rates, whose lines can be told apart
 
 @dataclasses.dataclass
 class Args(common.Args):
-    """Signals of low- and high-probability tokens, over a wide range of κ."""
-
     prompts: PositiveInt = 64  # prompts of a batch
     responses: GroupSize = 4  # G, responses to each prompt
     batches: PositiveInt = 30  # batches to average over
@@ -71,17 +62,12 @@ def measure_at(policy, batch, args):
 
 
 def measure(policy, before, sampled, args):
-    """One batch: {"lr …": {number of updates: its numbers}}.
-
-    The policy has its weights `before` again afterwards.
-    """
-    of_script = common.trainer_args("grpo", args, kl_coef=0.0)
-    batch = common.with_advantages("grpo", sampled, of_script)
+    """One batch: {"lr …": {number of updates: its numbers}}. The policy gets its weights `before` again."""
+    of_script, batch = common.for_grpo(sampled, args)
     found = {}
     for lr in args.lrs:
-        found[f"lr {lr:g}"] = {}
-        for number in off_policy.positions(policy, batch, args, lr):
-            found[f"lr {lr:g}"][number] = measure_at(policy, batch, of_script)
+        numbers = off_policy.positions(policy, batch, args, lr)
+        found[f"lr {lr:g}"] = {number: measure_at(policy, batch, of_script) for number in numbers}
         common.set_weights(policy, before)
     return found
 
@@ -89,15 +75,13 @@ def measure(policy, before, sampled, args):
 def draw(rows, counts, args):
     """rows: of measure, one for each batch."""
     title = f"{args.updates} updates on one batch by {common.name_of(args.model)}, AdamW\n"
-    sizes = f"{args.batches} batches of {args.prompts} × {args.responses} responses"
-    title += f"{sizes}; bars: standard error"
+    title += f"{args.batches} batches of {args.prompts} × {args.responses} responses; bars: standard error"
     figure = curves.new_figure(curves.WIDTH, 12, title)
     panels = figure.subplots(3, 2)
-    lrs = list(rows[0])
     average = common.over_batches(rows)
 
     def by_lr(of):  # {"lr …": (mean, standard error) after each count}
-        return {lr: [of(average[lr][n]) for n in counts] for lr in lrs}
+        return {lr: [of(at[n]) for n in counts] for lr, at in average.items()}
 
     off_policy.draw_lines(panels[0, 0], counts, by_lr(lambda at: at["kappa"]), "κ, of σ = κ(1 − π)²")
     panels[0, 0].set_yscale("symlog", linthresh=0.1)
@@ -105,11 +89,9 @@ def draw(rows, counts, args):
     off_policy.draw_lines(panels[0, 1], counts, by_lr(lambda at: at["log_ratio"]), "mean |G|, p ≤ 0.25 over p > 0.75")
     off_policy.show_ratios(panels[0, 1])
     for axes, place, tokens in ((panels[1, 0], 0, "p ≤ 0.25"), (panels[1, 1], 1, "p > 0.75")):
-        lines = {}
-        for lr in lrs:
-            means = [average[lr][n]["signed_signal"][place] for n in counts]
-            lines[lr] = [(abs(mean[0]), mean[1]) if mean else None for mean in means]
-        off_policy.draw_lines(axes, counts, lines, f"|mean G|, {tokens}")
+        lines = by_lr(lambda at, place=place: at["signed_signal"][place])
+        sizes = {lr: [(abs(mean[0]), mean[1]) if mean else None for mean in means] for lr, means in lines.items()}
+        off_policy.draw_lines(axes, counts, sizes, f"|mean G|, {tokens}")
         axes.set_ylim(bottom=0)
     for axes, half in ((panels[2, 0], "low"), (panels[2, 1], "high")):
         lines = by_lr(lambda at, half=half: [100 * value for value in at["clip"]["by_entropy"][half]])

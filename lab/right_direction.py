@@ -1,19 +1,12 @@
 """The right direction: which tokens an update moves as their advantage says.
 
 AR-Lopti (arXiv 2505.12929), figure 3: the share of positive tokens (A > 0) whose probability rises in an update, by the
-probability they had when they were sampled. Probable tokens are moved by what the update does to low-probability ones,
-often the wrong way. Advantage reweighting and Lopti are meant to help. A method that raises all probable tokens,
-whatever their advantage, would look good in that figure. So here is the share of negative tokens whose probability
-falls, too, and the share of both.
+probability they had when they were sampled. A method that raises all probable tokens would look good in that figure. So
+here is the share of negative tokens whose probability falls, too, and the share of both.
 
-Methods: GRPO, AR, Lopti, both, DPPO, which differs from GRPO once the policy has moved, and ACPO, which also takes a
-mean over responses. So every method makes a step of one update on the whole batch, and a step of --updates updates on
-parts of it, with its script's own update(). The optimizer is SGD, as in the paper; --lr is the paper's 1e-3 for a model
-of 7B, and kk_tiny hardly moves with it. Left open, it is found as in lab.who_dominates. The KL term is left out: it is
-zero at the start of a run, and the later ones of --updates updates differ from a run's in it.
-
-A method that makes a larger step moves more tokens. So the step is measured twice: with equal learning rates, and
-shortened or lengthened to the length ‖Δθ‖ of GRPO's step.
+Every method makes a step of one update on the whole batch, and one of --updates updates on parts of it, with its own
+update() and SGD, as in the paper, without a KL term. Left open, --lr is found as in lab.who_dominates: with the paper's
+1e-3 kk_tiny hardly moves. Steps have equal learning rates, or the length ‖Δθ‖ of GRPO's, since longer ones move more.
 
 Results: right_direction.json and right_direction.png; points are means, bars standard errors over batches. The
 picture's last row has the gains: a method's share minus GRPO's on the same batch.
@@ -46,8 +39,6 @@ MARKERS = "o s D ^ v P".split()  # of the methods
 
 @dataclasses.dataclass
 class Args(common.Args):
-    """Which tokens an update moves as their advantage says."""
-
     batches: PositiveInt = 10  # batches to average over
     updates: PositiveInt = 4  # optimizer updates of the second kind of step; divides --prompts
     lr: PositiveFloat | None = None  # of SGD; None: found on the first batch
@@ -70,21 +61,10 @@ def step_of(method, policy, before, sampled, lr, updates, args):
 
 
 def shares_right(change, advantages, bins):
-    """Share of tokens moved as their advantage says, {sign: [share in each bin]}; None if no token.
-
-    change: of the probability, advantages, bins: [n]. A token whose probability stays the same is not counted as moved,
-    and one without an advantage not at all.
-    """
+    """{sign: share in each bin of the tokens [n] that moved as their advantage says}; None if there is none."""
     right = change * advantages.sign() > 0
     tokens = dict(zip(SIGNS, (advantages > 0, advantages < 0, advantages != 0)))
-    result = {}
-    for sign in SIGNS:
-        shares = []
-        for i in range(common.BINS):
-            inside = right[(bins == i) & tokens[sign]]
-            shares.append(inside.double().mean().item() if len(inside) else None)
-        result[sign] = shares
-    return result
+    return {sign: common.means_by_bin(right[inside], bins[inside]) for sign, inside in tokens.items()}
 
 
 def name_of(updates, kind):
@@ -93,9 +73,7 @@ def name_of(updates, kind):
 
 def measure(policy, before, sampled, lr, args):
     """One batch: {name_of a step: {method: shares_right and the step's length ‖Δθ‖}}."""
-    of_script = common.trainer_args("grpo", args)
-    batch = common.with_advantages("grpo", sampled, of_script)
-    batch["fine_logp"] = common.fine_log_probs(policy, batch, of_script)
+    of_script, batch = who_dominates.for_steps(policy, sampled, args)
     mask = batch["mask"]
     bins = common.bins_of(batch["old_logp"])[mask]
     advantages = batch["advantages"][mask]
@@ -106,12 +84,7 @@ def measure(policy, before, sampled, lr, args):
             step = step_of(method, policy, before, sampled, lr, updates, args)
             length = common.norm(step)
             length_of_grpo = length_of_grpo or length  # GRPO comes first
-            for kind in STEPS:
-                scale = 1.0 if kind == "equal lr" else length_of_grpo / max(length, 1e-300)
-                if method == "GRPO" and kind != "equal lr":
-                    same = found[name_of(updates, "equal lr")][method]
-                    found[name_of(updates, kind)][method] = same
-                    continue
+            for kind, scale in zip(STEPS, (1.0, length_of_grpo / max(length, 1e-300))):
                 # θ − lr · gradient with lr −1 is θ + step.
                 scaled = [scale * part for part in step]
                 change = who_dominates.changes(policy, before, scaled, -1.0, batch, of_script)
@@ -120,21 +93,10 @@ def measure(policy, before, sampled, lr, args):
     return found
 
 
-def average(rows, step, method, sign, i):
-    """(mean, standard error) over the batches that have such tokens; None if none has."""
-    return common.over_batches([row[step][method][sign][i] for row in rows])
-
-
-def gain(rows, step, method, sign="positive", i=-1):
-    """(mean, standard error) over batches of a method's share minus GRPO's in bin i; None if there is no such token."""
-    pairs = [(row[step][method][sign][i], row[step]["GRPO"][sign][i]) for row in rows]
-    return common.over_batches([None if None in pair else pair[0] - pair[1] for pair in pairs])
-
-
 def draw_shares(axes, rows, step, sign):
     """Each method's share by bin, with its standard error."""
     for number, method in enumerate(METHODS):
-        pairs = [average(rows, step, method, sign, i) for i in range(common.BINS)]
+        pairs = common.over_batches([row[step][method][sign] for row in rows])
         places = [i + 0.12 * (number - 2.5) for i in range(common.BINS)]
         common.points(axes, places, pairs, MARKERS[number], color=curves.COLOURS[number], label=method)
     axes.axhline(0.5, color="0.5", linewidth=1, zorder=0)
@@ -144,19 +106,23 @@ def draw_shares(axes, rows, step, sign):
 def draw_gains(axes, rows, step):
     """For tokens of p > 0.75: each method's share minus GRPO's, of both signs and of each."""
     others = [method for method in METHODS if method != "GRPO"]
+
+    def gains(found, sign):  # {method: its share minus GRPO's}, None if there is no such token
+        of_grpo = found["GRPO"][sign][-1]
+        return {method: None if of_grpo is None else found[method][sign][-1] - of_grpo for method in others}
+
     for number, (sign, colour) in enumerate(zip(SIGNS, ("0.6", "0.6", "black"))):
         places = [place + 0.2 * (number - 1) for place in range(len(others))]
-        pairs = [gain(rows, step, method, sign) for method in others]
+        means = common.over_batches([gains(row[step], sign) for row in rows])
+        pairs = [means[method] for method in others]
         common.points(axes, places, pairs, "^vo"[number], color=colour, label=sign)
     axes.axhline(0, color="0.5", linewidth=1, zorder=0)
     axes.set_xticks(range(len(others)), [name.replace(" + ", " +\n") for name in others])
 
 
 def draw(rows, lr, args):
-    title = (
-        f"share of tokens moved as their advantage says: {common.name_of(args.model)}, "
-        f"SGD, lr {lr:g}\n{len(rows)} batches; bars: standard error"
-    )
+    title = f"share of tokens moved as their advantage says: {common.name_of(args.model)}, SGD, lr {lr:g}\n"
+    title += f"{len(rows)} batches; bars: standard error"
     figure = curves.new_figure(curves.WIDTH, 14, title)
     panels = figure.subplots(3, 2, sharex="row", sharey="row")
     for x, updates in enumerate((1, args.updates)):
@@ -169,9 +135,9 @@ def draw(rows, lr, args):
     limits = [limit for axes in panels[:2, 0] for limit in axes.get_ylim()]
     for axes in panels[:2, 0]:  # both signs on one scale; each row shares its own
         axes.set_ylim(min(limits), max(limits))
-    panels[0, 0].set_ylabel("positive tokens: share\nwhose probability rises")
-    panels[1, 0].set_ylabel("negative tokens: share\nwhose probability falls")
-    panels[2, 0].set_ylabel("p > 0.75: share moved the\nright way, minus GRPO's")
+    labels = ("positive tokens: share\nwhose probability rises", "negative tokens: share\nwhose probability falls")
+    for axes, label in zip(panels[:, 0], (*labels, "p > 0.75: share moved the\nright way, minus GRPO's")):
+        axes.set_ylabel(label)
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(METHODS))
     panels[2, 0].legend(title="advantage", loc="lower left")
@@ -184,8 +150,7 @@ def main():
     lr = args.lr or who_dominates.learning_rate(policy, before, batches[0], args)
     rows = [measure(policy, before, sampled, lr, args) for sampled in tqdm(batches, desc="batches", disable=None)]
     draw(rows, lr, args)
-    result = {"bins": common.BIN_NAMES, "lr": lr, "batches": rows}
-    common.finish(args, "right_direction", result)
+    common.finish(args, "right_direction", {"bins": common.BIN_NAMES, "lr": lr, "batches": rows})
 
 
 if __name__ == "__main__":

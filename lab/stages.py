@@ -6,9 +6,8 @@
     python -m lab.stages --steps 0 100 200 --model Qwen/Qwen2.5-3B-Instruct --run runs/3b --dry_run
                                                              another model's run: trained if need be
 
-What the papers say about tokens may hold for a model before training and not after, or the other way round. This trains
-a run of grpo.py that saves its stages (minutes; a run that is there is used again), calls three commands for each
-stage, and puts what they found side by side.
+This trains a run of grpo.py that saves its stages (minutes; a run that is there is used again), calls three commands
+for each stage, and puts what they found side by side.
 """
 
 import dataclasses
@@ -23,26 +22,19 @@ from typing import Annotated
 import tyro
 
 from lab import common
-from runtime import curves, files, flags, settings
+from runtime import files, flags, settings
 from runtime.settings import NonNegativeInt, PositiveInt
 
 SMOLLM2 = "models/SmolLM2-135M-Instruct"
 COMMANDS = ["who_dominates", "proposition", "forking_tokens"]
-WITHOUT_REWARDS = COMMANDS[1:]  # what can be measured of a model that is never right
 # SmolLM2, on two cores: a pass of 135 million parameters takes seconds, so less is measured.
 SHORT = "--prompts 4 --responses 4 --max_tokens 48".split()
-FEWER = {
-    "proposition": "--tokens 240 --rows 16 --jacobians 3".split(),
-    "forking_tokens": "--checked 20 --least 5".split(),
-}
-
+FEWER = {"proposition": "--tokens 240 --rows 16 --jacobians 3", "forking_tokens": "--checked 20 --least 5"}
 TITLE = "tokens and gradients over training; error bars: standard errors over the batches"
 
 
 @dataclasses.dataclass
 class Args:
-    """Which stages of which run, and where the results go."""
-
     steps: Annotated[list[NonNegativeInt], tyro.conf.arg(metavar="STEP")] = dataclasses.field(
         default_factory=lambda: [0, 5, 10]
     )  # the stages, as training steps
@@ -59,10 +51,9 @@ def training(args):
     """The command that trains the run whose checkpoints are the stages."""
     last = max(args.steps)
     every = math.gcd(*args.steps)  # so that a checkpoint is saved at each stage
-    words = ["grpo.py", "--model", args.model, "--task", "kk", "--steps", str(last)]
-    words += ["--save_every", str(every), "--eval_every", str(last), "--seed", str(args.seed)]
+    words = f"--task kk --steps {last} --save_every {every} --eval_every {last} --seed {args.seed}".split()
     words += ["--keep_checkpoints", str(last)]  # all of them
-    return [sys.executable, *words, "--run_dir", args.run]
+    return [sys.executable, "grpo.py", "--model", args.model, *words, "--run_dir", args.run]
 
 
 def model_of(step, args):
@@ -74,15 +65,15 @@ def measurements(args):
     """{stage: [a command for each of COMMANDS]}: what is measured, as words for subprocess."""
     models = {f"step {step}": (model_of(step, args), COMMANDS) for step in args.steps}
     if args.smollm2:
-        models["SmolLM2-135M"] = (SMOLLM2, WITHOUT_REWARDS)
+        models["SmolLM2-135M"] = (SMOLLM2, COMMANDS[1:])  # those that need no reward: it is never right
     made = {}
     for stage, (model, names) in models.items():
         made[stage] = []
         for name in names:
-            words = [sys.executable, "-m", f"lab.{name}", "--model", model]
-            words += ["--out", folder(stage, args), "--seed", str(args.seed)]
+            words = [sys.executable, "-m", f"lab.{name}", "--model", model, "--out", folder(stage, args)]
+            words += ["--seed", str(args.seed)]
             if model == SMOLLM2:
-                words += SHORT + FEWER[name]
+                words += SHORT + FEWER[name].split()
             if name != "proposition":
                 words += ["--batches", str(args.batches)]
             made[stage].append(words)
@@ -101,19 +92,15 @@ def check(args):
         raise ValueError(f"--steps {args.steps}: give growing numbers, such as 0 5 10")
     if args.smollm2 and not Path(SMOLLM2).exists():
         raise ValueError(f"--smollm2: {SMOLLM2} is missing; `make model` makes it")
-    if max(args.steps) > 0 and Path(args.run).exists():
-        check_run(args)
-
-
-def check_run(args):
-    """ValueError unless the folder has a run of this model and seed with these checkpoints."""
+    if max(args.steps) == 0 or not Path(args.run).exists():
+        return
+    # The run must be of this model and seed, with these checkpoints.
     of_run = files.read_object(Path(args.run, "args.json"))
     for name in ("model", "seed"):
         of_stages = getattr(args, name)
         if of_run.get(name) != of_stages:
-            raise ValueError(
-                f"--run {args.run} has a run with --{name} {of_run.get(name)}, not {of_stages}: name another folder"
-            )
+            its = f"--run {args.run} has a run with --{name} {of_run.get(name)}"
+            raise ValueError(f"{its}, not {of_stages}: name another folder")
     missing = [step for step in args.steps if not Path(model_of(step, args)).exists()]
     if missing:
         raise ValueError(
@@ -130,25 +117,15 @@ def call(words):
         sys.exit(code)
 
 
-def read(stages, args):
-    """{stage: {command: its result}} of the files that the commands have written."""
-    found = {}
-    for stage in stages:
-        paths = {name: Path(folder(stage, args), f"{name}.json") for name in COMMANDS}
-        found[stage] = {name: json.loads(p.read_text()) for name, p in paths.items() if p.exists()}
-    return found
-
-
-def draw(found, args):
+def draw(stages, args):
     """The shares of tokens and of gradient norms by bin, of each stage that has rewards."""
     averages = {}
-    for stage, results in found.items():
-        if "who_dominates" in results:
-            name = f"{stage} ({results['who_dominates']['tokens']:,} tokens)"
-            averages[name] = common.over_batches(results["who_dominates"]["batches"])
-    figure = curves.new_figure(curves.WIDTH, 5.5, TITLE)
-    common.draw_shares(figure.subplots(1, 2), averages)
-    common.save_figure(figure, args, "stages")
+    for stage in stages:
+        path = Path(folder(stage, args), "who_dominates.json")
+        if path.exists():
+            result = json.loads(path.read_text())
+            averages[f"{stage} ({result['tokens']:,} tokens)"] = common.over_batches(result["batches"])
+    common.picture_of_shares(TITLE, averages, args, "stages")
 
 
 def main():
@@ -157,17 +134,15 @@ def main():
     with flags.errors_in_one_line():
         check(args)
     commands = measurements(args)
-    todo = [words for several in commands.values() for words in several]
     train = max(args.steps) > 0 and not Path(args.run).exists()
-    if args.dry_run:
-        for words in [training(args)] * train + todo:
-            print(shlex.join(["python", *words[1:]]))
-        return
-    if train:
-        call(training(args))
+    todo = [training(args)] * train + [words for several in commands.values() for words in several]
     for words in todo:
-        call(words)
-    draw(read(commands, args), args)
+        if args.dry_run:
+            print(shlex.join(["python", *words[1:]]))
+        else:
+            call(words)
+    if not args.dry_run:
+        draw(commands, args)
 
 
 if __name__ == "__main__":

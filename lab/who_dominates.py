@@ -1,19 +1,16 @@
 """Who dominates: how much of a GRPO update comes from low-probability tokens, and whom it moves.
 
-AR-Lopti (arXiv 2505.12929), figure 1: tokens are put into four bins by their probability when they were sampled. For
-each bin: its share of the tokens, the advantages, and the norm of the gradient of its part of the loss (the divisor
-stays that of all tokens, so the parts add up to the loss). Then one SGD step is made with all tokens, with only the
-lowest bin, and with only the highest, and every token's change of probability is looked at. Two learning rates: the
-paper's 1e-3, and --large_lr. Left open, that one is found on the first batch: there the step with all tokens changes
-probabilities by as much on average as the first AdamW update of a run (--adamw_lr).
-
-ACPO (arXiv 2606.22570), appendix D.1: for tokens with p < 0.2 and p > 0.8 the norm of the gradient of the mean loss
-over these tokens alone, as a share of that over all tokens, and the angle between the two.
+AR-Lopti (arXiv 2505.12929), figure 1: four bins of tokens by their probability when they were sampled. For each: its
+share of the tokens, the advantages, and the norm of the gradient of its part of the loss (the parts add up to it). Then
+every token's change of probability in an SGD step with all tokens, with only the lowest bin, and with only the highest,
+at the paper's lr 1e-3 and at --large_lr. Left open, that one changes probabilities as much on average as a run's first
+AdamW update (--adamw_lr). ACPO (arXiv 2606.22570), appendix D.1: for p < 0.2 and p > 0.8 the norm of the gradient of
+the mean loss over these tokens alone, as a share of that over all tokens, and the angle between the two.
 
 Results: who_dominates.json and who_dominates.png. Boxes hold the middle half of the tokens of all batches, whiskers
-nine tenths; the top 1 % by size is left out, as in the paper, and so it is in every mean of the changes. Two steps
-are as far apart as the distributions of their changes in a bin (Kolmogorov and Smirnov's distance), on average over the
-bins. The correlation of the changes' ranks is given too. Error bars: standard errors over batches.
+nine tenths; the top 1 % by size is left out, as in the paper, and in every mean of the changes. Two steps are as far
+apart as the distributions of their changes (Kolmogorov and Smirnov's distance), on average over the bins. Error bars:
+standard errors over batches.
 
     python -m lab.who_dominates
 """
@@ -42,8 +39,6 @@ SMALL_CHANGES = "linear to about 1/1000 of\nthe largest, then logarithmic"
 
 @dataclasses.dataclass
 class Args(common.Args):
-    """How much of a GRPO update comes from low-probability tokens, and whom it moves."""
-
     batches: PositiveInt = 10  # batches to average over
     lr: PositiveFloat = 1e-3  # of the SGD step, the paper's
     large_lr: PositiveFloat | None = None  # of a larger one; None: found on the first batch
@@ -53,40 +48,27 @@ class Args(common.Args):
 QUICK = {"batches": 1}
 
 
-def gradients_by_cell(policy, batch, args):
-    """The gradient of each cell's part of GRPO's loss, a list of tensors for each of six cells."""
-    cells = common.bins_of(batch["old_logp"], EDGES)  # [N, T]
-    gradients = []
-    for i in range(len(EDGES) + 1):
-        gradients.append(common.gradient_of_tokens(policy, batch, cells == i, args))
-    return gradients
-
-
 def changes(policy, before, gradient, lr, batch, args):
-    """Each response token's change of probability, [n], after θ ← before − lr · gradient.
-
-    batch["fine_logp"]: common.fine_log_probs at the weights `before`, which the policy has again afterwards.
-    """
-    moved = [weight - lr * part for weight, part in zip(before, gradient)]
-    common.set_weights(policy, moved)
+    """Each response token's change of probability, [n], after θ ← before − lr · gradient, which is undone."""
+    common.set_weights(policy, [weight - lr * part for weight, part in zip(before, gradient)])
     logp = common.fine_log_probs(policy, batch, args)
     common.set_weights(policy, before)
     return (logp.exp() - batch["fine_logp"].exp())[batch["mask"]]
 
 
-def learning_rate(policy, before, sampled, args):
-    """The lr at which an SGD step changes probabilities as much as a run's first AdamW update.
+def for_steps(policy, sampled, args):
+    """(grpo.py's settings, the batch as its main hands it to its update, with fine_logp)."""
+    of_script, batch = common.for_grpo(sampled, args)
+    return of_script, batch | {"fine_logp": common.fine_log_probs(policy, batch, of_script)}
 
-    The policy has its weights `before` again afterwards.
-    """
-    of_script = common.trainer_args("grpo", args, kl_coef=0.0)
-    batch = common.with_advantages("grpo", sampled, of_script)
-    batch["fine_logp"] = common.fine_log_probs(policy, batch, of_script)
+
+def learning_rate(policy, before, sampled, args):
+    """The lr at which an SGD step changes probabilities as much as a run's first AdamW update, which is undone."""
+    of_script, batch = for_steps(policy, sampled, args)
     gradient = common.gradient_of(policy, batch, of_script)
     small = changes(policy, before, gradient, 1e-3, batch, of_script).abs().mean().item()
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=args.adamw_lr or of_script.lr, weight_decay=of_script.weight_decay
-    )
+    lr = args.adamw_lr or of_script.lr
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=of_script.weight_decay)
     grpo.update(policy, optimizer, batch, 1, of_script)
     step = [new - old for new, old in zip(common.copy_weights(policy), before)]
     # θ − lr · gradient with lr −1 is θ + step.
@@ -95,17 +77,13 @@ def learning_rate(policy, before, sampled, args):
 
 
 def of_gradients(gradients, num_tokens):
-    """The numbers of one batch about its gradients.
-
-    gradients: one for each cell; num_tokens: the cells' numbers of tokens.
-    """
+    """One batch's numbers. gradients: one for each cell; num_tokens: the cells' numbers of tokens."""
     whole = common.add(gradients)
     size = common.norm(whole)
     norms = [common.norm(common.add([gradients[c] for c in cells])) for cells in FIGURE_1]
-    total = sum(num_tokens)
     tails = {}
     for name, cell in TAILS.items():
-        own_norm = common.norm(gradients[cell]) * total / max(1, num_tokens[cell])
+        own_norm = common.norm(gradients[cell]) * sum(num_tokens) / max(1, num_tokens[cell])
         tails[name] = {"norm": own_norm / size, "angle": common.angle(gradients[cell], whole)}
     return {"norm": norms, "norm_share": [norm / sum(norms) for norm in norms], "norm_of_all": size, "tails": tails}
 
@@ -115,16 +93,10 @@ def without_top(values):
     return values[values.abs() <= values.abs().quantile(0.99)]
 
 
-def distance(some, others):
-    """Between the distributions of two sets of values [n], [m]: from 0, the same, to 1, apart."""
-    return float(stats.ks_2samp(some.cpu(), others.cpu()).statistic)
-
-
 def of_step(moved, bins):
-    """What a step with all tokens, with the lowest and with the highest bin alone did to p.
+    """What steps did to p. moved: {what was updated: changes of probability [n]}; bins: [n].
 
-    moved: {what was updated: changes of probability [n]}; bins: [n]. Means are without the top 1 % of their tokens,
-    distances of each bin's; the ranks have all, since outliers can't move them.
+    Means and distances (from 0, the same, to 1, apart) are without the top 1 % of their tokens; the ranks have all.
     """
     whole = moved["all tokens"]
     found = {"mean_change": {}, "mean_change_of_top_bin": {}, "distance": {}, "ranks": {}}
@@ -135,36 +107,29 @@ def of_step(moved, bins):
         if len(of_top):
             found["mean_change_of_top_bin"][updated] = without_top(of_top).abs().mean().item()
         pairs = [(without_top(change[bins == i]), without_top(whole[bins == i])) for i in filled]
-        found["distance"][updated] = fmean(distance(some, others) for some, others in pairs)
+        distances = [stats.ks_2samp(some.cpu(), others.cpu()).statistic for some, others in pairs]
+        found["distance"][updated] = fmean(map(float, distances))
         found["ranks"][updated] = common.rank_correlation(change, whole)
     return found
 
 
 def measure(policy, before, sampled, args, large_lr):
     """One batch: its numbers for JSON, and for the boxes {name: tokens' values}, [n] each."""
-    of_script = common.trainer_args("grpo", args, kl_coef=0.0)
-    batch = common.with_advantages("grpo", sampled, of_script)
-    batch["fine_logp"] = common.fine_log_probs(policy, batch, of_script)
+    of_script, batch = for_steps(policy, sampled, args)
     mask = batch["mask"]
-    cells = common.bins_of(batch["old_logp"], EDGES)[mask]
-    counts = [int((cells == i).sum()) for i in range(len(EDGES) + 1)]
-    gradients = gradients_by_cell(policy, batch, of_script)
-    numbers = of_gradients(gradients, counts)
-    numbers["share"] = [sum(counts[c] for c in group) / len(cells) for group in FIGURE_1]
-
-    updates = {
-        "all tokens": common.add(gradients),
-        "only p ≤ 0.25": common.add([gradients[c] for c in FIGURE_1[0]]),
-        "only p > 0.75": common.add([gradients[c] for c in FIGURE_1[-1]]),
-    }
     bins = common.bins_of(batch["old_logp"])[mask]
+    cells = [common.bins_of(batch["old_logp"], EDGES) == i for i in range(len(EDGES) + 1)]  # [N, T] each
+    gradients = [common.gradient_of_tokens(policy, batch, cell, of_script) for cell in cells]
+    numbers = of_gradients(gradients, [int(cell[mask].sum()) for cell in cells])
+    numbers["share"] = common.shares_of(bins)
+
+    of_updated = (range(len(EDGES) + 1), FIGURE_1[0], FIGURE_1[-1])  # the cells of each of UPDATED
+    updates = {name: common.add([gradients[c] for c in chosen]) for name, chosen in zip(UPDATED, of_updated)}
     values = {"bins": bins, "advantages": batch["advantages"][mask].double()}
     numbers["steps"] = {}
     for name, lr in (("lr", args.lr), ("large_lr", large_lr)):
-        moved = {}
-        for updated, gradient in updates.items():
-            moved[updated] = changes(policy, before, gradient, lr, batch, of_script)
-            values[f"{name}/{updated}"] = moved[updated]
+        moved = {of: changes(policy, before, gradient, lr, batch, of_script) for of, gradient in updates.items()}
+        values |= {f"{name}/{updated}": change for updated, change in moved.items()}
         numbers["steps"][name] = of_step(moved, bins)
     return numbers, values
 
@@ -184,10 +149,7 @@ def draw_boxes(axes, values, bins, title):
 
 
 def show_small_changes(axes, limit):
-    """A scale that is linear near 0 and logarithmic beyond, from -limit to limit.
-
-    Probable tokens move by far less than the others; on a linear scale by nothing.
-    """
+    """A scale from -limit to limit, linear near 0 and logarithmic beyond: probable tokens move by far less."""
     linear = 10.0 ** round(math.log10(LINEAR * limit)) if limit else 1.0
     axes.set_yscale("symlog", linthresh=linear)
     axes.set_yticks([sign * linear * 10**i for i in (1, 2, 3) for sign in (-1, 1)] + [0])
@@ -222,7 +184,7 @@ def main():
     bar = tqdm(batches, desc="batches", disable=None)
     found = [measure(policy, before, sampled, args, large_lr) for sampled in bar]
     rows, of_tokens = zip(*found)
-    pooled = {name: torch.cat([values[name] for values in of_tokens]) for name in of_tokens[0]}
+    pooled = common.pooled(of_tokens)
     bins = pooled.pop("bins")
     result = {"bins": common.BIN_NAMES, "lr": args.lr, "large_lr": large_lr, "tokens": len(bins), "batches": rows}
     draw(result, pooled, bins, args)
