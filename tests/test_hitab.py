@@ -26,77 +26,63 @@ def score(content, *golds):
 # ---------------------------------------------------------------------------------------------------------- scoring
 
 
-@pytest.mark.parametrize(
-    "content, golds",
-    [
-        # numbers
-        ("12", [12]), ("12", [12.0]), ("12.0", [12]), (" 12. ", [12]), ("+12", [12]), ("012", [12]), (".5", [0.5]),
-        ("-12", [-12]), ("−12", [-12]), ("–12", [-12]), ("- 12", [-12]), ("1e3", [1000]), ("1.5E-3", [0.0015]),
-        ("12", ["12"]), ("2019", ["2019"]), ("0", [0]), ("-0.0", [0]), ("12.5", [12.50]), ("**12**", [12]),
-        # thousands separators
-        ("1,234", [1234]), ("1,234,567.8", [1234567.8]), ("-1,234", [-1234]), ("1{,}234", [1234]), (r"1,\!234", [1234]),
-        ("$15,144,253", [15144253.0]), ("1,234 m/s", ["1,234 m/s"]),
-        # units, which are dropped
-        ("12.5%", [12.5]), ("12.5 %", [12.5]), (r"12.5\%", [12.5]), (r"12.5\,\%", [12.5]), ("12.5 percent", [12.5]),
-        ("$12.50", [12.5]), ("12.50 $", [12.5]), ("€ 12.5", [12.5]), ("-$5", [-5]), ("$-5", [-5]), ("£5", [5]),
-        ("12 million", [12]), ("12 million dollars", [12]), ("12 million Canadian dollars.", [12]), ("5km/h", [5]),
-        (r"12\text{ million}", [12]), (r"12.5\ \text{percent}", [12.5]), ("12.5 percentage points", [12.5]),
-        ("326", ["326 days"]), ("326 days", [326]), ("14th", [14]), ("5 m²", [5]), ("12.5", ["12.5%"]),
-        # Unicode
-        ("１２", [12]), ("‑12", [-12]), ("12％", [12]), ("12\u200b", [12]), ("cafe\u0301", ["café"]), ("½", [0.5]),
-        ("3½", [3.5]), ("60°", [60]), ("5 m^2", ["5 m²"]), ("１，２３４", [1234]), ("x²", ["x^2"]), ("∞", [r"\infty"]),
-        ("（12）", [12]), ("12、7", [7, 12]), ("12，7", [7, 12]), ("2013‑14", ["2013–14"]), ("⅓", [0.333333]),
-        ("1\u202f234", [1234]), ("H₂O", ["H_2O"]), ("2√3", [r"2\sqrt{3}"]), ("20 °C", [20]), ("12\xa0%", [12]),
-        # LaTeX and lists in brackets
-        (r"\(12\)", [12]), (r"\[12\]", [12]), ("$12$", [12]), ("[12]", [12]), ("(12)", [12]), (r"\mathbf{12}", [12]),
-        # nearly equal
-        ("0.3288657", [0.328866]), ("0.1234564", [0.123456]), ("0.33333333333", [0.333333]),
-        ("6435825.3333333", [6435825.333333]),
-        # several answers, in any order
-        ("12, 7", [12, 7]), ("7, 12", [12, 7]), ("7;12", [12, 7]), ("7\n12", [12, 7]), ("7 and 12", [12, 7]),
-        ("1, 2, and 3", [3, 2, 1]), ("1,234, 5", [5, 1234]), ("5, 1,234", [5, 1234]), ("41,42", [41, 42]),
-        ("100,200", [200, 100]),
-        ("[16.3, 12.3]", [16.3, 12.3]), ("16.3%; 12.3%", [12.3, 16.3]), ("2, 2", [2, 2]), ("1,234,5", [1234, 5]),
-        ("a; b; 3", ["b", 3, "a"]), ('["north", "south"]', ["south", "north"]), ("2013,2014", ["2013", "2014"]),
-        # texts
-        ("North", ["north"]), ("NORTH  shore", ["north shore"]), ("north\tshore.", ["north shore"]), ("`men`", ["men"]),
-        ('"North"', ["north"]), ("“north”", ["north"]), ("'north'", ["north"]), ("the ‘north’!", ["the 'north'"]),
-        ("bachelor’s degree", ["bachelor's degree"]), (r"\text{North}", ["north"]),
-        (r"\text{ North } shore", ["north shore"]),
-        ("2013–14", ["2013-14"]), ("15-24", ["15-24"]), ("65+", ["65+"]), ("192.1 overs", ["(192.1 overs)"]),
-        (r"research \& development", ["research & development"]), ("STRASSE", ["straße"]), ("**North**", ["north"]),
-        # labels with separators in them
-        ("San Jose, CA", ["san jose, ca"]), ("austin, tx; san jose, ca", ["san jose, ca", "austin, tx"]),
-        ("65 and over", ["65 and over"]), ("oil and gas, and utilities", ["oil and gas, and utilities"]),
-    ],
-)  # fmt: skip
-def test_right_answers(content, golds):
-    assert score(content, *golds) == RIGHT
+def answers(text):
+    """Those between the bars; ⏎ stands for a new line, ⇥ for a tab."""
+    return text.replace("⏎", "\n").replace("⇥", "\t").split(" | ")
 
 
-@pytest.mark.parametrize(
-    "content, golds",
-    [
-        ("6435826", [6435825]), ("1000000.5", [1000000]), ("0.0000004", [0]), ("6435826", [6435825.5]),
-        ("0.1234567", [0.123456]),
-        ("13", [12]), ("12", [-12]), ("-12", [12]), ("12.0001", [12]), ("1.2", [12]), ("120", [12]), ("21", [12]),
-        ("0.125", [12.5]), ("12.5%", [0.125]), ("12.5", [0.125]), ("1250", [12.5]),  # percent
-        ("12,000,000", ["12 million"]), ("12 million", [12000000]), ("12 thousand", [12000]),  # a unit never multiplies
-        ("twelve", [12]), ("12 or 13", [12]), ("12 to 13", [12]), ("12/1", [12]), ("6 + 6", [12]), ("x = 12", [12]),
-        ("about 12", [12]), ("the answer is 12", [12]), ("12 is not the answer", [12]), ("1 2", [12]),
-        ("12,5", [12.5]), ("1.234", [1234]), ("1234,567", [1234567]), ("1,23,456", [123456]),  # other ways to write it
-        ("١٢", [12]), ("¹²", [12]), ("12²", [12]), ("3½", [15.5]), ("x²", ["x2"]), ("XII", [12]), ("0xc", [12]),
-        ("inf", [12]), ("nan", [12]), ("1e999999999", [12]), ("-1e999999999", [12]), ("1e-999999999", [12]),
-        ("9" * 400, [12]), ("1e309", [1e299]),
-        ("12", [12, 7]), ("12, 7, 7", [12, 7]), ("12, 8", [12, 7]), ("12, 12", [12, 7]), ("12 7", [12, 7]),
-        ("12, 7", [12]), ("12, north", [12]), ("2", [2, 2]), ("2, 2", [2]),
-        ("south", ["north"]), ("north", ["north shore"]), ("north shore", ["north"]), ("north, south", ["north"]),
-        ("north", ["north", "south"]), ("north or south", ["north"]), ("n o r t h", ["north"]), ("65", ["65 and over"]),
-        ("men", ["women"]), ("women", ["men"]), ("not men", ["men"]), ("2013", ["2013-14"]), ("15", ["15-24"]),
-    ],
-)  # fmt: skip
-def test_wrong_answers(content, golds):
-    assert score(content, *golds) == WRONG
+# Golds, and answers that are right. A unit is dropped; several answers have no order.
+RIGHT_NUMBERS = [
+    ([12], r"12 | 12.0 |   12.   | +12 | 012 | **12** | \(12\) | \[12\] | $12$ | [12] | (12) | \mathbf{12} | １２"),
+    ([12], r"12 million | 12 million Canadian dollars. | 12\text{ million} | （12）"),
+    ([12], "12％ | 12\u200b | 12\xa0%"),
+    ([12], "12 apples | $12 | 12 or thirteen | 12 is not right"),  # holes: any unit, and any three words for a unit
+    ([-12], "-12 | −12 | –12 | - 12 | ‑12"), ([1000], "1e3"), ([0.0015], "1.5E-3"), ([0], "0 | -0.0"), (["12"], "12"),
+    ([1234], r"1,234 | 1{,}234 | 1,\!234 | １，２３４"), ([1234], "1\u202f234"), ([-1234], "-1,234"),
+    ([1234567.8], "1,234,567.8"), ([15144253.0], "$15,144,253"), (["1,234 m/s"], "1,234 m/s"), (["2019"], "2019"),
+    ([12.5], r"12.5% | 12.5\% | 12.5\,\% | 12.5 percent | 12.5 percentage points | 12.5\ \text{percent}"),
+    ([12.5], "$12.50 | 12.50 $ | € 12.5"), ([-5], "-$5 | $-5"), ([5], "£5 | 5km/h | 5 m²"), (["5 m²"], "5 m^2"),
+    ([2], "2nd"), (["2nd"], "2"), (["326 days"], "326"), ([326], "326 days"), (["12.5%"], "12.5"), ([20], "20 °C"),
+    ([0.5], "½ | .5"), ([3.5], "3½"), ([0.333333], "⅓ | 0.33333333333"), ([0.123456], "0.1234564"), ([60], "60°"),
+    ([0.328866], "0.3288657"), ([6435825.333333], "6435825.3333333"),
+    ([12, 7], "12, 7 | 7, 12 | 7; 12 | 7;12 | 7⏎12 | 7 and 12 | 12、7 | 12，7"), ([3, 2, 1], "1, 2, and 3"),
+    ([5, 1234], "1,234, 5 | 5, 1,234 | 1,234,5"), ([41, 42], "41,42"), ([200, 100], "100,200"), ([2, 2], "2, 2"),
+    ([12.3, 16.3], "[16.3, 12.3] | 16.3%; 12.3%"), (["b", 3, "a"], "a; b; 3"), (["2013", "2014"], "2013,2014"),
+    (["south", "north"], '["north", "south"]'), (["san jose, ca", "austin, tx"], "austin, tx; san jose, ca"),
+    (["san jose, ca", "austin, tx"], "tx, san jose; ca, austin"),  # a hole: parts of labels with commas may be mixed
+]  # fmt: skip
+RIGHT_TEXTS = r"""north → North | north shore → NORTH  shore | north shore → north⇥shore. | men → `men`
+    north → "North" | north → “north” | north → 'north' | the 'north' → the ‘north’! | men's degree → men’s degree
+    north → \text{North} | north shore → \text{ North } shore | 2013-14 → 2013–14 | 2013–14 → 2013‑14 | 15-24 → 15-24
+    65+ → 65+ | (192.1 overs) → 192.1 overs | research & development → research \& development | straße → STRASSE
+    north → **North** | san jose, ca → San Jose, CA | 65 and over → 65 and over | x^2 → x² | \infty → ∞ | H_2O → H₂O
+    oil and gas, and utilities → oil and gas, and utilities | 2\sqrt{3} → 2√3 | café → cafe{acute}"""
+
+
+def test_right_answers():
+    wrong = [(golds, text) for golds, texts in RIGHT_NUMBERS for text in answers(texts) if score(text, *golds) != RIGHT]
+    pairs = [pair.strip().split(" → ") for line in RIGHT_TEXTS.splitlines() for pair in answers(line)]
+    wrong += [(gold, text) for gold, text in pairs if score(text.replace("{acute}", "\u0301"), gold) != RIGHT]
+    assert wrong == []
+
+
+WRONG_ANSWERS = [  # a unit never multiplies, and a percentage is no share
+    ([12], "13 | -12 | 12.0001 | 1.2 | 120 | 21 | twelve | 12 or 13 | 12 to 13 | 6 + 6 | x = 12 | about 12 | 1 2"),
+    ([12], "the answer is 12 | 12 is not the answer | ١٢ | ¹² | 12² | XII | 0xc | inf | nan | 12, 7 | 12, north"),
+    ([12], "1e999999999 | -1e999999999 | 1e-999999999"), ([12], "9" * 400), ([1e299], "1e309"), ([-12], "12"),
+    ([6435825], "6435826"), ([1000000], "1000000.5"), ([0], "0.0000004"), ([6435825.5], "6435826"),
+    ([0.123456], "0.1234567"), ([12.5], "0.125 | 1250 | 12,5"), ([0.125], "12.5% | 12.5"), ([12000], "12 thousand"),
+    (["12 million"], "12,000,000"), ([12000000], "12 million"), ([1234], "1.234"), ([1234567], "1234,567"),
+    ([123456], "1,23,456"), ([15.5], "3½"), (["x2"], "x²"),
+    ([12, 7], "12 | 12, 7, 7 | 12, 8 | 12, 12 | 12 7"), ([2, 2], "2"), ([2], "2, 2"), (["north shore"], "north"),
+    (["north"], "south | north shore | north, south | north or south | n o r t h"), (["north", "south"], "north"),
+    (["65 and over"], "65"), (["women"], "men"), (["men"], "women | not men"), (["2013-14"], "2013"), (["15-24"], "15"),
+]  # fmt: skip
+
+
+def test_wrong_answers():
+    wrong = [(golds, text) for golds, texts in WRONG_ANSWERS for text in answers(texts) if score(text, *golds) != WRONG]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("content", ["", " ", ".", "()", ", ; and", "\n\n", '""', "$", r"\text{}", "*" * 9, "x" * 1001])
@@ -104,60 +90,33 @@ def test_malformed_answers(content):
     assert score(content, 12) == MALFORMED
 
 
-@pytest.mark.parametrize(
-    "text, want",
-    [  # answers in tags alone are in test_rewards.py
-        (r"\boxed{12", MALFORMED), (r"\boxed{}", MALFORMED), (r"\boxed{12}", RIGHT), (r"so \boxed {12}.", RIGHT),
-        (r"\boxed{7} \boxed{12}", RIGHT), (r"\boxed{12} \boxed{7}", WRONG), (r"\boxed{\text{12}}", RIGHT),
-        (r"\boxed{\boxed{12}}", RIGHT), (r"<answer>12</answer> \boxed{7", RIGHT),
-        # whichever begins last
-        (r"\boxed{12} <answer>7</answer>", WRONG), (r"\boxed{7} <answer>12</answer>", RIGHT),
-        (r"<answer>12</answer> \boxed{7}", WRONG), (r"<answer>7</answer> \boxed{12}", RIGHT),
-        (r"<answer>It is \boxed{12}.</answer>", RIGHT), (r"<answer>\boxed{12} million</answer>", RIGHT),
-        (r"<answer>\boxed{12</answer>}", WRONG),  # the box closes behind the block
-    ],
-)  # fmt: skip
-def test_the_answer_that_begins_last_counts(text, want):
-    assert hitab.score(text, [12]) == want
+IN_BOXES = [  # answers in tags alone are in test_rewards.py; of several, the one that begins last counts
+    (MALFORMED, r"\boxed{12 | \boxed{}"),
+    (RIGHT, r"\boxed{12} | so \boxed {12}. | \boxed{7} \boxed{12} | \boxed{\text{12}} | \boxed{\boxed{12}}"),
+    (RIGHT, r"<answer>12</answer> \boxed{7 | \boxed{7} <answer>12</answer> | <answer>7</answer> \boxed{12}"),
+    (RIGHT, r"<answer>It is \boxed{12}.</answer> | <answer>\boxed{12} million</answer>"),
+    (WRONG, r"\boxed{12} \boxed{7} | \boxed{12} <answer>7</answer> | <answer>12</answer> \boxed{7}"),
+    (WRONG, r"<answer>\boxed{12</answer>}"),  # the box closes behind the block
+]
 
 
-@pytest.mark.parametrize(
-    "content, golds",
-    [  # so that nobody is surprised
-        ("12 apples", [12]), ("$12", [12]),  # any unit is taken, even a wrong one
-        ("12 or thirteen", [12]), ("12 is not right", [12]),  # up to three words behind a number are taken for its unit
-        ("2", ["2nd"]), ("2nd", [2]),  # an ordinal is its number
-        ("tx, san jose; ca, austin", ["san jose, ca", "austin, tx"]),  # the parts of labels with commas may be mixed
-        ("7; 12", [12, 7]),  # parts have no order, not even those asked for respectively
-    ],
-)  # fmt: skip
-def test_a_known_hole(content, golds):
-    assert score(content, *golds) == RIGHT
+def test_the_answer_that_begins_last_counts():
+    assert [text for want, texts in IN_BOXES for text in answers(texts) if hitab.score(text, [12]) != want] == []
 
 
-LONG = hitab.MAX_LENGTH
-FULL = {  # answers of the greatest length that is read
-    "digits": "9" * LONG,
-    "groups of digits": "1,234" * (LONG // 5),
-    "a fraction": "0." + "0" * (LONG - 3) + "1",
-    "an exponent": "1e" + "9" * (LONG - 2),
-    "words behind a number": "1 " + "a" * (LONG - 2),
-    "short words behind a number": "1" + " a" * (LONG // 2 - 1),
-    "signs behind a number": "1 a" + "./-'" * (LONG // 4 - 1),
-    "blanks": "1" + " " * (LONG - 2) + "1",
-    "parts": "1,a;" * (LONG // 4),
-    "quotes": "'" * (LONG - 1) + "x",
-    "open braces": r"\text{" * (LONG // 6),
-    "surrogates": "\ud800" * LONG,
-    "letters that grow": "\u0130\ufb03" * (LONG // 2),
-}
+FULL = [  # an answer's beginning, what is repeated, its end
+    ("", "9", ""), ("", "1,234", ""), ("0.", "0", "1"), ("1e", "9", ""), ("1 ", "a", ""), ("1", " a", ""),
+    ("1 a", "./-'", ""), ("1", " ", "1"), ("", "1,a;", ""), ("", "'", "x"), ("", r"\text{", ""), ("", "\ud800", ""),
+    ("", "\u0130\ufb03", ""),  # letters that grow
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FULL)
-def test_the_longest_answers_are_read_in_proportion_to_their_length(name):
-    text = FULL[name]
-    assert LONG - 6 <= len(text) <= LONG and score(text, 12) == WRONG
-    check_linear_time(lambda part: score(part, 12), lambda size: text[: size * LONG // 1000])
+@pytest.mark.parametrize("start, part, end", FULL)
+def test_the_longest_answers_are_read_in_proportion_to_their_length(start, part, end):
+    longest = hitab.MAX_LENGTH
+    text = start + part * ((longest - len(start + end)) // len(part)) + end
+    assert longest - 6 <= len(text) <= longest and score(text, 12) == WRONG
+    check_linear_time(lambda part: score(part, 12), lambda size: text[: size * longest // 1000])
 
 
 @settings(max_examples=500, deadline=None, derandomize=True, database=None)
@@ -171,27 +130,25 @@ def test_every_known_answer_equals_itself(data):
 
 # ----------------------------------------------------------------------------------------------------------- tables
 
+
+def region(*corners):
+    return dict(zip(("first_row", "last_row", "first_column", "last_column"), corners, strict=True))
+
+
 # A table with merged headers on both sides; only the first cell of a merged region has its text.
 MERGED = {
     "title": "Sales  of two\nyears",
     "texts": [
-        ["shop", "", "2019", "", "", "2020"],
-        ["", "", "North", "", "South", ""],
-        ["food", "bread", "1", "2", "3", "4"],
-        ["", "fish", "5", "6", "7", "8"],
-        ["total", "", "6", "8", "10", "12"],
+        ["shop", "", "2019", "", "", "2020"], ["", "", "North", "", "South", ""], ["food", "bread", "1", "2", "3", "4"],
+        ["", "fish", "5", "6", "7", "8"], ["total", "", "6", "8", "10", "12"],
     ],
     "merged_regions": [
-        {"first_row": 0, "last_row": 1, "first_column": 0, "last_column": 1},
-        {"first_row": 0, "last_row": 0, "first_column": 2, "last_column": 4},
-        {"first_row": 1, "last_row": 1, "first_column": 2, "last_column": 3},
-        {"first_row": 0, "last_row": 1, "first_column": 5, "last_column": 5},
-        {"first_row": 2, "last_row": 3, "first_column": 0, "last_column": 0},
-        {"first_row": 4, "last_row": 4, "first_column": 0, "last_column": 1},
+        region(0, 1, 0, 1), region(0, 0, 2, 4), region(1, 1, 2, 3), region(0, 1, 5, 5), region(2, 3, 0, 0),
+        region(4, 4, 0, 1),
     ],
     "top_header_rows_num": 2,
     "left_header_columns_num": 2,
-}
+}  # fmt: skip
 MERGED_SHOWN = """\
 Sales of two years
 
@@ -211,24 +168,13 @@ def node(row, column, *children):
 TREES = {
     "title": "employment of men and women",
     "texts": [
-        ["region", "east", "", "west", ""],
-        ["", "2011", "2016", "2011", "2016"],
-        ["", "percent", "", "", ""],
-        ["men", "", "", "", ""],
-        ["full-time", "70.1", "71", "72", "73"],
-        ["part-time", "29.9", "29", "28", "27"],
-        ["women", "50", "51", "52", "53"],
-        ["full-time", "60", "61", "62", "63"],
+        ["region", "east", "", "west", ""], ["", "2011", "2016", "2011", "2016"], ["", "percent", "", "", ""],
+        ["men", "", "", "", ""], ["full-time", "70.1", "71", "72", "73"], ["part-time", "29.9", "29", "28", "27"],
+        ["women", "50", "51", "52", "53"], ["full-time", "60", "61", "62", "63"],
     ],
-    "merged_regions": [
-        {"first_row": 0, "last_row": 0, "first_column": 1, "last_column": 2},
-        {"first_row": 0, "last_row": 0, "first_column": 3, "last_column": 4},
-        {"first_row": 2, "last_row": 2, "first_column": 1, "last_column": 4},
-    ],
+    "merged_regions": [region(0, 0, 1, 2), region(0, 0, 3, 4), region(2, 2, 1, 4)],
     "top_root": node(-1, -1, node(0, 1, node(1, 1), node(1, 2)), node(0, 3, node(1, 3), node(1, 4))),
-    "left_root": node(
-        -1, -1, node(2, 1, node(3, 0, node(4, 0), node(5, 0)), node(6, 0, node(7, 0)))
-    ),
+    "left_root": node(-1, -1, node(2, 1, node(3, 0, node(4, 0), node(5, 0)), node(6, 0, node(7, 0)))),
     "top_header_rows_num": 3,
     "left_header_columns_num": 1,
 }  # fmt: skip
@@ -244,54 +190,40 @@ employment of men and women
 
 
 ONE_HEADER = {"top_header_rows_num": 1, "left_header_columns_num": 1}
-
-
-REGION = {"first_row": 0, "last_row": 0, "first_column": 2, "last_column": 4}
 # A group in the first column, its members in the second, the first of them in the group's own row.
 IN_COLUMNS = node(-1, -1, node(2, 0, node(2, 1), node(3, 1)), node(4, 0))
 # The release has a few tables whose range was not found exactly: regions and nodes outside of the table.
 OUTSIDE = {
-    "left_root": TREES["left_root"]
-    | {"children": [*TREES["left_root"]["children"], node(8, 0, node(9, 0)), node(3, 9)]},
-    "merged_regions": [
-        *TREES["merged_regions"],
-        REGION | {"first_row": 8, "last_row": 9},
-        REGION | {"first_column": 5},
-    ],
+    "left_root": node(-1, -1, *TREES["left_root"]["children"], node(8, 0, node(9, 0)), node(3, 9)),
+    "merged_regions": [*TREES["merged_regions"], region(8, 9, 2, 4), region(0, 0, 5, 4)],
 }
-SHOWN = {  # a table → as it is shown
-    "merged headers": (MERGED, MERGED_SHOWN),
-    "headers in trees": (TREES, TREES_SHOWN),
-    "a tree gives the levels that no region gives": (TREES | {"merged_regions": []}, TREES_SHOWN),
-    "trees and columns of headers": (MERGED | {"left_root": IN_COLUMNS, "top_header_rows_num": 3}, MERGED_SHOWN),
-    "outside": (TREES | OUTSIDE, TREES_SHOWN),
-    "values of a merged cell; a heading without a tree": (
-        {
-            "texts": [["", "a", "b"], ["2019", "", ""], ["x", 1.5, None], ["y", "", 2]],
-            "merged_regions": [
-                {"first_row": 1, "last_row": 1, "first_column": 0, "last_column": 2},  # begins in a header, stays in it
-                {"first_row": 2, "last_row": 3, "first_column": 1, "last_column": 1},
-            ],
-        } | ONE_HEADER,
+SHOWN = [  # a table, and as it is shown
+    (MERGED, MERGED_SHOWN),
+    (TREES, TREES_SHOWN),
+    (TREES | {"merged_regions": []}, TREES_SHOWN),  # a tree gives the levels that no region gives
+    (MERGED | {"left_root": IN_COLUMNS, "top_header_rows_num": 3}, MERGED_SHOWN),
+    (TREES | OUTSIDE, TREES_SHOWN),
+    (  # values of a merged cell, and a heading without a tree: its region begins in a header and stays in it
+        {"texts": [["", "a", "b"], ["2019", "", ""], ["x", 1.5, None], ["y", "", 2]]}
+        | ONE_HEADER | {"merged_regions": [region(1, 1, 0, 2), region(2, 3, 1, 1)]},
         "|  | a | b |\n|---|---|---|\n| 2019 |  |  |\n| x | 1.5 |  |\n| y | 1.5 | 2 |",
     ),
-    "short rows, bars and line breaks": (
+    (  # short rows, bars and line breaks
         {"texts": [["a|b", "c\nd"], ["x"], [], ["y", " 1 ", "2"]]} | ONE_HEADER,
         "| a\\|b | c d |  |\n|---|---|---|\n| x |  |  |\n|  |  |  |\n| y | 1 | 2 |",
     ),
-    "no headers": (
+    (
         {"texts": [["1", "2"], ["3", "4"]], "top_header_rows_num": 0, "left_header_columns_num": 0},
         "|  |  |  |\n|---|---|---|\n|  | 1 | 2 |\n|  | 3 | 4 |",
     ),
-    "a label that repeats its group": (
+    (  # a label that repeats its group
         {"texts": [["", "n"], ["total", "1"], ["total", "2"]], "left_root": node(-1, -1, node(1, 0, node(2, 0)))}
-        | ONE_HEADER,
-        "|  | n |\n|---|---|\n| total | 1 |\n| total / total | 2 |",
+        | ONE_HEADER, "|  | n |\n|---|---|\n| total | 1 |\n| total / total | 2 |",
     ),
-}  # fmt: skip
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("table, shown", SHOWN.values(), ids=SHOWN)
+@pytest.mark.parametrize("table, shown", SHOWN)
 def test_tables_as_they_are_shown(table, shown):
     assert hitab.markdown(table) == shown
 
@@ -302,22 +234,18 @@ BROKEN_TABLES = {  # message: changes of the table
     ],
     "a cell of the table must be a text": [{"texts": [["a", []], ["b", "1"]]}, {"texts": [["a", {}], ["b", "1"]]}],
     "title must be a text": [{"title": 5}, {"title": ["a"]}],
-    "top_header_rows_num must be a whole number from 0 to 4": [
-        {"top_header_rows_num": value} for value in (None, -1, 5, 10**9, "2", 2.0, True)
-    ],
-    "left_header_columns_num must be a whole number from 0 to 5": [{"left_header_columns_num": 6}],
+    "top_header_rows_num must be": [{"top_header_rows_num": value} for value in (None, -1, 5, 10**9, "2", 2.0, True)],
+    "left_header_columns_num must be": [{"left_header_columns_num": 6}],
     "merged_regions must be a list": [{"merged_regions": {"first_row": 0}}, {"merged_regions": "a"}],
     "a merged region of the table must have": [
-        {"merged_regions": [value]} for value in (None, [], {}, {"first_row": 0}, REGION | {"last_row": -1})
+        {"merged_regions": [value]} for value in (None, [], {}, {"first_row": 0}, region(0, -1, 2, 4))
     ],
     "a node of the table's left_root must have": [
         {"left_root": value} for value in ([1], "a", {"children": []}, node(-1, -1, None), node(2, 0) | {"children": 1})
     ],
     "no rows below its headers": [
-        {
-            "texts": [["a", "b"], ["x", ""], ["y", ""]], "merged_regions": [], "left_header_columns_num": 1,
-            "left_root": node(1, 0, node(2, 0, node(1, 1))),
-        },
+        {"left_root": node(1, 0, node(2, 0, node(1, 1))), "left_header_columns_num": 1, "merged_regions": []}
+        | {"texts": [["a", "b"], ["x", ""], ["y", ""]]},
     ],
 }  # fmt: skip
 
@@ -330,8 +258,7 @@ def test_broken_tables_are_refused(message):
 
 
 def test_huge_regions_and_deep_trees_take_no_time():
-    region = {"first_row": 0, "last_row": 10**12, "first_column": 0, "last_column": 10**12}
-    shown = hitab.markdown(MERGED | {"merged_regions": [region]}).splitlines()
+    shown = hitab.markdown(MERGED | {"merged_regions": [region(0, 10**12, 0, 10**12)]}).splitlines()
     assert shown[2] == "| shop | 2019 / North |  | South | 2020 |" and shown[4] == "| food / bread | 1 | 2 | 3 | 4 |"
     tree = node(2, 0)
     for _ in range(900):
@@ -406,17 +333,17 @@ def test_prompt_shows_the_layout_and_true_answers():
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
 def test_tables_within_the_rows(tmp_path, suffix):
-    rows = [{"question": "q", "answer": ["4"], "table_content": json.dumps(MERGED)}]
-    rows.append({"question": "q", "answer": ["5"], "table_content": repr(TREES)})
-    rows.append({"question": "q", "answer": ["6"], "table_content": " | a |\n|---| "})
-    found = in_short(hitab.load(write_rows(tmp_path / f"a{suffix}", rows), "train"))
-    assert [table for table, *_ in found] == [MERGED_SHOWN, TREES_SHOWN, "| a |\n|---|"]
-    assert [answer for _, _, answer, _ in found] == [["4"], ["5"], ["6"]] and found[0][-1] == "other"
-    rows = [{"question": "q", "answer": ["4"], "table": MERGED, "aggregation": "none"}]
-    found = in_short(hitab.load(write_rows(tmp_path / f"b{suffix}", rows), "train"))
+    def load(*rows):
+        path = write_rows(tmp_path / f"a{suffix}", [{"question": "q"} | row for row in rows])
+        return in_short(hitab.load(path, "train"))
+
+    tables = (json.dumps(MERGED), repr(TREES), " | a |\n|---| ")
+    found = load(*({"answer": [str(i)], "table_content": table} for i, table in enumerate(tables)))
+    shown = (MERGED_SHOWN, TREES_SHOWN, "| a |\n|---|")
+    assert found == [(table, "q", [str(i)], "other") for i, table in enumerate(shown)]
+    found = load({"answer": ["4"], "table": MERGED, "aggregation": "none"})
     assert found == [(MERGED_SHOWN, "q", ["4"], "lookup")]
-    rows = [{"question": "q", "answer": "['a, b', 4]", "aggregation": "['sum']"} | MERGED]
-    found = in_short(hitab.load(write_rows(tmp_path / f"c{suffix}", rows), "train"))
+    found = load({"answer": "['a, b', 4]", "aggregation": "['sum']"} | MERGED)
     assert found == [(MERGED_SHOWN, "q", ["a, b", 4], "sum")]
 
 
@@ -424,8 +351,7 @@ def test_no_table_id_leads_out_of_the_folder(tmp_path):
     folder = release(tmp_path / "hitab")
     write_rows(tmp_path / "hitab/secret.json", MERGED)
     write_rows(tmp_path / "secret.json", MERGED)
-    absolute = str(tmp_path / "secret")
-    for name in ("../secret", "../../secret", "../../../secret", absolute, "../raw/m-1", "./m-1", "m-1.json", "m-1/"):
+    for name in ("../secret", "../../secret", str(tmp_path / "secret"), "../raw/m-1", "./m-1", "m-1.json", "m-1/"):
         write_rows(folder / "test_samples.jsonl", [ROWS[0], ROWS[1] | {"table_id": name}])
         with pytest.raises(ValueError, match=rf"test_samples\.jsonl, row 2: there is no table '{re.escape(name)}'"):
             hitab.load(folder, "test")
@@ -438,39 +364,30 @@ def test_no_table_id_leads_out_of_the_folder(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-BROKEN = {
-    "question is empty or not a text: None": {"question": None},
-    "question is empty or not a text: ' '": {"question": " "},
-    "answer must be a number, a text or a list of those, not None": {"answer": None},
-    r"answer must be a number, a text or a list of those, not \[True\]": {"answer": [True]},
-    r"answer must be a number, a text or a list of those, not \[nan\]": {"answer": [float("nan")]},
-    "answer is empty or has more than 1000 characters": {"answer": []},
-    "answer is empty or has more than 1000 characters ?": {"answer": ["", "..."]},
-    "answer is empty or has more than 1000 characters  ?": {"answer": "x" * 1001},
-    r"answer is neither JSON nor a Python literal: '\[1'": {"answer": "[1"},
-    "there is no table 'none' in tables/raw or tables.zip": {"table_id": "none"},
-    "the row has no table; it needs table_id, table, table_content or texts": {"table_id": None},
-    "a text holds '.+', which is no character": {"question": "\ud800"},
-    "table 'unused' could not be read: the table must have `texts`": {"table_id": "unused"},
-    "table 'broken' could not be read: Expecting": {"table_id": "broken"},
-    "table 'binary' could not be read: 'utf-8'": {"table_id": "binary"},
-    "table 'nested' could not be read: maximum recursion": {"table_id": "nested"},
-}
+BROKEN = [  # what is said of a value
+    ("question", "question is empty or not a text", [None, " "]),
+    ("question", "a text holds '.+', which is no character", ["\ud800"]),
+    ("answer", "answer must be a number, a text or a list of those, not ", [None, [True], [float("nan")]]),
+    ("answer", "answer is empty or has more than 1000 characters", [[], ["", "..."], "x" * 1001]),
+    ("answer", r"answer is neither JSON nor a Python literal: '\[1'", ["[1"]),
+    ("table_id", "there is no table 'none' in tables/raw or tables.zip", ["none"]),
+    ("table_id", "the row has no table; it needs table_id, table, table_content or texts", [None]),
+    ("table_id", "table '(unused|broken|binary|nested)' could not be read", ["unused", "broken", "binary", "nested"]),
+]
 
 
-@pytest.mark.parametrize("message", BROKEN)
-def test_broken_rows_are_named(tmp_path, message):
-    folder = release(tmp_path, [ROWS[0], ROWS[1] | BROKEN[message], ROWS[2]])
-    (folder / "tables/raw/broken.json").write_text("{")
-    (folder / "tables/raw/binary.json").write_bytes(b"\xff\xff\xff")
-    (folder / "tables/raw/nested.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match=rf"test_samples\.jsonl, row 2: .*{message.strip(' ?')}"):
-        hitab.load(folder, "test")
+@pytest.mark.parametrize("column, message, values", BROKEN)
+def test_broken_rows_are_named(tmp_path, column, message, values):
+    for value in values:
+        folder = release(tmp_path, [ROWS[0], ROWS[1] | {column: value}, ROWS[2]])
+        (folder / "tables/raw/broken.json").write_text("{")
+        (folder / "tables/raw/binary.json").write_bytes(b"\xff\xff\xff")
+        (folder / "tables/raw/nested.json").write_text("[" * 100_000)
+        with pytest.raises(ValueError, match=rf"test_samples\.jsonl, row 2: .*{message}"):
+            hitab.load(folder, "test")
 
 
-@pytest.mark.parametrize(
-    "table, says", [("{a", "the table is neither JSON nor a Python literal: '{a'"), ({"rows": []}, "must have `texts`")]
-)
+@pytest.mark.parametrize("table, says", [("{a", "the table is neither JSON nor"), ({"rows": []}, "must have `texts`")])
 def test_a_table_in_a_row_that_cannot_be_read_is_named(tmp_path, table, says):
     with pytest.raises(ValueError, match=rf"a\.jsonl, row 1: .*{says}"):
         hitab.load(write_rows(tmp_path / "a.jsonl", [{"question": "q", "answer": 5, "table": table}]), "train")
@@ -560,13 +477,11 @@ def test_a_solver_of_its_own_finds_the_answers(split, n):
     assert [item["category"] for item in items[:4]] == hitab.KINDS
     openings, several, labels = collections.Counter(), 0, 0
     for item in items:
-        found, answer = solve(item), item["answer"]
-        exact = [gold if isinstance(gold, str) else Fraction(str(gold)) for gold in answer]
-        assert found == exact, item
+        answer = item["answer"]
+        assert solve(item) == [gold if isinstance(gold, str) else Fraction(str(gold)) for gold in answer], item
         assert all(type(gold) in (int, float, str) for gold in answer)
         several, labels = several + (len(answer) > 1), labels + isinstance(answer[0], str)
-        text = "; ".join(map(str, answer))
-        assert hitab.score(f"so</think> <answer> {text} </answer>", answer) == RIGHT
+        assert score("; ".join(map(str, answer)), *answer) == RIGHT
         question = item["messages"][-1]["content"].split("\n\nQuestion: ")[1]
         openings[item["category"], " ".join(question.split()[:2])] += 1
     assert several > n / 40 and labels == n / 4
