@@ -72,7 +72,7 @@ def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
         checks.check_prompts_per_step(args)
         args.check()
         sizes = {"long": 500, "learning_rate": 500, "llm": 128, "lora": 128, "puzzles": 96, "puzzles_384": 96}
-        sizes |= {"calculator": 32, "guess": 60}
+        sizes |= {"calculator": 32, "guess": 60, "lag": 100}
         assert args.eval_size == sizes.get(suite, 300), name
 
 

@@ -257,4 +257,4 @@ SUITES = {  # name: (flags of all, entries); the ablations that the papers print
 SEEDS = {"control": 8}  # runs of each entry; of other suites three
 # Suites whose second picture no page shows.
 ONE_PICTURE = "family alpha eta control collapse learning_rate updates llm lora puzzles puzzles_384".split()
-ONE_PICTURE += ["calculator", "guess"]
+ONE_PICTURE += ["calculator", "guess", "lag"]
