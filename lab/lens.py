@@ -182,7 +182,7 @@ def write_page(data, path):
     """The page with the data in it: one file, which needs no other and no network."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     text = text.replace("<", "\\u003c")  # so that a response can't end the script
-    files.write(path.with_name("lens_page.json"), text + "\n")  # what the site makes its page of
+    files.write(path.with_name("lens_page.jsonl"), text + "\n")  # what the site makes its page of
     files.write(path, PAGE.read_text().replace("DATA_OF_THE_LENS", text))
 
 

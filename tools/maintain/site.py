@@ -39,7 +39,7 @@ CHAPTERS = {  # of the navigation: the Markdown files in each, in order
     "Lab": ["lab/README.md", "lab/**/*.md"],
     "Measurements": ["models/kk_tiny/README.md", "benchmarks/README.md", "benchmarks/kk_tiny/*.md"],
 }
-LENS = "lab/results/lens_page.json"  # the data of lab/page.html, from a kept run
+LENS = "lab/results/lens_page.jsonl"  # the data of lab/page.html, from a kept run
 SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py", "tools/maintain/*.py"]
 AS_THEY_ARE = {f".{kind}" for kind in "png svg jpg gif html json csv pdf ipynb".split()}  # linked, and copied
 LARGEST = 200_000  # characters of a file that is shown as a source
