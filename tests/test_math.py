@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,33 +28,18 @@ def right(answer, *golds):
 # -------------------------------------------------------------------------------------------------------------- box
 
 BOXES = {
-    r"so \boxed{5}": "5",
-    r"\boxed{\frac{1}{\sqrt{2}}} it is": r"\frac{1}{\sqrt{2}}",
-    r"\boxed{1} then \boxed{2}": "2",
-    r"\boxed{1} then \boxed{2": "1",
-    r"\boxed{1} then \boxed{\frac{2}{3}": "1",
-    r"\boxed {7}": "7",
-    r"\boxed 7": None,
-    "no box": None,
-    r"\boxed{": None,
-    r"\fbox{5}": None,
-    r"\boxedx{5}": None,
+    r"so \boxed{5}": "5", r"\boxed{\frac{1}{\sqrt{2}}} it is": r"\frac{1}{\sqrt{2}}", r"\boxed{1} then \boxed{2}": "2",
+    r"\boxed{1} then \boxed{2": "1", r"\boxed{1} then \boxed{\frac{2}{3}": "1", r"\boxed {7}": "7", r"\boxed 7": None,
+    "no box": None, r"\boxed{": None, r"\fbox{5}": None, r"\boxedx{5}": None, r"\\\boxed{5}": "5",
     r"x \\boxed{5}": None,  # a line break and the word
-    r"\\\boxed{5}": "5",
-    r"\boxed{1} \boxed{}": "",
-    r"\boxed{\{1, 2\}}": r"\{1, 2\}",
-    r"\boxed{[0, 1\}}": r"[0, 1\}",
-    r"} } \boxed{3} }": "3",
-    r"\boxed{x = \boxed{4}}": "4",
-    r"\boxed{never closed \boxed{4}": "4",
-    "\\boxed{\n1\n}": "\n1\n",
-    r"\boxed{a\\}": "a\\\\",
-}
+    r"\boxed{1} \boxed{}": "", r"\boxed{\{1, 2\}}": r"\{1, 2\}", r"\boxed{[0, 1\}}": r"[0, 1\}",
+    r"} } \boxed{3} }": "3", "\\boxed{\n1\n}": "\n1\n", r"\boxed{x = \boxed{4}}": "4",
+    r"\boxed{never closed \boxed{4}": "4", r"\boxed{a\\}": "a\\\\",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("text", BOXES)
-def test_last_complete_box(text):
-    assert task.last_box(text) == BOXES[text]
+def test_last_complete_box():
+    assert {text: task.last_box(text) for text in BOXES} == BOXES
 
 
 def test_cleaning_takes_linear_time():
@@ -66,143 +50,115 @@ def test_cleaning_takes_linear_time():
 
 
 def test_what_score_returns():
-    assert task.score(r"\boxed{5}", ["5"]) == {"reward": 1.0, "correct": True, "format": True, "timed_out": False}
-    assert task.score(r"\boxed{6}", ["5"]) == {"reward": 0.0, "correct": False, "format": True, "timed_out": False}
-    assert task.score(r"\boxed{5", ["5"]) == {"reward": 0.0, "correct": False, "format": False, "timed_out": False}
-    assert task.score("5", ["5"]) == {"reward": 0.0, "correct": False, "format": False, "timed_out": False}
+    for text, correct, in_box in ((r"\boxed{5}", True, True), (r"\boxed{6}", False, True), (r"\boxed{5", False, False)):
+        found = {"reward": float(correct), "correct": correct, "format": in_box, "timed_out": False}
+        assert task.score(text, ["5"]) == found
     for quoted in (r"Put the answer in \boxed{}.", r"\boxed{ }", r"\boxed{$$}"):  # as a prompt asks for it
         found = task.score(quoted, [""])
         assert not found["format"] and not found["correct"]
 
 
-# Of each kind: what is right, and what is wrong; gold → answer.
+# Of each kind what is right, and what is wrong: gold → answer.
 KINDS = {
-    "forms": (
-        r"""5 → 5 | 5 → $5$ | 5 → 5. | 25 → 025 | 025 → 25 | 142 → 142.0 | -5 → −5 | -5 → - 5 | 5 → \$5
+    "forms": r"""5 → 5 | 5 → $5$ | 5 → 5. | 25 → 025 | 025 → 25 | 142 → 142.0 | -5 → −5 | -5 → - 5 | 5 → \$5
         \$32,\!348 → 32348 | 1234 → 1,234 | 1234 → 1{,}234 | 11,\! 111,\! 100 → 11111100 | 10^4 → 10\,000
         5 → 5~\text{cm} | \boldsymbol{x+1} → x+1 | \frac{1}{2} → 0.5 | \frac{1}{2} → 1/2 | \frac12 → \dfrac{2}{4}
         0.5 → 50\% | 0.333333 → \frac{1}{3} | \frac{\sqrt{2}}{2} → \frac{1}{\sqrt 2} | x^2+2x+1 → (x+1)^2 | x=5 → 5
         5 → x=5 | 90^\circ → 90 | \text{Evelyn} → Evelyn | \text{(A)} → A | $69$,$84$ → 84, 69
         (2,4) → \left( 2, 4 \right) | 10\text{ cm} → 10 | 6-5i → -5i+6 | 2,4 → 2 \text{ and } 4 | 9 → \(9\)
         \begin{pmatrix}1\\2\end{pmatrix} → \begin{bmatrix} 1 \\ 2 \end{bmatrix} | 5 → $\displaystyle 5$
-        (-\infty, 0] → (-\infty,0]""",
-        r"""5 → 6 | 12 → 1 2 | 12 → 1,2 | 5 → -5 | \frac{1}{2} → 0.51 | 0.33 → \frac{1}{3} | x → y | (2,4) → (4,2)
-        (2,4) → [2,4] | x=5 → y=5 | \infty → -\infty | 9 → 9 or 8 | 9 → \frac{0}{0} | 9 → x>9 | 9 → 9! | 9 → \pm 9
-        9 → 9\}8 | 9 → 9 \fbox{5} | 1000001 → 1000000 | 1000000001.5 → 1000000002.5 \text{ m}""",
-    ),
-    "words and names": (
-        r"""East → east | TRUE → true | Evelyn → \textbf{evelyn} | x-axis → \text{x-axis} | \text{(C)} → C | B → (B)
-        II → \text{II} | LRLR → L R L R | \text{W and Z} → Z, W | A, C → C and A | xy → yx | 2xy → 2yx
-        3abc → 3 b a c | IR → I \cdot R | \angle ABC → \angle CBA | \pi(R^2-r^2) → \pi R^2 - \pi r^2
-        e → \mathrm e | 6m → m \cdot 6""",
-        r"""CAB → ABC | LRLR → RLRL | east → seat | 2BA → 2AB | A1 → 1A | no → on | VI → IV | 3AC → 3CA | abc → cab
-        \text{CAB} → ABC | Aa → AA | AaBb → aabb | \text{not odd} → odd | True → False | \text{yes} → \text{no}
-        \angle ABC → \angle BCA | \pi(R^2-r^2) → 0 | 6m → 6 | x2 → 2x | 1A2B → 2B1A""",
-    ),
-    "code and prose": (
-        r"""2*pi → 2\pi | ln(2) → \ln 2 | sin(x) → \sin x | x**2+1 → x^2+1 | -1 + exp(16) → e^{16}-1
+        (-\infty, 0] → (-\infty,0]
+        WRONG: 5 → 6 | 12 → 1 2 | 12 → 1,2 | 5 → -5 | \frac{1}{2} → 0.51 | 0.33 → \frac{1}{3} | x → y
+        (2,4) → (4,2) | (2,4) → [2,4] | x=5 → y=5 | \infty → -\infty | 9 → 9 or 8 | 9 → \frac{0}{0} | 9 → x>9
+        9 → 9! | 9 → \pm 9 | 9 → 9\}8 | 9 → 9 \fbox{5} | 1000001 → 1000000 | 1000000001.5 → 1000000002.5 \text{ m}""",
+    "words and names": r"""East → east | Evelyn → \textbf{evelyn} | x-axis → \text{x-axis} | \text{(C)} → C
+        B → (B) | II → \text{II} | LRLR → L R L R | \text{W and Z} → Z, W | 2xy → 2yx | 3abc → 3 b a c
+        IR → I \cdot R | \angle ABC → \angle CBA | \pi(R^2-r^2) → \pi R^2 - \pi r^2 | e → \mathrm e | 6m → m \cdot 6
+        WRONG: CAB → ABC | LRLR → RLRL | east → seat | 2BA → 2AB | A1 → 1A | no → on | VI → IV | abc → cab
+        \text{CAB} → ABC | Aa → AA | \text{not odd} → odd | True → False | \angle ABC → \angle BCA
+        \pi(R^2-r^2) → 0 | 6m → 6 | x2 → 2x | 1A2B → 2B1A""",
+    "code and prose": r"""2*pi → 2\pi | ln(2) → \ln 2 | sin(x) → \sin x | x**2+1 → x^2+1 | -1 + exp(16) → e^{16}-1
         x^(1/3) → \sqrt[3]{x} | sqrt(2*(3+1)) → 2\sqrt2 | (1+sqrt(5))/2 → \frac{1+\sqrt5}{2} | oo → \infty
-        sin(x)**2 → \sin^2 x | atan(2) → \arctan 2 | abs(x) → \left|x\right| | k>=2 → k \geqslant 2 | E → e | pi → \pi
+        sin(x)**2 → \sin^2 x | atan(2) → \arctan 2 | abs(x) → \left|x\right| | k>=2 → k \geqslant 2 | E → e
         12 pens → 12 | 2 (two) → 2 | The answer is $\boxed{2}$. → 2 | \text{12 pens} → 12 | 17^{\text{th}} → 17
-        So $\boxed{\frac12}$ pens are left. → 0.5 | 2nd → 2 | 2 dozen → 24 | 5.4 million → 5400000""",
-        r"""2*pi → 3\pi | x**2+1 → x^2-1 | 12 pens → 21 | 2 (two) → 3 | The answer is $\boxed{2}$. → 3
-        9 → 9 is not it | 9 → 9 wrong | 9 → 9 \text{ or } 8 | 9 → not 9 | 5.4 → 5.4 million | exp(2) → 2e""",
-    ),
-    "percentages": (
-        r"""17.5% → 17.5 | 12\% → 12.0 | 62.5 → 62.5\% | 62.5\% → 62.5\text{ percent} | 17.5% → \frac{7}{40}
+        So $\boxed{\frac12}$ pens are left. → 0.5 | 2nd → 2 | 2 dozen → 24 | 5.4 million → 5400000
+        WRONG: 2*pi → 3\pi | x**2+1 → x^2-1 | 12 pens → 21 | 2 (two) → 3 | The answer is $\boxed{2}$. → 3
+        9 → 9 is not it | 9 → 9 \text{ or } 8 | 9 → not 9 | 5.4 → 5.4 million | exp(2) → 2e""",
+    "percentages": r"""17.5% → 17.5 | 62.5 → 62.5\% | 62.5\% → 62.5\text{ percent} | 17.5% → \frac{7}{40}
         0.05\% → 0.0005 | 1,200\% → 1200\% | 25\%, 75\% → 75\%, 25\% | 20\% → x = 20\% | 0.25 → 25\%
-        33\frac {1}{3}\% → \frac{100}{3}\% | 12.5\% → 12.5\text{ percentage points} | 8% → 8 per cent""",
-        r"""17.5% → 17.4 | 17.5% → 175 | 0.0001\% → 0.00014\% | 1e-9 → 2e-9\% | 0.17 → 17.5\% | 8\% → 0.8
+        33\frac {1}{3}\% → \frac{100}{3}\% | 12.5\% → 12.5\text{ percentage points} | 8% → 8 per cent
+        WRONG: 17.5% → 17.4 | 17.5% → 175 | 0.0001\% → 0.00014\% | 1e-9 → 2e-9\% | 0.17 → 17.5\% | 8\% → 0.8
         33\frac {1}{3}\% → 33\%""",
-    ),
-    "units": (
-        r"""10\text{ AM} → 10 a.m. | 5\text{ Hours} → 5 h | 5\text{ KM} → 5 kilometres | \$5 → 5 dollars | €5 → 5 euros
-        5\text{¢} → 5 | 60 mph → 60 miles per hour | 9.8\text{ m/s}^2 → 9.8 m/s² | 24 km → 24km | 5 → 5\text{ cm}
-        20^\circ C → 20\text{ degrees Celsius} | 6.43 \times 10^{16} \text{ cm}^{-3} → 6.43e16 | 5\text{ cm} → 5
-        3.7 \times 10^{14} Hz → 3.7 \times 10^{14} | \$3 \text{ million} → \$3000000 | 2.5^{\prime \prime} → 2.5
-        5\text{ pens} → 5\text{ red pens} | 5\text{ cm}^2 → 5\text{ square cm} | 5\text{ inches} → 5\text{ in.}
-        5\text{ m/s} → 5\text{ meters per second} | 5\text{ m/s} → 5\,\text{m}/\text{s} | 50^\circ → 50\text{ degrees}
-        x\text{ m} → x | 2n → 2n""",
-        r"""10\text{ AM} → 10\text{ PM} | 5\text{ Hours} → 5\text{ Minutes} | 5\text{ KM} → 5\text{ CM} | \$5 → €5
-        \$5 → 5\text{ cents} | 7\text{ LB} → 7\text{ OZ} | 7\text{ m.} → 7\text{ cm.} | 5\text{ mW} → 5\text{ MW}
-        3\text{ M/S} → 3\text{ KM/H} | 20^\circ C → 20^\circ F | 5 Days → 5 Weeks | 5\% → \$5 | 142 m → 142 km
+    "units": r"""10\text{ AM} → 10 a.m. | 5\text{ Hours} → 5 h | 5\text{ KM} → 5 kilometres | \$5 → 5 dollars
+        €5 → 5 euros | 5\text{¢} → 5 | 60 mph → 60 miles per hour | 9.8\text{ m/s}^2 → 9.8 m/s² | 24 km → 24km
+        5 → 5\text{ cm} | 20^\circ C → 20\text{ degrees Celsius} | 6.43 \times 10^{16} \text{ cm}^{-3} → 6.43e16
+        5\text{ cm} → 5 | 3.7 \times 10^{14} Hz → 3.7 \times 10^{14} | \$3 \text{ million} → \$3000000
+        2.5^{\prime \prime} → 2.5 | 5\text{ pens} → 5\text{ red pens} | 5\text{ cm}^2 → 5\text{ square cm}
+        5\text{ inches} → 5\text{ in.} | 5\text{ m/s} → 5\text{ meters per second}
+        5\text{ m/s} → 5\,\text{m}/\text{s} | 50^\circ → 50\text{ degrees} | x\text{ m} → x | 2n → 2n
+        WRONG: 10\text{ AM} → 10\text{ PM} | 5\text{ Hours} → 5\text{ Minutes} | 5\text{ KM} → 5\text{ CM}
+        \$5 → €5 | \$5 → 5\text{ cents} | 7\text{ m.} → 7\text{ cm.} | 5\text{ mW} → 5\text{ MW}
+        3\text{ M/S} → 3\text{ KM/H} | 20^\circ C → 20^\circ F | 5\% → \$5 | 142 m → 142 km
         5\text{ m} → 5\text{ m}^2 | 5\text{ cm}^2 → 5\text{ cm}^3 | 5\text{ square feet} → 5\text{ feet}
         5\,\mathrm{m} → 5\,\mathrm{cm} | 5^\circ → 5\text{ rad} | 5\text{ m} → 5\% | 5\text{ m} → 5~\text{km}
         \frac{1}{2}\text{ m} → 0.5\text{ cm} | \sqrt{2}\text{ inches} → \sqrt{2}\text{ cm}""",
-    ),
-    "clock times": (
-        r"""6:00 → 06:00 | 6:00 → 6:00\text{ p.m.} | 3:30 PM → 15:30 | 3:30 PM → 3:30 | 12:30 AM → 0:30
+    "clock times": r"""6:00 → 06:00 | 6:00 → 6:00\text{ p.m.} | 3:30 PM → 15:30 | 3:30 PM → 3:30 | 12:30 AM → 0:30
         8\!:\!34 \text{ p.m.} → 20:34 | 9:05 → 9:05\ \text{A.M.} | 10:00 → 10 o'clock | 7:05:00 → 7:05
         12:00\text{ noon} → 12:00 PM | 8:22 → t = 8:22 | 7:38 → \frac{7}{38} | 1:2 → \frac12 | 1:2:3 → 2:4:6
-        \sqrt{5} : 2\sqrt{2} : 3 → \sqrt5:2\sqrt2:3 | \sqrt{2}: 1 → \sqrt2""",
-        r"""4:50 → 2:25 | 15:20 → 0.75 | 6:00 → 18:00 | 6:00 → 6 | 3:30 PM → 3:30 AM | 12:30 → 0.4 | 6:00 → 6:00:30
-        10:15 → \frac23 | 12:00 AM → 12:00 PM | 1:2 → 2:1 | 1:2:3 → \frac16 | 1:2:3 → 3:2:1""",
-    ),
-    "Unicode": (
-        r"""60^\circ → 60° | 2\sqrt{3} → 2√3 | x^2 → x² | \frac72 → 3½ | \infty → ∞ | -5 → –5 | -5 → ‑5 | 12 → １２
-        (1,2) → （1，2） | 1,2 → 1、2 | 3 → 3{zero} | José → Jose{acute} | 12\% → 12％ | 1234 → 1{thin}234 | 2\pi → 2π
-        \sqrt{x+\sqrt3} → √(x+√3) | \sqrt[3]{2} → ∛2 | 10^{8} → 10⁸ | x^{-1} → x⁻¹ | x_1 → x₁ | 12 → 3×4 | \pm 3 → ±3
-        x+1 → 𝑥+𝟏 | (-\infty, 3) → (−∞，3) | \frac78 → 7⁄8 | x \le 5 → x≤5 | \theta=30^\circ → θ = 30°""",
-        r"""x^2 → x2 | x2 → x² | 3.5 → 31/2 | \frac12 → ⅓ | 108 → 10⁸ | 2\sqrt{3} → 3√2 | 12 → 1² | 5 → –5""",
-    ),
-    "float noise": (
-        r"""0.30000000000000004 → 0.3 | 0.10000000149011612 → 0.1 | 434.99999999999994 → 435
-        -0.7999999999999999 → -0.8 | 0.30000000000000004 → \frac{3}{10}
-        30.000000000000004\% → 30\% | 0.3333333333333333 → \frac13""",
-        r"""0.30000000000000004 → 0.31 | 0.1234567 → 0.123457 | 5.0000001 → 5
+        \sqrt{5} : 2\sqrt{2} : 3 → \sqrt5:2\sqrt2:3 | \sqrt{2}: 1 → \sqrt2
+        WRONG: 4:50 → 2:25 | 15:20 → 0.75 | 6:00 → 18:00 | 6:00 → 6 | 3:30 PM → 3:30 AM | 12:30 → 0.4
+        6:00 → 6:00:30 | 10:15 → \frac23 | 12:00 AM → 12:00 PM | 1:2 → 2:1 | 1:2:3 → \frac16 | 1:2:3 → 3:2:1""",
+    "Unicode": r"""60^\circ → 60° | 2\sqrt{3} → 2√3 | x^2 → x² | \frac72 → 3½ | \infty → ∞ | -5 → –5 | -5 → ‑5
+        12 → １２ | (1,2) → （1，2） | 1,2 → 1、2 | 3 → 3{zero} | José → Jose{acute} | 12\% → 12％
+        1234 → 1{thin}234 | 2\pi → 2π | \sqrt{x+\sqrt3} → √(x+√3) | \sqrt[3]{2} → ∛2 | 10^{8} → 10⁸ | x^{-1} → x⁻¹
+        x_1 → x₁ | 12 → 3×4 | \pm 3 → ±3 | x+1 → 𝑥+𝟏 | (-\infty, 3) → (−∞，3) | \frac78 → 7⁄8 | x \le 5 → x≤5
+        \theta=30^\circ → θ = 30°
+        WRONG: x^2 → x2 | x2 → x² | 3.5 → 31/2 | \frac12 → ⅓ | 108 → 10⁸ | 2\sqrt{3} → 3√2 | 12 → 1² | 5 → –5""",
+    "float noise": r"""0.30000000000000004 → 0.3 | 0.10000000149011612 → 0.1 | 434.99999999999994 → 435
+        -0.7999999999999999 → -0.8 | 0.30000000000000004 → \frac{3}{10} | 30.000000000000004\% → 30\%
+        0.3333333333333333 → \frac13
+        WRONG: 0.30000000000000004 → 0.31 | 0.1234567 → 0.123457 | 5.0000001 → 5
         100000000000000001 → 100000000000000000""",
-    ),
-    "notation": (
-        r"""71/6 → 11 5/6 | -5/2 → -2 1/2 | 73 → **73** | \sqrt[3]2 → 2^{1/3} | \frac13 → 0.\overline{3}
+    "notation": r"""71/6 → 11 5/6 | -5/2 → -2 1/2 | 73 → **73** | \sqrt[3]2 → 2^{1/3} | \frac13 → 0.\overline{3}
         0.1\overline{23} → \frac{61}{495} | \frac13 → 0.333\ldots | \frac13 → 0.\dot{3} | 42 → \color{red}{42}
-        42 → \underline{42} | 42 → 42\\ | 42 → \textcolor{red}{\mathbf{42}} | 42 → {\bf 42} | 90 → 90\degree""",
-        r"""0.3 → 0.3\ldots | 0.3 → 0.3... | 1,2,9 → 1,2,\ldots,9 | 115/6 → 11 5/6 | 0.\overline{3} → 0.3
+        42 → \underline{42} | 42 → 42\\ | 42 → \textcolor{red}{\mathbf{42}} | 42 → {\bf 42} | 90 → 90\degree
+        WRONG: 0.3 → 0.3\ldots | 0.3 → 0.3... | 1,2,9 → 1,2,\ldots,9 | 115/6 → 11 5/6 | 0.\overline{3} → 0.3
         11\frac56 → 11 - \frac56 | 42 → \color{red}{43}""",
-    ),
-    "lists, tuples and sets": (
-        r"""100, 200, 300 → 100,200,300 | 150, 120 → 120,150 | 1000000 → 1,000,000 | 1,1,2 → 2,1,1 | (1,2) → 1,2
-        3 \pm \sqrt{2} → 3-\sqrt2, 3+\sqrt2 | x=\pm 2 → 2, -2 | \{1\pm\sqrt{5},-2\} → \{1+\sqrt5, 1-\sqrt5, -2\}
-        4 \text{ or } 0 → x=0, x=4 | a < 0 \text{ or } a = 1 → a=1 \text{ or } a<0
-        0.09 \text{ OR } \frac{9}{100} → 0.09 | (45^{\circ}, 60^{\circ}) → (45°, 60°) | \{1,2\} → \{2, 1, 1\}
-        1,2 → \{1,2\} | \{1,2\} → 2,1 | (1,2),(3,4) → \{(1,2),(3,4)\} | 5 → \{5\}""",
-        r"""2 → 2,2 | 2,2 → 2 | 1,1,2 → 1,2 | 1,1,2 → 1,2,2 | (1,1,2) → (1,2) | (1,2),(3,4) → (1,2) | x=1 → x=1,x=1
-        120150 → 120, 150 | 4 \text{ or } 0 → 4 | 5 → 5 \pm 1 | \{1\pm\sqrt{5},-2\} → \{1+\sqrt5, -2\}
-        (1,2) → \{1,2\} | (1,2) → \left\{1,2\right\} | [1,2] → \{1,2\} | (1,1) → \{1,1\} | \{1,2\} → (1,2)
-        (2,1) → \lbrace 2,1\rbrace | \{1,2\} → [1,2]""",
-    ),
-    "chains": (
-        r"""142 → x=142 | 5 → 2+3=5 | 5 → x=2+3=5 | 3 → x = y = 3 | 3 → \sqrt{9}=3 | 6 → 2(3) = 6 | x=3 → x=3
+    "lists, tuples and sets": r"""100, 200, 300 → 100,200,300 | 150, 120 → 120,150 | 1000000 → 1,000,000
+        1,1,2 → 2,1,1 | (1,2) → 1,2 | 3 \pm \sqrt{2} → 3-\sqrt2, 3+\sqrt2 | x=\pm 2 → 2, -2
+        \{1\pm\sqrt{5},-2\} → \{1+\sqrt5, 1-\sqrt5, -2\} | 4 \text{ or } 0 → x=0, x=4
+        a < 0 \text{ or } a = 1 → a=1 \text{ or } a<0 | 0.09 \text{ OR } \frac{9}{100} → 0.09
+        (45^{\circ}, 60^{\circ}) → (45°, 60°) | \{1,2\} → \{2, 1, 1\} | 1,2 → \{1,2\} | \{1,2\} → 2,1
+        (1,2),(3,4) → \{(1,2),(3,4)\} | 5 → \{5\}
+        WRONG: 2 → 2,2 | 2,2 → 2 | 1,1,2 → 1,2 | 1,1,2 → 1,2,2 | (1,1,2) → (1,2) | (1,2),(3,4) → (1,2)
+        x=1 → x=1,x=1 | 120150 → 120, 150 | 4 \text{ or } 0 → 4 | 5 → 5 \pm 1
+        \{1\pm\sqrt{5},-2\} → \{1+\sqrt5, -2\} | (1,2) → \{1,2\} | (1,2) → \left\{1,2\right\} | [1,2] → \{1,2\}
+        (1,1) → \{1,1\} | \{1,2\} → (1,2) | (2,1) → \lbrace 2,1\rbrace | \{1,2\} → [1,2]""",
+    "chains": r"""142 → x=142 | 5 → 2+3=5 | 5 → x=2+3=5 | 3 → x = y = 3 | 3 → \sqrt{9}=3 | 6 → 2(3) = 6 | x=3 → x=3
         0.333 → \frac{1}{3} = 0.333 | 75 → \frac{3}{4} = 75\% | 90 → \frac{\pi}{2} = 90^\circ | 11 → 1011_2 = 11
-        10 → \binom{5}{2} = 10 | 2,3 → x=2, x=3""",
-        r"""142 → 99 = 142 | 142 → x=99=142 | 142 → x = 142 = 141 = 142 | 3 → 1+1=3
+        10 → \binom{5}{2} = 10 | 2,3 → x=2, x=3
+        WRONG: 142 → 99 = 142 | 142 → x=99=142 | 142 → x = 142 = 141 = 142 | 3 → 1+1=3
         \frac{1}{2} → \frac{1}{3} = \frac{1}{2} | 3 → \sqrt{4} = 3""",
-    ),
-    "numbers side by side": (
-        r"""3.5 → 3\frac{1}{2} | 3.5 → 3\,\tfrac{1}{2} | -3.5 → -3\frac{1}{2} | 3\frac{1}{2} → \frac{7}{2} | 6 → 2(3)
-        6 → (2)(3) | 6 → 2\binom{3}{1} | 6 → 3\sqrt{4} | 2\pi → \pi 2 | 6x → 2 x 3 | 2^{33} → 2^{33} | 3 → \log_2 8
-        1.5 → \frac{1}{2}3 | 1.5\pi → 3\frac{\pi}{2} | \frac{1}{2} → \frac 1 2""",
-        r"""142 → 14\binom{9}{4}2 | 142 → 14\,128 | 142 → 14 128 | 12 → 1\,2 | 3 → 2 1 | 3 → 2{1} | 3 → 2\left(1\right)
-        5 → (2)(3) | 5 → \binom{3}{1}2 | 142 → 1 142 | 142 → 14\quad 2 | (1,1) → (1,0 1) | 6 → 1+2 3""",
-    ),
-    "powers of ten": (
-        r"""870000000 → 8.7 \times 10^8 | 8.7 \times 10^{8} → 870,000,000 | 8.7 \cdot 10^8 → 8.7e8
+    "numbers side by side": r"""3.5 → 3\frac{1}{2} | 3.5 → 3\,\tfrac{1}{2} | -3.5 → -3\frac{1}{2}
+        3\frac{1}{2} → \frac{7}{2} | 6 → 2(3) | 6 → (2)(3) | 6 → 2\binom{3}{1} | 6 → 3\sqrt{4} | 2\pi → \pi 2
+        6x → 2 x 3 | 2^{33} → 2^{33} | 3 → \log_2 8 | 1.5 → \frac{1}{2}3 | 1.5\pi → 3\frac{\pi}{2}
+        \frac{1}{2} → \frac 1 2
+        WRONG: 142 → 14\binom{9}{4}2 | 142 → 14\,128 | 142 → 14 128 | 12 → 1\,2 | 3 → 2 1 | 3 → 2{1}
+        3 → 2\left(1\right) | 5 → (2)(3) | 5 → \binom{3}{1}2 | 142 → 1 142 | 142 → 14\quad 2 | (1,1) → (1,0 1)
+        6 → 1+2 3""",
+    "powers of ten": r"""870000000 → 8.7 \times 10^8 | 8.7 \times 10^{8} → 870,000,000 | 8.7 \cdot 10^8 → 8.7e8
         1.6e-19 → 16 × 10^{-20} | 8.7 \times 10^8 → 870000000 \text{ m} | 870000000 → 8.7 \times 10^8 \text{ m}
-        1.6e-19 → \frac{16}{10^{20}}""",
-        r"""870000000 → 4.7 \times 10^8 | 8.7 \cdot 10^8 → 8.7e4 | 1.6e-19 → 17 × 10^{-20} | 1.6e-19 → 0 | 1e-8 → 0
-        1.6e-19 → \frac{17}{10^{20}} | 1.6e-19 → 6.6e-34 | 1e-8 → \frac{0}{5}
+        1.6e-19 → \frac{16}{10^{20}}
+        WRONG: 870000000 → 4.7 \times 10^8 | 8.7 \cdot 10^8 → 8.7e4 | 1.6e-19 → 17 × 10^{-20} | 1.6e-19 → 0
+        1e-8 → 0 | 1.6e-19 → \frac{17}{10^{20}} | 1.6e-19 → 6.6e-34 | 1e-8 → \frac{0}{5}
         1.6 \times 10^{-19} \text{ C} → 6.6 \times 10^{-34}""",
-    ),
-    "a nine is not dug out of what can't be read": (
-        "9 → 9",
-        r"""9 → ≠9 | 9 → 8 ≠ 9 | 9 → \neq 9 | 9 → \ne 9 | 9 → \not= 9 | 9 → x \neq 9 | 9 → \leq 9 | 9 → \gt 9
+    "a nine is not dug out of what can't be read": r"""9 → 9
+        WRONG: 9 → ≠9 | 9 → 8 ≠ 9 | 9 → \neq 9 | 9 → \ne 9 | 9 → \not= 9 | 9 → x \neq 9 | 9 → \leq 9 | 9 → \gt 9
         9 → \approx 9 | 9 → \neg 9 | 9 → 8 \to 9 | 9 → \text{not } 9 | 9 → \text{not }$9$ | 9 → is not $9$
         9 → not \(9\) | 9 → the answer is 9 | 9 → {null}9""",
-    ),
-    "number bases": (
-        r"""2516_8 → 2516 | 2516_8 → 2516_{8} | 3 → 3_{10} | x_1 → x_{1}""",
-        r"""3 → 3_2 | 3 → 3_x | 2516 → 2516_8 | 2516_8 → 2516_7 | 3 → x=3_2 | 3 → 3_{\text{two}} | 3 → 3_{12}""",
-    ),
-}  # fmt: skip
+    "number bases": r"""2516_8 → 2516 | 2516_8 → 2516_{8} | 3 → 3_{10} | x_1 → x_{1}
+        WRONG: 3 → 3_2 | 3 → 3_x | 2516 → 2516_8 | 2516_8 → 2516_7 | 3 → x=3_2 | 3 → 3_{\text{two}} | 3 → 3_{12}""",
+}
 
 
 SIGNS = {"{null}": "\x00", "{zero}": "\u200b", "{acute}": "\u0301", "{thin}": "\u202f"}  # nobody sees them
@@ -210,10 +166,10 @@ SIGNS = {"{null}": "\x00", "{zero}": "\u200b", "{acute}": "\u0301", "{thin}": "\
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_by_kind(kind):
-    for rows, wanted in zip(KINDS[kind], (True, False)):
+    for rows, wanted in zip(KINDS[kind].split("WRONG: "), (True, False), strict=True):
         for name, sign in SIGNS.items():
             rows = rows.replace(name, sign)
-        pairs = [row.strip().split(" → ") for line in rows.splitlines() for row in line.split(" | ")]
+        pairs = [row.strip().split(" → ") for line in rows.strip().splitlines() for row in line.split(" | ")]
         results = task.score_all([rf"\boxed{{{answer}}}" for _, answer in pairs], [[gold] for gold, _ in pairs])
         assert [pair for pair, result in zip(pairs, results) if result["correct"] is not wanted] == []
 
@@ -247,24 +203,16 @@ def test_order_is_kept():
 # ---------------------------------------------------------------------------------------------------------- hostile
 
 TOWER = r"9^{9^{9^9}}"
-LONG = {
-    "50,000 characters": "x+" * 25_000,
-    "50,000 digits": "9" * 50_000,
-    "290 digits": "9" * 290,
-    "half a character": "\ud800",
-    "a long polynomial": "+".join(f"x^{{{n}}}" for n in range(40)),
-    "nested brackets": "(" * 140 + "5" + ")" * 140,
-    "nested braces": "{" * 20_000 + "5" + "}" * 20_000,
-    "braces around it": "{" * 140 + "5" + "}" * 140,
-    "nested roots": r"\sqrt{" * 40 + "5" + "}" * 40,
-    "unicode": "五" * 200,
-    "control characters": "".join(map(chr, range(32))),
-}
+ODD = [
+    "x+" * 25_000, "9" * 50_000, "9" * 290, "\ud800", "+".join(f"x^{{{n}}}" for n in range(40)), "五" * 200,
+    "(" * 140 + "5" + ")" * 140, "{" * 20_000 + "5" + "}" * 20_000, "{" * 140 + "5" + "}" * 140,
+    r"\sqrt{" * 40 + "5" + "}" * 40, "".join(map(chr, range(32))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LONG)
-def test_odd_answers_are_wrong_and_leave_others_alone(name):
-    results = task.score_all([rf"\boxed{{{LONG[name]}}}", r"\boxed{\frac{2}{4}}"], [["0.25"], ["0.5"]])
+@pytest.mark.parametrize("answer", ODD, ids=range(len(ODD)))
+def test_odd_answers_are_wrong_and_leave_others_alone(answer):
+    results = task.score_all([rf"\boxed{{{answer}}}", r"\boxed{\frac{2}{4}}"], [["0.25"], ["0.5"]])
     assert [result["correct"] for result in results] == [False, True]
     assert results[0]["format"]
 
@@ -429,9 +377,8 @@ def chat(text):
 
 
 def in_parts(text):
-    """A chat as models with pictures have it."""
-    content = [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:], "image_url": None}]
-    return [{"role": "user", "content": content}]
+    """A turn's content as models with pictures have it."""
+    return [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:], "image_url": None}]
 
 
 def verl(text, gold):
@@ -440,23 +387,22 @@ def verl(text, gold):
 
 
 def conversation(text, gold):
-    return {"from": "human", "value": text}, {"from": "assistant", "ground_truth": {"value": gold}}
+    return [{"from": "human", "value": text}, {"from": "assistant", "ground_truth": {"value": gold}}]
 
 
-ALL = (".parquet", ".json", ".jsonl")
-SCHEMAS = {
-    "verl": (verl, ALL),
-    "conversation": (lambda text, gold: list(conversation(text, gold)), (".json", ".jsonl")),
-    "conversation by columns": (lambda text, gold: dict(zip("01", conversation(text, gold))), ALL),
-    "final_answer": (lambda text, gold: {"prompt": [{"from": "user", "value": text}], "final_answer": gold}, ALL),
-    "problem": (lambda text, gold: {"problem": text, "answer": gold, "solution": "?"}, ALL),
-    "question": (lambda text, gold: {"question": text, "answer": gold}, ALL),
-    "parts alone": (
-        lambda text, gold: {"question": in_parts(text)[0]["content"], "answer": gold},
-        (".parquet", ".jsonl"),
-    ),
-    "parts": (lambda text, gold: {"prompt": in_parts(text), "reward_model": {"ground_truth": gold}}, ALL),
-}
+SCHEMAS = [
+    verl,
+    conversation,
+    lambda text, gold: dict(zip("01", conversation(text, gold))),
+    lambda text, gold: {"prompt": [{"from": "user", "value": text}], "final_answer": gold},
+    lambda text, gold: {"problem": text, "answer": gold, "solution": "?"},
+    lambda text, gold: {"question": text, "answer": gold},
+    lambda text, gold: {"question": in_parts(text), "answer": gold},
+    lambda text, gold: {
+        "prompt": [{"role": "user", "content": in_parts(text)}],
+        "reward_model": {"ground_truth": gold},
+    },
+]
 GOLDS = [  # as a file has them, and as they are loaded
     (["5", "x^2", "07"], [["5"], ["x^2"], ["07"]]),
     ([142.0, 0.5, -3.0], [["142"], ["0.5"], ["-3"]]),
@@ -465,10 +411,14 @@ GOLDS = [  # as a file has them, and as they are loaded
 ]
 
 
-@pytest.mark.parametrize("name, suffix", [(name, suffix) for name in SCHEMAS for suffix in SCHEMAS[name][1]])
-def test_every_schema(tmp_path, name, suffix):
+FORMS = [(row_of, suffix) for row_of in SCHEMAS for suffix in (".parquet", ".json", ".jsonl")]
+FORMS.remove((conversation, ".parquet"))  # whose rows have columns
+
+
+@pytest.mark.parametrize("row_of, suffix", FORMS)
+def test_every_schema(tmp_path, row_of, suffix):
     for golds, expected in GOLDS:
-        rows = [SCHEMAS[name][0](f"What is {i}?", gold) for i, gold in enumerate(golds)]
+        rows = [row_of(f"What is {i}?", gold) for i, gold in enumerate(golds)]
         items = task.load(str(write_rows(tmp_path / f"some_set{suffix}", rows)), "train")
         assert items == [
             {"messages": chat(f"What is {i}? {INSTRUCTION}"), "prefix": "", "answer": gold, "category": "some_set"}
@@ -482,36 +432,26 @@ def test_earlier_turns_are_kept(tmp_path):
     assert item["messages"] == [system, *chat(f"A? {INSTRUCTION}")]
 
 
-@pytest.mark.parametrize(
-    "sources, categories",
-    [
-        (["org/Easy", "hard"], ["Easy", "hard"]),
-        (["org/Easy", "org/Easy"], ["both", "both"]),
-        ([None, "hard", "hardest"], ["both", "hard", "hardest"]),
-    ],
-)
-def test_files_with_several_sources_are_told_apart(sources, categories, tmp_path):
-    rows = [verl("A?", "1") | ({"data_source": source} if source else {}) for source in sources]
-    items = task.load(write_rows(tmp_path / "both.json", rows), "test")
-    assert [item["category"] for item in items] == categories
+def test_files_with_several_sources_are_told_apart(tmp_path):
+    for sources, categories in (
+        ("org/Easy hard", "Easy hard"),
+        ("org/Easy org/Easy", "both both"),
+        ("- a b", "both a b"),
+    ):
+        rows = [verl("A?", "1") | ({"data_source": name} if name != "-" else {}) for name in sources.split()]
+        items = task.load(write_rows(tmp_path / "both.json", rows), "test")
+        assert [item["category"] for item in items] == categories.split()
 
 
-GSM8K = [
-    ("She has 5 + 7 = <<5+7=12>>12.\n#### 12", ["12"]),
-    ("#### 1,000", ["1,000"]),
-    ("5\r\n#### -3\r\n", ["-3"]),
-    ("a ####0.5", ["0.5"]),
-    ("#### 3\n#### 4", ["4"]),
-    ("####\n7", ["7"]),
-    ("12 ####", ["12 ####"]),
-    ("x #1", ["x #1"]),
-    (["a\n#### 1", "2"], ["1", "2"]),
-]
+GSM8K = {
+    "She has 5 + 7 = <<5+7=12>>12.\n#### 12": "12", "#### 1,000": "1,000", "5\r\n#### -3\r\n": "-3", "a ####0.5": "0.5",
+    "#### 3\n#### 4": "4", "####\n7": "7", "12 ####": "12 ####", "x #1": "x #1",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("answer, golds", GSM8K)
-def test_the_answer_of_gsm8k_is_behind_its_last_mark(answer, golds):
-    assert task.golds_of(answer) == golds
+def test_the_answer_of_gsm8k_is_behind_its_last_mark():
+    assert {text: task.golds_of(text) for text in GSM8K} == {text: [gold] for text, gold in GSM8K.items()}
+    assert task.golds_of(["a\n#### 1", "2"]) == ["1", "2"]
 
 
 UNREADABLE = ["E_1, E_2", r"t(0,4]", "x = 5 because y = 3"]
@@ -532,42 +472,25 @@ def test_golds_that_cannot_be_read_are_left_out_and_counted(tmp_path, capsys):
 
 
 GOOD = {"problem": "?", "answer": "1"}
-
-
-def asks(*content, **more):
-    """A row with a chat of one turn."""
-    return {"prompt": [{"role": "user", "content": list(content)}], "final_answer": "1"} | more
-
-
-ASSISTANT = {"role": "assistant", "content": "?"}
+NONE = "no problem and answer"
 BROKEN = [
-    ({"problem": "?"}, "no problem and answer"),
-    ({"answer": "1"}, "no problem and answer"),
-    ({"problem": " ", "answer": "1"}, "the problem is empty"),
-    ({"problem": None, "answer": "1"}, "the problem must be a text or a chat, not None"),
-    ({"problem": "?", "answer": None}, "not None"),
-    ({"problem": "?", "answer": True}, "not True"),
-    ({"problem": "?", "answer": float("nan")}, "not nan"),
-    ({"problem": "?", "answer": [["1"]]}, "must be a text"),
-    ({"problem": "?", "answer": []}, "the list of answers is empty"),
-    ({"prompt": [], "final_answer": "1"}, "no problem and answer"),
-    ({"prompt": [ASSISTANT], "final_answer": "1"}, "not the user"),
-    ({"prompt": chat("?"), "reward_model": {}}, "no problem and answer"),
-    ({"prompt": chat("?"), "reward_model": None}, "no problem and answer"),
-    ([{"from": "human", "value": "?"}], "no problem and answer"),
-    ([{"from": "human", "value": "?"}, {"from": "assistant", "value": "1"}], "no problem and"),
-    ("text", "no problem and answer"),
-    (None, "no problem and answer"),
-    (7, "no problem and answer"),
-    ({"prompt": [{"role": "system", "content": None}, *chat("?")], "final_answer": "1"}, "no problem and answer"),
-    ({"prompt": [{"role": "user"}], "final_answer": "1"}, "a turn must have role and content"),
-    ({"prompt": [*chat("?"), "!"], "final_answer": "1"}, "a turn must have role and content"),
-    ({"problem": [{"type": "video"}], "answer": "1"}, "not a part of type video"),
-    (asks({"type": "image"}), "a turn's content must be a text or a list of parts with text, not a part of type image"),
-    (asks(7, answer="1", reward_model={"ground_truth": "1"}), "a list of parts with text, not 7"),
-    ({"problem": "\ud800?", "answer": "1"}, r"a text holds '\ud800', which is no"),
-    ({"problem": "?", "answer": ["1", "\udfff"]}, r"holds '\udfff', which is no"),
-]
+    ({"problem": "?"}, NONE), ({"answer": "1"}, NONE), ("text", NONE), (None, NONE), (7, NONE),
+    ([{"from": "human", "value": "?"}], NONE),
+    ([{"from": "human", "value": "?"}, {"from": "assistant", "value": "1"}], NONE),
+    ({"prompt": chat("?"), "reward_model": {}}, NONE), ({"prompt": chat("?"), "reward_model": None}, NONE),
+    (GOOD | {"problem": " "}, "the problem is empty"), (GOOD | {"problem": None}, "must be a text or a chat, not None"),
+    (GOOD | {"answer": None}, "not None"), (GOOD | {"answer": True}, "not True"),
+    (GOOD | {"answer": float("nan")}, "not nan"), (GOOD | {"answer": [["1"]]}, "must be a text"),
+    (GOOD | {"answer": []}, "the list of answers is empty"), (GOOD | {"problem": []}, "a text or a chat, not []"),
+    (GOOD | {"problem": [{"role": "assistant", "content": "?"}]}, "not the user"),
+    (GOOD | {"problem": [{"role": "system", "content": None}, *chat("?")]}, "a list of parts with text, not None"),
+    (GOOD | {"problem": [{"role": "user"}]}, "a turn must have role and content"),
+    (GOOD | {"problem": [*chat("?"), "!"]}, "a turn must have role and content"),
+    (GOOD | {"problem": [{"type": "video"}]}, "not a part of type video"),
+    (GOOD | {"problem": chat([{"type": "image"}])}, "not a part of type image"),
+    ({"prompt": chat([7]), "reward_model": {"ground_truth": "1"}}, "a list of parts with text, not 7"),
+    (GOOD | {"problem": "\ud800?"}, r"a text holds '\ud800'"), (GOOD | {"answer": ["1", "\udfff"]}, r"holds '\udfff'"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("row, message", BROKEN)
@@ -576,37 +499,26 @@ def test_broken_rows_are_named(tmp_path, row, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         task.load(str(path), "train")
     assert str(caught.value).startswith(f"{path}, row 2: ")
-    assert len(task.load(str(write_rows(path, [GOOD, GOOD])), "train")) == 2
 
 
 # ------------------------------------------------------------------------------------------------------- real files
 
-FILES = [
-    "math/aime.parquet", "math/amc.parquet", "math/math500.parquet", "math/minerva.parquet",
-    "math/olympiad_bench.parquet", "math/dsr_uniform_train.parquet", "orz/aime2024.json", "orz/math500.json",
-]  # fmt: skip
-ROWS = dict(zip(FILES, [30, 83, 500, 272, 675, 10000, 30, 500]))
 # Golds that can't be read, by row. Minerva: energies with indices (267, 271), an equation with a derivative and suns
 # (28), hbar times omega of a sum (265). Olympiad: an index that is a word (35), prose (74), an interval after a letter
-# (97). In DSR all golds are read.
-LEFT_OUT = {"math/minerva.parquet": 4, "math/olympiad_bench.parquet": 3}
-# Pairs of neighbours that differ as texts and are equal: (answer, gold).
-NEIGHBOURS = {
-    "math/math500.parquet": [("5", "x=5")],
-    "orz/math500.json": [("5", "x=5")],
-}  # the whole of dsr_uniform_train has two: 7/4 and 1.75, 1/2 and 0.5; every tenth row has none
-
-
-@cache
-def real(file):
-    return task.load(str(DATA / file), "train" if "train" in file else "test")
+# (97). In DSR all golds are read. Neighbours that differ as texts and are equal: (answer, gold). The whole of
+# dsr_uniform_train has two: 7/4 and 1.75, 1/2 and 0.5; every tenth row has none.
+FILES = [  # its name, the problems that are loaded, equal neighbours
+    ("math/aime.parquet", 30, []), ("math/amc.parquet", 83, []), ("math/math500.parquet", 500, [("5", "x=5")]),
+    ("math/minerva.parquet", 272 - 4, []), ("math/olympiad_bench.parquet", 675 - 3, []), ("orz/aime2024.json", 30, []),
+    ("math/dsr_uniform_train.parquet", 10000, []), ("orz/math500.json", 500, [("5", "x=5")]),
+]  # fmt: skip
 
 
 @needs_real
-@pytest.mark.parametrize("file", FILES)
-def test_real_files(file):
-    items = real(file)
-    assert len(items) == ROWS[file] - LEFT_OUT.get(file, 0)
+@pytest.mark.parametrize("file, count, equal_neighbours", FILES)
+def test_real_files(file, count, equal_neighbours):
+    items = task.load(str(DATA / file), "train" if "train" in file else "test")
+    assert len(items) == count
     assert {item["category"] for item in items} == {Path(file).stem}
     for item in items:
         (message,) = item["messages"]
@@ -618,11 +530,7 @@ def test_real_files(file):
         responses = [rf"Hence \boxed{{0}}? No: $\boxed{{{item['answer'][which]}}}$. Done." for item in items]
         assert all(result["correct"] for result in task.score_all(responses, [item["answer"] for item in items]))
 
-
-@needs_real
-@pytest.mark.parametrize("file", FILES)
-def test_real_golds_do_not_equal_their_neighbours(file):
-    items = real(file)[:: 10 if len(real(file)) > 1000 else 1]
+    items = items[:: 10 if len(items) > 1000 else 1]
     pairs = [
         (a["answer"][0], b["answer"]) for a, b in zip(items[-1:] + items, items) if a["answer"][0] not in b["answer"]
     ]
@@ -630,4 +538,4 @@ def test_real_golds_do_not_equal_their_neighbours(file):
     # Three pairs of Minerva's take 0.86 to 0.96 s on a slow processor, and the limit is 1.
     assert sum(result["timed_out"] for result in results) <= 3 and len(pairs) > 0.9 * len(items)
     found = [(answer, golds[0]) for (answer, golds), result in zip(pairs, results) if result["correct"]]
-    assert found == NEIGHBOURS.get(file, [])
+    assert found == equal_neighbours
