@@ -358,7 +358,7 @@ def check_names(argv, args_class):
     for word in argv:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if word.startswith("--") and name not in names and OTHER_NAMES.get(name) in names:
-            raise ValueError(f"there is no --{name}: it is --{OTHER_NAMES[name]} here")
+            raise ValueError(f"--{name} is called --{OTHER_NAMES[name]} here")
 
 
 def parse(argv, args_class, default, description):

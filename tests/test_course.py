@@ -106,7 +106,7 @@ def test_the_command():
     for words, code, word in (["--solutions"], 0, "PASS"), ([], 1, "NOT YET"):
         done = python("-m", "course.check", "1", *words)
         assert done.returncode == code and done.stdout.count(word) == 2, done.stdout
-    for words in (["13"], [], ["1", "--all"]):
+    for words in (["14"], [], ["1", "--all"]):
         with pytest.raises(ValueError):
             check.chosen_lessons(check.tyro.cli(check.Args, args=words, use_underscores=True))
 
@@ -462,7 +462,7 @@ attempt("finds a trainer", lambda: "grpo.py" in os.listdir(ROOT))
 attempt("reads another student's file", lambda: open(OTHER).read())
 attempt("changes its own file", lambda: open(__file__, "a"))
 attempt("changes its own file in C++", lambda: torch.from_file(__file__, True, 9, dtype=torch.uint8).fill_(0))
-attempt("writes a tensor beside the course", lambda: torch.save(torch.ones(1), ROOT + "/course/x.pt"))
+attempt("writes beside the files of the system", lambda: torch.save(torch.ones(1), "/x.pt"))
 attempt("writes among the packages", lambda: open(os.path.dirname(torch.__file__) + "/x.py", "w"))
 attempt("fills the disk", lambda: open("/tmp/full", "wb").write(bytes(2**26)))
 attempt("reads the passwords", lambda: open("/etc/shadow").read())

@@ -31,6 +31,9 @@ VERSIONS = Exercise(
         ),
         "is one step too old": lambda num_steps, lag: (torch.arange(num_steps) - 1 - lag).clamp(min=0),
         "ignores the lag": lambda num_steps, lag: torch.arange(num_steps),
+        "counts down: the first entry is for step 1": (
+            lambda num_steps, lag: (torch.arange(num_steps) - lag).clamp(min=0).flip(0)
+        ),
         "is the age of the responses, not the step of the weights": (
             lambda num_steps, lag: torch.arange(num_steps).clamp(max=lag)
         ),
