@@ -39,12 +39,14 @@ WELL_FORMED = [
     "16", "3 + 5 + 8 + 0", "3 + 5 + 8 + 3 - 3", "(35 - 3) / 8 * 4",
     "8 / (5 - 5) * 3", "8 * (5 - 3) / (3 - 3)", "3 / 0",
 ]  # fmt: skip
-NO_EXPRESSIONS = [  # beside what Python's own parser refuses: see GROWN
-    "", " ", "()", "(", ")", "3 +", "* 3", "+3 + 5 + 8", "3 - -5 + 8", "(3 + 5 + 8", "3 + 5) + (8", "3 (5)", "()3",
-    "3 + 5 + 8 = 16", "3 + 5 + 8.", "3.0 + 5 + 8", "3e0 + 5 + 8", "none", "03 + 5 + 8", "3_0", "3,0", "0x3 + 5 + 8",
-    "3 ** 5", "8 // 5", "8 % 5", "3 ^ 5", "5!", "three + 5 + 8", "(5 - 3) <b>*</b> 8", "³ + 5 + 8", "½ + 5 + 8",
-    "٣ + 5 + 8", "3 \\times 5", "\\boxed{3 + 5 + 8}", "$3 + 5 + 8$", "[3 + 5] + 8", "{3} + 5 + 8", "3 + 5 + 8;",
-    "`3 + 5 + 8`", "3 + 5\n+ 8 or 1", "3 + 5 # 8", "3 · 5", "3 – – 5", "\0", "\ud800",
+NO_EXPRESSIONS = [
+    "", " ", "()", "(", ")", "3 +", "* 3", "+3 + 5 + 8", "3 + + 5 + 8", "3 - -5 + 8", "3 * -5", "--3 + 5 + 8", "-",
+    "(3 + 5 + 8", "3 + 5 + 8)", "3 + 5) + (8", ")3 + 5 + 8(", "(3 + 5)(8)", "2(3)", "3 (5)", "3 5 8", "(3)5", "()3",
+    "3 + 5 + 8 = 16", "16 = 3 + 5 + 8", "3 + 5 + 8.", "3.0 + 5 + 8", "3 + 5 + 8.0", ".3", "3e0 + 5 + 8", "none",
+    "03 + 5 + 8", "00", "3_0", "3,0", "0x3 + 5 + 8", "3 ** 5", "8 // 5", "8 % 5", "3 ^ 5", "3 | 5", "5!", "x",
+    "three + 5 + 8", "(5 - 3) <b>*</b> 8",
+    "³ + 5 + 8", "½ + 5 + 8", "٣ + 5 + 8", "3 \\times 5", "\\boxed{3 + 5 + 8}", "$3 + 5 + 8$", "[3 + 5] + 8",
+    "{3} + 5 + 8", "3 + 5 + 8;", "`3 + 5 + 8`", "3 + 5\n+ 8 or 1", "3 + 5 # 8", "3 · 5", "3 – – 5", "\0", "\ud800",
 ]  # fmt: skip
 
 
@@ -55,15 +57,21 @@ def test_expressions_of_3_5_8():
     assert [text for text in NO_EXPRESSIONS if countdown.evaluate(text) is not None] == []
 
 
-OTHER_NUMBERS = [
-    ("8 / (3 - 8 / 3)", [8, 3, 8, 3], 24, SOLVED), ("7 / 3", [7, 3], 2, WRONG),  # fractions on the way are exact
-    ("1 / 49 * 49", [1, 49, 49], 1, SOLVED),  # in floats it is 0.9999999999999999
-    ("8 + 8", [8, 8], 16, SOLVED), ("8 + 8", [8, 8, 8], 16, WRONG),  # a number given twice is used twice
-    ("8 + 8 + 0", [8, 8], 16, WRONG), ("2 * 8", [8, 2, 1], 16, WRONG), ("11 + 5", [1, 1, 5], 16, WRONG),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("expression, nums, target, want", OTHER_NUMBERS)
+@pytest.mark.parametrize(
+    "expression, nums, target, want",
+    [
+        # fractions on the way are exact
+        ("8 / (3 - 8 / 3)", [8, 3, 8, 3], 24, SOLVED),
+        ("1 / 49 * 49", [1, 49, 49], 1, SOLVED),  # in floats it is 0.9999999999999999
+        ("7 / 3", [7, 3], 2, WRONG),
+        # a number given twice is used twice
+        ("8 + 8", [8, 8], 16, SOLVED),
+        ("8 + 8", [8, 8, 8], 16, WRONG),
+        ("8 + 8 + 0", [8, 8], 16, WRONG),
+        ("2 * 8", [8, 2, 1], 16, WRONG),
+        ("11 + 5", [1, 1, 5], 16, WRONG),  # digits are not joined
+    ],
+)
 def test_expressions_of_other_numbers(expression, nums, target, want):
     assert score(expression, nums, target) == want
 
@@ -83,14 +91,21 @@ def test_values_by_hand(expression, value):
 
 
 LONG = countdown.MAX_LENGTH
-FORMED = [  # no longer than the limit
-    "(" * (LONG // 2 - 1) + "1" + ")" * (LONG // 2 - 1), "(-" * (LONG // 3 - 1) + "1" + ")" * (LONG // 3 - 1),
-    "*".join(["9" * 99] * 10), "+".join(f"1/{n}" for n in range(100, 266)), "1-" * 499 + "1",
-]  # fmt: skip
+FORMED = {  # no longer than the limit; their time has a bound of its own
+    "brackets within the limit": "(" * (LONG // 2 - 1) + "1" + ")" * (LONG // 2 - 1),
+    "negated brackets": "(-" * (LONG // 3 - 1) + "1" + ")" * (LONG // 3 - 1),
+    "a huge product": "*".join(["9" * 99] * 10),
+    "huge fractions": "+".join(f"1/{n}" for n in range(100, 266)),
+    "many operators": "1-" * 499 + "1",
+}
 
 
-def test_expressions_up_to_the_limit_of_length_are_evaluated():
-    assert max(map(len, FORMED)) <= LONG and [text for text in FORMED if score(text) != WRONG] == []
+@pytest.mark.parametrize("name", FORMED)
+def test_the_longest_expressions_are_evaluated(name):
+    assert len(FORMED[name]) <= LONG and score(FORMED[name]) == WRONG
+
+
+def test_length_limit():
     text = "1" + "+1" * ((LONG - 2) // 2)
     assert countdown.evaluate(text + " " * (LONG - len(text)))[1] == len(text) // 2 + 1
     assert countdown.evaluate("(" * ((LONG - 2) // 2) + "12" + ")" * ((LONG - 2) // 2))[1] == 12
@@ -145,9 +160,10 @@ def test_agrees_with_pythons_own_parser(text):
 
 def test_prompt_shows_the_layout_and_a_true_example():
     item = countdown.make_item([79, 17, 60], 36)
-    system, user = item.pop("messages")
-    assert user == {"role": "user", "content": "Numbers: 79, 17, 60\nTarget: 36"} and system["role"] == "system"
-    assert item == {"prefix": "<think>", "answer": {"nums": [79, 17, 60], "target": 36}, "category": "3"}
+    system, user = item["messages"]
+    assert (system["role"], user["role"], item["prefix"]) == ("system", "user", "<think>")
+    assert user["content"] == "Numbers: 79, 17, 60\nTarget: 36"
+    assert item["answer"] == {"nums": [79, 17, 60], "target": 36} and item["category"] == "3"
     assert countdown.score(system["content"], GOLD) == SOLVED
     assert "numbers 3, 5, 8 and the target 16" in system["content"]
 
