@@ -48,12 +48,21 @@ def test_the_four_totals():
         assert kk.score(text, GOLD) == found | {"parts": {"format": of_format, "answer": of_answer}}
 
 
-BAD_TAGS = [  # missing, twice, or in the wrong order; the prompt has opened <think> already
-    "", "<think>" + response(RIGHT), *(response(RIGHT) + tag for tag in ("</answer>", "<answer>", "</think>")),
-    response(RIGHT) * 2, f"<answer>{RIGHT}</answer></think>", f"hm</think></answer>{RIGHT}<answer>",
-    f"hm<answer></think>{RIGHT}</answer>", f"hm</think>{RIGHT}", f"hm</think><answer>{RIGHT}",
-    f"hm</think><ANSWER>{RIGHT}</ANSWER>",
-]  # fmt: skip
+TAGS = {  # missing, twice, or in the wrong order
+    "": -3.0,
+    "<think>" + response(RIGHT): -3.0,  # the prompt has opened it already
+    response(RIGHT) + "</answer>": -3.0,
+    response(RIGHT) + "<answer>": -3.0,
+    response(RIGHT) + "</think>": -3.0,
+    response(RIGHT) * 2: -3.0,
+    f"<answer>{RIGHT}</answer></think>": -3.0,
+    f"hm</think></answer>{RIGHT}<answer>": -3.0,
+    f"hm<answer></think>{RIGHT}</answer>": -3.0,
+    f"hm</think>{RIGHT}": -3.0,
+    f"hm</think><answer>{RIGHT}": -3.0,
+    f"hm</think><ANSWER>{RIGHT}</ANSWER>": -3.0,
+    f"hm</think> so \n<answer>\n{RIGHT}\n</answer> done": 3.0,  # text around them is allowed
+}
 ANSWERS = {  # about Zoey, Ann and Bob
     "ZOEY IS A KNIGHT, ann Is  a\nKnave; bob is\ta knight": 3.0,  # neither case nor blanks matter
     "Zoey isa knight, Ann is a knave, Bob is a knight": -1.0,
@@ -65,8 +74,7 @@ ANSWERS = {  # about Zoey, Ann and Bob
 
 
 def test_tags_missing_twice_or_in_the_wrong_order():
-    assert {text: reward(text) for text in BAD_TAGS} == dict.fromkeys(BAD_TAGS, -3.0)
-    assert reward(f"hm</think> so \n<answer>\n{RIGHT}\n</answer> done") == 3.0  # text around them is allowed
+    assert {text: reward(text) for text in TAGS} == TAGS
 
 
 def test_role_words_are_counted_as_substrings():
@@ -82,7 +90,7 @@ def test_first_match_counts():
 
 ANNS, MARYS = {"Ann": True, "Anna": False, "Joanna": True}, {"Ann": True, "Mary Ann": True}
 OF_NAMES = [  # the gold, the block, its reward, and under strict
-    (ANNS, "Anna is a knave, Joanna is a knight, Ann is a knight", 3.0, 3.0),
+    (ANNS, "Anna is a knave, Joanna is a knight, Ann is a knight", 3.0, 3.0),  # names are whole words
     (ANNS, "Anna is a knight, Joanna is a knight, Joann is a knight", -1.0, -1.0),
     # A known hole, a name that is part of another: "Mary Ann is a knight" is about Ann too.
     (MARYS, "Mary Ann is a knight, another knight", 3.0, -1.0),
@@ -98,9 +106,9 @@ for name in ("J.R.", "C3(PO)", "A+B", "[x]", "a|b", "Zoë", "\\d", "$"):  # with
     OF_NAMES.append(({name: True, "Ann": False}, "JxRx is a knight, Ann is a knave", -1.0, -1.0))
 
 
-def test_names_are_whole_words():
-    for gold, block, *rewards in OF_NAMES:
-        assert [reward(response(block), gold, strict) for strict in (False, True)] == rewards, block
+@pytest.mark.parametrize("gold, block, plain, strict", OF_NAMES)
+def test_names_are_whole_words(gold, block, plain, strict):
+    assert (reward(response(block), gold), reward(response(block), gold, strict=True)) == (plain, strict)
 
 
 HOLES = {  # right by default; strict asks for reasoning and for a plain list
@@ -128,23 +136,26 @@ EIGHT = {name: True for name in ["Zoey", "Ann", "Bob", "Carl", "Dora", "Emil", "
 ALL_EIGHT = ", ".join(f"{name} is a knight" for name in EIGHT)
 SEVEN = "knight " * 7
 HOSTILE = {  # each a text for a size, beside those in test_rewards.py; at 1000 it has some 100,000 characters
-    "many names": lambda n: SEVEN + "Zoey " * (20 * n) + "knave",
-    "names and blanks": lambda n: SEVEN + ("Zoey" + " " * n) * 100 + "knave",
-    "one name, blanks": lambda n: SEVEN + "Zoey" + " " * (100 * n) + "knave",
-    "almost": lambda n: SEVEN + "Zoey is a " * (10 * n) + "knave",
-    "blanks in every gap": lambda n: f"{SEVEN}Zoey{' ' * 33 * n}is{' ' * 33 * n}a{' ' * 33 * n}x knave",
-    "roles": lambda n: "knight" * (16 * n),
-    "right, then commas": lambda n: ALL_EIGHT + "," * (100 * n),
-    "right, then digits or brackets": lambda n: ALL_EIGHT + "1" * (50 * n) + "(1" * (25 * n),
-    "markers and ands": lambda n: "(1)" * (16 * n) + "and " * (12 * n) + ALL_EIGHT,
-    "zeros and halves": lambda n: "\0\ud800\u0130" * (30 * n) + ALL_EIGHT,
+    "many names": lambda n: response(SEVEN + "Zoey " * (20 * n) + "knave"),
+    "names and blanks": lambda n: response(SEVEN + ("Zoey" + " " * n) * 100 + "knave"),
+    "one name, blanks": lambda n: response(SEVEN + "Zoey" + " " * (100 * n) + "knave"),
+    "almost": lambda n: response(SEVEN + "Zoey is a " * (10 * n) + "knave"),
+    "blanks in every gap": lambda n: response(f"{SEVEN}Zoey{' ' * 33 * n}is{' ' * 33 * n}a{' ' * 33 * n}x knave"),
+    "roles": lambda n: response("knight" * (16 * n)),
+    "right, then commas": lambda n: response(ALL_EIGHT + "," * (100 * n)),
+    "right, then digits": lambda n: response(ALL_EIGHT + "1" * (100 * n)),
+    "right, then brackets": lambda n: response(ALL_EIGHT + "(1" * (50 * n)),
+    "markers": lambda n: response("(1)" * (33 * n) + ALL_EIGHT),
+    "ands": lambda n: response("and " * (25 * n) + ALL_EIGHT),
+    "zeros and halves": lambda n: response("\0\ud800\u0130" * (30 * n) + ALL_EIGHT),
 }
 
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_texts_take_time_in_proportion_to_their_length(name, strict):
-    check_linear_time(lambda text: kk.score(response(text), EIGHT, strict), HOSTILE[name])
+    assert kk.score(HOSTILE[name](1000), EIGHT, strict)["reward"] in (3.0, -0.5, -1.0, -3.0)
+    check_linear_time(lambda text: kk.score(text, EIGHT, strict), HOSTILE[name])
 
 
 # -------------------------------------------------------------------------------------------------------- generator
@@ -192,10 +203,15 @@ def read_claim(text, names):
 
     flat = re.sub(r"\(([^()]*)\)", stash, text)
     shapes = [
-        ("and", r"both of these hold: (.+), and (.+)"), ("or", r"(.+), or (.+), or both"),
-        ("<=>", r"(.+) if and only if (.+)"), ("<=>", r"(.+) exactly when (.+)"), ("->", r"if (.+) then (.+)"),
-        ("->", r"(.+) only if (.+)"), ("and", r"(.+) and (.+)"), ("or", r"(.+) or (.+)"),
-    ]  # fmt: skip
+        ("and", r"both of these hold: (.+), and (.+)"),
+        ("or", r"(.+), or (.+), or both"),
+        ("<=>", r"(.+) if and only if (.+)"),
+        ("<=>", r"(.+) exactly when (.+)"),
+        ("->", r"if (.+) then (.+)"),
+        ("->", r"(.+) only if (.+)"),
+        ("and", r"(.+) and (.+)"),
+        ("or", r"(.+) or (.+)"),
+    ]
     for op, shape in shapes:
         if match := re.fullmatch(shape, flat, re.IGNORECASE):
             parts = [inner[int(part[1:])] if part[0] == "@" else part for part in match.groups()]
@@ -291,7 +307,7 @@ def rows():
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])
-def test_a_file_is_loaded_and_read_anew_when_it_changes(tmp_path, suffix, rows):
+def test_file_is_loaded_and_read_anew_when_it_changes(tmp_path, suffix, rows):
     path = write_rows(tmp_path / f"puzzles{suffix}", rows)
     stat = path.stat()
     items = kk.load(str(path), "train", "2-4")
@@ -302,37 +318,50 @@ def test_a_file_is_loaded_and_read_anew_when_it_changes(tmp_path, suffix, rows):
     write_rows(path, rows[::-1])
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the same time stamp, which would fool a cache
     assert kk.load(str(path), "train", "2-4")[0]["quiz"] == rows[-3]["quiz"]
-    # Other numbers of people are left out.
+
+
+def test_other_numbers_of_people_are_left_out(tmp_path, rows):
+    path = str(write_rows(tmp_path / "a.jsonl", rows))
     assert {item["category"] for item in kk.load(path, "train", "3-7")} == {"3", "4"}
     with pytest.raises(ValueError, match=r"no puzzle of 5-7 people; it has puzzles of \[2, 3, 4\]"):
         kk.load(path, "train", "5-7")
 
 
 TRUTH, LIE = "('telling-truth', 0)", "('lying', 0)"
-BROKEN = [  # a column, its value, what is said
-    ("statements", f"({TRUTH}, {TRUTH})", "have 2 solutions"), ("statements", f"({LIE}, {TRUTH})", "have 0 solutions"),
-    ("statements", f"(('xor', {TRUTH}, {TRUTH}), {TRUTH})", "unknown operator 'xor'"),
-    ("statements", f"({TRUTH},)", "2 names, 2 values in solution and 1 statements"),
-    ("statements", f"(('lying', 2), {TRUTH})", "from 0 to 1"), ("statements", f"(('->', {TRUTH}), {TRUTH})", "takes 2"),
-    ("statements", "(len('x'), 1)", "no Python literal"), ("statements", "(" * 5000, "no Python literal"),
-    ("solution", [False, False], "the row says"), ("solution", [True, True, True], "2 names, 3 values"),
-    ("solution", None, "must be lists"), ("names", ["Ann", "ann"], "the same name"),
-    ("names", [], "names must be a list of names, not []"), ("names", "AB", "names must be a list of names, not 'AB'"),
-    ("names", ["Ann", "Bob "], "must not have blanks around it"),
-    ("names", ["Ann", "Sir Knightley"], "or knight or knave in it: 'Sir Knightley'"),
-    ("names", [1, 2, 3], "no name: [1, 2, 3]"),  # though they are not as many as the others
-    ("names", ["Ann\udfff", "Bob"], r"a text holds '\udfff'"), ("quiz", " ", "quiz is empty"),
-    ("quiz", None, "quiz is empty or not a text"), ("quiz", "who\ud800?", r"a text holds '\ud800'"),
-]  # fmt: skip
+BROKEN = {
+    "not unique": ({"statements": f"({TRUTH}, {TRUTH})"}, "have 2 solutions"),
+    "no solution": ({"statements": f"({LIE}, {TRUTH})"}, "have 0 solutions"),
+    "wrong solution": ({"solution": [False, False]}, "the row says"),
+    "unknown operator": ({"statements": f"(('xor', {TRUTH}, {TRUTH}), {TRUTH})"}, "unknown operator 'xor'"),
+    "lengths": ({"statements": f"({TRUTH},)"}, "2 names, 2 values in solution and 1 statements"),
+    "solution too long": ({"solution": [True, True, True]}, "2 names, 3 values"),
+    "person out of range": ({"statements": f"(('lying', 2), {TRUTH})"}, "from 0 to 1"),
+    "arity": ({"statements": f"(('->', {TRUTH}), {TRUTH})"}, "takes 2"),
+    "not a literal": ({"statements": "(len('x'), 1)"}, "no Python literal"),
+    "deep nesting": ({"statements": "(" * 5000}, "no Python literal"),
+    "same name": ({"names": ["Ann", "ann"]}, "the same name"),
+    "no quiz": ({"quiz": " "}, "quiz is empty"),
+    "empty names": ({"names": []}, "names must be a list of names, not []"),
+    "names in one text": ({"names": "AB"}, "names must be a list of names, not 'AB'"),
+    "a blank after a name": ({"names": ["Ann", "Bob "]}, "must not have blanks around it"),
+    "a name with a role": ({"names": ["Ann", "Sir Knightley"]}, "or knight or knave in it: 'Sir Knightley'"),
+    "wrong names of another number of people": ({"names": [1, 2, 3]}, "no name: [1, 2, 3]"),
+    "null quiz": ({"quiz": None}, "quiz is empty or not a text"),
+    "null solution": ({"solution": None}, "must be lists"),
+    "half a character in the quiz": ({"quiz": "who\ud800?"}, r"a text holds '\ud800', which is no character"),
+    "half a character in a name": ({"names": ["Ann\udfff", "Bob"]}, r"a text holds '\udfff', which is no character"),
+}
 
 
-@pytest.mark.parametrize("column, value, message", BROKEN)
-def test_broken_rows_are_named(tmp_path, column, value, message):
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_rows_are_named(tmp_path, name):
+    change, message = BROKEN[name]
     good = {"quiz": "?", "names": ["Ann", "Bob"], "solution": [True, True]}
     good["statements"] = f"(('->', {TRUTH}, ('telling-truth', 1)), {TRUTH})"
-    path = write_rows(tmp_path / "puzzles.jsonl", [good, good | {column: value}])
+    path = write_rows(tmp_path / "puzzles.jsonl", [good, {**good, **change}])
     with pytest.raises(ValueError, match=rf"puzzles\.jsonl, row 2.*{re.escape(message)}"):
         kk.load(str(path), "train", "2")
+    assert len(kk.load(str(write_rows(path, [good, good])), "train", "2")) == 2
 
 
 def test_hub_splits_are_joined_and_failures_explained(monkeypatch, rows):
