@@ -25,6 +25,8 @@ from runtime.ranks import LOCAL_RANK, LOCAL_WORLD_SIZE
 
 PATIENCE = 10  # seconds until a sampler that was told to end is killed
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+# A sampler that ends with its trainer leaves a semaphore of vLLM's, and Python would say so last.
+ALONE |= {"PYTHONWARNINGS": "ignore:resource_tracker:UserWarning"}
 
 
 class SamplerProcess:
