@@ -356,7 +356,8 @@ def snapshot(policy, args):
 
 def sync_weights(weights, llm):
     """Copy a snapshot's weights to vLLM, one tensor at a time."""
-    engine.load_weights(llm, iter(weights.items()))  # replaces all of them; wakes vLLM up
+    on_device = ((name, weight.to(DEVICE)) for name, weight in weights.items())
+    engine.load_weights(llm, on_device)  # replaces all of them; wakes vLLM up
 
 
 # --------------------------------------------------------------------------------------- advantages
