@@ -563,9 +563,11 @@ def main():
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
     # The newest --lag + 1 snapshots, oldest first: versions[0] samples the next step, versions[-1]
-    # holds the policy's own weights. In the first steps there are fewer.
+    # holds the policy's own weights. In the first steps there are fewer. They belong to the policy,
+    # so that a checkpoint of the policy has them, too.
     versions = deque(checkpoints.load_versions(args.resume), maxlen=args.lag + 1)
     versions.append(snapshot(policy, args))
+    policy.versions = versions
     run.open(step)  # opens its files; Ctrl-C or SIGTERM now finishes the step, then stops
     if step == 0:
         run.write({"step": 0, **evaluate(sampler, versions[-1], task, test, step, run, args)})
@@ -648,11 +650,11 @@ def main():
         run.write_samples(step, problems, responses, scores)  # saves a few of them
         if step % args.save_every == 0:
             # Even if the run is killed here, the last complete checkpoint stays intact.
-            checkpoints.save(policy, optimizer, tokenizer, step, num_used, args, versions=versions)
+            checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
             saved = step
 
     if saved < step:  # after the last step, or an interruption
-        checkpoints.save(policy, optimizer, tokenizer, step, num_used, args, versions=versions)
+        checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
     run.close(step)  # plots the curves; prints how the run ended and how to resume it
     sampler.end()
     processes.end()

@@ -10,8 +10,8 @@ its functions, times the lesson's weight. After --due each day begun costs a sha
 handed in is its time of change. A file that lies one folder deeper is found, and the table warns of it.
 
 The files of strangers run in a jail (course/jail.py). The table is printed. OUT/grades.csv has a row for each student,
-OUT/grades.json every verdict and the seed that repeats it, and OUT/STUDENT.json the same in the form of Gradescope's
-results.json.
+OUT/grades.json every verdict and the seed that repeats it, and OUT/gradescope/STUDENT.json the same in the form of
+Gradescope's results.json.
 """
 
 import csv
@@ -124,7 +124,7 @@ def as_gradescope(found):
 
 def write(graded, about, folder):
     """grades.csv, grades.json, and a file for each student."""
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "gradescope").mkdir(parents=True, exist_ok=True)
     lessons = list(next(iter(graded.values()))["late"])
     with (folder / "grades.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
@@ -133,7 +133,7 @@ def write(graded, about, folder):
             total = round(sum(found["marks"].values()), 3)
             late, warnings = max(found["late"].values()), "; ".join(found["warnings"])
             rows.writerow([student, *found["marks"].values(), total, late, warnings])
-            (folder / f"{student}.json").write_text(json.dumps(as_gradescope(found), indent=1) + "\n")
+            (folder / "gradescope" / f"{student}.json").write_text(json.dumps(as_gradescope(found), indent=1) + "\n")
     students = {name: found | {"lines": [line._asdict() for line in found["lines"]]} for name, found in graded.items()}
     grades = about | {"students": students}
     (folder / "grades.json").write_text(json.dumps(grades, indent=1, ensure_ascii=False) + "\n")

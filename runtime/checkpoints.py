@@ -40,14 +40,13 @@ INDEX = "trainer/.metadata"  # DCP's list of tensors, and where each of them is
 # ------------------------------------------------------------------------------------------- saving
 
 
-def save(policy, optimizer, tokenizer, step, num_used, args, critic=None, versions=()):
+def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
     """Writes checkpoints/step_STEP and deletes all but the newest args.keep_checkpoints.
 
     The model is written in args.dtype, with LoRA's adapters added; the state of training in
-    float32. step: steps done; num_used: training problems used; critic: as in trainer_state;
-    versions: {name: tensor} of older weights, oldest first, and of the policy's own, which are not
-    written again. All processes must call it. If the disk is full, the last checkpoint stays as it
-    was.
+    float32. step: steps done; num_used: training problems used; critic: as in trainer_state. Of
+    policy.versions, if it has them (grpo_stale.py), the older ones are written; the last one is the
+    policy. All processes must call it. If the disk is full, the last checkpoint stays as it was.
     """
     path = Path(args.run_dir, "checkpoints", f"step_{step:06d}")
     unfinished = path.with_suffix(".tmp")
@@ -73,7 +72,7 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None, versio
         if adapter:
             policy.lm.peft_config[lora.ADAPTER].save_pretrained(unfinished / "adapter")
             save_file(adapter, unfinished / "adapter" / "adapter_model.safetensors")
-        for i, older in enumerate(list(versions)[:-1]):
+        for i, older in enumerate(list(getattr(policy, "versions", ()))[:-1]):
             (unfinished / VERSIONS).mkdir(exist_ok=True)
             save_file(older, unfinished / VERSIONS / f"{i:03d}.safetensors")
         position = {"step": step, "n_used": num_used}
@@ -235,7 +234,7 @@ def load(policy, optimizer, resume, critic=None):
 
 
 def load_versions(resume):
-    """The older weights that save was given, oldest first: a list of {name: tensor}, or [].
+    """The older weights of policy.versions, oldest first: a list of {name: tensor}, or [].
 
     resume: as in load. Call it after load.
     """

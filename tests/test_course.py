@@ -437,7 +437,7 @@ def test_the_points_of_a_class(graded):
     assert students["deep"]["warnings"] == ["lesson_1.py was found in work/"] and "2/2" in printed
     rows = [line.split(",") for line in (folder / "grades.csv").read_text().splitlines()]
     assert rows[1][:4] == ["ada", "9.0", "9.0", "1"] and len(rows) == 7
-    gradescope = json.loads((folder / "deep.json").read_text())
+    gradescope = json.loads((folder / "gradescope" / "deep.json").read_text())
     assert gradescope["score"] == 10 and [test["score"] for test in gradescope["tests"]] == [1, 1]
 
 
