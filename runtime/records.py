@@ -263,10 +263,13 @@ class Records:
         # it show later, when it lacks more updates than the lag explains.
         is_checked = steps >= lag + 2 if lag else steps == 2
         if is_checked and self.args.stop_at_gap and not gap <= max(usual, JUMP * self.gaps[0]):
+            jump = f"jumped from {self.gaps[0]:.2g} to {gap:.2g} nats"
+            what = f"{jump} when the sampler got its first update"
+            if lag:
+                what = f"is {gap:.2g} nats, and the last {lag} update(s) explain {explained:.2g}"
             self.fail(
-                f"sampler_gap jumped from {self.gaps[-2]:.2g} to {gap:.2g} nats when the sampler "
-                "got an update: sampler and trainer no longer compute the same model. This tells "
-                f"which of them is wrong: python tools/gap.py {self.folder}",
+                f"sampler_gap {what}: sampler and trainer no longer compute the same model. This "
+                f"tells which of them is wrong: python tools/gap.py {self.folder}",
                 "a jump of sampler_gap",
             )
 
