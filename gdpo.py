@@ -57,7 +57,7 @@ class Args(settings.RunArgs):
     except for the deviations that the docstring at the top names.
 
     Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
-    RunArgs adds settings that no algorithm reads. Types limit values: a Fraction is in [0, 1].
+    RunArgs adds the settings that all scripts share. Types limit values: a Fraction is in [0, 1].
     """
 
     # ---- objective
@@ -81,22 +81,22 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # rank r of LoRA, e.g. 16, with ten times the lr; 0: all weights
-    lora_alpha: PositiveFloat = 32.0  # α of LoRA, which trains A and B in W + α/r · B·A
+    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: an adapted weight is W + α/r · B·A
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
     dtype: Dtype = "bfloat16"  # compute dtype; trained weights stay float32
     steps: PositiveInt | None = None  # number of training steps; None: computed from --epochs
     epochs: PositiveInt = 5  # passes over the training problems
-    eval_every: PositiveInt = 20  # evaluate at the start, every this many steps, at the end
-    eval_temperature: EvaluationTemperature = 0.0  # sampling temperature of tests; 0: greedy
+    eval_every: PositiveInt = 20  # evaluate every this many steps, at the start and the end
+    eval_temperature: EvaluationTemperature = 0.0  # sampling temperature in evaluations; 0: greedy
     eval_samples: GroupSize = 1  # responses per test problem; more than one also gives pass@k
     save_every: PositiveInt = 20  # write a checkpoint every this many steps and at the end
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
 
-# The papers' settings for other tasks: runtime/papers.py.
+# --task changes defaults to its paper's settings: runtime/papers.py.
 TASKS = papers.TASKS
 
 # Handle bad flags and --help here, before torch is imported, which takes seconds.
@@ -165,9 +165,9 @@ class Policy(nn.Module):
         # Start from float32 embeddings, so that the residual stream stays float32, whatever the
         # weights' dtype. autocast rounds only the inputs of matrix products.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
-        # Length of the prefix that all rows have in common; 0 if sharing it does not pay.
+        # Length of the prefix that all rows have in common; 0 if sharing it saves no time.
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # compute it once; result and gradient are the same
+        if length > 0:  # run the prefix once; result and gradient are the same
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
@@ -175,7 +175,7 @@ class Policy(nn.Module):
         """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ avoids a copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # each target's: [n]
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
         entropy = torch.zeros_like(logp)
         if with_entropy:
             with torch.no_grad():  # a metric only
@@ -208,14 +208,14 @@ def log_probs(policy, batch, args, with_entropy=True):
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
     inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
-    # A micro-batch has as many rows as fit in one forward pass, cut to its longest row, on the
-    # policy's device. Rows come longest first, each once; rows without response tokens are skipped.
-    # The string is the progress bar's title.
+    # A micro-batch is on the policy's device and has as many rows as fit in one forward pass, cut
+    # to the longest of them. Each row with response tokens comes once, longest first. The last
+    # argument is the progress bar's title.
     for rows, micro in micro_batches(inputs, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
-        # Add, don't assign. With sharded weights all processes must run equally many passes, so one
-        # that is done repeats its last pass with an empty mask, and gets zeros.
+        # Add, don't assign. With sharded weights, all processes must run the same number of passes.
+        # A process that finishes early repeats its last pass with an empty mask, which gives zeros.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -240,10 +240,10 @@ def load_sampler(args):
 
 
 def generate(llm, problems, when, args, **sampling_params):
-    """Generate responses to the problems with vLLM, in order, and decode them.
+    """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. A request's seed depends on --seed, when and the
-    problem, but not on the number of processes. vLLM derives one seed per response from it.
+    when: the step, or "test" in an evaluation. A request's seed depends on --seed, `when` and the
+    problem, but not on the number of processes. From it vLLM derives a seed for each response.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -318,9 +318,9 @@ def sync_weights(policy, llm, args):
 
     def named_weights():
         # remove_duplicate=False: if embedding and head share a tensor, send it under both names,
-        # because vLLM may hold two copies. full_tensor gathers the shards of all processes, which
-        # must go through the tensors in the same order. With LoRA, each weight includes its
-        # adapter; without LoRA, these are all the weights as they are.
+        # because vLLM may hold two copies. full_tensor gathers a weight's shards, so all processes
+        # must go through the weights in the same order. With LoRA, each adapter is merged into its
+        # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             yield name, full_tensor(weight).to(getattr(torch, args.dtype))
 
@@ -335,12 +335,12 @@ def compute_advantages(rewards, batch, args):
 
     rewards [N, parts]: the G responses to a prompt follow each other. The batch's mask [N, T] is
     True on response tokens; the advantage is zero elsewhere. A group of one response has mean 0 and
-    the mean counts as 0 and the standard deviation as 1, as in verl.
+    the mean is set to 0 and the standard deviation to 1, as in verl.
     """
     groups = rewards.view(-1, args.responses_per_prompt, rewards.shape[-1])  # [prompts, G, parts]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Subtract the first reward: no advantage changes, but equal rewards give exactly 0.
+        # Subtract the first reward: A stays the same, and equal rewards give exactly 0.
         groups = groups - groups[:, :1]
         mean = groups.mean(1, keepdim=True)  # [prompts, 1, parts]
         std = groups.std(1, keepdim=True)  # divides by G − 1
@@ -379,7 +379,7 @@ def policy_loss(logp, batch, divisor, args):
 def k3(logp, ref_logp):
     """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    Its mean is KL(π ‖ π_ref), but its mean gradient belongs to KL(π_ref ‖ π): see grpo_kl.py.
+    Its mean is KL(π ‖ π_ref), but the mean of its gradient is ∇KL(π_ref ‖ π): see grpo_kl.py.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1
@@ -418,12 +418,12 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
     """
-    scaler = float16.scaler(optimizer, args)  # torch's GradScaler; no effect in other dtypes
+    scaler = float16.scaler(optimizer, args)  # the run's GradScaler; idle unless dtype is float16
     minibatch_loss = 0.0
     num_clipped = 0
-    # Without a KL term, micro_batches also skips tokens with A = 0, which have no gradient; the
-    # divisor still counts them. If no token is left, one pass still runs, so that AdamW gets
-    # gradients of 0.
+    # Without a KL term, tokens with A = 0 have no gradient, so micro_batches drops them from the
+    # mask; the divisor still counts them. If no token is left, one pass still runs, so that AdamW
+    # gets gradients of 0.
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
         loss, clipped = policy_loss(logp, micro, divisor, args)
@@ -450,7 +450,7 @@ def evaluate(llm, task, problems, step, run, args):
     Returns the accuracy of each category of problems and the mean over categories. With several
     responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's part; every problem is in exactly one
+    mine = own_part(problems)  # this process's problems; no other process has them
     k = args.eval_samples
     responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response
@@ -483,7 +483,7 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the first weights
+    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
     run.open(step)  # opens its files; Ctrl-C or SIGTERM now finishes the step, then stops
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -494,20 +494,20 @@ def main():
         clock = Clock()  # times each phase
 
         # Sample a group of responses to each prompt.
-        # Take this process's problems, each repeated G times in a row. Every epoch has a new order;
-        # the problems at its end that do not fill a step are dropped.
+        # Take this process's problems, each repeated G times in a row. Every epoch is shuffled
+        # anew; leftover problems that do not fill a step are dropped.
         problems, num_used = next_problems(train, num_used, args)
         batch, responses = sample(llm, problems, step, args)
         clock.lap("sample")
         engine.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
-        # the answer right?) and format (are the tags there that the prompt asks for?).
+        # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
         rewards = torch.tensor([parts_of(s) for s in scores])  # [N, parts]
         clock.lap("score")
 
-        # Compute log-probabilities before the update, and advantages.
+        # Compute advantages, and log-probabilities from before the update.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         if reference:
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
@@ -517,9 +517,9 @@ def main():
         clock.lap("logprob")
 
         # Update the policy, and copy the new weights to vLLM.
-        weights_before = measure.some_weights(policy, args.dtype)  # for weights_changed below
+        weights_before = measure.some_weights(policy, args.dtype)  # a sample, for weights_changed
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # effect of the update on a few responses
+        run.write_tokens(step, policy, batch, tokenizer)  # a few responses' log π, before and after
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory
@@ -550,7 +550,7 @@ def main():
     if saved < step:  # after the last step, or an interruption
         checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
     run.close(step)  # plots the curves; prints how the run ended and how to resume it
-    del llm  # before the process group that it uses is closed
+    del llm  # must come before processes.end, which closes its process group
     processes.end()
 
 

@@ -74,15 +74,15 @@ class Args(settings.CommonArgs):
     lr: LearningRate = 1e-5  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # rank r of LoRA, e.g. 16, with ten times the lr; 0: all weights
-    lora_alpha: PositiveFloat = 32.0  # α of LoRA, which trains A and B in W + α/r · B·A
+    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: an adapted weight is W + α/r · B·A
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
     dtype: Dtype = "bfloat16"  # compute dtype; trained weights stay float32
     steps: PositiveInt | None = None  # number of training steps; None: computed from --epochs
     epochs: PositiveInt = 2  # passes over the training examples
-    eval_every: PositiveInt = 20  # evaluate at the start, every this many steps, at the end
+    eval_every: PositiveInt = 20  # evaluate every this many steps, at the start and the end
     save_every: PositiveInt = 20  # write a checkpoint every this many steps and at the end
     seed: NonNegativeInt = 0  # of the order of examples
 
@@ -157,9 +157,9 @@ class Policy(nn.Module):
         # Start from float32 embeddings, so that the residual stream stays float32, whatever the
         # weights' dtype. autocast rounds only the inputs of matrix products.
         embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
-        # Length of the prefix that all rows have in common; 0 if sharing it does not pay.
+        # Length of the prefix that all rows have in common; 0 if sharing it saves no time.
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # compute it once; result and gradient are the same
+        if length > 0:  # run the prefix once; result and gradient are the same
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
 
@@ -167,7 +167,7 @@ class Policy(nn.Module):
         """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = self.lm.lm_head(states).float()  # [n, vocabulary]
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ avoids a copy
-        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # each target's: [n]
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
         entropy = torch.zeros_like(logp)
         if with_entropy:
             with torch.no_grad():  # a metric only
@@ -200,14 +200,14 @@ def log_probs(policy, batch, args, with_entropy=True):
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
     inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
-    # A micro-batch has as many rows as fit in one forward pass, cut to its longest row, on the
-    # policy's device. Rows come longest first, each once; rows without response tokens are skipped.
-    # The string is the progress bar's title.
+    # A micro-batch is on the policy's device and has as many rows as fit in one forward pass, cut
+    # to the longest of them. Each row with response tokens comes once, longest first. The last
+    # argument is the progress bar's title.
     for rows, micro in micro_batches(inputs, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], 1.0, with_entropy)
         length = logp.shape[1]
-        # Add, don't assign. With sharded weights all processes must run equally many passes, so one
-        # that is done repeats its last pass with an empty mask, and gets zeros.
+        # Add, don't assign. With sharded weights, all processes must run the same number of passes.
+        # A process that finishes early repeats its last pass with an empty mask, which gives zeros.
         all_logp[rows, :length] += logp.cpu()
         all_entropy[rows, :length] += entropy.cpu()
     return all_logp, all_entropy
@@ -280,7 +280,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
     """
-    scaler = float16.scaler(optimizer, args)  # torch's GradScaler; no effect in other dtypes
+    scaler = float16.scaler(optimizer, args)  # the run's GradScaler; idle unless dtype is float16
     minibatch_loss = 0.0
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], temperature=1.0)
