@@ -182,6 +182,8 @@ def main():
     console = Console()
     for lesson in args.lessons:
         check.keys_of_lesson(lesson, seed)  # once, and not in each thread
+    if args.step:
+        check_step.given(), check_step.asked()  # two threads must not import transformers at once
     with ThreadPoolExecutor(max_workers=2) as threads:
         found = threads.map(lambda student: grade_student(student, args, seed), args.students)
         found = list(track(found, "grading", len(args.students), console=console, transient=True))

@@ -53,7 +53,7 @@ def page(site):
 
 @pytest.mark.parametrize("left, right", [("grpo", "dapo"), ("acpo", "reinforce_pp_ar_lopti")])
 def test_the_viewer_shows_what_goes_and_what_comes(page, site, left, right):
-    page.goto(f"{site.as_uri()}/diff.html#left={left}&right={right}")
+    page.goto(f"{site.as_uri()}/diff.html#left={left}&right={right}&all=1")
     counts = map(int, re.findall(r"\d+", page.text_content("#counts")))
     for name, mark, count in zip((left, right), ("del", "ins"), counts):
         lines = (ROOT / f"{name}.py").read_text().splitlines()

@@ -334,10 +334,17 @@ def page(folders=Folders()):
             if (other := judged(claim, first_rule, levels)[0]) != word:
                 changed.append(f"{link(paper, claim)} ({other})")
     words = Counter(word for of_paper in rows.values() for _, word, _ in of_paper)
-    lines = ["# Claims", "", *wrapped(CLAIMS["intro"]), ""]
+    verdicts = {f"{name}: {claim['item']}": word for name, of in rows.items() for claim, word, _ in of}
+    lines = ["# Claims", "", "Findings; the tables below have the numbers:", ""]
+    for i, finding in enumerate(CLAIMS["findings"]):
+        wrong = {name: verdicts.get(name) for name in finding["rows"] if verdicts.get(name) != finding["verdict"]}
+        if wrong:
+            raise ValueError(f"a finding says {finding['verdict']!r}, but the verdicts are {wrong}: {finding['says']}")
+        lines += wrapped(f"{i + 1}. {finding['says']} (**{finding['verdict']}**)", subsequent_indent="   ")
+    lines += ["", *wrapped(CLAIMS["intro"]), ""]
     lines += ["| verdict | rows | what it means |", "|---|---|---|"]
     lines += [row(word, str(words[word]), CLAIMS["meaning"][word]) for word in WORDS[::-1]]
-    lines += ["", "## In short", ""]
+    lines += ["", "<details><summary>All claims by verdict</summary>", ""]
     for word in WORDS[::-1]:
         texts = []
         for paper in CLAIMS["papers"]:
@@ -345,7 +352,16 @@ def page(folders=Folders()):
             texts += [f"{paper['name']}: {'; '.join(items)}"] * bool(items)
         lines += wrapped(f"- **{word}**: {'. '.join(texts)}.", subsequent_indent="  ")
     rules = wrapped(CLAIMS["rules"] + ", ".join(changed) + ".")
-    lines += ["", "<details><summary>How a verdict is reached</summary>", "", *rules, "", "</details>"]
+    lines += [
+        "",
+        "</details>",
+        "",
+        "<details><summary>How a verdict is reached</summary>",
+        "",
+        *rules,
+        "",
+        "</details>",
+    ]
     for paper in CLAIMS["papers"]:
         title = f"{paper['title']} Intervals of {1 - of_papers[paper['name']]:.2%}."
         lines += ["", f"## {paper['name']}", "", *wrapped(title), ""]

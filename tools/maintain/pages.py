@@ -340,8 +340,11 @@ def two_responses(name):
     with console.capture() as shown:
         console.print(before_after.side_by_side(kept["before"], kept["after"]))
     lines = "\n".join(line.rstrip() for line in shown.get().strip("\n").splitlines())
-    count = f"{kept['learned']} of {kept['kept_problems']} test problems go"
-    words = f"{count} from wrong before training to right after it. One of them, as the terminal shows it:"
+    count = f"{kept['learned']} of the {kept['kept_problems']} saved responses go"
+    accuracy = [row["eval/accuracy"] for row in kept["rows"] if "eval/accuracy" in row]
+    size = kept["settings"]["eval_size"]
+    words = f"Accuracy on {size} test problems goes from {accuracy[0]:.3f} to {accuracy[-1]:.3f}.\n"
+    words += f"{count} from wrong before training to right after it. One of them, as the terminal shows it:"
     return f"{words}\n\n```text\n{lines}\n```"
 
 

@@ -40,6 +40,8 @@ CHAPTERS = {  # of the navigation: the Markdown files in each, in order
     "Measurements": ["models/kk_tiny/README.md", "benchmarks/README.md", "benchmarks/kk_tiny/*.md"],
 }
 LENS = "lab/results/lens_page.jsonl"  # the data of lab/page.html, from a kept run
+HOME_RESPONSES = [9, 8]  # the places of the home page's responses in these data: right, and wrong
+HOME_SCRIPTS = ["reinforce", "grpo", "grpo_ar_lopti", "dapo", "acpo", "gspo", "cispo"]
 SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py", "tools/maintain/*.py"]
 AS_THEY_ARE = {f".{kind}" for kind in "png svg jpg gif html json csv pdf ipynb".split()}  # linked, and copied
 LARGEST = 200_000  # characters of a file that is shown as a source
@@ -199,10 +201,21 @@ def source_page(path, texts):
 
 
 def home(text):
-    """The README with what its page has besides: three ways to begin, and a glimpse of the viewer."""
-    ladder = (ROOT / "docs/algorithms/ladder.md").read_text(encoding="utf-8")
-    glimpse = re.search(r"^## 2\. .*?^(```diff\n.*?^```)$", ladder, re.MULTILINE | re.DOTALL)[1]
-    title, first, rest = text.split("\n\n", 2)
+    """The README's text, with three ways to begin and a small lens in place of its picture."""
+    title, first, picture, rest = text.split("\n\n", 3)
+    if (ROOT / LENS).is_file():
+        data = json.loads((ROOT / LENS).read_text(encoding="utf-8"))
+        data["responses"] = [data["responses"][number] for number in HOME_RESPONSES]
+        data["scripts"] = [script for script in data["scripts"] if script in HOME_SCRIPTS]
+        for response in data["responses"]:
+            response["weights"] = {script: response["weights"][script] for script in data["scripts"]}
+        data |= {"summary": None, "start": ["grpo/first", "grpo_ar_lopti/first"]}
+        picture = f"""**What does an update do to each token?** A small model answered a puzzle twice, once right. Blue:
+the update makes the token more probable. Orange: less probable. Choose an algorithm per side, and point at a token.
+
+{lens(data, "small")}
+
+[All 32 responses and all algorithms](lab/lens.md)"""
     return f"""{title}
 
 {first}
@@ -210,32 +223,30 @@ def home(text):
 <p class="begin">
 <a class="md-button md-button--primary" href="#try-it">Run it</a>
 <a class="md-button" href="course/lesson_0.md">Lesson 0</a>
-<a class="md-button" href="diff.html#{state("reinforce", "rloo")}">Put two scripts side by side</a>
+<a class="md-button" href="diff.html#{state("grpo", "dr_grpo")}">Compare two scripts</a>
 </p>
 
-<details open><summary>What RLOO changes in the advantages of REINFORCE</summary>
-
-{glimpse}
-
-</details>
+{picture}
 
 {rest}"""
 
 
-def lens_page(text):
-    """The Markdown of the lens (lab/page.html with its data) in the design of the site.
+def lens(data, kind="whole"):
+    """The HTML of the lens (lab/page.html) with these data, in the design of the site.
 
     Its styles hold inside #lens alone, and the site's choice of light or dark takes the place of the system's.
     """
+    text = (ROOT / "lab" / "page.html").read_text(encoding="utf-8")
+    text = text.replace("DATA_OF_THE_LENS", json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"))
     style = re.search(r"<style>\n(.*?)</style>", text, re.DOTALL)[1]
     dark = "@media (prefers-color-scheme: dark) {"
     style = style.replace(dark, '[data-md-color-scheme="slate"] & {').replace("color-scheme: light dark;", "")
     style = re.sub(r"(?m)^( *)(:root|body)(?= \{)", r"\1&", style)
     body, *scripts = re.search(r"<body>\n(.*)</body>", text, re.DOTALL)[1].split("<script")
-    parts = [f'<div id="lens">\n{body}</div>', f"<style>\n#lens {{\n{style}}}\n</style>"]
+    parts = [f'<div id="lens" class="{kind}">\n{body}</div>', f"<style>\n#lens {{\n{style}}}\n</style>"]
     parts = [re.sub(r"\n\s*\n", "\n", part) for part in parts]  # an empty line would end a block of HTML
     parts += [f"<script{script.rstrip()}" for script in scripts]
-    return front("The lens", hide=["navigation", "toc"], search={"exclude": True}) + "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 def sources_page(sources):
@@ -308,11 +319,13 @@ def viewer_data(names):
         text = family.source(name)
         paragraphs = family.paragraphs(text)
         objective = [part for part in paragraphs if all(line.startswith("    ") for line in part.splitlines())]
-        above = family.pieces(text)[0].last
+        pieces = family.pieces(text)
+        above = pieces[0].last
         scripts[name] = {
             "about": " ".join(paragraphs[0].split()),
             "objective": textwrap.dedent("\n\n".join(objective)),
             "above": above,  # lines of the docstring
+            "sections": {piece.name: piece.section for piece in pieces if piece.name.isidentifier()},
             "text": "".join(text.splitlines(keepends=True)[above:]),
             "code": "\n".join(family.code_lines(text)) + "\n",
         }
@@ -375,9 +388,8 @@ def prepare(folder):
         (pages / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, pages / path)
     if (ROOT / LENS).is_file():
-        data = (ROOT / LENS).read_text(encoding="utf-8").replace("<", "\\u003c")
-        page = (ROOT / "lab" / "page.html").read_text(encoding="utf-8").replace("DATA_OF_THE_LENS", data)
-        write(pages / "lab/lens.md", lens_page(page))
+        start = front("The lens", hide=["navigation", "toc"], search={"exclude": True})
+        write(pages / "lab/lens.md", start + lens(json.loads((ROOT / LENS).read_text(encoding="utf-8"))) + "\n")
     shutil.copytree(OWN, pages / "site_files", ignore=shutil.ignore_patterns("*.toml"))
     write(pages / "source.md", sources_page(files.sources))
     write(pages / "diff.md", viewer_page())
@@ -399,8 +411,10 @@ def publish(built, out):
         raise ValueError(f"{out} exists, and no earlier build wrote it")
     for name in ("404.html", "sitemap.xml"):  # their links need the address of a server
         (built / name).unlink(missing_ok=True)
-    for page in built.rglob("*.html"):  # the theme would ask GitHub how many stars the repository has
-        write(page, page.read_text(encoding="utf-8").replace(' data-md-component="source"', ""))
+    for page in built.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        text = text.replace(' data-md-component="source"', "")  # the theme would ask GitHub for the number of stars
+        write(page, re.sub(r"<title>(.+) - \1</title>", r"<title>\1: one file per algorithm</title>", text))
     mend_search(built)
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-// Shows any two scripts side by side. The address holds the state: #left=grpo&right=dapo&code=1.
+// Shows any two scripts side by side. The address holds the state: #left=grpo&right=dapo&all=1.
 // jsdiff finds what differs, and diff2html draws it. SCRIPTS comes from scripts.js, which tools/maintain/site.py writes.
 "use strict";
 
@@ -8,28 +8,31 @@ const by = (id) => document.getElementById(id);
 function stateOf(hash) {
   const asked = new URLSearchParams(hash.replace(/^#/, ""));
   const known = (name, otherwise) => (Object.hasOwn(SCRIPTS, asked.get(name)) ? asked.get(name) : otherwise);
-  return { left: known("left", "grpo"), right: known("right", "grpo_ar_lopti"), code: asked.get("code") === "1" };
+  return { left: known("left", "grpo"), right: known("right", "grpo_ar_lopti"), code: asked.get("all") !== "1" };
 }
 
-const address = ({ left, right, code }) => `#left=${left}&right=${right}${code ? "&code=1" : ""}`;
+const address = ({ left, right, code }) => `#left=${left}&right=${right}${code ? "" : "&all=1"}`;
+const ORDER = ["advantages", "loss", "update", "sampler", "evaluation", "policy", "main"]; // sections; others follow
 
-// The section and the function that the line of a text is in.
-function placeOf(lines, number) {
-  const above = lines.slice(0, number).reverse();
-  const found = [/^# -{20,} (\w+)/, /^(?:def|class) (\w+)/].map((heading) => above.find((line) => heading.test(line))?.match(heading)[1]);
-  return found.filter(Boolean).join(", ");
+// The section and the function or class that a line of a script is in: ["loss", "policy_loss"].
+function placeOf(name, lines, number) {
+  const heading = /^(?:def|class) (\w+)/;
+  const found = lines.slice(0, number).reverse().find((line) => heading.test(line))?.match(heading)[1] ?? "";
+  return [SCRIPTS[name].sections[found] ?? "", found];
 }
 
-// Both scripts' difference in git's form, with the place in the right one behind each @@.
+// Both scripts' difference in git's form, the algorithm first, with the place in the right one behind each @@.
 function patchOf({ left, right, code }) {
   const texts = [left, right].map((name) => SCRIPTS[name][code ? "code" : "text"]);
   const patch = Diff.structuredPatch(`${left}.py`, `${right}.py`, ...texts, "", "", { context: 3 });
   const lines = texts[1].split("\n");
   const [first, second] = code ? [0, 0] : [left, right].map((name) => SCRIPTS[name].above);
   const head = `--- ${left}.py\n+++ ${right}.py\n`;
-  return head + patch.hunks.map((hunk) => {
+  for (const hunk of patch.hunks) hunk.place = placeOf(right, lines, hunk.newStart + 3);
+  const rank = (hunk) => (ORDER.includes(hunk.place[0]) ? ORDER.indexOf(hunk.place[0]) : ORDER.length);
+  return head + patch.hunks.sort((one, other) => rank(one) - rank(other)).map((hunk) => {
     const [from, to] = [`${hunk.oldStart + first},${hunk.oldLines}`, `${hunk.newStart + second},${hunk.newLines}`];
-    return `@@ -${from} +${to} @@ ${placeOf(lines, hunk.newStart + 3)}\n${hunk.lines.join("\n")}\n`;
+    return `@@ -${from} +${to} @@ ${hunk.place.filter(Boolean).join(", ")}\n${hunk.lines.join("\n")}\n`;
   }).join("");
 }
 
