@@ -15,12 +15,14 @@ Gradescope's results.json.
 """
 
 import csv
+import functools
 import json
 import math
+import multiprocessing
 import secrets
 import sys
 from collections import namedtuple
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -180,12 +182,9 @@ def main():
         sys.exit(2)
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     console = Console()
-    for lesson in args.lessons:
-        check.keys_of_lesson(lesson, seed)  # once, and not in each thread
-    if args.step:
-        check_step.given(), check_step.asked()  # two threads must not import transformers at once
-    with ThreadPoolExecutor(max_workers=2) as threads:
-        found = threads.map(lambda student: grade_student(student, args, seed), args.students)
+    # Processes, not threads: transformers can't load two models at once in threads.
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as processes:
+        found = processes.map(functools.partial(grade_student, args=args, seed=seed), args.students)
         found = list(track(found, "grading", len(args.students), console=console, transient=True))
     graded = {student.name: one | {"marks": marks(one, args)} for student, one in zip(args.students, found)}
     console.print(as_table(graded))

@@ -413,32 +413,45 @@ def graded(tmp_path_factory):
     for student in ("ada", "bob", "crash", "deep/work", "eve", "none", ".git"):  # the last is no student
         (folder / student).mkdir(parents=True)
     for student in ("ada", "deep/work"):
-        shutil.copy(COURSE / "solutions" / "lesson_1.py", folder / student)
+        for name in ("lesson_1.py", "step.py"):
+            shutil.copy(COURSE / "solutions" / name, folder / student)
     shutil.copy(COURSE / "exercises" / "lesson_1.py", folder / "bob")
     (folder / "bob" / "Lesson1.py").write_text("")
     (folder / "crash" / "lesson_1.py").write_text("import os\nos.abort()\n")
     (folder / "eve" / "lesson_1.py").symlink_to(COURSE / "solutions" / "lesson_1.py")
-    os.utime(folder / "ada" / "lesson_1.py", (0, datetime(2026, 12, 2, 12).timestamp()))
-    flags = ["--lessons", "1", "--seed", "7", "--weights", "1=10", "--due", "2026-12-01", "--out", folder / "grades"]
+    os.utime(folder / "ada" / "lesson_1.py", (0, datetime(2100, 12, 2, 12).timestamp()))
+    flags = [
+        "--lessons",
+        "1",
+        "--step",
+        "--seed",
+        "7",
+        "--weights",
+        "1=10",
+        "--due",
+        "2100-12-01",
+        "--out",
+        folder / "grades",
+    ]
     done = python("-m", "course.grade", folder, *flags, *([] if HAS_JAIL else ["--trust_files"]))
     assert done.returncode == 0, done.stderr
     return folder / "grades", done.stdout
 
 
 def test_the_points_of_a_class(graded):
-    """Of ten marks one is lost for the day that Ada is late."""
+    """Ada loses one of ten marks for a late day. Two steps are checked at once, and all 5 parts of both are right."""
     folder, printed = graded
     students = json.loads((folder / "grades.json").read_text())["students"]
     marks = {student: sum(found["marks"].values()) for student, found in students.items()}
-    assert marks == {"ada": 9, "bob": 0, "crash": 0, "deep": 10, "eve": 0, "none": 0}
+    assert marks == {"ada": 14, "bob": 0, "crash": 0, "deep": 15, "eve": 0, "none": 0}
     said = {student: found["lines"][0] for student, found in students.items()}
     assert said["bob"]["verdict"] == "NOT YET" and "ends the program" in said["crash"]["text"]
     assert "is a link" in said["eve"]["text"] and "there is no" in said["none"]["text"]
-    assert students["deep"]["warnings"] == ["lesson_1.py was found in work/"] and "2/2" in printed
+    assert students["deep"]["warnings"][0] == "lesson_1.py was found in work/" and "2/2" in printed
     rows = [line.split(",") for line in (folder / "grades.csv").read_text().splitlines()]
-    assert rows[1][:4] == ["ada", "9.0", "9.0", "1"] and len(rows) == 7
+    assert rows[1][:5] == ["ada", "9.0", "5.0", "14.0", "1"] and len(rows) == 7
     gradescope = json.loads((folder / "gradescope" / "deep.json").read_text())
-    assert gradescope["score"] == 10 and [test["score"] for test in gradescope["tests"]] == [1, 1]
+    assert gradescope["score"] == 15 and [test["score"] for test in gradescope["tests"]] == [1] * 7
 
 
 # What a hand-in tries while it is imported. Each is to fail; what works is printed.
