@@ -34,7 +34,7 @@ def against_trl(result):
         f"{sizes['response_tokens']} tokens to prompts of {sizes['prompt_tokens']}, 2 updates, {sizes['dtype']}; in "
         f"the order {sizes['turns']}.",
         "",
-        "| | seconds a step | peak memory, GiB |",
+        "| trainer | seconds per step | peak memory, GiB |",
         "|---|---|---|",
     ]
     version, torch = (runs["trl"][0]["versions"][name].split("+")[0] for name in ("trl", "torch"))

@@ -8,6 +8,9 @@ new MutationObserver(() => {
   }
 }).observe(document.body, { childList: true, subtree: true });
 
+// A cell that scrolls, on a phone, can be reached with the keys.
+for (const cell of document.querySelectorAll("article td")) if (cell.scrollWidth > cell.clientWidth) cell.tabIndex = 0;
+
 // Colours the verdicts of the page of claims, and shows those rows alone that are asked for.
 // The words are those of the page's own table of verdicts. A cell that begins with one of them is a verdict.
 { // the names stay in here: the site has scripts of its own

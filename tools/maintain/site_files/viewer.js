@@ -57,6 +57,7 @@ function show() {
   const outputFormat = innerWidth < 960 ? "line-by-line" : "side-by-side";
   const colorScheme = document.body.dataset.mdColorScheme === "slate" ? "dark" : "light";
   by("viewer").innerHTML = Diff2Html.html(patch, { outputFormat, colorScheme, drawFileList: false, matching: "lines" });
+  for (const box of document.querySelectorAll("#viewer :is(.d2h-file-side-diff, .d2h-file-diff)")) box.tabIndex = 0; // to scroll with keys
 }
 
 const choose = (change) => (location.hash = address({ ...stateOf(location.hash), ...change }));
