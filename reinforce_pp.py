@@ -57,7 +57,7 @@ class Args(settings.RunArgs):
     except for the deviations that the docstring at the top names.
 
     Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
-    RunArgs adds the settings that all scripts share. Types limit values: a Fraction is in [0, 1].
+    RunArgs adds the settings that all scripts share. Types check ranges: a Fraction is in [0, 1].
     """
 
     # ---- objective
@@ -96,7 +96,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
 
-# --task changes defaults to its paper's settings: runtime/papers.py.
+# With --task, its paper's settings replace the defaults: runtime/papers.py.
 TASKS = papers.TASKS
 
 # Handle bad flags and --help here, before torch is imported, which takes seconds.
@@ -209,9 +209,9 @@ def log_probs(policy, batch, args, with_entropy=True):
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
     inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
-    # A micro-batch is on the policy's device and has as many rows as fit in one forward pass, cut
-    # to the longest of them. Each row with response tokens comes once, longest first. The last
-    # argument is the progress bar's title.
+    # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
+    # padded to the longest of them. Each row comes once, longest first; rows without response
+    # tokens are skipped. The last argument is the progress bar's title.
     for rows, micro in micro_batches(inputs, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
@@ -244,7 +244,7 @@ def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
     when: the step, or "test" in an evaluation. A request's seed depends on --seed, `when` and the
-    problem, but not on the number of processes. From it vLLM derives a seed for each response.
+    problem, but not on the number of processes. vLLM derives the responses' seeds from it.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -325,7 +325,7 @@ def sync_weights(policy, llm, args):
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             yield name, full_tensor(weight).to(getattr(torch, args.dtype))
 
-    engine.load_weights(llm, named_weights())  # replaces all of them; wakes vLLM up
+    engine.load_weights(llm, named_weights())  # replaces all of them; ends engine.sleep
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -373,7 +373,7 @@ def policy_loss(logp, batch, divisor, args):
     mask = batch["mask"]
     low = 1 - args.clip_low
     high = 1 + args.clip_high
-    # The clamp changes only ratios beyond e^20, so that their exp does not overflow.
+    # The clamp changes only log-ratios beyond ±20, so that exp does not overflow.
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
     # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
@@ -388,7 +388,8 @@ def policy_loss(logp, batch, divisor, args):
 def k3(logp, ref_logp):
     """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    Its mean is KL(π ‖ π_ref), but the mean of its gradient is ∇KL(π_ref ‖ π): see grpo_kl.py.
+    Over samples from π, its mean is KL(π ‖ π_ref), but its mean gradient is ∇KL(π_ref ‖ π): see
+    grpo_kl.py.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1
@@ -398,7 +399,7 @@ def k3(logp, ref_logp):
 
 
 def minibatches(batch, count):
-    """Yield `count` equal parts of the batch, in order, each of whole groups."""
+    """Yield `count` equal parts of the batch, in order. No group is split."""
     size = len(batch["ids"]) // count
     for first in range(0, count * size, size):
         yield {name: value[first : first + size] for name, value in batch.items()}
@@ -407,7 +408,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (a fraction of tokens), grad_norm (a mean), optimizer_steps.
+    Returns clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (not skipped).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -430,9 +431,9 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler; idle unless dtype is float16
     minibatch_loss = 0.0
     num_clipped = 0
-    # Without a KL term, tokens with A = 0 have no gradient, so micro_batches drops them from the
-    # mask; the divisor still counts them. If no token is left, one pass still runs, so that AdamW
-    # gets gradients of 0.
+    # If β is 0, tokens with A = 0 have no gradient, so here micro_batches drops them from the mask;
+    # the divisor still counts them. If no token is left, one pass still runs, so that AdamW gets
+    # gradients of 0.
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
         loss, clipped = policy_loss(logp, micro, divisor, args)
@@ -443,7 +444,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
-    # Exit if the loss or the norm is NaN or infinite, while the weights are still good.
+    # While the weights are good, exit if the loss or (except in float16) the norm is not finite.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
     scaler.step(optimizer)  # skipped if a gradient overflowed in float16
     optimizer.zero_grad()
@@ -465,7 +466,7 @@ def evaluate(llm, task, problems, step, run, args):
     asked = []  # one problem per response
     for problem in mine:
         asked += [problem] * k
-    scores = score(task, responses, asked)  # keys: reward, correct (answer), format (tags)
+    scores = score(task, responses, asked)  # keys: reward, correct, format (see main)
     run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
     accuracy = measure.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
     pass_at_k = measure.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
@@ -493,7 +494,7 @@ def main():
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
     sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
-    run.open(step)  # opens its files; Ctrl-C or SIGTERM now finishes the step, then stops
+    run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
 
@@ -526,7 +527,7 @@ def main():
         clock.lap("logprob")
 
         # Update the policy, and copy the new weights to vLLM.
-        weights_before = measure.some_weights(policy, args.dtype)  # a sample, for weights_changed
+        weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # a few responses' log π, before and after
         clock.lap("train")
@@ -563,7 +564,7 @@ def main():
     if saved < step:  # after the last step, or an interruption
         checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
     run.close(step)  # plots the curves; prints how the run ended and how to resume it
-    del llm  # must come before processes.end, which closes its process group
+    del llm  # must come first: processes.end closes vLLM's process group
     processes.end()
 
 

@@ -200,9 +200,9 @@ def log_probs(policy, batch, args, with_entropy=True):
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
     inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
-    # A micro-batch is on the policy's device and has as many rows as fit in one forward pass, cut
-    # to the longest of them. Each row with response tokens comes once, longest first. The last
-    # argument is the progress bar's title.
+    # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
+    # padded to the longest of them. Each row comes once, longest first; rows without response
+    # tokens are skipped. The last argument is the progress bar's title.
     for rows, micro in micro_batches(inputs, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], 1.0, with_entropy)
         length = logp.shape[1]
@@ -251,7 +251,7 @@ def policy_loss(logp, batch, divisor):
 
 
 def minibatches(batch, count):
-    """Yield `count` equal parts of the batch, in order, each of whole groups."""
+    """Yield `count` equal parts of the batch, in order. No group is split."""
     size = len(batch["ids"]) // count
     for first in range(0, count * size, size):
         yield {name: value[first : first + size] for name, value in batch.items()}
@@ -291,7 +291,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
-    # Exit if the loss or the norm is NaN or infinite, while the weights are still good.
+    # While the weights are good, exit if the loss or (except in float16) the norm is not finite.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
     scaler.step(optimizer)  # skipped if a gradient overflowed in float16
     optimizer.zero_grad()
@@ -322,7 +322,7 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    run.open(step)  # opens its files; Ctrl-C or SIGTERM now finishes the step, then stops
+    run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(policy, test, args)})
 
