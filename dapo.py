@@ -230,7 +230,7 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
+    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # no advantages: keeps tokens with A = 0
     # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
     # padded to the longest of them. Each row comes once, longest first; rows without response
     # tokens are skipped. The last argument is the progress bar's title.
@@ -538,7 +538,7 @@ def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
     Returns the accuracy of each category of problems and the mean over categories. With several
-    responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
+    responses (--eval_samples), also pass@k: the chance that one of k is right (arXiv 2107.03374).
     """
     mine = own_part(problems)  # this process's problems; no other process has them
     k = args.eval_samples

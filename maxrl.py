@@ -214,7 +214,7 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
+    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # no advantages: keeps tokens with A = 0
     # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
     # padded to the longest of them. Each row comes once, longest first; rows without response
     # tokens are skipped. The last argument is the progress bar's title.
@@ -377,8 +377,8 @@ def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
     Returns grad_norm (a mean) and optimizer_steps. Adds old_logp and entropy to the batch, [N, T],
-    for metrics and write_tokens. They come from the updates' passes, which leave out tokens with
-    A = 0.
+    for metrics and write_tokens: first for tokens with A = 0, which the updates skip; update_once
+    fills in the others.
     """
     batch["old_logp"], batch["entropy"] = log_probs(policy, passes.idle_tokens(batch), args)
     grad_norms = []  # one per update
@@ -389,7 +389,7 @@ def update(policy, optimizer, batch, step, args):
 
 
 def update_once(policy, optimizer, minibatch, divisor, step, args):
-    """One optimizer update. Returns the gradient norm.
+    """Make one optimizer update. Returns the gradient norm.
 
     Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
     """
@@ -405,7 +405,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         scaler.scale(loss * WORLD_SIZE).backward()
         minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
         length = logp.shape[1]
-        minibatch["old_logp"][rows, :length] += logp.detach().cpu()  # += as in log_probs
+        minibatch["old_logp"][rows, :length] += logp.detach().cpu()  # views of batch's rows
         minibatch["entropy"][rows, :length] += entropy.cpu()
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
@@ -424,7 +424,7 @@ def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
     Returns the accuracy of each category of problems and the mean over categories. With several
-    responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
+    responses (--eval_samples), also pass@k: the chance that one of k is right (arXiv 2107.03374).
     """
     mine = own_part(problems)  # this process's problems; no other process has them
     k = args.eval_samples
@@ -478,9 +478,9 @@ def main():
         rewards = torch.tensor([float(s["correct"]) for s in scores])  # [N], 0 or 1
         clock.lap("score")
 
-        # Update the policy, and hand the new weights to the sampler.
+        # Update the policy, and copy the new weights to vLLM.
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        # For a metric: the share of weights that change when rounded to --dtype.
+        # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = measure.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # a few responses' log π, before and after

@@ -28,22 +28,22 @@ token that makes no difference occurs in good and in bad responses, and its upda
 
 Why the gradient is right. The expected reward is Σ_o π(o)·r(o), a sum over all possible responses.
 Because ∇π = π·∇log π, its gradient is Σ_o π(o)·[r(o)·∇log π(o)], the mean of the bracket over
-responses sampled from π. The average over a step's responses estimates this mean. It is ∇J, except
-for the divisor. Only the gradient of J matters, not its value. log π(o) is the sum of log π(o_t)
-over the tokens. A baseline b that does not depend on o makes the average less noisy and adds
+responses sampled from π. The average over a step's responses, which is ∇J except for the divisor,
+estimates this mean. Only the gradient of J matters, not its value. log π(o) is the sum of log
+π(o_t) over the tokens. A baseline b that does not depend on o makes the average less noisy and adds
 −b·Σ_o π(o)·∇log π(o) = −b·∇Σ_o π(o) = −b·∇1 = 0. The responses must be sampled from the same π
 whose gradient is taken. So each step makes one update, on one mini-batch, and then samples again.
 
 The weights exist twice: in PyTorch, which computes gradients, and in vLLM, which generates text
 many times faster. After each update they are copied to vLLM, so that the current policy writes the
-next responses. vLLM rounds differently; the metric sampler_gap logs the difference. With several
+next responses. vLLM rounds differently; sampler_gap logs how much its log π differs. With several
 GPUs, each process samples its part of the prompts and holds its part of the weights, and the
 gradients are summed.
 
 What the next scripts add, and why (docs/algorithms/ladder.md shows it step by step):
 - rloo.py and grpo.py compare a response with other responses to the same prompt, because prompts
   differ in difficulty. This file samples several responses per prompt, but does not compare them.
-- grpo.py's ratio ρ and its clip allow several updates a step, each with a part of its responses.
+- grpo.py's clipped ratio ρ = π/π_old allows several updates per step, on parts of its responses.
 - grpo.py's KL term keeps the policy near the model that training started from.
 - ppo.py learns a value for each position, so that tokens of a response get different advantages.
 
@@ -53,8 +53,8 @@ one update a step, whose passes also give the log-probabilities and entropies th
 Where this file deviates from the textbook, and why:
 - J is divided by the number of tokens. The textbook divides by the number of responses. Within a
   batch both gradients have the same direction, and this one does not grow with the responses'
-  length. Without a baseline, rewards above 0 would push towards short responses in the mean over
-  batches (lesson 0 of course/, 0.3).
+  length. Without a baseline, rewards above 0 would favour batches of short responses, because
+  they are divided by less (course/lesson_0.md, 0.3).
 - The mean contains r_i itself. With n responses, A_i is (1 − 1/n)·(r_i − the mean of the others),
   and this mean does not depend on o_i. So the gradient is a little shorter, in the same direction.
   rloo.py leaves r_i out.
@@ -238,7 +238,7 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # the policy reads nothing else
+    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # no advantages: keeps tokens with A = 0
     # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
     # padded to the longest of them. Each row comes once, longest first; rows without response
     # tokens are skipped. The last argument is the progress bar's title.
@@ -400,8 +400,8 @@ def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
     Returns grad_norm (a mean) and optimizer_steps. Adds old_logp and entropy to the batch, [N, T],
-    for metrics and write_tokens. They come from the updates' passes, which leave out tokens with
-    A = 0.
+    for metrics and write_tokens: first for tokens with A = 0, which the updates skip; update_once
+    fills in the others.
     """
     batch["old_logp"], batch["entropy"] = log_probs(policy, passes.idle_tokens(batch), args)
     grad_norms = []  # one per update
@@ -412,7 +412,7 @@ def update(policy, optimizer, batch, step, args):
 
 
 def update_once(policy, optimizer, minibatch, divisor, step, args):
-    """One optimizer update. Returns the gradient norm.
+    """Make one optimizer update. Returns the gradient norm.
 
     Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
     """
@@ -428,7 +428,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         scaler.scale(loss * WORLD_SIZE).backward()
         minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
         length = logp.shape[1]
-        minibatch["old_logp"][rows, :length] += logp.detach().cpu()  # += as in log_probs
+        minibatch["old_logp"][rows, :length] += logp.detach().cpu()  # views of batch's rows
         minibatch["entropy"][rows, :length] += entropy.cpu()
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
@@ -447,7 +447,7 @@ def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
     Returns the accuracy of each category of problems and the mean over categories. With several
-    responses per problem (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
+    responses (--eval_samples), also pass@k: the chance that one of k is right (arXiv 2107.03374).
     """
     mine = own_part(problems)  # this process's problems; no other process has them
     k = args.eval_samples
@@ -501,9 +501,9 @@ def main():
         rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
-        # Update the policy, and hand the new weights to the sampler.
+        # Update the policy, and copy the new weights to vLLM.
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        # For a metric: the share of weights that change when rounded to --dtype.
+        # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = measure.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # a few responses' log π, before and after
