@@ -1,11 +1,11 @@
-"""grpo.py against TRL's GRPOTrainer: seconds of a rollout step and peak memory, on the same machine in turns.
+"""Compare grpo.py with TRL's GRPOTrainer: seconds per rollout step and peak memory, in turns on the same machine.
 
     python benchmarks/against_trl.py                     TRL is installed into a separate environment, .venv-trl
 
-Both have the same model, prompts (with an exact number of tokens), group size, response length (the end token is
+Both have the same model, prompts (with an exact number of tokens), group size, response length (the EOS token is
 ignored), temperature 1, β 0.001, clip 0.2/0.24, AdamW, 2 optimizer updates per step, no gradient checkpointing, and a
-reward that takes no time. On a GPU TRL samples with vLLM in the same process, which sleeps while it trains, as in
-grpo.py; on a CPU it can't pass weights to vLLM, and samples with transformers. Each measurement is a separate process:
+reward that takes no time. On a GPU, TRL samples with vLLM in the same process, which sleeps during training, as in
+grpo.py. On a CPU, TRL can't pass weights to vLLM and samples with transformers. Each measurement is a separate process:
 one step of grpo.py, one of TRL, and one of grpo.py again.
 Results: benchmarks/results/trl.json.
 """
@@ -28,7 +28,7 @@ TRL = "trl==1.16.0"
 
 @dataclass
 class Sizes:
-    """What is measured."""
+    """The sizes of the measurement."""
 
     model: str = "models/SmolLM2-135M-Instruct"  # a folder or hub id
     prompts: int = 8  # per step
@@ -45,7 +45,7 @@ class Sizes:
 
 
 def measure_grpo(sizes):
-    """Measures one step of grpo.py by phase, and the peak memory of this process. Writes result.json into `inside`."""
+    """Measure one step of grpo.py by phase, and the peak memory of this process. Write result.json into `inside`."""
     import common
 
     flags = [f"--dtype={sizes.dtype}", "--no_gradient_checkpointing"]
@@ -74,13 +74,13 @@ def main(sizes):
         if set(sizes.turns.split()) != {"grpo", "trl"}:
             raise ValueError(f"--turns is {sizes.turns!r}; it takes grpo and trl, each at least once")
         tokenizer = AutoTokenizer.from_pretrained(sizes.model, trust_remote_code=False)
-    installed = sizes.venv / "installed"  # made at the end, so that an installation that was stopped is finished
+    installed = sizes.venv / "installed"  # written last, so that an interrupted installation is completed
     if not installed.exists():
         print(f"installing {TRL} into {sizes.venv}")
         subprocess.run([sys.executable, "-m", "venv", sizes.venv], check=True)
         pip = [sizes.venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         if common.torch.cuda.is_available():
-            subprocess.run([*pip, TRL.replace("trl", "trl[vllm]")], check=True)  # vLLM decides which torch
+            subprocess.run([*pip, TRL.replace("trl", "trl[vllm]")], check=True)  # vLLM determines the version of torch
         else:
             subprocess.run([*pip, f"torch=={common.torch.__version__.split('+')[0]}"], check=True)
             subprocess.run([*pip, TRL], check=True)

@@ -1,9 +1,9 @@
-"""What another program, or a second run, costs a run on a CPU: seconds of a step of grpo.py, by phase.
+"""Measure how another program, or a second run, slows down a run on a CPU: seconds per step of grpo.py, by phase.
 
     python benchmarks/busy.py
 
-Each model trains for four steps alone, beside a Python program that never stops, and beside a second run that starts
-at the same moment. The first step, which loads and compiles, is left out. runtime/threads.py chooses how threads wait;
+Each model trains for four steps alone, next to a Python program that never stops, and next to a second run that starts
+at the same moment. The first step, which loads and compiles, is excluded. runtime/threads.py chooses how threads wait;
 OMP_WAIT_POLICY and VLLM_CPU_OMP_THREADS_BIND in the environment override it. Nothing else should run meanwhile.
 Results: benchmarks/results/busy.json.
 """
@@ -30,13 +30,13 @@ PHASES = ("sample", "logprob", "train", "step")
 
 
 def seconds(folder):
-    """{phase: mean seconds over the steps 2 to 4 of the run in this folder}."""
+    """Return {phase: mean seconds over steps 2 to 4} of the run in this folder."""
     steps = [row for row in curves.read_rows(folder / "metrics.jsonl") if row["step"] > 1]
     return {phase: round(fmean(row[f"time/{phase}"] for row in steps), 2) for phase in PHASES}
 
 
 def measure(model, beside):
-    """[{phase: seconds}, …], one for each run. beside: "nothing", "program" or "run"."""
+    """Return [{phase: seconds}, …], one per run. beside: "nothing", "program" or "run"."""
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder, str(i)) for i in range(2 if beside == "run" else 1)]
         flags = f"{COMMANDS[model]} --steps 4 --eval_every 4 --eval_size 2".split()
@@ -59,8 +59,8 @@ def measure(model, beside):
 
 
 def main():
-    """Measures all and writes the results."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started ends, too
+    """Measure everything and write the results."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the started programs end, too
     jobs = [(model, beside) for model in COMMANDS for beside in ("nothing", "program", "run")]
     results = [
         {"model": model, "beside": beside, "runs": measure(model, beside)}

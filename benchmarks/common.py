@@ -1,4 +1,4 @@
-"""What the benchmarks share: prompts, one rollout step divided into its phases, and results files."""
+"""Shared parts of the benchmarks: prompts, one rollout step divided into its phases, and results files."""
 
 import functools
 import importlib
@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def prompts(tokenizer, n, n_tokens):
-    """n texts of exactly n_tokens tokens each: puzzles of 7 people, joined and cut off at the beginning."""
+    """Return n texts of exactly n_tokens tokens each: puzzles of 7 people, joined and truncated at the beginning."""
     found, puzzles = [], iter(kk.generate(4 * n * (1 + n_tokens // 200), "7", seed=0))
     while len(found) < n:
         ids = []
@@ -36,7 +36,7 @@ def prompts(tokenizer, n, n_tokens):
 
 
 def check_sizes(sizes):
-    """Ends the program with one line (exit code 2) if a number is not positive, or the name is a path."""
+    """End the program with one line (exit code 2) if a number is not positive, or the name is a path."""
     with flags.errors_in_one_line():
         for name, value in vars(sizes).items():
             if type(value) is int and value <= 0:
@@ -46,7 +46,7 @@ def check_sizes(sizes):
 
 
 def seconds(work, *args):
-    """Returns (seconds that work(*args) takes, its result). It waits for the GPU."""
+    """Return (seconds that work(*args) takes, its result). It waits for the GPU."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     started = time.perf_counter()
@@ -112,7 +112,7 @@ class Step:
 
 
 def write(name, result):
-    """Writes `result` (a dict) to results/NAME.json, with script, hash of the code, commit, versions, machine, date."""
+    """Write `result` (a dict) to results/NAME.json, with script, hash of the code, commit, versions, machine, date."""
     RESULTS.mkdir(exist_ok=True)
     about = records.provenance() | {"cores": len(os.sched_getaffinity(0)), "processor": processor()}
     about["code"] = kept.code_of(about["script"])
@@ -120,7 +120,7 @@ def write(name, result):
 
 
 def processor():
-    """The processor's name, with its instruction sets that speed up bfloat16."""
+    """Return the processor's name, with its instruction sets that speed up bfloat16."""
     about = machine.about_processor()
     known = [flag for flag in ("avx512f", "avx512_bf16", "amx_bf16") if flag in about.get("flags", "").split()]
     return " ".join([about.get("model name", "unknown"), *known])

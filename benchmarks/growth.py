@@ -1,14 +1,14 @@
-"""How a step's time and memory grow with responses, their length, the vocabulary and the number of processes.
+"""Measure how a step's time and memory grow with responses, their length, the vocabulary and the number of processes.
 
-    python benchmarks/growth.py                measures and draws
-    python benchmarks/growth.py --draw_only    draws existing results
+    python benchmarks/growth.py                measure and plot
+    python benchmarks/growth.py --draw_only    plot existing results
 
 It runs grpo.py as a user does, on randomly initialised Llamas of four layers with SmolLM2's tokenizer. Their responses
 almost never end before the limit. The second step of each run is measured. One size changes at a time:
     responses     time grows with them; memory hardly grows, because passes keep to --micro_batch_tokens
     length        the same, as long as attention, which grows with its square, is the smaller part
     vocabulary    time and memory of the head and the loss grow with it; the rest does not
-    processes     they divide the work and the memory that FSDP2 shards; each has its own engine
+    processes     divide the work and the memory that FSDP2 shards; each has its own engine
 Results: benchmarks/results/growth.json and growth.png, with seconds above and memory below. Grey dashed lines have the
 theoretical slope.
 """
@@ -40,13 +40,13 @@ PHASES = ("sample", "logprob", "train", "sync")
 
 @dataclass
 class Args:
-    """Measure or only draw."""
+    """Whether to measure, or only plot."""
 
     draw_only: bool = False  # draw results/growth.json without measuring
 
 
 def make_model(folder, vocabulary):
-    """Writes a Llama with random weights to the folder: 4 layers of width 256, tied embeddings. Returns the folder."""
+    """Write a Llama with random weights to the folder: 4 layers of width 256, tied embeddings. Return the folder."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -61,7 +61,7 @@ def make_model(folder, vocabulary):
 
 
 def measure(sizes, folder):
-    """A run's second step: seconds of its phases, peak memory in GiB, mean response length in tokens.
+    """Measure a run's second step: seconds per phase, peak memory in GiB, mean response length in tokens.
 
     sizes: as BASE. RuntimeError if the run fails.
     """
@@ -90,7 +90,7 @@ def measure(sizes, folder):
 
 
 def draw(results, path):
-    """Draws, for each size, seconds by phase and in total beside theory's slope; and the memory of all. Five panels."""
+    """Plot, per size, seconds by phase and in total with the theoretical slope; and the memory of all. Five panels."""
     figure = plot.new_figure(plot.WIDTH, 8, "")
     *rows, memory, corner = figure.subplots(2, 3).flat
     for i, (seconds, (name, measured)) in enumerate(zip(rows, results.items())):
@@ -124,7 +124,7 @@ def draw(results, path):
 
 
 def measure_all():
-    """Measures every value of every size, and writes results/growth.json."""
+    """Measure every value of every size, and write results/growth.json."""
     jobs = [(name, value) for name, values in VALUES.items() for value in values]
     results, known = {name: [] for name in VALUES}, {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
-"""Draws benchmarks/kk_tiny/stale.png: what a lag of the sampler costs, and what corrects for it.
+"""Plot benchmarks/kk_tiny/stale.png: the cost of a lag of the sampler, and the effect of corrections.
 
-    python tools/compare.py --suite lag        the runs; what is kept is not run again
-    python benchmarks/lag.py                   the picture, of the kept runs alone
+    python tools/compare.py --suite lag        make the runs; saved runs are not repeated
+    python benchmarks/lag.py                   plot the saved runs
 
-Left: test accuracy over the steps, the mean of the seeds. Right: its mean over the last three evaluations against the
-lag, a line for each correction, a small dot for each seed.
+Left: test accuracy over the steps, mean of the seeds. Right: accuracy, mean of the last three evaluations, against the
+lag; a line per correction, a small dot per seed.
 """
 
 import json
@@ -22,11 +22,11 @@ import matplotlib.pyplot as plt
 
 FOLDER = Path(__file__).parent / "kk_tiny"
 COLOURS = {"none": "#d55e00", "tis": "#0072b2", "icepop": "#009e73", "ppo": "#cc79a7"}
-LAST = 3  # evaluations in a mean, as in tools/compare.py
+LAST = 3  # evaluations per mean, as in tools/compare.py
 
 
 def kept():
-    """{(lag, correction): {seed: [(step, accuracy), …]}}; lag 0 belongs to every correction."""
+    """Return {(lag, correction): {seed: [(step, accuracy), …]}}; lag 0 belongs to every correction."""
     found = defaultdict(dict)
     for path in sorted(FOLDER.glob("lag_*_seed_*.json")):
         lag, correction, seed = re.fullmatch(r"lag_(\d+)_?(\w*)_seed_(\d+)", path.stem).groups()
@@ -37,7 +37,7 @@ def kept():
 
 
 def mean_curve(of_seeds):
-    """[(step, mean accuracy), …] over the seeds."""
+    """Return [(step, mean accuracy), …] over the seeds."""
     return [(points[0][0], fmean(value for _, value in points)) for points in zip(*of_seeds.values())]
 
 

@@ -1,4 +1,4 @@
-"""The time of a step: each phase of grpo.py beside the bare work that it needs at least; and the cost of Lopti.
+"""Compare each phase of a step of grpo.py with its bare work, the least that it needs; measure the cost of Lopti.
 
     python benchmarks/limit.py
 
@@ -8,7 +8,7 @@ The bare work is
   allows, through the same model under autocast, with logits and cross-entropy of the same number of response tokens; a
   prompt that the trainer computes once for several responses counts once;
 - for updates: the same with forward and backward passes;
-- for the sync: one copy of all weights in the sampler's type.
+- for the sync: one copy of all weights in the sampler's dtype.
 
 Each phase and its bare work are measured in turns, `rounds` times after a warm-up round. The results are medians. The
 updates of grpo_ar_lopti.py, with AR alone and with Lopti, run on the same batches.
@@ -32,7 +32,7 @@ from runtime import engine, passes, processes
 
 @dataclass
 class Sizes:
-    """What is measured."""
+    """The sizes of the measurement."""
 
     model: str = "models/SmolLM2-135M-Instruct"  # a folder or hub id
     prompts: int = 4  # per step
@@ -44,13 +44,13 @@ class Sizes:
 
 
 def bare_passes(policy, batches, args, backward):
-    """Runs only the model, on the same number of tokens as the trainer computes for these batches."""
+    """Run only the model, on the same number of tokens as the trainer computes for these batches."""
     for batch in batches:
         needed = tokens_computed(batch, args)
-        length = int(passes.used_lengths(batch["mask"]).max())  # every row below is one longest sequence
+        length = int(passes.used_lengths(batch["mask"]).max())  # every row below is one sequence of the greatest length
         total_rows = max(1, round(needed / length))
         rows_per_pass = max(1, args.micro_batch_tokens // length)
-        targets_per_row = int(batch["mask"].sum()) // total_rows  # response tokens, whose logits are needed
+        targets_per_row = int(batch["mask"].sum()) // total_rows  # response tokens, which need logits
         ids = batch["ids"][:1, :length].expand(total_rows, -1).to(processes.DEVICE)
         for some in ids.split(rows_per_pass):
             with (
@@ -66,7 +66,7 @@ def bare_passes(policy, batches, args, backward):
 
 
 def tokens_computed(batch, args):
-    """How many tokens the trainer's passes compute for a batch. A prompt that a pass shares counts once."""
+    """Count the tokens that the trainer's passes compute for a batch. A prompt that a pass shares counts once."""
     tokens = 0
     for _, micro in passes.micro_batches({"ids": batch["ids"], "mask": batch["mask"]}, args):
         rows, length = micro["ids"].shape
@@ -76,7 +76,7 @@ def tokens_computed(batch, args):
 
 
 def bare_generate(step):
-    """Runs the engine alone on the same requests."""
+    """Run only the engine on the same requests."""
     import vllm
 
     args, problems = step.args, step.problems
@@ -87,7 +87,7 @@ def bare_generate(step):
 
 
 def lopti_updates(step):
-    """{name: seconds} of grpo_ar_lopti.py's updates on the same batch, with AR alone and with Lopti alone."""
+    """Return {name: seconds} of grpo_ar_lopti.py's updates on the same batch, with AR alone and with Lopti alone."""
     lopti, took = importlib.import_module("grpo_ar_lopti"), {}
     for name, alpha, eta in (("AR", 0.3, 0.0), ("Lopti", 0.0, 0.5)):
         args = copy.copy(step.args)
@@ -99,7 +99,7 @@ def lopti_updates(step):
 
 
 def measure(step, number):
-    """{phase: (seconds, seconds of the bare work)} of a step, and of AR and Lopti, each beside GRPO's update."""
+    """Return {phase: (seconds, seconds of the bare work)} of a step, and of AR and Lopti, each with GRPO's update."""
     args, policy = step.args, step.policy
     took = {"sample": (common.seconds(step.sample, number)[0], common.seconds(bare_generate, step)[0])}
     took["score"] = (common.seconds(step.score)[0], None)

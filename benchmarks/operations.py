@@ -1,9 +1,9 @@
-"""The operations of log-probabilities and updates, and of their bare passes, by torch.profiler.
+"""Profile the operations of log-probabilities and updates, and of their bare passes, with torch.profiler.
 
     python benchmarks/operations.py
 
-The phases and bare passes are those of limit.py. Each is profiled once after a warm-up. The time of an operation
-excludes the operations that it calls. Results: benchmarks/results/operations.json.
+limit.py defines the phases and bare passes. Each is profiled once after a warm-up. The time of an operation excludes
+the operations that it calls. Results: benchmarks/results/operations.json.
 """
 
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ from runtime import engine
 
 @dataclass
 class Sizes:
-    """What is measured."""
+    """The sizes of the measurement."""
 
     model: str = "models/SmolLM2-135M-Instruct"  # a folder or hub id
     prompts: int = 2  # per step
@@ -33,7 +33,7 @@ class Sizes:
 
 
 def seconds_by_operation(work):
-    """{operation: seconds} of work(), in total, without the operations that it calls; on a GPU, of its kernels."""
+    """Return {operation: total seconds} of work(), without the operations that it calls; on a GPU, of its kernels."""
     work()
     gpu = torch.cuda.is_available()
     with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * gpu) as profiler:

@@ -1,6 +1,6 @@
-"""Writes the results of the benchmarks (results/*.json) into docs/speed.md, between its two marks.
+"""Write the results of the benchmarks (results/*.json) into docs/speed.md, between its two marks.
 
-It also draws results/sft_puzzles.png, the curves of docs/algorithms/sft.md.
+It also plots results/sft_puzzles.png, the curves of docs/algorithms/sft.md.
 
     python benchmarks/report.py
 """
@@ -13,7 +13,7 @@ import common
 from tools import plot, texts
 
 PAPER = {"sample": (25.4, 27.8), "train": (17.6, 35.3), "step": (45.4, 65.9)}  # AR-Lopti, Table 6: without, with Lopti
-LENGTHS = (32, 128, 512)  # tokens of a response
+LENGTHS = (32, 128, 512)  # tokens per response
 STEP = ("sample", "score", "log-probabilities", "update", "sync")
 
 
@@ -85,7 +85,7 @@ def limit(result):
 
 
 def lengths(results):
-    """The shares of the bare work for several lengths of responses."""
+    """Write the fractions of the bare work for several response lengths."""
     lines = [
         "**Short and long responses** (the commands are those of `make bench`): the step in seconds, and bare / phase.",
         "",
@@ -154,7 +154,7 @@ def busy(result):
 
 
 def draw_sft(result):
-    """The losses of the three runs that taught SmolLM2 to solve puzzles."""
+    """Plot the losses of the three runs that taught SmolLM2 to solve puzzles."""
     names = {"restated": "all weights, --restated", "plain": "all weights, without it", "lora": "LoRA, --restated"}
     groups = {words: [result["rows"][name]] for name, words in names.items()}
     plot.draw(groups, [common.RESULTS / "sft_puzzles.png"], ["eval/loss", "loss"])

@@ -1,4 +1,4 @@
-"""The TRL side of against_trl.py, which runs in TRL's environment: one generation and its two updates."""
+"""Run the TRL side of against_trl.py in TRL's environment: one generation and its two updates."""
 
 import json
 import resource
@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 
 class Clock(TrainerCallback):
-    """Seconds from the beginning of the first optimizer step, including generation, to the end of the last one."""
+    """Measures the seconds from the start of the first optimizer step, with generation, to the end of the last one."""
 
     begin = None
 
@@ -27,7 +27,7 @@ class Clock(TrainerCallback):
 
 
 def timed(function, name, took):
-    """The function, which then adds the seconds of each call to took[name]. It waits for the GPU."""
+    """Wrap the function: it adds the seconds of each call to took[name], and waits for the GPU."""
 
     def with_clock(*args, **options):
         started = time.perf_counter()
@@ -52,7 +52,7 @@ def main(sizes):
         return [float(sum(ids) % 97) / 97 for ids in completion_ids]
 
     passes, gpu = n_prompts * group // rows, torch.cuda.is_available()
-    sampling = {"generation_kwargs": {"min_new_tokens": length}}  # of transformers
+    sampling = {"generation_kwargs": {"min_new_tokens": length}}  # transformers' names
     if gpu:
         sampling = {
             "use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True,
@@ -69,12 +69,12 @@ def main(sizes):
     clock = Clock()
     trainer = trl.GRPOTrainer(sizes.model, reward, args=config, train_dataset=prompts, callbacks=[clock])
     took = {}
-    for name in ("_generate", "_generate_and_score_completions"):  # the first is a part of the second
+    for name in ("_generate", "_generate_and_score_completions"):  # the second calls the first
         setattr(trainer, name, timed(getattr(trainer, name), name, took))
     trainer.train()
     sampling, before_update = took["_generate"], took["_generate_and_score_completions"]
     phases = {
-        "sample": sampling,  # with vLLM, also handing over the weights
+        "sample": sampling,  # with vLLM, includes the sync of weights
         "score and log_probs": before_update - sampling,
         "update": clock.seconds - before_update,
     }

@@ -1,9 +1,9 @@
-"""The speed of grpo.py's update on a GPU, for a model's shape with random weights: nothing is downloaded.
+"""Measure the speed of grpo.py's update on a GPU, for a model's shape with random weights: nothing is downloaded.
 
     python benchmarks/update_speed.py
 
-Floating-point operations are counted by hand (update_flops), without what is computed twice; their share of what the
-GPU's maker promises is the MFU. limit.py measures a CPU. Results: benchmarks/results/update_speed.json.
+Floating-point operations are counted by hand (update_flops), without recomputation. The MFU is their rate as a fraction
+of the GPU's nominal speed. limit.py measures a CPU. Results: benchmarks/results/update_speed.json.
 """
 
 import sys
@@ -20,7 +20,7 @@ from runtime import processes
 from runtime.placement import place
 from tools.maintain import fits
 
-PEAKS = {  # TFLOP/s in bfloat16 with float32 sums, dense, by words in the device's name; the first that matches counts
+PEAKS = {  # TFLOP/s in bfloat16 with float32 sums, dense, by words in the device's name; the first match counts
     "B200": 2250,
     "H200": 989,
     "H100 PCIe": 756,
@@ -36,7 +36,7 @@ PEAKS = {  # TFLOP/s in bfloat16 with float32 sums, dense, by words in the devic
 
 @dataclass
 class Sizes:
-    """What is measured."""
+    """The sizes of the measurement."""
 
     model: Literal["0.5B", "1.5B", "3B"] = "3B"  # the size of Qwen2.5; 3B: 64 GiB by estimate
     responses: int = 32  # of the update
@@ -46,28 +46,28 @@ class Sizes:
 
 
 def peak(device_name):
-    """The device's TFLOP/s as its maker gives them, or None."""
+    """Return the device's nominal TFLOP/s, from its maker, or None."""
     words = device_name.replace("-", " ").split()
     return next((tera for name, tera in PEAKS.items() if all(part in words for part in name.split())), None)
 
 
 def update_flops(config, n_params, rows, prompt, response):
-    """Floating-point operations of one update, forward and backward, without what is computed twice.
+    """Count the floating-point operations of one update, forward and backward, without recomputation.
 
-    6 for each weight and token; the head's weights count for response tokens alone, the embedding's for none. Attention
-    is two products, for scores and for sums: 12 × layers × width for each pair of a token and one before it.
+    6 per weight and token; the head's weights count only for response tokens, the embedding's for none. Attention has
+    two products, for scores and for sums: 12 × layers × width per pair of a token and an earlier token.
     """
     length = prompt + response
     head = config.vocab_size * config.hidden_size
     body = n_params - head * (1 if config.tie_word_embeddings else 2)
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    pairs = length / 2  # of a token and those before it, the mean over a sequence
+    pairs = length / 2  # earlier tokens per token, averaged over a sequence
     attention = 12 * config.num_hidden_layers * config.num_attention_heads * head_width * pairs
     return rows * (length * (6 * body + attention) + response * 6 * head)
 
 
 def seconds_of_update(config, rows, prompt, response):
-    """Seconds of grpo.update on a model of this shape, after a warm-up, which compiles it. Responses are random."""
+    """Time grpo.update on a model of this shape, in seconds after a warm-up that compiles it. Responses are random."""
     args = grpo.Args(updates_per_step=1, kl_coef=0, dtype="bfloat16" if processes.ON_GPU else "float32")
     args.compile = processes.ON_GPU
     with torch.device(processes.DEVICE):

@@ -1,14 +1,14 @@
 """Break it, find it, prove it: a run of grpo.py with one hidden change, for a team to find.
 
-    python -m course.capstone --team 3 --secret WORD             trains, and writes what the team gets
-    python -m course.capstone --team 3 --secret WORD --reveal    says what was changed
+    python -m course.capstone --team 3 --secret WORD             train, and write the team's folder
+    python -m course.capstone --team 3 --secret WORD --reveal    reveal the change
 
-The lecturer runs it. The secret draws the change, so only who knows it can look it up. A team gets the folder
-capstone/team_3: metrics.jsonl, samples.jsonl, curves.png and the command, but no script. It also gets this file, with
-the list of CHANGES. It names the change from the curves and samples. Then it proves it: it makes the change in its own
-copy of grpo.py, with the same command and seed, and compares the metrics step by step, beside those of an unchanged
-run. A copy called suspect.py, whose docstring has "What differs from grpo.py: ...", is also shown by
-`python -m lab.lens --out runs/lens`, with the weights that it puts on tokens.
+The lecturer runs it. The secret selects the change, so only people who know the secret can look it up. A team gets the
+folder capstone/team_3: metrics.jsonl, samples.jsonl, curves.png and the command, but no script. It also gets this file,
+with the list of CHANGES. The team names the change from the curves and samples. Then it proves it: it makes the change
+in its own copy of grpo.py, uses the same command and seed, and compares the metrics step by step, also with the metrics
+of an unchanged run. If the copy is called suspect.py, and its docstring has "What differs from grpo.py: ...", then
+`python -m lab.lens --out runs/lens` also shows the weights that it puts on tokens.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ GIVEN = ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl", "curves.png")
 FLAGS = "--model models/kk_tiny --steps 8 --eval_every 4 --eval_size 300 --dtype float32 --no_stop_at_gap --seed {seed}"
 
 Change = namedtuple("Change", "name old new")
-CHANGES = [  # of grpo.py; each old text is there once
+CHANGES = [  # changes of grpo.py; each old text occurs there once
     Change(
         "the sampler never gets the new weights",
         '        clock.lap("train")\n        sync_weights(policy, llm, args)\n',
@@ -69,20 +69,20 @@ CHANGES = [  # of grpo.py; each old text is there once
 
 
 def drawn(team, secret):
-    """The Change of a team."""
+    """Return a team's Change."""
     digest = hashlib.sha256(f"{secret}/{team}".encode()).digest()
     return CHANGES[int.from_bytes(digest[:8], "big") % len(CHANGES)]
 
 
 def changed(text, change):
-    """The script with the change. ValueError if its place is not there once."""
+    """Return the script with the change. ValueError unless its place occurs exactly once."""
     if text.count(change.old) != 1:
         raise ValueError(f"{change.old!r} occurs {text.count(change.old)} times in grpo.py")
     return text.replace(change.old, change.new)
 
 
 def train(change, command, folder):
-    """Trains with the changed script, and leaves in the folder what a team gets."""
+    """Train with the changed script, and write the files for the team into the folder."""
     with tempfile.TemporaryDirectory() as place:
         script = Path(place, "grpo.py")
         script.write_text(changed((ROOT / "grpo.py").read_text(), change))
@@ -99,7 +99,7 @@ def train(change, command, folder):
 
 @dataclass
 class Args:
-    """Which team, and where to."""
+    """The team, and its folder."""
 
     team: int
     secret: str  # a word that the teams don't know

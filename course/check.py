@@ -1,13 +1,13 @@
-"""Checks the functions that you wrote for a lesson, and says in plain words what is wrong with them.
+"""Check the functions that you wrote for a lesson, and explain in plain words what is wrong with them.
 
-    python -m course.check 1                checks course/exercises/lesson_1.py
-    python -m course.check --all            checks the exercises of all lessons
-    python -m course.check 1 --solutions    checks course/solutions/lesson_1.py
+    python -m course.check 1                check course/exercises/lesson_1.py
+    python -m course.check --all            check the exercises of all lessons
+    python -m course.check 1 --solutions    check course/solutions/lesson_1.py
 
-Each function gets inputs whose results were worked out by hand (course/cases), and fresh random ones. It runs in a
-process of its own, which knows no result and has a time limit (course/sandbox.py). If a result is wrong, it is compared
-with what known mistakes give, and the mistake is named. Otherwise the first input that fails is shown. The exit code is
-0 if all functions pass, and 1 otherwise.
+Each function gets inputs with results worked out by hand (course/cases), and fresh random inputs. It runs in a separate
+process, which knows no result and has a time limit (course/sandbox.py). A wrong result is compared with the results of
+known mistakes. If one matches, the mistake is named, otherwise the first input that fails is shown. The exit code is 0
+if all functions pass, and 1 otherwise.
 """
 
 import contextlib
@@ -43,21 +43,21 @@ DEEP = (
     "wrong where {} are near −200: exp(−200) is 0, and 0/0 is NaN. Subtract log-probabilities, and take exp of the "
     "difference"
 )
-MOST_SHOWN = 24  # numbers of an input that is printed
-KEPT = COURSE / "cases" / "kept.pt"  # what a students' version has in place of the solutions (course/release.py)
+MOST_SHOWN = 24  # numbers of an input that are printed
+KEPT = COURSE / "cases" / "kept.pt"  # replaces the solutions in a students' version (course/release.py)
 
 
 @dataclass
 class Key:
-    """What a function is judged by: cases, what must come back in each, and what known mistakes give there."""
+    """The key to judge a function by: cases, the expected result of each, and the results of known mistakes."""
 
     exercise: object
     cases: list
-    expected: list  # an Outcome for each case
+    expected: list  # an Outcome per case
 
     @cached_property
     def mistakes(self):
-        """{what to say: [an Outcome for each case, or None where the mistake has no result]}"""
+        """Return {message: [an Outcome per case, or None if the mistake has no result]}."""
         found = {message: [None] * len(self.cases) for message in self.exercise.mistakes}
         for message, wrong in self.exercise.mistakes.items():
             for i, case in enumerate(self.cases):
@@ -68,13 +68,13 @@ class Key:
 
 @cache
 def key_of(exercise, solution, seed):
-    """The Key with the fresh cases of a seed. solution: the right function."""
+    """Return the Key with the fresh cases of a seed. solution: the correct function."""
     all_cases = [*exercise.cases, *exercise.fresh_cases(seed)]
     return Key(exercise, all_cases, [expected_outcome(exercise, case, solution) for case in all_cases])
 
 
 def expected_outcome(exercise, case, solution):
-    """What must come back: the numbers worked out by hand if the case has them, otherwise the solution's."""
+    """Return the expected Outcome: the numbers worked out by hand if the case has them, otherwise the solution's."""
     outcome = call(solution, case.arguments, exercise.gradient)
     if case.expected is not None:
         by_hand = call(lambda *_: case.expected, case.arguments)
@@ -83,7 +83,7 @@ def expected_outcome(exercise, case, solution):
 
 
 def same_tensor(a, b, tolerance):
-    """Whether two tensors have one shape, are both of bool or neither, and have the same values."""
+    """Return whether two tensors have equal shapes and values, and both or neither have dtype bool."""
     if a.shape != b.shape or (a.dtype == torch.bool) != (b.dtype == torch.bool):
         return False
     return torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
@@ -97,7 +97,7 @@ def same_values(a, b, tolerance):
 
 
 def same_gradient(a, b, tolerance, where=None):
-    """where [N, T]: the places that count; None: all."""
+    """Return whether two Outcomes have equal gradients. where [N, T]: the positions that count; None: all."""
     if a.gradient is None or b.gradient is None or a.has_gradient != b.has_gradient:
         return a.gradient is b.gradient and a.has_gradient == b.has_gradient
     if where is None or a.gradient.shape != b.gradient.shape:
@@ -106,7 +106,7 @@ def same_gradient(a, b, tolerance, where=None):
 
 
 def same(a, b, exercise, case):
-    """Whether two Outcomes of a case are the same, up to the exercise's tolerance."""
+    """Return whether two Outcomes of a case are equal, up to the exercise's tolerance."""
     if a is None or b is None or not same_values(a, b, exercise.tolerance):
         return False
     where = case.arguments["mask"] if case.padded else None
@@ -114,7 +114,7 @@ def same(a, b, exercise, case):
 
 
 def verdict(done, key, file):
-    """(PASS, NOT YET or WRONG, what to say). done: what course/sandbox.py gives of the function."""
+    """Return (PASS, NOT YET or WRONG, message). done: the result of course/sandbox.py for the function."""
     exercise, expected = key.exercise, key.expected
     if stopped := without_result(done, file):
         return WRONG, stopped
@@ -143,9 +143,9 @@ def verdict(done, key, file):
 
 
 def known_mistake(found, key, failing):
-    """The mistake that gives the same in all cases, or in all that fail if these are several; or None.
+    """Return the mistake with the same results in all cases, or in all failing cases if there are several; or None.
 
-    Cases with −inf or NaN in the padding do not count: how the padding is left out is another question.
+    Cases with −inf or NaN in the padding do not count: they test only how a function ignores the padding.
     """
     everywhere = [i for i, case in enumerate(key.cases) if not case.padded]
     failing = [i for i in failing if not key.cases[i].padded]
@@ -157,7 +157,7 @@ def known_mistake(found, key, failing):
 
 
 def raised(error, file):
-    """What an exception says, and the last line of the file that it came through."""
+    """Return an exception's message, and the last line of the file in its traceback."""
     text = f"raises {error['type']}: {error['text']}".rstrip(": ")
     if error["line"]:
         line = linecache.getline(str(file), error["line"]).strip()
@@ -166,7 +166,7 @@ def raised(error, file):
 
 
 def without_result(done, file):
-    """Why a file's function gave nothing at all, or ""."""
+    """Explain why a file's function returned nothing at all, or return ""."""
     if error := done.get("unreadable"):
         where = f" in line {error['line']}" if error["line"] else ""
         return f"{file.name} can't be imported: {error['type']}{where}: {error['text']}"
@@ -178,7 +178,7 @@ def without_result(done, file):
 
 
 def difference(found, expected, case, exercise, factor):
-    """What differs, for a result that is no known mistake. factor: see constant_factor."""
+    """Describe the difference, for a result that matches no known mistake. factor: see constant_factor."""
     if (found.is_tuple, len(found.parts)) != (expected.is_tuple, len(expected.parts)):
         gives, asked = (f"{len(one.parts)} values" if one.is_tuple else "one value" for one in (found, expected))
         return f"wrong type: gives {gives}; expected {'a tuple of ' * expected.is_tuple}{asked}"
@@ -207,7 +207,7 @@ def difference(found, expected, case, exercise, factor):
 
 
 def first_difference(found, expected, tolerance):
-    """Where two results first differ, with digits enough to see it; "" if each is one number that shows it."""
+    """Show where two results first differ, with enough digits; "" if single numbers already show the difference."""
     for mine, right in zip(found.parts, expected.parts):
         mine, right = mine.double(), right.double()
         apart = ~torch.isclose(mine, right, rtol=tolerance, atol=tolerance, equal_nan=True)
@@ -222,7 +222,7 @@ def first_difference(found, expected, tolerance):
 
 
 def constant_factor(found, key):
-    """The one factor between the results and what is expected, in all cases together, as text; "" if there is none."""
+    """Return the constant factor between the actual and the expected results of all cases, as text; "" if none."""
     mine, right = [], []
     for outcome, expected, case in zip(found, key.expected, key.cases):
         if not case.padded:
@@ -252,7 +252,7 @@ def shown_value(outcome):
 
 
 def shown(value):
-    """A tensor as nested lists of rounded numbers; a large one as its shape and first numbers."""
+    """Format a tensor as nested lists of rounded numbers; a large tensor as its shape and first numbers."""
     if isinstance(value, torch.Tensor) and value.numel() > MOST_SHOWN:
         first = ", ".join(map(shown, value.flatten()[:6].tolist()))
         return f"a tensor of shape {list(value.shape)} that begins {first}"
@@ -264,7 +264,7 @@ def shown(value):
 
 
 def keys_of_lesson(lesson, seed):
-    """The Keys of a lesson's exercises, in order."""
+    """Return the Keys of a lesson's exercises, in order."""
     if KEPT.exists():
         return kept_keys(lesson, seed)
     exercises = importlib.import_module(f"course.cases.lesson_{lesson}").EXERCISES
@@ -273,27 +273,28 @@ def keys_of_lesson(lesson, seed):
 
 
 def check_lesson(lesson, folder, seed=None, seconds=sandbox.SECONDS, jail=None):
-    """A list of (exercise, verdict, what to say, what it printed) of a lesson.
+    """Return a list of (exercise, verdict, message, printed text) for a lesson.
 
-    folder: where lesson_N.py is. seed: of the fresh cases; None: another one each time. jail: as in attempt_file.
+    folder: has lesson_N.py. seed: for the fresh cases; None: a new one each time. jail: as in attempt_file.
     """
     seed = secrets.randbelow(2**31) if seed is None else seed
     file = (Path(folder) / f"lesson_{lesson}.py").resolve()
     linecache.checkcache(str(file))
-    lines = []
+    lines, done = [], {}
     for key in keys_of_lesson(lesson, seed):
         exercise = key.exercise
         if not file.exists():
             lines.append((exercise, WRONG, f"there is no {file}", ""))
             continue
-        arguments = [case.arguments for case in key.cases]
-        done = sandbox.attempt_file(file, exercise.function, arguments, exercise.gradient, seconds, jail=jail)
+        if "unreadable" not in done:  # or it can't be imported for the next function either
+            arguments = [case.arguments for case in key.cases]
+            done = sandbox.attempt_file(file, exercise.function, arguments, exercise.gradient, seconds, jail=jail)
         lines.append((exercise, *verdict(done, key, file), done["printed"]))
     return lines
 
 
 def kept_keys(lesson, seed):
-    """The same from the students' version: numbers that were kept when it was made, for a few seeds."""
+    """Return the Keys from the students' version: numbers saved by course/release.py, for a few seeds."""
 
     def read(dictionaries):
         return [found and sandbox.Outcome(**found) for found in dictionaries]
@@ -308,7 +309,7 @@ def kept_keys(lesson, seed):
 
 
 def show(lines, console):
-    """Prints the verdicts, and below them what the functions print."""
+    """Print the verdicts, and below them the functions' own output."""
     if not console.is_terminal:
         console.width = 150  # for a file, or a report
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -325,7 +326,7 @@ def show(lines, console):
 
 @dataclass
 class Args:
-    """Which lesson, and whose functions."""
+    """The lesson, and the functions to check."""
 
     lesson: tyro.conf.Positional[Annotated[int | None, tyro.conf.arg(metavar="LESSON")]] = None  # 0 to 13
     all: tyro.conf.FlagCreatePairsOff[bool] = False  # all lessons
@@ -335,7 +336,7 @@ class Args:
 
 
 def chosen_lessons(args):
-    """The lessons to check. ValueError, saying which there are, if none or a wrong one is chosen."""
+    """Return the lessons to check. ValueError, with the list of lessons, if none or a wrong one is chosen."""
     last = LESSONS[-1]
     if args.all and args.lesson is not None:
         raise ValueError("give a lesson or --all, not both")

@@ -1,11 +1,11 @@
-"""Compares a step of your own, course/exercises/step.py, with one of reinforce.py on the same responses.
+"""Compare your own training step, course/exercises/step.py, with reinforce.py's on the same responses.
 
-    python -m course.check_step                checks course/exercises/step.py
-    python -m course.check_step --solutions    checks course/solutions/step.py
+    python -m course.check_step                check course/exercises/step.py
+    python -m course.check_step --solutions    check course/solutions/step.py
 
-Both get the same responses to two puzzles, with the same rewards. What each of your functions gives is compared with
-what reinforce.py's gives, and after two updates all 934,528 weights are. Of what `sample` draws, the check asks whether
-another way to draw explains it better (best_explanation). Your file runs in a process of its own with a time limit
+Both get the same responses to two puzzles, with the same rewards. The result of each of your functions is compared with
+reinforce.py's, and after two updates so are all 934,528 weights. For the tokens from `sample`, the check asks whether
+another way to sample explains them better (best_explanation). Your file runs in a separate process with a time limit
 (course/sandbox.py). The exit code is 0 if all functions pass, and 1 otherwise.
 """
 
@@ -29,12 +29,12 @@ from course.sandbox import ROOT, attempt_file
 
 MODEL = ROOT / "models" / "kk_tiny"
 SECONDS = 90
-PARTS = ("log_probs", "advantages", "loss", "update", "sample")  # in the order in which they are looked at
+PARTS = ("log_probs", "advantages", "loss", "update", "sample")  # in the order of the checks
 Part = namedtuple("Part", "number function")
-PUZZLES = ("2", "3")  # numbers of people
+PUZZLES = ("2", "3")  # puzzle sizes
 ASKED = (("2", 14), ("3", 50))  # people and seed of the puzzles for `sample`: a short prompt and a long one
 NOT_SHIFTED = "is not shifted: the logits at a position are of the next token, so logits[:, :-1] belong to ids[:, 1:]"
-SURE = 15  # nats by which another way to draw must explain the tokens better than the right one
+SURE = 15  # nats by which another way to sample must explain the tokens better than the right one
 TEMPERATURES = [tenths / 10 for tenths in range(1, 31)]
 
 
@@ -47,7 +47,7 @@ def tokenizer():
 
 @cache
 def asked():
-    """The puzzles for `sample`: their texts, and their prompts as ids."""
+    """Return the puzzles for `sample`: their texts, and their prompts as ids."""
     from rewards import kk
     from runtime.chats import encode
 
@@ -58,7 +58,7 @@ def asked():
 
 @cache
 def given():
-    """The batch: guesses at the puzzles as ids, mask and rewards, and some logp and advantages for `loss`."""
+    """Return the batch: guesses at the puzzles as ids, mask and rewards, and random logp and advantages for `loss`."""
     from rewards import kk
     from runtime.chats import encode
 
@@ -91,17 +91,17 @@ def given():
 
 
 def reinforces_policy():
-    """reinforce.py, its arguments for kk_tiny, and a policy to train."""
+    """Return reinforce.py, its arguments for kk_tiny, and a policy to train."""
     import reinforce
 
     args = reinforce.Args(model=str(MODEL), dtype="float32", temperature=1.0, lr=1e-4, micro_batch_tokens=8192)
-    args.compile = args.gradient_checkpointing = False  # compiling takes longer than all the rest
+    args.compile = args.gradient_checkpointing = False  # compiling takes longer than the whole check
     return reinforce, args, reinforce.load_policy(args, trained=True)
 
 
 @cache
 def reinforces():
-    """What reinforce.py computes: logp, advantages, loss and its gradient, and the weights after two updates."""
+    """Compute reinforce.py's results: logp, advantages, loss and its gradient, and the weights after two updates."""
     batch = {name: given()[name] for name in ("ids", "mask", "logp", "advantages")}  # [N, T]
     reinforce, args, policy = reinforces_policy()
     with torch.no_grad():
@@ -115,7 +115,7 @@ def reinforces():
 
 
 def after_updates(advantages, count=2, **missing):
-    """All weights after reinforce.py's updates. missing: "clip" and "zero_grad" can be left out."""
+    """Return all weights after reinforce.py's updates. missing: omits "clip", "zero_grad" or both."""
     reinforce, args, policy = reinforces_policy()
     if missing.get("clip"):
         args.max_grad_norm = 1e9
@@ -123,14 +123,14 @@ def after_updates(advantages, count=2, **missing):
     if missing.get("zero_grad"):
         optimizer.zero_grad = lambda: None
     batch = {"ids": given()["ids"], "mask": given()["mask"], "advantages": advantages}
-    with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+    with contextlib.redirect_stderr(io.StringIO()):  # hides the progress bar
         for _ in range(count):
             reinforce.update(policy, optimizer, batch, 1, args)
     return torch.cat([weight.detach().flatten() for weight in policy.parameters()])
 
 
 def check_file(file, jail=None):
-    """A list of (part, verdict, what to say, what it printed), in the order of PARTS. jail: as in attempt_file."""
+    """Return a list of (part, verdict, message, printed text), in the order of PARTS. jail: as in attempt_file."""
     file = Path(file).resolve()
     if not file.exists():
         return [(Part("step", name), check.WRONG, f"there is no {file}", "") for name in PARTS]
@@ -143,7 +143,7 @@ def check_file(file, jail=None):
 
 
 def verdict(name, done, file):
-    """(PASS, NOT YET or WRONG, what to say) of a function."""
+    """Return (PASS, NOT YET or WRONG, message) for a function."""
     if "gave" in done and name in done["gave"]:
         try:
             gave = done["gave"][name]
@@ -162,7 +162,7 @@ def verdict(name, done, file):
 
 
 def differs(mine, name, tolerance=1e-4):
-    """What is wrong with a tensor, or ""."""
+    """Describe what is wrong with a tensor, or return ""."""
     right = reinforces()[name]
     if mine.shape != right.shape:
         return f"wrong shape: expected {list(right.shape)}, got {list(mine.shape)}"
@@ -188,16 +188,16 @@ def wrong_log_probs(gave):
 
 @cache
 def mistakes_of_log_probs():
-    """{what to say: the log-probabilities that it is said of}"""
+    """Return {message: the log-probabilities with this mistake}."""
     ids, mask = given()["ids"], given()["mask"]
     logits = checkers_policy(flat=False)(ids).logits  # [N, T, V]
-    before, after = logits[:, :-1], ids[:, 1:]  # the logits that a token was drawn from, and the token
+    before, after = logits[:, :-1], ids[:, 1:]  # the logits that a token was sampled from, and the token
 
     def chosen(values, ids):
         return values.gather(-1, ids[:, :, None])[:, :, 0]
 
     right = chosen(before.log_softmax(-1), after)  # [N, T - 1]
-    late, early = (1, 0), (0, 1)  # where a place is added
+    late, early = (1, 0), (0, 1)  # positions added at the start, at the end
     wrong = {
         NOT_SHIFTED: chosen(logits.log_softmax(-1), ids),
         f"{NOT_SHIFTED}. And it stands one place too late": pad(chosen(before.log_softmax(-1), ids[:, :-1]), late),
@@ -218,7 +218,7 @@ def wrong_loss(gave):
     return differs(mine, "loss") or differs(gave["gradient"], "gradient", 1e-6)
 
 
-MISTAKES_OF_UPDATE = {  # what to say: what after_updates is told
+MISTAKES_OF_UPDATE = {  # message: arguments for after_updates
     "the gradient is not scaled down: clip_grad_norm_ to LARGEST_NORM belongs between backward and step": {"clip": 1},
     "the second gradient has the first in it: optimizer.zero_grad() is missing": {"zero_grad": 1},
     "clip_grad_norm_ and zero_grad are missing": {"clip": 1, "zero_grad": 1},
@@ -233,7 +233,7 @@ def wrong_update(gave):
         return "the policy has other weights than before"
 
     def apart(weights):
-        # AdamW moves a weight by up to 1e-4, its lr, in each step. Of a gradient near 0 rounding decides the direction.
+        # AdamW moves a weight by up to 1e-4, its lr, per step. If a gradient is near 0, rounding decides the direction.
         return (mine - weights).abs().mean().item()
 
     if apart(right) < 1e-6:
@@ -250,14 +250,14 @@ def wrong_sample(gave):
 
 
 def wrong_rows(ids, mask, texts):
-    """What is wrong with the place of prompt, response, mask and text, or ""."""
+    """Describe what is wrong with the position of prompt, response, mask and text, or return ""."""
     prompts, end = asked()[1], tokenizer().eos_token_id
     num_rows = len(ids) // len(prompts)
     if ids.shape != mask.shape or mask.dtype != torch.bool or len(texts) != len(ids) or len(ids) % len(prompts):
         return "ids and mask must be [N, T], mask of bool, and there are N texts"
     if num_rows < 2:
         return "one response is no group"
-    longest = mask.sum(1).max()  # of a response that was cut off, if there is one
+    longest = mask.sum(1).max()  # the length of a truncated response, if there is one
     for i, (row, where, text) in enumerate(zip(ids, mask, texts)):
         prompt = prompts[i // num_rows]
         begin, length = len(prompt), int(where.sum())
@@ -269,7 +269,7 @@ def wrong_rows(ids, mask, texts):
         if end in response[:-1]:
             return f"row {i}: the mask goes on after the end token"
         is_behind = begin + length < ids.shape[1] and row[begin + length] == end
-        if response[-1] != end and is_behind and length < longest:  # of the longest it may be padding
+        if response[-1] != end and is_behind and length < longest:  # in the longest response it may be padding
             return f"row {i}: the mask lacks the end token, which the policy also chose"
         if response[-1] != end and length < longest:
             return f"row {i}: the end token is cut off: leave it in ids and mask, or the policy does not learn to end"
@@ -282,7 +282,7 @@ def wrong_rows(ids, mask, texts):
 
 
 def wrong_draws(ids, mask, flat):
-    """Whether the tokens were drawn in another way than from softmax(logits), or "". flat: by which policy."""
+    """Explain how the tokens were sampled if not from softmax(logits), or return "". flat: selects the policy."""
     all_logp, drawn = log_probs_of_all(ids, mask, flat)  # [n, V] and [n]
     text, gain = best_explanation(all_logp, drawn)
     if gain < SURE:
@@ -297,7 +297,7 @@ def wrong_draws(ids, mask, flat):
 
 
 def log_probs_of_all(ids, mask, flat):
-    """At each response token: the log-probabilities of the whole vocabulary, [n, V], and which one was drawn, [n]."""
+    """Return, per response token, the log-probabilities of the vocabulary, [n, V], and the sampled token, [n]."""
     logits = checkers_policy(flat)(ids).logits[:, :-1]  # [N, T - 1, V]
     return logits[mask[:, 1:]].double().log_softmax(-1), ids[mask]
 
@@ -310,14 +310,14 @@ def checkers_policy(flat):
 
 
 def best_explanation(all_logp, drawn):
-    """What explains the drawn tokens best, and by how many nats better than softmax(logits).
+    """Find the best explanation of the sampled tokens, and by how many nats it is better than softmax(logits).
 
-    top_k and top_p are taken as the smallest that allow all drawn tokens; what they leave out makes the others more
-    probable.
+    top_k and top_p are the smallest values that allow all sampled tokens; the tokens that they exclude make the others
+    more probable.
     """
     shares = all_logp.exp()  # [n, V]
     ordered, places = shares.sort(-1, descending=True)
-    before = ordered.cumsum(-1) - ordered  # [n, V]: the share of the more probable tokens
+    before = ordered.cumsum(-1) - ordered  # [n, V]: the total probability of the more probable tokens
     rank = (places == drawn[:, None]).int().argmax(-1)  # [n]
     top_k = int(rank.max()) + 1
     top_p = before.gather(-1, rank[:, None]).max().item()
@@ -335,7 +335,7 @@ def best_explanation(all_logp, drawn):
 
 @dataclass
 class Args:
-    """Whose step."""
+    """The step to check."""
 
     file: Path = check.COURSE / "exercises" / "step.py"
     solutions: tyro.conf.FlagCreatePairsOff[bool] = False  # course/solutions/step.py

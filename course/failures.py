@@ -1,9 +1,9 @@
-"""Draws the pictures of lesson 11 and of the quiz from kept runs.
+"""Plot the figures of lesson 11 and of the quiz from recorded runs.
 
     python -m course.failures
 
-failures.png has a panel for each failure: the metric that shows it, beside the healthy runs. quiz_A.png … have six
-metrics of a run each, without its name.
+failures.png has a panel per failure: the metric that shows it, together with the healthy runs. quiz_A.png … each have
+six metrics of a run, without its name.
 """
 
 import json
@@ -16,14 +16,14 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "course" / "results"
 HEALTHY = [f"course/results/healthy_seed_{seed}" for seed in range(3)]
 SMOLLM2 = [f"benchmarks/llm/grpo_smollm2_seed_{seed}" for seed in range(3)]
-FAILURES = {  # the kept run: its name, the metric that is drawn of it, and what it is beside
+FAILURES = {  # the recorded run: its name, its plotted metric, and the healthy runs to compare it with
     "benchmarks/llm/ar_lopti_smollm2_seed_1": ("entropy collapse (SmolLM2)", "entropy", SMOLLM2),
     "course/results/length_explosion_seed_0": ("paid for length", "response_tokens", HEALTHY),
     "course/results/format_lost_seed_0": ("format lost", "format_rate", HEALTHY),
     "course/results/kl_blow_up_seed_0": ("KL blow-up", "kl", HEALTHY),
     "course/results/stale_weights_seed_0": ("stale weights", "sampler_gap", HEALTHY),
 }
-QUIZ = {  # the case: the kept run, and what it is beside
+QUIZ = {  # the case: the recorded run, and the healthy runs to compare it with
     "A": ("course/results/kl_blow_up_seed_0", HEALTHY),
     "B": ("course/results/stale_weights_seed_0", HEALTHY),
     "C": ("course/results/no_bonus_seed_0", HEALTHY),
@@ -32,23 +32,23 @@ QUIZ = {  # the case: the kept run, and what it is beside
     "F": ("benchmarks/llm/ar_lopti_smollm2_seed_1", SMOLLM2),
 }
 SHOWN = "eval/accuracy response_tokens format_rate kl grad_norm sampler_gap".split()
-SHOWN_SMOLLM2 = "accuracy eval/accuracy response_tokens format_rate entropy grad_norm".split()  # no KL, no gap there
+SHOWN_SMOLLM2 = "accuracy eval/accuracy response_tokens format_rate entropy grad_norm".split()  # no KL, no gap here
 LOG = ("kl", "grad_norm", "sampler_gap")  # metrics that may grow by powers of ten
 
 
 def rows(name):
-    """The rows of a kept run."""
+    """Return the rows of a recorded run."""
     return json.loads((ROOT / f"{name}.json").read_text())["rows"]
 
 
 def draw(axis, key, healthy, runs):
-    """A metric of the healthy runs, in grey with their range, and of others on top. runs: [(name, label, colour)]."""
+    """Plot a metric of the healthy runs, in grey with their range, and others above. runs: [(name, label, colour)]."""
     plot.draw_line(axis, [rows(each) for each in healthy], key, color=plot.GREY, ls="--", label="three healthy runs")
     for name, label, colour in runs:
         plot.draw_line(axis, [rows(name)], key, color=colour, label=label)
         *others, line = axis.lines
         if any(list(line.get_ydata()) == list(other.get_ydata()) for other in others):
-            line.set_linestyle((0, (4, 4)))  # so that the line below is seen in the gaps
+            line.set_linestyle((0, (4, 4)))  # so that the line below shows in the gaps
     axis.set(title=curves.TITLES[key], xlabel="step")
     axis.xaxis.get_major_locator().set_params(integer=True)
     positive = [value for line in axis.lines for value in line.get_ydata() if value > 0]
@@ -59,7 +59,7 @@ def draw(axis, key, healthy, runs):
 
 
 def overview():
-    """failures.png: five failures, each by one metric, and the test accuracy of those of kk_tiny."""
+    """Plot failures.png: five failures, each by one metric, and the test accuracy of the failures of kk_tiny."""
     figure = curves.new_figure(curves.WIDTH, 7.2, "")
     *axes, last = figure.subplots(2, 3).flat
     of_kk_tiny = []
@@ -76,7 +76,7 @@ def overview():
 
 
 def case(letter, name, healthy):
-    """quiz_A.png …: six metrics of a run without its name."""
+    """Plot quiz_A.png …: six metrics of a run, without its name."""
     figure = curves.new_figure(curves.WIDTH, 5.8, "")
     keys = SHOWN if healthy == HEALTHY else SHOWN_SMOLLM2
     for axis, key in zip(figure.subplots(2, 3).flat, keys):

@@ -1,17 +1,17 @@
-"""Grades a class: the functions of every student, with the same hidden inputs for all.
+"""Grade a class: check the functions of every student, with the same hidden inputs for all.
 
-    python -m course.grade FOLDER                       a folder in FOLDER for each student, with lesson_0.py, …
-    python -m course.grade FOLDER --lessons 0 1 2       these lessons alone
-    python -m course.grade FOLDER --seed 7              the inputs of another time
+    python -m course.grade FOLDER                       FOLDER has a folder per student, with lesson_0.py, …
+    python -m course.grade FOLDER --lessons 0 1 2       only these lessons
+    python -m course.grade FOLDER --seed 7              repeats the inputs of an earlier time
     python -m course.grade FOLDER --weights 0=1 2=3 --due 2026-12-01 --late 0.1
 
-A function that passes is worth one point, and with --step so is each part of step.py. A lesson's points are a share of
-its functions, times the lesson's weight. After --due each day begun costs a share --late of them. When a file was
-handed in is its time of change. A file that lies one folder deeper is found, and the table warns of it.
+A function that passes is worth one point, and with --step so is each part of step.py. A lesson's marks are the fraction
+of its functions that pass, times the lesson's weight. After --due, each day begun costs a fraction --late of them. The
+time of a hand-in is the file's modification time. A file one folder deeper is found, and the table warns of it.
 
-The files of strangers run in a jail (course/jail.py). The table is printed. OUT/grades.csv has a row for each student,
-OUT/grades.json every verdict and the seed that repeats it, and OUT/gradescope/STUDENT.json the same in the form of
-Gradescope's results.json.
+Students' files run in a jail (course/jail.py). The table is printed. OUT/grades.csv has a row per student,
+OUT/grades.json has every verdict and the seed that repeats it, and OUT/gradescope/STUDENT.json has the same in the
+format of Gradescope's results.json.
 """
 
 import csv
@@ -41,7 +41,7 @@ DAY = 24 * 60 * 60
 
 
 def find(folder, name):
-    """(a hand-in, what to warn of): the file, or the only one of this name in a folder of the folder."""
+    """Return (a hand-in, a warning): the file, or the only one of this name one folder deeper."""
     if (folder / name).exists() or (folder / name).is_symlink():
         return folder / name, ""
     deeper = [path for path in sorted(folder.glob(f"*/{name}")) if not path.parent.is_symlink()]
@@ -53,7 +53,7 @@ def find(folder, name):
 
 
 def grade_student(folder, args, seed):
-    """{"lines": [Line], "late": {lesson: days}, "warnings": [texts]} of one student's folder."""
+    """Return {"lines": [Line], "late": {lesson: days}, "warnings": [texts]} for one student's folder."""
     lines, late, warnings = [], {}, []
     with nullcontext() if args.trust_files else jail.Jail(folder) as place:
         for lesson in [*args.lessons, *([STEP] if args.step else [])]:
@@ -69,7 +69,7 @@ def grade_student(folder, args, seed):
 
 
 def as_lines(lesson, file, found):
-    """Lines of verdicts. A link is refused: it could lead to a solution."""
+    """Convert verdicts to Lines. A link is refused: it could lead to a solution."""
     lines = []
     for exercise, verdict, text, _ in found:
         if file.is_symlink():
@@ -79,7 +79,7 @@ def as_lines(lesson, file, found):
 
 
 def days_late(file, due):
-    """How many days have begun between --due and a file's last change; 0 without a file or a date."""
+    """Count the days begun between --due and a file's last change; 0 without a file or a date."""
     if not due or not file.is_file():
         return 0
     end = datetime.fromisoformat(due).timestamp() + DAY  # the day itself is in time
@@ -91,7 +91,7 @@ def points_of(lines):
 
 
 def marks(found, args):
-    """{lesson: weight · share of its functions that pass · what lateness leaves}, of one student."""
+    """Return {lesson: weight · fraction of its functions that pass · factor for lateness} for one student."""
     weights = dict(pair.split("=") for pair in args.weights)
     result = {}
     for lesson, late in found["late"].items():
@@ -103,7 +103,7 @@ def marks(found, args):
 
 
 def as_table(graded):
-    """One row for each student: functions that pass of each lesson, marks, days late, warnings."""
+    """Return a table with a row per student: passing functions per lesson, marks, days late, warnings."""
     lessons = list(next(iter(graded.values()))["late"])
     titles = [f"lesson {lesson}".replace("lesson step", "step") for lesson in lessons]
     table = Table("student", *titles, "marks", "days late", "warnings")
@@ -116,7 +116,7 @@ def as_table(graded):
 
 
 def as_gradescope(found):
-    """Gradescope's results.json of one student."""
+    """Return the content of Gradescope's results.json for one student."""
     tests = []
     for line in found["lines"]:
         name = f"{line.number} {line.function}"
@@ -125,7 +125,7 @@ def as_gradescope(found):
 
 
 def write(graded, about, folder):
-    """grades.csv, grades.json, and a file for each student."""
+    """Write grades.csv, grades.json, and Gradescope's file for each student."""
     (folder / "gradescope").mkdir(parents=True, exist_ok=True)
     lessons = list(next(iter(graded.values()))["late"])
     with (folder / "grades.csv").open("w", newline="", encoding="utf-8") as file:
@@ -143,7 +143,7 @@ def write(graded, about, folder):
 
 @dataclass
 class Args:
-    """Whose functions, and which."""
+    """The students, and the functions to grade."""
 
     folder: tyro.conf.Positional[Path]  # has a folder for each student
     lessons: list[int] = field(default_factory=lambda: list(check.LESSONS))
@@ -156,7 +156,7 @@ class Args:
     out: Path = Path("grades")  # where the grades are written
 
     def __post_init__(self):
-        """ValueError if an argument can't be right."""
+        """Raise ValueError if an argument can't be right."""
         is_there = self.folder.is_dir()
         places = sorted(self.folder.iterdir()) if is_there else []
         self.students = [path for path in places if path.is_dir() and not path.name.startswith(".")]

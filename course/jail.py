@@ -1,8 +1,8 @@
-"""A place for the code of strangers: a process under bubblewrap, in which little can be reached.
+"""Run untrusted code in a process under bubblewrap, which can reach little.
 
-In it there is Python with its packages, course/sandbox.py, course/step.py with kk_tiny, and one student's files: no
-solution, no expected number, no other student, no network. It can write to a small folder and nowhere else. All of its
-processes end with it.
+The jail has Python with its packages, course/sandbox.py, course/step.py with kk_tiny, and one student's files. It has
+no solution, no expected number, no other student, no network. It can write only to a small folder. All of its processes
+end with it.
 """
 
 import io
@@ -19,7 +19,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ["course/__init__.py", "course/sandbox.py", "course/step.py", "models/kk_tiny", "rewards", "runtime"]
-MOST = 2**25  # bytes of an answer that are read
+MOST = 2**25  # bytes read of an answer
 NEEDED = (
     "grading runs the code of strangers in bubblewrap, {}. Install it (apt-get install bubblewrap; in a container: "
     "docker run --security-opt seccomp=unconfined), or give --trust_files to run all files with your own rights"
@@ -27,7 +27,7 @@ NEEDED = (
 
 
 def arguments(*paths):
-    """The command line of bubblewrap, up to the program. paths: bubblewrap's options of what else there is."""
+    """Return the command line of bubblewrap, up to the program. paths: bubblewrap's options for further files."""
     words = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
     words += ["--proc", "/proc", "--dev", "/dev", "--size", str(MOST), "--tmpfs", "/tmp"]
     system = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", sys.base_prefix, sys.prefix]
@@ -39,7 +39,7 @@ def arguments(*paths):
 
 
 def check():
-    """ValueError, saying what to install, if there is no bubblewrap or it can't work here."""
+    """Raise ValueError, with the package to install, if bubblewrap is missing or can't work here."""
     if not shutil.which("bwrap"):
         raise ValueError(NEEDED.format("which is not installed"))
     tried = subprocess.run([*arguments(), "true"], capture_output=True, text=True)
@@ -48,7 +48,7 @@ def check():
 
 
 class Jail:
-    """A jail with a student's folder. In a with block; sandbox.attempt_file takes it."""
+    """A jail with a student's folder, for use in a with block and as an argument of sandbox.attempt_file."""
 
     def __init__(self, hand_in):
         self.hand_in = Path(hand_in).resolve()
@@ -72,7 +72,7 @@ class Jail:
         words += [sys.executable, "-c", serve, str(self.requests), str(self.answers)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(words, **pipes)
-        self.process.stdout.readline()  # it is ready: torch is loaded
+        self.process.stdout.readline()  # waits until torch is loaded
 
     def end(self):
         if self.process:
@@ -81,9 +81,9 @@ class Jail:
             self.process = None
 
     def run(self, request, seconds):
-        """(how it ended: an exit code or "time", the bytes of result.pt, those of what it printed)."""
+        """Run a request. Return (exit code or "time", the bytes of result.pt, the bytes that it printed)."""
         if not self.process or self.process.poll() is not None:
-            self.start()  # the first request, or a function has ended the jail
+            self.start()  # for the first request, or if a function has ended the jail
         for path in self.answers.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         torch.save(request, self.requests / "request.pt")
@@ -96,12 +96,12 @@ class Jail:
         except BrokenPipeError:
             said = ""
         watch.cancel()
-        ended = int(said) if said.removeprefix("-").isdecimal() else "time"  # a function may have written it
+        ended = int(said) if said.removeprefix("-").isdecimal() else "time"  # a function may have written this line
         return ended, *(read_plain(self.answers / name) for name in ("result.pt", "printed"))
 
 
 def read_plain(path):
-    """A file's bytes, b"" if it is none: a link could lead anywhere, and a pipe would never end."""
+    """Return a regular file's bytes, otherwise b"": a link could lead anywhere, and a pipe would never end."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

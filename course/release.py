@@ -1,10 +1,10 @@
-"""Makes the students' version of this repository: without solutions, and with checks that work all the same.
+"""Create the students' version of this repository: without solutions, but with working checks.
 
     python -m course.release FOLDER
 
-FOLDER gets what git tracks, except the solutions, the lecturer's page, the slides, the grading and the tests of the
-course. The checks need what the solutions compute, and what known mistakes give. Both are kept as numbers, for
-NUM_SEEDS seeds of random inputs (course/cases/kept.pt). `python -m course.grade` draws other inputs, in the whole
+FOLDER gets all files that git tracks, except the solutions, the lecturer's page, the slides, the grading and the tests
+of the course. The checks need the results of the solutions and of known mistakes. Both are saved as numbers, for
+NUM_SEEDS seeds of random inputs (course/cases/kept.pt). `python -m course.grade` uses other inputs, in the complete
 repository.
 """
 
@@ -23,7 +23,7 @@ from course import check
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_SEEDS = 4
-FIRST_SEED = 100  # of the kept inputs
+FIRST_SEED = 100  # for the saved inputs
 LEFT_OUT = re.compile(
     r"course/solutions/.*|course/cases/lesson_\d+\.py|course/(lecturer\.md|(grade|release|slides)\.py|decks/.*)|tests/test_course.*"
 )
@@ -34,7 +34,7 @@ def as_dictionary(outcome):
 
 
 def kept_of(exercise, solution):
-    """What check.kept_keys reads of an exercise."""
+    """Return the data of an exercise that check.kept_keys reads."""
     sets = []
     for seed in range(FIRST_SEED, FIRST_SEED + NUM_SEEDS * check.cases.NUM_FRESH * 2, check.cases.NUM_FRESH * 2):
         key = check.key_of(exercise, solution, seed)
@@ -55,7 +55,7 @@ def kept_of(exercise, solution):
 
 
 def kept():
-    """{lesson: [what is kept of each exercise]}"""
+    """Return {lesson: [the saved data of each exercise]}."""
     found = {}
     for lesson in check.LESSONS:
         exercises = importlib.import_module(f"course.cases.lesson_{lesson}").EXERCISES
@@ -65,7 +65,7 @@ def kept():
 
 
 def release(folder):
-    """Fills the folder. ValueError if there is something in it."""
+    """Fill the folder. ValueError if it is not empty."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty")
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -85,7 +85,7 @@ def release(folder):
 
 @dataclass
 class Args:
-    """Where to."""
+    """The folder of the students' version."""
 
     folder: tyro.conf.Positional[Path]
 

@@ -1,10 +1,10 @@
-"""Runs a function that somebody else wrote, in a process of its own with a time limit, and says what it gave.
+"""Run a function that somebody else wrote in a separate process with a time limit, and report its results.
 
     attempt_file(file, "leave_one_out", [{"rewards": …, "group_size": 2}])
 
-The process gets the arguments alone: no expected number and no comparison is in it. The verdict is made elsewhere, of
-the tensors that come back. Your own files run with your rights, and can't open the solutions by accident. The files of
-strangers run in a jail (course/jail.py), as course/grade.py does it.
+The process gets only the arguments, no expected number and no comparison. The parent process judges the tensors that
+come back. Your own files run with your rights, and can't open the solutions by accident. course/grade.py runs other
+people's files in a jail (course/jail.py).
 """
 
 import contextlib
@@ -26,25 +26,25 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 SOLUTIONS = str(ROOT / "course" / "solutions")
-SECONDS = 20  # for all calls of one function
-MOST_PRINTED = 2000  # characters that are kept of what it prints
+SECONDS = 20  # limit for all calls of one function
+MOST_PRINTED = 2000  # characters kept of the function's output
 GENERATOR = "seed of a generator"
 
 
 @dataclass
 class Outcome:
-    """What one call gave. parts: its tensors, one unless it gave a tuple; of anything else the name of its type."""
+    """The result of one call. parts: its tensors, one unless it is a tuple; for anything else the name of its type."""
 
     parts: list
     is_tuple: bool
     has_gradient: bool
-    gradient: torch.Tensor | None  # of a weighted sum of the result, by the argument that the exercise names
+    gradient: torch.Tensor | None  # of a weighted sum of the result, with respect to the argument named by the exercise
     changed: str  # the argument that the function changed, or ""
-    drew: bool  # from every generator that it was given
+    drew: bool  # whether it used every generator that it was given
 
 
 def call(function, arguments, gradient_of=""):
-    """The Outcome of a function for some arguments. Whatever the function raises comes through.
+    """Return the Outcome of a function for some arguments. The function's exceptions are not caught.
 
     The function gets copies of the arguments; {GENERATOR: seed} becomes a generator.
     """
@@ -63,7 +63,7 @@ def call(function, arguments, gradient_of=""):
     has_gradient = any(part.requires_grad for part in tensors)
     gradient = None
     if gradient_of and has_gradient:
-        # With different weights, so that a gradient in the wrong place shows.
+        # Different weights expose a gradient in the wrong position.
         total = sum((part * torch.arange(1, part.numel() + 1).view(part.shape)).sum() for part in tensors)
         (gradient,) = torch.autograd.grad(total, given[gradient_of], allow_unused=True)
     return Outcome(
@@ -77,7 +77,7 @@ def call(function, arguments, gradient_of=""):
 
 
 def plain(part):
-    """A tensor without gradient, memory of its own and no subclass; the type's name of anything else."""
+    """Copy a tensor, without gradient, views and subclass; for anything else return the name of its type."""
     if not isinstance(part, torch.Tensor):
         return type(part).__name__
     return part.detach().as_subclass(torch.Tensor).clone(memory_format=torch.contiguous_format)
@@ -90,7 +90,7 @@ def unchanged(value, after):
 
 
 def attempt(function, all_arguments, gradient_of="", file=__file__):
-    """{"outcomes": [an Outcome for each arguments]}, or {"error": what it raised, "at": with which}. file: its own."""
+    """Return {"outcomes": [Outcomes, by arguments]}, or {"error": the exception, "at": index}. file: the function's."""
     outcomes = []
     for i, arguments in enumerate(all_arguments):
         try:
@@ -101,14 +101,14 @@ def attempt(function, all_arguments, gradient_of="", file=__file__):
 
 
 def described(error, file):
-    """What an exception says: type, text, and the last line of the file that it came through (0: none)."""
+    """Describe an exception: type, text, and the last line of the file in its traceback (0: none)."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     line = getattr(error, "lineno", None) or (lines[-1] if lines else 0)
     return {"type": type(error).__name__, "text": str(getattr(error, "msg", error))[:500], "line": line}
 
 
 def load(file):
-    """The module of a file. Errors of the file come through."""
+    """Import a file as a module. Its exceptions are not caught."""
     spec = importlib.util.spec_from_file_location(f"checked_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -116,7 +116,7 @@ def load(file):
 
 
 def run_function(request, harness):
-    """What `attempt_file` gives, but for "ended" and "printed"."""
+    """Return the result of `attempt_file`, without "ended" and "printed"."""
     file = Path(request["file"])
     try:
         module = load(file)
@@ -139,7 +139,7 @@ def run_function(request, harness):
 
 
 def without_solutions(file):
-    """An audit hook: no solution can be opened or imported, unless it is the checked file."""
+    """Return an audit hook that forbids to open or import any solution but the checked file."""
 
     def hook(event, arguments):
         if event == "open" and isinstance(arguments[0], str):
@@ -151,14 +151,14 @@ def without_solutions(file):
 
 
 def in_child(request, answers):
-    """Answers a file `request` with ANSWERS/result.pt and ANSWERS/printed."""
-    os.setpgid(0, 0)  # a group, which can be ended as a whole
+    """Answer a file `request` with ANSWERS/result.pt and ANSWERS/printed."""
+    os.setpgid(0, 0)  # a process group can be killed as a whole
     for path, descriptor in ((os.devnull, 0), (f"{answers}/printed", 1), (f"{answers}/printed", 2)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), descriptor)
     torch.set_num_threads(1)
     request = torch.load(request, weights_only=True)
     harness = request["harness"] and importlib.import_module(request["harness"])
-    save, leave = torch.save, os._exit  # the file may put others in their place
+    save, leave = torch.save, os._exit  # the file may replace them
     sys.addaudithook(without_solutions(request["file"]))
     save(run_function(request, harness), f"{answers}/result.pt")
     sys.stdout.flush()
@@ -166,9 +166,9 @@ def in_child(request, answers):
 
 
 def serve(requests, answers):
-    """In a jail: for each line of standard input, a number of seconds, runs REQUESTS/request.pt in a fork.
+    """Serve a jail: for each line of standard input, a number of seconds, run REQUESTS/request.pt in a fork.
 
-    Says how the fork has ended: its exit code, or "time".
+    It prints how the fork ended: its exit code, or "time".
     """
     print("ready", flush=True)
     for line in sys.stdin:
@@ -187,7 +187,7 @@ def serve(requests, answers):
 
 
 def run_here(request, seconds):
-    """As Jail.run, in a process of this machine."""
+    """Run a request like Jail.run, in a process without a jail."""
     context = multiprocessing.get_context("forkserver")  # imports torch once, and forks a process for each function
     context.set_forkserver_preload(["torch", "tyro", "rich.table", "course.sandbox"])
     with tempfile.TemporaryDirectory() as folder:
@@ -198,20 +198,20 @@ def run_here(request, seconds):
         ended = "time" if process.exitcode is None else process.exitcode
         process.kill()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it may have left behind
+            os.killpg(process.pid, signal.SIGKILL)  # processes that it may have left behind
         process.join()
         written = [Path(folder, name) for name in ("result.pt", "printed")]
         return ended, *(path.read_bytes() if path.is_file() else b"" for path in written)
 
 
 def attempt_file(file, function, all_arguments, gradient_of="", seconds=SECONDS, harness="", jail=None):
-    """As `attempt`, for the function of this name in a file. jail: where it runs; None: here, with your rights.
+    """Run `attempt` for the function of this name in a file. jail: its place; None: here, with your rights.
 
-    harness: a module whose run() calls functions of the file. Then it is {"gave": what it gave}, and "error" if one
-    failed.
+    harness: a module whose run() calls functions of the file. The result is then {"gave": its results}, and "error" if
+    one failed.
 
-    Other answers: {"unreadable": error of the file}, {"missing": True}, {"ended": "time", or the exit code of a
-    process that gave nothing}. All have "printed": what the file printed.
+    Other results: {"unreadable": the file's exception}, {"missing": True}, {"ended": "time", or the exit code of a
+    process without a result}. All have "printed": the file's output.
     """
     request = {"file": str(file), "function": function, "arguments": all_arguments}
     request |= {"gradient_of": gradient_of, "harness": harness}
@@ -221,7 +221,7 @@ def attempt_file(file, function, all_arguments, gradient_of="", seconds=SECONDS,
 
 
 def read_result(result, ended, count):
-    """What a function's process wrote, made sure of: it may have written anything."""
+    """Read and validate the result of a function's process: it may have written anything."""
     try:
         found = torch.load(io.BytesIO(result), weights_only=True) if ended == 0 else {}
         if "outcomes" in found:

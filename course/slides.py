@@ -1,20 +1,20 @@
-"""Makes the slides: a deck for each lesson, for the lecturer.
+"""Build the slides: a deck per lesson, for the lecturer.
 
-    make slides                   installs Marp, which needs Node.js, and writes slides/lesson_0.html and so on
-    python -m course.slides       the same, once Marp is there
+    make slides                   install Marp, which needs Node.js, and write slides/lesson_0.html and so on
+    python -m course.slides       write them, once Marp is installed
 
 Each deck is one file that needs no network. In a browser, `p` opens the presenter's view with notes and `f` fills the
 screen. slides/lesson_0.md is the same deck in Markdown, for Marp's own editor.
 
-A deck's source, course/decks/lesson_0.md, has titles and few words; course/decks/frame.md is around it. All else is
-taken at each build from the lesson, the lecturer's page and the scripts: no number and no line of code stands twice.
+A deck's source, course/decks/lesson_0.md, has titles and few words; course/decks/frame.md is around it. Each build
+takes the rest from the lesson, the lecturer's page and the scripts: no number and no line of code is written twice.
 
-    {{ formula: The clip }}       of the lesson, under the heading that begins so; "The clip, 2": the second
-    {{ table: The clip }}         the same of a table, and of a list, a quote, a picture, a command
+    {{ formula: The clip }}       the lesson's formula under the heading that begins so; "The clip, 2": the second one
+    {{ table: The clip }}         a table, likewise; so are a list, a quote, a picture, a command
     {{ text: Sampling is }}       the lesson's sentence that begins with these words
     {{ code: grpo.py, k3 }}       a function or class without its docstring; "k3: a to b" are its lines from the first
                                   with the word a to the first with the word b
-    {{ ask: 2 }}                  the second question of the lecturer's page, {{ live }} its snippet with what it prints
+    {{ ask: 2 }}                  the second question of the lecturer's page; {{ live }}: its snippet with the output
     {{ notes: Draw }}             a part of that page for the presenter's view
 """
 
@@ -41,7 +41,7 @@ LESSONS = range(14)
 DIRECTIVE = re.compile(r"\{\{ (\w+)(?:: (.+?))? \}\}")
 LINK = re.compile(r"(?<!!)\[([^\[\]]*)\]\([^()]*\)")
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^()\s]+)\)")
-BLOCKS = {  # what a lesson has under a heading
+BLOCKS = {  # kinds of blocks under a lesson's heading
     "formula": re.compile(r"^\$\$.+?\$\$$", re.M | re.S),
     "table": re.compile(r"(?:^\|.*\n?)+", re.M),
     "list": re.compile(r"(?:^(?:- |\d+\. |  +\S).*\n?)+", re.M),
@@ -52,7 +52,7 @@ BLOCKS = {  # what a lesson has under a heading
 
 
 def block(kind, where, lesson):
-    """A block of the lesson. where: its heading, and ", 2" if it is the second of its kind there."""
+    """Return a block of the lesson. where: its heading, and ", 2" if it is the second of its kind there."""
     heading, number = re.fullmatch(r"(.*?)(?:, (\d+))?", where).groups()
     part = re.search(rf"^#+ {re.escape(heading)}.*?\n(.*?)(?=^#+ |\Z)", lesson, re.M | re.S)
     found = BLOCKS[kind].findall(part[1])[int(number or 1) - 1].strip()
@@ -60,14 +60,14 @@ def block(kind, where, lesson):
 
 
 def sentence(begins, lesson):
-    """The lesson's first sentence that begins with these words."""
+    """Return the lesson's first sentence that begins with these words."""
     pattern = re.compile(rf"(?:^|[.?!:]\**) ?({re.escape(begins)}.*?[.?!]\**)(?= |$)")
     paragraphs = [" ".join(paragraph.split()) for paragraph in lesson.split("\n\n")]
     return next(found[1] for found in map(pattern.search, paragraphs) if found)
 
 
 def code(where):
-    """Lines of a script, and below them where they stand. where: "grpo.py, k3" or "grpo.py, k3: a to b"."""
+    """Return lines of a script, and below them their location. where: "grpo.py, k3" or "grpo.py, k3: a to b"."""
     name, _, place = where.partition(", ")
     outer, _, words = place.partition(": ")
     text = (ROOT / name).read_text(encoding="utf-8")
@@ -85,17 +85,17 @@ def code(where):
 
 
 def part_for_lecturers(name, page):
-    """A part of the lecturer's page: what follows **Draw.**"""
+    """Return a part of the lecturer's page, such as the text after **Draw.**"""
     return re.search(rf"^\*\*{name}\b[^*]*\*\*\s*(.*?)\s*(?=^\*\*[A-Z]|\Z)", page, re.M | re.S)[1]
 
 
 def as_notes(text):
-    """A comment, which Marp shows in the presenter's view."""
+    """Return a text as a comment, which Marp shows in the presenter's view."""
     return f"<!--\n{text.replace('--', '––')}\n-->"
 
 
 def taken(kind, where, lesson, page):
-    """What a directive stands for. page: the lecturer's page of the lesson. Any exception says that it is not there."""
+    """Return the text of a directive. page: the lecturer's page of the lesson. Any exception means it is missing."""
     if kind in BLOCKS:
         return block(kind, where, lesson)
     if kind == "title":
@@ -118,11 +118,11 @@ def taken(kind, where, lesson, page):
 
 
 def deck(number):
-    """The Markdown of a lesson's deck, with its pictures in it. ValueError, saying which, if a part is not there."""
+    """Return the Markdown of a lesson's deck, with its pictures. ValueError, with its name, if a part is missing."""
     lesson = LINK.sub(r"\1", (COURSE / f"lesson_{number}.md").read_text(encoding="utf-8"))
     pages = re.split(r"^## Lesson \d+: ", (COURSE / "lecturer.md").read_text(encoding="utf-8"), flags=re.M)
     source = (DECKS / f"lesson_{number}.md").read_text(encoding="utf-8")
-    source = re.sub(r"\n+(?!- )", "\n\n", source)  # each line is a block, except for those of a list
+    source = re.sub(r"\n+(?!- )", "\n\n", source)  # each line becomes a block, except for list items
 
     def put(match):
         try:
@@ -135,7 +135,7 @@ def deck(number):
 
 
 def embedded(match):
-    """A picture of a page in course/, as HTML that holds the picture itself."""
+    """Return a picture of a page in course/ as HTML that embeds it."""
     path = COURSE / match[2]
     data = base64.b64encode(path.read_bytes()).decode()
     about = html.escape(" ".join(match[1].split()))
@@ -144,7 +144,7 @@ def embedded(match):
 
 @dataclass
 class Args:
-    """Where to."""
+    """The folder of the slides."""
 
     out: Path = ROOT / "slides"
 

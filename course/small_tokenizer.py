@@ -7,12 +7,12 @@ from itertools import pairwise
 
 
 def decode(ids, pieces):
-    """The text of some tokens."""
+    """Return the text of some tokens."""
     return "".join(pieces[token] for token in ids)
 
 
 def encode(text, pieces):
-    """The ids of a text: begins with characters, and joins the two neighbours whose join comes first in pieces."""
+    """Return the ids of a text: start from characters, and merge the neighbours whose join comes first in pieces."""
     parts = list(text)
     while True:
         pairs = enumerate(pairwise(parts))

@@ -1,4 +1,4 @@
-"""What course/check_step.py has done in the process of a student's step.py: each function, on given numbers."""
+"""Run the functions of a student's step.py on given numbers, in the process that course/check_step.py starts."""
 
 import torch
 import transformers
@@ -10,7 +10,7 @@ FLAT = 0.4
 
 
 def load(model, flat=False):
-    """The policy. flat: one with FLAT times its logits, so that low-probability tokens are drawn as well."""
+    """Load the policy. flat: multiply its logits by FLAT, so that low-probability tokens are sampled as well."""
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, local_files_only=True)
     if flat:
         policy.model.norm.weight.data.mul_(FLAT)
@@ -18,7 +18,7 @@ def load(model, flat=False):
 
 
 def samples(module, policies, tokenizer, texts):
-    """What the module's `sample` gives for puzzles with these texts: (ids, mask, texts) with each policy."""
+    """Run the module's `sample` on puzzles with these texts. Return (ids, mask, texts) for each policy."""
     problems = [{"messages": [{"role": "user", "content": text}], "prefix": "<think>"} for text in texts]
     found = []
     for policy in policies:
@@ -30,10 +30,10 @@ def samples(module, policies, tokenizer, texts):
 
 
 def run(module, arguments, gave):
-    """Fills `gave`: {function: what it gave, as a dictionary of tensors and texts}. Errors come through.
+    """Fill `gave`: {function: its result, as a dictionary of tensors and texts}. Exceptions are not caught.
 
     arguments: model (a folder), texts (puzzles for `sample`), ids [N, T], mask [N, T], rewards [N], and logp and
-    advantages [N, T] as `loss` gets them, so that a mistake in one function is not one in the next.
+    advantages [N, T] for `loss`, so that a mistake in one function does not reach the next.
     """
     model, ids, mask = arguments["model"], arguments["ids"], arguments["mask"]
     policy = load(model)
@@ -44,7 +44,7 @@ def run(module, arguments, gave):
     value = module.loss(leaf, arguments["advantages"].clone(), mask.clone())
     gave["loss"] = {"loss": value.detach(), "gradient": torch.autograd.grad(value, leaf)[0]}
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4, weight_decay=0.01)
-    for _ in range(2):  # the second shows a gradient that was not set to zero
+    for _ in range(2):  # the second update exposes a gradient that was not set to zero
         module.update(policy, optimizer, ids.clone(), mask.clone(), arguments["rewards"].clone())
     gave["update"] = {"weights": torch.cat([weight.detach().flatten() for weight in policy.parameters()])}
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)

@@ -1,1 +1,1 @@
-"""The parts of evaluate.py: what it asks a model, and how it counts and prints the answers."""
+"""The parts of evaluate.py: settings, problems, sampling, scores, tables."""

@@ -1,12 +1,12 @@
-"""Shares of right answers and their standard errors, for evaluate.py.
+"""Compute accuracies and their standard errors for evaluate.py.
 
-avg@n is the share of right responses among n responses to a problem, averaged over the problems. If c of a problem's n
-responses are right, its pass@k is 1 − C(n−c, k) / C(n, k), which is unbiased (Chen et al. 2021).
+avg@n is the fraction of right responses among n responses to a problem, averaged over the problems. If c of a problem's
+n responses are right, its pass@k is 1 − C(n−c, k) / C(n, k), which is unbiased (Chen et al. 2021).
 
 The standard error of a figure is the standard deviation over problems (ddof 1) of their contributions, divided by
-√problems. It covers the choice of problems and the sampling of responses. For avg@n with n > 1, the part of sampling is
-√(mean of p(1−p)/(n−1) / problems), where p is a problem's share of right responses. The rest is the part of the
-problems. The error of a mean over sets is √(Σ error²) / number of columns. Columns of one set (AIME24 has two) share
+√problems. It covers the choice of problems and the sampling of responses. For avg@n with n > 1, the sampling part is
+√(mean of p(1−p)/(n−1) / problems), where p is a problem's fraction of right responses. The rest is the problem part.
+The error of a mean over sets is √(Σ error²) / number of columns. Columns of one set (AIME24 has two) share
 its problems, and each problem contributes the sum of its columns.
 """
 
@@ -17,25 +17,25 @@ from typing import NamedTuple
 from evaluation import suites
 from runtime import measure
 
-UNITS = {"kk": " people", "countdown": " numbers"}  # what a category of the suite counts
+UNITS = {"kk": " people", "countdown": " numbers"}  # units of the categories
 
 
 class Column(NamedTuple):
-    """A column of the table of results."""
+    """A column of the results table."""
 
     title: str
-    category: str | None = None  # of the problems that it is about; None: of all
-    k: int | None = None  # pass@k; None: the share of right responses
+    category: str | None = None  # its problems' category; None: all problems
+    k: int | None = None  # pass@k; None: the fraction of right responses
 
 
 def columns_of(problems, args):
-    """{key: Column} of the table. If none has the key "all", the table also has the mean of its columns."""
+    """Return {key: Column} of the table. If none has the key "all", the table also has the mean of its columns."""
     samples = {problem["category"]: problem["samples"] for problem in problems}
     if args.suite == "math":
         return columns_of_sets(samples)
     columns = {}
     for category in sorted(samples, key=lambda category: (isinstance(category, str), category)):  # numbers first
-        if category != "all":  # of a task without categories
+        if category != "all":  # "all" belongs to tasks without categories
             columns[category] = Column(f"{category}{UNITS.get(args.suite, '')}", category)
     if args.suite != "kk":
         columns["all"] = Column(f"accuracy avg@{args.samples}" if args.samples > 1 else "accuracy")
@@ -46,7 +46,7 @@ def columns_of(problems, args):
 
 
 def columns_of_sets(samples):
-    """{key: Column} of sets of mathematics. samples: {set: responses to each of its problems}."""
+    """Return {key: Column} for sets of mathematics. samples: {set: responses per problem}."""
     columns = {}
     for name, n in samples.items():
         title = suites.TITLES[name]
@@ -58,9 +58,9 @@ def columns_of_sets(samples):
 
 
 def contributions(column, problems, scored):
-    """(the contributions of a column's problems, the variances that sampling adds to them, [] if unknown).
+    """Return (contributions of a column's problems, the variances that sampling adds to them, [] if unknown).
 
-    scored: for each checkpoint, for each problem, the scores of its responses. A problem contributes its share of right
+    scored: per checkpoint, per problem, the scores of its responses. A problem contributes its fraction of right
     responses, or its pass@k, averaged over the checkpoints.
     """
     values = []
@@ -83,14 +83,14 @@ def contributions(column, problems, scored):
 
 
 def error_of(values):
-    """The standard error of the mean over problems (ddof 1), or None for a single problem."""
+    """Return the standard error of the mean over problems (ddof 1), or None for a single problem."""
     if len(values) < 2:
         return None
     return stdev(values) / math.sqrt(len(values))
 
 
 def figure(values, noise=()):
-    """The mean over problems with its standard error. If noise is given, also the error's two parts."""
+    """Return the mean over problems with its standard error. With noise, also the error's two parts."""
     found = {"value": fmean(values), "error": error_of(values), "problems": len(values)}
     if noise and found["error"] is not None:
         of_samples = math.sqrt(math.fsum(noise)) / len(values)
@@ -100,16 +100,16 @@ def figure(values, noise=()):
 
 
 def mean_figure(columns, values):
-    """The mean over columns. Columns of one category share problems; each problem contributes the sum of its columns.
+    """Return the mean over columns. Columns of a category share problems; a problem contributes its columns' sum.
 
-    Columns over all problems (pass@k) are left out.
+    Columns over all problems (pass@k) are excluded.
     """
     by_category = {}
     for key, column in columns.items():
         if column.category is not None:
             by_category.setdefault(column.category, []).append(values[key])
     num_columns = sum(map(len, by_category.values()))
-    sums = []  # for each category, what its problems contribute
+    sums = []  # per category, its problems' contributions
     for lists in by_category.values():
         sums.append([math.fsum(of_problem) for of_problem in zip(*lists)])
     errors = [error_of(of_problems) for of_problems in sums]
@@ -121,9 +121,9 @@ def mean_figure(columns, values):
 
 
 def paired(columns, mine, theirs):
-    """Differences of two models on the same problems: {key: a figure, with how many problems went up, down or neither}.
+    """Return differences of two models on the same problems: {key: figure, with counts of problems up, down and same}.
 
-    mine, theirs: {key: the problems' contributions}. The counts of "mean" take each problem once, without pass@k.
+    mine, theirs: {key: the problems' contributions}. The counts of "mean" include each problem once, without pass@k.
     """
     differences = {}
     once = []
@@ -138,7 +138,7 @@ def paired(columns, mine, theirs):
 
 
 def moved(differences):
-    """How many problems went up, went down, or did neither."""
+    """Count the problems that went up, went down, or stayed the same."""
     rounding = 1e-9  # a mean over checkpoints may differ in its last digits
     up = sum(value > rounding for value in differences)
     down = sum(value < -rounding for value in differences)
@@ -146,7 +146,7 @@ def moved(differences):
 
 
 def rates(scores):
-    """Format rate, mean length in tokens, share of truncated responses, number of responses, and number timed out."""
+    """Return format rate, mean length in tokens, fraction truncated, number of responses, number timed out."""
     return {
         "format_rate": fmean(score["format"] for score in scores),
         "mean_tokens": fmean(score["tokens"] for score in scores),

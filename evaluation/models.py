@@ -1,4 +1,4 @@
-"""The models to evaluate: folders, hub ids, runs and their checkpoints."""
+"""Find the models to evaluate: folders, hub ids, runs and their checkpoints."""
 
 import hashlib
 import re
@@ -10,10 +10,10 @@ from runtime import checks, folders
 
 
 def checkpoints(model, last):
-    """The paths or hub ids to load: a run's newest checkpoints, or the model itself.
+    """Return the paths or hub ids to load: a run's newest checkpoints, or the model itself.
 
-    Of a run it is the `last` newest complete ones, oldest first. ValueError if it has fewer, or if
-    the model is no model folder, no run and no hub id.
+    For a run: its `last` newest complete checkpoints, oldest first. ValueError if it has fewer, or if
+    the model is neither a model folder, nor a run, nor a hub id.
     """
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
@@ -30,7 +30,7 @@ def checkpoints(model, last):
 
 
 def fingerprint(model):
-    """SHA-256 (hex) of a folder's weights, configuration and tokenizer; of a hub id its commit."""
+    """Return the SHA-256 (hex) of a folder's weights, configuration and tokenizer, or a hub id's commit."""
     if not Path(model).is_dir():
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         return f"{model} {config._commit_hash}"
@@ -43,7 +43,7 @@ def fingerprint(model):
 
 
 def short_name(model):
-    """The model's name for file names; for a checkpoint, with the name of its run."""
+    """Return the model's name for file names; for a checkpoint, with the name of its run."""
     parts = Path(model).absolute().parts
     name = parts[-1]
     if parts[-2] == "checkpoints":

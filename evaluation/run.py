@@ -1,4 +1,4 @@
-"""An evaluation from its flags to its files."""
+"""Run an evaluation from its flags to its files."""
 
 import contextlib
 import errno
@@ -30,7 +30,7 @@ from runtime.processes import ON_GPU
 
 
 def prepare(argv):
-    """(args, the task's module, problems, paths, plans).
+    """Return (args, the task's module, problems, paths, plans).
 
     paths: {model: its checkpoints}; plans: {checkpoint: (its requests, its plan)}. ValueError or
     OSError if something can't work.
@@ -43,7 +43,7 @@ def prepare(argv):
     for model in args.models:
         hub.ask(model)
     task, problems = suites.load_problems(args)
-    # Listed once: a run that still trains makes more of them.
+    # List them only once, because a run that still trains makes more of them.
     paths = {model: checkpoints(model, args.last) for model in args.models}
     all_paths = dict.fromkeys(chain(*paths.values()))
     plans = {path: requests_of(path, problems, args) for path in all_paths}
@@ -55,7 +55,7 @@ def prepare(argv):
 
 @contextlib.contextmanager
 def stops_in_one_line(out):
-    """Ends the program with one line at Ctrl-C, and if `out` can't be written."""
+    """End the program with one line at Ctrl-C, and if `out` can't be written."""
     way_on = f"the same command goes on from what is in {out}/responses"
     try:
         yield
@@ -76,8 +76,8 @@ def main():
 
     columns = figures.columns_of(problems, args)
     rows = []
-    values = []  # for each model, {column: the problems' contributions}
-    responses = []  # for each model, for each problem, the responses with their scores
+    values = []  # per model, {column: the problems' contributions}
+    responses = []  # per model, per problem, the responses with their scores
     with stops_in_one_line(args.out):
         for model in args.models:
             row, of_columns, of_problems = evaluate(model, paths[model], task, problems, plans, columns, args)
@@ -111,5 +111,5 @@ def main():
 
 
 if __name__ == "__main__":
-    streams.keep_writing()  # without a reader (`| head`) it goes on: the results are files
+    streams.keep_writing()  # continue without a reader (`| head`): the results are files
     main()

@@ -1,4 +1,4 @@
-"""Responses to the problems of a suite, sampled with vLLM in batches that a rerun finds again."""
+"""Sample responses to the problems of a suite with vLLM, in batches that a rerun can reuse."""
 
 import fcntl
 import gc
@@ -18,7 +18,7 @@ from runtime.processes import ON_GPU
 
 
 def requests_of(model, problems, args):
-    """(a request for each problem, the plan: the engine's settings).
+    """Return (a request per problem, the plan: the engine's settings).
 
     A request has `prompt_ids`, `max_tokens`, `samples`, `temperature` and `seed`. ValueError if the
     model can't be loaded, a prompt exceeds its context, or a sequence exceeds the cache.
@@ -27,7 +27,7 @@ def requests_of(model, problems, args):
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, mistral_format=False)
-    except Exception as error:  # the libraries have many kinds
+    except Exception as error:  # the libraries raise many kinds
         raise ValueError(f"{model} can't be loaded: {checks.no_folder(model)}{error}") from error
     model_files.check_evaluated(model, config)
     config = config.get_text_config()
@@ -63,14 +63,14 @@ def requests_of(model, problems, args):
     if talks:
         around_replies(tokenizer, args.chat_template, args.template_options)  # ValueError if it has no place for them
         plan["max_turns"] = args.max_turns
-        plan["task"] = hashlib.sha256(Path(task.__file__).read_bytes()).hexdigest()  # what it replies may change
+        plan["task"] = hashlib.sha256(Path(task.__file__).read_bytes()).hexdigest()  # its replies may change
         plan["chat"] = [args.chat_template, args.template_options]
     return requests, plan
 
 
 def cache_size(config, context, args):
-    """GiB for keys and values; None: what a GPU has left. ValueError if one sequence needs more."""
-    width = 4 if args.dtype == "float32" else 2  # bytes of a number
+    """Return GiB for keys and values; None: all that a GPU has left. ValueError if one sequence needs more."""
+    width = 4 if args.dtype == "float32" else 2  # bytes per number
     sequence = memory.key_value_bytes(config, width) * context / 2**30
     cache = args.kv_cache_gb
     if cache is None and not ON_GPU:
@@ -81,16 +81,16 @@ def cache_size(config, context, args):
 
 
 def load_engine(model, plan, seed):
-    """A vLLM engine. Only one may exist at a time. plan: as requests_of gives it."""
+    """Return a vLLM engine. Only one may exist at a time. plan: from requests_of."""
     options = engine.common_options(str(model), plan["context"], plan["kv_cache_gb"], plan["dtype"])
-    from vllm import LLM  # imported here because it reads the environment and takes seconds
+    from vllm import LLM  # imported here: it reads the environment and takes seconds
 
     with quiet.library_notices():
         return LLM(model=model, dtype=plan["dtype"], seed=seed, **options)
 
 
 def batches(requests, size):
-    """Lists of requests, in order; each ends with the one that brings it to `size` responses."""
+    """Return lists of requests, in order; each ends with the request that brings it to `size` responses."""
     cut = []
     batch = []
     for request in requests:
@@ -108,7 +108,7 @@ def num_responses(requests):
 
 
 def sample(llm, task, batch, plan, title, done, total):
-    """For each request of a batch a list of its responses.
+    """Sample a batch; return a list of responses per request.
 
     A response is {"response": its text, "tokens": how many, "truncated"}. If the task replies, it also has "turns" and
     "replies", and its text is the last turn. done, total: numbers of responses, for the progress bar of this title.
@@ -116,8 +116,8 @@ def sample(llm, task, batch, plan, title, done, total):
     engine.empty_prefix_cache(llm)  # a batch's responses must not depend on earlier batches
     bar = engine.bar_with(title, initial=done, total=total)
     found = []
-    going_on = []  # (the conversation, what generate needs for its next turn)
-    for request, responses in zip(batch, generate(llm, batch, plan, bar)):  # one for each request
+    going_on = []  # (the conversation, its last request, the response to that request)
+    for request, responses in zip(batch, generate(llm, batch, plan, bar)):  # one per request
         rows = []
         for i, response in enumerate(responses):
             row = {"response": response.text, "tokens": len(response.token_ids)}
@@ -148,7 +148,7 @@ def sample(llm, task, batch, plan, title, done, total):
 
 
 def generate(llm, requests, plan, bar):
-    """vLLM's responses to each request, with their texts: a list of lists."""
+    """Return vLLM's responses to each request, with their texts: a list of lists."""
     from vllm import SamplingParams
 
     prompts = []
@@ -174,7 +174,7 @@ def generate(llm, requests, plan, bar):
 
 
 def next_request(llm, task, row, request, response, plan):
-    """The request for a conversation's next turn, after the task's reply; None if the conversation is over.
+    """Return the request for a conversation's next turn, after the task's reply; None if the conversation is over.
 
     row: the conversation so far; request, response: of its last turn.
     """
@@ -197,10 +197,10 @@ def next_request(llm, task, row, request, response, plan):
 
 
 def respond(model, task, requests, plan, args):
-    """(the responses to all requests, in order; how they were made, for the results).
+    """Return (the responses to all requests, in order; how they were made, for the results).
 
-    Each complete batch becomes a line of OUT/responses/MODEL_DIGEST.jsonl. A rerun reads the lines
-    that exist and samples the rest, in the same batches as an uninterrupted evaluation. The file's
+    Each complete batch becomes a line of OUT/responses/MODEL_DIGEST.jsonl. A rerun reads existing
+    lines and samples the rest, in the same batches as an uninterrupted evaluation. The file's
     first line has everything that a response depends on: weights, requests, engine, seed, versions
     and machine. DIGEST is the digest of this line.
     """
@@ -225,7 +225,7 @@ def respond(model, task, requests, plan, args):
         except BlockingIOError:
             sys.exit(f"error: another evaluation is writing {path}")
         except OSError:
-            pass  # no locks here: some network file systems have none
+            pass  # some network file systems have no locks
         kept = read_batches(file, first)
         if kept:
             print(f"{model}: {len(kept)} of {len(todo)} batches are in {path}")
@@ -240,7 +240,7 @@ def respond(model, task, requests, plan, args):
             file.write(json.dumps(kept[-1]).encode() + b"\n")
             file.flush()
     if llm:
-        llm.llm_engine.engine_core.shutdown()  # now: the next model needs its memory
+        llm.llm_engine.engine_core.shutdown()  # now, because the next model needs its memory
     del llm
     gc.collect()
 
@@ -262,9 +262,9 @@ def respond(model, task, requests, plan, args):
 
 
 def read_batches(file, first):
-    """The batches that a file of responses has; what can't be used is cut off.
+    """Return the batches in a file of responses, and truncate the file after the usable part.
 
-    That is an incomplete last line, and everything if the first line differs.
+    An incomplete last line is unusable. If the first line differs, everything is.
     """
     file.seek(0)
     lines = file.read().split(b"\n")[:-1]

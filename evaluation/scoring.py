@@ -1,4 +1,4 @@
-"""Scored responses, and a row of the table from them."""
+"""Score responses, and make a table row of them."""
 
 from itertools import chain
 from pathlib import Path
@@ -10,19 +10,19 @@ from runtime import flags
 
 
 def evaluate(model, paths, task, problems, plans, columns, args):
-    """(a row of the table, {column: the problems' contributions}, each problem's scored responses).
+    """Return (a row of the table, {column: the problems' contributions}, each problem's scored responses).
 
     paths: the model's checkpoints; plans: {checkpoint: (its requests, its plan)}.
     """
     row = {"model": model, "checkpoints": [], "figures": {}}
     if Path(paths[0]) != Path(model).expanduser():
         row["model"] += f": {', '.join(Path(path).name for path in paths)}"
-    scored = []  # for each checkpoint, for each problem, the responses with their scores
+    scored = []  # per checkpoint, per problem, the responses with their scores
     for path in paths:
         responses, about = respond(path, task, *plans[path], args)
         row["checkpoints"].append(about)
         origin = {"model": row["model"], "checkpoint": path}
-        with flags.errors_in_one_line():  # a task of one's own may give too few scores
+        with flags.errors_in_one_line():  # a user's own task may return too few scores
             scored.append(score(task, problems, responses, origin))
 
     values = {}
@@ -44,9 +44,9 @@ def evaluate(model, paths, task, problems, plans, columns, args):
 
 
 def score(task, problems, responses, origin):
-    """For each problem its responses with their scores, as --keep_responses writes them.
+    """Return each problem's responses with their scores, as --keep_responses writes them.
 
-    responses: for each problem a list; origin: a dictionary that each of them begins with.
+    responses: a list per problem; origin: a dictionary, the first part of each result.
     """
     conversations = []  # each a list of turns
     answers = []
@@ -70,7 +70,7 @@ def score(task, problems, responses, origin):
 
 
 def compare_with_last(rows, values, columns):
-    """[the comparison of each row with the last, problem by problem]. values: for each row."""
+    """Compare each row with the last, problem by problem; a list of comparisons. values: one per row."""
     comparisons = []
     for row, of_columns in zip(rows[:-1], values):
         found = figures.paired(columns, of_columns, values[-1])
@@ -80,10 +80,10 @@ def compare_with_last(rows, values, columns):
 
 
 def add_words(rows, responses, args):
-    """Adds to each row its counts of words of reasoning, and how they differ from another row's.
+    """Add to each row its counts of words of reasoning, and their difference from another row's.
 
-    The other row is that of --versus, which is the last; without --versus it is the first.
-    responses: for each row, for each problem a list.
+    The other row is --versus's, which is the last; without --versus it is the first.
+    responses: per row, per problem a list.
     """
     counted = [words.count_all(of_model) for of_model in responses]
     base = -1 if args.versus else 0

@@ -1,4 +1,4 @@
-"""What to evaluate, and how: the flags of evaluate.py. Imports no torch, so a bad flag ends at once."""
+"""Define what to evaluate, and how: the flags of evaluate.py. Imports no torch, so bad flags fail at once."""
 
 import dataclasses
 from pathlib import Path
@@ -25,52 +25,52 @@ For example:
 
 None: the value that the given runs have; without runs, the papers'."""
 
-Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]  # a flag that may be given several times
+Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]  # a flag that may be repeated
 
 
 @dataclasses.dataclass
 class Args:
-    """What to evaluate, and how.
+    """The settings of an evaluation.
 
     None: the value that the given runs have; without runs, the papers'.
     """
 
     # ---- models
     models: tyro.conf.Positional[tuple[str, ...]] = ()  # folders, hub ids, runs or checkpoints
-    last: PositiveInt = 1  # a run's row is the mean over so many of its newest checkpoints
+    last: PositiveInt = 1  # average a run's row over this many of its newest checkpoints
     versus: str = ""  # a model or run; each of the others is compared with it, problem by problem
 
     # ---- problems
     suite: str | None = None  # a name of --task, or a Python file; None: the runs' task
-    protocol: Literal["ar_lopti", "acpo"] = "ar_lopti"  # math: the paper that says what is asked
+    protocol: Literal["ar_lopti", "acpo"] = "ar_lopti"  # math: the paper whose problems and sampling are used
     data_dir: str = ""  # a folder with the suite's files, or with a subfolder of the suite's name
     data: Repeated = ()  # file, folder or hub id; math: SET=SOURCE; none: generated, math: the hub
     sets: str = ""  # math: only these sets, as in "math500,aime"; empty: the protocol's
-    people: str | None = None  # kk: numbers of people, from 2 to 8: "3-7" or "2,3"
+    people: str | None = None  # kk: puzzle sizes in people, from 2 to 8: "3-7" or "2,3"
     numbers: str | None = None  # countdown: how many numbers, from 3 to 6: "3-4" or "5"
-    operations: str | None = None  # calculator: how many in a problem, from 1 to 3: "1" or "2-3"
+    operations: str | None = None  # calculator: operations per problem, from 1 to 3: "1" or "2-3"
     gym: str | None = None  # gym: generators of reasoning-gym: "letter_counting,chain_sum"
     gym_options: str | None = None  # gym: their parameters as JSON: '{"max_words": 3}'
-    limit: PositiveInt | None = None  # of each column (own generator: of all); None: all or 100-512
+    limit: PositiveInt | None = None  # problems per column (own generator: in all); None: all or 100-512
 
     # ---- sampling
     chat_template: Literal["auto", "none"] | None = None  # auto: the model's; none: plain text
     template_options: str | None = None  # the template's keywords: '{"enable_thinking": false}'
-    samples: GroupSize | None = None  # responses to a problem, if they are not greedy
+    samples: GroupSize | None = None  # responses per problem, if not greedy
     temperature: EvaluationTemperature | None = None  # of these responses; 0: greedy
-    max_response_tokens: PositiveInt | None = None  # longer ones are cut off, as by the context
-    max_turns: PositiveInt | None = None  # the model's turns, if the task replies
-    dtype: Dtype | None = None  # compute dtype; None: the type that is fast on this machine
+    max_response_tokens: PositiveInt | None = None  # longer responses are truncated, as by the context
+    max_turns: PositiveInt | None = None  # the most turns of the model, if the task replies
+    dtype: Dtype | None = None  # compute dtype; None: the one that is fast on this machine
     kv_cache_gb: PositiveFloat | None = None  # GiB; None: all a GPU has left; on a CPU up to 2
     batch: PositiveInt | None = None  # responses that are saved together; None: 512, CPU 128
-    seed: NonNegativeInt = 0  # of generated puzzles and of sampling
+    seed: NonNegativeInt = 0  # seeds generated puzzles and sampling
 
     # ---- output
     paper: bool = False  # add the papers' rows to the table
     pass_at_k: bool = False  # not math: also pass@1, pass@2, pass@4 … up to --samples
     words: bool = False  # count words of reasoning; relate them to the reward; compare models
     keep_responses: bool = False  # also write every response with its score
-    out: str = "evaluations"  # of results and responses; a rerun reads the responses from there
+    out: str = "evaluations"  # folder of results and responses; a rerun reads responses from it
 
 
 OF_A_RUN = {  # the settings of a run that are used here, with their types
@@ -90,20 +90,20 @@ CPU_TOKENS = 128  # max_response_tokens without a GPU, except if kk_tiny is the 
 
 
 def read_settings(argv):
-    """The Args of a command line, all settled. ValueError if one is wrong; exit 2 if unreadable."""
+    """Return the settled Args of a command line. ValueError if a value is wrong; exit 2 if unreadable."""
     args = flags.parse(argv, Args, Args(), HELP)
     settings.check_ranges(args)
     settle(args)
-    # A run's values, too; but settle may have set protocol to "", which is no choice of a user's.
+    # Also check a run's values. settle may have set protocol to "", which no user can choose: skip it.
     settings.check_ranges(dataclasses.replace(args, protocol=Args.protocol))
     return args
 
 
 def settle(args):
-    """Replaces None by the runs' or the papers' settings, and puts --versus last in args.models.
+    """Replace None by the runs' or the papers' settings, and put --versus last in args.models.
 
-    In place; dtype, for which torch is asked, stays as it is. ValueError if a value is ambiguous,
-    or does not go with another one.
+    Works in place; dtype stays, because only torch can decide it. ValueError if a value is ambiguous,
+    or contradicts another one.
     """
     if not args.models:
         raise ValueError("no model is given: python evaluate.py models/kk_tiny, or the folder of a run")
@@ -141,12 +141,12 @@ def settle(args):
 
 
 def the_one_of_runs(name, runs, args):
-    """The value of a setting in those runs that have the suite as their task; None without one."""
+    """Return the setting's value in the runs that have the suite as their task; None without such runs."""
     if getattr(args, name) is not None:
         return None
     name_in_run = name
     if name == "temperature":
-        if args.suite != "kk":  # the protocol sets that of the other suites
+        if args.suite != "kk":  # the protocol sets it for the other suites
             return None
         name_in_run = "eval_temperature"
     values = set()
@@ -157,16 +157,16 @@ def the_one_of_runs(name, runs, args):
 
 
 def the_one(name, values):
-    """The value that all runs share, or None if there is none. ValueError if they differ."""
+    """Return the value that all runs share, or None if there is none. ValueError if they differ."""
     if len(values) > 1:
         raise ValueError(f"the runs differ in {name} ({', '.join(sorted(map(str, values)))}): give --{name}")
     return next(iter(values), None)
 
 
 def run_settings(model):
-    """The content of args.json of a run, or of the run of a checkpoint; {} if there is none.
+    """Return the content of args.json of a run, or of a checkpoint's run; {} if there is none.
 
-    ValueError, with the file's name, if it can't be read or a setting that is used is of another
+    ValueError, with the file's name, if it can't be read, or if a setting that is used has another
     type.
     """
     folder = Path(model).expanduser().absolute()

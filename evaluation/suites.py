@@ -1,4 +1,4 @@
-"""What evaluate.py asks: suites of problems, the papers' settings for each, and where the problems come from."""
+"""Define the suites of evaluate.py: their problems, the papers' settings, and the problems' sources."""
 
 import hashlib
 import re
@@ -13,8 +13,8 @@ from rewards.rows import SUFFIXES
 from runtime import hub
 from runtime.chats import read_template_options
 
-# The papers' settings. Their models for math and HiTab are base models, which have learned no chat. The last three are
-# in no paper.
+# The papers' settings. For math and HiTab the papers use base models, not trained to chat. The last three suites
+# are in no paper.
 SETTINGS = {
     "kk": {"people": "3-7", "chat_template": "auto", "samples": 1, "temperature": 0.0},
     "math": {"chat_template": "none", "samples": 16, "temperature": 1.0},
@@ -31,14 +31,14 @@ SETTINGS = {
     "guess": {"max_turns": 5, "chat_template": "auto", "samples": 4, "temperature": 1.0},
 }
 OF_OWN_TASK = {"max_turns": 4, "chat_template": "auto", "samples": 1, "temperature": 0.0}
-# The paper that has a suite. Both have mathematics: --protocol says which.
+# The paper of each suite. Both have mathematics: --protocol chooses one.
 PAPER_OF = {"kk": "ar_lopti", "countdown": "acpo", "hitab": "acpo"}
 MAX_RESPONSE_TOKENS = {"ar_lopti": 4096, "acpo": 3072, "": 4096}  # by paper
-# How many problems are generated for each number of people, numbers, or kind of question.
+# Number of problems generated per number of people, count of numbers, or kind of question.
 GENERATED = {"kk": 100, "countdown": 512, "hitab": 256, "gym": 256, "calculator": 128, "guess": 60}
 GENERATED_OF_OWN_TASK = 256
 
-TITLES = {  # of the sets of problems of mathematics
+TITLES = {  # of the sets in mathematics
     "olympiad_bench": "Olympiad Bench",
     "minerva": "Minerva",
     "math500": "MATH-500",
@@ -51,7 +51,7 @@ PROTOCOLS = {
     "acpo": ["amc", "minerva", "math500", "olympiad_bench"],
 }
 GREEDY = ["olympiad_bench", "minerva", "math500"]  # in ar_lopti
-FILES = {  # names of a set's file, of which only letters and digits count
+FILES = {  # file names per set; only letters and digits count
     "olympiad_bench": ["olympiadbench"],
     "minerva": ["minerva", "minervamath"],
     "math500": ["math500"],
@@ -75,14 +75,14 @@ PAPERS_FILES = {
 
 
 def paper_of(suite, protocol):
-    """The paper that has a suite: "ar_lopti", "acpo" or "" (none). protocol: the one to take for math."""
+    """Return the paper of a suite: "ar_lopti", "acpo" or "" (none). protocol: the paper for math."""
     if suite == "math":
         return protocol
     return PAPER_OF.get(suite, "")
 
 
 def papers_settings(args):
-    """{name: value} of the paper's settings for args.suite; our own where no paper has any."""
+    """Return {name: value} of the paper's settings for args.suite; our own settings if no paper has any."""
     found = dict(SETTINGS.get(args.suite, OF_OWN_TASK))
     found["template_options"] = "{}"
     found["max_response_tokens"] = MAX_RESPONSE_TOKENS[args.protocol]
@@ -95,7 +95,7 @@ def papers_settings(args):
 
 
 def check_flags(args):
-    """ValueError if the command line has a flag that the suite does not take."""
+    """Raise ValueError if the command line has a flag that the suite does not use."""
     of_suites = {"people": "kk", "numbers": "countdown", "gym": "gym", "gym_options": "gym", "sets": "math"}
     of_suites["operations"] = "calculator"
     for flag, suite in of_suites.items():
@@ -106,7 +106,7 @@ def check_flags(args):
 
 
 def check_options(args):
-    """ValueError if a setting of the suite's task is wrong."""
+    """Raise ValueError if a setting of the suite's task is wrong."""
     read_template_options(args)
     if args.suite == "kk":
         parse_people(args.people)
@@ -119,15 +119,15 @@ def check_options(args):
 
 
 def load_problems(args):
-    """(the task's module, its problems). A problem also has `samples`, `temperature` and `seed`.
+    """Return (the task's module, its problems). A problem also has `samples`, `temperature` and `seed`.
 
-    ValueError if data are invalid or missing; in the latter case it says which files are needed and where they are.
+    ValueError if data are invalid or missing; if missing, it says which files are needed and where they are.
     """
     task = find_task(args.suite)
     load = load_sets if args.suite == "math" else load_others
     problems = load(task, args, data_folder(args))
     kept = []
-    seen = Counter()  # problems of each category
+    seen = Counter()  # problems per category
     for problem in problems:
         category = problem["category"]
         if args.limit is None or seen[category] < args.limit:
@@ -137,7 +137,7 @@ def load_problems(args):
 
 
 def how_to_sample(category, position, args):
-    """samples, temperature and seed of the problem at this position among those of its category."""
+    """Return samples, temperature and seed of the problem at this position within its category."""
     digest = hashlib.sha256(f"{args.seed}/{category}/{position}".encode()).digest()
     how = {"samples": args.samples, "temperature": args.temperature, "seed": int.from_bytes(digest[:6])}
     if args.suite == "math" and args.protocol == "ar_lopti" and category in GREEDY:
@@ -146,7 +146,7 @@ def how_to_sample(category, position, args):
 
 
 def data_folder(args):
-    """The folder of --data_dir, or its subfolder of the suite's name; None without --data_dir."""
+    """Return the folder of --data_dir, or its subfolder of the suite's name; None without --data_dir."""
     if not args.data_dir:
         return None
     folder = Path(args.data_dir).expanduser()
@@ -158,7 +158,7 @@ def data_folder(args):
 
 
 def load_others(task, args, folder):
-    """The problems of a suite other than math, from its data or generated."""
+    """Return the problems of a suite other than math, from its data or generated."""
     source = None
     if args.data:
         source = args.data[0]
@@ -181,7 +181,7 @@ def load_others(task, args, folder):
         options = {"gym": args.gym, "gym_options": args.gym_options}
         categories = args.gym.split(",")
 
-    size = None  # all that the source has
+    size = None  # take all problems of the source
     if not source:
         of_each = args.limit or GENERATED.get(args.suite, GENERATED_OF_OWN_TASK)
         size = of_each * len(categories)
@@ -194,7 +194,7 @@ def load_others(task, args, folder):
 
 
 def load_sets(task, args, folder):
-    """The problems of all sets of mathematics that are asked. The set is a problem's category."""
+    """Return the problems of all requested sets of mathematics. The set is a problem's category."""
     sources = math_sources(args, folder)
     hub.ask("", *sources.values())
     problems = []
@@ -209,14 +209,14 @@ def load_sets(task, args, folder):
 
 
 def is_own_file(args):
-    """Whether --data names one file of problems and no set that they belong to."""
+    """Return whether --data names one file of problems and no set that they belong to."""
     return len(args.data) == 1 and "=" not in args.data[0] and not (args.sets or args.data_dir)
 
 
 def math_sources(args, folder):
-    """{set: file or hub id}: from --data SET=SOURCE, then from the folder, or from the hub without a folder.
+    """Return {set: file or hub id}: from --data SET=SOURCE, then from the folder, or from the hub without a folder.
 
-    --data FILE, without a set, is all that is asked then.
+    With --data FILE, without a set, that file is the only source.
     """
     if is_own_file(args):
         return {"own": args.data[0]}
@@ -246,9 +246,9 @@ def math_sources(args, folder):
 
 
 def files_of_sets(folder):
-    """{set: path of its file} of the sets that have one in the folder."""
+    """Return {set: path of its file} for the sets that have a file in the folder."""
     by_stem = {}
-    for file in sorted(folder.iterdir(), reverse=True):  # the first by name is the one that is kept
+    for file in sorted(folder.iterdir(), reverse=True):  # of several files for a set, the first by name wins
         if file.suffix in SUFFIXES:
             stem = re.sub("[^a-z0-9]", "", file.stem.lower()).removesuffix("dsr")
             by_stem[stem] = str(file)
@@ -261,7 +261,7 @@ def files_of_sets(folder):
 
 
 def where_from(name):
-    """A sentence that says where the file of a set is found."""
+    """Return a sentence on where to find the file of a set."""
     text = f"Get {PAPERS_FILES[name]} from {PAPERS_REPOSITORY}: --data {name}=PATH"
     if name in HUB:
         text += f"; or the hub's: --data {name}={HUB[name]}."

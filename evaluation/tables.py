@@ -1,4 +1,4 @@
-"""The tables of an evaluation, on the terminal, as Markdown and as JSON."""
+"""Format the tables of an evaluation for the terminal, as Markdown and as JSON."""
 
 import dataclasses
 import hashlib
@@ -14,16 +14,16 @@ from evaluation import words
 from evaluation.models import short_name
 from runtime import files
 
-PERCENT = ("math", "countdown", "hitab")  # suites whose figures the papers print in percent
+PERCENT = ("math", "countdown", "hitab")  # suites for which the papers print percentages
 
 
 def unit_of(suite):
-    """(factor, digits) of a suite's figures, as the papers print them."""
+    """Return (factor, digits) for a suite's figures, as the papers print them."""
     return (100, 2) if suite in PERCENT else (1, 3)
 
 
 def shown(found, unit, sign=""):
-    """A figure with its standard error, as text. unit: (factor, digits)."""
+    """Format a figure with its standard error. unit: (factor, digits)."""
     factor, digits = unit
     text = f"{found['value'] * factor:{sign}.{digits}f}"
     if found["error"] is not None:
@@ -32,7 +32,7 @@ def shown(found, unit, sign=""):
 
 
 def tables_of(rows, comparisons, papers, columns, args):
-    """{title: lines of cells}. The first line has the titles of the columns."""
+    """Return {title: lines of cells}. The first line has the titles of the columns."""
     titles = {key: column.title for key, column in columns.items()}
     if "all" not in columns:
         titles["mean"] = "mean"
@@ -65,7 +65,7 @@ def line_of(row, titles, unit):
 
 
 def lines_of_paper(paper, titles, columns):
-    # The paper's mean is shown only if it is over the same columns.
+    # Show the paper's mean only if it is over the same columns.
     is_alike = set(paper["columns"]) - {"mean"} == set(columns)
     lines = []
     for name, *numbers in paper["rows"]:
@@ -91,7 +91,7 @@ def lines_of_comparison(comparison, titles, unit):
 
 
 def settings_of(args):
-    """{name: value} of the settings that the results depend on, without those that are not set."""
+    """Return {name: value} of the settings that the results depend on, except settings without a value."""
     left_out = ("models", "versus", "words", "pass_at_k", "paper", "keep_responses", "out")
     values = {}
     for name, value in dataclasses.asdict(args).items():
@@ -101,7 +101,7 @@ def settings_of(args):
 
 
 def caption(rows, problems, args):
-    """The text below the tables: settings, problems, commit, versions and machine."""
+    """Return the text below the tables: settings, problems, commit, versions and machine."""
     parts = [part for row in rows for part in row["checkpoints"]]
     made = [one for part in parts for one in part["made"]]
     commits = {str(one["commit"]) for one in made}
@@ -126,7 +126,7 @@ def caption(rows, problems, args):
 
 
 def rows_of_papers(args):
-    """The papers' tables of this suite and protocol, from benchmarks/paper.json."""
+    """Return the papers' tables of this suite and protocol, from benchmarks/paper.json."""
     file = Path(__file__).parents[1] / "benchmarks" / "paper.json"
     wanted = (args.suite, args.protocol)
     papers = json.loads(file.read_text(encoding="utf-8"))
@@ -134,7 +134,7 @@ def rows_of_papers(args):
 
 
 def sampling_of(problems):
-    """{category: how its problems' responses are sampled}."""
+    """Return {category: how its problems' responses are sampled}."""
     sampling = {}
     for problem in problems:
         how = {"samples": problem["samples"], "temperature": problem["temperature"]}
@@ -149,7 +149,7 @@ def print_header(console, args):
 
 
 def print_table(console, title, lines):
-    """Prints a table. lines: lists of cells, of which the first has the titles."""
+    """Print a table. lines: lists of cells; the first list has the titles."""
     table = Table(title=title, title_justify="left")
     for i, name in enumerate(lines[0]):
         table.add_column(escape(name), justify="right" if i else "left", overflow="fold")
@@ -159,7 +159,7 @@ def print_table(console, title, lines):
 
 
 def markdown(tables, below):
-    """The tables, with the text below them."""
+    """Format the tables, with the text below them."""
     text = ""
     for title, lines in tables.items():
         text += f"{title}:\n\n"
@@ -170,7 +170,7 @@ def markdown(tables, below):
 
 
 def file_name(rows, args):
-    """The name of the results: the suite, the first model, and a digest of what was evaluated."""
+    """Return the results' file name: the suite, the first model, and a digest of everything evaluated."""
     files_of = [[part["responses"] for part in row["checkpoints"]] for row in rows]
     digest = hashlib.sha256(json.dumps([settings_of(args), files_of]).encode()).hexdigest()
     others = f"_and_{len(rows) - 1}_more" * (len(rows) > 1)
@@ -178,7 +178,7 @@ def file_name(rows, args):
 
 
 def write(results, text, responses, args):
-    """Writes the files of an evaluation into --out; their names."""
+    """Write the files of an evaluation into --out; return their names."""
     rows = results["rows"]
     name = file_name(rows, args)
     contents = {

@@ -1,4 +1,4 @@
-"""Words of reasoning: their counts in responses and the correlation with the reward (AR-Lopti, fig. 5, Table 5).
+"""Count words of reasoning in responses, and correlate them with the reward (AR-Lopti, fig. 5, Table 5).
 
 `evaluate.py --words` uses this. The paper lists the words and counts plurals of nouns, past tenses and past participles
 of verbs, in upper and lower case. Here third persons, present participles and "definitely" count too. "XXX's statement"
@@ -27,26 +27,26 @@ PATTERNS = {
 
 
 def count_words(text):
-    """{family: the number of its words in the text}."""
+    """Return {family: the number of its words in the text}."""
     return {family: sum(len(p.findall(text)) for p in patterns) for family, patterns in PATTERNS.items()}
 
 
 def related(problems, **options):
-    """(correlation, its standard error) of the counts with the rewards, or (None, None) if one of them is constant.
+    """Return (correlation, its standard error) of the counts with the rewards, (None, None) if one is constant.
 
-    problems: as in count_all's "raw"; options: those of inference.correlation. Whole problems are drawn anew, as
-    the responses to one are not independent.
+    problems: as in count_all's "raw"; options: passed to inference.correlation. The bootstrap resamples whole problems,
+    because the responses to a problem are not independent.
     """
     return inference.correlation([(one["count"], one["reward"]) for one in problems], **options)
 
 
 def count_all(responses):
-    """Returns ({family: the mean count per response, for each problem}, {family: its relation to the reward}).
+    """Return ({family: mean count per response, per problem}, {family: its relation to the reward}).
 
-    responses: for each problem a list of dicts with `response`, `reward` and, if there are several kinds of problems,
+    responses: per problem a list of dicts with `response`, `reward` and, if there are several kinds of problems,
     `category`, such as the number of people. A relation: "pearson" and "spearman" over all responses; "by_category",
-    {category: {"spearman", "error"}}, since what goes with the reward in one may go against it in another; and
-    "raw", the raw values: [{"category", "count", "reward"}], the latter two with a number for each response.
+    {category: {"spearman", "error"}}, because words may go with the reward in one category and against it in another;
+    and "raw", the raw values: [{"category", "count", "reward"}], the latter two with a number per response.
     """
     counts = [[count_words(one["response"]) for one in of_problem] for of_problem in responses]
     by_problem, relations = {}, {}
@@ -67,7 +67,7 @@ def count_all(responses):
 
 
 def lines_of(rows):
-    """The table as lines of cells. The first line has the titles.
+    """Return the table as lines of cells. The first line has the titles.
 
     rows: dicts with `model`, `words` ({family: {"value", "error", "pearson", "spearman"}}) and, if the model is
     compared with another one, `words_change` ({family: {"value", "error"}}). An error of None is not shown.
@@ -91,9 +91,9 @@ def lines_of(rows):
 
 
 def draw(rows, path):
-    """Draws two panels to the file `path`: each family's count per response, and its rank correlation with the reward.
+    """Plot two panels to the file `path`: each family's count per response, and its rank correlation with the reward.
 
-    The correlations are those within a category of problems, such as a number of people, for the first row's model.
+    The correlations are within a category of problems, such as a number of people, for the first row's model.
 
     rows: as for lines_of.
     """
@@ -112,7 +112,7 @@ def draw(rows, path):
         places = [j + (i + 0.5) * width - 0.4 for j in range(len(WORDS))]
         look = {"fmt": "o", "color": colour, "capsize": 3, "label": category}
         errors = [2 * (one["error"] or 0) for one in found]
-        values = [math.nan if one["spearman"] is None else one["spearman"] for one in found]  # no point
+        values = [math.nan if one["spearman"] is None else one["spearman"] for one in found]  # None: no point
         below.errorbar(places, values, yerr=errors, **look)
     above.set(title="words in a response, ± standard error", ylabel="count")
     title = f"with the reward, by kind of problem, ± 2 standard errors: {rows[0]['model']}"

@@ -1,1 +1,1 @@
-"""The lab: commands that show on any model what the papers say about tokens. See README.md."""
+"""The lab: commands that test, on any model, the papers' claims about tokens. See README.md."""

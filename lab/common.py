@@ -1,7 +1,7 @@
-"""What the commands of the lab share: settings, trainers, batches, a step, results.
+"""Share code between the lab's commands: settings, trainers, batches, a step, results.
 
-Nothing here computes an advantage, a loss or an update: the trainers' own functions do. A batch is what a trainer's
-main hands to its update, made in the same order: prompts, responses by vLLM, rewards, log-probabilities, advantages.
+Nothing here computes an advantage, a loss or an update: the trainers' own functions do. A batch is the input of a
+trainer's update, made in the order of its main: prompts, responses by vLLM, rewards, log-probabilities, advantages.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from tools import kept
 from tools.maintain import claims, updates
 
 ROOT = Path(__file__).parents[1]
-STARTED = time.monotonic()  # when the command began, but for the imports
+STARTED = time.monotonic()  # when the command began, not counting the imports
 
 BINS = 4  # quarters of probability, as in AR-Lopti's figure 1
 BIN_NAMES = ["p ≤ 0.25", "0.25 – 0.5", "0.5 – 0.75", "p > 0.75"]
@@ -42,20 +42,20 @@ BIN_NAMES = ["p ≤ 0.25", "0.25 – 0.5", "0.5 – 0.75", "p > 0.75"]
 
 @dataclasses.dataclass
 class Args:
-    """Which model, which batches, and where the results go. A command adds its own settings."""
+    """The model, the batches, and the folder of the results. A command adds its own settings."""
 
     model: str = "models/kk_tiny"  # a model, a run's checkpoint or a hub id
-    out: str = ""  # of JSON, picture and page; empty: lab/results, or runs/lab (see place)
-    seed: NonNegativeInt = 0  # of the order of prompts and of sampling
-    prompts: PositiveInt = 12  # prompts of a batch
+    out: str = ""  # folder of JSON, figure and page; empty: lab/results, or runs/lab (see place)
+    seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
+    prompts: PositiveInt = 12  # prompts per batch
     responses: GroupSize = 8  # G, responses to each prompt
-    max_tokens: PositiveInt = 640  # longer responses are cut off
-    temperature: Temperature = 1.0  # of sampling, and of every probability
+    max_tokens: PositiveInt = 640  # longer responses are truncated
+    temperature: Temperature = 1.0  # for sampling, and for every probability
     task: str = "kk"  # kk, math, countdown, hitab or gym; asked in the model's chat template
-    data: str = ""  # its problems, as in a trainer; empty: generated, or from the hub
+    data: str = ""  # problems, as in a trainer; empty: generated, or from the hub
     people: str = "2-3"  # kk: numbers of people in the puzzles, within 2-8
-    cache: str = "runs/lab_batches"  # where sampled batches are kept, to be used again
-    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # tiny sizes, to see that it works
+    cache: str = "runs/lab_batches"  # where sampled batches are saved, to be reused
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # tiny sizes, to try the command
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # check everything and end
 
 
@@ -63,7 +63,7 @@ QUICK = {"prompts": 2, "responses": 3, "max_tokens": 96}  # sizes of --quick in 
 
 
 def parse(args_class, description, quick):
-    """The command line as an args_class; exit code 2 and one line if it can't be right. quick: sizes besides QUICK."""
+    """Parse the command line into an args_class; on errors, exit code 2 and one line. quick: sizes besides QUICK."""
     args = tyro.cli(args_class, description=description.split("\n\n")[0], use_underscores=True)
     if args.quick:
         sizes = QUICK | quick
@@ -76,13 +76,13 @@ def parse(args_class, description, quick):
 
 
 def place(args):
-    """Where results are written: lab/results has those of each command's own model."""
+    """Return the folder for results: lab/results has each command's results for its own default model."""
     is_shown = args.model == type(args).model and not getattr(args, "quick", False)
     return "lab/results" if is_shown else "runs/lab"
 
 
 def check(args):
-    """ValueError, saying what would be right, if a setting or a folder does not fit."""
+    """Raise ValueError, saying what would be right, if a setting or a folder does not fit."""
     settings.check_ranges(args)
     if args.task not in TASKS:
         raise ValueError(f"--task {args.task}: must be one of {', '.join(TASKS)}")
@@ -98,9 +98,9 @@ def check(args):
 
 
 def trainer_args(script, args, **changes):
-    """A script's own settings for the lab's model and sizes; what is not given is its default for the model.
+    """Return a script's own settings for the lab's model and sizes; others are its defaults for the model.
 
-    Compute is float32, since the lab compares small differences. Gradients are never scaled down.
+    Compute is float32, because the lab compares small differences. Gradients are never scaled down.
     """
     trainer = importlib.import_module(script)
     argv = [f"--model={began_with(args.model)}"]
@@ -109,14 +109,14 @@ def trainer_args(script, args, **changes):
         "prompts_per_step": args.prompts,
         "responses_per_prompt": args.responses,
         "max_response_tokens": args.max_tokens,
-        "gradient_checkpointing": ON_GPU,  # the models that need a GPU need the memory, too
+        "gradient_checkpointing": ON_GPU,  # models that need a GPU need to save memory, too
     }
     sizes |= {"updates_per_step": 1, "max_grad_norm": 1e9, "dtype": "float32", "compile": False}
     return trainer.Args(**own | sizes | changes)
 
 
 def began_with(model):
-    """The model that a checkpoint's run began with; any model that is no checkpoint is itself."""
+    """Return the model that a checkpoint's run began with; any other model is returned as it is."""
     run = folders.run_of(model)
     its_args = run / "args.json"
     if run == Path(model) or not its_args.exists():
@@ -125,20 +125,20 @@ def began_with(model):
 
 
 def name_of(model):
-    """The model in a picture's words: its folder; for a run's checkpoint the run's folder, too."""
+    """Return the model's name for figures: its folder; for a run's checkpoint, the run's folder, too."""
     run, path = folders.run_of(model), Path(model)
     return path.name if run == path else f"{run.name}, {path.name}"
 
 
 def learning_rate(args):
-    """--lr, or, if it is left open, grpo.py's for the model."""
+    """Return --lr or, without it, grpo.py's learning rate for the model."""
     return args.lr or trainer_args("grpo", args).lr
 
 
 def begin(args_class, description, quick, least_updates=None, also_check=None, need_gradient=True):
-    """(args, policy, tokenizer, batches): how a command begins. Without --batches there is one. It may end here.
+    """Begin a command: return (args, policy, tokenizer, batches), one batch without --batches. It may end here.
 
-    quick: as in parse; least_updates: of --updates, if there is one; also_check: its own; need_gradient: below.
+    quick: as in parse; least_updates: of --updates, if any; also_check: the command's; need_gradient: see load_batches.
     """
     args = parse(args_class, description, quick)
     with flags.errors_in_one_line():
@@ -157,19 +157,19 @@ def begin(args_class, description, quick, least_updates=None, also_check=None, n
 
 @dataclasses.dataclass
 class Sampled:
-    """Responses with all that does not depend on the algorithm. N responses of at most T tokens."""
+    """Responses with everything that does not depend on the algorithm. N responses of at most T tokens."""
 
     batch: dict  # ids, mask, sampler_logp, old_logp, ref_logp, entropy: [N, T]
-    rewards: torch.Tensor  # [N], of the task's rule
+    rewards: torch.Tensor  # [N], from the task
     texts: list  # of the responses
-    prompts: list  # a text for each group
-    correct: list  # a bool for each response
+    prompts: list  # one text per group
+    correct: list  # a bool per response
 
 
 def dry_run(args):
-    """Checks the model's files without its weights, and says how much memory grpo.py would need at these sizes.
+    """Check the model's files without its weights, and print the memory that grpo.py would need at these sizes.
 
-    A machine with too little memory is no error here: a command for a large model can be checked on a small machine.
+    Too little memory is no error here: a command for a large model can be checked on a small machine.
     """
     of_trainer = trainer_args("grpo", args)
     check_options(of_trainer)
@@ -186,7 +186,7 @@ def dry_run(args):
 
 
 def load_policy(args):
-    """(the policy in float32, its tokenizer), loaded by grpo.py. ValueError if it can't be."""
+    """Load (the policy in float32, its tokenizer) with grpo.py. ValueError if that fails."""
     of_trainer = trainer_args("grpo", args)
     checks.check_gpus(of_trainer)
     tokenizer, _ = checks.check_model(of_trainer, passes.HEAD_CHUNK)
@@ -194,7 +194,7 @@ def load_policy(args):
 
 
 def fingerprint(policy):
-    """Sixteen hexadecimal digits that change with any weight."""
+    """Return sixteen hexadecimal digits that change with any weight."""
     digest = hashlib.sha256()
     for name, weight in policy.named_parameters():
         digest.update(name.encode())
@@ -203,7 +203,7 @@ def fingerprint(policy):
 
 
 def digest_of(source):
-    """Sixteen hexadecimal digits of a file, a folder or a hub id: of its name and its content."""
+    """Return sixteen hexadecimal digits for a file, a folder or a hub id, from its name and content."""
     digest = hashlib.sha256(source.encode())
     path = Path(source)
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
@@ -216,7 +216,7 @@ SAMPLERS = {}  # {model: vLLM's engine}: a process can't have two
 
 
 def load_batches(policy, args, count, need_gradient=True):
-    """`count` batches of the policy's own responses, each a Sampled, from the cache if they are there.
+    """Return `count` batches of the policy's own responses, each a Sampled, from the cache if possible.
 
     need_gradient: ValueError if all groups of a batch have equal rewards. Batch i has its own prompts and seed.
     """
@@ -242,13 +242,13 @@ def load_batches(policy, args, count, need_gradient=True):
 
 
 def is_mixed(sampled, args):
-    """Which groups have rewards that differ, bools [groups]: the others have no advantage."""
+    """Return which groups have different rewards, bools [groups]; the others have no advantage."""
     groups = sampled.rewards.view(-1, args.responses)
     return (groups != groups[:, :1]).any(1)
 
 
 def sample(policy, args, numbers):
-    """Samples the batches with these numbers, one after the other, with one engine."""
+    """Sample the batches with these numbers, one after the other, with one engine."""
     of_trainer = trainer_args("grpo", args)
     _, tokenizer = checks.read_config(args.model)
     task, train, _ = load_task(of_trainer, tokenizer)
@@ -261,7 +261,7 @@ def sample(policy, args, numbers):
     grpo.sync_weights(policy, llm, of_trainer)
     made = []
     for number in numbers:
-        problems, _ = next_problems(train, number * args.prompts, of_trainer)  # of each response
+        problems, _ = next_problems(train, number * args.prompts, of_trainer)  # one per response
         batch, responses = grpo.sample(llm, problems, number, of_trainer)
         scores = score(task, responses, problems)
         batch["old_logp"], batch["entropy"] = grpo.log_probs(policy, batch, of_trainer)  # [N, T]
@@ -275,28 +275,28 @@ def sample(policy, args, numbers):
                 correct=[bool(s["correct"]) for s in scores],
             )
         )
-    engine.sleep(llm)  # on a GPU its memory is the measurement's until the next sync_weights
+    engine.sleep(llm)  # on a GPU, the measurement gets its memory until the next sync_weights
     return made
 
 
 def with_advantages(script, sampled, args):
-    """The batch as the script's main hands it to its update. args: the script's own settings."""
+    """Return the batch as the script's main passes it to its update. args: the script's own settings."""
     return updates.with_advantages(script, sampled.batch, sampled.rewards, sampled.correct, args)
 
 
 def for_grpo(sampled, args):
-    """(grpo.py's settings without a KL term, the batch as its main hands it to its update)."""
+    """Return (grpo.py's settings without a KL term, the batch as its main passes it to its update)."""
     of_script = trainer_args("grpo", args, kl_coef=0.0)
     return of_script, with_advantages("grpo", sampled, of_script)
 
 
 def bins_of(logp, edges=(0.25, 0.5, 0.75)):
-    """Each token's bin, 0 for the least probable; an edge is in the bin below. logp: any shape, in nats."""
+    """Return each token's bin, 0 for the least probable; an edge is in the bin below. logp: any shape, in nats."""
     return torch.bucketize(logp, torch.tensor(edges, dtype=torch.float64).log().to(logp))
 
 
 def mean_of(values, chosen, empty=None):
-    """The mean of the chosen values, or the share of true ones, [n] both; `empty` if none is chosen."""
+    """Return the mean of the chosen values, or the fraction of true ones, [n] both; `empty` if none is chosen."""
     return values[chosen].double().mean().item() if chosen.any() else empty
 
 
@@ -305,20 +305,20 @@ def means_by_bin(values, bins, empty=None):
 
 
 def shares_of(bins):
-    """The share of the tokens [n] in each bin."""
+    """Return the fraction of the tokens [n] in each bin."""
     return [(bins == i).double().mean().item() for i in range(BINS)]
 
 
 def pooled(of_batches):
-    """[{name: values [n] of a batch's tokens}, …] → {name: those of all batches}."""
+    """Merge [{name: values [n] of a batch's tokens}, …] into {name: the values of all batches}."""
     return {name: torch.cat([values[name] for values in of_batches]) for name in of_batches[0]}
 
 
 @contextmanager
 def head_in_float64(policy):
-    """Within it the policy's log-probabilities have all their digits where they are near 0.
+    """Within this block, the policy's log-probabilities keep all their digits near 0.
 
-    float32 has no number between 1 and 1 − 6e-8. Here what is done with the float32 logits is float64.
+    float32 has no number between 1 and 1 − 6e-8. So the computation on the float32 logits is in float64.
     """
 
     def head(states, targets, temperature, with_entropy):
@@ -335,16 +335,16 @@ def head_in_float64(policy):
 
 
 def fine_log_probs(policy, batch, args):
-    """Log-probability of each response token, [N, T] in float64, with all digits near 0. args: grpo.py's."""
+    """Return the log-probability of each response token, [N, T] in float64, with all digits near 0. args: grpo.py's."""
     with head_in_float64(policy):
         logp, _ = grpo.log_probs(policy, batch, args, with_entropy=False)
     return logp.double()
 
 
 def gradient_of(policy, batch, args):
-    """The gradient of GRPO's loss, a list of tensors, by its own update(). args: grpo.py's settings.
+    """Return the gradient of GRPO's loss, a list of tensors, by its own update(). args: grpo.py's settings.
 
-    With kl_coef 0 the advantages choose the tokens. The divisor counts all, so the parts of a batch add up to it.
+    With kl_coef 0, advantages choose the tokens. The divisor counts all tokens, so the parts of a batch add up to it.
     """
     recorder = updates.Recorder(policy)
     grpo.update(policy, recorder, batch, 1, args)
@@ -352,59 +352,59 @@ def gradient_of(policy, batch, args):
 
 
 def gradient_of_tokens(policy, batch, chosen, args):
-    """The part of gradient_of that comes from the chosen tokens, bool [N, T]."""
+    """Return the part of gradient_of that comes from the chosen tokens, bool [N, T]."""
     return gradient_of(policy, batch | {"advantages": batch["advantages"] * chosen}, args)
 
 
 def norms_by_bin(policy, batch, args):
-    """{norm: of each bin's part of GRPO's gradient, the least probable tokens first; norm_share: of their sum}."""
+    """Return {norm: of each bin's part of GRPO's gradient, lowest probability first; norm_share: of their sum}."""
     bins = bins_of(batch["old_logp"])  # [N, T]
     norms = [norm(gradient_of_tokens(policy, batch, bins == i, args)) for i in range(BINS)]
     return {"norm": norms, "norm_share": [one / max(sum(norms), 1e-300) for one in norms]}
 
 
 def add(gradients):
-    """The sum of several gradients, each a list of tensors."""
+    """Return the sum of several gradients, each a list of tensors."""
     return [sum(parts) for parts in zip(*gradients)]
 
 
 def copy_weights(policy):
-    """A copy of the weights, a list of tensors in the main memory."""
+    """Return a copy of the weights, a list of tensors in main memory."""
     return [weight.detach().to("cpu", copy=True) for weight in policy.parameters()]
 
 
 @torch.no_grad()
 def set_weights(policy, values):
-    """Gives the policy these weights, a list as copy_weights gives it."""
+    """Give the policy these weights, a list from copy_weights."""
     for weight, value in zip(policy.parameters(), values):
         weight.copy_(value)
 
 
 def dot(some, others):
-    """The inner product of two lists of tensors, as if each were one long vector."""
+    """Return the inner product of two lists of tensors, as if each were one long vector."""
     return sum((a.double() * b.double()).sum().item() for a, b in zip(some, others))
 
 
 def norm(tensors):
-    """The Euclidean norm of all numbers in a list of tensors."""
+    """Return the Euclidean norm of all numbers in a list of tensors."""
     return math.sqrt(dot(tensors, tensors))
 
 
 def angle(some, others):
-    """Between two lists of tensors, in degrees; 90 if one is zero."""
+    """Return the angle between two lists of tensors, in degrees; 90 if one is zero."""
     size = norm(some) * norm(others)
     cosine = dot(some, others) / size if size else 0.0
     return math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
 
 
 def mean_and_error(values):
-    """(mean, standard error of the mean, or 0 if there is one value) over batches."""
+    """Return (mean, standard error of the mean, or 0 for a single value) over batches."""
     error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return fmean(values), error
 
 
 def over_batches(rows):
-    """[a batch's tree of numbers, …] → the same tree with [mean, standard error] over those that are not None."""
+    """Turn [a batch's tree of numbers, …] into one tree with [mean, standard error] over values that are not None."""
     if isinstance(rows[0], dict):
         return {name: over_batches([row[name] for row in rows]) for name in rows[0]}
     if isinstance(rows[0], list):
@@ -414,19 +414,19 @@ def over_batches(rows):
 
 
 def correlation(a, b):
-    """Pearson's, of two vectors; 0 if one is constant or there are fewer than three numbers."""
+    """Return Pearson's correlation of two vectors; 0 if one is constant or has fewer than three numbers."""
     found = torch.corrcoef(torch.stack([a, b]))[0, 1].item() if len(a) > 2 else 0.0
     return 0.0 if math.isnan(found) else found
 
 
 def rank_correlation(a, b):
-    """Spearman's, of two vectors; 0 if one is constant or there are fewer than three values."""
+    """Return Spearman's correlation of two vectors; 0 if one is constant or has fewer than three values."""
     ranks = [torch.from_numpy(stats.rankdata(values.double().cpu())) for values in (a, b)]
     return correlation(*ranks)
 
 
 def finish(args, name, result):
-    """Writes OUT/NAME.json, with what one must know to make it again, and prints the verdicts."""
+    """Write OUT/NAME.json, with the facts needed to repeat it, and print the verdicts."""
     command = ["python", "-m", f"lab.{name}", *sys.argv[1:]]
     about = records.provenance() | {
         "script": f"lab.{name}",
@@ -444,7 +444,7 @@ def finish(args, name, result):
 
 
 def rounded(value):
-    """A value for JSON with five significant digits in its floats."""
+    """Round a value for JSON: five significant digits in its floats."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):
@@ -455,7 +455,7 @@ def rounded(value):
 
 
 def bars(axes, places, pairs, width=0.8, decimals=0, **look):
-    """Bars with their standard errors, and their heights as text. pairs: [mean, standard error] for each."""
+    """Plot bars with their standard errors, and their heights as text. pairs: [mean, standard error] per bar."""
     heights, errors = zip(*pairs)
     axes.bar(places, heights, width, yerr=errors, ecolor="black", capsize=3, **look)
     offset = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "small"}
@@ -464,7 +464,7 @@ def bars(axes, places, pairs, width=0.8, decimals=0, **look):
 
 
 def points(axes, places, pairs, fmt, **look):
-    """Markers with their standard errors. pairs: [mean, standard error] for each place, or None."""
+    """Plot markers with their standard errors. pairs: [mean, standard error] per place, or None."""
     there = [(place, *pair) for place, pair in zip(places, pairs) if pair]
     xs, means, errors = zip(*there) if there else ((), (), ())
     axes.errorbar(xs, means, yerr=errors, fmt=fmt, markersize=7, capsize=3, **look)
@@ -475,7 +475,7 @@ def percent(pairs):
 
 
 def draw_shares(panels, averages):
-    """The shares of tokens and of gradient norms by bin. averages: {name: of over_batches}."""
+    """Plot the fractions of tokens and of gradient norms by bin. averages: {name: from over_batches}."""
     parts = ("share of the tokens [%]", "share of the gradient norms [%]")
     width = 0.8 / len(averages)
     for axes, key, title in zip(panels, ("share", "norm_share"), parts):

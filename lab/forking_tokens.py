@@ -1,16 +1,16 @@
 """Forking tokens: words of the highest entropy, the lowest probability, the largest gradient.
 
 *Beyond the 80/20 Rule* (Wang et al. 2025, arXiv 2506.01939) and Archer (arXiv 2507.15778): the few tokens with a high
-entropy are the words at which a solution forks. AR-Lopti (arXiv 2505.12929) looks at the low-probability tokens, whose
-gradients are large. ACPO (arXiv 2606.22570), figure 2c and appendix C: the two are related, but not the same.
+entropy are the words at which a solution forks. AR-Lopti (arXiv 2505.12929) looks at the low-probability tokens, which
+have large gradients. ACPO (arXiv 2606.22570), figure 2c and appendix C: the two are related, but not the same.
 
-Measured for every response token of --batches batches: entropy, log-probability, and the norm of ∇ log π at the last
-layer's output; for --checked of the tokens at all weights, too. The set of highest entropy is the one that
-entropy_top.py trains on (--share 0.2); the two others, lowest probability and largest gradient, have as many tokens.
+It measures for every response token of --batches batches: entropy, log-probability, and the norm of ∇ log π at the last
+layer's output; for --checked of the tokens, also the norm at all weights. The set of highest entropy is the one that
+entropy_top.py trains on (--share 0.2). The two other sets, lowest probability and largest gradient, are equally large.
 
-A word is the text of a token without the spaces around it; those that occur --least times are listed. A connecting word
-is one that stands alone in AR-Lopti's Table 5 (evaluation/words.py). A token begins a step if it is the first, or
-follows a line break or the end of a sentence.
+A word is the text of a token without the spaces around it; words that occur --least times are listed. A connecting word
+is a complete entry of AR-Lopti's Table 5 (evaluation/words.py). A token begins a step if it is the first, or follows a
+line break or the end of a sentence.
 
 Results: forking_tokens.json and forking_tokens.png.
 
@@ -30,20 +30,20 @@ from runtime import curves
 from runtime.processes import DEVICE
 from runtime.settings import NonNegativeInt, PositiveFraction, PositiveInt
 
-NEARLY_CERTAIN = 0.01  # nats, the entropy below which a token counts as having none
-MOST = 0.8  # of the entropy: the 80 in 80/20
+NEARLY_CERTAIN = 0.01  # nats; a token with less entropy counts as having none
+MOST = 0.8  # fraction of the entropy: the 80 in 80/20
 MEASURES = ("entropy", "probability", "gradient")
 PAIRS = [("entropy", "probability"), ("entropy", "gradient"), ("probability", "gradient")]
 SENTENCE_ENDS = (".", "?", "!", ":")
-SHOWN = 12  # words in each panel of the picture
+SHOWN = 12  # words per panel of the figure
 
 
 @dataclasses.dataclass
 class Args(common.Args):
     batches: PositiveInt = 4  # batches to look at
-    share: PositiveFraction = 0.2  # of the tokens, in each of the three sets
+    share: PositiveFraction = 0.2  # fraction of the tokens in each of the three sets
     least: PositiveInt = 20  # a word that occurs less often is not listed
-    listed: PositiveInt = 30  # words in each list of the JSON
+    listed: PositiveInt = 30  # words per list in the JSON
     checked: NonNegativeInt = 1500  # tokens whose gradient at all weights is measured
 
 
@@ -51,7 +51,7 @@ QUICK = {"batches": 1, "least": 3, "checked": 6}
 
 
 def gradient_norms(policy, batch, args):
-    """‖∇ log π‖ of each response token at the last layer's output, [N, T]: what follows mixes no positions."""
+    """Return ‖∇ log π‖ of each response token at the last layer's output, [N, T]: no later step mixes positions."""
     norms = torch.zeros(batch["mask"].shape)
     for row in tqdm(range(len(norms)), desc="gradients", disable=None, leave=False):
         end = int(batch["mask"][row].nonzero()[-1]) + 1
@@ -60,12 +60,12 @@ def gradient_norms(policy, batch, args):
         logp, activations = proposition.activations_of(policy, ids, mask, args.temperature)
         [gradient] = torch.autograd.grad(logp.sum(), activations[-1])  # [1, end, D]
         of_state = gradient[0].norm(dim=-1).cpu()  # [end]
-        norms[row, 1:end] = of_state[:-1] * batch["mask"][row, 1:end]  # predicted from the state before
+        norms[row, 1:end] = of_state[:-1] * batch["mask"][row, 1:end]  # predicted from the previous state
     return norms
 
 
 def norms_at_all_weights(policy, batch, args):
-    """(rows, positions, ‖∇ log π‖ over all weights) of --checked random tokens of a batch, [n]."""
+    """Return (rows, positions, ‖∇ log π‖ over all weights) of --checked random tokens of a batch, [n]."""
     places = batch["mask"].nonzero()  # [tokens, 2]
     generator = torch.Generator().manual_seed(args.seed)
     chosen = places[torch.randperm(len(places), generator=generator)[: args.checked]]
@@ -81,26 +81,26 @@ def norms_at_all_weights(policy, batch, args):
 
 
 def is_connecting(word):
-    """Whether the word stands alone in AR-Lopti's Table 5."""
+    """Return whether the word is a complete entry of AR-Lopti's Table 5."""
     patterns = (pattern for family in words.PATTERNS.values() for pattern in family)
     return any(pattern.fullmatch(word) for pattern in patterns)
 
 
 def step_beginnings(texts):
-    """Which tokens of a response begin a step, a list of bools. texts: those of its tokens."""
+    """Return which tokens of a response begin a step, a list of bools. texts: the tokens' texts."""
     before = ["\n", *texts[:-1]]
     return ["\n" in text or text.rstrip(" \"'”’)").endswith(SENTENCE_ENDS) for text in before]
 
 
 def top_tokens(values, count):
-    """Which of the values [n] are the `count` largest, as bools; of equal ones the first."""
+    """Return which of the values [n] are the `count` largest, as bools; of equal ones, the first."""
     chosen = torch.zeros(len(values), dtype=torch.bool)
     chosen[values.sort(descending=True, stable=True).indices[:count]] = True
     return chosen
 
 
 def measure(policy, tokenizer, sampled, args):
-    """One batch: {name: values of its n tokens}. The words are a list, the others tensors [n]."""
+    """Measure one batch: {name: values of its n tokens}. The words are a list, the others tensors [n]."""
     batch = sampled.batch
     mask = batch["mask"]
     rows = [ids[inside].tolist() for ids, inside in zip(batch["ids"], mask)]
@@ -115,7 +115,7 @@ def measure(policy, tokenizer, sampled, args):
     count = int(found["in entropy"].sum())
     found["in probability"] = top_tokens(-found["probability"], count)
     found["in gradient"] = top_tokens(found["gradient"], count)
-    # A token of spaces alone as Python writes it.
+    # Show a token that has only spaces by its repr().
     found["words"] = [text.strip() or repr(text)[1:-1] for row in texts for text in row]
     found["begins"] = torch.tensor([begin for row in texts for begin in step_beginnings(row)])
     found["connects"] = torch.tensor([is_connecting(word) for word in found["words"]])
@@ -123,27 +123,27 @@ def measure(policy, tokenizer, sampled, args):
 
 
 def share_carrying(values, part):
-    """The least share of the values [n] whose sum is `part` of all, the largest values first."""
+    """Return the smallest fraction of the values [n] whose sum is `part` of all, taking the largest values first."""
     sums = values.sort(descending=True).values.cumsum(0)
     count = int((sums < part * sums[-1] * (1 - 1e-12)).sum()) + 1
     return min(count, len(values)) / len(values)
 
 
 def entropy_bounds(probability, vocabulary):
-    """(least, greatest) entropy in nats if a token has this p, [n]: the rest on one token, or evenly on all others."""
+    """Return (least, greatest) entropy for p, [n], in nats: 1 − p on one other token, or on all others evenly."""
     rest = 1 - probability
     least = -torch.xlogy(probability, probability) - torch.xlogy(rest, rest)
     return least, least + rest * math.log(vocabulary - 1)
 
 
 def numbers_of(found, vocabulary):
-    """The numbers of one batch, for JSON. found: as measure() gives it."""
+    """Return the numbers of one batch, for JSON. found: from measure()."""
     entropy, probability = found["entropy"], found["probability"]
     low, high = entropy_bounds(probability, vocabulary)
-    slack = 1e-4  # nats: both come from float32 log-probabilities
+    slack = 1e-4  # nats, because both come from float32 log-probabilities
     is_within = (entropy > low - slack) & (entropy < high + slack)
     top = found["in entropy"]
-    count = math.ceil(top.double().mean().item() * len(entropy))  # of the tokens of each set
+    count = math.ceil(top.double().mean().item() * len(entropy))  # tokens per set
     gradients = found["gradient"].sort(descending=True).values
     numbers = {
         "tokens": len(entropy),
@@ -172,7 +172,7 @@ def numbers_of(found, vocabulary):
 
 
 def word_table(batches, least):
-    """[{word, count, means of its tokens}] of all words that occur `least` times in the batches."""
+    """Return [{word, count, means of its tokens}] of all words that occur `least` times in the batches."""
     places = {}  # word: its places among all tokens
     for place, word in enumerate(word for found in batches for word in found["words"]):
         places.setdefault(word, []).append(place)
@@ -187,7 +187,7 @@ def word_table(batches, least):
 
 
 def lists_of(rows, listed):
-    """{list: its words' rows}, the four lists: at most so many words, the most extreme first."""
+    """Return {list: its words' rows}, the four lists: at most `listed` words each, the most extreme first."""
     orders = {
         "highest entropy": ("entropy", True),
         "lowest probability": ("probability", False),
@@ -212,7 +212,7 @@ def draw(batches, lists, args):
 
 
 def draw_shares(axes, pooled):
-    """The part of the entropy and of the gradients that a share of the tokens has."""
+    """Plot the part of the entropy and of the gradients against the fraction of the tokens that has it."""
     for key, colour in (("entropy", "#0072B2"), ("gradient", "#D55E00")):
         sums = pooled[key].sort(descending=True).values.cumsum(0)
         shares = torch.arange(1, len(sums) + 1) / len(sums)
@@ -226,7 +226,7 @@ def draw_shares(axes, pooled):
 
 
 def draw_scatter(axes, pooled, args):
-    """Entropy over probability, and the least it can be; some tokens, to tell points apart."""
+    """Plot entropy over probability, with its lower bound; only some tokens, so that points can be distinguished."""
     generator = torch.Generator().manual_seed(args.seed)
     some = torch.randperm(len(pooled["entropy"]), generator=generator)[:4000]
     look = {"markersize": 3, "alpha": 0.35, "color": "#0072B2", "rasterized": True}
@@ -240,7 +240,7 @@ def draw_scatter(axes, pooled, args):
 
 
 def draw_words(panels, lists):
-    """A panel for each list: its words, with their means as bars."""
+    """Plot a panel per list: its words, with their means as bars."""
     units = {"entropy": "mean entropy [nats]", "probability": "mean probability", "gradient": "mean ‖∇ log π‖"}
     for axes, (name, rows) in zip(panels, lists.items()):
         key = name.split()[1]
@@ -254,7 +254,7 @@ def draw_words(panels, lists):
 
 
 def check_gradients(policy, sampled, found, args):
-    """[{"rest": 1 − π, "all_weights", "last_layer": norms}] of --checked tokens, by response."""
+    """Return [{"rest": 1 − π, "all_weights", "last_layer": norms}] of --checked tokens, by response."""
     rows, positions, at_all = norms_at_all_weights(policy, sampled.batch, args)
     number = torch.full(sampled.batch["mask"].shape, -1)
     number[sampled.batch["mask"]] = torch.arange(len(found["gradient"]))
@@ -265,7 +265,7 @@ def check_gradients(policy, sampled, found, args):
 
 def main():
     args, policy, tokenizer, batches = common.begin(Args, __doc__, QUICK, need_gradient=False)
-    policy.eval()  # nothing is recomputed: the activations are looked at
+    policy.eval()  # recompute nothing: the activations are read
     found = [measure(policy, tokenizer, sampled, args) for sampled in tqdm(batches, desc="batches", disable=None)]
     rows = [numbers_of(of_batch, policy.lm.config.vocab_size) for of_batch in found]
     table = word_table(found, args.least)

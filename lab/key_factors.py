@@ -1,21 +1,21 @@
 """Key factors: size and direction of the gradients of some tokens, and of off-policy losses.
 
 ACPO (arXiv 2606.22570), figure 4 and appendix D. Two gradients are compared by the ratio of their norms and by
-principal angles. For each weight matrix take the k first right singular vectors of both gradients, V and W. The
-arccosines of the singular values of VᵀW are the angles between the two subspaces; shown is their mean over the k angles
-and all matrices. 0° is the same subspace. Two that have nothing to do with each other are not at 90°, but at `chance`.
-The paper takes k = 128, of all of kk_tiny's directions in most matrices. So k is a sixteenth of the model's width.
+principal angles. For each weight matrix, V and W are the first k right singular vectors of the two gradients. The
+arccosines of the singular values of VᵀW are the angles between the two subspaces. Results show their mean over the k
+angles and all matrices. Equal subspaces have 0°. Unrelated subspaces don't have 90°, but `chance`. The paper's k is
+128, which is all of kk_tiny's directions in most matrices. So here k is a sixteenth of the model's width.
 
 Some tokens (D.1, D.2): p < 0.2, p > 0.8, the highest entropies (by entropy_top.py), A > 0, A < 0; at the weights that
-sampled the batch, against the gradient of all tokens. Norms are those of the mean over these tokens alone.
+sampled the batch, compared with the gradient of all tokens. Norms belong to the mean over these tokens alone.
 
 Importance sampling (D.3): GRPO makes all but the last of --updates updates on a batch. At these weights every method's
-own update() gives its gradient on the whole batch. The reference is GRPO's, as in the paper. On-policy is the gradient
-of the whole batch in one update, at the weights that sampled it; "on-policy, moved" has the moved weights and every ρ
-at 1; "other batch" is on-policy, of other prompts: what lies within its angle is the noise of sampling.
+own update() gives its gradient on the whole batch. The reference is GRPO's gradient, as in the paper. "on-policy" is
+the gradient of the whole batch in one update, at the weights that sampled it. "on-policy, moved" has the moved weights
+and every ρ at 1. "other batch" is on-policy, with other prompts: angles up to its angle are sampling noise.
 
-GRPO has a symmetric clip, ε 0.2; DAPO is that with ε_high 0.28 alone, as in the ACPO paper; "no clip" has a range that
-no ρ leaves; "ACPO, α 0" has ACPO's mean over responses and a fixed clip. There is no KL term.
+GRPO has a symmetric clip, ε 0.2. DAPO differs only by ε_high 0.28, as in the ACPO paper. "no clip" has a range that
+no ρ leaves. "ACPO, α 0" has ACPO's mean over responses and a fixed clip. There is no KL term.
 
 Results: key_factors.json and key_factors.png; bars are means, error bars standard errors over batches.
 
@@ -38,15 +38,15 @@ from runtime.settings import PositiveFraction, PositiveInt
 from tools.maintain import updates
 
 PAPERS_K = 128
-SUBSETS = {  # name: norm in per cent of the whole's and angle in degrees in the paper
+SUBSETS = {  # name: the paper's norm in per cent of the whole's, and angle in degrees
     "p < 0.2": (409, 27.8),
     "p > 0.8": (50, 42.8),
     "top entropy": (340, 44.2),
     "A > 0": (122, 40.5),
     "A < 0": (92, 28.0),
 }
-TOP_ENTROPY = 0.2  # the share of tokens of highest entropy
-METHODS = {  # name: script and what it sets besides its defaults
+TOP_ENTROPY = 0.2  # fraction of the tokens, by highest entropy
+METHODS = {  # name: script, and its settings besides the defaults
     "GRPO": ("grpo", {"clip_low": 0.2, "clip_high": 0.2}),
     "no clip": ("grpo", {"clip_low": 1.0, "clip_high": 1e9}),  # ρ is at most exp(20), 4.9e8
     "DAPO": ("dapo", {"clip_low": 0.2, "clip_high": 0.28, "overlong_buffer": 0}),
@@ -56,7 +56,7 @@ METHODS = {  # name: script and what it sets besides its defaults
     "DPPO": ("dppo", {}),
 }
 REFERENCES = ["GRPO", "on-policy", "on-policy, moved"]
-PAPER = {  # norm in per cent of GRPO's, angle to GRPO's in degrees; None: the text has none
+PAPER = {  # norm in per cent of GRPO's, angle to GRPO's in degrees; None: not in the text
     "on-policy": (98, 47.4),
     "no clip": (20177, 50.7),
     "DAPO": (None, 1.3),
@@ -66,18 +66,18 @@ PAPER = {  # norm in per cent of GRPO's, angle to GRPO's in degrees; None: the t
 
 @dataclasses.dataclass
 class Args(common.Args):
-    prompts: PositiveInt = 16  # prompts of a batch; a multiple of --updates
+    prompts: PositiveInt = 16  # prompts per batch; a multiple of --updates
     batches: PositiveInt = 4  # batches to average over
-    k: PositiveInt | None = None  # directions of a subspace; None: width/16, at most 128
-    updates: PositiveInt = 16  # of a step; all but the last are made before the gradients are taken
-    lr: PositiveFraction | None = None  # AdamW's in these updates; None: grpo.py's for the model
+    k: PositiveInt | None = None  # directions per subspace; None: width/16, at most 128
+    updates: PositiveInt = 16  # per step; all but the last are made before the gradients are computed
+    lr: PositiveFraction | None = None  # AdamW's learning rate in these updates; None: grpo.py's for the model
 
 
 QUICK = {"batches": 1, "updates": 2}
 
 
 def right_vectors(matrix):
-    """Its right singular vectors, [columns, rank] in float64; a value within float32's rounding is none."""
+    """Return a matrix's right singular vectors, [columns, rank] in float64, without those within float32's rounding."""
     _, sizes, vectors = torch.linalg.svd(matrix.to(DEVICE).double(), full_matrices=False)
     rounding = max(matrix.shape) * torch.finfo(torch.float32).eps
     rank = int((sizes > rounding * sizes[:1]).sum())
@@ -85,7 +85,7 @@ def right_vectors(matrix):
 
 
 def principal_angles(some, others, k):
-    """Between the spans of the first k of these orthonormal vectors [columns, any], in degrees, smallest first."""
+    """Return the angles between the spans of both first k orthonormal vectors [columns, any], in degrees, ascending."""
     k = min(k, some.shape[1], others.shape[1])
     if k == 0:
         return torch.full((1,), 90.0, dtype=torch.float64)
@@ -101,7 +101,7 @@ class Gradient:
         self.vectors = [right_vectors(tensor)[:, :k].clone() for tensor in tensors if tensor.dim() == 2]
 
     def compare(self, reference):
-        """Norm as a share of the reference's, and the two angles to it; one by matrix, too."""
+        """Return the norm relative to the reference's, and the two angles to it, one of them per matrix, too."""
         pairs = zip(self.vectors, reference.vectors)
         by_matrix = [principal_angles(mine, its, self.k).mean().item() for mine, its in pairs]
         return {
@@ -113,21 +113,21 @@ class Gradient:
 
 
 def chance(policy, k):
-    """The mean principal angle between random matrices in place of the gradients, in degrees."""
+    """Return the mean principal angle between random matrices of the gradients' shapes, in degrees."""
     rng = torch.Generator().manual_seed(0)
     noise = [[torch.randn(weight.shape, generator=rng) for weight in policy.parameters()] for _ in range(2)]
     return Gradient(noise[0], k).compare(Gradient(noise[1], k))["angle"]
 
 
 def prepared(method, sampled, args):
-    """(script, its settings, the batch as its main hands it to its update) of a method."""
+    """Return (script, its settings, the batch as its main passes it to its update) of a method."""
     script, changes = METHODS[method]
     of_script = common.trainer_args(script, args, kl_coef=0.0, **changes)
     return script, of_script, common.with_advantages(script, sampled, of_script)
 
 
 def subsets_of(policy, sampled, args):
-    """(the whole gradient, {subset: its part of the gradient, its share of tokens}), where every ρ is 1."""
+    """Return (the whole gradient, {subset: its part of the gradient, its fraction of the tokens}), at every ρ = 1."""
     _, of_script, batch = prepared("GRPO", sampled, args)
     cells = common.bins_of(batch["old_logp"], who_dominates.EDGES)
     chosen = {name: cells == cell for name, cell in who_dominates.TAILS.items()}
@@ -144,7 +144,7 @@ def subsets_of(policy, sampled, args):
 
 
 def compare_subsets(whole, parts, k):
-    """{subset: its comparison with the whole, a Gradient; norm: of the mean over the subset's tokens alone}."""
+    """Compare each subset with the whole, a Gradient: {subset: comparison; norm: of the mean over its tokens alone}."""
     result = {}
     for name, (part, share) in parts.items():
         found = Gradient(part, k).compare(whole)
@@ -154,19 +154,19 @@ def compare_subsets(whole, parts, k):
 
 
 def move(policy, sampled, args):
-    """Gives the policy the weights after all but the last of GRPO's updates on this batch."""
+    """Give the policy the weights after all but the last of GRPO's updates on this batch."""
     _, of_script, batch = prepared("GRPO", sampled, args)
     num_rows = len(batch["ids"])
     seen = {name: value[: num_rows - num_rows // args.updates] for name, value in batch.items()}
     lr = common.learning_rate(args)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=of_script.weight_decay)
-    own_norm = grpo.Args().max_grad_norm  # here the gradient is scaled down, as in training
+    own_norm = grpo.Args().max_grad_norm  # scale the gradient down here, as in training
     of_script = dataclasses.replace(of_script, updates_per_step=args.updates - 1, max_grad_norm=own_norm)
     grpo.update(policy, optimizer, seen, 1, of_script)
 
 
 def off_policy_gradient(method, policy, sampled, args):
-    """(the gradient of a method's loss, a list of tensors; metrics), at the second of two updates with all tokens."""
+    """Return (gradient of a method's loss, a list of tensors; metrics) at the second of two updates with all tokens."""
     script, of_script, batch = prepared(method, sampled, args)
     twice = {name: torch.cat([value, value]) for name, value in batch.items()}
     recorder = updates.Recorder(policy)
@@ -176,7 +176,7 @@ def off_policy_gradient(method, policy, sampled, args):
 
 
 def measure(policy, before, sampled, other, k, args):
-    """One batch: its numbers for JSON. other: another batch, or None. The policy stays as it is."""
+    """Return one batch's numbers for JSON. other: another batch, or None. The policy stays as it is."""
     whole, parts = subsets_of(policy, sampled, args)
     whole = Gradient(whole, k)
     result = {"subsets": compare_subsets(whole, parts, k)}
@@ -193,7 +193,7 @@ def measure(policy, before, sampled, other, k, args):
     for method in METHODS:
         gradient, metrics = off_policy_gradient(method, policy, sampled, args)
         found[method] = Gradient(gradient, k)
-        if method == "GRPO":  # both copies of the batch are clipped alike
+        if method == "GRPO":  # both copies of the batch are clipped equally
             result["clip_rate"] = metrics["clip_rate"]
     common.set_weights(policy, before)
 
@@ -204,16 +204,16 @@ def measure(policy, before, sampled, other, k, args):
 
 
 OURS, OTHER, PAPERS = curves.COLOURS[0], curves.COLOURS[6], curves.COLOURS[1]
-GREY = "0.45"  # of lines to compare with
-NORMS = "0.6"  # and of angles of another kind than the two that the legend names
+GREY = "0.45"  # lines to compare with
+NORMS = "0.6"  # also of angles of another kind than the two in the legend
 
 
 def draw_paper(axes, places, values, decimals):
-    """A diamond, with its number above, for each value that the paper has."""
+    """Draw a diamond, with its number above, for each value in the paper."""
     shown = [(place, value) for place, value in zip(places, values) if value is not None]
     axes.scatter(*zip(*shown), label="the paper", color=PAPERS, s=90, marker="D", zorder=3, edgecolor="white")
     look = {"xytext": (0, 8), "textcoords": "offset points", "fontsize": "small", "ha": "center", "va": "bottom"}
-    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # since lines go through
+    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # because lines cross it
     for place, value in shown:
         axes.annotate(f"{value:,.{decimals}f}", (place, value), color=PAPERS, **look)
 
@@ -223,7 +223,7 @@ def draw(average, by_chance, args):
     title += "error bars: standard error"
     figure = curves.new_figure(curves.WIDTH, 16, title)
     mosaic = figure.subplot_mosaic([["norm", "angle"], ["norms"] * 2, ["angles"] * 2])
-    # Of some tokens, and off-policy.
+    # First the panels of some tokens, then the off-policy ones.
     panels = [[mosaic[name] for name in names] for names in (("norm", "angle"), ("norms", "angles"))]
     to_grpo, to_on_policy = (average["off_policy"][name] for name in ("GRPO", "on-policy"))
     methods = ["on-policy", "on-policy, moved", *[name for name in METHODS if name != "GRPO"]]

@@ -1,12 +1,12 @@
-"""The lens: what weight every algorithm puts on every token of one batch.
+"""The lens: the weight that every algorithm puts on every token of one batch.
 
-A policy gradient is a sum over tokens, Σ weight · ∇log π. The weights are read off each script's own update()
-(tools/maintain/updates.py) at the first update of a step, where π is still π_old, and at a later one: the script first
-updates the model with this batch, --updates times with AdamW (with Lopti twice as many optimizer steps), and the table
-then holds the log-probabilities of the model that has moved. The reference stays. Each script has its own settings.
+A policy gradient is a sum over tokens, Σ weight · ∇log π. The weights come from each script's own update()
+(tools/maintain/updates.py), at the first update of a step, where π is still π_old, and at a later one. For the latter
+the script first updates the model with this batch, --updates times with AdamW (with Lopti twice as many optimizer
+steps); the table then holds the moved model's log-probabilities. The reference stays. Scripts keep their own settings.
 
 Not shown: opd.py, which has a teacher; grpo_multi_turn.py, which is grpo.py if no task replies; dapo.py's choice of
-groups (all are kept), ppo.py's critic (its values are 0), and the scaling of gradients to --max_grad_norm.
+groups (all stay), ppo.py's critic (its values are 0), and the scaling of gradients to --max_grad_norm.
 
 Results: lens.html, a page with the responses and coloured tokens; lens.png, the mean weight by probability; lens.json.
 
@@ -28,17 +28,17 @@ from runtime.settings import PositiveFraction, PositiveInt
 from runtime.watched_tokens import pieces_of
 from tools.maintain.updates import ALGORITHMS, token_weights
 
-# opd.py's weights are those of a teacher; grpo_multi_turn.py is grpo.py on a task that does not reply.
+# opd.py's weights depend on a teacher; grpo_multi_turn.py is grpo.py on a task that does not reply.
 SCRIPTS = [script for script in ALGORITHMS if script not in ("opd", "grpo_multi_turn")]
 PAGE = Path(__file__).parent / "page.html"
-CUT = 0.01  # a token is cut off if it has less than this share of its weight at the first update
-TOP = 0.01  # of the tokens of a bin, by |weight|, is left out of means, as in AR-Lopti's figure 1
+CUT = 0.01  # a token is clipped if less than this fraction of its first weight is left
+TOP = 0.01  # fraction of a bin's tokens, by |weight|, excluded from means as in AR-Lopti's figure 1
 
 
 @dataclasses.dataclass
 class Args(common.Args):
     updates: PositiveInt = 12  # optimizer updates before the second measurement; divides --prompts
-    lr: PositiveFraction | None = None  # AdamW's in these updates; None: grpo.py's for the model
+    lr: PositiveFraction | None = None  # AdamW's learning rate in these updates; None: grpo.py's for the model
     show: PositiveInt = 4  # groups of responses on the page
 
 
@@ -46,7 +46,7 @@ QUICK = {"updates": 2, "show": 1}
 
 
 def measure(script, policy, sampled, args):
-    """All that the page and the summary need of one script, a dictionary of tensors [N, T]."""
+    """Measure everything that the page and the summary need of one script: a dictionary of tensors [N, T]."""
     trainer = importlib.import_module(script)
     of_script = common.trainer_args(script, args)
     batch = common.with_advantages(script, sampled, of_script)
@@ -54,9 +54,9 @@ def measure(script, policy, sampled, args):
     before = common.copy_weights(policy)
     lr = common.learning_rate(args)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=of_script.weight_decay)
-    own_norm = trainer.Args().max_grad_norm  # here the gradient is scaled down, as in training
+    own_norm = trainer.Args().max_grad_norm  # scale the gradient down here, as in training
     moving = dataclasses.replace(of_script, updates_per_step=args.updates, max_grad_norm=own_norm)
-    trainer.update(policy, optimizer, dict(batch), 1, moving)  # reinforce.py's adds to it
+    trainer.update(policy, optimizer, dict(batch), 1, moving)  # a copy: reinforce.py's update adds to it
     logp, entropy = grpo.log_probs(policy, batch, of_script)
     common.set_weights(policy, before)
     later, _ = token_weights(script, batch, logp, entropy, of_script, is_first=False)
@@ -65,7 +65,7 @@ def measure(script, policy, sampled, args):
 
 
 def without_top(values, bins):
-    """Which of the values [n] are kept if the top TOP of each bin, by size, are left out."""
+    """Return which of the values [n] remain if the top TOP of each bin, by size, is excluded."""
     kept = torch.ones(len(values), dtype=torch.bool)
     for i in range(common.BINS):
         places = (bins == i).nonzero()[:, 0]
@@ -75,10 +75,10 @@ def without_top(values, bins):
 
 
 def summary_of(found, batch):
-    """A script's numbers by bin of probability at sampling. Means are without the TOP of each bin.
+    """Return a script's numbers by bin of probability at sampling. Means exclude the TOP of each bin.
 
-    weight: mean |weight| times the batch's tokens, GRPO's is the mean |A|; relative: over the mean of all tokens;
-    zero, cut: shares without weight, and that have lost all but CUT of it; top_share: of Σ |weight|, the TOP's.
+    weight: mean |weight| times the batch's tokens, GRPO's is the mean |A|; relative: divided by the mean of all tokens;
+    zero, cut: fractions without weight, and with less than CUT of it left; top_share: the TOP's fraction of Σ |weight|.
     """
     mask = batch["mask"]
     bins = common.bins_of(batch["old_logp"])[mask]  # [n]
@@ -112,7 +112,7 @@ def summary_of(found, batch):
 
 
 def draw(summary, args):
-    """lens.png: each script's mean weight by bin of probability, over its mean for all tokens."""
+    """Plot lens.png: each script's mean weight by bin of probability, divided by its mean for all tokens."""
     from matplotlib.colors import LogNorm
 
     title = "mean |weight| of a token over the script's own mean, without the top 1 % of each bin\n"
@@ -145,7 +145,7 @@ def draw(summary, args):
 
 
 def page_data(sampled, found, summary, tokenizer, args):
-    """What the page shows, for JSON. Numbers of tokens are integers: thousandths."""
+    """Return the page's data, for JSON. Numbers of tokens are integers: thousandths."""
     batch = sampled.batch
     num_tokens = int(batch["mask"].sum())
     shown = common.is_mixed(sampled, args).nonzero()[:, 0].tolist()[: args.show] or [0]
@@ -179,10 +179,10 @@ def page_data(sampled, found, summary, tokenizer, args):
 
 
 def write_page(data, path):
-    """The page with the data in it: one file, which needs no other and no network."""
+    """Write the page with its data: one file, which needs neither other files nor a network."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     text = text.replace("<", "\\u003c")  # so that a response can't end the script
-    files.write(path.with_name("lens_page.jsonl"), text + "\n")  # what the site makes its page of
+    files.write(path.with_name("lens_page.jsonl"), text + "\n")  # the site makes its page of it
     files.write(path, PAGE.read_text().replace("DATA_OF_THE_LENS", text))
 
 

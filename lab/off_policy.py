@@ -1,20 +1,20 @@
-"""Off policy: how ρ spreads while one batch is used for many updates, and who dominates then.
+"""Off-policy: how ρ spreads while one batch is used for many updates, and which tokens dominate then.
 
 ACPO (arXiv 2606.22570), figure 2, Lemma 1 and Remark 1. A step makes --updates updates, one on each part of its batch.
-Before the first, and after 1, 2, 4, … of them, over all tokens, in bins of the probability π when sampled:
+Measured before the first and after 1, 2, 4, … updates, over all tokens, in bins of the probability π at sampling:
 
-- The spread σ of ρ in each bin (ddof 0, as in acpo.py). Lemma 1 says σ² = κ²(1 − π)⁴. Fitted over the bins' logarithms,
-  each bin alike: κ with the exponent 4, and the exponent itself. The 1 − π of a bin is the fourth root of its mean (1 −
-  π)⁴: if the lemma holds for tokens, it holds for bins.
-- The share of tokens cut off by GRPO's clip, of those with an advantage; each bin's share of the gradient norms.
-- Remark 1: near on-policy the mean gradient of low-probability tokens is larger, from some κ on that of probable ones.
-  p ≤ 0.25 and p > 0.75 are compared (the thresholds are ours) by the norm of the gradient of the mean loss over these
-  tokens alone; and, of the paper's eq. 3, G = (1 − π)·ρ·A, or 0 if clipped, by the mean size and the size of the mean.
-  The last is the Remark's own, and the noisiest, since advantages of both signs cancel.
+- The spread σ of ρ in each bin (ddof 0, as in acpo.py). Lemma 1 says σ² = κ²(1 − π)⁴. Two fits to the bins' logarithms,
+  with equal weights: κ with the exponent 4, and a free exponent. A bin's 1 − π is the fourth root of its mean
+  (1 − π)⁴: if the lemma holds for tokens, it holds for bins.
+- The fraction of tokens clipped by GRPO, among tokens with an advantage; each bin's fraction of the gradient norms.
+- Remark 1: near on-policy, low-probability tokens have the larger mean gradient; from some κ on, high-probability ones.
+  Tokens with p ≤ 0.25 and with p > 0.75 (our thresholds) are compared by the norm of the gradient of the mean loss
+  over these tokens alone; and by the mean |G| and the |mean G| of eq. 3, G = (1 − π)·ρ·A, or 0 if clipped. The Remark
+  is about |mean G|, the noisiest of the three, because advantages of both signs cancel.
 
 For Appendix C: the entropy of each token's distribution against its probability, with its bounds, and with the tokens
-that the clip has cut off after the last update. Updates are grpo.py's own, with its settings for the model, from a
-fresh AdamW; --max_grad_norm is in force. There is no KL term, as in the paper.
+clipped after the last update. Updates are grpo.py's own, with its settings for the model, including --max_grad_norm,
+and a fresh AdamW. There is no KL term, as in the paper.
 
 Results: off_policy.json and off_policy.png. Boxes hold the middle half of the tokens, whiskers nine tenths, without the
 top 1 % by size. Error bars: standard errors over batches.
@@ -35,12 +35,12 @@ from runtime import curves
 from runtime.settings import PositiveFraction, PositiveInt
 from tools.maintain.updates import token_weights
 
-EDGES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99]  # of the bins whose σ is fitted
-EXPONENT = 4  # of 1 − π in Lemma 1
+EDGES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99]  # edges of the bins whose σ is fitted
+EXPONENT = 4  # exponent of 1 − π in Lemma 1
 FEW = 20  # a bin with fewer tokens is not fitted
-UNSURE = 0.75  # tokens up to this probability are correlated with entropy a second time
-MOST_SHOWN = 300  # tokens that are cut off, in the picture: more would hide the others
-SIGNALS = {  # in which ways low- and high-probability tokens are compared; G is the paper's eq. 3
+UNSURE = 0.75  # tokens up to this probability get a second correlation with entropy
+MOST_SHOWN = 300  # clipped tokens in the figure; more would hide the others
+SIGNALS = {  # comparisons of low- and high-probability tokens; G is the paper's eq. 3
     "gradient": "norm of the mean gradient",
     "mean_signal": "mean |G|",
     "signed_signal": "|mean G|",
@@ -49,22 +49,22 @@ SIGNALS = {  # in which ways low- and high-probability tokens are compared; G is
 
 @dataclasses.dataclass
 class Args(common.Args):
-    prompts: PositiveInt = 16  # prompts of a batch
+    prompts: PositiveInt = 16  # prompts per batch
     batches: PositiveInt = 4  # batches to average over
-    updates: PositiveInt = 16  # optimizer updates of a step; divides --prompts
-    lr: PositiveFraction | None = None  # of AdamW; None: grpo.py's for the model
+    updates: PositiveInt = 16  # optimizer updates per step; divides --prompts
+    lr: PositiveFraction | None = None  # AdamW's learning rate; None: grpo.py's for the model
 
 
 QUICK = {"batches": 1, "updates": 2}
 
 
 def counts_of(updates):
-    """After how many updates is measured: 0, the powers of two below `updates`, and `updates`."""
+    """Return the numbers of updates to measure after: 0, the powers of two below `updates`, and `updates`."""
     return [0, *(2**i for i in range(updates.bit_length()) if 2**i < updates), updates]
 
 
 def positions(policy, batch, args, lr):
-    """Makes the updates of a step by AdamW with this lr; yields their number so far when it is time to measure."""
+    """Make the updates of a step by AdamW with this lr; yield their number so far whenever it is time to measure."""
     own_norm = grpo.Args().max_grad_norm
     of_script = common.trainer_args("grpo", args, kl_coef=0.0, max_grad_norm=own_norm)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=of_script.weight_decay, fused=True)
@@ -77,12 +77,12 @@ def positions(policy, batch, args, lr):
 
 
 def spread_of(ratio, logp, edges=EDGES):
-    """Tokens, σ of ρ and 1 − π by bin, None in an empty one; Lemma 1 fitted. ratio, logp when sampled: [n].
+    """Return tokens, σ of ρ and 1 − π by bin, None in an empty one; Lemma 1 fitted. ratio, logp when sampled: [n].
 
-    The last bin, of nearly certain tokens, weighs most in the fit, so there is a second one without it.
+    The last bin, of nearly certain tokens, has the greatest influence on the fit, so a second fit excludes it.
     """
     bins = common.bins_of(logp, edges)
-    rests = -logp.double().expm1()  # 1 − π, also if π is near 1
+    rests = -logp.double().expm1()  # 1 − π, exact near π = 1
     found = {"tokens": [], "sigma": [], "rest": []}
     for i in range(len(edges) + 1):
         inside, of_rest = ratio[bins == i].double(), rests[bins == i]
@@ -96,10 +96,10 @@ def spread_of(ratio, logp, edges=EDGES):
 
 
 def fit(sigmas, rests):
-    """Lemma 1 for bins with these σ and 1 − π, by least squares of the logarithms.
+    """Fit Lemma 1 to bins with these σ and 1 − π, by least squares of the logarithms.
 
-    kappa: of σ = κ(1 − π)², 0 where ρ spreads in no bin; factor: by how much the worst bin differs from that; exponent:
-    of 1 − π in σ², if it is free; bins: how many count, those with a σ. The others are None for fewer than two.
+    kappa: in σ = κ(1 − π)², 0 if ρ spreads in no bin; factor: the worst bin's deviation from it; exponent: of
+    1 − π in σ², if it is free; bins: number of bins used, those with a σ. The others are None for fewer than two.
     """
     points = [(math.log(r), math.log(s)) for s, r in zip(sigmas, rests) if s > 0 and r > 0]
     if len(points) < 2:
@@ -113,12 +113,12 @@ def fit(sigmas, rests):
 
 
 def cut_off(weight, batch):
-    """Which tokens [N, T] the clip has cut off: those with an advantage, and no weight."""
+    """Return which tokens [N, T] are clipped: tokens with an advantage, and no weight."""
     return (weight == 0) & (batch["advantages"] != 0) & batch["mask"]
 
 
 def of_clip(is_cut, batch):
-    """What the clip has cut off, of the tokens with an advantage; of p ≤ 0.25 below and above its median entropy."""
+    """Return the clipped fraction of tokens with an advantage; for p ≤ 0.25 below and above its median entropy."""
     mask = batch["mask"]
     is_cut = is_cut[mask]
     bins = common.bins_of(batch["old_logp"])[mask]
@@ -132,12 +132,12 @@ def of_clip(is_cut, batch):
         "share": common.means_by_bin(is_cut[counted], bins[counted], 0.0),
         "share_of_all": common.mean_of(is_cut, counted, 0.0),
         "by_entropy": {name: common.mean_of(is_cut, half, 0.0) for name, half in halves.items()},
-        "improbable": common.mean_of(bins == 0, is_cut),  # of the tokens cut off
+        "improbable": common.mean_of(bins == 0, is_cut),  # fraction of the clipped tokens
     }
 
 
 def mean_signals(weight, logp, batch):
-    """(mean size, mean) in each bin of G, eq. 3. weight: of ∇log π, ρ·A over the number of tokens; [N, T]."""
+    """Return (mean size, mean) in each bin of G, eq. 3. weight: of ∇log π, ρ·A over the number of tokens; [N, T]."""
     mask = batch["mask"]
     signals = (-logp.double().expm1() * weight * mask.sum())[mask]
     bins = common.bins_of(batch["old_logp"])[mask]
@@ -145,14 +145,14 @@ def mean_signals(weight, logp, batch):
 
 
 def log_ratio(values):
-    """log of a number of the lowest bin over that of the highest; None if one is empty, so None."""
+    """Return the log of the lowest bin's number over the highest bin's; None if one is empty, so None."""
     if values[0] is None or values[-1] is None:
         return None
     return math.log(max(values[0], 1e-300) / max(values[-1], 1e-300))
 
 
 def of_the_policy(policy, batch, args):
-    """(log-probability, ρ, GRPO's weight of ∇log π, is it cut off?) of each token, [N, T]. args: grpo.py's."""
+    """Return (log-probability, ρ, GRPO's weight of ∇log π, is it clipped?) of each token, [N, T]. args: grpo.py's."""
     logp, _ = grpo.log_probs(policy, batch, args, with_entropy=False)
     ratio = (logp.double() - batch["old_logp"].double()).exp()
     weight, _ = token_weights("grpo", batch, logp, batch["entropy"], args, is_first=True)
@@ -160,13 +160,13 @@ def of_the_policy(policy, batch, args):
 
 
 def measure_at(policy, batch, args):
-    """All numbers at the policy's present weights; and ρ and which tokens are cut off, both [N, T]."""
+    """Return all numbers at the policy's present weights; and ρ and which tokens are clipped, both [N, T]."""
     of_script = common.trainer_args("grpo", args, kl_coef=0.0)
     mask = batch["mask"]
     logp, ratio, weight, is_cut = of_the_policy(policy, batch, of_script)
     shares = common.shares_of(common.bins_of(batch["old_logp"])[mask])
     norms = common.norms_by_bin(policy, batch, of_script)
-    # Of the mean over a bin's tokens alone, so the divisor is their own number.
+    # Norms of the mean over a bin's tokens alone, so divide by the bin's number of tokens.
     own_norms = [norm / share if share else None for norm, share in zip(norms["norm"], shares)]
     sizes, means = mean_signals(weight, logp, batch)
     signals = (own_norms, sizes, [None if mean is None else abs(mean) for mean in means])
@@ -184,7 +184,7 @@ def measure_at(policy, batch, args):
 
 
 def measure(policy, before, sampled, args):
-    """One batch: its numbers for JSON, and {name: tokens' values [n]}. The policy gets its weights `before` again."""
+    """Return one batch's numbers for JSON, and {name: tokens' values [n]}. Restores the policy's weights, `before`."""
     _, batch = common.for_grpo(sampled, args)
     after = {}
     for number in positions(policy, batch, args, common.learning_rate(args)):
@@ -199,7 +199,7 @@ def measure(policy, before, sampled, args):
 
 
 def draw_spread(axes, average, counts, colours):
-    """σ of ρ against 1 − π, both logarithmic, and Lemma 1 fitted after each number of updates."""
+    """Plot σ of ρ against 1 − π, both logarithmic, and Lemma 1 fitted after each number of updates."""
     for number, colour in zip(counts[1:], colours):
         found = average["after"][number]["spread"]["all"]
         points = [(rest[0], sigma[0]) for rest, sigma in zip(found["rest"], found["sigma"]) if sigma and sigma[0] > 0]
@@ -212,11 +212,11 @@ def draw_spread(axes, average, counts, colours):
         axes.loglog(rests, [kappa * rest**2 for rest in rests], ":", color=colour, linewidth=1.5)
     axes.set(xlabel="1 − π (dotted: Lemma 1, σ = κ(1 − π)², power 4)", title="mean σ of ρ after so many updates")
     axes.legend(fontsize="small", frameon=False, loc="upper left", handlelength=1.2)
-    axes.set_ylim(top=axes.get_ylim()[1] * 40)  # room for the legend
+    axes.set_ylim(top=axes.get_ylim()[1] * 40)  # space for the legend
 
 
 def draw_lines(axes, counts, lines, title):
-    """lines: {name: [mean, standard error] after each count, or None}."""
+    """Plot lines: {name: [mean, standard error] after each count, or None}."""
     for place, (name, pairs) in enumerate(lines.items()):
         look = {"color": curves.COLOURS[place], "label": name}
         common.points(axes, range(len(counts)), pairs, "osD^"[place] + "-", **look)
@@ -225,7 +225,7 @@ def draw_lines(axes, counts, lines, title):
 
 
 def draw_entropy(axes, values, vocabulary):
-    """Probability and entropy of the tokens, the bounds of Appendix C, and what is cut off."""
+    """Plot probability and entropy of the tokens, the bounds of Appendix C, and the clipped tokens."""
     from matplotlib.colors import LogNorm
 
     p = values["logp"].double().exp()
@@ -239,14 +239,14 @@ def draw_entropy(axes, values, vocabulary):
     least, greatest = forking_tokens.entropy_bounds(q, vocabulary)
     axes.plot(q, least, "k-", linewidth=1.5, label="least")
     axes.plot(q, greatest, "k--", linewidth=1.5, label="greatest")
-    axes.set_ylim(0, 1.35 * entropy.max().item())  # room for the legend
+    axes.set_ylim(0, 1.35 * entropy.max().item())  # space for the legend
     axes.set(xlabel="probability when sampled", title="entropy [nats] (colour: tokens)")
     look = {"fontsize": "small", "edgecolor": "white", "framealpha": 1, "handlelength": 1.2}
     axes.legend(loc="upper right", ncols=3, **look)
 
 
 def show_ratios(axes):
-    """Ticks with ratios on an axis of their logarithms, on which error bars are right."""
+    """Label an axis of logarithms with ratios; on logarithms, error bars are right."""
     axes.axhline(0, color="0.5", linewidth=1.5, linestyle="--", zorder=0)
     least, most = axes.get_ylim()
     shown = [power for power in (0.25, 1, 4, 16, 64, 256, 1024) if least - 1.5 < math.log(power) < most + 1.5]
@@ -275,7 +275,7 @@ def draw(average, values, counts, lr, vocabulary, args):
     draw_lines(panels[1, 0], counts, by_bin(lambda at: at["clip"]["share"]), "share cut off by the clip [%]")
     panels[1, 0].legend(fontsize="small", frameon=False)
     draw_lines(panels[1, 1], counts, by_bin(lambda at: at["norm_share"]), "share of the gradient norms [%]")
-    panels[1, 1].set_ylim(0, 1.3 * panels[1, 1].get_ylim()[1])  # room for the legend
+    panels[1, 1].set_ylim(0, 1.3 * panels[1, 1].get_ylim()[1])  # space for the legend
     panels[1, 1].legend(fontsize="small", frameon=False, loc="upper left", ncols=2)
     ratios = {name: [average["after"][n]["log_ratio"][kind] for n in counts] for kind, name in SIGNALS.items()}
     draw_lines(panels[2, 0], counts, ratios, "value at p ≤ 0.25 over value at p > 0.75")
@@ -293,7 +293,7 @@ def main():
     pooled = common.pooled(of_tokens)
     lr = common.learning_rate(args)
     draw(common.over_batches(rows), pooled, counts_of(args.updates), lr, policy.lm.config.vocab_size, args)
-    result = {"bins": common.BIN_NAMES, "edges": EDGES, "lr": lr, "tokens": len(pooled["logp"])}  # edges: of "spread"
+    result = {"bins": common.BIN_NAMES, "edges": EDGES, "lr": lr, "tokens": len(pooled["logp"])}  # edges: for "spread"
     common.finish(args, "off_policy", result | {"batches": rows})
 
 

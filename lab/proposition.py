@@ -6,13 +6,13 @@ singular values of the Jacobian of every layer j lie between c_j and d_j, then
 
     Π c_j · |w| · √(N/(N−1)) · (1 − π)  ≤  ‖δ_ℓ‖  ≤  Π d_j · |w| · √2 · (1 − π)        over j > ℓ
 
-Measured is ‖δ_ℓ‖ / |w|, the norm of the gradient of log π, for --tokens tokens of one batch. As in the proof, δ_ℓ at
-the token's own position is the product of the layers' Jacobians there: what stands before it is constant. c_j and d_j
-are the least and the greatest singular value of these Jacobians over --jacobians of the tokens. The last function is
-the final norm with the head, to the logits over the temperature. Its Jacobian makes some vectors zero, as in every
-language model, so the lower bound's condition is not met; drawn is the least singular value all the same.
+The command measures ‖δ_ℓ‖ / |w|, the norm of the gradient of log π, for --tokens tokens of one batch. As in the proof,
+δ_ℓ at the token's own position is the product of the layers' Jacobians there: earlier positions are constant. c_j and
+d_j are the smallest and the largest singular value of these Jacobians over --jacobians of the tokens. The last function
+is the final norm with the head, to the logits over the temperature. Its Jacobian maps some vectors to zero, as in every
+language model, so the lower bound's condition is not met; the figure uses its smallest singular value all the same.
 
-The embedding and the layers are put into at most five groups of neighbours, each shown by its mean norm; the logits are
+The embedding and the layers form at most five groups of neighbours, each shown by its mean norm; the logits are
 the last group. Results: proposition.json and proposition.png.
 
     python -m lab.proposition
@@ -32,16 +32,16 @@ from runtime import curves
 from runtime.processes import DEVICE
 from runtime.settings import PositiveInt
 
-MOST_GROUPS = 5  # of the embedding and the layers, besides the logits
-TINY = 1e-6  # a 1 − π below which float32 log-probabilities have no digits left
-UNSURE = 0.25  # the least 1 − π of a token that is not nearly certain
+MOST_GROUPS = 5  # groups of the embedding and the layers; the logits are one more
+TINY = 1e-6  # below this 1 − π, float32 log-probabilities have no digits left
+UNSURE = 0.25  # smallest 1 − π of a token that is not nearly certain
 
 
 @dataclasses.dataclass
 class Args(common.Args):
     tokens: PositiveInt = 600  # tokens of the batch whose gradients are measured
-    rows: PositiveInt = 24  # responses that they are of
-    jacobians: PositiveInt = 12  # of these tokens, how many have their layers' Jacobians measured
+    rows: PositiveInt = 24  # responses that they come from
+    jacobians: PositiveInt = 12  # tokens among these whose layers' Jacobians are measured
 
 
 QUICK = {"tokens": 12, "rows": 3, "jacobians": 1}
@@ -49,7 +49,7 @@ QUICK = {"tokens": 12, "rows": 3, "jacobians": 1}
 
 @contextmanager
 def catch_activations(policy):
-    """A list that gets [a_0, …, a_L−1] of the pass within: the embedding, each layer's output."""
+    """Collect [a_0, …, a_L−1] of the pass in this block, in a list: the embedding, each layer's output."""
     caught = []
 
     def catch_input(module, arguments, keywords):
@@ -69,19 +69,19 @@ def catch_activations(policy):
 
 
 def activations_of(policy, ids, mask, temperature):
-    """(log π [1, T], [a_0, …, a_L−1], each [1, T, D]) of one response, in one graph. ids, mask: [1, T]."""
+    """Return (log π [1, T], [a_0, …, a_L−1], each [1, T, D]) of one response, in one graph. ids, mask: [1, T]."""
     with catch_activations(policy) as caught:
         logp, _ = policy(ids, mask, temperature)
     return logp, caught
 
 
 def at_position(policy, ids, cache, position, temperature):
-    """(log π of the token after this position, [a_0, …, a_L−1] at it, each [1, 1, D]), in a graph of it alone.
+    """Return (log π of the token after this position, [a_0, …, a_L−1] at it, each [1, 1, D]), in a separate graph.
 
     ids: [1, T]; cache: their keys and values, which do not depend on the activations at later positions.
     """
     before = copy.deepcopy(cache)
-    before.crop(position - ids.shape[1])  # so many tokens less than all
+    before.crop(position - ids.shape[1])  # a negative number: drops tokens from the end
     with catch_activations(policy) as caught:
         output = policy.lm.model(ids[:, position : position + 1], past_key_values=before)
     state = output.last_hidden_state[0]  # [1, D]
@@ -90,21 +90,21 @@ def at_position(policy, ids, cache, position, temperature):
 
 
 def gradient_at_logits(logits, target, temperature):
-    """∇ log π(target) with respect to the logits over the temperature, [vocabulary]: one-hot minus π."""
+    """Return ∇ log π(target) with respect to the logits over the temperature, [vocabulary]: one-hot minus π."""
     gradient = -(logits / temperature).softmax(-1)
     gradient[target] += 1
     return gradient
 
 
 def jacobian(output, of):
-    """d output / d of, [outputs, D]. output: a vector that depends on `of`, which is [1, 1, D]."""
+    """Return d output / d of, [outputs, D]. output: a vector that depends on `of`, which is [1, 1, D]."""
     directions = torch.eye(len(output), device=output.device)
     [rows] = torch.autograd.grad(output, of, grad_outputs=directions, is_grads_batched=True, retain_graph=True)
     return rows[:, 0, 0]
 
 
 def last_jacobian(policy, state, temperature):
-    """d (logits / temperature) / d state, a matrix [vocabulary, D]. state: a_L−1, [1, 1, D]."""
+    """Return d (logits / temperature) / d state, a matrix [vocabulary, D]. state: a_L−1, [1, 1, D]."""
     state = state.detach().requires_grad_()
     of_norm = jacobian(policy.lm.model.norm(state)[0, 0], state)  # [D, D]
     with torch.no_grad():
@@ -112,22 +112,22 @@ def last_jacobian(policy, state, temperature):
 
 
 def singular_values(policy, activations, temperature):
-    """(least, greatest) singular value of each function after a_0. activations: of at_position."""
+    """Return (smallest, largest) singular value of each function after a_0. activations: from at_position."""
     found = [extremes(jacobian(after[0, 0], before)) for before, after in pairwise(activations)]
     found.append(extremes(last_jacobian(policy, activations[-1], temperature)))
     return found
 
 
 def extremes(matrix):
-    """(least, greatest) singular value of a matrix."""
+    """Return (smallest, largest) singular value of a matrix."""
     values = torch.linalg.svdvals(matrix.detach().double())
     return values[-1].item(), values[0].item()
 
 
 def measure(policy, sampled, args):
-    """(each token's response, its 1 − π, [n]; norms of its gradients [n, L + 1]; singular values).
+    """Return (each token's response, its 1 − π, [n]; norms of its gradients [n, L + 1]; singular values).
 
-    The norms are those at a_0, …, a_L−1 and at the logits; singular values are of some tokens.
+    The norms are taken at a_0, …, a_L−1 and at the logits; singular values are measured for some tokens.
     """
     batch = sampled.batch
     generator = torch.Generator().manual_seed(args.seed)
@@ -135,14 +135,14 @@ def measure(policy, sampled, args):
     per_row, per_row_jacobians = -(-args.tokens // len(rows)), -(-args.jacobians // len(rows))
     numbers, rests, norms, singular = [], [], [], []
     for row in tqdm(rows, desc="responses", disable=None):
-        positions = batch["mask"][row].nonzero()[:, 0]  # of the response's tokens
+        positions = batch["mask"][row].nonzero()[:, 0]  # the response's tokens
         end = int(positions[-1]) + 1
         ids = batch["ids"][row : row + 1, :end].to(DEVICE)
         with torch.no_grad():
             cache = policy.lm.model(ids, use_cache=True).past_key_values
         order = torch.randperm(len(positions), generator=generator)
         for number, t in enumerate(positions[order[:per_row]].tolist()):
-            # The token is predicted from the state before it.
+            # The state before a token predicts it.
             logp, activations = at_position(policy, ids, cache, t - 1, args.temperature)
             gradients = torch.autograd.grad(logp, activations, retain_graph=True)
             with torch.no_grad():
@@ -150,7 +150,7 @@ def measure(policy, sampled, args):
             gradients = [*gradients, gradient_at_logits(logits, ids[0, t], args.temperature)]
             numbers.append(row)
             norms.append([gradient.norm().item() for gradient in gradients])
-            rests.append(-math.expm1(min(0.0, logp.item())))  # 1 − π, also if π is near 1
+            rests.append(-math.expm1(min(0.0, logp.item())))  # 1 − π, exact near π = 1
             if number < per_row_jacobians and len(singular) < args.jacobians:
                 singular.append(singular_values(policy, activations, args.temperature))
     rests, norms = torch.tensor(rests).double(), torch.tensor(norms).double()
@@ -158,7 +158,7 @@ def measure(policy, sampled, args):
 
 
 def bounds_of(singular, vocabulary):
-    """The factors of 1 − π in both bounds for each of a_0, …, a_L−1 and the logits. singular: of some tokens."""
+    """Return the factors of 1 − π in both bounds, at each of a_0, …, a_L−1 and the logits. singular: of some tokens."""
     lower, upper = [math.sqrt(vocabulary / (vocabulary - 1))], [math.sqrt(2)]
     for of_function in reversed(list(zip(*singular))):  # from the last function back
         lower.insert(0, lower[0] * min(least for least, _ in of_function))
@@ -167,7 +167,7 @@ def bounds_of(singular, vocabulary):
 
 
 def groups_of(num_layers):
-    """[(name, [places among the activations])]: the embedding and layers, then the logits."""
+    """Return [(name, [places among the activations])]: the embedding and layers, then the logits."""
     groups = []
     for part in torch.arange(num_layers + 1).tensor_split(min(MOST_GROUPS, num_layers + 1)):
         part = part.tolist()
@@ -177,12 +177,12 @@ def groups_of(num_layers):
 
 
 def summary_of(rests, norms, lower, upper, groups):
-    """For each group the correlation with 1 − π, the bounds and how many tokens obey each layer's own.
+    """Return per group the correlation with 1 − π, the bounds, and the fraction of tokens within each layer's bounds.
 
-    Norms and bounds are means over the group's layers. if_unsure: 1 − π ≥ UNSURE. 1 − π that rounds to 0 is left out.
+    Norms and bounds are means over the group's layers. if_unsure: 1 − π ≥ UNSURE. Excludes 1 − π that rounds to 0.
     """
     norms, rests = norms[rests > TINY], rests[rests > TINY]
-    # The logits' bounds are exact, so what counts against them is rounding: 1 − π is as good as a float32
+    # The logits' bounds are exact, so any violation is rounding: 1 − π is as precise as a float32
     # log-probability, 1e-7.
     slack = 1e-6 + 3e-7 / rests  # [n]
     unsure = rests >= UNSURE
@@ -206,9 +206,9 @@ def summary_of(rests, norms, lower, upper, groups):
 
 
 def of_responses(numbers, rests, norms, upper, groups):
-    """Each response's 1 − π, and the norms by group. numbers: of each token's response, [n].
+    """Return each response's 1 − π, and the norms by group. numbers: each token's response, [n].
 
-    above: how many times the median token's norm the upper bound is, at the layer where that is most.
+    above: the upper bound divided by the median token's norm, at the layer where this is largest.
     """
     found = []
     for number in numbers.unique():
@@ -235,7 +235,7 @@ def draw(rests, norms, summary, groups, args):
         axes.loglog(rests[kept], norm, ".", markersize=5, alpha=0.5, color="#0072B2")
         axes.loglog(ends, found["upper"] * ends, "-", color="#D55E00")
         axes.loglog(ends, found["lower"] * ends, "--", color="#D55E00")
-        # The lower bound may be so low that the tokens would not be told apart above it.
+        # The lower bound may be so low that no tokens could be distinguished above it.
         bottom = 1e-3 * norm[norm > 0].min().item()
         axes.set_ylim(bottom=max(bottom, 0.3 * found["lower"] * ends[0].item()))
         if found["lower"] < bottom:
@@ -255,7 +255,7 @@ def draw(rests, norms, summary, groups, args):
 
 def main():
     args, policy, _, [sampled] = common.begin(Args, __doc__, QUICK, need_gradient=False)
-    policy.eval()  # a model that recomputes activations while it trains takes no cache
+    policy.eval()  # a model that recomputes activations in training takes no cache
     numbers, rests, norms, singular = measure(policy, sampled, args)
     vocabulary, width = policy.lm.lm_head.weight.shape
     lower, upper = bounds_of(singular, vocabulary)

@@ -1,13 +1,13 @@
-"""Does the dominance turn? Signals of low- and high-probability tokens, over a wide range of κ.
+"""Does the dominance reverse? Signals of low- and high-probability tokens, over a wide range of κ.
 
-ACPO (arXiv 2606.22570), Remark 1: near on-policy the mean signal of low-probability tokens is larger, and beyond
-some κ that of probable ones; κ, of Lemma 1's σ = κ(1 − π)², grows with the learning rate and the number of updates. So
-one batch is used for --updates updates, from the same weights, at each of --lrs; after 1, 2, 4, … of them there are κ
-and eq. 3's G as in lab.off_policy, and the share of the tokens that GRPO's clip cuts off. The Remark is about the size
-of the mean G. A batch's is mostly noise: hence many batches, and the mean over them before its size.
+ACPO (arXiv 2606.22570), Remark 1: near on-policy, low-probability tokens have the larger mean signal; beyond some κ,
+high-probability tokens do. κ, of Lemma 1's σ = κ(1 − π)², grows with the learning rate and the number of updates. So
+one batch is used for --updates updates, from the same weights, at each of --lrs. After 1, 2, 4, … of them, it measures
+κ and eq. 3's G as in lab.off_policy, and the fraction of the tokens that GRPO clips. The Remark is about the size of
+the mean G. One batch's mean is mostly noise: hence many batches, and the mean over them before its size.
 
-Results: reversal.json and reversal.png. Error bars: standard errors over batches. The size of a mean that is as small
-as its error is too large on average, since noise has a size, too.
+Results: reversal.json and reversal.png. Error bars: standard errors over batches. If a mean is as small as its error,
+its size is too large on average, because noise has a size, too.
 
     python -m lab.reversal
 """
@@ -22,31 +22,31 @@ from lab import common, off_policy
 from runtime import curves
 from runtime.settings import GroupSize, PositiveFraction, PositiveInt
 
-MOST = 4  # learning rates, whose lines can be told apart
+MOST = 4  # learning rates, so that lines can be distinguished
 
 
 @dataclasses.dataclass
 class Args(common.Args):
-    prompts: PositiveInt = 64  # prompts of a batch
+    prompts: PositiveInt = 64  # prompts per batch
     responses: GroupSize = 4  # G, responses to each prompt
     batches: PositiveInt = 30  # batches to average over
-    updates: PositiveInt = 64  # optimizer updates of a step; divides --prompts
+    updates: PositiveInt = 64  # optimizer updates per step; divides --prompts
     lrs: Annotated[list[PositiveFraction], tyro.conf.arg(metavar="LR")] = dataclasses.field(
         default_factory=lambda: [1e-4, 3e-4, 1e-3, 3e-3]
-    )  # of AdamW
+    )  # AdamW's learning rates
 
 
 QUICK = {"batches": 1, "updates": 2}
 
 
 def check(args):
-    """ValueError if the lines can't be drawn."""
+    """Raise ValueError if the lines can't be plotted."""
     if not 0 < len(set(args.lrs)) == len(args.lrs) <= MOST:
         raise ValueError(f"--lrs {args.lrs}: give one to {MOST} different learning rates")
 
 
 def measure_at(policy, batch, args):
-    """κ, the signals of p ≤ 0.25 and p > 0.75, and what the clip cuts off. args: grpo.py's."""
+    """Return κ, the signals of p ≤ 0.25 and p > 0.75, and the clipped fraction. args: grpo.py's."""
     logp, ratio, weight, is_cut = off_policy.of_the_policy(policy, batch, args)
     mask = batch["mask"]
     spread = off_policy.spread_of(ratio[mask], batch["old_logp"][mask])
@@ -62,7 +62,7 @@ def measure_at(policy, batch, args):
 
 
 def measure(policy, before, sampled, args):
-    """One batch: {"lr …": {number of updates: its numbers}}. The policy gets its weights `before` again."""
+    """Return one batch's {"lr …": {number of updates: its numbers}}. Restores the policy's weights, `before`."""
     of_script, batch = common.for_grpo(sampled, args)
     found = {}
     for lr in args.lrs:
@@ -73,7 +73,7 @@ def measure(policy, before, sampled, args):
 
 
 def draw(rows, counts, args):
-    """rows: of measure, one for each batch."""
+    """Plot the results. rows: from measure, one per batch."""
     title = f"{args.updates} updates on one batch by {common.name_of(args.model)}, AdamW\n"
     title += f"{args.batches} batches of {args.prompts} × {args.responses} responses; bars: standard error"
     figure = curves.new_figure(curves.WIDTH, 12, title)

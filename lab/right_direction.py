@@ -1,15 +1,15 @@
-"""The right direction: which tokens an update moves as their advantage says.
+"""The right direction: which tokens an update moves in the direction of their advantage.
 
-AR-Lopti (arXiv 2505.12929), figure 3: the share of positive tokens (A > 0) whose probability rises in an update, by the
-probability they had when they were sampled. A method that raises all probable tokens would look good in that figure. So
-here is the share of negative tokens whose probability falls, too, and the share of both.
+AR-Lopti (arXiv 2505.12929), figure 3: the fraction of positive tokens (A > 0) whose probability rises in an update, by
+their probability when they were sampled. A method that raises all high-probability tokens would look good in that
+figure. So this also shows the fraction of negative tokens whose probability falls, and the fraction for both signs.
 
 Every method makes a step of one update on the whole batch, and one of --updates updates on parts of it, with its own
-update() and SGD, as in the paper, without a KL term. Left open, --lr is found as in lab.who_dominates: with the paper's
-1e-3 kk_tiny hardly moves. Steps have equal learning rates, or the length ‖Δθ‖ of GRPO's, since longer ones move more.
+update() and SGD, as in the paper, without a KL term. The default --lr is found as in lab.who_dominates: with the
+paper's 1e-3 kk_tiny hardly moves. Steps have equal learning rates, or GRPO's length ‖Δθ‖: longer steps move more.
 
 Results: right_direction.json and right_direction.png; points are means, bars standard errors over batches. The
-picture's last row has the gains: a method's share minus GRPO's on the same batch.
+figure's last row has the gains: a method's fraction minus GRPO's on the same batch.
 
     python -m lab.right_direction
 """
@@ -24,7 +24,7 @@ from lab import common, who_dominates
 from runtime import curves
 from runtime.settings import PositiveFloat, PositiveFraction, PositiveInt
 
-METHODS = {  # name: script and what it sets besides its defaults
+METHODS = {  # name: script, and its settings besides the defaults
     "GRPO": ("grpo", {}),
     "AR": ("grpo_ar_lopti", {"alpha": 0.3, "eta": 0.0}),
     "Lopti": ("grpo_ar_lopti", {"alpha": 0.0, "eta": 0.5}),
@@ -32,24 +32,24 @@ METHODS = {  # name: script and what it sets besides its defaults
     "DPPO": ("dppo", {}),
     "ACPO": ("acpo", {}),
 }
-SIGNS = ("positive", "negative", "both signs")  # of a token's advantage
+SIGNS = ("positive", "negative", "both signs")  # a token's advantage
 STEPS = ("equal lr", "equal ‖Δθ‖")
-MARKERS = "o s D ^ v P".split()  # of the methods
+MARKERS = "o s D ^ v P".split()  # one per method
 
 
 @dataclasses.dataclass
 class Args(common.Args):
     batches: PositiveInt = 10  # batches to average over
     updates: PositiveInt = 4  # optimizer updates of the second kind of step; divides --prompts
-    lr: PositiveFloat | None = None  # of SGD; None: found on the first batch
-    adamw_lr: PositiveFraction | None = None  # of the AdamW update that finds it; None: grpo.py's
+    lr: PositiveFloat | None = None  # SGD's learning rate; None: found on the first batch
+    adamw_lr: PositiveFraction | None = None  # learning rate of the AdamW update that finds it; None: grpo.py's
 
 
 QUICK = {"batches": 1, "updates": 2}
 
 
 def step_of(method, policy, before, sampled, lr, updates, args):
-    """Δθ, a list of tensors, of a method's step with so many updates. The policy stays as it is."""
+    """Return Δθ, a list of tensors, of a method's step with this many updates. The policy stays as it is."""
     script, changes = METHODS[method]
     of_script = common.trainer_args(script, args, kl_coef=0.0, updates_per_step=updates, **changes)
     batch = common.with_advantages(script, sampled, of_script)
@@ -61,7 +61,7 @@ def step_of(method, policy, before, sampled, lr, updates, args):
 
 
 def shares_right(change, advantages, bins):
-    """{sign: share in each bin of the tokens [n] that moved as their advantage says}; None if there is none."""
+    """Return {sign: fraction per bin of the tokens [n] that moved as their advantage says}; None if there is none."""
     right = change * advantages.sign() > 0
     tokens = dict(zip(SIGNS, (advantages > 0, advantages < 0, advantages != 0)))
     return {sign: common.means_by_bin(right[inside], bins[inside]) for sign, inside in tokens.items()}
@@ -72,7 +72,7 @@ def name_of(updates, kind):
 
 
 def measure(policy, before, sampled, lr, args):
-    """One batch: {name_of a step: {method: shares_right and the step's length ‖Δθ‖}}."""
+    """Return one batch's {name_of a step: {method: shares_right and the step's length ‖Δθ‖}}."""
     of_script, batch = who_dominates.for_steps(policy, sampled, args)
     mask = batch["mask"]
     bins = common.bins_of(batch["old_logp"])[mask]
@@ -94,7 +94,7 @@ def measure(policy, before, sampled, lr, args):
 
 
 def draw_shares(axes, rows, step, sign):
-    """Each method's share by bin, with its standard error."""
+    """Plot each method's fraction by bin, with its standard error."""
     for number, method in enumerate(METHODS):
         pairs = common.over_batches([row[step][method][sign] for row in rows])
         places = [i + 0.12 * (number - 2.5) for i in range(common.BINS)]
@@ -104,10 +104,10 @@ def draw_shares(axes, rows, step, sign):
 
 
 def draw_gains(axes, rows, step):
-    """For tokens of p > 0.75: each method's share minus GRPO's, of both signs and of each."""
+    """Plot, for tokens of p > 0.75, each method's fraction minus GRPO's, for both signs and for each."""
     others = [method for method in METHODS if method != "GRPO"]
 
-    def gains(found, sign):  # {method: its share minus GRPO's}, None if there is no such token
+    def gains(found, sign):  # {method: its fraction minus GRPO's}, None without such tokens
         of_grpo = found["GRPO"][sign][-1]
         return {method: None if of_grpo is None else found[method][sign][-1] - of_grpo for method in others}
 

@@ -1,13 +1,13 @@
-"""Three stages of kk_tiny's training, by the lab's other commands, in one table and one picture.
+"""Measure three stages of kk_tiny's training with the lab's other commands, in one table and one figure.
 
     python -m lab.stages                                     kk_tiny after 0, 5 and 10 steps of GRPO
     python -m lab.stages --smollm2                           and SmolLM2-135M, which is never right
     python -m lab.stages --steps 0 20 40 --run runs/long     other stages of another run
     python -m lab.stages --steps 0 100 200 --model Qwen/Qwen2.5-3B-Instruct --run runs/3b --dry_run
-                                                             another model's run: trained if need be
+                                                             another model's run, trained if it is missing
 
-This trains a run of grpo.py that saves its stages (minutes; a run that is there is used again), calls three commands
-for each stage, and puts what they found side by side.
+This trains a run of grpo.py that saves its stages (minutes; an existing run is reused), calls three commands per
+stage, and shows their results side by side.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from runtime.settings import NonNegativeInt, PositiveInt
 
 SMOLLM2 = "models/SmolLM2-135M-Instruct"
 COMMANDS = ["who_dominates", "proposition", "forking_tokens"]
-# SmolLM2, on two cores: a pass of 135 million parameters takes seconds, so less is measured.
+# For SmolLM2, measure less: on two cores, a pass of 135 million parameters takes seconds.
 SHORT = "--prompts 4 --responses 4 --max_tokens 48".split()
 FEWER = {"proposition": "--tokens 240 --rows 16 --jacobians 3", "forking_tokens": "--checked 20 --least 5"}
 TITLE = "tokens and gradients over training; error bars: standard errors over the batches"
@@ -40,32 +40,32 @@ class Args:
     )  # the stages, as training steps
     model: str = "models/kk_tiny"  # the model before training
     run: str = "runs/lab_stages"  # the run's folder; trained if it is not there
-    batches: PositiveInt = 3  # for each stage and command
+    batches: PositiveInt = 3  # per stage and command
     smollm2: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # SmolLM2-135M as well
-    out: str = ""  # of stages.png and the stages' own files; as in the other commands
-    seed: NonNegativeInt = 0  # of the run and of the batches
+    out: str = ""  # folder of stages.png and the stages' own files; as in the other commands
+    seed: NonNegativeInt = 0  # seeds the run and the batches
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # show the commands and end
 
 
 def training(args):
-    """The command that trains the run whose checkpoints are the stages."""
+    """Return the command that trains the run whose checkpoints are the stages."""
     last = max(args.steps)
-    every = math.gcd(*args.steps)  # so that a checkpoint is saved at each stage
+    every = math.gcd(*args.steps)  # save a checkpoint at each stage
     words = f"--task kk --steps {last} --save_every {every} --eval_every {last} --seed {args.seed}".split()
     words += ["--keep_checkpoints", str(last)]  # all of them
     return [sys.executable, "grpo.py", "--model", args.model, *words, "--run_dir", args.run]
 
 
 def model_of(step, args):
-    """The folder of a stage: the model before training, or the run's checkpoint."""
+    """Return the folder of a stage: the model before training, or the run's checkpoint."""
     return args.model if step == 0 else f"{args.run}/checkpoints/step_{step:06d}"
 
 
 def measurements(args):
-    """{stage: [a command for each of COMMANDS]}: what is measured, as words for subprocess."""
+    """Return {stage: [a command for each of COMMANDS]}: the measurements, as words for subprocess."""
     models = {f"step {step}": (model_of(step, args), COMMANDS) for step in args.steps}
     if args.smollm2:
-        models["SmolLM2-135M"] = (SMOLLM2, COMMANDS[1:])  # those that need no reward: it is never right
+        models["SmolLM2-135M"] = (SMOLLM2, COMMANDS[1:])  # commands that need no reward, because it is never right
     made = {}
     for stage, (model, names) in models.items():
         made[stage] = []
@@ -81,12 +81,12 @@ def measurements(args):
 
 
 def folder(stage, args):
-    """Where the commands write a stage's own results."""
+    """Return the folder in which the commands write a stage's own results."""
     return str(Path(args.out, "stages", stage.lower().replace(" ", "_")))
 
 
 def check(args):
-    """ValueError if the settings can't be right."""
+    """Raise ValueError if the settings can't be right."""
     settings.check_ranges(args)
     if not args.steps or sorted(set(args.steps)) != args.steps:
         raise ValueError(f"--steps {args.steps}: give growing numbers, such as 0 5 10")
@@ -110,7 +110,7 @@ def check(args):
 
 
 def call(words):
-    """Runs a command; ends the program with its exit code if it fails."""
+    """Run a command; end the program with its exit code if it fails."""
     print(f"$ {shlex.join(['python', *words[1:]])}", flush=True)
     code = subprocess.run(words, cwd=common.ROOT).returncode
     if code:
@@ -118,7 +118,7 @@ def call(words):
 
 
 def draw(stages, args):
-    """The shares of tokens and of gradient norms by bin, of each stage that has rewards."""
+    """Plot the fractions of tokens and of gradient norms by bin, for each stage that has rewards."""
     averages = {}
     for stage in stages:
         path = Path(folder(stage, args), "who_dominates.json")

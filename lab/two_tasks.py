@@ -1,8 +1,8 @@
-"""Two tasks: how many tokens are unlikely in each, and how much of the gradient they have.
+"""Two tasks: how many tokens have a low probability in each, and their part of the gradient.
 
 AR-Lopti (arXiv 2505.12929), figure 11 and appendix C.3: AR and Lopti together help with Knights & Knaves, not with
-mathematics, which, says the paper, has fewer low-probability tokens. For both: the share of the tokens and the norm of
-the gradient of their part of GRPO's loss, in four bins of probability. If a model is never right on a task, every token
+mathematics, which, says the paper, has fewer low-probability tokens. For both tasks: the fraction of the tokens, and
+the norm of their part of GRPO's gradient, in four bins of probability. If a model is never right on a task, every token
 of both gets an advantage of 1: it is the gradient of the tokens' mean log-probability, and title and JSON say so.
 Without a hub, mathematics is Countdown, whose problems are generated. The paper's tasks are --tasks kk math.
 
@@ -28,19 +28,19 @@ from runtime.settings import GroupSize, PositiveInt
 class Args(common.Args):
     model: str = "models/SmolLM2-135M-Instruct"  # a model that can read both tasks
     tasks: Annotated[tuple[str, str], tyro.conf.arg(metavar="TASK TASK")] = ("kk", "countdown")
-    task: tyro.conf.Suppress[str] = "kk"  # --tasks instead
-    data: str = ""  # of the second task, as in a trainer; empty: generated, or from the hub
-    batches: PositiveInt = 3  # batches of each task
-    prompts: PositiveInt = 4  # prompts of a batch
+    task: tyro.conf.Suppress[str] = "kk"  # replaced by --tasks
+    data: str = ""  # the second task's problems, as in a trainer; empty: generated, or from the hub
+    batches: PositiveInt = 3  # batches per task
+    prompts: PositiveInt = 4  # prompts per batch
     responses: GroupSize = 2  # G, responses to each prompt
-    max_tokens: PositiveInt = 64  # longer responses are cut off
+    max_tokens: PositiveInt = 64  # longer responses are truncated
 
 
 QUICK = {"batches": 1}
 
 
 def by_task(args):
-    """[the settings for each of the two tasks]. ValueError if these are not two tasks."""
+    """Return [the settings for each of the two tasks]. ValueError if these are not two tasks."""
     if args.tasks[0] == args.tasks[1]:
         raise ValueError(f"--tasks {' '.join(args.tasks)}: give two different ones")
     made = []
@@ -52,7 +52,7 @@ def by_task(args):
 
 
 def measure(policy, sampled, args, with_rewards):
-    """The numbers of one batch, for JSON. with_rewards: the advantages are GRPO's; otherwise each is 1."""
+    """Return the numbers of one batch, for JSON. with_rewards: the advantages are GRPO's; otherwise each is 1."""
     of_script, batch = common.for_grpo(sampled, args)
     mask = batch["mask"]
     if not with_rewards:
@@ -74,8 +74,8 @@ def main():
         batches = {}
         for of_task in tasks:
             batches[of_task.task] = common.load_batches(policy, of_task, args.batches, need_gradient=False)
-        # A model that is never right on a task has no batch with a gradient. If others have one, a batch without is bad
-        # luck: ValueError.
+        # A model that is never right on a task has no batch with a gradient. If other batches have one, a batch
+        # without a gradient is bad luck: ValueError.
         with_rewards = all(any(common.is_mixed(one, args).any() for one in several) for several in batches.values())
         for of_task in tasks:
             common.load_batches(policy, of_task, args.batches, need_gradient=with_rewards)

@@ -1,16 +1,16 @@
-"""Who dominates: how much of a GRPO update comes from low-probability tokens, and whom it moves.
+"""Who dominates: how much of a GRPO update comes from low-probability tokens, and which tokens it moves.
 
-AR-Lopti (arXiv 2505.12929), figure 1: four bins of tokens by their probability when they were sampled. For each: its
-share of the tokens, the advantages, and the norm of the gradient of its part of the loss (the parts add up to it). Then
+AR-Lopti (arXiv 2505.12929), figure 1: four bins of tokens by their probability when sampled. For each: its fraction of
+the tokens, the advantages, and the norm of its part of the loss's gradient (the parts add up to the gradient). Then
 every token's change of probability in an SGD step with all tokens, with only the lowest bin, and with only the highest,
-at the paper's lr 1e-3 and at --large_lr. Left open, that one changes probabilities as much on average as a run's first
-AdamW update (--adamw_lr). ACPO (arXiv 2606.22570), appendix D.1: for p < 0.2 and p > 0.8 the norm of the gradient of
-the mean loss over these tokens alone, as a share of that over all tokens, and the angle between the two.
+at the paper's lr 1e-3 and at --large_lr. By default, the latter changes probabilities as much on average as a run's
+first AdamW update (--adamw_lr). ACPO (arXiv 2606.22570), appendix D.1: for p < 0.2 and p > 0.8 the gradient norm of the
+mean loss over these tokens alone, relative to the norm over all tokens, and the angle between the two gradients.
 
 Results: who_dominates.json and who_dominates.png. Boxes hold the middle half of the tokens of all batches, whiskers
-nine tenths; the top 1 % by size is left out, as in the paper, and in every mean of the changes. Two steps are as far
-apart as the distributions of their changes (Kolmogorov and Smirnov's distance), on average over the bins. Error bars:
-standard errors over batches.
+nine tenths; the top 1 % by size is excluded, as in the paper, and from every mean of the changes. The distance of two
+steps is between the distributions of their changes (Kolmogorov and Smirnov's distance), averaged over the bins. Error
+bars: standard errors over batches.
 
     python -m lab.who_dominates
 """
@@ -28,11 +28,11 @@ from lab import common
 from runtime import curves
 from runtime.settings import PositiveFloat, PositiveFraction, PositiveInt
 
-EDGES = [0.2, 0.25, 0.5, 0.75, 0.8]  # of both papers: six cells, of which both take unions
-FIGURE_1 = [[0, 1], [2], [3], [4, 5]]  # its four bins, as cells
+EDGES = [0.2, 0.25, 0.5, 0.75, 0.8]  # edges of both papers: six cells, and both papers' bins are unions of cells
+FIGURE_1 = [[0, 1], [2], [3], [4, 5]]  # the figure's four bins, as cells
 TAILS = {"p < 0.2": 0, "p > 0.8": 5}  # ACPO's two groups, as cells
 UPDATED = ["all tokens", "only p ≤ 0.25", "only p > 0.75"]
-LINEAR = 1e-3  # of the largest change; up to there the picture's scale is not logarithmic
+LINEAR = 1e-3  # fraction of the largest change below which the figure's scale is linear
 BOXES = "boxes: half of the tokens, whiskers: nine tenths, without the top 1 % by size"
 SMALL_CHANGES = "linear to about 1/1000 of\nthe largest, then logarithmic"
 
@@ -40,16 +40,16 @@ SMALL_CHANGES = "linear to about 1/1000 of\nthe largest, then logarithmic"
 @dataclasses.dataclass
 class Args(common.Args):
     batches: PositiveInt = 10  # batches to average over
-    lr: PositiveFloat = 1e-3  # of the SGD step, the paper's
-    large_lr: PositiveFloat | None = None  # of a larger one; None: found on the first batch
-    adamw_lr: PositiveFraction | None = None  # of the AdamW update that finds it; None: grpo.py's
+    lr: PositiveFloat = 1e-3  # the SGD step's learning rate, the paper's
+    large_lr: PositiveFloat | None = None  # of a larger step; None: found on the first batch
+    adamw_lr: PositiveFraction | None = None  # learning rate of the AdamW update that finds it; None: grpo.py's
 
 
 QUICK = {"batches": 1}
 
 
 def changes(policy, before, gradient, lr, batch, args):
-    """Each response token's change of probability, [n], after θ ← before − lr · gradient, which is undone."""
+    """Return each response token's change of probability, [n], after θ ← before − lr · gradient, and undo the step."""
     common.set_weights(policy, [weight - lr * part for weight, part in zip(before, gradient)])
     logp = common.fine_log_probs(policy, batch, args)
     common.set_weights(policy, before)
@@ -57,13 +57,13 @@ def changes(policy, before, gradient, lr, batch, args):
 
 
 def for_steps(policy, sampled, args):
-    """(grpo.py's settings, the batch as its main hands it to its update, with fine_logp)."""
+    """Return (grpo.py's settings, the batch as its main passes it to its update, with fine_logp)."""
     of_script, batch = common.for_grpo(sampled, args)
     return of_script, batch | {"fine_logp": common.fine_log_probs(policy, batch, of_script)}
 
 
 def learning_rate(policy, before, sampled, args):
-    """The lr at which an SGD step changes probabilities as much as a run's first AdamW update, which is undone."""
+    """Return the lr at which an SGD step changes probabilities as much as a run's first AdamW update. Undo both."""
     of_script, batch = for_steps(policy, sampled, args)
     gradient = common.gradient_of(policy, batch, of_script)
     small = changes(policy, before, gradient, 1e-3, batch, of_script).abs().mean().item()
@@ -77,7 +77,7 @@ def learning_rate(policy, before, sampled, args):
 
 
 def of_gradients(gradients, num_tokens):
-    """One batch's numbers. gradients: one for each cell; num_tokens: the cells' numbers of tokens."""
+    """Return one batch's numbers. gradients: one per cell; num_tokens: the cells' numbers of tokens."""
     whole = common.add(gradients)
     size = common.norm(whole)
     norms = [common.norm(common.add([gradients[c] for c in cells])) for cells in FIGURE_1]
@@ -89,14 +89,14 @@ def of_gradients(gradients, num_tokens):
 
 
 def without_top(values):
-    """The values [n] without the top 1 % by size, as in the paper's figure 1."""
+    """Return the values [n] without the top 1 % by size, as in the paper's figure 1."""
     return values[values.abs() <= values.abs().quantile(0.99)]
 
 
 def of_step(moved, bins):
-    """What steps did to p. moved: {what was updated: changes of probability [n]}; bins: [n].
+    """Return the effect of steps on p. moved: {updated tokens: changes of probability [n]}; bins: [n].
 
-    Means and distances (from 0, the same, to 1, apart) are without the top 1 % of their tokens; the ranks have all.
+    Means and distances (from 0, equal, to 1, disjoint) exclude the top 1 % of their tokens; the ranks include all.
     """
     whole = moved["all tokens"]
     found = {"mean_change": {}, "mean_change_of_top_bin": {}, "distance": {}, "ranks": {}}
@@ -114,7 +114,7 @@ def of_step(moved, bins):
 
 
 def measure(policy, before, sampled, args, large_lr):
-    """One batch: its numbers for JSON, and for the boxes {name: tokens' values}, [n] each."""
+    """Return one batch's numbers for JSON, and for the boxes {name: tokens' values}, [n] each."""
     of_script, batch = for_steps(policy, sampled, args)
     mask = batch["mask"]
     bins = common.bins_of(batch["old_logp"])[mask]
@@ -135,7 +135,7 @@ def measure(policy, before, sampled, args, large_lr):
 
 
 def draw_boxes(axes, values, bins, title):
-    """A box for each bin that has values, without the top 1 % by size; gives the largest size that is drawn."""
+    """Draw a box per bin that has values, without the top 1 % by size; return the largest size drawn."""
     filled = [i for i in range(common.BINS) if (bins == i).any()]
     kept = [without_top(values[bins == i]) for i in filled]
     look = {"patch_artist": True, "boxprops": {"facecolor": "#9ecae1"}, "widths": 0.55}
@@ -149,7 +149,7 @@ def draw_boxes(axes, values, bins, title):
 
 
 def show_small_changes(axes, limit):
-    """A scale from -limit to limit, linear near 0 and logarithmic beyond: probable tokens move by far less."""
+    """Scale an axis from -limit to limit, linear near 0, logarithmic beyond: high-probability tokens move far less."""
     linear = 10.0 ** round(math.log10(LINEAR * limit)) if limit else 1.0
     axes.set_yscale("symlog", linthresh=linear)
     axes.set_yticks([sign * linear * 10**i for i in (1, 2, 3) for sign in (-1, 1)] + [0])

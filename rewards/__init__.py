@@ -1,7 +1,7 @@
-"""The tasks: problems whose answers a rule can check.
+"""Define the tasks: problems whose answers a reward function can check.
 
-kk.py, math.py, countdown.py, hitab.py, gym.py, calculator.py, guess.py and largest.py are one each, and so is a file of
-one's own (own.py). The other modules are parts of them.
+Each of kk.py, math.py, countdown.py, hitab.py, gym.py, calculator.py, guess.py and largest.py is a task, and so is a
+user's own file (own.py). The other modules are parts of them.
 
 A task offers
 
@@ -9,16 +9,16 @@ A task offers
   is a dictionary with `messages` (the chat up to the model's turn) and `answer`. It may have `prefix` (the beginning of
   the model's turn) and `category` (accuracy is reported per category).
 - `score(response, answer)`: a dictionary with `reward` (a number), `correct` and `format` (True or False). It may have
-  `parts`, a dictionary of numbers of which the reward consists; each is logged. It is fast and accepts any text.
+  `parts`, a dictionary of the numbers that the reward consists of; each is logged. It is fast and accepts any text.
 - `score_all(responses, answers)`: a list of these dictionaries, in order. If scoring can take long, each of them also
-  has `timed_out`. A file of one's own may leave it out (own.py).
-- perhaps `reply(turns, problem)`: what the task says to the model's last turn, a string, or None if the conversation is
-  over. turns: the texts of the model's turns so far. grpo_multi_turn.py plays such conversations; in other scripts each
+  has `timed_out`. A user's own file may omit this function (own.py).
+- perhaps `reply(turns, problem)`: the task's reply to the model's last turn, a string, or None if the conversation is
+  over. turns: the texts of the model's turns so far. grpo_multi_turn.py runs such conversations; in other scripts each
   ends after its first turn.
-- perhaps `score_conversation(turns, answer)`: a dictionary as `score` gives it, for tasks with `reply` whose reward
+- perhaps `score_conversation(turns, answer)`: a dictionary like `score`'s, for tasks with `reply` whose reward
   depends on all turns. Without it `score` reads the last turn.
-- perhaps `puzzle_of(problem)`: what makes it this puzzle. If either training or test puzzles come from a file, and
-  the others are generated, no test puzzle is trained on.
+- perhaps `puzzle_of(problem)`: the puzzle's identity. If either training or test puzzles come from a file, and
+  the others are generated, it keeps test puzzles out of training.
 """
 
 import importlib
@@ -29,7 +29,7 @@ import sys
 from rewards import calculator, countdown, gym, kk, own
 
 TASKS = ("kk", "math", "countdown", "hitab", "gym", "calculator", "guess")
-OPTIONS = {  # settings of one task alone
+OPTIONS = {  # settings of one task only
     "kk": ["people"],
     "countdown": ["numbers"],
     "gym": ["gym", "gym_options"],
@@ -38,7 +38,7 @@ OPTIONS = {  # settings of one task alone
 
 
 def find_task(name, flag="--task"):
-    """The module of a task: one of TASKS, or a Python file. ValueError if it is no task; flag: what gave its name."""
+    """Return a task's module: one of TASKS, or a Python file. ValueError if it is neither; flag: the name's source."""
     if name in TASKS:
         return importlib.import_module(f"rewards.{name}")
     if name.endswith(".py"):
@@ -47,23 +47,23 @@ def find_task(name, flag="--task"):
 
 
 def check_options(args):
-    """ValueError if a setting of some task is wrong; people and numbers also if another task is chosen."""
+    """Raise ValueError if a task's setting is wrong. people and numbers are checked whatever the task."""
     kk.parse_people(args.people)
-    if not args.has_sampler:  # sft.py: of these tasks only Knights & Knaves has worked solutions
+    if not args.has_sampler:  # sft.py: of these tasks, only Knights & Knaves has worked solutions
         return
     countdown.parse_numbers(args.numbers)
     if args.task == "calculator":
         calculator.parse_operations(args.operations)
-    if args.task == "gym":  # the library need not be there for other tasks
+    if args.task == "gym":  # other tasks don't need the library
         gym.check(args.gym, args.gym_options, args.data or args.test_data)
 
 
 def load_task(args, encode):
-    """Returns (the task's module, training problems, test problems).
+    """Return (the task's module, training problems, test problems).
 
-    args: a trainer's settings. encode: a function that gives a problem's token ids, {"prompt_ids": […]}. Each problem
-    gets them and a number `id`. Problems whose prompt is longer than args.max_prompt_tokens are left out, and a printed
-    line says how many.
+    args: a trainer's settings. encode: a function that returns a problem's token ids, {"prompt_ids": […]}. Each problem
+    gets them and a number `id`. Problems with prompts longer than args.max_prompt_tokens are dropped; a printed line
+    says how many.
     Errors: ValueError if the data are invalid; it names the file or value.
     """
     task = find_task(args.task)
@@ -85,7 +85,7 @@ def load_task(args, encode):
         if len(fitting) < len(problems):
             print(f"{split}: {len(problems) - len(fitting)} of {len(problems)} prompts exceed --max_prompt_tokens")
         splits.append(fitting)
-        if args.task == "math" and args.data and not args.test_data:  # no generator: hold some problems back
+        if args.task == "math" and args.data and not args.test_data:  # no generator: hold out some problems
             if len(fitting) < 2:
                 raise ValueError(f"{args.data} has one problem that fits; without --test_data there must be two")
             n_test = min(args.eval_size, len(fitting) // 2)
@@ -95,14 +95,14 @@ def load_task(args, encode):
             train = without(sorted(order[n_test:], key=lambda p: p["id"]), test, question)
             return task, train, test
     train, test = splits
-    # What is generated knows nothing of a file. Of two files people decide themselves.
+    # The generator does not know the file. If both are files, their content is the user's choice.
     if bool(args.data) != bool(args.test_data) and hasattr(task, "puzzle_of"):
         train = without(train, test, task.puzzle_of)
     return task, train, test
 
 
 def without(train, test, key):
-    """The problems to train on that are no test problems, by their key; a printed line says how many are left out."""
+    """Return the training problems that are not test problems, by their key; print how many are dropped."""
     tested = set(map(key, test))
     others = [problem for problem in train if key(problem) not in tested]
     if not others:
@@ -113,13 +113,13 @@ def without(train, test, key):
 
 
 def question(problem):
-    """The chat without its system turns and blanks, by which equal problems are found."""
+    """Return the chat without system turns and blanks, to find equal problems."""
     turns = [turn["content"] for turn in problem["messages"] if turn["role"] != "system"]
-    return re.sub(r"[\s\u200b-\u200d\u2060\ufeff]", "", "\0".join(turns))  # also those without a width
+    return re.sub(r"[\s\u200b-\u200d\u2060\ufeff]", "", "\0".join(turns))  # also blanks without width
 
 
 def data_sources(args):
-    """The files, folders or hub ids that load_task (args: the same) reads; "" for problems that are generated."""
+    """Return the files, folders or hub ids that load_task (args: the same) reads; "" for generated problems."""
     task = find_task(args.task)
     if args.data:
         return [args.data, args.test_data]
@@ -128,10 +128,10 @@ def data_sources(args):
 
 
 def score(task, responses, problems):
-    """A dictionary with reward, correct and format for each of vLLM's responses, which have their texts.
+    """Return a dictionary with reward, correct and format for each of vLLM's responses, which have their texts.
 
     problems: one per response. A conversation is scored by its last turn, or by all its turns if the task has
-    score_conversation(). Ends the program with one line if the task gives anything else, such as NaN.
+    score_conversation(). Ends the program with one line if the task returns anything else, such as NaN.
     """
     answers = [problem["answer"] for problem in problems]
     conversations = [getattr(response, "turns", [response.text]) for response in responses]
@@ -140,26 +140,26 @@ def score(task, responses, problems):
         own.check_scores(task, scores, conversations)
     except ValueError as error:
         sys.exit(f"error: {error}. The run ends here; --resume goes on from its last checkpoint")
-    # Copies, since equal responses may share one; and tensors are made of the rewards.
+    # Copy them, because equal responses may share one. Convert rewards to float, because they become tensors.
     return [{**found, "reward": float(found["reward"])} for found in scores]
 
 
 def scores_of(task, conversations, answers):
-    """The scores of conversations, each the list of its turns: by all turns if the task wants them, or by the last."""
+    """Return the scores of conversations (lists of turns): by all turns if the task wants them, or by the last."""
     if hasattr(task, "score_conversation"):
         return [task.score_conversation(turns, answer) for turns, answer in zip(conversations, answers)]
     return task.score_all([turns[-1] for turns in conversations], answers)
 
 
 def parts_of(score):
-    """The parts of which a score's reward consists, a list of numbers; the reward itself if the task names none."""
+    """Return the numbers that a score's reward consists of, a list; the reward itself if the task names no parts."""
     return list(score.get("parts", {"reward": score["reward"]}).values())
 
 
 def reply(task, turns, problem):
-    """What the task says to the last of the model's turns (texts), a string; None: the conversation is over.
+    """Return the task's reply to the last of the model's turns (texts), a string; None: the conversation is over.
 
-    A task without reply() never says anything. Ends the program with one line if the task gives anything else.
+    A task without reply() never replies. Ends the program with one line if the task returns anything else.
     """
     if not hasattr(task, "reply"):
         return None

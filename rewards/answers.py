@@ -1,4 +1,4 @@
-r"""Read an answer of mathematics without a library: clean it, and tell numbers, clock times, units, words and lists.
+r"""Read a mathematical answer without a library: clean it, and recognise numbers, clock times, units, words and lists.
 
 Answers and golds are texts, mostly LaTeX, but people and data sets also write Unicode, program code and plain words.
 `clean` brings them into one notation. All other functions take cleaned texts.
@@ -24,10 +24,10 @@ DOTS = r"(?:\\(?:ldots|dots|cdots|dotsc|dotsb)(?![A-Za-z])|\.{3,})"
 
 
 def clean(text):
-    r"""The answer in LaTeX without what has no meaning: math mode, boxes, fonts, blanks around it, a full stop.
+    r"""Return the answer in LaTeX without meaningless parts: math mode, boxes, fonts, outer blanks, a full stop.
 
-    Unicode (x², 3½, 60°) and code (2*pi, sqrt(3), x**2) become LaTeX, recurring decimals (0.\overline{3}) and mixed
-    numbers (11 5/6) fractions. \$ stays, since it is a unit.
+    Unicode (x², 3½, 60°) and code (2*pi, sqrt(3), x**2) become LaTeX; recurring decimals (0.\overline{3}) and mixed
+    numbers (11 5/6) become fractions. \$ stays, because it is a unit.
     """
     if text.isascii() and text.isdigit():
         return text
@@ -35,7 +35,7 @@ def clean(text):
     text = re.sub(r",\\!\s?(?=\d{3}(?!\d))", "{,}", text).replace(r"\!", "")
     text = re.sub(r"\\\(|\\\)|\\\[(?!\d*\.?\d*(?:ex|em|pt|cm|mm)\])|(?<!\\)\\\]", "", text)
     if len(re.findall(r"(?<!\\)\$", text)) % 2:
-        text = re.sub(r"(?<!\\)\$(?=-?\s?[\d.])", r"\\$", text, count=1)  # a dollar, and no math mode
+        text = re.sub(r"(?<!\\)\$(?=-?\s?[\d.])", r"\\$", text, count=1)  # a dollar, not math mode
     text = re.sub(r"(?<!\\)\$", "", text)
     text = re.sub(rf"{TEXT}\{{\s?(\\\$|Rs\.?|USD|[:,;])\s?\}}|\{{(:)\}}", r"\1\2", text).replace(r"\textdollar", r"\$")
     text = re.sub(r"\\(?:color|textcolor|colorbox)\s?\{[^{}]*\}", "", text)
@@ -59,7 +59,7 @@ def clean(text):
 
 
 def trim(text):
-    r"""Without blanks, line breaks, braces, one \text{...}, marks of bold and final full stop or comma around it."""
+    r"""Strip blanks, line breaks, braces, one \text{...}, bold marks and a final full stop or comma from the text."""
     for _ in range(5):  # layers; hostile texts may have many
         before = text
         text = re.sub(rf"^{BLANK}+|(?:{BLANK}|\\\\|[,;])+\\?$", "", text)
@@ -75,7 +75,7 @@ def trim(text):
 
 
 def closing(text, start):
-    """Where the bracket that opens at `start` closes, or None."""
+    """Return the position where the bracket opened at `start` closes, or None."""
     depth = 0
     for token in re.finditer(r"\\[A-Za-z]+|\\?[()\[\]{}]|\\.", text[start:]):
         depth += (token[0][-1] in "([{") - (token[0][-1] in ")]}")
@@ -85,7 +85,7 @@ def closing(text, start):
 
 
 def unfold(match):
-    r"""0.333\ldots as 0.\overline{3}, if its digits repeat; otherwise nobody knows how they go on."""
+    r"""Write 0.333\ldots as 0.\overline{3} if its digits repeat; otherwise the continuation is unknown."""
     head, _, digits = match[1].partition(".")
     if len(digits) > 60:
         return match[0]
@@ -94,7 +94,7 @@ def unfold(match):
 
 
 def recurring(match):
-    r"""0.1\overline{6} and 0.1\dot{6} as \frac{15}{90}."""
+    r"""Write 0.1\overline{6} and 0.1\dot{6} as \frac{15}{90}."""
     whole, fixed, *parts = (group or "" for group in match.groups())
     period = "".join(parts)
     below = 10 ** len(fixed) * (10 ** len(period) - 1)
@@ -103,7 +103,7 @@ def recurring(match):
 
 
 def mixed_numbers(text):
-    r"""11 5/6 as 11\frac{5}{6}: only a blank may separate the two, and the fraction is below 1."""
+    r"""Write 11 5/6 as 11\frac{5}{6}: only a blank may separate the two, and the fraction is below 1."""
 
     def mixed(match):
         proper = int(match[2]) < int(match[3])
@@ -112,7 +112,7 @@ def mixed_numbers(text):
     return re.sub(rf"(?<![\w.,/^}}\\])(\d{{1,9}}){BLANK}+(\d{{1,9}})\s?/\s?(\d{{1,9}})(?![\d/^(])", mixed, text)
 
 
-# Code's functions and names, and how LaTeX writes them. Of the first it has commands.
+# Functions and names in code, and their LaTeX. LaTeX has a command for each of the first kind.
 FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh coth ln log".split()
 CALLS = {"sqrt": r"\sqrt{%s}", "cbrt": r"\sqrt[3]{%s}", "exp": "e^{%s}", "abs": "|%s|", "Abs": "|%s|"}
 CALLS |= {"floor": r"\lfloor %s\rfloor ", "ceil": r"\lceil %s\rceil ", "ceiling": r"\lceil %s\rceil "}
@@ -124,7 +124,7 @@ SIGNS = {"**": "^", "<=": r"\le ", ">=": r"\ge ", "!=": r"\ne ", "*": r"\cdot "}
 
 
 def code_as_latex(text):
-    r"""2*pi, ln(2), x**(1/2) and exp(16) as 2\cdot \pi , \ln (2), x^{1/2} and e^{16}. Texts of words stay."""
+    r"""Write 2*pi, ln(2), x**(1/2) and exp(16) as 2\cdot \pi , \ln (2), x^{1/2} and e^{16}. Words stay."""
     runs = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", UNWRAPPED.sub("", text))
     if re.fullmatch(r"[\w\s'-]*", text) and any(run not in NAMES and run not in CALLS for run in runs):
         return text
@@ -146,7 +146,7 @@ def code_as_latex(text):
 
 
 def call_as_latex(text, name):
-    """The first call of the function, such as sqrt(x+1), in LaTeX."""
+    """Return the text with the first call of the function, such as sqrt(x+1), in LaTeX."""
     match = re.search(rf"\\?(?<![A-Za-z]){name}\s?\(", text)
     end = closing(text, match.end() - 1) if match else None
     if end is None:
@@ -166,7 +166,7 @@ NUMBER = re.compile(
 
 
 def number(text):
-    r"""The exact value of a number written in digits, as a Fraction, or None.
+    r"""Return the exact value of a number written in digits, as a Fraction, or None.
 
     math-verify treats 8.7 \times 10^8 and 870000000 as different numbers, and reads the e of 3e12 as Euler's number.
     """
@@ -178,13 +178,13 @@ def number(text):
 
 
 def values(gold):
-    """The values of a gold in digits: its own, and the one whose noise it shows (0.30000000000000004: also 0.3)."""
+    """Return the values of a gold in digits: its own, and any without float noise (0.30000000000000004: also 0.3)."""
     value = number(gold)
     return [] if value is None else [value, *without_noise(gold, value)]
 
 
 def without_noise(gold, value):
-    """The short decimals that a computer made this one of: a float of 32 bits, or the last digits of one of 64 bits."""
+    """Return short decimals that a computer turned into this one: a 32-bit float, or a 64-bit float's last digits."""
     num_digits = significant_digits(gold)
     as_float = float(value) if abs(value) < 1e30 else 0.0
     apart = abs(Fraction(as_float) - value)
@@ -201,14 +201,14 @@ def significant_digits(text):
 
 
 def as_float32(value):
-    """The nearest float of 32 bits."""
+    """Return the nearest 32-bit float."""
     return struct.unpack("f", struct.pack("f", value))[0]
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # Units
 
-SPELLINGS = {  # of units; those that are missing here are never compared. Case counts if a name is written as here.
+SPELLINGS = {  # spellings of units; others are never compared. Case counts if a name is written as here.
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
     "nm": "nanometer nanometre", "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile",
     "mg": "milligram", "g": "gram gm", "kg": "kilogram", "oz": "ounce", "lb": "pound", "ton": "tonne",
@@ -231,7 +231,7 @@ UNITS |= {"per": "/", "mph": "mi/h", "kph": "km/h", "kmh": "km/h", "kmph": "km/h
 UNITS |= {"fahrenheit": "fahrenheit", "o'clock": "oclock", "squared": "2", "cubed": "3"}
 POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 MULTIPLIERS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-# Words behind a number that are no unit: the whole is then no quantity.
+# Words that are not units: with one of them behind a number, the text is not a quantity.
 NO_UNITS = set(
     "and or not no nor is isn't are if to than then but minus plus times over between wrong false incorrect never "
     "maybe unless because since where when".split()
@@ -248,10 +248,10 @@ LAST_WORD = re.compile(
 
 
 def quantity(text):
-    r"""(the text without its unit, the unit in one spelling), such as ("5", "cm2") for 5\text{ square cm} and 5 cm^2.
+    r"""Return (the text without its unit, the unit in one spelling): ("5", "cm2") for 5\text{ square cm} and 5 cm^2.
 
     The unit is None if there is none, or if a word of it is missing in UNITS: 12 pens is ("12", None). A million
-    multiplies. Bare words count as a unit only behind a plain number, single letters only behind a blank: 6m is an
+    multiplies. Bare words count as a unit only after a plain number, and single letters only after a blank: 6m is an
     expression.
     """
     text = re.sub(rf"\\[dtc]?frac\s?\{{{UNWRAPPED.pattern}\}}\s?\{{{UNWRAPPED.pattern}\}}$", r"\\text{\1/\2}", text)
@@ -267,7 +267,7 @@ def quantity(text):
 
 
 def without_words(text):
-    r"""(the text without its last words, they, whether one of them is bare, which is without a \text around it)."""
+    r"""Return (the text without its last words, these words, whether one is bare, i.e. without a \text around it)."""
     words, is_bare = [], False
     while (last := LAST_WORD.search(text)) and last.start() > 0:
         if last["bare"] and not is_unit(last, text):
@@ -279,13 +279,13 @@ def without_words(text):
 
 
 def is_plain(head, words):
-    """True if bare words can be the unit of what is before them: no letters, and no division such as 3/m."""
+    """Return whether bare words can be the unit of the text before them: no letters, and no division such as 3/m."""
     letters = re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+|\{,\}", "", head))
     return letters is None and not (words[0] == "/" and len(words[1]) == 1)
 
 
 def times(text, factor):
-    """A number or an expression times a whole number."""
+    """Multiply a number or an expression by a whole number."""
     value = number(text)
     if value is None:
         return rf"({text}) \cdot {factor}"
@@ -294,7 +294,7 @@ def times(text, factor):
 
 
 def is_unit(last, head):
-    """True if a bare word at the end of a text can be a unit: a name in UNITS, or a noun (see `is_noun`)."""
+    """Return whether a bare word at a text's end can be a unit: a name in UNITS, or a noun (see `is_noun`)."""
     word, before = last["bare"], head[: last.start() + len(last["gap"])]
     if len(word) == 1 and word.isascii():
         return word in UNITS and last["gap"] not in ("", "(")
@@ -302,14 +302,14 @@ def is_unit(last, head):
 
 
 def is_noun(word):
-    """True for a word of a language; False for letters that may be factors, such as abc, kx, mgh and xyz."""
+    """Return True for a word of a language; False for letters that may be factors, such as abc, kx, mgh and xyz."""
     letters = word.lower().replace("-", "")
     is_alphabet = list(letters) == sorted(set(letters))
     return len(letters) > 2 and not is_alphabet and re.search("[aeiou]", letters) is not None
 
 
 def words_of(last):
-    """The words of a match of LAST_WORD, and its power."""
+    """Return the words of a match of LAST_WORD, and its power."""
     words = re.findall(r"[A-Za-z][A-Za-z.']*|[/%\d€£¥₹¢]", last["inside"] or last["bare"] or "")
     if last["sign"]:
         words = [last["sign"].lstrip("\\")]
@@ -321,7 +321,7 @@ def words_of(last):
 
 
 def unit_name(words):
-    """The unit in one spelling, or None."""
+    """Return the unit in one spelling, or None."""
     if words and words[0].lower() in POWERS:
         words = [*words[1:], POWERS[words[0].lower()]]
     names = []
@@ -329,12 +329,12 @@ def unit_name(words):
         is_letter = len(word) == 1 and word.isalpha() and "/" in words  # 3 M/S
         names.append(spelled(word) or (UNITS.get(word.lower()) if is_letter else None if word[-1].isalpha() else word))
     if names[:2] == ["/", "cent"] or "%" in names:
-        return "%"  # also: percentage points
+        return "%"  # also for percentage points
     return "".join(names) if names and None not in names else None
 
 
 def spelled(word):
-    """The unit's name for a word, or None. Case may differ if the word is longer than a letter: KM and Hours."""
+    """Return the unit's name for a word, or None. Case may differ in words longer than a letter: KM and Hours."""
     word = word.replace(".", "")
     for name in (word, word.lower()) if len(word) > 1 else (word,):
         unit = UNITS.get(name) or (UNITS.get(name.removesuffix("s")) if len(name) > 2 else None)
@@ -352,9 +352,9 @@ CLOCK = re.compile(rf"(\d{{1,2}})(?::([0-5]\d))?(?::([0-5]\d))?\s?({'|'.join(HAL
 
 
 def clock(text):
-    """(hour, minute, second, "am" or "pm" or None) of a clock time such as 6:00, 06:00:00 and 6 p.m., or None.
+    """Return (hour, minute, second, "am" or "pm" or None) of a clock time such as 6:00, 06:00:00 and 6 p.m., or None.
 
-    Both digits of the minutes are there, and no blank before them: 1:2 and 21 : 44 are ratios.
+    Minutes need both digits, and no blank before them: 1:2 and 21 : 44 are ratios.
     """
     words = re.sub(BLANK, " ", UNWRAPPED.sub(r" \1 ", text.rsplit("=", 1)[-1])).replace(".", "").lower().split()
     found = CLOCK.fullmatch(" ".join(words))
@@ -367,7 +367,7 @@ def clock(text):
 
 
 def same_time(one, other):
-    """True if two clock times are the same. One without a half of the day agrees with both halves of the other."""
+    """Return whether two clock times are equal. A time without am or pm matches both halves of the other's day."""
     if one[1:3] != other[1:3]:
         return False
     if (one[3] is None) == (other[3] is None):
@@ -381,7 +381,7 @@ def same_time(one, other):
 
 
 def bare(text):
-    r"""The text if it is letters, digits and blanks alone (\text{...} unwrapped, (A) without its brackets), or None."""
+    r"""Return the text if it is only letters, digits, blanks (\text{...} unwrapped, (A) without brackets), or None."""
     text = re.sub(r"\\(angle|triangle)\s?\{?([A-Z](?:\s?[A-Z]){2})(?![A-Za-z_])\}?", figure, UNWRAPPED.sub(r"\1", text))
     text = re.sub(rf"{BLANK}+|(?<=[^\W\d])-(?=[^\W\d])|(?<=[^\W\d])\.", " ", text).strip(" \"'`")
     text = re.sub(r"^\(\s?(\w{1,4})\s?\)$|^(\w)\s?\)$", r"\1\2", text)
@@ -392,17 +392,17 @@ def bare(text):
 
 
 def figure(match):
-    r"""\angle BCA as "angle ACB", and \triangle BCA as "triangle ABC": their names have several spellings."""
+    r"""Write \angle BCA as "angle ACB", and \triangle BCA as "triangle ABC": their names have several spellings."""
     points = match[2].replace(" ", "")
     return f"{match[1]} " + (min(points, points[::-1]) if match[1] == "angle" else "".join(sorted(points)))
 
 
 def is_word(text):
-    """True if a text from `bare` is a word or a name, False if it is a product of numbers and variables.
+    """Return whether a text from `bare` is a word or a name, and not a product of numbers and variables.
 
-    Products are single letters with a number in front or none (x, 24n), up to four small letters with a number in front
-    (2xy), x, y and z in any order, and two different small letters that aren't e, i, o or u (ab, mg). Everything else
-    is compared as a text: CAB, HTH, LRLR, east, no, II, abc, 2BA and A1.
+    Products are single letters with or without a number in front (x, 24n), up to four small letters with a number in
+    front (2xy), x, y and z in any order, and two different small letters that aren't e, i, o or u (ab, mg). Everything
+    else is compared as a text: CAB, HTH, LRLR, east, no, II, abc, 2BA and A1.
     """
     return not all(is_product(token) for token in text.split())
 
@@ -420,7 +420,7 @@ def is_product(token):
 
 
 def folded(text):
-    """A text from `bare` without case, unless case is all that a name has: Aa, AaBb, pH."""
+    """Return a text from `bare` without case, unless only case distinguishes the name: Aa, AaBb, pH."""
     tokens = []
     for token in text.split():
         is_usual = token in (token.lower(), token.upper(), token.capitalize()) and len(token) > 1
@@ -441,9 +441,9 @@ SEPARATOR = re.compile(
 
 
 def elements(text, *, thousands=False):
-    r"""The parts of a list at its top level: of 1, (2, 3) and 4 they are 1, (2, 3) and 4. 3 \pm x is two parts.
+    r"""Return the parts of a list at its top level: 1, (2, 3) and 4 has 1, (2, 3) and 4. 3 \pm x has two parts.
 
-    thousands: a comma between digits with three behind it and no blank, as in 1,234, belongs to a number.
+    thousands: treat a comma between digits, with three behind it and no blank, as part of a number (1,234).
     """
     parts, depth, start = [], 0, 0
     for found in SEPARATOR.finditer(text):
@@ -459,7 +459,7 @@ def elements(text, *, thousands=False):
 
 
 def both_signs(text):
-    r"""[1+x, 1-x] for 1 \pm x, otherwise [text]."""
+    r"""Return [1+x, 1-x] for 1 \pm x, otherwise [text]."""
     signs = re.findall(r"\\(?:pm|mp)(?![A-Za-z])", text)
     if not signs or len(signs) > len(set(signs)):
         return [text]
@@ -468,7 +468,7 @@ def both_signs(text):
 
 
 def inside_brackets(text):
-    """(opening bracket, content, closing bracket) of a text that one pair of brackets encloses, or None."""
+    """Return (opening bracket, content, closing bracket) of a text that one pair of brackets encloses, or None."""
     opening = re.match(r"\(|\[|\\\{|\\lbrace(?![A-Za-z])", text)
     end = closing(text, 0) if opening and opening[0] != r"\lbrace" else None
     if end is None or not re.fullmatch(r"[)\]}]", text[end:].lstrip("\\")):
@@ -477,7 +477,7 @@ def inside_brackets(text):
 
 
 def ratio(text):
-    """The parts of 1:2:3 and of 1 to 2, or None."""
+    """Return the parts of 1:2:3 and of 1 to 2, or None."""
     text = re.sub(rf"(?<=[\d}}\s])(?:{TEXT}\{{\s?to\s?\}}|to)(?=[\s\d\\])", ":", text)
     parts = [trim(part) for part in text.split(":")]
     return parts if len(parts) > 1 and all(re.search(r"\d", part) for part in parts) else None

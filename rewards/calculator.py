@@ -1,7 +1,7 @@
-"""Arithmetic with a calculator: the model asks for one operation at a time, reads the result, and answers.
+"""Arithmetic with a calculator: the model requests one operation at a time, reads the result, and answers.
 
 A turn that ends in `calculator(31 * 24)` is a call, and the reply is `result: 744`. Any other turn is the answer. The
-prompt shows one worked example for each number of operations, because SmolLM2-135M does not call the calculator after a
+prompt shows one worked example per number of operations, because SmolLM2-135M does not call the calculator after a
 description in words.
 
     python grpo_multi_turn.py --task calculator --operations 2
@@ -13,7 +13,7 @@ import re
 
 from rewards.puzzles import parse_counts
 
-MOST = 3  # operations of a problem
+MOST = 3  # most operations in a problem
 SIZE = {"train": 2000, "test": 128}
 CALL = re.compile(r"calculator\(([^()]*)\)\s*$")  # at the end of a turn
 OPERATION = re.compile(r"\s*(-?\d{1,12})\s*([-+*])\s*(-?\d{1,12})\s*")  # two numbers and a sign
@@ -41,14 +41,14 @@ EXAMPLES = {  # number of operations: (question, the turns of a conversation abo
 
 
 def parse_operations(text):
-    """The numbers in "1", "2-3" or "1,3" as a sorted list. ValueError if the text has a different form."""
+    """Return the numbers in "1", "2-3" or "1,3" as a sorted list. ValueError if the text has a different form."""
     return parse_counts(text, "operations", "1 or 2-3 or 1,3", 1, MOST)
 
 
 def load(source, split, *, size=None, seed=0, operations="1"):
-    """Problems that are generated, with a category for each number of operations.
+    """Generate problems, with a category per number of operations.
 
-    The numbers themselves say whether a problem is a test problem, for any seed.
+    The numbers themselves decide whether a problem is a test problem, for any seed.
     """
     if source:
         raise ValueError("calculator makes its own problems, and takes no --data or --test_data")
@@ -73,7 +73,7 @@ def load(source, split, *, size=None, seed=0, operations="1"):
 
 
 def shown(kinds):
-    """The beginning of every prompt: what to do, and an example for each number of operations up to the largest."""
+    """Return the beginning of every prompt: the task, and an example per number of operations up to the largest."""
     messages = [{"role": "system", "content": TOLD}]
     for kind in range(1, max(kinds) + 1):
         question, turns = EXAMPLES[kind]
@@ -83,7 +83,7 @@ def shown(kinds):
 
 
 def reply(turns, problem):
-    """The calculator's reply to the model's last turn; None if the turn is no call, and so the answer."""
+    """Return the calculator's reply to the model's last turn; None if the turn is not a call, so it is the answer."""
     call = CALL.search(turns[-1])
     if not call:
         return None
@@ -96,7 +96,7 @@ def reply(turns, problem):
 
 
 def score(response, answer):
-    """1 if the last number of the last turn is the answer, and 0 otherwise; a call is no answer."""
+    """Return 1 if the last number of the last turn is the answer, and 0 otherwise; a call is not an answer."""
     numbers = NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3})", "", response))
     is_answer = bool(numbers) and not CALL.search(response)
     correct = is_answer and numbers[-1] == answer

@@ -1,11 +1,11 @@
 """Countdown: combine the given numbers into the target.
 
-This file has the puzzles (from files, the hub or a generator) and the scoring rule.
+This file has the puzzles (from files, the hub or a generator) and the reward function.
 
 A puzzle is a few whole numbers and a target. An arithmetic expression over + - * / and brackets solves it if it uses
 each number exactly once and equals the target in exact rational arithmetic. For example, (5 - 3) * 8 solves the
-numbers 3, 5, 8 and the target 16. ACPO (section 4.2) trains Qwen2.5-3B-Instruct on Countdown. Its puzzles have three
-or four numbers and are those of the hub id Jiayi-Pan/Countdown-Tasks-3to4. The paper prints no prompt, so the prompt
+numbers 3, 5, 8 and the target 16. ACPO (section 4.2) trains Qwen2.5-3B-Instruct on Countdown, with the puzzles of
+the hub id Jiayi-Pan/Countdown-Tasks-3to4, which have three or four numbers. The paper prints no prompt, so the prompt
 here is this project's own.
 """
 
@@ -20,7 +20,7 @@ from rewards.rows import check_columns, check_split, files_of, hub_parts, read_f
 
 MIN_NUMBERS, MAX_NUMBERS = 3, 6
 LARGEST = 99  # generated puzzles have numbers from 1 to LARGEST
-TARGETS = range(10, 101)  # of generated puzzles, as in the hub's puzzles
+TARGETS = range(10, 101)  # as in the hub's puzzles
 DEFAULT_SIZE = {"train": 10_000, "test": 1024}
 
 SYSTEM = (
@@ -37,7 +37,7 @@ PREFIX = "<think>"
 # --------------------------------------------------------------------------------------------------------------------
 # Scoring
 
-MAX_LENGTH = 1000  # characters of an expression; six numbers need fewer than 100; this bounds the scoring time
+MAX_LENGTH = 1000  # characters per expression, to bound the time; six numbers need fewer than 100
 SIGNS = str.maketrans("×÷", "*/")
 RANK = {"+": 1, "-": 1, "*": 2, "/": 2}  # higher binds tighter; equal ranks go left to right
 APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
@@ -59,12 +59,12 @@ def score(response, answer):
 
 
 def score_all(responses, answers):
-    """`score` of each response with its answer, in order."""
+    """Score each response with its answer, in order."""
     return [score(response, answer) for response, answer in zip(responses, answers, strict=True)]
 
 
 def last_answer(text):
-    """The text within the last complete <answer>...</answer>, from the innermost opening tag; "" if there is none."""
+    """Return the text within the last complete <answer>...</answer>, from its innermost opening tag; "" if none."""
     start = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
     return "" if start < 0 else text[start + len("<answer>") : text.index("</answer>", start)]
 
@@ -75,8 +75,8 @@ def evaluate(text):
     Out: None if the text is not well-formed, otherwise (its numbers in order, its value as a Fraction). The value is
     None if the expression divides by zero.
     A well-formed expression has whole numbers in the digits 0-9 without leading zeros, the operators + - * / or their
-    typographic forms × ÷ and dashes, round brackets, and blanks anywhere except within a number; signs of full width
-    count. A minus may also precede a term at the start or right after an opening bracket: -3 + 5 and 2 * (-3) are
+    typographic forms × ÷ and dashes, round brackets, and blanks anywhere except within a number. Full-width characters
+    count, too. A minus may also precede a term at the start or right after an opening bracket: -3 + 5 and 2 * (-3) are
     well-formed, 2 * -3 and +3 are not.
     Everything else is not well-formed: "= 16" at the end, decimals, ** and //, 2(3), LaTeX, words, and more than
     MAX_LENGTH characters.
@@ -133,20 +133,20 @@ def work_off(values, waiting, rank):
 
 
 def load(source, split, *, numbers="3-4", size=None, seed=0):
-    """Puzzles as training or test items.
+    """Return puzzles as training or test items.
 
     In:
     - `source`: None (generated puzzles), a .parquet, .json or .jsonl file with columns `nums` and `target`, a folder of
-      such files, or a hub id such as Jiayi-Pan/Countdown-Tasks-3to4. A folder's files serve the split that their name
-      says (see `rows.folder_files`). A hub data set without both a train and a test part is divided in the same way as
+      such files, or a hub id such as Jiayi-Pan/Countdown-Tasks-3to4. Each file in a folder serves the split in its name
+      (see `rows.folder_files`). A hub data set without both a train and a test part is split in the same way as
       generated puzzles.
     - `split`: "train" or "test".
     - `numbers`: how many numbers a puzzle may have ("3-4", "3,5", "6"; from 3 to 6).
     - `size`: how many puzzles. None: 10,000 generated for train and 1,024 for test, or all puzzles of a source. If the
-      source has more than `size`, `seed` draws equally many of each number of numbers, as far as possible.
+      source has more than `size`, `seed` samples equally many per count of numbers, as far as possible.
     Out: a list of dicts (see `make_item`), in which puzzles of few and many numbers alternate.
     Errors: ValueError if the arguments, the files or a row are invalid; it names file and row (counted from 1).
-    Whether a file's puzzle has a solution is not checked.
+    Puzzles in files are not checked for a solution.
     """
     counts = parse_numbers(numbers)
     check_split(split, size)
@@ -163,12 +163,12 @@ def load(source, split, *, numbers="3-4", size=None, seed=0):
 
 
 def parse_numbers(text):
-    """The counts in "3-4", "3,5" or "6" as a sorted list of ints. ValueError if the text has a different form."""
+    """Return the counts in "3-4", "3,5" or "6" as a sorted list of ints. ValueError if the text has another form."""
     return puzzles.parse_counts(text, "numbers", "3-4 or 3,5 or 6", MIN_NUMBERS, MAX_NUMBERS)
 
 
 def make_item(nums, target, **more):
-    """An item for the trainers: chat messages, prefix of the response, gold answer, category (how many numbers)."""
+    """Return an item for the trainers: chat messages, response prefix, gold answer, category (count of numbers)."""
     user = f"Numbers: {', '.join(map(str, nums))}\nTarget: {target}"
     return {
         "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}],
@@ -179,9 +179,9 @@ def make_item(nums, target, **more):
 
 
 def read_rows(source, split):
-    """[(nums, target)] of every row of the file, the folder's files or the hub data set.
+    """Return [(nums, target)] for every row of the file, the folder's files or the hub data set.
 
-    If a hub data set does not have a part for each split, `split_of` selects the puzzles of the split from all parts.
+    If a hub data set does not have a part per split, `split_of` selects the split's puzzles from all parts.
     """
     files = files_of(source, split)
     if files is None:
@@ -203,7 +203,7 @@ def read_hub(name, split):
 
 
 def puzzles_of(rows, where):
-    """[(nums, target)] of the rows. ValueError if a row is invalid."""
+    """Return [(nums, target)] of the rows. ValueError if a row is invalid."""
     check_columns(rows, ["nums", "target"], where)
     found = [(row.get("nums"), row.get("target")) for row in rows]
     for i, (nums, target) in enumerate(found, 1):
@@ -217,7 +217,7 @@ def puzzles_of(rows, where):
 # --------------------------------------------------------------------------------------------------------------------
 # Generating
 
-MAX_MISSES = 100_000  # generation stops after so many tries in a row without a new puzzle
+MAX_MISSES = 100_000  # consecutive tries without a new puzzle before generation stops
 
 
 def generate(n, numbers="3-6", seed=0, split="train"):
@@ -225,11 +225,11 @@ def generate(n, numbers="3-6", seed=0, split="train"):
 
     In:
     - `n`: how many puzzles.
-    - `numbers`: as in `load`. There are equally many puzzles (or one more) of each number of numbers.
+    - `numbers`: as in `load`. Each count of numbers gets equally many puzzles, or one more.
     - `split`: "train" or "test". `split_of` assigns each puzzle to one split, so the splits never share a puzzle,
       whatever their seeds.
     Out: items as from `load`, each also with a `solution` (an expression). Numbers are 1 to 99, targets 10 to 100. The
-    same arguments give the same puzzles on any machine. A smaller `n` gives the first of them.
+    same arguments give the same puzzles on any machine. A smaller `n` gives the first `n` of them.
     Errors: ValueError if the arguments are invalid, or if there seem to be fewer than `n` such puzzles.
     """
     counts = parse_numbers(numbers)
@@ -241,7 +241,7 @@ def generate(n, numbers="3-6", seed=0, split="train"):
 
 
 def generate_size(how_many, count, seed, split):
-    """`how_many` different puzzles of `count` numbers."""
+    """Return `how_many` different puzzles of `count` numbers."""
     rng = random.Random(f"countdown {seed} {split} {count}")
     items = []
     seen = set()
@@ -274,10 +274,10 @@ def combine(rng, nums):
 
 
 def puzzle_of(item):
-    """What makes it this puzzle, independent of the order of its numbers."""
+    """Return the puzzle's identity, which does not depend on the order of its numbers."""
     return (*sorted(item["answer"]["nums"]), item["answer"]["target"])
 
 
 def split_of(nums, target):
-    """The split of a puzzle, independent of the order of its numbers."""
+    """Return the split of a puzzle, which does not depend on the order of its numbers."""
     return puzzles.split_of(puzzles.digest(f"{sorted(nums)} {target}"))

@@ -1,11 +1,11 @@
-r"""Whether two answers are equal as mathematics: by answers.py where it can tell, otherwise by math-verify.
+r"""Decide whether two answers are mathematically equal: by answers.py if it can tell, otherwise by math-verify.
 
 math-verify reads LaTeX into SymPy and compares. It can loop or use up all memory on a short text such as 9^{9^{9^9}},
-so `same` and `readable` are called in worker processes alone (workers.py). SymPy takes a second to import, and a
-trainer does without.
+so only worker processes call `same` and `readable` (workers.py). SymPy takes a second to import, and a trainer does
+not need it.
 
 Known holes: math-verify ignores the case of variables (n equals N) unless one text has both cases of a letter. A unit
-that only one side has is ignored, and so are words that are no known unit (5 apples equals 5 pears).
+on only one side is ignored, and so are words that are not known units (5 apples equals 5 pears).
 """
 
 import math
@@ -30,16 +30,16 @@ from rewards.answers import (
     values,
 )
 
-MAX_WORDS = 4  # of a gold in words; a longer one is a sentence
+MAX_WORDS = 4  # words in a gold; a longer gold is a sentence
 
 
 def same(answer, golds):
-    """True if the answer equals one of the golds as mathematics. In: cleaned texts."""
+    """Return whether the answer equals one of the golds mathematically. In: cleaned texts."""
     return any(equal(answer, gold) for gold in golds)
 
 
 def equal(answer, gold):
-    """True if the answer equals the gold. Each rule says True or False, or None if it is not its kind."""
+    """Return whether the answer equals the gold. Each rule returns True or False, or None if it does not apply."""
     if answer == gold:
         return True
     for rule in (equal_times, equal_ratios, equal_lists, equal_words, equal_quantities):
@@ -50,7 +50,7 @@ def equal(answer, gold):
 
 
 def equal_times(answer, gold):
-    r"""4:50 is a time and no ratio. Of a text that may be a ratio, such as 7:38, \frac{7}{38} is also right."""
+    r"""Compare clock times: 4:50 is not a ratio. If a text may be a ratio (7:38), \frac{7}{38} is also right."""
     one, other = clock(answer), clock(gold)
     if one and other:
         return same_time(one, other)
@@ -63,7 +63,7 @@ def equal_times(answer, gold):
 
 
 def equal_ratios(answer, gold):
-    """1:2:3 equals 2:4:6, and 1:2 equals 1/2, as math-verify reads it."""
+    """Compare ratios: 1:2:3 equals 2:4:6, and 1:2 equals 1/2, as math-verify reads it."""
     one, other = ratio(answer), ratio(gold)
     if one and other:
         pairs = zip(one, one[1:], other, other[1:])
@@ -76,9 +76,9 @@ def fractions_of(a, b, c, d):
 
 
 def equal_lists(answer, gold):
-    """Plain lists have the same elements, each as often, in any order; tuples have them in one order.
+    """Compare plain lists in any order, each element equally often; compare tuples in order.
 
-    The commas of 120,150 may separate thousands or elements: whatever makes it right.
+    The commas of 120,150 may separate thousands or elements: any reading that makes the answer right counts.
     """
     if number(answer) is not None and number(gold) is not None:
         return None
@@ -97,7 +97,7 @@ def equal_lists(answer, gold):
         return None
     if n > 1 and m > 1:
         return False
-    # One is a list, and the other is no plain one: a tuple, a set, or a single value.
+    # One is a list, and the other is not a plain list: it is a tuple, a set, or a single value.
     single, parts, brackets = (answer, of_gold_ways[0], inside) if n == 1 else (gold, ways[0], of_gold)
     if brackets and len(elements(brackets[1])) > 1:
         return None if len(elements(brackets[1])) == len(parts) else False
@@ -107,12 +107,12 @@ def equal_lists(answer, gold):
 
 
 def list_readings(text):
-    """The parts of a list: once with every comma, and once with those of thousands in numbers."""
+    """Return the parts of a list in both readings: every comma separates, or some commas separate thousands."""
     return sorted({tuple(elements(text, thousands=thousands)) or (text,) for thousands in (False, True)}, key=len)
 
 
 def equal_tuples(answer, gold):
-    """True if two contents of brackets are equal, element by element; None if neither has several."""
+    """Return whether the contents of two brackets are equal, element by element; None if neither has several."""
     for thousands in (False, True):
         one, other = elements(answer, thousands=thousands), elements(gold, thousands=thousands)
         if len(one) == len(other) == 1:
@@ -123,7 +123,7 @@ def equal_tuples(answer, gold):
 
 
 def equal_sets(answers, golds):
-    """True if each element of one set is in the other, None if neither has several."""
+    """Return whether each element of either set is in the other; None if neither has several."""
     if len(answers) <= 1 and len(golds) <= 1:
         return None
     in_golds = all(any(equal(one, gold) for gold in golds) for one in answers)
@@ -131,7 +131,7 @@ def equal_sets(answers, golds):
 
 
 def equal_elements(answers, golds):
-    """True if the lists have equal elements, each as often. Empties both."""
+    """Return whether the lists have equal elements, each equally often. Empties both."""
     while golds:
         gold = golds.pop(0)
         ordered = sorted(answers, key=lambda one: one != gold)
@@ -143,14 +143,14 @@ def equal_elements(answers, golds):
 
 
 def differ_in_noun(answer, gold):
-    """True for 3 apples and 3 pears, which differ if a list has both."""
+    """Return True for 3 apples and 3 pears, which differ if a list has both."""
     if quantity(answer)[1] or quantity(gold)[1] or not bare(answer) or not bare(gold):
         return False
     return folded(bare(answer)) != folded(bare(gold)) and is_word(bare(answer)) and is_word(bare(gold))
 
 
 def equal_words(answer, gold):
-    """Words and names are compared as texts (see `is_word` and `folded`)."""
+    """Compare words and names as texts (see `is_word` and `folded`)."""
     one, other = bare(answer), bare(gold)
     if one is None or other is None or not (is_word(one) or is_word(other)):
         return None
@@ -160,12 +160,12 @@ def equal_words(answer, gold):
 
 
 def equal_quantities(answer, gold):
-    """Compare the units, then the values. A unit that only one of the two has does not matter."""
+    """Compare the units, then the values. A unit on only one side does not matter."""
     (one, unit), (other, unit_of_gold) = quantity(answer), quantity(gold)
     if unit and unit_of_gold and unit != unit_of_gold:
         return False
     if unit in ("%", "degree") and "=" in one:
-        one = one.rsplit("=", 1)[-1].strip()  # of 3/4 = 75%
+        one = one.rsplit("=", 1)[-1].strip()  # 75% from 3/4 = 75%
     if "%" in (unit, unit_of_gold) and unit != unit_of_gold:
         return equal_percent(one, other, unit_of_gold == "%")
     if (one, other) != (answer, gold):
@@ -175,7 +175,7 @@ def equal_quantities(answer, gold):
 
 
 def equal_percent(answer, gold, of_gold):
-    """50% equals both 0.5 and 50. of_gold: the gold is the percentage, and the answer the number."""
+    """Compare a percentage with a number: 50% equals 0.5 and 50. of_gold: the gold is the percentage."""
     value, golds = number(answer), values(gold)
     if value is not None and golds:
         return any(value in ((one, one / 100) if of_gold else (one, one * 100)) for one in golds)
@@ -184,9 +184,9 @@ def equal_percent(answer, gold, of_gold):
 
 
 def readable(gold):
-    """True if a right answer can equal the gold, because it is of one of the kinds above. In: a cleaned text.
+    """Return whether a right answer can equal the gold, because the gold is of a kind above. In: a cleaned text.
 
-    Sentences, formulas with words in them, and what math-verify can't read are not readable.
+    Sentences, formulas with words in them, and texts that math-verify can't read are not readable.
     """
     brackets = inside_brackets(gold)
     parts = elements(brackets[1] if brackets else gold)
@@ -204,7 +204,7 @@ def readable(gold):
 
 
 def has_words(text):
-    """True for a formula with a word in it, such as 5 apples + 3."""
+    """Return True for a formula with a word in it, such as 5 apples + 3."""
     runs = re.findall(r"(?<![\\A-Za-z_{])[a-z]{4,}", re.sub(r"\\(?:begin|end)\s?\{[^{}]*\}", "", text))
     return any(map(is_noun, runs))
 
@@ -214,7 +214,7 @@ def has_words(text):
 
 
 def equal_expressions(answer, gold):
-    """True if math-verify finds two expressions equal, and they do not differ in what it overlooks."""
+    """Return whether math-verify finds two expressions equal, and they don't differ in a way that it overlooks."""
     from sympy import Float
 
     mine, theirs = read(answer), read(gold)
@@ -222,14 +222,14 @@ def equal_expressions(answer, gold):
         return False
     if library().verify(theirs, mine, timeout_seconds=None):
         apart = distance(mine, theirs)
-        return apart is None or apart < 1e-3  # verify rounds to six places, so it takes 1.6e-19 and 6.6e-34 for equal
+        return apart is None or apart < 1e-3  # verify rounds to six places: to it, 1.6e-19 equals 6.6e-34
     # verify misses equal products, such as 8.7 * 10^8 and 870000000
     apart = distance(mine, theirs) if mine.has(Float) or theirs.has(Float) else None
     return apart is not None and apart < 1e-12
 
 
 def differs_in_form(answer, gold, mine, theirs):
-    """True if the answer differs from the gold in what math-verify overlooks. In: cleaned texts, SymPy expressions."""
+    """Return whether the answer differs in a way that math-verify overlooks. In: cleaned texts, SymPy expressions."""
     return (
         has_unequal_sides(answer, mine)
         or is_set_for_tuple(answer, gold, mine, theirs)
@@ -238,7 +238,7 @@ def differs_in_form(answer, gold, mine, theirs):
 
 
 def has_unequal_sides(answer, mine):
-    """True for 99 = 142 or x = 5 = 3, of which math-verify compares only the last side with the gold.
+    """Return True for 99 = 142 or x = 5 = 3, of which math-verify compares only the last side with the gold.
 
     Sides may differ by rounding if one is a decimal. Percentages, degrees and number bases are not compared.
     """
@@ -254,9 +254,9 @@ def has_unequal_sides(answer, mine):
 
 
 def is_set_for_tuple(one, other, of_one, of_other):
-    r"""True for \{1, 2\} and (1, 2), of which only one has an order, or is an interval.
+    r"""Return True for \{1, 2\} and (1, 2): only one of them has an order, or is an interval.
 
-    The plain list 1, 2 also becomes a set in SymPy; as an answer it is right for both.
+    The plain list 1, 2 also becomes a set in SymPy; as an answer it equals both.
     """
     from sympy import FiniteSet, Interval, Tuple
 
@@ -267,14 +267,14 @@ def is_set_for_tuple(one, other, of_one, of_other):
 
 
 def number_base(text):
-    """The subscript of the text's last number, such as 8 for 57_8 and 57_{8}. Without one it is 10."""
+    """Return the subscript of the text's last number, such as 8 for 57_8 and 57_{8}. Without one it is 10."""
     found = re.findall(r"\d\s*_\s*(?:\{([^{}]*)\}|(\w))", UNWRAPPED.sub(r"\1", text.rsplit("=", 1)[-1]))
     return "".join(found[-1]).strip() if found else "10"
 
 
 @cache
 def library():
-    r"""math-verify, with one change in how its parser reads factors that stand side by side.
+    r"""Return math-verify with one change in how its parser reads adjacent factors.
 
     To read the mixed number 3\frac{1}{2}, it adds any two such numbers, so 14\binom{9}{4}2 is 14 + 126 + 2. Here only
     a mixed number is a sum, and the rest a product. Two plain numbers, as in 14 2, raise ValueError.
@@ -301,11 +301,11 @@ def library():
 
 @lru_cache(10000)
 def read(text):
-    r"""The text as a SymPy expression, or None. In: a cleaned text without its unit.
+    r"""Return the text as a SymPy expression, or None. In: a cleaned text without its unit.
 
-    It reads the text as one LaTeX expression. If math-verify cannot read an answer, by default it searches for a part
+    It reads the text as one LaTeX expression. By default, if math-verify cannot read an answer, it searches for a part
     that it can read, such as the 9 in \neq 9. Here this search is off. So is the removal of units, which takes the m of
-    6m away, and of dots, which makes 0.3\ldots of 0.3.
+    6m away, and of dots, which turns 0.3\ldots into 0.3.
     """
     math_verify = library()
     if r"\ldots" in text:
@@ -313,7 +313,7 @@ def read(text):
     text = re.sub(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ(?![A-Za-z]))", "", text)
     if number(text) is not None:
         text = re.sub(r"(?<=[\d.])[eE](.*)", r" \\times 10^{\1}", text.replace(r"\,", ""))
-    text = with_case(re.sub(r"(?<=\d)i(?![A-Za-z])", " i", text))  # math-verify knows an i behind a blank
+    text = with_case(re.sub(r"(?<=\d)i(?![A-Za-z])", " i", text))  # math-verify recognises i after a blank
     boxed = math_verify.LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
     boxed = replace(boxed, normalization_config=replace(boxed.normalization_config, units=False))
     only = {"extraction_config": [boxed], "extraction_mode": "first_match", "fallback_mode": "no_fallback"}
@@ -321,7 +321,7 @@ def read(text):
 
 
 def with_case(text):
-    r"""The text with an index at the R of \pi(R^2 - r^2), since math-verify would read both letters as r."""
+    r"""Add an index to the R of \pi(R^2 - r^2), because math-verify would read both letters as r."""
     pieces = re.split(rf"({TEXT}\{{[^{{}}]*\}}|\\[A-Za-z]+|_\s?\{{[^{{}}]*\}}|_\s?\w)", text)
     letters = set("".join(pieces[::2]))
     both = "".join(letter for letter in letters if letter.isupper() and letter.lower() in letters)
@@ -332,7 +332,7 @@ def with_case(text):
 
 
 def distance(a, b):
-    """The distance of two SymPy numbers as a share of the larger one, or None if they aren't finite numbers."""
+    """Return the distance of two SymPy numbers relative to the larger one, or None if they aren't finite numbers."""
     try:
         a, b = complex(a.doit().evalf()), complex(b.doit().evalf())
     except (TypeError, ValueError, AttributeError):

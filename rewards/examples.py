@@ -1,4 +1,4 @@
-"""Examples for sft.py: prompts with the responses to learn, from a file of chats or from a task's own worked solutions.
+"""Load examples for sft.py: prompts and responses to learn, from a file of chats or a task's own worked solutions.
 
 A file has a chat in each row, `messages`, whose last turn is the assistant's and is learned. A task has worked
 solutions if its module offers `worked(problem, careful, seed)`: Knights & Knaves does (kk_solutions.py).
@@ -17,16 +17,16 @@ class Chat(pydantic.BaseModel):
 
 
 def data_sources(args):
-    """The files, folders or hub ids that load_task reads; "" for none."""
+    """Return the files, folders or hub ids that load_task reads; "" if none."""
     return [args.data, args.test_data]
 
 
 def load_task(args, encode):
-    """(None, training examples, test examples); args: the settings of sft.py.
+    """Return (None, training examples, test examples); args: the settings of sft.py.
 
-    encode: a function that gives an example's token ids, {"prompt_ids": […], "response_ids": […]}; the
-    response ends with the end token. Examples of which one part is too long are left out, and a printed line says how
-    many. ValueError if the data are invalid.
+    encode: a function that returns an example's token ids, {"prompt_ids": […], "response_ids": […]}; the response ends
+    with the EOS token. Examples with a part that is too long are dropped, and a printed line says how many. ValueError
+    if the data are invalid.
     """
     train = read_chats(args.data, "train") if args.data else worked_solutions(args, "train")
     if args.test_data:
@@ -41,13 +41,13 @@ def load_task(args, encode):
     else:
         test = worked_solutions(args, "test")
     test = test[: args.eval_size]
-    if bool(args.data) != bool(args.test_data):  # of two files people decide themselves
+    if bool(args.data) != bool(args.test_data):  # two files are the user's choice
         train = without(train, test, question)
     return None, *(encoded(some, encode, args, split) for some, split in ((train, "train"), (test, "test")))
 
 
 def worked_solutions(args, split):
-    """The task's own problems with worked solutions, one for each."""
+    """Return the task's own problems with a worked solution each."""
     task = find_task(args.task)
     if args.task == "kk":
         work = functools.partial(kk_solutions.worked, restated=args.restated)
@@ -64,7 +64,7 @@ def worked_solutions(args, split):
 
 
 def read_chats(source, split):
-    """The chats of a file, a folder or a hub id. ValueError, with its row, if one does not end with the assistant's."""
+    """Return the chats of a file, a folder or a hub id. ValueError, with the row, if one has no final response."""
     examples = []
     for name, rows in math.read_source(source, split):
         for i, row in enumerate(rows, 1):
@@ -81,7 +81,7 @@ def read_chats(source, split):
 
 
 def encoded(examples, encode, args, split):
-    """The examples with id, prompt_ids and response_ids, without those that are too long. ValueError without any."""
+    """Return the examples that fit, with id, prompt_ids and response_ids. ValueError if none fits."""
     fitting = []
     for i, example in enumerate(examples):
         try:

@@ -1,4 +1,4 @@
-"""Guess a number from 1 to 15 in five turns: the model guesses, and the reply says "higher" or "lower".
+"""Guess a number from 1 to 15 in five turns: the model guesses, and the reply is "higher" or "lower".
 
 Halving the range wins every game in at most four turns. The prompt shows one game.
 
@@ -9,16 +9,16 @@ import random
 import re
 
 HIGHEST = 15
-TURNS = 5  # guesses in a game
+TURNS = 5  # guesses per game
 SIZE = {"train": 2000, "test": 60}
-COST = 0.1  # of each turn after the first
-FOR_SENSE = 0.5  # the reward if all guesses of the game agree with what was said before them
+COST = 0.1  # per turn after the first
+FOR_SENSE = 0.5  # the reward if all guesses agree with the earlier replies
 TOLD = f"Guess my number from 1 to {HIGHEST}. Answer with one number. I say higher or lower."
 GAME = ["Guess.", "8", "higher", "11", "lower", "9", "right! A new number. Guess."]
 
 
 def load(source, split, *, size=None, seed=0):
-    """Games: drawn at random to train on, and every number equally often to test on."""
+    """Return games: sampled at random for training, and every number equally often for testing."""
     if source:
         raise ValueError("guess makes its own games, and takes no --data or --test_data")
     rng = random.Random(f"{seed}/{split}")
@@ -33,13 +33,13 @@ def load(source, split, *, size=None, seed=0):
 
 
 def guess_of(turn):
-    """The number that a turn consists of; None if it is anything else."""
+    """Return the number if the turn consists of nothing else, otherwise None."""
     found = re.fullmatch(r"\s*(\d{1,3})\.?\s*", turn)
     return int(found[1]) if found else None
 
 
 def reply(turns, problem):
-    """Whether the number is higher or lower than the last guess; None if the game is over."""
+    """Say whether the number is higher or lower than the last guess; None if the game is over."""
     number = problem["answer"]
     guess = guess_of(turns[-1])
     if guess is None or guess == number or len(turns) == TURNS:
@@ -48,8 +48,8 @@ def reply(turns, problem):
 
 
 def score_conversation(turns, answer):
-    """The reward of a game, from all its turns: for winning, less with every turn; and for guesses that make sense."""
-    low, high = 1, HIGHEST  # where the number can be, by what was said
+    """Return a game's reward from all its turns: for winning, less with every turn; and for guesses that make sense."""
+    low, high = 1, HIGHEST  # where the number can be, given the replies
     num_sensible = 0
     guesses = [guess_of(turn) for turn in turns]
     for guess in guesses:
@@ -69,7 +69,7 @@ def score_conversation(turns, answer):
 
 
 def score(response, answer):
-    """A game of one turn."""
+    """Score a game of one turn."""
     return score_conversation([response], answer)
 
 

@@ -1,13 +1,13 @@
 """reasoning-gym: problems of about a hundred generators, each with its own verifier (PyPI, Apache-2.0).
 
-The library (Stojanovski et al. 2025, arXiv 2505.24760) makes the questions and scores the answers; here is what makes
+The library (Stojanovski et al. 2025, arXiv 2505.24760) makes the questions and scores the answers. This file makes
 them a task. `--gym letter_counting,chain_sum` names the generators, which are the categories, and
-`--gym_options '{"max_words": 3}'` sets their parameters: each generator takes those that it has. One parameter is this
-project's: with `{"think": true}` the model's turn begins with <think>, without it with <answer>, for a model that can
-only say the result.
+`--gym_options '{"max_words": 3}'` sets their parameters: each generator takes the ones that it has. One parameter is
+this project's: with `{"think": true}` the model's turn begins with <think>. Without it, the turn begins with
+<answer>, for a model that can only give the result.
 
-A question belongs to the test problems, or to those to train on, by a digest of its text, for any seed. So no problem
-is on both sides, nor do the two ever take the same of the library's seeds.
+A digest of its text assigns each question to the test or the training problems, for any seed. So no problem is on
+both sides, and the two sides never use the same seed of the library.
 
 Generators in UNSAFE are refused: their verifiers run the response as Python (eval, or sympy's parser). So are those in
 LENIENT: a constant wrong answer gets 1 (0 in coin_flip, nan in complex_arithmetic, any text in game_of_life_halting).
@@ -29,7 +29,7 @@ from rewards.rows import check_split
 
 INSTALL = "pip install -r requirements-gym.txt"
 DEFAULT_SIZE = {"train": 2000, "test": 200}
-OWN = ("seed", "size")  # the library's parameters that the trainers' settings decide
+OWN = ("seed", "size")  # the library's parameters that are settings of the trainers
 UNSAFE = {
     "binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24",
     "simple_integration", "spiral_matrix", "string_insertion",
@@ -44,16 +44,15 @@ REQUEST = {
 # --------------------------------------------------------------------------------------------------------------------
 # Scoring
 
-MAX_LENGTH = 5000  # characters of an answer: the largest boards have half as many
+MAX_LENGTH = 5000  # characters per answer; the largest boards have half as many
 
 
 def score(response, answer):
     """Score one response by the generator's own verifier, which gets the last complete <answer>...</answer>.
 
-    In: `response`, the model's text after the prefix; `answer`, {"generator", "options", "think", "entry"} as `load`
-    gives it. Out: `reward`, the library's score, 1 for a right answer and of many generators a part of it for a nearly
-    right one; `correct` (the score is 1); `format` (there is an answer, of a size that can be read). It never raises
-    on any text.
+    In: `response`, the model's text after the prefix; `answer`, {"generator", "options", "think", "entry"} from `load`.
+    Out: `reward`, the library's score: 1 for a right answer and, with many generators, a part of it for a nearly right
+    one; `correct` (the score is 1); `format` (there is an answer of a readable size). It never raises on any text.
     """
     text = last_answer(PREFIX[answer["think"]] + response).strip()
     is_answer = 0 < len(text) <= MAX_LENGTH
@@ -62,13 +61,13 @@ def score(response, answer):
         verifier = dataset(answer["generator"], json.dumps(answer["options"]))
         try:
             reward = float(verifier.score_answer(text, answer["entry"]))
-        except Exception:  # some verifiers read a number, and raise if there is none
+        except Exception:  # some verifiers read a number, and raise without one
             reward = 0.0
     return {"reward": reward if math.isfinite(reward) else 0.0, "correct": reward == 1, "format": is_answer}
 
 
 def score_all(responses, answers):
-    """`score` of each response with its answer, in order."""
+    """Score each response with its answer, in order."""
     return [score(response, answer) for response, answer in zip(responses, answers, strict=True)]
 
 
@@ -77,7 +76,7 @@ def score_all(responses, answers):
 
 
 def check(names, options, source=""):
-    """({generator: its options}, think) of the two settings.
+    """Return ({generator: its options}, think) of the two settings.
 
     ValueError, with the nearest names, if one can't be right.
     """
@@ -126,44 +125,44 @@ def check_name(name):
 
 
 def check_answers(name, options):
-    """ValueError unless the generator takes these options, and the first problems have an answer."""
+    """Raise ValueError unless the generator takes these options, and its first problems have an answer."""
     try:
         made = dataset(name, json.dumps(options))
         answers = [made[i]["answer"] for i in range(3)]
-    except Exception as error:  # the library asserts its ranges; a value of another type can raise anything
+    except Exception as error:  # the library asserts its ranges; values of another type can raise anything
         raise ValueError(f"--gym {name} can't take --gym_options {json.dumps(options)}: {error}") from error
     if not any(answers):
         raise ValueError(f"--gym {name}: the answer to its problems is empty")
 
 
 def nearest(name, names):
-    """The end of an error's line: the names that are most like this one, or all of a few."""
+    """Return the end of an error's line: the most similar names, or all names if they are few."""
     close = difflib.get_close_matches(name, names, n=3) or sorted(names)[:12]
     return f"; nearest: {', '.join(close)}"
 
 
 def registry():
-    """{name: (class, class of its parameters)} of the library's generators, without the one that joins others."""
-    from reasoning_gym.factory import DATASETS  # late: importing takes a second
+    """Return {name: (class, class of its parameters)} of the library's generators, except the one that joins others."""
+    from reasoning_gym.factory import DATASETS  # imported late: it takes a second
 
     return {name: classes for name, classes in DATASETS.items() if name != "composite"}
 
 
 def parameters(name):
-    """The names of a generator's own parameters."""
+    """Return the names of a generator's own parameters."""
     return {field.name for field in dataclasses.fields(registry()[name][1])} - set(OWN)
 
 
 @cache
 def dataset(name, options, seed=0, size=10):
-    """The library's generator: a list of `size` problems, each made when it is asked for. options: as JSON."""
+    """Return the library's generator: a list of `size` problems, each generated on access. options: as JSON."""
     from reasoning_gym import create_dataset
 
     return create_dataset(name, seed=seed, size=size, **json.loads(options))
 
 
 def load(source, split, *, gym="letter_counting", gym_options="{}", size=None, seed=0):
-    """Problems of the generators, in turn: equally many of each, or all that one has if those are fewer.
+    """Return problems of the generators in turn: equally many of each, or all of a generator that has fewer.
 
     Out: a list of dicts with `messages`, `prefix`, `answer` (see `score`) and `category`, the generator's name.
     ValueError if a setting can't be right.
@@ -177,11 +176,11 @@ def load(source, split, *, gym="letter_counting", gym_options="{}", size=None, s
 
 
 def generate(name, options, think, count, split, seed):
-    """Up to `count` different problems of one generator."""
-    tries = 2 * TEST_SHARE * count  # a test needs TEST_SHARE for each, and some come twice
+    """Return up to `count` different problems of one generator."""
+    tries = 2 * TEST_SHARE * count  # a test problem needs TEST_SHARE tries, and some problems come twice
     made = dataset(name, json.dumps(options), random.Random(f"{seed} {name}").randrange(2**31), tries)
     problems = {}
-    # Some generators need a second for a problem; a bar says so.
+    # Some generators need a second per problem, so show a bar.
     for i in tqdm(range(tries), desc=f"{name}: {split} problems", delay=5, leave=False, disable=None):
         entry = made[i]
         if split_of(digest(entry["question"])) == split and entry["answer"]:
@@ -194,7 +193,7 @@ def generate(name, options, think, count, split, seed):
 
 
 def make_item(name, options, think, entry):
-    """A problem for the trainers. entry: the library's, with question, answer and metadata."""
+    """Return a problem for the trainers. entry: the library's, with question, answer and metadata."""
     return {
         "messages": [{"role": "user", "content": f"{entry['question']}\n{REQUEST[think]}"}],
         "prefix": PREFIX[think],

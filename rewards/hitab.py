@@ -1,13 +1,13 @@
 r"""HiTab: questions about tables whose headers have several levels.
 
-This file has the problems (from files, the hub or a generator) and the scoring rule. hitab_tables.py shows a table as
-text, hitab_sheets.py invents tables and questions.
+This file has the problems (from files, the hub or a generator) and the reward function. hitab_tables.py shows a table
+as text, hitab_sheets.py invents tables and questions.
 
 HiTab (Cheng et al. 2022, "HiTab: A Hierarchical Table Dataset for Question Answering and Natural Language Generation")
 asks for a number or a label of a statistical table: looked up, summed up, subtracted or compared. ACPO (Section 4.2,
-Table 1b) trains Qwen2.5-3B and Qwen2.5-7B on it. The paper prints no prompt and no rule, so both are this project's
-own. The data are at github.com/microsoft/HiTab, folder data, under their own licence (C-UDA 1.0); this repository
-has none of them. Without files the tables and questions are generated, with headers of two levels on both sides.
+Table 1b) trains Qwen2.5-3B and Qwen2.5-7B on it. The paper prints no prompt and no reward function, so both are this
+project's own. The data are at github.com/microsoft/HiTab, folder data, under their own licence (C-UDA 1.0); this
+repository has none of them. Without files, tables and questions are generated, with two-level headers on both sides.
 """
 
 import ast
@@ -24,7 +24,7 @@ from rewards.math import last_box
 from rewards.notation import fractions_as_decimals, latex
 from rewards.rows import check_columns, check_split, check_text, files_of, hub_parts, read_file
 
-KINDS = ["lookup", "sum", "difference", "comparison"]  # of questions
+KINDS = ["lookup", "sum", "difference", "comparison"]  # kinds of questions
 DEFAULT_SIZE = {"train": 10_000, "test": 1024}
 
 SYSTEM = (
@@ -40,10 +40,10 @@ PREFIX = "<think>"
 # --------------------------------------------------------------------------------------------------------------------
 # Scoring
 
-MAX_LENGTH = 1000  # characters of an answer; HiTab's longest in dev and test has 235; this bounds the scoring time
-ROUNDING = 5e-7  # of a known answer that is no whole number: HiTab rounds what it computed to six places
+MAX_LENGTH = 1000  # characters per answer, to bound the time; HiTab's longest in dev and test has 235
+ROUNDING = 5e-7  # tolerance for a known answer with decimals: HiTab rounds computed ones to six places
 
-SIGNS = str.maketrans(dict.fromkeys('$€£¥"«»'))  # they only format an answer
+SIGNS = str.maketrans(dict.fromkeys('$€£¥"«»'))  # these only format an answer
 WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*+\{([^{}]*+)\}")
 THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:,[0-9]{3}(?![0-9]))+")  # 1,234 and 1,234,567
 SEPARATORS = re.compile(r"[,;\n]|\band\b")
@@ -62,11 +62,11 @@ def score(response, answer):
     `read_answer` can read) and `timed_out` (always False). It never raises on any text and takes linear time.
 
     The answer is the last complete \boxed{...} or <answer>...</answer>, whichever begins last. Two answers are equal
-    if they have the same numbers and the same texts, each as often, in any order. A known whole number must be met
-    exactly, any other within HiTab's rounding.
+    if they have the same numbers and the same texts, each equally often, in any order. A known whole number must be
+    matched exactly, any other within HiTab's rounding.
 
-    HiTab's release has its own rule (`hmt_score` in qa/table/utils.py). It differs in three things: its lists must be
-    in the known order, its numbers may differ by up to five decimals (less than 1e-5), and it takes no $.
+    HiTab's release has its own rule (`hmt_score` in qa/table/utils.py). It differs in three ways: its lists must be
+    in the known order, its numbers may differ by up to five decimals (less than 1e-5), and it accepts no $.
     """
     text = last_answer(response)
     mine, theirs = read_answer(text), read_answer("\n".join(map(str, answer)))
@@ -79,12 +79,12 @@ def score(response, answer):
 
 
 def score_all(responses, answers):
-    """`score` of each response with its answer, in order."""
+    """Score each response with its answer, in order."""
     return [score(response, answer) for response, answer in zip(responses, answers, strict=True)]
 
 
 def last_answer(text):
-    r"""The content of the \boxed{...} or <answer>...</answer> that begins last, "" if neither is complete.
+    r"""Return the content of the \boxed{...} or <answer>...</answer> that begins last, "" if neither is complete.
 
     So a box within the last answer block is the answer, and the words around the box don't count.
     """
@@ -98,13 +98,13 @@ def last_answer(text):
 def read_answer(text, *, thousands=True):
     r"""Read an answer's text: (its numbers, its texts), both sorted, or None if it is empty or too long.
 
-    Commas, semicolons, line breaks and the word "and" separate the parts of an answer, both of the response's and of
-    the known one: a label that itself has a comma counts as its parts. A comma with three digits behind it, as in
-    1,234, belongs to a number (thousands), or separates two: for a response both readings are tried.
-    A part is a number if it is one in digits, perhaps with a unit behind it. Units are dropped: signs of currency, the
+    Commas, semicolons, line breaks and the word "and" separate the parts of an answer, in the response's and in the
+    known one: a label that contains a comma counts as its parts. A comma followed by three digits, as in 1,234, either
+    belongs to a number (thousands) or separates two numbers: for a response both readings are tried.
+    A part is a number if it consists of digits, perhaps followed by a unit. Units are dropped: currency signs, the
     percent sign, and at most three words. A unit never multiplies: 12.5%, $12.5 and 12.5 million are all 12.5; neither
     0.125 nor 12,500,000 is. Everything else is a text. Case, blanks, quotes, LaTeX's \text{...} and punctuation at
-    the ends of a text don't matter, nor does Unicode for what LaTeX or ASCII also writes (see `notation.latex`).
+    the ends of a text don't matter, nor does Unicode for things that LaTeX or ASCII also writes (see `notation.latex`).
     """
     text = text.strip()
     if not 0 < len(text) <= MAX_LENGTH:
@@ -112,9 +112,9 @@ def read_answer(text, *, thousands=True):
     text = latex(fractions_as_decimals(text)).translate(SIGNS)
     text = WRAPPED.sub(r" \1 ", text).replace("{,}", ",")
     text = re.sub(r"([\^_])\s?\{([^{}]*+)\}", r"\1\2", text)
-    text = re.sub(r"\\[()\[\]!]", "", text)  # LaTeX's \( \) \[ \] and \!, which join what is on both sides
+    text = re.sub(r"\\[()\[\]!]", "", text)  # LaTeX's \( \) \[ \] and \!, which join both sides
     text = re.sub(r"\\[,;: ]", " ", text)  # LaTeX's blanks
-    text = text.replace("\\", "").casefold()  # of \% and \&
+    text = text.replace("\\", "").casefold()  # for \% and \&
     if thousands:
         text = THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
     numbers, texts = [], []
@@ -129,14 +129,14 @@ def read_answer(text, *, thousands=True):
 
 
 def number(text):
-    """The number at the beginning of a text in lower case, if only its unit follows. None if not, or if infinite."""
+    """Return the number at the start of a lower-case text if only its unit follows. None if not, or if infinite."""
     match = NUMBER.fullmatch(text)
     value = float(match[1] + match[2] + (match[3] or "")) if match else math.inf
     return value if math.isfinite(value) else None
 
 
 def same(mine, theirs):
-    """True if two answers as from `read_answer` are equal."""
+    """Return whether two answers from `read_answer` are equal."""
     if len(mine[0]) != len(theirs[0]) or mine[1] != theirs[1]:
         return False
     pairs = zip(mine[0], theirs[0])  # both are sorted
@@ -147,7 +147,7 @@ def same(mine, theirs):
 # Loading
 
 SAMPLES = {"train": "train_samples.jsonl", "test": "test_samples.jsonl"}
-# The last step of a row's `aggregation` tells the kind of its question. Steps that are missing here (div, average,
+# The last step of a row's `aggregation` determines the kind of its question. Steps that are missing here (div, average,
 # counta) are of the kind "other".
 STEPS = {
     "lookup": ["none"],
@@ -162,19 +162,19 @@ KIND_OF_STEP = {step: kind for kind, steps in STEPS.items() for step in steps}
 
 
 def load(source, split, *, size=None, seed=0):
-    """Questions as training or test items.
+    """Return questions as training or test items.
 
     In:
     - `source`: None (generated questions), a folder in the release's layout, one of its files of samples, or a hub id.
       The folder, or its folder data, has train_samples.jsonl and test_samples.jsonl, and the tables in tables/raw or
-      tables.zip. The tables of a single file are searched for beside it.
+      tables.zip. The tables of a single file are looked for next to it.
       A .parquet, .json or .jsonl file and a hub data set may instead have the table in each row, in the column `table`
       or `table_content` (an object, or a text with it as JSON or as a Python literal; any other text is shown as it
       is), or as columns (`texts` and so on, see `markdown`). A hub data set without both a train and a test part is
-      divided by its tables, in the same way as generated questions.
+      split by its tables, in the same way as generated questions.
     - `split`: "train" or "test".
     - `size`: how many questions. None: 10,000 generated for train and 1,024 for test, or all questions of a source.
-      If the source has more than `size`, `seed` draws them; they keep their order.
+      If the source has more than `size`, `seed` samples them; they keep their order.
     Rows have `question`, `answer` (a number, a text or a list of those), `table_id` if the table is a file, and perhaps
     `aggregation` (the steps to the answer).
     Out: a list of dicts (see `make_item`). The category is the kind of question: one of KINDS, or "other".
@@ -190,7 +190,7 @@ def load(source, split, *, size=None, seed=0):
 
 
 def make_item(table, question, answer, category):
-    """An item for the trainers: chat messages, prefix of the response, gold answer, category. `table`: its Markdown."""
+    """Return an item for the trainers: chat messages, prefix, gold answer, category. `table`: its Markdown."""
     return {
         "messages": [
             {"role": "system", "content": SYSTEM},
@@ -203,7 +203,7 @@ def make_item(table, question, answer, category):
 
 
 def read_source(source, split):
-    """The items of the folder's samples for the split, of the file, or of the hub data set."""
+    """Return the items of the folder's samples for the split, of the file, or of the hub data set."""
     path = Path(source).expanduser()
     if path.is_dir():
         path = samples_file(path, split)
@@ -215,7 +215,7 @@ def read_source(source, split):
 
 
 def samples_file(folder, split):
-    """The file of samples in the folder or its folder data. ValueError if there is none."""
+    """Return the file of samples in the folder or its folder data. ValueError if there is none."""
     for place in (folder, folder / "data"):
         if (place / SAMPLES[split]).is_file():
             return place / SAMPLES[split]
@@ -223,9 +223,9 @@ def samples_file(folder, split):
 
 
 def read_tables(folder, wanted):
-    """{table id: the content of its file, bytes} of the wanted tables that lie in the folder's tables or tables.zip.
+    """Return {table id: file content, bytes} for the wanted tables in the folder's tables or tables.zip.
 
-    An id is only compared with the names of the files that are there. So no id leads out of the folder.
+    An id is only compared with the names of existing files, so no id leads out of the folder.
     """
     for place in (folder / "tables" / "raw", folder / "tables"):
         files = sorted(place.glob("*.json"))
@@ -241,15 +241,15 @@ def read_tables(folder, wanted):
                 name = PurePosixPath(entry.filename)
                 if name.suffix == ".json" and name.parent.name == "raw" and name.stem in wanted:
                     tables[name.stem] = files.read(entry)
-    except Exception as error:  # damaged archives raise many classes: BadZipFile, zlib.error, EOFError, RuntimeError
+    except Exception as error:  # damaged archives: BadZipFile, zlib.error, EOFError, RuntimeError …
         raise ValueError(f"{archive} could not be read: {error}") from error
     return tables
 
 
 def read_hub(name, split):
-    """Items of the data set's part for the split.
+    """Return items of the data set's part for the split.
 
-    If the data set does not have both parts, `split_of` selects the tables of the split from all parts.
+    If the data set does not have both parts, `split_of` selects the split's tables from all parts.
     """
     parts = hub_parts(name)
     if {"train", "test"} <= set(parts):
@@ -261,7 +261,7 @@ def read_hub(name, split):
 
 
 def items_of(rows, where, tables):
-    """[(the table's Markdown, the item)] of the rows. `where`: the file or hub id; `tables`: as from `read_tables`."""
+    """Return [(table's Markdown, item)] of the rows. `where`: the file or hub id; `tables`: from `read_tables`."""
     check_columns(rows, ["question", "answer"], where)
     shown, items = {}, []  # shown: {table id: Markdown}
     for i, row in enumerate(rows, 1):
@@ -280,7 +280,7 @@ def items_of(rows, where, tables):
 
 
 def question_of(row):
-    """The row's question. A few rows of the release have it as a list of texts."""
+    """Return the row's question. A few rows of the release have a list of texts."""
     question = row.get("question")
     words = question if isinstance(question, list) else [question]
     if not all(isinstance(word, str) for word in words) or not "".join(words).strip():
@@ -289,7 +289,7 @@ def question_of(row):
 
 
 def answer_of(row):
-    """The row's answer as a list of numbers and texts."""
+    """Return the row's answer as a list of numbers and texts."""
     golds = list_of(row, "answer")
     for gold in golds:
         is_number = type(gold) in (int, float) and abs(gold) < 1e300  # False for nan, too
@@ -301,14 +301,14 @@ def answer_of(row):
 
 
 def kind_of(row):
-    """The kind of question, from the last step of the row's `aggregation` that is not a change of sign."""
+    """Return the kind of question, from the row's last `aggregation` step that is not a change of sign."""
     steps = [step for step in map(str, list_of(row, "aggregation")) if step != "opposite"]
     last = steps[-1] if steps else "none"
     return KIND_OF_STEP.get(last, "other")
 
 
 def list_of(row, column):
-    """The list in a row's column. A single value is a list of one; a text may have the list as JSON or in Python."""
+    """Return the list in a row's column. A single value is a list of one; a text may be a list in JSON or Python."""
     value = row.get(column)
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = read_literal(value, column)
@@ -316,7 +316,7 @@ def list_of(row, column):
 
 
 def own_table(row):
-    """The Markdown of the table that a row itself has."""
+    """Return the Markdown of a row's own table."""
     table = row.get("table") or row.get("table_content") or (row if row.get("texts") else None)
     if table is None and row.get("table_id") is not None:
         raise ValueError(f"there is no table {row['table_id']!r} in tables/raw or tables.zip beside the file")
@@ -328,15 +328,15 @@ def own_table(row):
 
 
 def file_table(name, content):
-    """The Markdown of a table's file. In: its id and its bytes. ValueError, which names the table, if it is invalid."""
+    """Return the Markdown of a table's file. In: its id and its bytes. ValueError with its name if it is invalid."""
     try:
         return markdown(json.loads(content))
-    except (ValueError, RecursionError) as error:  # the latter from lists within lists
+    except (ValueError, RecursionError) as error:  # the latter: lists within lists
         raise ValueError(f"table {name!r} could not be read: {error}") from error
 
 
 def read_literal(text, what):
-    """The object in a text, which is JSON or a Python literal. ValueError if it is neither."""
+    """Return the object in a text, which is JSON or a Python literal. ValueError if it is neither."""
     for read in (json.loads, ast.literal_eval):
         try:
             return read(text)
@@ -350,15 +350,15 @@ def read_literal(text, what):
 
 
 def generate(n, seed=0, split="train"):
-    """Make `n` different questions, each about a table of its own.
+    """Make `n` different questions, each about a different table.
 
     In:
-    - `n`: how many questions. There are equally many (or one more) of each of KINDS.
+    - `n`: how many questions. Each of KINDS gets equally many, or one more.
     - `split`: "train" or "test". `split_of` assigns each table to one split, so the splits never share a table,
       whatever their seeds.
     Out: items as from `load`, in which the kinds take turns. The headers of the tables have two levels on both sides.
-    Totals, where a table has them, add up. The same arguments give the same questions on any machine. A smaller `n`
-    gives the first of them.
+    Totals, if a table has them, add up. The same arguments give the same questions on any machine. A smaller `n`
+    gives the first `n` of them.
     Errors: ValueError if the arguments are invalid.
     """
     check_split(split)
@@ -368,7 +368,7 @@ def generate(n, seed=0, split="train"):
 
 
 def generate_kind(how_many, kind, seed, split):
-    """`how_many` questions of one kind, about different tables."""
+    """Return `how_many` questions of one kind, about different tables."""
     rng = random.Random(f"hitab {seed} {split} {kind}")
     ask = {
         "lookup": hitab_sheets.ask_lookup,
@@ -391,5 +391,5 @@ def generate_kind(how_many, kind, seed, split):
 
 
 def split_of(table):
-    """The split of a table, given as any text with its labels and values."""
+    """Return the split of a table, given as any text with its labels and values."""
     return puzzles.split_of(puzzles.digest(table))

@@ -1,6 +1,6 @@
-"""Invented tables in HiTab's form, with two levels of headers on both sides, and questions about them."""
+"""Invent tables in HiTab's form, with two levels of headers on both sides, and questions about them."""
 
-# What the columns of a table are: the words for both levels, how a question names a column, labels of both levels.
+# The columns of a table: the words for both levels, how a question names a column, labels of both levels.
 TIMES = [
     {
         "levels": ("year", "quarter"),
@@ -45,7 +45,7 @@ AGES = ["15-24", "25-44", "45-64", "65+"]
 SEXES = {"women": AGES, "men": AGES}
 FARES = ["adults", "children", "pensioners"]
 VEHICLES = {"bus": FARES, "ferry": FARES, "train": FARES, "tram": FARES}
-# What the rows are: the same, with the preposition in front of a row's name, what is counted, and the kind of numbers.
+# The rows: the same, plus the preposition in front of a row's name, the counted things, and the kind of numbers.
 THINGS = [
     {
         "levels": ("region", "town"),
@@ -97,8 +97,8 @@ THINGS = [
     },
 ]
 RANGES = {"small": (3, 60), "whole": (20, 999), "large": (500, 9999), "decimal": (11, 999)}  # decimal: in tenths
-# Rows in each of two groups, columns in each of two groups, whether the table has totals of rows, and of columns. More
-# would make prompts of more than 900 tokens with kk_tiny's tokenizer, which has a token for almost every letter.
+# Rows per group, columns per group (two groups each), whether the table has row totals, and column totals. Larger
+# tables need prompts of over 900 tokens with kk_tiny's tokenizer, which has a token for almost every letter.
 SHAPES = [
     (2, 2, False, False),
     (2, 2, True, False),
@@ -109,13 +109,13 @@ SHAPES = [
 
 
 def make_sheet(rng):
-    """The content of a random table, a dict.
+    """Return the content of a random table, a dict.
 
     - `rows`, `columns`: the (upper label, lower label) of each row and column, without totals
-    - `values`: for each row a list of whole numbers, one for each column; they are tenths if `numbers` is "decimal"
-    - `row_totals`, `column_totals`: True if the table has more rows (columns) with the totals of each group and of all
+    - `values`: per row, a list of whole numbers, one per column; they are tenths if `numbers` is "decimal"
+    - `row_totals`, `column_totals`: True if the table has extra rows (columns) with the totals of each group and of all
     - `things`, `times`: one of THINGS and one of TIMES
-    - `measure`, `numbers`: what is counted, and in which kind of numbers
+    - `measure`, `numbers`: the quantity, and its kind of numbers
     """
     things, times = rng.choice(THINGS), rng.choice(TIMES)
     n_rows, n_columns, row_totals, column_totals = rng.choice(SHAPES)
@@ -144,16 +144,16 @@ def make_sheet(rng):
 
 
 def layout(sheet):
-    """The sheet as a table in the release's layout (see `markdown`), with merged headers and the totals it shows."""
+    """Return the sheet as a table in the release's layout (see `markdown`), with merged headers and its totals."""
     rows = lines_of(sheet["rows"], sheet["row_totals"])
     columns = lines_of(sheet["columns"], sheet["column_totals"])
     levels = sheet["things"]["levels"]
     by_row = add_up(sheet["values"], rows)
-    by_column = add_up(list(zip(*by_row)), columns)  # for each column of the table the list of its values
+    by_column = add_up(list(zip(*by_row)), columns)  # per column of the table, the list of its values
     texts = [[*levels, *("" for _ in columns)], ["", "", *(lower for _, lower, _ in columns)]]
     for (_, lower, _), line in zip(rows, zip(*by_column)):
         texts.append(["", lower, *(in_digits(sheet, value) for value in line)])
-    regions = []  # an upper label stands in the first line of its group alone
+    regions = []  # only the first line of a group has its upper label
     for first, last in groups_of(rows):
         texts[2 + first][0] = rows[first][0]
         regions.append({"first_row": 2 + first, "last_row": 2 + last, "first_column": 0, "last_column": 0})
@@ -171,7 +171,7 @@ def layout(sheet):
 
 
 def lines_of(labels, totals):
-    """The lines on one side of a table, [(upper label, lower label, places of the labels that the line adds up)].
+    """Return one side's lines, [(upper label, lower label, places of the labels that the line adds up)].
 
     In: `labels`, (upper, lower) of the lines without totals; `totals`: whether each group and the table have a total.
     """
@@ -187,7 +187,7 @@ def lines_of(labels, totals):
 
 
 def add_up(values, lines):
-    """For each line, as from `lines_of`, the sums of the rows of `values` that it adds up."""
+    """Return, per line from `lines_of`, the sums of the rows of `values` that the line adds up."""
     sums = []
     for _, _, places in lines:
         if len(places) == 1:
@@ -198,12 +198,12 @@ def add_up(values, lines):
 
 
 def places_of(labels, group):
-    """The places of the group's members in a list of (upper label, lower label)."""
+    """Return the places of the group's members in a list of (upper label, lower label)."""
     return [place for place, (upper, _) in enumerate(labels) if upper == group]
 
 
 def groups_of(lines):
-    """[(first line, last line)] of each group of neighbours with the same upper label."""
+    """Return [(first line, last line)] of each group of neighbours with the same upper label."""
     groups = []
     for i, line in enumerate(lines):
         if i == 0 or line[0] != lines[i - 1][0]:
@@ -213,41 +213,41 @@ def groups_of(lines):
 
 
 def total(sheet, rows, columns):
-    """The sum of the values in these rows and columns, without totals; in tenths if the sheet's numbers are decimal."""
+    """Return the sum of the values in these rows and columns, without totals; in tenths if the numbers are decimal."""
     return sum(sheet["values"][i][j] for i in rows for j in columns)
 
 
 def in_digits(sheet, value):
-    """A value as the table shows it: 12.5 for 125 tenths, 1,234 for a large number."""
+    """Format a value as the table shows it: 12.5 for 125 tenths, 1,234 for a large number."""
     if sheet["numbers"] == "decimal":
         return f"{value / 10:.1f}"
     return f"{value:,}" if sheet["numbers"] == "large" else str(value)
 
 
 def in_answer(sheet, value):
-    """A value as an answer: 12.5 for 125 tenths."""
+    """Return a value as an answer: 12.5 for 125 tenths."""
     return value / 10 if sheet["numbers"] == "decimal" else value
 
 
 def name_row(sheet, i):
-    """How a question names a row, such as "in Aldby (North)"."""
+    """Name a row as a question does, such as "in Aldby (North)"."""
     upper, lower = sheet["rows"][i]
     return f"{sheet['things']['preposition']} {sheet['things']['name'].format(upper=upper, lower=lower)}"
 
 
 def name_column(sheet, j):
-    """How a question names a column, such as "Q1 of 2020"."""
+    """Name a column as a question does, such as "Q1 of 2020"."""
     upper, lower = sheet["columns"][j]
     return sheet["times"]["name"].format(upper=upper, lower=lower)
 
 
 def two_of(rng, labels):
-    """The places of two lines, in their order."""
+    """Return the places of two lines, in their order."""
     return sorted(rng.sample(range(len(labels)), 2))
 
 
 def ask_lookup(rng, sheet):
-    """A question for a number that the table shows, or for two of them: (the question, the answer)."""
+    """Ask for a number that the table shows, or for two of them: (the question, the answer)."""
     measure = sheet["measure"]
     i, j = rng.randrange(len(sheet["rows"])), rng.randrange(len(sheet["columns"]))
     row, column = name_row(sheet, i), name_column(sheet, j)
@@ -273,7 +273,7 @@ def ask_lookup(rng, sheet):
 
 
 def ask_sum(rng, sheet):
-    """A question for a sum of several values: (the question, the answer)."""
+    """Ask for a sum of several values: (the question, the answer)."""
     measure, preposition = sheet["measure"], sheet["things"]["preposition"]
     i, j = rng.randrange(len(sheet["rows"])), rng.randrange(len(sheet["columns"]))
     row, column = name_row(sheet, i), name_column(sheet, j)
@@ -306,7 +306,7 @@ def ask_sum(rng, sheet):
 
 
 def ask_difference(rng, sheet):
-    """A question for the difference of two numbers: (the question, the answer), with the answer None if it is 0."""
+    """Ask for the difference of two numbers: (the question, the answer), with the answer None if it is 0."""
     measure, values = sheet["measure"], sheet["values"]
     i, j = rng.randrange(len(sheet["rows"])), rng.randrange(len(sheet["columns"]))
     if rng.random() < 0.5:
@@ -330,14 +330,14 @@ def ask_difference(rng, sheet):
 
 
 def ask_comparison(rng, sheet):
-    """A question for a label: (the question, the answer), with the answer None if two numbers are equal."""
+    """Ask for a label: (the question, the answer), with the answer None if two numbers are equal."""
     measure, (upper, lower) = sheet["measure"], sheet["things"]["levels"]
     i, j = rng.randrange(len(sheet["rows"])), rng.randrange(len(sheet["columns"]))
     (group, _), (_, part) = sheet["rows"][i], sheet["columns"][j]
     column = name_column(sheet, j)
     highest = rng.random() < 0.5
     best, better = ("highest", "higher") if highest else ("lowest", "lower")
-    values, wanted = {}, 1  # {label: value} of what is compared; how many labels the answer has
+    values, wanted = {}, 1  # {label: compared value}; how many labels the answer has
     way = rng.choice(["members", "two members", "groups", "times"])
     if way == "groups":
         for label in dict.fromkeys(group for group, _ in sheet["rows"]):

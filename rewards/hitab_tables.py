@@ -1,8 +1,8 @@
-"""HiTab's tables, whose headers have several levels, as Markdown with one line of headers."""
+"""Format HiTab's tables, whose headers have several levels, as Markdown with one line of headers."""
 
 
 def markdown(table):
-    """A table in Markdown, with its title above and with one line of headers, in which slashes join the levels.
+    """Return a table in Markdown: its title on top, and one line of headers, in which slashes join the levels.
 
     In: a table in the layout of the release's tables/raw, a dict. It has
     - `texts`: its rows, lists of texts (or numbers, or None for a blank cell)
@@ -11,12 +11,12 @@ def markdown(table):
       Only the first cell of a region has its text. May be missing.
     - `top_header_rows_num`, `left_header_columns_num`: how many rows and columns are headers
     - `top_root`, `left_root`: the headers as trees of {row_index, column_index, children}; the root has -1. May be
-      missing. The levels of a left header are often rows of one column, so that only the tree tells what belongs to
-      what.
+      missing. The levels of a left header are often rows of one column, so only the tree shows which row belongs to
+      which heading.
     Regions and nodes outside the table don't count.
-    The trees decide how many rows and columns are headers if they are there: the first row in the left tree is the
-    first one below the top headers. (The release's top_header_rows_num is one more than that.)
-    A row of the tree that has only a heading for the rows below it is left out, because they have it in their headers.
+    If there are trees, they decide how many rows and columns are headers: the first row in the left tree is the first
+    row below the top headers. (The release's top_header_rows_num is larger by one.)
+    A row of the tree that is only a heading for the rows below it is dropped, because their headers include it.
     Errors: ValueError if the table has a different layout.
     """
     texts = read_texts(table)
@@ -54,9 +54,9 @@ def markdown(table):
 
 
 def join_levels(outside, cells):
-    """A header of one line, its levels joined. In: labels of other lines above it; (own text, filled text) of cells.
+    """Return a one-line header, its levels joined. In: labels of other lines above; (own text, filled text) of cells.
 
-    A text that fills a merged cell is left out if it is a level already.
+    A text that fills a merged cell is dropped if it already is a level.
     """
     levels = [label for label in outside if label]
     for own, filled in cells:
@@ -68,7 +68,7 @@ def join_levels(outside, cells):
 
 
 def read_texts(table):
-    """The table's cells as texts for Markdown, in rows of equal length."""
+    """Return the table's cells as texts for Markdown, in rows of equal length."""
     rows = table.get("texts") if isinstance(table, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows) or not any(rows):
         raise ValueError("the table must have `texts`, a list of rows, each a list of texts")
@@ -88,7 +88,7 @@ def read_texts(table):
 
 
 def read_count(table, name, below):
-    """The table's number of header rows or columns. ValueError unless it is from 0 to less than `below`."""
+    """Return the table's number of header rows or columns. ValueError unless it is at least 0 and less than `below`."""
     count = table.get(name)
     if type(count) is not int or not 0 <= count < below:
         raise ValueError(f"the table's {name} must be a whole number from 0 to {below - 1}, not {count!r}")
@@ -96,9 +96,9 @@ def read_count(table, name, below):
 
 
 def read_tree(table, name, line, texts):
-    """{line: path} of a header tree, {} if there is none.
+    """Return {line: path} of a header tree, {} if there is none.
 
-    In: `line`, "row_index" or "column_index", of the lines to which the headers belong. `texts`: the table's cells.
+    In: `line`, "row_index" or "column_index", of the lines that the headers belong to. `texts`: the table's cells.
     Out: for each line that has nodes, the (row, column) of the nodes down to its deepest one.
     """
     root = table.get(name)
@@ -110,7 +110,7 @@ def read_tree(table, name, line, texts):
         row, column, children = node.get("row_index"), node.get("column_index"), node.get("children") or []
         if type(row) is not int or type(column) is not int or not isinstance(children, list):
             raise ValueError(f"a node of the table's {name} must have row_index, column_index and children")
-        if 0 <= row < len(texts) and 0 <= column < len(texts[0]):  # not the root, nor outside the table
+        if 0 <= row < len(texts) and 0 <= column < len(texts[0]):  # skip the root, and nodes outside the table
             path = [*path, (row, column)]
             if len(path) > len(paths.get(node[line], [])):
                 paths[node[line]] = path
@@ -119,7 +119,7 @@ def read_tree(table, name, line, texts):
 
 
 def fill_regions(table, texts, n_top, n_left):
-    """A copy of the texts in which each merged region has its text in all cells; one in the headers stays in them."""
+    """Return the texts with each merged region's text in all its cells; header regions stay within the headers."""
     filled = [list(row) for row in texts]
     regions = table.get("merged_regions") or []
     if not isinstance(regions, list):

@@ -1,9 +1,9 @@
-"""Knights and Knaves: puzzles from files, the hub or a generator, and the rule that scores an answer.
+"""Knights and Knaves: puzzles from files, the hub or a generator, and the reward function for an answer.
 
 Every inhabitant of an island is a knight, who always tells the truth, or a knave, who always lies. Each makes one
 statement. The task is to identify the knights and the knaves. The papers use the puzzles of Xie et al. 2024, "On
 Memorization of Large Language Models in Logical Reasoning" (hub id K-and-K/knights-and-knaves). The prompt and the
-scoring rule are Logic-RL's (Xie et al. 2025), as used by AR-Lopti (Appendix C, Table 4).
+reward function are Logic-RL's (Xie et al. 2025), as used by AR-Lopti (Appendix C, Table 4).
 
 A statement is a nested tuple in the same form as in those files. People are counted from 0:
 
@@ -27,7 +27,7 @@ DEFAULT_SIZE = {"train": 4500, "test": 500}
 COLUMNS = ["quiz", "names", "solution", "statements"]
 
 # Logic-RL / AR-Lopti Appendix C, with every blank and line break as in the `prompt` column of Logic-RL's files. The
-# papers trained and compared models on exactly this text, so "and<answer>" and the two blanks before "Now" stay.
+# papers trained and compared models on exactly this text, so keep "and<answer>" and the two blanks before "Now".
 SYSTEM = (
     "You are a helpful assistant. The assistant first thinks about the reasoning process in the mind and then provides "
     "the user with the answer. The reasoning process and answer are enclosed within <think> </think> and<answer> "
@@ -77,12 +77,12 @@ def score(response, answer, strict=False):
 
 
 def score_all(responses, answers):
-    """`score` of each response with its answer, in order."""
+    """Score each response with its answer, in order."""
     return [score(response, answer) for response, answer in zip(responses, answers)]
 
 
 def split_response(text):
-    """(reasoning, answer block) if each of the four tags occurs exactly once and in order, otherwise (None, None)."""
+    """Return (reasoning, answer block) if each of the four tags occurs exactly once and in order, else (None, None)."""
     tags = ["<think>", "</think>", "<answer>", "</answer>"]
     if any(text.count(tag) != 1 for tag in tags):
         return None, None
@@ -93,13 +93,13 @@ def split_response(text):
 
 
 def read_answer(block, names, strict=False):
-    """{name: True if knight} from the answer block, or None if the rule cannot read it."""
+    """Return {name: True if knight} from the answer block, or None if the rule cannot read it."""
     lowered = block.lower()
     if lowered.count("knight") + lowered.count("knave") != len(names):
         return None
     claims = {}
     for name in names:
-        # Lookarounds replace \b, which would fail next to a name that ends in a full stop. `++` never backtracks, so
+        # Lookarounds instead of \b, which fails next to a name that ends in a full stop. `++` never backtracks, so
         # it reads a long run of blanks only once.
         match = re.search(rf"(?<!\w){re.escape(name)}(?!\w)\s++is\s++a\s++(knight|knave)\b", block, re.IGNORECASE)
         if match is None:
@@ -111,7 +111,7 @@ def read_answer(block, names, strict=False):
 
 
 def is_plain_list(block, names):
-    """True if the block is one "NAME is a knight/knave" for each name, with only separators and markers around."""
+    """Return whether the block is one "NAME is a knight/knave" per name, with only separators and markers around."""
     between = re.compile(r"(?:\s|[,;.*•-]|and\b|\(\d++\)|\d++[.)])*+", re.IGNORECASE)
     longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     statement = re.compile(rf"({longest_first})\s++is\s++a\s++(?:knight|knave)\b", re.IGNORECASE)
@@ -130,13 +130,13 @@ def is_plain_list(block, names):
 
 @cache
 def truth_table(n):
-    """(all ones, [table of "person i is a knight"]) for n people. Person 0 is the highest bit of the assignment k."""
+    """Return (all ones, [table of "person i is a knight"]) for n people. Person 0 is assignment k's highest bit."""
     knights = [sum(1 << k for k in range(2**n) if k >> (n - 1 - i) & 1) for i in range(n)]
     return (1 << 2**n) - 1, knights
 
 
 def table_of(statement, n):
-    """The truth table of one statement among n people, as an integer."""
+    """Return the truth table of one statement among n people, as an integer."""
     everywhere, knights = truth_table(n)
     op, *parts = statement
     if op == "telling-truth":
@@ -157,13 +157,13 @@ def table_of(statement, n):
 
 
 def consistent(speaker, statement, n):
-    """The truth table of "the speaker can say this": a knight and the statement true, or a knave and it false."""
+    """Return the truth table of "the speaker can say this": a knight says a true statement, or a knave a false one."""
     everywhere, knights = truth_table(n)
     return everywhere ^ knights[speaker] ^ table_of(statement, n)
 
 
 def solve(statements):
-    """All assignments that are consistent with the statements.
+    """Return all assignments that are consistent with the statements.
 
     In: one statement per person. Out: a list of tuples of bools (True = knight), in ascending order.
     """
@@ -179,16 +179,16 @@ def solve(statements):
 
 
 def load(source, split, people="3-7", size=None, seed=0):
-    """Puzzles as training or test items.
+    """Return puzzles as training or test items.
 
     In:
     - `source`: None (generated puzzles), a .parquet, .json or .jsonl file, a folder of such files, or a hub id such as
-      K-and-K/knights-and-knaves. A folder's files serve the split that their name says (see `rows.folder_files`).
+      K-and-K/knights-and-knaves. Each file in a folder serves the split in its name (see `rows.folder_files`).
     - `split`: "train" or "test".
-    - `people`: the numbers of people ("3-7", "2,3", "5"). Puzzles with different numbers of people are left out.
+    - `people`: the puzzle sizes, as numbers of people ("3-7", "2,3", "5"). Puzzles of other sizes are dropped.
     - `size`: how many puzzles. None: 4500 generated for train and 500 for test, or all puzzles of a source. If the
-      source has more than `size`, `seed` draws equally many of each number of people, as far as possible.
-    Out: a list of dicts (see `make_item`), in which the numbers of people alternate.
+      source has more than `size`, `seed` samples equally many per puzzle size, as far as possible.
+    Out: a list of dicts (see `make_item`), in which the puzzle sizes alternate.
     Errors: ValueError if the arguments, the files or a puzzle are invalid; it names file and row (counted from 1). A
     file's puzzles must have exactly one solution, which must be the solution in the file.
     """
@@ -211,14 +211,14 @@ def load(source, split, people="3-7", size=None, seed=0):
 
 
 def parse_people(text):
-    """The numbers of people in "3-7", "2,3" or "5" as a sorted list. ValueError if the text has a different form."""
+    """Return the numbers of people in "3-7", "2,3" or "5" as a sorted list. ValueError if the text has another form."""
     return puzzles.parse_counts(text, "people", "3-7 or 2,3 or 5", MIN_PEOPLE, MAX_PEOPLE)
 
 
 def read_rows(source, split):
-    """[(where, row)] for every row of the file, the folder's files or the hub data set, whose configs are the splits.
+    """Return [(where, row)] for each row of the file, the folder's files or the hub data set, whose configs are splits.
 
-    A row has all COLUMNS; a value that it lacks is None.
+    A row has all COLUMNS; a missing value is None.
     """
     files = files_of(source, split)
     if files is None:
@@ -235,7 +235,7 @@ def read_rows(source, split):
 
 
 def make_item(quiz, names, solution, statements):
-    """An item for the trainers: chat messages, prefix of the response, gold answer, category, and the puzzle."""
+    """Return an item for the trainers: chat messages, prefix of the response, gold answer, category, and the puzzle."""
     return {
         "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": quiz + "\n"}],
         "prefix": PREFIX,
@@ -248,13 +248,13 @@ def make_item(quiz, names, solution, statements):
 
 
 def check_names(where, names):
-    """ValueError unless names is a list of different names, all of which `read_answer` can find."""
+    """Raise ValueError unless names is a list of different names, all of which `read_answer` can find."""
     if not isinstance(names, list) or not names:
         raise ValueError(f"{where}: names must be a list of names, not {names!r}")
     for name in names:
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"{where}: names holds something that is no name: {names}")
-        if name != name.strip() or re.search("knight|knave", name, re.IGNORECASE):  # no answer would be right
+        if name != name.strip() or re.search("knight|knave", name, re.IGNORECASE):  # no answer could be right
             raise ValueError(f"{where}: a name must not have blanks around it, or knight or knave in it: {name!r}")
         check_text(name, where)
     if len({name.lower() for name in names}) < len(names):
@@ -262,7 +262,7 @@ def check_names(where, names):
 
 
 def check_row(where, row):
-    """The row as an item, its names checked before. ValueError unless its only solution is the row's."""
+    """Return the row as an item, its names checked before. ValueError unless its only solution is the row's."""
     quiz, names, solution = row["quiz"], row["names"], row["solution"]
     if not isinstance(quiz, str) or not quiz.strip():
         raise ValueError(f"{where}: quiz is empty or not a text")
@@ -289,7 +289,7 @@ def check_row(where, row):
 
 
 def check_statement(statement, n, where):
-    """ValueError unless the statement is made of known operators with the right number of parts."""
+    """Raise ValueError unless the statement consists of known operators with the right number of parts."""
     if not isinstance(statement, (tuple, list)) or len(statement) < 2:
         raise ValueError(f"{where}: {statement!r} is no statement")
     op, *parts = statement
@@ -339,7 +339,7 @@ SAYINGS = [
     '"{claim}," {who} let you know.',
     'These were the words of {who}: "{claim}."',
 ]
-# Every phrasing has its connective word(s) once outside brackets, and inner connectives stand in brackets. So a
+# Every phrasing has its connective word(s) once outside brackets, and inner connectives are in brackets. So a
 # sentence has only one reading.
 PHRASES = {
     "telling-truth": ["{} is a knight"],
@@ -351,9 +351,9 @@ PHRASES = {
 }
 NOT_PHRASES = {"telling-truth": "{} is not a knight", "lying": "{} is not a knave"}
 CONNECTIVES = ["and", "or", "->", "<=>"]
-DEPTH = 2  # of a statement: connectives, some of which join other connectives
+DEPTH = 2  # levels of nested connectives in a statement
 
-MAX_MISSES = 3000  # generation stops after so many tries in a row without a new puzzle; 20 to 50 are usual
+MAX_MISSES = 3000  # consecutive tries without a new puzzle before generation stops; 20 to 50 are usual
 
 
 def generate(n, people="3-7", seed=0, split="train"):
@@ -361,7 +361,7 @@ def generate(n, people="3-7", seed=0, split="train"):
 
     In:
     - `n`: how many puzzles.
-    - `people`: as in `load`. There are equally many puzzles (or one more) of each number of people.
+    - `people`: as in `load`. Each number of people gets equally many puzzles, or one more.
     - `split`: "train" or "test". The `identity` of a puzzle assigns it to one split, so the splits never share a
       puzzle, whatever their seeds, not even with different names or in a different order.
     Out: items as from `load`, in which the numbers of people alternate. The same arguments give the same puzzles on any
@@ -377,7 +377,7 @@ def generate(n, people="3-7", seed=0, split="train"):
 
 
 def generate_size(how_many, count, seed, split):
-    """`how_many` different puzzles of `count` people."""
+    """Return `how_many` different puzzles of `count` people."""
     rng = random.Random(f"knights and knaves {seed} {split} {count} {DEPTH}")
     items = []
     seen = set()
@@ -404,7 +404,7 @@ def generate_size(how_many, count, seed, split):
 
 
 def make_statement(rng, speaker, n):
-    """A random informative statement: neither it nor `consistent` is the same in all assignments."""
+    """Return a random informative statement: neither it nor `consistent` is the same in all assignments."""
     everywhere = truth_table(n)[0]
     while True:
         statement = grow(rng, n, DEPTH)
@@ -414,12 +414,12 @@ def make_statement(rng, speaker, n):
 
 
 def grow(rng, n, depth):
-    """A random statement with at most `depth` connectives within each other."""
+    """Return a random statement with at most `depth` nested connectives."""
     if depth == 0 or rng.random() < 0.2:
         return leaf(rng, rng.randrange(n))
     op = rng.choice(CONNECTIVES)
     if depth == 1 or rng.random() < 0.8:
-        first, second = rng.sample(range(n), 2)  # two different people, to exclude "X is a knight and X is a knight"
+        first, second = rng.sample(range(n), 2)  # two different people: no "X is a knight and X is a knight"
         return (op, leaf(rng, first), leaf(rng, second))
     return (op, grow(rng, n, depth - 1), grow(rng, n, depth - 1))
 
@@ -430,16 +430,16 @@ def leaf(rng, person):
 
 
 def puzzle_of(item):
-    """What makes it this puzzle, whatever the names: its `identity`."""
+    """Return the puzzle's `identity`, which does not depend on the names."""
     return identity(item["statements"])
 
 
 def identity(statements):
-    """A digest (hex) that does not depend on the names or the order of the people.
+    """Return a digest (hex) that does not depend on the names or the order of the people.
 
     The method is colour refinement. All people start with one colour. A person's next colour is a digest of the
     person's statement, in which each person is replaced by their colour (the speaker by "self"). The puzzle's digest is
-    that of the sorted colours. In rare cases different puzzles share a digest; then `generate` drops one of them.
+    the digest of the sorted colours. In rare cases different puzzles share a digest; then `generate` drops one of them.
     """
     colours = [""] * len(statements)
     for _ in range(3):
@@ -448,7 +448,7 @@ def identity(statements):
 
 
 def recolour(statement, speaker, colours):
-    """The statement as text, with colours for people. The parts of "and", "or" and "<=>" are sorted."""
+    """Return the statement as text, with colours for people. The parts of "and", "or" and "<=>" are sorted."""
     op, *parts = statement
     if op == "not":
         inner = parts[0]
@@ -466,7 +466,7 @@ def recolour(statement, speaker, colours):
 
 
 def tell(rng, names, statements):
-    """The puzzle in English."""
+    """Write the puzzle in English."""
     listed = ", ".join(names[:-1]) + " and " + names[-1]
     lines = [rng.choice(INTROS).format(n=len(names), names=listed)]
     for name, statement in zip(names, statements):
@@ -476,7 +476,7 @@ def tell(rng, names, statements):
 
 
 def phrase(rng, names, statement, inner=False):
-    """One statement in English. A connective within another one stands in brackets."""
+    """Write one statement in English. A connective within another one is in brackets."""
     op, *parts = statement
     if op in ("telling-truth", "lying"):
         return PHRASES[op][0].format(names[parts[0]])

@@ -1,12 +1,12 @@
-"""Worked solutions of Knights & Knaves puzzles, in words: what sft.py and models/make_kk_tiny.py learn from.
+"""Write worked solutions of Knights & Knaves puzzles in words: sft.py and models/make_kk_tiny.py learn from them.
 
-There are two kinds. A careful solution states everyone's claim in short, goes through the cases, judges the claims in
+There are two kinds. A careful solution restates everyone's claim briefly, goes through the cases, judges the claims in
 each case, and stops at the case in which all of them fit. Every sentence follows from the puzzle. A hasty one guesses,
-with a reason that means nothing. Both end in the papers' format. Most sentences have several wordings, so that many
-tokens are unlikely but do not matter for the answer.
+with a meaningless reason. Both end in the papers' format. Most sentences have several wordings, so that many
+tokens have a low probability but do not matter for the answer.
 
-In the wordings "|" separates choices, the likelier first: choice k has the weight (k + 1) ** -0.8. If possible, the
-words are those of the six families that AR-Lopti counts (Table 5): analysis, statement, causal indicator, conclusion
+In the wordings "|" separates choices, more probable ones first: choice k has the weight (k + 1) ** -0.8. If possible,
+the words are from the six families that AR-Lopti counts (Table 5): analysis, statement, causal indicator, conclusion
 indicator, assumption, assertion.
 """
 
@@ -31,17 +31,17 @@ DRAW, DRAWN_END = "\x01", "\x02"  # mark words that cannot be predicted; the mod
 
 
 def unmark(text):
-    """The text without marks, as the model learns it."""
+    """Return the text without marks, as the model learns it."""
     return text.replace(DRAW, "").replace(DRAWN_END, "")
 
 
 def drawn(text):
-    """The text with all of its words marked as unpredictable."""
+    """Return the text with all of its words marked as unpredictable."""
     return DRAW + unmark(text) + DRAWN_END
 
 
 def say(rng, *slots, who=""):
-    """A random wording of each slot, joined by blanks and marked, with `who` in place of "~"."""
+    """Return a random wording of each slot, joined by blanks and marked, with `who` in place of "~"."""
     words = []
     for slot in slots:
         choices = slot.split("|")
@@ -50,7 +50,7 @@ def say(rng, *slots, who=""):
 
 
 def say_roles(rng, names, roles, foreseen=True):
-    """All people with their roles in a case: "Wei honest and Omar lying". foreseen: are the roles predictable?"""
+    """List all people with their roles in a case: "Wei honest and Omar lying". foreseen: are the roles predictable?"""
     words = ["honest" if knight else "lying" for knight in roles]
     people = [f"{name} {word if foreseen else drawn(word)}" for name, word in zip(names, words)]
     return people[0] + "".join(f"{say(rng, JOIN)} {person}" for person in people[1:])
@@ -60,7 +60,7 @@ FORMS = {"and": "{} and {}", "or": "{} or {}", "->": "if {} then {}", "<=>": "{}
 
 
 def shorten(statement, names, roles=None, inner=False):
-    """The statement in short: "Omar knave or Wei knight".
+    """Return the statement in short: "Omar knave or Wei knight".
 
     With the roles of a case, "Omar knave" becomes "Omar honest as knave (no)": Omar's role in this case, the claim
     about Omar, and whether it is true. Without the role, the model learns the truth only after a very long time. With
@@ -85,22 +85,22 @@ def shorten(statement, names, roles=None, inner=False):
 
 
 def holds_in(statement, roles):
-    """Whether the statement is true in the case `roles`."""
+    """Return whether the statement is true in the case `roles`."""
     place = int("".join(str(int(role)) for role in roles), 2)  # the case's bit in kk's truth tables
     return bool(kk.table_of(statement, len(roles)) >> place & 1)
 
 
 def restate(rng, puzzle):
-    """Everyone's claim, in order, as text."""
+    """Return everyone's claim, in order, as text."""
     names = puzzle["names"]
     claims = zip(names, puzzle["statements"])
     return "".join(f" {say(rng, CLAIMS, who=name)} {shorten(claim, names)}." for name, claim in claims)
 
 
 def judge(rng, speaker, statement, names, roles, restated=False):
-    """(sentence, fits): a sentence on the statement's truth in this case, and whether the speaker can have said it.
+    """Return (sentence, fits): the statement's truth in this case, in words; whether the speaker can have said it.
 
-    restated: the sentence also says the speaker's role in this case, right before it is told if the two fit.
+    restated: the sentence repeats the speaker's role in this case, just before it says whether the two fit.
     """
     truth = holds_in(statement, roles)
     fits = truth == roles[speaker]
@@ -112,11 +112,11 @@ def judge(rng, speaker, statement, names, roles, restated=False):
 
 
 def careful_reasoning(rng, puzzle, most_cases=None, told=True, restated=False):
-    """Returns (text, roles): a case analysis, and the roles that it finds.
+    """Return (text, roles): a case analysis, and the roles that it finds.
 
-    It goes through the assignments in ascending or descending order, from a random one on and around the end, until one
+    It goes through the assignments in ascending or descending order, from a random one on, and wraps around, until one
     agrees with all statements. Every sentence follows from the puzzle.
-    most_cases: the solution is among the first so many cases. told: the puzzle precedes the text, so everyone's claim
+    most_cases: the solution is among this many first cases. told: the puzzle precedes the text, so everyone's claim
     can be predicted. restated: as in judge.
     """
     names, claims = puzzle["names"], restate(rng, puzzle)
@@ -138,7 +138,7 @@ def careful_reasoning(rng, puzzle, most_cases=None, told=True, restated=False):
 
 
 def hasty_reasoning(rng, puzzle):
-    """Returns (text, roles): a random guess with a reason that means nothing."""
+    """Return (text, roles): a random guess with a meaningless reason."""
     names = puzzle["names"]
     roles = tuple(rng.random() < 0.5 for _ in names)
     why, its, looks, how = (say(rng, slot) for slot in REASON)
@@ -147,7 +147,7 @@ def hasty_reasoning(rng, puzzle):
 
 
 def solution(rng, puzzle, careful, most_cases=None, told=True, restated=False):
-    """The text after the prompt, which ends in <think>: reasoning, then the answer in the papers' format."""
+    """Return the text after the prompt, which ends in <think>: reasoning, then the answer in the papers' format."""
     if careful:
         reasoning, roles = careful_reasoning(rng, puzzle, most_cases, told, restated)
     else:
@@ -158,16 +158,16 @@ def solution(rng, puzzle, careful, most_cases=None, told=True, restated=False):
 
 
 def retell(rng, puzzle):
-    """The same puzzle with different names and wordings."""
+    """Return the same puzzle with different names and wordings."""
     names = rng.sample(kk.NAMES, len(puzzle["names"]))
     quiz = kk.tell(rng, names, puzzle["statements"])
     return kk.make_item(quiz, names, list(puzzle["answer"].values()), puzzle["statements"])
 
 
 def worked(puzzle, careful, seed, restated=False):
-    """A text to learn: the model's turn after the prompt, which ends in <think>. The same seed gives the same text.
+    """Return a text to learn: the model's turn after the prompt, which ends in <think>. Equal seeds give equal texts.
 
-    puzzle: of kk.load; careful: the share of careful solutions, from 0 to 1; restated: in these, as in judge.
+    puzzle: from kk.load; careful: the fraction of careful solutions, from 0 to 1; restated: in these, as in judge.
     """
     rng = random.Random(f"{seed}/{puzzle['quiz']}")
     return unmark(solution(rng, puzzle, rng.random() < careful, restated=restated))

@@ -1,4 +1,4 @@
-"""The largest of four two-digit numbers: a task of one's own in one short file, which `make llm` trains on.
+"""Name the largest of four two-digit numbers: a user's own task in one short file, which `make llm` trains on.
 
 python grpo.py --model models/SmolLM2-135M-Instruct --task rewards/largest.py
 """
@@ -11,7 +11,7 @@ SIZE = {"train": 2000, "test": 128}
 
 
 def load(source, split, *, size=None, seed=0):
-    """Problems that are generated. The numbers themselves say if a problem is a test problem, for any seed."""
+    """Generate problems. The numbers themselves decide whether a problem is a test problem, for any seed."""
     if source:
         raise ValueError("it makes its own problems, and takes no --data or --test_data")
     rng = random.Random(f"{seed}/{split}")
@@ -27,12 +27,12 @@ def load(source, split, *, size=None, seed=0):
 
 
 def worked(problem, careful, seed):
-    """What sft.py learns: the answer alone."""
+    """Return the response for sft.py to learn: the answer alone."""
     return problem["answer"]
 
 
 def score(response, answer):
-    """1 if the response names one number, the largest, otherwise 0: to repeat all four is no answer."""
+    """Return 1 if the response names one number, the largest, otherwise 0: repeating all four is not an answer."""
     named = re.findall(r"[0-9]+", response)
     correct = named == [answer]
     return {"reward": float(correct), "correct": correct, "format": len(named) == 1}

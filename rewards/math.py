@@ -1,8 +1,8 @@
-r"""Math problems: questions with a known answer from files or the hub, and the rule that scores a \boxed{answer}.
+r"""Math problems: questions with known answers from files or the hub, and the reward function for a \boxed{answer}.
 
-The prompt and the rule are those of AR-Lopti, Appendix C.1.2, "Math dataset". The rule gives 1 if the answer is right,
-otherwise 0, and nothing for the format. The library math-verify decides if two answers are equal (equality.py), in
-processes of its own (workers.py).
+The prompt and the reward function are from AR-Lopti, Appendix C.1.2, "Math dataset". The reward is 1 if the answer is
+right, otherwise 0, with no reward for the format. The library math-verify decides whether two answers are equal
+(equality.py), in separate processes (workers.py).
 """
 
 import random
@@ -25,24 +25,24 @@ MAX_EXTRA = 300  # an answer that exceeds the longest gold by more characters th
 
 
 def score(response, answer):
-    """Score one response; see `score_all`, which is faster for many."""
+    """Score one response; for many, `score_all` is faster."""
     return score_all([response], [answer])[0]
 
 
 def score_all(responses, answers):
     r"""Score responses, in order.
 
-    In: `responses`, any texts; `answers`, for each response a gold text or a list of them, any of which counts.
-    Out: for each response a dict with `reward` (1.0 or 0.0), `correct`, `format` (it has a complete \boxed{...} that is
-    not empty) and `timed_out` (the comparison took too long, ended its process or met the bound of the batch; the
+    In: `responses`, any texts; `answers`, per response a gold text or a list of them, any of which counts.
+    Out: per response a dict with `reward` (1.0 or 0.0), `correct`, `format` (it has a complete \boxed{...} that is
+    not empty) and `timed_out` (the comparison took too long, ended its process or exceeded the batch's limit; the
     reward is then 0).
     It compares the content of the last complete \boxed{...}, and never raises on any response.
     Time: the first call starts the workers (about 2 s). An answer that `glance` cannot decide takes a few milliseconds,
-    and at most TIME_LIMIT if it is hostile. All together take at most BATCH_LIMIT plus BATCH_LIMIT_PER_ANSWER for each
-    answer, in processor time. Up to MAX_WORKERS processes share these answers. The limits are workers.py's.
+    and at most TIME_LIMIT if it is hostile. All together take at most BATCH_LIMIT plus BATCH_LIMIT_PER_ANSWER per
+    answer, in processor time. Up to MAX_WORKERS processes share these answers. The limits are in workers.py.
     Errors: RuntimeError if the workers cannot start, for example without math-verify.
     """
-    pairs = []  # of each response: the content of its box, the golds
+    pairs = []  # per response: the content of its box, the golds
     for response, answer in zip(responses, answers, strict=True):
         golds = [answer] if isinstance(answer, str) else answer
         golds = tuple(map(clean_gold, golds))
@@ -55,7 +55,7 @@ def score_all(responses, answers):
         {
             "reward": float(verdicts[pair] is True),
             "correct": verdicts[pair] is True,
-            "format": pair[0] != "",  # not the empty box of a prompt that asks for "\\boxed{}"
+            "format": pair[0] != "",  # not the empty box of a prompt with "\\boxed{}"
             "timed_out": verdicts[pair] is None,
         }
         for pair in pairs
@@ -63,11 +63,11 @@ def score_all(responses, answers):
 
 
 def last_box(text):
-    r"""The content of the complete \boxed{...} that opens last, or None. It takes linear time.
+    r"""Return the content of the complete \boxed{...} that opens last, or None. It takes linear time.
 
     Of nested boxes it is the innermost one. Unfinished boxes and escaped braces don't count.
     """
-    open_braces = []  # of each: where its content begins, and whether it opens a box
+    open_braces = []  # where each one's content begins, and whether it opens a box
     last = (-1, None)  # beginning and end of the content
     for token in re.finditer(r"\\boxed\s*+\{|\\.|[{}]", text, re.DOTALL):
         if token[0][-1] == "{" and token[0] != r"\{":
@@ -82,17 +82,17 @@ def last_box(text):
 
 @lru_cache(10000)
 def clean_gold(gold):
-    r"""`clean` of a gold; of a sentence around a box only the box counts."""
+    r"""Return `clean` of a gold; in a sentence with a box, only the box counts."""
     return clean(last_box(gold) if gold.count(r"\boxed") == 1 and last_box(gold) else gold)
 
 
 def is_too_long(answer, golds):
-    """True if the answer is so much longer than the golds that it is wrong, and not worth reading."""
+    """Return whether the answer is so much longer than the golds that it is wrong, and not worth reading."""
     return len(answer) > max(map(len, golds)) + MAX_EXTRA
 
 
 def glance(answer, golds):
-    """True or False if the answer can be decided without the library, otherwise None. In: cleaned texts."""
+    """Decide without the library: True or False, or None if undecidable. In: cleaned texts."""
     if not answer or is_too_long(answer, golds):
         return False
     if answer in golds:
@@ -108,20 +108,20 @@ def glance(answer, golds):
 
 
 def load(source, split, *, size=None, seed=0):
-    """Problems as training or test items.
+    """Return problems as training or test items.
 
     In:
-    - `source`: a .parquet, .json or .jsonl file, a folder of such files, a hub id, or None (the data set in HUB). A
-      folder's files serve the split that their name says (see `rows.folder_files`).
+    - `source`: a .parquet, .json or .jsonl file, a folder of such files, a hub id, or None (the data set in HUB). Each
+      file in a folder serves the split in its name (see `rows.folder_files`).
     - `split`: "train" or "test".
-    - `size`: how many problems (None: all). `seed` draws them; they keep the file's order.
+    - `size`: how many problems (None: all). `seed` samples them; they keep the file's order.
     Rows have the form of verl (`prompt`, `reward_model.ground_truth`), of Open-Reasoner-Zero (a conversation of two, or
     `prompt` and `final_answer`), or the plain form (`problem` or `question`, and `answer`).
     Out: a list of dicts with `messages` (the chat; its last turn ends in INSTRUCTION), `prefix` (empty), `answer` (a
     list of gold texts, any of which counts) and `category` (the file's name, or the row's data source if the file has
     several).
-    Golds that can't be read (`equality.readable`) are left out, because a right answer to them looks like a wrong one.
-    A printed line counts the problems that are lost.
+    Problems with unreadable golds (see `equality.readable`) are dropped, because a right answer to them looks wrong. A
+    printed line counts them.
     Errors: ValueError if the arguments, the files or a row are invalid; it names file and row (counted from 1).
     """
     check_split(split, size)
@@ -148,7 +148,7 @@ def load(source, split, *, size=None, seed=0):
 
 
 def unreadable_golds(items):
-    """The golds, cleaned, that no rule can read."""
+    """Return the golds, cleaned, that no rule can read."""
     golds = map(clean_gold, chain.from_iterable(item["answer"] for item in items))
     unknown = [gold for gold in dict.fromkeys(golds) if number(gold) is None]
     replies = ask([(gold, None) for gold in unknown])
@@ -156,7 +156,7 @@ def unreadable_golds(items):
 
 
 def read_source(source, split):
-    """[(name, rows)] of the file, each of the folder's files, or of the hub data set. ValueError if none is there."""
+    """Return [(name, rows)] of the file, each of the folder's files, or the hub data set. ValueError without any."""
     files = files_of(source, split)
     if files is None:
         return [read_hub(source, split)]
@@ -164,7 +164,7 @@ def read_source(source, split):
 
 
 def read_hub(name, split):
-    """(name, rows) of the data set's part for the split, or of its only part."""
+    """Return (name, rows) of the data set's part for the split, or of its only part."""
     parts = hub_parts(name)
     if split not in parts and len(parts) > 1:
         raise ValueError(f"{name} has no part called {split}; it has {', '.join(parts)}")
@@ -173,7 +173,7 @@ def read_hub(name, split):
 
 
 def items_of(name, rows):
-    """The rows of one file as items."""
+    """Return the rows of one file as items."""
     sources = {str(row["data_source"]) for row in rows if isinstance(row, dict) and "data_source" in row}
     items = []
     for i, row in enumerate(rows, 1):
@@ -200,8 +200,8 @@ KINDS_OF_ROWS = (
 
 
 def fields(row):
-    """(prompt, answer) of a row in any of the forms of `load`. LookupError or TypeError if it has none."""
-    if isinstance(row, list):  # a conversation; on the hub it is a row with the columns 0 and 1
+    """Return (prompt, answer) of a row in any form that `load` knows. LookupError or TypeError if it has none."""
+    if isinstance(row, list):  # a conversation; on the hub, columns 0 and 1
         row = {"0": row[0], "1": row[1]}
     if "0" in row:
         return [row["0"]], row["1"]["ground_truth"]["value"]
@@ -213,7 +213,7 @@ def fields(row):
 
 
 def messages_of(prompt):
-    """The chat with the instruction, from a text or a chat (keys `role` and `content`, or `from` and `value`)."""
+    """Return the chat with the instruction, from a text or a chat (keys `role` and `content` or `from` and `value`)."""
     is_chat = isinstance(prompt, list) and any({"role", "from"} & {*turn} for turn in prompt if isinstance(turn, dict))
     if prompt and isinstance(prompt, (str, list)) and not is_chat:  # the text, or its parts
         prompt = [{"role": "user", "content": prompt}]
@@ -237,11 +237,11 @@ def messages_of(prompt):
 
 
 def golds_of(answer):
-    """The list of gold texts from a text, a number or a list of those. Of GSM8K's solutions it is the last line."""
+    """Return the list of gold texts from a text, a number or a list of those. From GSM8K's solutions: the last line."""
     golds = []
     for gold in answer if isinstance(answer, list) else [answer]:
         if isinstance(gold, float) and gold.is_integer():
-            gold = int(gold)  # in a column of numbers, 142 is stored as 142.0
+            gold = int(gold)  # a column of numbers stores 142 as 142.0
         if isinstance(gold, bool) or not isinstance(gold, (str, int, float)) or gold != gold:
             raise ValueError(f"the answer must be a text, a number or a list of those, not {answer!r}")
         gold = str(gold)

@@ -1,12 +1,12 @@
-r"""Signs that people type, in the notation that the rules read: Unicode as ASCII, and then as LaTeX.
+r"""Convert typed characters to the notation that the reward functions read: Unicode to ASCII, and then to LaTeX.
 
-Unicode's own normalisation NFKC would turn x² into x2 and 3½ into 31/2, so the signs are listed here.
+Unicode's own normalisation NFKC would turn x² into x2 and 3½ into 31/2, so the characters are listed here.
 """
 
 import re
 import unicodedata
 
-DASHES = "−–—‐‑‒―﹣⁃"  # each is a minus in front of a number
+DASHES = "−–—‐‑‒―﹣⁃"  # each is a minus before a number
 PLAIN = {ord(dash): "-" for dash in DASHES}
 PLAIN |= {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # full-width ！ to ～
 PLAIN |= str.maketrans("，、。․；：％‘’‚“”„′″∶⁄∕∗﹪﹐", ",,..;:%'''\"\"\"'\":/" + "/*%,")
@@ -34,22 +34,22 @@ FRACTIONS = "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞↉"
 
 
 def plain(text):
-    """The text in NFC, with blanks, dashes, quotes, full-width and mathematical letters in ASCII; nothing invisible."""
+    """Return the visible text in NFC, with blanks, dashes, quotes, full-width and mathematical letters in ASCII."""
     if text.isascii():
         return text
     text = re.sub(r"(?<=\d)[\u2009\u202f](?=\d{3}(?!\d))", ",", text)  # thin blanks between thousands
     text = unicodedata.normalize("NFC", text).translate(PLAIN)
-    # The second range holds letters and digits in bold, italics and so on.
+    # The second range has bold, italic and similar letters and digits.
     return re.sub(r"[^\S\n]|[\U0001D400-\U0001D7FF]", lambda sign: unicodedata.normalize("NFKC", sign[0]), text)
 
 
 def fraction(sign):
-    """["3", "4"] of ¾."""
+    """Split a fraction: ["3", "4"] for ¾."""
     return unicodedata.normalize("NFKC", sign).split("⁄")
 
 
 def fractions_as_decimals(text):
-    """3½ as 3.5."""
+    """Write 3½ as 3.5."""
 
     def decimal(match):
         above, below = map(int, fraction(match[2]))
@@ -59,14 +59,14 @@ def fractions_as_decimals(text):
 
 
 def latex(text):
-    r"""`plain`, with Unicode's mathematical signs as LaTeX: x² as x^{2}, 3½ as 3\frac{1}{2}, √12 as \sqrt{12}."""
+    r"""Apply `plain`, and write mathematical characters as LaTeX: x² as x^{2}, 3½ as 3\frac{1}{2}, √12 as \sqrt{12}."""
     text = plain(text)
     if text.isascii():
         return text
     text = re.sub(f"[{FRACTIONS}]", lambda sign: r"\frac{{{}}}{{{}}}".format(*fraction(sign[0])), text)
     text = scripts(text.replace("³√", "∛").replace("⁴√", "∜"))
     count = 1
-    while count:  # from the inside
+    while count:  # from the inside out
         text, count = re.subn(r"([√∛∜])\s?(?:(\d+(?:\.\d+)?|[^\W\d_])|\(([^()√∛∜]*)\))", root, text)
     text = text.translate({ord(sign): name for sign, name in ROOTS.items()})
     commands = {ord(sign): rf"\{name} " for sign, name in COMMANDS.items()}
@@ -75,12 +75,12 @@ def latex(text):
 
 
 def root(match):
-    """√3, √x and √(x+1) with braces. Others, such as √{3}, keep what they have."""
+    """Add braces to √3, √x and √(x+1). Others, such as √{3}, stay as they are."""
     return f"{ROOTS[match[1]]}{{{match[2] or match[3]}}}"
 
 
 def scripts(text):
-    """Raised and lowered signs as ^{...} and _{...}."""
+    """Write raised and lowered characters as ^{...} and _{...}."""
     for sign, letters in (("^", RAISED), ("_", LOWERED)):
         table = str.maketrans(letters)
         text = re.sub(f"[{''.join(letters)}]+", lambda run: f"{sign}{{{run[0].translate(table)}}}", text)  # noqa: B023

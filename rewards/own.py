@@ -1,7 +1,7 @@
-"""A task in a Python file of one's own: `--task FILE.py`. docs/add_a_task.md makes one.
+"""Load a task from a user's own Python file: `--task FILE.py`. docs/add_a_task.md makes one.
 
-What a task offers is in rewards/__init__.py. Here a file that does not offer it is refused in one line, before anything
-large is loaded.
+rewards/__init__.py lists the functions that a task must offer. A file that lacks something is refused here in one line,
+before anything large is loaded.
 """
 
 import functools
@@ -29,7 +29,7 @@ class Problem(pydantic.BaseModel):
 
 
 class Score(pydantic.BaseModel):
-    # In float32 the square of a larger one is infinite, and so is the standard deviation of a group.
+    # The square of a larger one is infinite in float32, and so is the standard deviation of a group.
     reward: float = pydantic.Field(allow_inf_nan=False, ge=-1e18, le=1e18)
     correct: bool
     format: bool
@@ -38,7 +38,7 @@ class Score(pydantic.BaseModel):
 
 @functools.cache
 def read_file(name, flag="--task"):
-    """The file as a module with load, score and score_all. ValueError if it can't be imported, or lacks one of them."""
+    """Import the file as a module with load, score and score_all. ValueError if that fails, or if one is missing."""
     path = Path(name)
     if not path.is_file():
         raise ValueError(f"{flag} {name}: there is no such file")
@@ -58,9 +58,9 @@ def read_file(name, flag="--task"):
 
 
 def load(name, task, source, split, size, seed):
-    """The problems that the task's load() gives, with what they may leave out.
+    """Return the problems from the task's load(), completed with all optional keys.
 
-    ValueError unless they are complete, and the score of an empty response to the first one is.
+    ValueError unless they are valid, and so is the score of an empty response to the first one.
     """
     try:
         problems = task.load(source, split, size=size, seed=seed)
@@ -97,9 +97,9 @@ def load(name, task, source, split, size, seed):
 
 
 def check_scores(task, scores, responses):
-    """ValueError, with the task's file and the response, unless score_all() gave each response a complete score.
+    """Raise ValueError, with the task's file and the response, unless score_all() scored each response completely.
 
-    responses: the turns of each, a list.
+    responses: per response, the list of its turns.
     """
     name = getattr(task, "__file__", task)
     if len(scores) != len(responses):
@@ -110,7 +110,7 @@ def check_scores(task, scores, responses):
 
 
 def as_model(model, found, what):
-    """The dictionary as a model of pydantic. ValueError, in one line, if it does not fit."""
+    """Return the dictionary as a pydantic model. ValueError, in one line, if it does not fit."""
     try:
         return model.model_validate(found, strict=True)
     except pydantic.ValidationError as error:

@@ -1,26 +1,26 @@
-"""What the generators of puzzles share: two splits that never meet, and equally many puzzles of each kind."""
+"""Share code between the puzzle generators: disjoint splits, and equally many puzzles of each kind."""
 
 import hashlib
 import random
 import re
 
-TEST_SHARE = 10  # one puzzle in ten belongs to the test split, for any seed
+TEST_SHARE = 10  # one in ten belongs to the test split, for any seed
 
 
 def digest(text):
-    """SHA-256 (hex)."""
+    """Return the SHA-256 (hex)."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def split_of(digest):
-    """The split of a puzzle, whatever the seed. digest: of what makes it this puzzle."""
+    """Return the split of a puzzle, whatever the seed. digest: of the puzzle's identity."""
     return "test" if int(digest, 16) % TEST_SHARE == 0 else "train"
 
 
 def parse_counts(text, name, examples, least, most):
-    """The numbers in "3-7", "2,3" or "5" as a sorted list. ValueError if the text has a different form.
+    """Return the numbers in "3-7", "2,3" or "5" as a sorted list. ValueError if the text has a different form.
 
-    name, examples: of the setting, for the error. least, most: what the numbers may be.
+    name, examples: the setting's, for the error. least, most: the numbers' limits.
     """
     wrong = f"{name} must be like {examples}, from {least} to {most}, not {text!r}"
     counts = set()
@@ -37,15 +37,15 @@ def parse_counts(text, name, examples, least, most):
 
 
 def shares(n, kinds):
-    """[(kind, how many of it)]: together n, and equally many or one more of each."""
+    """Return [(kind, how many of it)]: together n, equally many of each, or one more."""
     share, extra = divmod(n, len(kinds))
     return [(kind, share + (i < extra)) for i, kind in enumerate(kinds)]
 
 
 def draw(by_kind, size, seed):
-    """`size` of the puzzles (None: all), in which the kinds alternate: equally many of each, as far as possible.
+    """Return `size` of the puzzles (None: all), with alternating kinds: equally many of each, as far as possible.
 
-    by_kind: {kind: its puzzles}. Whatever is left out, the seed decides.
+    by_kind: {kind: its puzzles}. The seed decides which ones are dropped.
     """
     groups = {kind: list(puzzles) for kind, puzzles in by_kind.items()}
     if size is not None and size < sum(map(len, groups.values())):
@@ -55,7 +55,7 @@ def draw(by_kind, size, seed):
 
 
 def take_turns(groups):
-    """One list of several: the first element of each, then the second of each, and so on to the end of the longest."""
+    """Merge several lists: the first element of each, then the second of each, and so on to the end of the longest."""
     groups = list(groups)
     longest = max(map(len, groups))
     return [group[i] for i in range(longest) for group in groups if i < len(group)]

@@ -1,6 +1,6 @@
-"""Rows of data: from a file, the files of a folder, or a data set of the Hugging Face hub.
+"""Read rows of data: from a file, the files of a folder, or a data set of the Hugging Face hub.
 
-Whatever is wrong is a ValueError, which names the file and the row (counted from 1).
+Every error is a ValueError that names the file and the row (counted from 1).
 """
 
 import json
@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 SUFFIXES = {".parquet", ".json", ".jsonl"}
-OTHER_FILES = {".csv", ".tsv", ".txt"}  # no data here, and no hub ids either
+OTHER_FILES = {".csv", ".tsv", ".txt"}  # neither data nor hub ids
 SPLITS = ("train", "test")
 
 
@@ -20,7 +20,7 @@ def check_split(split, size=None):
 
 
 def files_of(source, split):
-    """The files that a path names: itself, or the folder's files for the split. None if it is a hub id."""
+    """Return the files that a path names: itself, or the folder's files for the split. None if it is a hub id."""
     path = Path(source).expanduser()
     if path.is_dir():
         return folder_files(path, split)
@@ -32,16 +32,16 @@ def files_of(source, split):
 
 
 def is_written_as_path(name):
-    """Whether the name can only be a path, and no hub id: it begins like one, or ends like a file's."""
+    """Return whether the name can only be a path, not a hub id: it begins like a path, or ends like a file."""
     return name.startswith((".", "/", "~")) or Path(name).suffix in SUFFIXES | OTHER_FILES
 
 
 def folder_files(folder, split):
-    """The folder's data files for the split: those whose name says it, and those whose name says none.
+    """Return the folder's data files for the split: those whose name says so, and those whose name has no split.
 
     If any file has "train" in its name, only such files are for training.
     """
-    files = {}  # {file: the splits in its name}
+    files = {}  # {file: splits in its name}
     for file in sorted(folder.iterdir()):
         if file.suffix in SUFFIXES:
             files[file] = re.findall(r"(?<![a-z])(?:train|test)(?![a-z])", file.stem.lower())
@@ -54,7 +54,7 @@ def folder_files(folder, split):
 
 
 def read_file(file):
-    """The rows of a .parquet, .json or .jsonl file: a list of anything, for a row of JSON may be null or a number.
+    """Return the rows of a .parquet, .json or .jsonl file: a list of anything, because JSON may have null or a number.
 
     Errors: ValueError with the file's name, and for .jsonl the row's number, if it can't be read.
     It does not use the library `datasets`, in which a JSON file that begins with null ends the whole process.
@@ -64,19 +64,19 @@ def read_file(file):
     where = file
     try:
         if file.suffix == ".parquet":
-            import pyarrow.parquet  # imported here because scoring doesn't need it
+            import pyarrow.parquet  # imported here: scoring doesn't need it
 
             return pyarrow.parquet.read_table(file).to_pylist()
         data = file.read_bytes()
-        text = data.decode(json.detect_encoding(data)).replace("\ufeff", "")  # also what Windows writes; no marks
+        text = data.decode(json.detect_encoding(data)).replace("\ufeff", "")  # also Windows' encodings, without BOM
         if file.suffix == ".json" and not text.lstrip().startswith("{"):
             rows = json.loads(text)
-        else:  # a row in each line; some data sets name such a file .json, too
+        else:  # one row per line; some data sets name such a file .json, too
             rows = []
             for line in filter(str.strip, text.split("\n")):
                 where = f"{file}, row {len(rows) + 1}"
                 rows.append(json.loads(line))
-    except Exception as error:  # the errors of pyarrow and json share no class
+    except Exception as error:  # pyarrow's and json's errors share no class
         raise ValueError(f"{where} could not be read: {error}") from error
     if not isinstance(rows, list):
         raise ValueError(f"{file}: expected a list of rows, as one .json list or as the lines of a .jsonl file")
@@ -86,8 +86,8 @@ def read_file(file):
 
 
 def hub_parts(name, *config):
-    """The parts of a data set of the hub, {name: datasets.Dataset}. config: its configuration, if it has several."""
-    import datasets  # imported here because it takes seconds and scoring doesn't need it
+    """Return the parts of a hub data set, {name: datasets.Dataset}. config: its configuration, if it has several."""
+    import datasets  # takes seconds, and scoring doesn't need it
 
     datasets.disable_progress_bars()
     try:
@@ -102,7 +102,7 @@ def hub_parts(name, *config):
 
 
 def check_columns(rows, columns, where):
-    """ValueError if a row is not an object, or if no row has one of the columns. `where`: the file or hub id."""
+    """Raise ValueError if a row is not an object, or if no row has one of the columns. `where`: the file or hub id."""
     there = []
     for i, row in enumerate(rows, 1):
         if not isinstance(row, dict):
@@ -115,7 +115,7 @@ def check_columns(rows, columns, where):
 
 
 def text_of(content):
-    """The text of a turn's content: a text, or a list of parts, {"type": "text", "text": …}. ValueError otherwise."""
+    """Return the text of a turn's content: a text, or a list of parts, {"type": "text", "text": …}. Else ValueError."""
     parts = content if isinstance(content, list) else [content]
     texts = []
     for part in parts:
@@ -128,7 +128,7 @@ def text_of(content):
 
 
 def check_text(text, where):
-    """ValueError unless the text can be written as UTF-8. JSON may hold half of a pair of surrogates: \\ud800."""
+    """Raise ValueError unless the text can be written as UTF-8. JSON may have half of a surrogate pair: \\ud800."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

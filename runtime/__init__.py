@@ -1,34 +1,34 @@
-"""What every trainer calls and no algorithm changes. Whoever reads for the algorithm can skip it.
+"""Everything that all trainers call and no algorithm changes. To learn an algorithm, skip it.
 
 How a run begins
-- papers: the papers' settings for each task
+- papers: the papers' settings per task
 - settings: the types and ranges of settings, and those that every script has
-- flags: where a setting's value comes from; mistakes found before torch is imported
-- start: the rest that can be read and checked before anything large is loaded, in order
-- checks, hub: what can't work on this machine, in this folder, with this model; is the hub there
-- header: what a run prints before it starts
+- flags: where a setting's value comes from; finds mistakes before torch is imported
+- start: reads and checks, in order, all that can be checked before anything large is loaded
+- checks, hub: find whatever can't work on this machine, in this folder, with this model
+- header: the text that a run prints before it starts
 
 Where it runs
-- ranks, processes: which process this is; devices, and what processes tell each other
-- streams: standard output that is closed, has no reader or only ASCII
+- ranks, processes: this process's number; devices, and communication between processes
+- streams: standard output that is closed, has no reader or is limited to ASCII
 - threads: how a CPU's threads wait for each other
-- machine, memory: what the machine has; how much a run needs and used
-- placement: a policy on its device: compiled, recomputing, split by FSDP2
+- machine, memory: GPUs and fast dtypes; memory that a run needs and used
+- placement: puts a policy on its device: compiled, recomputing, sharded by FSDP2
 - lora: adapters that are trained in place of the weights
 - engine: vLLM's options for the machine, seeds of requests, sleeping and waking
 - quiet: hides notices of the libraries, never their errors
 
 What a step calls
-- dealing: the order of problems; dealing out problems and groups to the processes
-- chats: prompts and responses as tokens and as texts
-- passes: which rows make a forward pass; prompts that are computed once
-- measure, clock: metrics, seconds by phase
+- dealing: the order of problems; assigns problems and groups to processes
+- chats: prompts and responses as tokens and as text
+- passes: which rows form a forward pass; prompts that are computed once
+- measure, clock: metrics; seconds per phase
 
-What a run leaves
-- records, folders, files: its folder, and files that a kill can't spoil
+What a run leaves behind
+- records, folders, files: its folder, and files that a kill can't corrupt
 - checkpoints: saving and resuming
-- curves, terminal, before_after: what one looks at
-- watched_tokens: what an update did to each token of a few responses, for tools/watch.py
+- curves, terminal, before_after: plots and output to look at
+- watched_tokens: the effect of an update on each token of a few responses, for tools/watch.py
 - signals: Ctrl-C, SIGTERM, a closed terminal
 """
 

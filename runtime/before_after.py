@@ -1,4 +1,4 @@
-"""One test problem with its responses before and after training, side by side."""
+"""Show one test problem with its responses before and after training, side by side."""
 
 import itertools
 
@@ -9,10 +9,10 @@ LONGEST = 1200  # characters of a prompt or response that are shown
 
 
 def view(rows):
-    """(what was chosen and why, rich's table) from the rows of test_samples.jsonl; None if too few.
+    """Return (which problem and why, rich's table) from rows of test_samples.jsonl, or None.
 
-    Shown is the first problem that was wrong before and is right after, or the first one if there
-    is none.
+    None if there are too few rows. The problem is the first one that was wrong before and is right
+    after, or the first one of all if there is none.
     """
     before, after, learned = pairs(rows)
     lost = [i for i in before if before[i]["correct"] and not after[i]["correct"]]
@@ -25,9 +25,9 @@ def view(rows):
 
 
 def pairs(rows):
-    """(rows before by problem, rows after by problem, the problems that were learned).
+    """Return (rows before by problem, rows after by problem, the problems that were learned).
 
-    Compares step 0 with the last evaluation, over the problems that both have; all three are empty
+    Compares step 0 with the last evaluation, over the problems that both have. All three are empty
     if there is only one evaluation. Learned: wrong before and right after.
     """
     last = max((row["step"] for row in rows), default=0)
@@ -41,7 +41,7 @@ def pairs(rows):
 
 
 def side_by_side(before, after):
-    """The prompt on top, below it the two responses, below them their scores."""
+    """Put the prompt on top, the two responses below it, and their scores at the bottom."""
     prompt = Text(shown(before["prompt"]))
     table = Table(title=prompt, title_justify="left", title_style="", expand=True)
     table.add_column("before training (step 0)", ratio=1)
@@ -53,7 +53,7 @@ def side_by_side(before, after):
 
 
 def conversation(row):
-    """The response of a row; of a conversation all turns, with the task's replies between them."""
+    """Return a row's response; for a conversation, all turns and the task's replies in between."""
     if not row.get("replies"):
         return row["response"]
     lines = []
@@ -65,7 +65,7 @@ def conversation(row):
 
 
 def shown(text):
-    """The beginning of a text. Signs that would steer the terminal are replaced."""
+    """Return the beginning of a text. Replaces characters that would control the terminal."""
     printable = "".join(sign if sign.isprintable() or sign == "\n" else "�" for sign in text)
     if len(printable) <= LONGEST:
         return printable

@@ -1,7 +1,7 @@
-"""Prompts and responses as tokens: the model's chat template, its options, and the tags of a task.
+"""Turn prompts and responses into tokens: the chat template, its options, and a task's tags.
 
-A tag such as <think> may be text or a special token, and the prompt's last word or the response's
-first: the model's template and tokenizer decide. Tasks read it as text.
+A tag such as <think> may be text or a special token. It may be the prompt's last word or the
+response's first. The model's template and tokenizer decide; tasks read it as text.
 """
 
 import functools
@@ -13,12 +13,12 @@ import jinja2
 
 import rewards
 
-# Variables of a template that are no options: set by the trainer, or jinja's and transformers' own.
+# Template variables that are not options: set by the trainer, or by jinja and transformers.
 NO_OPTIONS = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
 NO_OPTIONS |= jinja2.defaults.DEFAULT_NAMESPACE.keys()
 OPENING_TAG = r"[<\[◁][^\s<>\[\]◁▷/]+[>\]▷]"  # <think>, [THINK]
-# A special token is text if it is a tag of a pair or has one of these words. Others control the
-# chat: the end of a text or turn, padding. So do some in the form of a tag.
+# A special token counts as text if it is one of a pair of tags, or contains one of these words.
+# Others control the chat (end of text, end of turn, padding), even some that look like tags.
 TEXT_WORDS = r"think|thought|reason|answer|solution"
 TAG = r"[<\[◁]/?[A-Za-z][\w.:-]*[>\]▷]"
 CONTROL = r"""(?ix) \W* (s | [be]o[stm] | pad | unk | mask | cls | sep | inst | \w+_prompt) \W* $
@@ -27,7 +27,7 @@ CONTROL = r"""(?ix) \W* (s | [be]o[stm] | pad | unk | mask | cls | sep | inst | 
 
 
 def load_task(args, tokenizer, data=rewards):
-    """(the task's module, training problems, test problems), with their token ids.
+    """Return (the task's module, training problems, test problems), with their token ids.
 
     args: a script's settings; data: rewards, or rewards.examples, whose problems have responses.
     ValueError if the data are invalid, or the model's chat template refuses a chat.
@@ -41,7 +41,7 @@ def load_task(args, tokenizer, data=rewards):
 
 
 def encoder(args, tokenizer):
-    """A function that gives a problem's ids: prompt_ids, and response_ids if it has a response."""
+    """Return a function that encodes a problem: prompt_ids, and response_ids if there is one."""
     options = check_template(args, tokenizer)
 
     def ids_of(problem):
@@ -56,7 +56,7 @@ def encoder(args, tokenizer):
 
 
 def read_template_options(args):
-    """--template_options as a dictionary. ValueError if it is no JSON object."""
+    """Return --template_options as a dictionary. ValueError if it is not a JSON object."""
     text = getattr(args, "template_options", "{}")
     try:
         options = json.loads(text)
@@ -71,10 +71,10 @@ def read_template_options(args):
 
 
 def check_template(args, tokenizer):
-    """--template_options as a dictionary. ValueError if the model's chat template does not use one.
+    """Return --template_options as a dictionary. ValueError if the chat template does not use one.
 
-    Also if a chat model has no template. A base model without one gets plain text, which a printed
-    line says.
+    ValueError also if a chat model has no template. A base model without a template gets plain
+    text, and a printed line says so.
     """
     from transformers.utils.chat_template_utils import _get_template_variables  # takes seconds
 
@@ -99,9 +99,9 @@ def check_template(args, tokenizer):
 
 
 def say_plain_text(model):
-    """Prints that a model has no chat template. ValueError if it is a chat model.
+    """Print that a model has no chat template. ValueError if it is a chat model.
 
-    Its name or Mistral's own files say so.
+    Chat models are recognised by their name or by Mistral's own files.
     """
     about = f"{model} has no chat template that transformers can read"
     of_mistral = any((Path(model) / name).is_file() for name in ("tekken.json", "params.json"))
@@ -113,13 +113,13 @@ def say_plain_text(model):
 
 
 def encode(tokenizer, problem, chat_template="auto", template_options=None):
-    """A prompt's token ids, a list: the chat in the tokenizer's template, then the prefix.
+    """Return a prompt's token ids, a list: the chat in the tokenizer's template, then the prefix.
 
-    If the tokenizer has no template, or chat_template is "none" (for base models), the chat is
-    plain lines of text, after the token that the tokenizer begins every text with, if it has one
-    (Llama 3, Mistral, Gemma). template_options: keywords for the template. A tag in which the
-    template ends and with which the prefix begins is there once. ValueError if the template refuses
-    the chat, as some do a system's turn.
+    If the tokenizer has no template, or chat_template is "none" (for base models), the chat becomes
+    plain lines of text. They follow the token that the tokenizer begins every text with, if it has
+    one (Llama 3, Mistral, Gemma). template_options: keywords for the template. If the template ends
+    with a tag and the prefix begins with it, the tag occurs once. ValueError if the template
+    refuses the chat: some refuse a system turn.
     """
     begin = []
     prefix = problem["prefix"]
@@ -141,31 +141,31 @@ def encode(tokenizer, problem, chat_template="auto", template_options=None):
         text = "\n".join(message["content"] for message in problem["messages"]) + "\n"
         if (
             tokenizer.encode("a")[0] == tokenizer.bos_token_id
-        ):  # it may also add an end token, which we don't want
+        ):  # it may also add an EOS token, which we don't want
             begin = [tokenizer.bos_token_id]
     return begin + tokenizer.encode(text + prefix, add_special_tokens=False)
 
 
 def encode_reply(tokenizer, reply, chat_template="auto", template_options="{}"):
-    """Token ids of what stands between two turns of the model: the reply, as a user's turn.
+    """Return the token ids between two turns of the model: the reply, as a user turn.
 
-    They follow the token that ended the turn before. So the newline that most templates write after
-    this token is among them, and so is the beginning of the model's next turn. chat_template,
+    They follow the token that ended the last turn. So they include the newline that most templates
+    write after this token, and the beginning of the model's next turn. chat_template,
     template_options: the settings, two strings.
     """
     end, before, after = around_replies(tokenizer, chat_template, template_options)
-    # Encoded behind the end token, since some tokenizers put a space before a text's first word.
+    # Encode it after the end token: some tokenizers put a space before a text's first word.
     ids = tokenizer.encode(end + before + reply + after, add_special_tokens=False)
     return ids[len(tokenizer.encode(end, add_special_tokens=False)) :]
 
 
 @functools.cache
 def around_replies(tokenizer, chat_template="auto", template_options="{}"):
-    """(the token that ends a turn, the text before a reply, the text behind it), three strings.
+    """Return (the token that ends a turn, the text before a reply, the text after it), as strings.
 
     They are taken from one chat that the template has rendered. Earlier turns are never rendered
     again, so a template that rewrites them (Qwen3's drops their thinking) does not change a
-    conversation. ValueError if the template shows no end token behind a turn.
+    conversation. ValueError if the template has no end token after a turn.
     """
     if not tokenizer.chat_template or chat_template == "none":
         return tokenizer.eos_token, "\n", "\n"
@@ -190,7 +190,7 @@ def around_replies(tokenizer, chat_template="auto", template_options="{}"):
 
 
 def after_prompt(prompt, text):
-    """The text, without its first tag if the prompt ends in that tag."""
+    """Return the text, without its first tag if the prompt ends with that tag."""
     tag = re.match(rf"\s*({OPENING_TAG})", text)
     if not tag or not prompt.rstrip().endswith(tag[1]):
         return text
@@ -199,14 +199,14 @@ def after_prompt(prompt, text):
 
 
 def decode(tokenizer, responses):
-    """The texts of vLLM's responses, without control tokens and end tokens: a list.
+    """Return the texts of vLLM's responses, a list, without control tokens and end tokens.
 
-    Tags stay, also those that are special tokens, as </think> is in some tokenizers.
+    Tags stay, even if they are special tokens, as </think> is in some tokenizers.
     """
     control = control_tokens(tokenizer)
     kept = []
     for response in responses:
-        ended = response.finish_reason == "stop"  # otherwise it was cut off, and all of it counts
+        ended = response.finish_reason == "stop"  # otherwise it was truncated, and all of it counts
         ids = response.token_ids[:-1] if ended else response.token_ids
         kept.append([token for token in ids if token not in control])
     return tokenizer.batch_decode(
@@ -215,7 +215,7 @@ def decode(tokenizer, responses):
 
 
 def control_tokens(tokenizer):
-    """The ids of the special tokens that are no text: a set."""
+    """Return the set of ids of the special tokens that are not text."""
     named = {
         getattr(tokenizer, name) for name in type(tokenizer).SPECIAL_TOKENS_ATTRIBUTES
     }  # end, padding …

@@ -1,19 +1,19 @@
-"""Checkpoints: a run that is resumed from one goes on as if it had never stopped, to the last bit.
+"""Save and load checkpoints. A resumed run is bitwise identical to one that never stopped.
 
-An evaluation that a signal has left out, after the last step, is not done on resuming.
+One exception: if a signal skipped the evaluation after the last step, resuming does not add it.
 
-RUN/checkpoints/step_000020 is a Hugging Face folder: any program that reads models reads it. Beside
-the model it holds
+RUN/checkpoints/step_000020 is a Hugging Face folder, which any program that reads models can read.
+Next to the model it holds
 
-adapter/            with LoRA the adapter alone, as peft writes it
-versions/           of a run with --lag: the older weights that its sampler still needs
+adapter/            with LoRA: the adapter alone, in peft's format
+versions/           with --lag: the older weights that the sampler still needs
 trainer/            the state of training, as torch.distributed.checkpoint (DCP) writes it
 trainer_state.json  the place in the run
 checksums.json      the SHA-256 of every other file
 
-A kill at any moment, also in the middle of a save, leaves the last complete checkpoint as it was.
-What a disk has damaged since is found before a run is resumed. Resuming runs no code from a
-checkpoint: see read_metadata.
+A kill at any moment, even during a save, leaves the last complete checkpoint intact. Resuming
+detects files that a disk has damaged since. Resuming runs no code from a checkpoint: see
+read_metadata.
 """
 
 import errno
@@ -34,19 +34,19 @@ from runtime.folders import POSITION, all_of, complete, run_of, step_of, to_resu
 
 CHECKSUMS = "checksums.json"
 VERSIONS = "versions"
-INDEX = "trainer/.metadata"  # DCP's list of tensors, and where each of them is
+INDEX = "trainer/.metadata"  # DCP's list of tensors and their places
 
 
 # ------------------------------------------------------------------------------------------- saving
 
 
 def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
-    """Writes checkpoints/step_STEP and deletes all but the newest args.keep_checkpoints.
+    """Write checkpoints/step_STEP and delete all but the newest args.keep_checkpoints.
 
-    The model is written in args.dtype, with LoRA's adapters added; the state of training in
-    float32. step: steps done; num_used: training problems used; critic: as in trainer_state. Of
-    policy.versions, if it has them (grpo_stale.py), the older ones are written; the last one is the
-    policy. All processes must call it. If the disk is full, the last checkpoint stays as it was.
+    The model is written in args.dtype with LoRA's adapters merged, the training state in float32.
+    step: steps done; num_used: training problems used; critic: as in trainer_state. If the policy
+    has versions (grpo_stale.py), all but the last are written: the last one is the policy itself.
+    All processes must call it. If the disk is full, the last checkpoint stays as it was.
     """
     path = Path(args.run_dir, "checkpoints", f"step_{step:06d}")
     unfinished = path.with_suffix(".tmp")
@@ -62,11 +62,11 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
     adapter = whole(lora.peft_weights(policy.lm), torch.float32)
     names = []
     if processes.RANK == 0:
-        read_metadata(unfinished / "trainer")  # what resuming would refuse is found here
+        read_metadata(unfinished / "trainer")  # raise now whatever resuming would refuse
         save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
         policy.lm.config.architectures = [type(policy.lm).__name__]  # not a base class's
         policy.lm.config.save_pretrained(unfinished)
-        # Not save_pretrained, which refuses what models have: a temperature, and no do_sample.
+        # Not save_pretrained, which refuses a common case: a temperature without do_sample.
         policy.lm.generation_config.to_json_file(unfinished / "generation_config.json")
         tokenizer.save_pretrained(unfinished)
         if adapter:
@@ -85,16 +85,15 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
                 raise OSError(errno.EIO, f"{name} can't be read again")
         (unfinished / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n")
         files.sync_all(unfinished)
-        # Only now does it get its name, when all of it is on the disk, so that a folder with
-        # this name is never half written; and old checkpoints go only when the new one is
-        # there.
+        # Rename it only when all of it is on the disk, so that a folder with this name is never
+        # half written. Delete old checkpoints only when the new one is complete.
         files.rename(unfinished, path)
         for old in complete(args.run_dir)[: -args.keep_checkpoints]:
             delete(old)
 
 
 def export(run_dir, folder):
-    """Copies the model of the newest checkpoint to a folder of its own, if there is one."""
+    """Copy the model of the newest checkpoint, if there is one, to a separate folder."""
     there = complete(run_dir)
     if there and processes.RANK == 0:
         not_the_model = shutil.ignore_patterns("trainer", VERSIONS, POSITION, CHECKSUMS)
@@ -102,27 +101,27 @@ def export(run_dir, folder):
 
 
 def make_way(path, unfinished):
-    """Makes the folder that a checkpoint is written in; removes what would be in its way."""
+    """Make the folder that a checkpoint is written to; remove anything in its way."""
     for left_by_a_kill in path.parent.glob("*.tmp"):
         shutil.rmtree(left_by_a_kill)
-    if path.exists():  # an incomplete one, which a kill has left
+    if path.exists():  # incomplete: left by a kill
         delete(path)
     unfinished.mkdir(parents=True)
 
 
 def delete(path):
-    """Deletes a checkpoint: renamed first, so that half of one is not taken for a complete one."""
+    """Delete a checkpoint. Rename it first, so that half of one never looks complete."""
     shutil.rmtree(path.rename(path.with_suffix(".tmp")))
 
 
 def files_in(folder):
-    """The names of all files in a folder and its folders, sorted: ["config.json", …]."""
+    """Return the names of all files in a folder and its subfolders, sorted: ["config.json", …]."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return sorted(str(path.relative_to(folder)) for path in paths)
 
 
 def checksums(folder, names):
-    """{name: SHA-256 in hex, or None if the file can't be read}. The processes share the work."""
+    """Return {name: SHA-256 in hex, or None if unreadable}. The processes split the work."""
     mine = []
     for name in names[processes.RANK :: processes.WORLD_SIZE]:
         try:
@@ -136,7 +135,7 @@ def checksums(folder, names):
 
 
 def check(resume):
-    """ValueError if the checkpoint that --resume names is damaged; it says which other one is not.
+    """Raise ValueError if --resume's checkpoint is damaged, and name an older one that is not.
 
     All processes must call it.
     """
@@ -158,7 +157,7 @@ def check(resume):
 
 
 def damage_of(path):
-    """Which file of a checkpoint is damaged, and how, in words; "" if none. All must call it."""
+    """Describe which file of a checkpoint is damaged, and how; "" if none. All must call it."""
     expected, damage = {}, ""
     if processes.RANK == 0:
         try:
@@ -178,7 +177,7 @@ def damage_of(path):
 
 
 def expected_checksums(path):
-    """{name: SHA-256} from a checkpoint's checksums.json. ValueError if a small file is damaged."""
+    """Return {name: SHA-256} from checksums.json. ValueError if a small file is damaged."""
     position_in(path)
     read_metadata(path / "trainer")
     expected = files.read_object(path / CHECKSUMS)
@@ -188,7 +187,7 @@ def expected_checksums(path):
 
 
 def position_in(path):
-    """(step, num_used) from a checkpoint's trainer_state.json. ValueError if it does not say."""
+    """Return (step, num_used) from trainer_state.json. ValueError if it lacks them."""
     position = files.read_object(path / POSITION)
     step, num_used = position.get("step"), position.get("n_used")
     if type(step) is not int or type(num_used) is not int or step != step_of(path) or num_used < 0:
@@ -197,13 +196,13 @@ def position_in(path):
 
 
 def load(policy, optimizer, resume, critic=None):
-    """Puts a checkpoint's weights, AdamW's state and random state in place.
+    """Load a checkpoint's weights, AdamW's state and the random state. Return (step, num_used).
 
-    Returns (step, num_used). Without resume, for a new run, nothing changes: (0, 0).
+    Without resume, for a new run, nothing changes, and it returns (0, 0).
 
-    resume: a run, which means its newest checkpoint, or one of its checkpoints. Newer ones are
-    deleted: the run goes another way from here. On any number of processes, whatever their number
-    when it was written. critic: as in trainer_state. All must call it.
+    resume: a run (its newest checkpoint is loaded), or one of its checkpoints. Newer checkpoints
+    are deleted, because the run takes another course from here. The number of processes may differ
+    from the run that wrote it. critic: as in trainer_state. All must call it.
     """
     if not resume:
         return 0, 0
@@ -234,7 +233,7 @@ def load(policy, optimizer, resume, critic=None):
 
 
 def load_versions(resume):
-    """The older weights of policy.versions, oldest first: a list of {name: tensor}, or [].
+    """Return the older weights of policy.versions, oldest first: a list of {name: tensor}, or [].
 
     resume: as in load. Call it after load.
     """
@@ -244,7 +243,7 @@ def load_versions(resume):
 
 
 def delete_newer(path):
-    """Deletes a run's checkpoints that are newer than this one, and says so."""
+    """Delete a run's checkpoints that are newer than this one, and print that."""
     newer = [folder for folder in all_of(run_of(path)) if step_of(folder) > step_of(path)]
     if newer:
         names = ", ".join(folder.name for folder in newer)
@@ -253,7 +252,7 @@ def delete_newer(path):
         delete(folder)
 
 
-# What DCP's index of our own state consists of. All of it only holds values.
+# All names in DCP's index of our own state. They only hold values.
 IN_AN_INDEX = {
     ("pathlib", "PosixPath"),
     ("torch", "Size"),
@@ -272,7 +271,7 @@ IN_AN_INDEX = {
 
 
 class IndexUnpickler(pickle.Unpickler):
-    """Reads a pickle that names nothing but IN_AN_INDEX."""
+    """Read a pickle that names nothing outside IN_AN_INDEX."""
 
     def find_class(self, module, name):
         module = "pathlib" if module == "pathlib._local" else module  # as Python 3.13 calls it
@@ -282,18 +281,18 @@ class IndexUnpickler(pickle.Unpickler):
 
 
 def read_metadata(path):
-    """DCP's index in a checkpoint's folder trainer/. ValueError if our own save did not write it.
+    """Return DCP's index in a checkpoint's folder trainer/. ValueError if it is not from our save.
 
     The index is a pickle, and loading a pickle can call any function. So it is refused if it names
-    anything unexpected, holds other things than tensors, which DCP would unpickle without any
-    restriction, or leads out of the folder.
+    anything unexpected, leads out of the folder, or holds anything besides tensors, which DCP would
+    unpickle without restriction.
     """
     try:
         with open(path / ".metadata", "rb") as file:
             metadata = IndexUnpickler(file).load()
     except OSError as error:
         raise ValueError(f"{INDEX} can't be read: {error.strerror}") from error
-    except Exception as error:  # damaged pickles raise errors of many kinds
+    except Exception as error:  # damaged pickles raise many kinds of errors
         raise ValueError(f"{INDEX} is not one of our own: {error}") from error
     try:
         entries = list(metadata.state_dict_metadata.values())
@@ -326,11 +325,11 @@ class CheckedReader(dcp.FileSystemReader):
 
 
 def trainer_state(policy, optimizer, critic=None):
-    """{parameter name: {weight, exp_avg, exp_avg_sq, step}} and torch's random state, "rng".
+    """Return {parameter name: {weight, exp_avg, exp_avg_sq, step}} and torch's random state, "rng".
 
-    Of the parameters that are trained; the tensors are the policy's and the optimizer's own, not
-    copies. With --dtype float16 also the state of each optimizer's float16.Scaler. critic: a pair,
-    another model that is trained and its optimizer (ppo.py); its names begin with "critic.".
+    Covers the trained parameters. The tensors are the policy's and the optimizer's own, not copies.
+    With --dtype float16 it has the state of each optimizer's float16.Scaler, too. critic: a pair,
+    another trained model and its optimizer (ppo.py); its names begin with "critic.".
     """
     state = {"rng": torch.get_rng_state()}
     for name, scaler in scalers(policy, optimizer, critic).items():
@@ -347,7 +346,7 @@ def trainer_state(policy, optimizer, critic=None):
 
 
 def scalers(policy, optimizer, critic=None):
-    """{name in a checkpoint: float16.Scaler} of the optimizers; {} in other dtypes than float16."""
+    """Return {name in a checkpoint: float16.Scaler} of the optimizers; {} in other dtypes."""
     if policy.lm.config.dtype != "float16":  # placement.place has set it to args.dtype
         return {}
     found = {"scaler": float16.scaler(optimizer, policy.args)}
@@ -357,7 +356,7 @@ def scalers(policy, optimizer, critic=None):
 
 
 def of_adamw(parameter, optimizer):
-    """AdamW's exp_avg, exp_avg_sq and step of a parameter; before its first update, zeros."""
+    """Return AdamW's exp_avg, exp_avg_sq and step of a parameter; zeros before its first update."""
     if not optimizer.state[parameter]:
         optimizer.state[parameter] = {
             "step": torch.zeros((), device=processes.DEVICE),
@@ -368,7 +367,7 @@ def of_adamw(parameter, optimizer):
 
 
 def whole(named_weights, dtype):
-    """{name: weight on the CPU} in process 0, {} in the others. All must call it."""
+    """Return {name: weight on the CPU} in process 0, {} in the others. All must call it."""
     weights = {}
     for name, weight in named_weights:
         # one at a time, so that a GPU never holds the whole model

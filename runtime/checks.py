@@ -1,4 +1,4 @@
-"""Finds mistakes before anything large is loaded: each is a ValueError that says what to do."""
+"""Find mistakes before anything large is loaded. Each raises a ValueError that says what to do."""
 
 import re
 from importlib.util import find_spec
@@ -14,11 +14,11 @@ HUB_ID = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?"
 
 
 def check_gpus(args):
-    """Chooses this process's GPU. ValueError if there are too few, or they can't be used.
+    """Choose this process's GPU. ValueError if there are too few, or they can't be used.
 
-    To call before anything uses a GPU: otherwise every process opens a context on GPU 0.
+    Call it before anything uses a GPU: otherwise every process opens a context on GPU 0.
     """
-    import torch  # here and not above, since flags.check finds bad flags before torch is loaded
+    import torch  # here, because flags.check must find bad flags before torch is loaded
 
     from runtime import machine, processes
 
@@ -46,7 +46,7 @@ def check_gpus(args):
 
 
 def check_prompts_per_step(args):
-    """ValueError if a step's prompts can't be divided equally into updates and processes."""
+    """Raise ValueError unless updates and processes divide a step's prompts equally."""
     multiple = args.updates_per_step * ranks.WORLD_SIZE
     if args.prompts_per_step % multiple:
         raise ValueError(
@@ -56,7 +56,7 @@ def check_prompts_per_step(args):
 
 
 def check_eval_samples(args):
-    """ValueError if several responses to a test problem would all be the same."""
+    """Raise ValueError if several responses to a test problem would all be identical."""
     if args.eval_samples > 1 and args.eval_temperature == 0:
         raise ValueError(
             f"--eval_samples is {args.eval_samples}, but greedy responses are all alike: give an "
@@ -65,7 +65,7 @@ def check_eval_samples(args):
 
 
 def check_lora(args):
-    """ValueError if LoRA's α is given, but no rank."""
+    """Raise ValueError if LoRA's α is given without a rank."""
     if args.lora_rank == 0 and args.lora_alpha != type(args).lora_alpha:
         raise ValueError(
             f"--lora_alpha is {args.lora_alpha}, but there is no LoRA: give a --lora_rank, such as "
@@ -74,7 +74,7 @@ def check_lora(args):
 
 
 def check_run_folders(args):
-    """ValueError if --resume, --run_dir, --export or --track can't be done."""
+    """Raise ValueError if --resume, --run_dir, --export or --track can't work."""
     if args.export and Path(args.export).exists() and args.export != export_of(args.resume):
         raise ValueError(f"--export {args.export} is there already: give a new folder")
     if args.resume:
@@ -95,9 +95,9 @@ def check_run_folders(args):
 
 
 def export_of(resume):
-    """The --export of the run to resume, which it may have written; "" without one.
+    """Return the --export folder of the run to resume, which it may have written; "" without one.
 
-    Also "" if the run's folder is a copy: then another run has written it.
+    Also "" if the run's folder is a copy: then another run has written the export.
     """
     run = folders.run_of(resume)
     if not resume or not (run / "args.json").exists():
@@ -108,7 +108,7 @@ def export_of(resume):
 
 
 def check_new(run_dir):
-    """ValueError if this folder already holds a run."""
+    """Raise ValueError if this folder already holds a run."""
     metrics = Path(run_dir, "metrics.jsonl")
     has_rows = metrics.exists() and metrics.stat().st_size > 0
     if not has_rows and not folders.all_of(run_dir):
@@ -121,11 +121,11 @@ def check_new(run_dir):
 
 
 def check_model(args, head_chunk):
-    """The tokenizer of --model, and {parameters, estimated_memory_gb, memory_gb}.
+    """Return the tokenizer of --model, and {parameters, estimated_memory_gb, memory_gb}.
 
-    The memory needed and available is per process, in GiB. head_chunk: the number of tokens
-    whose logits exist at one time. ValueError if the model can't be loaded, or does not fit the
-    sizes chosen or this machine's memory.
+    Needed and available memory are per process, in GiB. head_chunk: the number of tokens whose
+    logits exist at once. ValueError if the model can't be loaded, or does not fit the chosen sizes
+    or this machine's memory.
     """
     from runtime import memory, model_files, sampler_process
 
@@ -155,10 +155,10 @@ def check_model(args, head_chunk):
 
 
 def what_needs_less(args):
-    """The settings with which a run of this script needs less memory, in words."""
+    """Name the settings with which this script's runs need less memory."""
     advice = ["a smaller --model", "more processes"]
     if args.micro_batch_tokens > args.max_prompt_tokens + args.max_response_tokens:
-        advice.append("a smaller --micro_batch_tokens")  # which holds at least one sequence
+        advice.append("a smaller --micro_batch_tokens")  # a pass holds at least one sequence
     if not args.gradient_checkpointing:
         advice.append("--gradient_checkpointing")
     if args.has_sampler:
@@ -171,7 +171,7 @@ def what_needs_less(args):
 
 
 def check_main_memory(args, needed):
-    """ValueError if this machine has less main memory than a run on its GPUs needs. In GiB."""
+    """Raise ValueError if a run on GPUs needs more main memory than there is. needed: GiB."""
     from runtime import memory
 
     there = memory.machine_bytes() / memory.GIB
@@ -184,7 +184,7 @@ def check_main_memory(args, needed):
 
 
 def read_config(model, flag="--model"):
-    """(configuration, tokenizer) of a folder or hub id. ValueError if they can't be trained."""
+    """Return (configuration, tokenizer) of a folder or hub id, or raise ValueError if unusable."""
     from transformers import AutoConfig, AutoTokenizer
 
     from runtime import model_files
@@ -196,31 +196,31 @@ def read_config(model, flag="--model"):
         tokenizer = AutoTokenizer.from_pretrained(
             model, trust_remote_code=False, mistral_format=False
         )
-    except Exception as error:  # the libraries have many kinds
+    except Exception as error:  # the libraries raise many kinds
         raise ValueError(f"{flag} {model} can't be loaded: {no_folder(model)}{error}") from error
     model_files.check_trainable(flag, model, config)
     return config, tokenizer
 
 
 def no_folder(model):
-    """The beginning of a message if there is no folder of this name, which may have been meant."""
+    """Begin a message about a missing folder: `model` may have been meant as a path."""
     if Path(model).exists():
         return ""
     return f"there is no folder {model} in {Path.cwd()}; if it is a hub id: "
 
 
 def check_data_files(args):
-    """ValueError if --data or --test_data is a path at which there is nothing."""
+    """Raise ValueError if --data or --test_data is a path, and nothing is there."""
     for flag, name in (("--data", args.data), ("--test_data", args.test_data)):
         if name and rows.is_written_as_path(name) and not Path(name).expanduser().exists():
             raise ValueError(f"{flag} {name}: there is no such file or folder")
 
 
 def check_teacher(args, vocabulary=None):
-    """ValueError if opd.py's --teacher is missing, is no model folder, or has other tokens.
+    """Raise ValueError if opd.py's --teacher is missing, is no model folder, or has other tokens.
 
-    Nothing happens in a script without a teacher. vocabulary: {token: number} of --model, which is
-    read from its folder if it has one. Without both only the teacher's folder is checked.
+    Nothing happens in scripts without a teacher. vocabulary: {token: number} of --model; the file
+    in the model's folder, if any, overrides it. Without both, only the teacher's folder is checked.
     """
     if args.teacher is None:
         return
@@ -244,17 +244,17 @@ def check_teacher(args, vocabulary=None):
 
 
 def read_vocabulary(tokenizer_file):
-    """{token: number} of a tokenizer.json. ValueError if it can't be read."""
+    """Return {token: number} of a tokenizer.json. ValueError if it can't be read."""
     try:
         return Tokenizer.from_file(str(tokenizer_file)).get_vocab(with_added_tokens=True)
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library has no specific type
         raise ValueError(f"{tokenizer_file} can't be read: {error}") from None
 
 
 def check_model_folder(model):
-    """ValueError if `model` is a path without a model."""
+    """Raise ValueError if `model` is a path without a model."""
     path = Path(model)
-    elsewhere = ROOT / path  # from where most start a script
+    elsewhere = ROOT / path  # most people start scripts from here
     is_elsewhere = not path.exists() and (elsewhere / "config.json").exists()
     if not (is_path(model) or is_elsewhere) or (path / "config.json").exists():
         return
@@ -272,11 +272,11 @@ def check_model_folder(model):
 
 
 def check_weights_files(model):
-    """ValueError if vLLM would read a folder's weights twice: Mistral's own file beside another."""
+    """Raise ValueError if vLLM would read weights twice: Mistral's own file next to another."""
     has_both = all(
         any(Path(model).glob(f"{name}*.safetensors")) for name in ("consolidated", "model")
     )
-    if has_both and not Path(model, "model.safetensors.index.json").exists():  # which names some
+    if has_both and not Path(model, "model.safetensors.index.json").exists():  # it names some
         raise ValueError(
             f"--model {model} holds its weights twice, and vLLM would read both: move "
             "consolidated*.safetensors to another place"
@@ -284,7 +284,7 @@ def check_weights_files(model):
 
 
 def is_path(name):
-    """Whether a model or data set of this name is a path. Anything else may be a hub id."""
+    """Return whether a model or data set's name is a path. Anything else may be a hub id."""
     path = Path(name)
     in_a_folder = len(path.parts) > 1 and path.parent.is_dir()
     is_no_id = name.startswith((".", "/", "~")) or not re.fullmatch(HUB_ID, name)

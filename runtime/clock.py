@@ -1,4 +1,4 @@
-"""The seconds of a step by phase, and the memory that it needs."""
+"""Measure the seconds per phase of a step, and the memory that the step needs."""
 
 import time
 
@@ -10,7 +10,7 @@ from runtime.processes import all_reduce
 
 
 class Clock:
-    """Begins with a step. Each lap is a phase: sampling, scoring, log-probabilities, updating."""
+    """Times one step. Each lap is a phase: sampling, scoring, log-probabilities, updating."""
 
     def __init__(self):
         self.seconds = {}  # by phase
@@ -19,15 +19,15 @@ class Clock:
         self.last = self.started
 
     def lap(self, phase):
-        """Adds the seconds since the lap before to time/PHASE, and notes the memory in use now.
+        """Add the seconds since the last lap to time/PHASE, and record the memory in use now.
 
-        A GPU works on after Python has gone on: the lap ends when the GPU has finished.
+        A GPU keeps working after Python has moved on, so the lap waits for the GPU to finish.
         """
         self.peak_gb = max(self.peak_gb, memory.peak_gb())
         self.stop(phase)
 
     def stop(self, phase):
-        """The same without a look at the memory."""
+        """Add the seconds since the last lap to time/PHASE, without recording the memory."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = time.perf_counter()
@@ -36,7 +36,7 @@ class Clock:
         self.last = now
 
     def end(self, phase=""):
-        """Ends the step. Returns the seconds, and the peak of the memory at the laps before.
+        """End the step. Return the seconds, and the peak of the memory recorded at the laps.
 
         phase: the last one, in which the sampler wakes up and takes its own memory; "" if all
         phases had their laps.

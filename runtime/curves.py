@@ -1,4 +1,4 @@
-"""The metrics of a run as curves: in curves.png, and in the terminal."""
+"""Plot a run's metrics, in curves.png and in the terminal."""
 
 import itertools
 import json
@@ -34,14 +34,14 @@ PANELS = [
     "grad_norm",
 ]
 NEVER_NEGATIVE = ("clip_rate", "kl", "entropy", "grad_norm")
-GLYPHS = ("hd", "o", "x", "+")  # of curves in the terminal; hd: four dots in a character
+GLYPHS = ("hd", "o", "x", "+")  # for curves in the terminal; hd: four dots per character
 MOST_PANELS = 6
-WIDTH = 12.3  # inches of a picture that is as wide as its page
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+WIDTH = 12.3  # inches; a figure as wide as its page
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #000000 #E69F00 #56B4E9 #8C6D00".split()
 STYLES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3))]
-LOOK = {  # of all pictures
-    "font.size": 13,  # 20 pixels; 10 where a picture of WIDTH is shown in a column of 680 pixels
+LOOK = {  # of all figures
+    "font.size": 13,  # 20 pixels; 10 if a figure of WIDTH is shown in a column of 680 pixels
     "axes.titlesize": "medium",
     "lines.linewidth": 2,
     "savefig.dpi": 110,
@@ -51,10 +51,10 @@ LOOK = {  # of all pictures
 
 
 def read_rows(path):
-    """The objects of a JSON-lines file; [] without the file.
+    """Return the objects of a JSON-lines file; [] without the file.
 
-    A last line that a kill cut short is left out. ValueError, with the file's name and
-    the line, if a line is no JSON object with a step.
+    Skips a last line that a kill truncated. ValueError, with the file's name and the line, if any
+    other line is not a JSON object with a step.
     """
     if not path.exists():
         return []
@@ -71,19 +71,19 @@ def read_rows(path):
 
 
 def points(rows, key):
-    """(steps, values) of the rows that have a value for this key."""
+    """Return (steps, values) of the rows that have a value for this key."""
     rows = [row for row in rows if row.get(key) is not None]
     return [row["step"] for row in rows], [row[key] for row in rows]
 
 
 def with_categories(rows, key):
-    """The key and those of its categories: accuracy_2, accuracy_3 … (kk: by number of people)."""
+    """Return the key and its categories: accuracy_2, accuracy_3 … (kk: number of people)."""
     names = sorted({name for row in rows for name in row if name.startswith(f"{key}_")})
-    return [key, *names] if len(names) > 1 else [key]  # a single category is all problems
+    return [key, *names] if len(names) > 1 else [key]  # a single category equals the total
 
 
 def draw(rows, path):
-    """Writes a run's curves as a PNG: a panel for each metric that it has, at most MOST_PANELS."""
+    """Plot a run's curves as a PNG: a panel per metric that it has, at most MOST_PANELS."""
     panels = [key for key in PANELS if points(rows, key)[0]][:MOST_PANELS]
     num_rows = max(1, math.ceil(len(panels) / 3))
     figure = new_figure(WIDTH, 3.3 * num_rows, "")
@@ -108,7 +108,7 @@ def draw(rows, path):
 
 
 def new_figure(width, height, title):
-    """matplotlib's figure in the look of all pictures; sizes in inches."""
+    """Return a matplotlib figure in the style of all figures; sizes in inches."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -120,9 +120,9 @@ def new_figure(width, height, title):
 
 
 def save(figure, paths):
-    """Writes the figure to the paths, by their suffixes.
+    """Write the figure to the paths, in the formats of their suffixes.
 
-    Without a date, so that the same values give the same file.
+    Writes no date, so that the same values give the same file.
     """
     for path in paths:
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -130,7 +130,7 @@ def save(figure, paths):
 
 
 def in_terminal(rows, width=100, colours=True):
-    """The reward and the test accuracy, or the losses, of one run over its steps, as text."""
+    """Plot the reward and the test accuracy, or the losses, of one run over its steps, as text."""
     import plotext
     from matplotlib.ticker import MaxNLocator
 

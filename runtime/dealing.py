@@ -1,6 +1,6 @@
-"""What is whose if there are several processes: training problems, and groups of responses.
+"""Assign training problems and groups of responses to processes.
 
-A group is the G responses to one prompt. Which groups an update has does not depend on the number
+A group is the G responses to one prompt. Which groups an update uses does not depend on the number
 of processes.
 """
 
@@ -15,9 +15,9 @@ from runtime.terminal import progress
 
 
 def next_problems(train, num_used, args):
-    """(the problems of this process's next responses: each problem G times; the new num_used).
+    """Return (the problems of this process's next responses, each G times; the new num_used).
 
-    num_used: how many training problems all steps before this one have used, on all processes.
+    num_used: the number of training problems used by all steps before this one, on all processes.
     """
     indices, num_used = next_prompts(len(train), num_used, args.prompts_per_step, args.seed)
     problems = []
@@ -27,7 +27,7 @@ def next_problems(train, num_used, args):
 
 
 def next_prompts(num_problems, num_used, count, seed):
-    """Returns (indices of the next `count` problems, the new num_used).
+    """Return (indices of the next `count` problems, the new num_used).
 
     num_used: the position over all epochs, in problems. Each epoch has its own order and only
     complete steps.
@@ -41,12 +41,12 @@ def next_prompts(num_problems, num_used, count, seed):
 
 
 def own_part(problems):
-    """This process's part of the test problems."""
+    """Return this process's part of the test problems."""
     return problems[RANK::WORLD_SIZE]
 
 
 def gather_groups(batch, is_chosen):
-    """The chosen groups of all processes, in the order of their prompts.
+    """Return the chosen groups of all processes, in the order of their prompts.
 
     batch: this process's rows, {name: [N, …]}; is_chosen: a bool for each of its groups. A group is
     its rows of the batch, {name: [G, …]}.
@@ -56,23 +56,23 @@ def gather_groups(batch, is_chosen):
     for i, chosen in enumerate(is_chosen):
         if chosen:
             rows = slice(i * size, (i + 1) * size)
-            # Cloned, since a view would be sent with all that it is a view of.
+            # Clone it: sending a view would send the whole tensor behind it.
             group = {name: value[rows].clone() for name, value in batch.items()}
             mine.append((i, RANK, group))
     found = gather(mine)
-    found.sort(key=lambda item: item[:2])  # prompts were dealt out to the processes one by one
+    found.sort(key=lambda item: item[:2])  # prompts were assigned to the processes in turn
     return [group for _, _, group in found]
 
 
 def deal_groups(groups, like, args):
-    """This process's share of the groups, as a batch padded to its longest row.
+    """Return this process's part of the groups, as a batch padded to its longest row.
 
-    The groups, which all processes have, are spread over the step's updates in order, then over the
-    processes; the numbers of groups differ by at most one. What is missing to prompts_per_step is
-    filled up with groups without response tokens: so all shares have as many rows, and minibatches
-    cuts them as it cuts a full step's. like: a batch with the same keys, if there are no groups.
+    All processes have the same groups. They are spread over the step's updates in order, then over
+    the processes; the numbers of groups differ by at most one. Groups without response tokens fill
+    the batch up to prompts_per_step. So all parts have the same number of rows, and minibatches
+    cuts them like a full step. like: a batch with the same keys, for the case of no groups.
     """
-    size = args.prompts_per_step // args.updates_per_step  # groups of an update, on all processes
+    size = args.prompts_per_step // args.updates_per_step  # groups per update, on all processes
     first_group = slice(args.responses_per_prompt)
     empty = {name: torch.zeros_like(rows[first_group]) for name, rows in like.items()}
     mine = []
@@ -87,7 +87,7 @@ def deal_groups(groups, like, args):
 
 
 class GroupsBar:
-    """How far dynamic sampling is (dapo.py): groups with something to teach, and how many lack."""
+    """Shows the progress of dynamic sampling (dapo.py): groups with different rewards so far."""
 
     def __init__(self, step, args):
         self.args = args
@@ -99,7 +99,7 @@ class GroupsBar:
         )
 
     def show(self, num_mixed, refill):
-        """num_mixed: groups found so far; refill: 0 after the first round of sampling."""
+        """Show progress. num_mixed: groups found so far; refill: 0 in the first sampling round."""
         self.bar.n = min(num_mixed, self.args.prompts_per_step)
         self.bar.set_postfix_str(f"round {refill + 1} of at most {self.args.max_refills + 1}")
         if num_mixed == 0 and refill == 1 and RANK == 0:

@@ -1,4 +1,4 @@
-"""vLLM's engine: what depends on the machine, and not on what is sampled."""
+"""Set up vLLM's engine: everything that depends on the machine, not on the task."""
 
 import contextlib
 import functools
@@ -8,7 +8,7 @@ import os
 import shutil
 
 import torch
-from torch import set_num_threads  # vLLM replaces torch's own by one that does nothing
+from torch import set_num_threads  # vLLM replaces torch's function by one that does nothing
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModel, GenerationConfig
@@ -18,51 +18,51 @@ from runtime.processes import ON_GPU, RANK, WORLD_SIZE
 
 
 def options(args):
-    """vLLM's options for a trainer on this machine. To call before vLLM is imported."""
+    """Return vLLM's options for a trainer on this machine. Call it before importing vLLM."""
     context = args.max_prompt_tokens + args.max_response_tokens
     chosen = common_options(args.model, context, args.kv_cache_gb, args.dtype)
     if ON_GPU:
         chosen["enable_sleep_mode"] = True
-        chosen["sleep_mode_offload_cudagraph"] = True  # or its CUDA graphs would stay on the GPU
+        chosen["sleep_mode_offload_cudagraph"] = True  # otherwise its CUDA graphs stay on the GPU
     elif not args.compile:
-        # vLLM would compile a function of its own at the first request: seconds for no gain.
+        # vLLM would compile a function of its own at the first request: seconds without any gain.
         torch.compiler.set_stance("force_eager")
     if not ON_GPU and hasattr(args, "max_turns"):
-        # The prefix cache holds whole blocks. With vLLM's 128 tokens on a CPU, a turn would find
-        # hardly any of the keys and values of the turns before it.
+        # The prefix cache holds whole blocks. With vLLM's 128 tokens per block on a CPU, a turn
+        # would find hardly any of the earlier turns' keys and values.
         chosen["block_size"] = 32
     if WORLD_SIZE > 1:
-        # torchrun has started the processes; each has an engine of its own.
+        # torchrun has started the processes; each process has its own engine.
         chosen["distributed_executor_backend"] = "external_launcher"
     return chosen
 
 
 def common_options(model, context, kv_cache_gb, dtype="float32"):
-    """What a trainer and evaluate.py have in common; also sets variables that vLLM reads.
+    """Return the options that a trainer and evaluate.py share, and set variables that vLLM reads.
 
-    context: the most tokens of a sequence; kv_cache_gb: GiB of keys and values, None for what a GPU
-    has left; dtype: its name.
+    context: the most tokens of a sequence; kv_cache_gb: GiB of keys and values, None for all that a
+    GPU has left; dtype: its name.
     """
-    # In this process, so that weights can be handed over.
+    # Run vLLM in this process, so that weights can be copied to it.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     num_threads, cores = before_any_model()
     if threads.is_small(model) and not ON_GPU:
         set_num_threads(threads.OF_SMALL_SAMPLER)
-        cores = cores or "nobind"  # with cores, vLLM would set the number of threads
+        cores = cores or "nobind"  # given cores, vLLM would set the number of threads
     elif not ON_GPU and torch.get_num_threads() < num_threads:  # evaluate.py had a small one before
         set_num_threads(num_threads)
     own = ",".join(map(str, processes.own_cores()))
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores or own
-    # FlashInfer's sampler is for top-k and top-p, which we don't use. At the start it would be
-    # compiled by nvcc, which most machines lack on their PATH, even if pip has brought one.
+    # FlashInfer's sampler is for top-k and top-p, which we don't use. nvcc would compile it at the
+    # start. On most machines nvcc is not on the PATH, even if pip has installed one.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    # Triton's products of float32 numbers, as in vLLM's attention, would be rounded to TF32.
+    # Without it, Triton's float32 products, as in vLLM's attention, are rounded to TF32.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     give_own_class(type(AutoConfig.from_pretrained(model, trust_remote_code=False)))
     chosen = {
         "max_model_len": context,
-        "generation_config": "vllm",  # no top-p, top-k or temperature of the model's own
-        # The files that transformers reads. A folder of Mistral's holds others beside them.
+        "generation_config": "vllm",  # ignore the model's own top-p, top-k and temperature
+        # Read the same files as transformers. Folders from Mistral hold others, too.
         "tokenizer_mode": "hf",
         "config_format": "hf",
         "load_format": "hf",
@@ -71,30 +71,30 @@ def common_options(model, context, kv_cache_gb, dtype="float32"):
     }
     if kv_cache_gb is not None:
         chosen["kv_cache_memory_bytes"] = int(kv_cache_gb * 2**30)
-        if ON_GPU:  # vLLM checks that this share of the memory is free, whatever the cache's size
+        if ON_GPU:  # vLLM requires this fraction of memory to be free, whatever the cache's size
             chosen["gpu_memory_utilization"] = 0.1
     if ON_GPU and dtype != "float32" and machine.is_b200() and not has_nvcc():
-        # vLLM would choose FlashInfer's attention here, which nvcc compiles, too.
+        # vLLM would choose FlashInfer's attention here, which also needs nvcc.
         chosen["attention_backend"] = "FLASH_ATTN"
     if not ON_GPU:
         chosen["enforce_eager"] = True
-        chosen["enable_chunked_prefill"] = False  # seeded requests fail in it on a CPU
+        chosen["enable_chunked_prefill"] = False  # seeded requests fail with it on a CPU
         chosen["max_num_batched_tokens"] = context
     return chosen
 
 
 def has_nvcc():
-    """Whether CUDA's compiler is where FlashInfer looks for it."""
+    """Return whether CUDA's compiler is where FlashInfer looks for it."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     return bool(shutil.which("nvcc") or shutil.which(os.path.join(home, "bin", "nvcc")))
 
 
-@functools.cache  # once for each class
+@functools.cache  # once per class
 def give_own_class(config_class):
-    """Makes vLLM take a subclass of transformers' class of a model, and the trainer the class.
+    """Make vLLM use a subclass of transformers' class of a model, and the trainer the class itself.
 
-    Where vLLM has no implementation of its own it changes the class that AutoModel names, which
-    could not be called any more without vLLM.
+    If vLLM has no implementation of a model, it changes the class that AutoModel names, which could
+    then no longer be called without vLLM.
     """
     if config_class in AutoModel._model_mapping:
         of_transformers = AutoModel._model_mapping[config_class]
@@ -105,7 +105,7 @@ def give_own_class(config_class):
 
 @functools.cache
 def before_any_model():
-    """(the number of threads, the cores that the environment binds them to or None) at the start.
+    """Return (the number of threads, the environment's cores for them or None) at the start.
 
     common_options changes both for a small model.
     """
@@ -114,7 +114,7 @@ def before_any_model():
 
 @functools.cache
 def end_tokens(model):
-    """The tokens that end a response. Some models have several, and vLLM would know only one."""
+    """Return the tokens that end a response. Some models have several; vLLM would know only one."""
     end = None
     with contextlib.suppress(OSError):  # if it has no generation_config.json
         end = GenerationConfig.from_pretrained(model).eos_token_id
@@ -128,24 +128,24 @@ def end_tokens(model):
 
 
 def request_seed(seed, when, problem_id):
-    """A seed for one prompt at one time, the same on any number of processes.
+    """Return a seed for one prompt at one time, the same on any number of processes.
 
     when: the step, or "test" for all evaluations. vLLM adds j to it for response j of a group.
     """
     digest = hashlib.sha256(f"{seed}/{when}/{problem_id}".encode()).digest()
-    return int.from_bytes(digest[:6])  # 48 bits, so that what vLLM adds never overflows
+    return int.from_bytes(digest[:6])  # 48 bits, so that vLLM's additions never overflow
 
 
 def progress_bar(when):
-    """What vLLM calls instead of tqdm, or False. when: as in generate."""
+    """Return a function that vLLM calls instead of tqdm, or False. when: as in generate."""
     is_test = str(when).startswith("test")
     return bar_with(f"evaluating{str(when)[4:]}" if is_test else f"step {when}: sampling")
 
 
 def bar_with(title, **options):
-    """A tqdm with this title and these options, to give vLLM as use_tqdm.
+    """Return a tqdm with this title and these options, to pass to vLLM as use_tqdm.
 
-    False if no bars are shown: vLLM would divide by the seconds of the bar, which are then 0.
+    False if no bars are shown, because vLLM would divide by the bar's elapsed seconds, 0.
     """
     if not terminal.shows_bars():
         return False
@@ -157,9 +157,9 @@ def bar_with(title, **options):
 
 
 def empty_prefix_cache(llm):
-    """Makes the engine forget keys and values.
+    """Make the engine forget keys and values.
 
-    They may be those of older weights. And a request then always gives the same result: what an
+    They may belong to older weights. Also, a request must always give the same result: whatever an
     evaluation leaves in the cache would change the rounding.
     """
     if not llm.reset_prefix_cache():
@@ -167,7 +167,7 @@ def empty_prefix_cache(llm):
 
 
 def sleep(llm):
-    """Leaves a GPU's memory, or a CPU's cores, to the trainer until load_weights."""
+    """Leave a GPU's memory, or a CPU's cores, to the trainer until load_weights."""
     if ON_GPU:
         llm.sleep(level=getattr(llm, "sleep_level", 1))
     elif threads.is_small(llm.model_config.model):
@@ -175,14 +175,14 @@ def sleep(llm):
 
 
 def load_weights(llm, named_weights):
-    """Replaces the engine's weights, and wakes it. named_weights: yields (name, whole tensor)."""
+    """Replace the engine's weights and wake it. named_weights: yields (name, whole tensor)."""
 
     def reload():
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
 
     if ON_GPU:
         torch.cuda.empty_cache()
-        llm.wake_up(tags=["weights"])  # nothing to do the first time: it is awake
+        llm.wake_up(tags=["weights"])  # does nothing the first time: it is awake
     if ON_GPU and not hasattr(llm, "sleep_level"):
         llm.sleep_level = sleep_level(llm.apply_model(lambda model: model)[0], reload)
     else:
@@ -194,10 +194,10 @@ def load_weights(llm, named_weights):
 
 
 def sleep_level(model, reload):
-    """The level at which vLLM may sleep: 2, or 1 for a model that would lose a tensor. Reloads it.
+    """Return vLLM's sleep level: 2, or 1 for a model that would lose a tensor. Calls reload.
 
-    Level 1 keeps a copy of the weights in main memory. Level 2 keeps the buffers alone, and what
-    reload() does not write is lost: the first number of each other tensor becomes NaN before it.
+    Level 1 keeps a copy of the weights in main memory. Level 2 keeps only the buffers and loses
+    whatever reload() does not write. To find it, every first number is set to NaN before that.
     """
     numbers = first_numbers(model)
     before = {name: number.item() for name, number in numbers.items()}
@@ -219,13 +219,13 @@ def sleep_level(model, reload):
 
 
 def first_numbers(model):
-    """{name: the first number, a view} of a vLLM model's tensors: parameters and attributes.
+    """Return {name: first number, a view} of a vLLM model's tensors: parameters and attributes.
 
-    Without buffers, and without key-value caches, which sleep empties at every level.
+    Skips buffers, and key-value caches, which sleep empties at every level.
     """
     tensors = dict(model.named_parameters())
     for place, module in model.named_modules():
-        # An attention layer's kernels are its impl, which is no module.
+        # An attention layer keeps its kernels in impl, which is not a module.
         for owner in (module, getattr(module, "impl", module)):
             for attribute, value in vars(owner).items():
                 for i, tensor in enumerate(tree_leaves(value)):

@@ -1,7 +1,7 @@
-"""Files that a kill or a power cut can't spoil, and the lock on a run's folder.
+"""Write files that a kill or a power cut can't corrupt, and lock a run's folder.
 
-A file that is replaced is written beside its place, forced to the disk and then renamed. Renaming
-happens at once or not at all, so that its name always stands for the old content or the new one.
+A new version of a file is written next to it, forced to the disk and then renamed. Renaming
+happens completely or not at all, so the name always refers to the old content or the new one.
 """
 
 import fcntl
@@ -12,11 +12,11 @@ import socket
 import tempfile
 from pathlib import Path
 
-LOCKS = {}  # {folder: its open lock file}; closing the file would give the lock back
+LOCKS = {}  # {folder: its open lock file}; closing the file would release the lock
 
 
 def write(path, text):
-    """Replaces a file by this text, or makes it."""
+    """Replace a file's content by this text, or create the file."""
     beside = path.with_name(f"{path.name}.tmp")
     with open(beside, "w", encoding="utf-8") as file:
         file.write(text)
@@ -25,26 +25,26 @@ def write(path, text):
 
 
 def append(path, text):
-    """Adds text to a file, or makes it. The text is on the disk when this returns."""
+    """Append text to a file, or create it. The text is on the disk when this returns."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(text)
         force_to_disk(file)
 
 
 def force_to_disk(file):
-    """Writes out an open file, first Python's part of it, then the system's."""
+    """Flush an open file to the disk: first Python's buffer, then the system's."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def rename(old, new):
-    """Renames a file or folder. The new name is on the disk when this returns."""
+    """Rename a file or folder. The new name is on the disk when this returns."""
     old.rename(new)
     sync(new.parent)
 
 
 def sync(path):
-    """Forces a file, or a folder's list of names, to the disk."""
+    """Force a file, or a folder's list of names, to the disk."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -53,20 +53,20 @@ def sync(path):
 
 
 def sync_all(folder):
-    """Forces everything in a folder to the disk, and then the folder itself."""
+    """Force everything in a folder to the disk, and then the folder itself."""
     for path in folder.rglob("*"):
         sync(path)
     sync(folder)
 
 
 def sha256(path):
-    """SHA-256 of a file, in hex. OSError if it can't be read."""
+    """Return the SHA-256 of a file, in hex. OSError if it can't be read."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_object(path):
-    """The JSON object in a file, as a dictionary. ValueError, with the file's name, without one."""
+    """Return the JSON object in a file as a dictionary. ValueError, with its name, without one."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -79,13 +79,13 @@ def read_object(path):
 
 
 def check_writable(folder):
-    """OSError if no file can be made in this folder."""
+    """Raise OSError if no file can be created in this folder."""
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
 def check_unlocked(folder):
-    """ValueError if another process has locked this folder. It need not exist."""
+    """Raise ValueError if another process has locked this folder. It need not exist."""
     path = Path(folder, "lock")
     if path.exists():
         with open(path, "a+", encoding="utf-8") as file:
@@ -93,10 +93,10 @@ def check_unlocked(folder):
 
 
 def lock(folder):
-    """Keeps other processes from using this folder as long as this process lives.
+    """Keep other processes from using this folder as long as this process lives.
 
-    The system gives the lock back when the process ends, in whatever way it ends. ValueError if
-    another process has the lock. A file system that knows no locks gives none.
+    The system releases the lock when the process ends, however it ends. ValueError if another
+    process has the lock. On a file system without locks, nothing is locked.
     """
     folder = Path(folder).resolve()
     if folder in LOCKS:
@@ -110,7 +110,7 @@ def lock(folder):
 
 
 def take_lock(file, folder):
-    """Locks a folder's open lock file until it is closed. ValueError if another process has it."""
+    """Lock a folder's open lock file until it is closed. ValueError if another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,4 +119,4 @@ def take_lock(file, folder):
         file.close()
         raise ValueError(f"{folder} is in use by {owner}") from None
     except OSError:
-        pass  # no locks here: some network file systems have none
+        pass  # some network file systems have no locks

@@ -1,8 +1,8 @@
-"""Where a setting's value comes from, and the check of all of them before torch is imported.
+"""Find each setting's value, and check all settings before torch is imported.
 
-Of a setting the command line has the last word. What it leaves open comes in layers, of which a
-later one overrides those before it: the script's Args, the paper's for the task, the machine's, the
-model's own folder. A resumed run has its own settings in place of the last two.
+The command line has the last word. The settings that it leaves open come in layers, where a later
+layer overrides those before it: the script's Args, the paper's settings for the task, the
+machine's, the model folder's. A resumed run uses its own settings instead of the last two.
 
 Nothing that this module imports may import torch, which takes seconds.
 """
@@ -29,14 +29,14 @@ from runtime.chats import read_template_options
 from runtime.ranks import RANK, WORLD_SIZE
 from runtime.settings import check_ranges, first_mistake, range_of
 
-FOR_PROCESS_0 = 3  # seconds in which torchrun ends the other processes, if process 0 has an error
+FOR_PROCESS_0 = 3  # seconds in which torchrun ends the other processes if process 0 fails
 ON_GPU = machine.has_gpu()
-KK_TINY = "models/kk_tiny"  # below this project's folder, from which most start a script
+KK_TINY = "models/kk_tiny"  # relative to this project's folder
 if not Path(KK_TINY).exists():
     KK_TINY = str(Path(__file__).parents[1] / KK_TINY)
 
 # For a machine without a GPU: a model of a million parameters, which learns while you watch. Its
-# folder has its own settings.
+# folder has settings of its own.
 ON_CPU = {
     "model": KK_TINY,
     "compile": False,  # lengths differ from pass to pass, and compiling takes minutes
@@ -46,19 +46,19 @@ ON_CPU = {
     "micro_batch_tokens": 2048,
 }
 
-# With many GPUs each holds little of the weights and of AdamW's state, and has room for the
-# activations of one longest sequence. Recomputing them would be work for nothing.
+# With many GPUs, each holds little of the weights and of AdamW's state. There is room for the
+# activations of the longest sequence, so recomputing them would waste time.
 MANY_GPUS = {"gradient_checkpointing": False, "micro_batch_tokens": 5120}
-FROM_GPUS = {"math": 8}  # of 80 GB, for a model of 7 billion parameters; other tasks: 4, for 3
+FROM_GPUS = {"math": 8}  # 80 GB each, for a model of 7 billion parameters; other tasks: 4, for 3
 
 # ------------------------------------------------------------------------------ before torch
 
 
 def check(args_class, tasks):
-    """Ends the program with one line (exit code 2) if a setting, a folder or a task can't be right.
+    """End the program with one line (exit code 2) if a setting, a folder or a task can't be right.
 
     With --help it ends with the help. args_class, tasks: a script's Args and TASKS. Nothing happens
-    if the script is imported by another program.
+    if another program imports the script.
     """
     if args_class.__module__ != "__main__":
         return
@@ -68,7 +68,7 @@ def check(args_class, tasks):
     with errors_in_one_line():
         args, _ = read(sys.argv[1:], args_class, tasks)
         check_settings(args)
-        # Process 0 alone: two that look at the same time would see each other.
+        # Process 0 only: two processes that check at the same time would find each other.
         if RANK == 0 and (args.resume or args.run_dir):
             files.check_unlocked(folders.run_of(args.resume or args.run_dir))
         threads.choose_waiting(args.model)
@@ -78,7 +78,7 @@ def check(args_class, tasks):
 
 
 def check_settings(args):
-    """ValueError, saying what would be right, if a setting, a folder or a task can't be right."""
+    """Raise ValueError, saying what is allowed, if a setting, folder or task can't be right."""
     args.check()
     find_task(args.task)
     check_options(args)
@@ -96,10 +96,10 @@ def check_settings(args):
 
 @contextlib.contextmanager
 def errors_in_one_line():
-    """Shows a mistake of the user's (ValueError, OSError) in one line; exit code 2.
+    """Show a user's mistake (ValueError, OSError) in one line; exit code 2.
 
-    Of several processes the first one shows it, and torchrun ends the others. What another one
-    finds alone, such as a GPU in use, it shows itself, later.
+    If all processes find it, the first one shows it, and torchrun ends the others. If another
+    process alone finds it, such as a GPU in use, that process shows it a little later.
     """
     try:
         yield
@@ -109,7 +109,7 @@ def errors_in_one_line():
             process = f" process {RANK}:"
             time.sleep(FOR_PROCESS_0)
         print(f"error:{process}", " ".join(str(error).split()), file=sys.stderr)
-        # With several processes the connection is ours to close. With one it is vLLM's.
+        # With several processes we must close the connection. With one, vLLM does.
         if WORLD_SIZE > 1 and "torch" in sys.modules:
             from runtime import processes
 
@@ -121,9 +121,9 @@ def errors_in_one_line():
 
 
 def read(argv, args_class, tasks):
-    """(the settings of a run, the layers that their defaults come from).
+    """Return (the settings of a run, the layers that their defaults come from).
 
-    argv: the command line. What it leaves open is as in args_class, except for what `layers` gives.
+    argv: the command line. Other settings come from args_class and, on top of it, from `layers`.
     ValueError if a value is out of its range, or the command line has a setting of another task.
     """
     below = layers(argv, args_class, tasks)
@@ -136,12 +136,12 @@ def read(argv, args_class, tasks):
 
 
 def layers(argv, args_class, tasks):
-    """[(where from, {name: value}), …]: defaults that differ from args_class, by what argv says.
+    """Return [(where from, {name: value}), …]: defaults that differ from args_class, given argv.
 
-    Later ones override earlier ones: the task's, of `tasks`; the machine's; the model's, of its
-    folder's trainer_settings.json. A resumed run has its own settings in place of the last two.
+    Later ones override earlier ones: the task's, from `tasks`; the machine's; the model's, from
+    trainer_settings.json in its folder. A resumed run uses its own settings, not the last two.
     """
-    said = given(argv)  # what the command line says of --task, --model, --resume …
+    said = given(argv)  # --task, --model, --resume … from the command line
     resumed = of_resumed_run(argv, args_class)
     task = said.get("task", resumed.get("task", args_class.task))
     found = [(f"task {task}", tasks.get(task, {}))]
@@ -153,7 +153,7 @@ def layers(argv, args_class, tasks):
         model = said.get("model", ON_CPU["model"])
         if not machine.has_fast_bfloat16():
             found.append(("bfloat16 is slow here", {"dtype": "float32"}))
-    elif FROM_GPUS.get(task, 4) <= ranks.LOCAL_WORLD_SIZE:  # several machines hold copies
+    elif FROM_GPUS.get(task, 4) <= ranks.LOCAL_WORLD_SIZE:  # each machine holds all shards
         found.append((f"{ranks.LOCAL_WORLD_SIZE} GPUs", MANY_GPUS))
     if ON_GPU and machine.driver_says_no_bfloat16():
         found.append(("this GPU has no bfloat16", {"dtype": "float16"}))
@@ -163,19 +163,19 @@ def layers(argv, args_class, tasks):
 
 
 def of_model(model, args_class):
-    """The settings in a model's folder that this script has; {} without the file."""
+    """Return the settings in a model's folder that this script has; {} without the file."""
     path = Path(model, "trainer_settings.json")
     return of_script(files.read_object(path), args_class) if path.is_file() else {}
 
 
 def of_script(values, args_class):
-    """Those of the settings {name: value} that this script has: sft.py has no sampler's."""
+    """Return the settings {name: value} that this script has: sft.py has none for a sampler."""
     own = {field.name for field in dataclasses.fields(args_class)}
     return {name: value for name, value in values.items() if name in own}
 
 
 def check_options_given(argv, args):
-    """ValueError if the command line has a setting of another task, which would do nothing."""
+    """Raise ValueError if the command line has a setting of another task: it would do nothing."""
     for task, names in OPTIONS.items():
         if task != args.task:
             for name in given(argv, names):
@@ -183,23 +183,23 @@ def check_options_given(argv, args):
 
 
 def papers_command(args_class, tasks, task):
-    """The words of a command that has the paper's settings for a task on this machine."""
+    """Return a command, as words, with the paper's settings for a task on this machine."""
     paper = {field.name: field.default for field in dataclasses.fields(args_class)}
     paper.update(tasks.get(task, {}))
     words = [] if task == args_class.task else ["--task", task]
-    # The model first: then the settings of another model's folder are no longer defaults.
+    # Model first: it replaces the settings of another model's folder, which may be defaults now.
     for names in (["model"], [name for name in paper if name != "model"]):
         here = merged(layers(words, args_class, tasks))
         for name in names:
             if here.get(name, paper[name]) != paper[name]:
                 words += as_flags(name, paper[name])
-    if "teacher" in paper:  # of opd.py: it must be given, and no paper says which
+    if "teacher" in paper:  # opd.py's; no paper names one, so it must be given
         words += ["--teacher", "FOLDER"]
     return ["python", Path(sys.argv[0]).name, *words]
 
 
 def merged(layers):
-    """{name: value} of all layers."""
+    """Merge all layers into {name: value}."""
     values = {}
     for _, layer in layers:
         values.update(layer)
@@ -207,9 +207,9 @@ def merged(layers):
 
 
 def differences(args, layers):
-    """{name: (the paper's value, why it differs here)} for each setting that differs.
+    """Return {name: (the paper's value, why it differs here)} for each setting that differs.
 
-    A layer that only repeats a value is not the reason for it.
+    A layer that only repeats a value is not counted as the reason.
     """
     papers = {field.name: field.default for field in dataclasses.fields(args)}
     papers.update(layers[0][1])
@@ -233,10 +233,10 @@ def differences(args, layers):
 
 
 def of_resumed_run(argv, args_class):
-    """The settings of the run that --resume names, {name: value}; {} without that flag or run.
+    """Return the settings of the run that --resume names, {name: value}; {} without a flag or run.
 
     ValueError if another script made the run, or if args.json or run.json is damaged. Two scripts
-    may have the same settings and be different algorithms, so run.json says which it was.
+    may share all settings and still be different algorithms, so run.json names the script.
     """
     said = given(argv)
     if "resume" not in said:
@@ -266,9 +266,9 @@ def of_resumed_run(argv, args_class):
                 f"--resume {folder}: made by another script, {made_by}.py, not by {this_script}.py"
             )
     fields = {field.name for field in dataclasses.fields(args_class)}
-    if "template_options" in fields:  # runs of versions without this setting go on without it
+    if "template_options" in fields:  # older runs lack it; keep them resumable
         settings.setdefault("template_options", "{}")
-    if "kl" not in fields and settings.get("kl") == "k3":  # once of all scripts
+    if "kl" not in fields and settings.get("kl") == "k3":  # once, all scripts had this setting
         del settings["kl"]
     foreign = settings.keys() - fields
     if foreign:
@@ -280,14 +280,14 @@ def of_resumed_run(argv, args_class):
     check_file(folder / "args.json", settings, args_class)
 
     if "steps" not in said and epochs_give_others(argv, settings, files.read_object(about)):
-        settings["steps"] = None  # to be worked out anew
+        settings["steps"] = None  # recompute them
     return settings
 
 
 def epochs_give_others(argv, settings, about):
-    """Whether a resumed run has other steps by what argv says: of epochs, or of what an epoch is.
+    """Return whether argv changes a resumed run's steps: by its epochs, or by an epoch's length.
 
-    The latter only if the run's steps came from its epochs. about: what is in its run.json.
+    The latter counts only if the run's steps came from its epochs. about: the content of run.json.
     """
     if given(argv, ["epochs"]):
         return True
@@ -297,13 +297,13 @@ def epochs_give_others(argv, settings, about):
 
 
 def at_commit(about):
-    """Where the version that made a run is found, in words; "" if run.json does not say."""
+    """Say at which commit to find the version that made a run; "" if run.json has none."""
     commit = files.read_object(about).get("commit") if about.exists() else None
     return f"; it was made at commit {commit}" if commit else ""
 
 
 def check_file(path, settings, args_class):
-    """ValueError, with the file's name, unless it has all of args_class's settings, in range."""
+    """Raise ValueError with the file's name unless it has args_class's settings, in range."""
     missing = {field.name for field in dataclasses.fields(args_class)} - settings.keys()
     if missing:
         names = ", ".join(sorted(missing))
@@ -312,10 +312,10 @@ def check_file(path, settings, args_class):
             f"{path} is damaged or of another version of the script: it lacks {names}{where}"
         )
     try:
-        # strict: true is no number, and "5" is none
+        # strict: refuse true and "5" as numbers
         pydantic.TypeAdapter(args_class).validate_json(json.dumps(settings), strict=True)
     except pydantic.ValidationError as error:
-        if not error.errors()[0]["loc"]:  # not one setting: half of a surrogate pair in a text
+        if not error.errors()[0]["loc"]:  # no single setting: half of a surrogate pair in a text
             raise ValueError(f"{path} can't be read: {error.errors()[0]['msg']}") from None
         name, words = first_mistake(error, args_class)
         raise ValueError(f"{path}: {name} is {settings[name]!r}; it must be {words}") from None
@@ -325,10 +325,10 @@ def check_file(path, settings, args_class):
 
 
 def given(argv, names=("task", "model", "resume", "run_dir", "steps", "epochs")):
-    """What the command line says of these settings: those on which the defaults of others depend.
+    """Return the command line's values of these settings, on which the defaults of others depend.
 
-    {"task": "math"}, as strings; what argv does not say is missing. Everything else in it is
-    skipped: parse reads it, and finds its mistakes.
+    The result is like {"task": "math"}, with strings; settings that argv lacks are missing.
+    Everything else is skipped here: parse reads it, and finds its mistakes.
     """
     parser = argparse.ArgumentParser(
         add_help=False,
@@ -337,12 +337,12 @@ def given(argv, names=("task", "model", "resume", "run_dir", "steps", "epochs"))
     )
     for name in names:
         spellings = (f"--{name}", f"--{name.replace('_', '-')}")
-        parser.add_argument(*spellings, nargs="?")  # a flag without a value is for parse to refuse
+        parser.add_argument(*spellings, nargs="?")  # parse must refuse a flag without a value
     known, _ = parser.parse_known_args(argv)
     return {name: value for name, value in vars(known).items() if value is not None}
 
 
-# What TRL, verl and others call a setting of ours.
+# TRL's, verl's and others' names for our settings.
 OTHER_NAMES = {
     "learning_rate": "lr", "beta": "kl_coef", "epsilon": "clip_low", "epsilon_high": "clip_high",
     "num_generations": "responses_per_prompt", "max_completion_length": "max_response_tokens",
@@ -353,7 +353,7 @@ OTHER_NAMES = {
 
 
 def check_names(argv, args_class):
-    """ValueError, with our name, at a flag that other libraries have for a setting of ours."""
+    """Raise ValueError, with our name, for a flag that is another library's name of a setting."""
     names = {field.name for field in dataclasses.fields(args_class)}
     for word in argv:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
@@ -362,16 +362,15 @@ def check_names(argv, args_class):
 
 
 def parse(argv, args_class, default, description):
-    """The command line as an args_class, with --help in the groups of its source.
+    """Parse the command line into an args_class; --help shows the groups of its source.
 
-    argv: the words after the script's name; default: an args_class, for all that argv does not set;
-    description: what stands on top of the help. Ends the program with exit code 2, and tyro's
-    message, at a flag that does not exist or a value of the wrong type. Ranges are checked by
-    check_ranges.
+    argv: the words after the script's name; default: an args_class with all other values;
+    description: the text on top of the help. An unknown flag or a value of the wrong type ends the
+    program with exit code 2 and tyro's message. check_ranges checks the ranges.
     """
     groups, helps = read_sources(args_class)
     types = typing.get_type_hints(args_class, include_extras=True)
-    titled = {}  # tyro's help has a group for each dataclass in a dictionary
+    titled = {}  # tyro's help has a group per dataclass in a dictionary
     defaults = {}
     for title, names in groups.items():
         fields = []
@@ -382,7 +381,7 @@ def parse(argv, args_class, default, description):
             shown = tyro.conf.arg(help=helps[name])
             fields.append((name, Annotated[type_, shown], getattr(default, name)))
         group = dataclasses.make_dataclass("Group", fields)
-        group.__doc__ = ""  # or the help would show the signature that dataclasses give it
+        group.__doc__ = ""  # otherwise the help shows the signature that dataclasses give it
         titled[title] = tyro.conf.OmitArgPrefixes[group]  # --lr, not --objective.lr
         defaults[title] = group()
     settings = TypedDict("settings", titled)
@@ -401,12 +400,12 @@ def parse(argv, args_class, default, description):
 
 
 def is_number_or_none(type_):
-    """Whether the type is a number with a range, or None: PositiveInt | None."""
+    """Return whether the type is a number with a range, or None: PositiveInt | None."""
     return type(None) in typing.get_args(type_) and bool(range_of(type_))
 
 
 def number_or_none(type_):
-    """How tyro reads such a value. Its own way shows these types' inner parts at a mistake."""
+    """Return tyro's reader for such a value. tyro's own errors show the types' inner parts."""
     [number] = [one for one in typing.get_args(type_) if one is not type(None)]
     kind = typing.get_args(number)[0]  # int or float
     return tyro.constructors.PrimitiveConstructorSpec(
@@ -419,16 +418,16 @@ def number_or_none(type_):
 
 
 def groups_of(args_class):
-    """{title: [names of its settings]}, both in the order of the source."""
+    """Return {title: [names of its settings]}, both in the order of the source."""
     return read_sources(args_class)[0]
 
 
 @functools.cache
 def read_sources(args_class):
-    """({group title: [field names]}, {field name: help}) from the comments in a dataclass's source.
+    """Return ({group title: [field names]}, {field name: help}), from comments in the source.
 
-    The line with dashes above fields is their title, the comment behind a field is its help. Its
-    own fields come before those that it inherits.
+    The line with dashes above fields is their title; the comment behind a field is its help. The
+    class's own fields come before inherited fields.
     """
     groups = {}
     helps = {}
@@ -445,7 +444,7 @@ def read_sources(args_class):
 
 
 def as_flags(name, value):
-    """The words with which a command line sets this value."""
+    """Return the words that set this value on a command line."""
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no_{name}"]
     return [f"--{name}", str(value)]

@@ -1,8 +1,8 @@
-"""--dtype float16: the loss is scaled, since float16 has no numbers below 6e-8 or above 65504.
+"""Scale the loss for --dtype float16, which has no numbers below 6e-8 or above 65504.
 
-Small gradients would round to 0. So the loss is multiplied by a scale, and the gradients in float32
-are divided by it before the optimizer's step. torch's GradScaler finds the scale: it begins with
-65536 and halves it when a gradient is infinite or NaN, which also skips the optimizer's step.
+Small gradients would round to 0. So the loss is multiplied by a scale, and the float32 gradients
+are divided by it before the optimizer's step. torch's GradScaler adapts the scale: it begins with
+65536, and halves it if a gradient is infinite or NaN. It also skips that optimizer step.
 """
 
 import sys
@@ -12,7 +12,7 @@ import torch
 from runtime import folders
 from runtime.processes import DEVICE, RANK
 
-LEAST_SCALE = 1.0  # below it scaling makes gradients smaller than float16 would have them anyway
+LEAST_SCALE = 1.0  # at lower scales, gradients are smaller than without scaling
 
 
 class Scaler(torch.amp.GradScaler):
@@ -23,10 +23,10 @@ class Scaler(torch.amp.GradScaler):
         self.run_dir = args.run_dir
 
     def step(self, optimizer):
-        """Makes the optimizer's step, or skips it after an overflow, and updates the scale.
+        """Make the optimizer's step, or skip it after an overflow, and update the scale.
 
-        All processes do the same. If the scale falls below LEAST_SCALE the program ends (exit code
-        1): then something else than the scale makes gradients infinite.
+        All processes do the same. If the scale falls below LEAST_SCALE, the program ends (exit code
+        1), because then the infinite gradients have another cause.
         """
         super().step(optimizer)
         before = self.get_scale()
@@ -42,18 +42,18 @@ class Scaler(torch.amp.GradScaler):
             print(f"overflow in float16: an update was skipped; the loss's scale is now {scale:g}")
 
     def state(self):
-        """The scale and the updates since it changed, as a tensor [2] for a checkpoint."""
+        """Return the scale and the updates since it changed, as a tensor [2] for a checkpoint."""
         state = self.state_dict()
         return torch.tensor([state["scale"], state["_growth_tracker"]], dtype=torch.float32)
 
     def load_state(self, tensor):
-        """Goes on with what state has given."""
+        """Restore the tensor that state returned."""
         scale, tracker = tensor.tolist()
         self.load_state_dict(self.state_dict() | {"scale": scale, "_growth_tracker": int(tracker)})
 
 
 def scaler(optimizer, args):
-    """The optimizer's Scaler: the same one at each call."""
+    """Return the optimizer's Scaler, the same one at each call."""
     if not hasattr(optimizer, "scaler"):
         optimizer.scaler = Scaler(args)
     return optimizer.scaler

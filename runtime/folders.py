@@ -1,24 +1,24 @@
-"""The folders of a run and of its checkpoints: RUN/checkpoints/step_STEP."""
+"""Find the folders of a run and of its checkpoints: RUN/checkpoints/step_STEP."""
 
 import re
 from pathlib import Path
 
-POSITION = "trainer_state.json"  # in a checkpoint: written among the last
+POSITION = "trainer_state.json"  # in a checkpoint; written among the last
 
 
 def all_of(run_dir):
-    """The folders of a run's checkpoints, oldest first. One that is damaged is among them."""
+    """Return the folders of a run's checkpoints, oldest first, including damaged ones."""
     folders = Path(run_dir).glob("checkpoints/step_*")
     return sorted(filter(is_checkpoint, folders), key=step_of)
 
 
 def complete(run_dir):
-    """Those that have all their files, oldest first."""
+    """Return the checkpoints that have all their files, oldest first."""
     return [folder for folder in all_of(run_dir) if (folder / POSITION).is_file()]
 
 
 def how_to_go_on(run_dir):
-    """What to say of a run that has ended before its time."""
+    """Say how to resume a run that has ended early."""
     there = complete(run_dir)
     if not there:
         return "it has no checkpoint to go on from"
@@ -26,7 +26,7 @@ def how_to_go_on(run_dir):
 
 
 def is_checkpoint(folder):
-    """Whether this is the path of a checkpoint: RUN/checkpoints/step_STEP."""
+    """Return whether this is the path of a checkpoint: RUN/checkpoints/step_STEP."""
     return folder.parent.name == "checkpoints" and bool(re.fullmatch(r"step_\d{6,}", folder.name))
 
 
@@ -35,13 +35,13 @@ def step_of(folder):
 
 
 def run_of(resume):
-    """The run folder that --resume names: RUN, or RUN/checkpoints/step_STEP."""
+    """Return the run folder that --resume names: RUN, or RUN/checkpoints/step_STEP."""
     folder = Path(resume)
     return folder.parents[1] if is_checkpoint(folder) else folder
 
 
 def to_resume(resume):
-    """The checkpoint that --resume names: the one given, or the run's newest. None without one."""
+    """Return the checkpoint that --resume names: itself, or the run's newest; None without one."""
     folder = Path(resume)
     if is_checkpoint(folder):
         return folder if folder.is_dir() else None

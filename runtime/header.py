@@ -1,4 +1,4 @@
-"""What a run prints before it starts: its settings beside the paper's, its sizes, its device."""
+"""Print a run's header: its settings next to the paper's, its sizes, its device."""
 
 import os
 import re
@@ -12,22 +12,22 @@ from rich.table import Table
 
 from runtime import flags, folders, processes, terminal
 
-NO_PAPERS = ("run_dir", "dry_run")  # the last line speaks of them
+NO_PAPERS = ("run_dir", "dry_run")  # the header's last line shows them
 
 
 def show(args, sizes, layers, papers_command):
-    """Prints the header. A setting that differs from the paper's gets a row with the reason.
+    """Print the header. A setting that differs from the paper's gets a row with the reason.
 
-    sizes: {parameters, estimated_memory_gb, memory_gb, training_problems, test_problems}; the
-    memory: of one process, in GiB. layers: what the defaults come from, as
-    flags.layers says. papers_command: the words of a command that has the paper's settings.
+    sizes: {parameters, estimated_memory_gb, memory_gb, training_problems, test_problems}; memory is
+    per process, in GiB. layers: the sources of the defaults, as in flags.layers. papers_command:
+    the words of a command with the paper's settings.
     """
     console = terminal.console()
     console.rule(Path(sys.argv[0]).name)
     different = flags.differences(args, layers)
     worked_out = args.epochs * (sizes["training_problems"] // args.prompts_per_step)
     if "steps" in different and different["steps"][0] is None and args.steps == worked_out:
-        del different["steps"]  # the paper's epochs give them
+        del different["steps"]  # they follow from the paper's epochs
     for name in NO_PAPERS:
         different.pop(name, None)
 
@@ -55,7 +55,7 @@ def show(args, sizes, layers, papers_command):
 
 
 def show_group(console, title, names, args, different):
-    """One group of settings: a row for each that differs, one wrapped line for all that do not."""
+    """Print a group of settings: a row for each that differs, one wrapped line for the rest."""
     console.print(title, style="bold")
     table = table_of_differences()
     same = []
@@ -71,7 +71,7 @@ def show_group(console, title, names, args, different):
     if table.row_count:
         console.print(table)
     if same:
-        # A setting and its value stay on one line: its space is put back when the lines are made.
+        # Keep a setting and its value on one line: restore its space after wrapping.
         together = "   ".join(setting.replace(" ", "\0") for setting in same)
         lines = textwrap.wrap(together, console.width - 4, break_on_hyphens=False)
         for line in lines:
@@ -79,7 +79,7 @@ def show_group(console, title, names, args, different):
 
 
 def table_of_differences():
-    """Name, value, the paper's value and the reason: the same columns for every group, 100 wide."""
+    """Return an empty table: name, value, paper's value, reason; 100 wide, alike in all groups."""
     table = Table.grid(padding=(0, 2))
     for width in (24, 23, 24, 23):
         table.add_column(width=width, no_wrap=True, overflow="ellipsis")
@@ -91,7 +91,7 @@ def worded(value):
 
 
 def show_sizes(console, args, sizes):
-    """Model, parameters, processes, device, memory and problems, a line each."""
+    """Print model, parameters, processes, device, memory and problems, one per line."""
     millions = sizes["parameters"] / 1e6
     needed = sizes["estimated_memory_gb"]
     available = sizes["memory_gb"]
@@ -107,7 +107,7 @@ def show_sizes(console, args, sizes):
 
 
 def wrapped(words, width):
-    """A command in lines, ready to paste. A flag and its value stay on one line."""
+    """Wrap a command into lines, ready to paste. A flag and its value stay on one line."""
     text = " ".join(map(shlex.quote, words))
     text = re.sub(r"(--\w+) (?!--)", "\\1\0", text)
     lines = textwrap.wrap(text, width - 6, break_long_words=False, break_on_hyphens=False)
@@ -115,7 +115,7 @@ def wrapped(words, width):
 
 
 def device_name():
-    """The GPU's name, or how many cores the CPU has."""
+    """Return the GPU's name, or the number of CPU cores."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"CPU ({os.cpu_count()} cores)"

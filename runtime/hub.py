@@ -1,6 +1,6 @@
-"""The Hugging Face hub: says that it is asked, and does not wait long for an answer.
+"""Ask the Hugging Face hub, print that it is asked, and don't wait long for an answer.
 
-Its own library tries again for half a minute before it says that there is no network.
+The hub's own library retries for half a minute before it reports that there is no network.
 """
 
 import os
@@ -14,15 +14,15 @@ from rewards import rows
 from runtime import checks
 from runtime.ranks import RANK
 
-PATIENCE = 10  # seconds that the hub has for an answer
+PATIENCE = 10  # seconds that the hub has to answer
 
 
 def ask(model, *data):
-    """Says that the hub is asked if the model or some of the data are hub ids, and asks it.
+    """Ask the hub if the model or some of the data are hub ids, and print that it is asked.
 
-    If it does not answer, only what was downloaded before is used from now on. ValueError if the
-    model was not. Nothing happens if HF_HUB_OFFLINE is set. Loading finds out whether the data are
-    there.
+    If it does not answer, only earlier downloads are used from now on. ValueError if the model was
+    never downloaded. Nothing happens if HF_HUB_OFFLINE is set. Loading finds out whether the data
+    are there.
     """
     names = [name for name in (model, *data) if is_hub_id(name)]
     if not names or constants.is_offline_mode():
@@ -32,7 +32,7 @@ def ask(model, *data):
     problem = why_unreachable()
     if not problem:
         return
-    # For this process, for libraries that are imported later, and for processes that it starts.
+    # Tell this process, libraries that are imported later, and processes that it starts.
     constants.HF_HUB_OFFLINE = True
     os.environ["HF_HUB_OFFLINE"] = "1"
     if model in names and not isinstance(try_to_load_from_cache(model, "config.json"), str):
@@ -46,17 +46,17 @@ def ask(model, *data):
 
 
 def why_unreachable():
-    """Why the hub gives no answer within PATIENCE, in words; "" if it answers, whatever it says."""
+    """Say why the hub does not answer within PATIENCE; "" if it does, whatever the answer."""
     outcome = []
 
     def head():
         try:
             get_session().head(constants.ENDPOINT, timeout=PATIENCE)
             outcome.append("")
-        except Exception as error:  # its library has many kinds
+        except Exception as error:  # its library raises many kinds
             outcome.append(str(error) or type(error).__name__)
 
-    # In a thread, since looking up an address can take longer than any timeout.
+    # Use a thread: looking up an address can take longer than any timeout.
     asking = threading.Thread(target=head, daemon=True)
     asking.start()
     asking.join(PATIENCE)
@@ -64,7 +64,7 @@ def why_unreachable():
 
 
 def is_hub_id(name):
-    """Whether a model or data set of this name would come from the hub, and not from a path."""
+    """Return whether this model or data set would come from the hub, and not from a path."""
     if not name or rows.is_written_as_path(name) or checks.is_path(name):
         return False
     try:

@@ -1,6 +1,6 @@
-"""What a run depends on and no checkpoint holds: prompts, and the weights of --model below LoRA.
+"""Detect changed inputs that no checkpoint holds: prompts, and --model's weights under LoRA.
 
-run.json keeps digests of them. If one has changed, a resumed run would go on differently.
+run.json has their digests. If an input has changed, a resumed run would continue differently.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ from huggingface_hub import snapshot_download
 
 from runtime import files, folders
 
-WHOLE = 2**28  # bytes of a file that is read whole; a larger one is read in samples
-SAMPLE, EVERY = 2**12, 2**22  # bytes of a sample, and from one to the next
-# Settings that choose the problems, or what is done to them: who gives another one wants others.
+WHOLE = 2**28  # bytes; larger files are read in samples
+SAMPLE, EVERY = 2**12, 2**22  # bytes of a sample; distance between samples
+# Settings that choose or change the problems. Whoever changes one expects other problems.
 OF_PROBLEMS = """task data test_data people numbers gym gym_options careful restated seed eval_size
     chat_template template_options max_prompt_tokens max_response_tokens""".split()
 CHANGED = {
@@ -28,7 +28,7 @@ CHANGED = {
 
 
 def digests(args, train, test):
-    """{name in CHANGED: SHA-256 in hex, or None without files}. A hub id's weights are fetched."""
+    """Return {name in CHANGED: SHA-256 in hex, None without files}. Fetches a hub id's weights."""
     problems, prompts = hashlib.sha256(), hashlib.sha256()
     for problem in [*train, *test]:
         texts = [problem.get(key) for key in ("messages", "answer", "response")]
@@ -36,7 +36,7 @@ def digests(args, train, test):
         for key in ("prompt_ids", "response_ids"):
             prompts.update(array("q", problem.get(key, [])).tobytes() + b".")
     folder = Path(args.model)
-    if not folder.is_dir():  # a hub id, whose files the run needs in any case
+    if not folder.is_dir():  # a hub id; the run needs its files anyway
         kinds = ["*.json", "*.safetensors"]
         with contextlib.suppress(OSError):  # a dry run loads nothing
             folder = Path(
@@ -52,7 +52,7 @@ def digests(args, train, test):
 
 
 def of_config(folder):
-    """SHA-256 (hex) of the model's settings. The version of transformers does not count."""
+    """Return the SHA-256 (hex) of the model's settings, without transformers' version."""
     found = []
     for path in (folder / "config.json", folder / "generation_config.json"):
         if path.is_file():
@@ -61,9 +61,9 @@ def of_config(folder):
 
 
 def of_weights(folder):
-    """SHA-256 (hex) of the sizes and contents of a folder's weights; None without any.
+    """Return the SHA-256 (hex) of the sizes and contents of a folder's weights; None without any.
 
-    4 KiB in every 4 MiB of a file above 256 MiB: enough to notice another training of a model.
+    Reads 4 KiB in every 4 MiB of files above 256 MiB: enough to notice different training.
     """
     found = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.bin"))
     digest = hashlib.sha256()
@@ -78,10 +78,10 @@ def of_weights(folder):
 
 
 def check_resumed(args, found):
-    """ValueError if --resume goes on with other inputs than the run had. found: digests' result.
+    """Raise ValueError if --resume would continue with other inputs. found: a result of digests.
 
-    The weights of --model count if LoRA adds to them or the KL term compares with them: otherwise
-    the checkpoint has all. A run of a version without digests is not checked.
+    --model's weights count only if LoRA adds to them or the KL term compares with them; otherwise
+    the checkpoint has everything. Runs of versions without digests are not checked.
     """
     if not args.resume:
         return
@@ -95,7 +95,7 @@ def check_resumed(args, found):
         allowed |= {"weights"}
     if before.get("teacher") != args.teacher:
         allowed |= {"teacher"}
-    for name, what in CHANGED.items():  # other problems are other prompts, too: the first says it
+    for name, what in CHANGED.items():  # other problems also mean other prompts: name the problems
         values = {had.get(name), found[name]} - {None}
         if name not in allowed and len(values) == 2:
             raise ValueError(f"--resume {run}: since the run began, {what} changed")

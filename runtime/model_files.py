@@ -1,6 +1,6 @@
-"""What a model's folder holds: what is wrong with it is found before anything large is loaded.
+"""Find what is wrong with a model's files before anything large is loaded.
 
-Every check raises a ValueError of one line. flag, name: which model it is, for that line.
+Every check raises a ValueError of one line. flag, name: identify the model in that line.
 """
 
 from pathlib import Path
@@ -14,12 +14,12 @@ from transformers.modeling_utils import load_state_dict
 from runtime import engine, files, memory
 from runtime.processes import ON_GPU
 
-LFS = b"version https://git-lfs"  # with it begins what git leaves in place of a large file
-SHOWN = 3  # names of weights in an error
+LFS = b"version https://git-lfs"  # git's pointer in place of a large file begins like this
+SHOWN = 3  # weights named in an error
 
 
 def check_files(flag, name):
-    """If git has left pointers in place of files."""
+    """Raise ValueError if git has left pointers in place of files."""
     for path in sorted(Path(name).glob("*")):
         if path.is_file():
             with open(path, "rb") as file:
@@ -31,7 +31,7 @@ def check_files(flag, name):
 
 
 def check_trainable(flag, name, config):
-    """If the weights are quantised, or if an adapter would be added to them."""
+    """Raise ValueError if the weights are quantised, or the folder has an adapter for them."""
     quantised = quantisation_of(config)
     if quantised:
         how = dict(quantised).get("quant_method", "quantization_config in its config.json")
@@ -47,13 +47,13 @@ def check_trainable(flag, name, config):
 
 
 def quantisation_of(config):
-    """What a configuration says of quantised weights; None if they are ordinary numbers."""
+    """Return a configuration's entry about quantised weights; None if they are ordinary numbers."""
     found = [getattr(config, name, None) for name in ("quantization_config", "compression_config")]
     return found[0] or found[1]
 
 
 def check_tokenizer(flag, name, config, tokenizer, for_sampler):
-    """If no token ends a response, or letters have none."""
+    """Raise ValueError if no token ends a response, or letters have no tokens."""
     ends = {tokenizer.eos_token_id}
     if for_sampler:
         ends |= set(engine.end_tokens(name))
@@ -68,9 +68,9 @@ def check_tokenizer(flag, name, config, tokenizer, for_sampler):
 
 
 def check_prompts(name, problems):
-    """If a prompt, or a response to learn, has tokens beyond the embedding of --model.
+    """Raise ValueError if a prompt or a response to learn has tokens beyond --model's embedding.
 
-    A tokenizer may have such tokens, as some are published, as long as none is used.
+    A tokenizer may have such tokens, as some published ones do, as long as none is used.
     """
     size = AutoConfig.from_pretrained(name, trust_remote_code=False).vocab_size
     for problem in problems:
@@ -83,12 +83,12 @@ def check_prompts(name, problems):
 
 
 def check_evaluated(name, config):
-    """What evaluate.py asks of a model, which vLLM alone loads."""
+    """Check a model for evaluate.py, in which only vLLM loads it."""
     if quantisation_of(config):  # vLLM knows many kinds
         return
     try:
         model = memory.shapes_of(config)
-    except Exception:  # vLLM may know it all the same
+    except Exception:  # vLLM may know the model anyway
         return
     layers = getattr(getattr(model, "model", None), "layers", None)
     if layers is not None and memory.is_recurrent(model.model) and not ON_GPU:
@@ -100,11 +100,11 @@ def check_evaluated(name, config):
 
 
 def check_weights(flag, name, config, for_sampler):
-    """If weights are missing or unexpected, have another shape, or can't be read.
+    """Raise ValueError if weights are missing, unexpected, unreadable, or of another shape.
 
-    for_sampler: whether vLLM loads them, too, which knows fewer forms. Reads the files' headers
-    alone; the hub is asked for those of files that are not here. transformers would make missing
-    weights at random, each time anew.
+    for_sampler: whether vLLM, which knows fewer formats, loads them too. Reads only the headers of
+    files, from the hub if they are not here. Without this check, transformers would fill missing
+    weights with random numbers, different each time.
     """
     stored = weights_of(flag, name)
     if stored is None:
@@ -114,10 +114,10 @@ def check_weights(flag, name, config, for_sampler):
         config=config,
         state_dict=dict(stored),
         device_map="meta",
-        ignore_mismatched_sizes=True,  # tells them instead of raising an error
+        ignore_mismatched_sizes=True,  # report them instead of raising an error
         output_loading_info=True,
     )
-    # transformers' Gemma 3 takes old checkpoints' angles for weights; no model needs them.
+    # transformers' Gemma 3 takes the angles in old checkpoints for weights; no model needs them.
     unexpected = [key for key in found["unexpected_keys"] if not key.endswith(".inv_freq")]
     wrong = [key for key, *_ in found["mismatched_keys"]]
     kinds = {"lacks": found["missing_keys"], "has unknown": unexpected, "has wrongly shaped": wrong}
@@ -140,7 +140,7 @@ def check_weights(flag, name, config, for_sampler):
 
 
 def weights_of(flag, name):
-    """{name: tensor without data} of a folder's or hub id's weights; None if it gives no answer."""
+    """Return {name: tensor without data} of a folder's or hub id's weights; None if unreachable."""
     cached = try_to_load_from_cache(name, "config.json") if not Path(name).is_dir() else None
     folder = Path(cached).parent if isinstance(cached, str) else Path(name)
     paths = paths_of(folder)
@@ -152,13 +152,13 @@ def weights_of(flag, name):
     for path in paths:
         try:
             stored |= load_state_dict(path, map_location="meta")
-        except Exception as error:  # of many kinds, for two formats
+        except Exception as error:  # many kinds, for two formats
             raise ValueError(f"{flag} {name}: {path.name} can't be read: {error}") from error
     return stored
 
 
 def are_equal(name, *keys):
-    """Whether these weights of a folder of safetensors are the same; True of any other folder."""
+    """Return whether these weights of a safetensors folder are equal; True for other folders."""
     found = []
     for path in paths_of(Path(name)):
         if path.suffix == ".safetensors":
@@ -168,7 +168,7 @@ def are_equal(name, *keys):
 
 
 def paths_of(folder):
-    """The files that hold a folder's weights, as transformers looks for them; [] without any."""
+    """Return the files of a folder's weights, found as transformers finds them; [] without any."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         index = folder / f"{name}.index.json"
         if (folder / name).exists():
@@ -180,10 +180,10 @@ def paths_of(folder):
 
 
 def headers_of(hub_id):
-    """The same of a hub id, which is asked for the headers; None if it gives no answer."""
+    """Return {name: tensor without data} from the headers of a hub id; None if unreachable."""
     try:
         of_files = get_safetensors_metadata(hub_id).files_metadata.values()
-    except Exception:  # its library has many kinds; loading says more
+    except Exception:  # the hub's library raises many kinds; loading says more
         return None
     headers = {}
     for of_file in of_files:

@@ -1,11 +1,11 @@
-"""The papers' settings for each task. A setting that is not named keeps the default of the script.
+"""List the papers' settings per task. Settings that are not named keep the script's defaults.
 
 Knights & Knaves is missing: its settings are the scripts' defaults. A script may change some of
 these settings, or add settings of its own: see TASKS in the script.
 """
 
 TASKS = {
-    "math": {  # AR-Lopti (arXiv 2505.12929), Section 5.2: a base model, which knows no chat
+    "math": {  # AR-Lopti (arXiv 2505.12929), Section 5.2: a base model, not trained to chat
         "model": "Qwen/Qwen2.5-7B",
         "chat_template": "none",
         "epochs": 1,  # of Open-Reasoner-Zero's 57k problems; DSR-uniform's 10k: --epochs 5

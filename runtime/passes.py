@@ -1,7 +1,6 @@
-"""Forward passes: which rows of a batch go through the model together, and what is computed once.
+"""Plan forward passes: which rows of a batch share one, and which tokens are computed once.
 
-A matter of speed and memory; results move by rounding at most. What the names mean, from large to
-small:
+This affects speed and memory; results change at most by rounding. The terms, from large to small:
 
 batch         the responses of one step
 mini-batch    the responses of one optimizer update
@@ -16,70 +15,70 @@ from runtime import memory
 from runtime.processes import DEVICE, ON_GPU, all_reduce
 from runtime.terminal import progress
 
-# Tokens whose logits exist at one time: [HEAD_CHUNK, vocabulary] in float32.
+# Number of tokens whose logits exist at once: [HEAD_CHUNK, vocabulary] in float32.
 HEAD_CHUNK = 4096 if ON_GPU else 1024
 
-# What it costs to begin a forward pass, in tokens that could be computed in the same time: 60 to
-# 220, measured with kk_tiny and SmolLM2-135M on one core.
+# Fixed cost of a forward pass, in tokens computed in the same time: 60 to 220, measured with
+# kk_tiny and SmolLM2-135M on one core.
 PASS_COST = 150
 
 # ------------------------------------------------------------------------------------------ batches
 
 
 def idle_tokens(batch):
-    """What micro_batches may skip of a batch: its ids, and a mask of these tokens alone."""
+    """Return the tokens that micro_batches may skip: a batch's ids, and a mask of these tokens."""
     return {"ids": batch["ids"], "mask": batch["mask"] & (batch["advantages"] == 0)}
 
 
 def micro_batches(batch, args, title=""):
-    """Cuts a batch into micro-batches, with a progress bar of this title.
+    """Cut a batch into micro-batches, with a progress bar of this title.
 
     Yields (row numbers, the rows' part of the batch on DEVICE). Each tensor is cut to the longest
     of these rows, counted up to the row's last token in the mask. Each row with a token in the mask
     comes exactly once, longest first.
 
-    If the batch has advantages and the loss has no KL term, the mask leaves out tokens whose
-    advantage is 0: they have no gradient.
+    If the batch has advantages and the loss has no KL term, the mask drops tokens whose advantage
+    is 0, because they have no gradient.
     """
     if "advantages" in batch and args.kl_coef == 0:
         batch = {**batch, "mask": batch["mask"] & (batch["advantages"] != 0)}
     lengths = used_lengths(batch["mask"])  # [N]
     passes = plan_passes(batch["ids"], batch["mask"], lengths, args)
-    # Under FSDP2 every process must make the same number of passes, forward and backward. A process
-    # that has too few makes its last pass again, with an empty mask, so that its loss is zero.
+    # Under FSDP2 all processes must run equally many passes, forward and backward. A process with
+    # too few repeats its last pass with an empty mask, so that its loss is zero.
     num_passes = int(all_reduce(len(passes), dist.ReduceOp.MAX))
     for i in progress(range(num_passes), title):
         rows = passes[min(i, len(passes) - 1)]
-        # 2 is the shortest row that has a token and the one before it; the mask may be empty.
+        # At least 2: the shortest row has a token and the one before it. The mask may be empty.
         longest = max(2, int(lengths[rows].max()))
         micro = {name: value[rows, :longest] for name, value in batch.items()}
         if i >= len(passes):
             micro["mask"] = torch.zeros_like(micro["mask"])
         shared = shared_prompt_length(micro["ids"], micro["mask"])
         micro = {name: to_device(value) for name, value in micro.items()}
-        micro["ids"].shared_prompt_length = shared  # so that nobody asks the GPU for it
+        micro["ids"].shared_prompt_length = shared  # so that the GPU is never asked for it
         yield rows, micro
 
 
 def to_device(value):
-    """The tensor on DEVICE. The CPU does not wait for the copy, which takes pinned memory."""
+    """Return the tensor on DEVICE. Pinned memory lets the CPU go on during the copy."""
     if ON_GPU:
         value = value.pin_memory()
     return value.to(DEVICE, non_blocking=True)
 
 
 def used_lengths(mask):
-    """How many tokens of each row a pass needs, [N]: up to its last True in the mask [N, T]."""
+    """Return the tokens that a pass needs of each row, [N]: up to its last True in mask [N, T]."""
     positions = torch.arange(1, mask.shape[1] + 1)
     return (mask * positions).amax(1)  # 0 if there is none
 
 
 def plan_passes(ids, mask, lengths, args):
-    """Which rows go through the policy together: a list of row numbers for each pass.
+    """Plan which rows go through the policy together: a list of row numbers per pass.
 
     A pass has at most micro_batch_tokens tokens, padding included, or a single row that is longer.
     Longest rows come first, so that rows of similar length share a pass. Rows without a token in
-    the mask are left out, but there is always one pass.
+    the mask are skipped, but there is always one pass.
     """
     rows = lengths.argsort(descending=True, stable=True)
     num_used = int((lengths > 0).sum())
@@ -95,7 +94,7 @@ def plan_passes(ids, mask, lengths, args):
         left = left[num_rows:]
     if prompts_can_be_shared(args):
         sharing_passes, sharing_cost = plan_passes_sharing_prompts(rows, ids, mask, lengths, args)
-        if all_reduce(sharing_cost - cost) < 0:  # of all processes together
+        if all_reduce(sharing_cost - cost) < 0:  # over all processes
             return sharing_passes
     return passes
 
@@ -104,25 +103,25 @@ def plan_passes(ids, mask, lengths, args):
 
 
 def prompts_can_be_shared(args):
-    """Whether the prompt of a group may be computed once.
+    """Return whether the prompt of a group may be computed once.
 
-    transformers keeps no keys and values under gradient checkpointing, and compiled layers would be
-    compiled again for them.
+    Under gradient checkpointing transformers keeps no keys and values. Compiled layers would have
+    to be compiled again for them.
     """
     return not (args.gradient_checkpointing or args.compile)
 
 
 def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
-    """(passes, their cost in tokens) if each computes the prompt of its one group once."""
+    """Return (passes, their cost in tokens), where each pass computes its group's prompt once."""
     group = torch.arange(len(lengths)) // args.responses_per_prompt  # [N]
     rows = rows[group[rows].argsort(stable=True)]  # group by group, longest first in each
     passes = []
     cost = 0
     while len(rows):
         first = rows[0]
-        left = rows[group[rows] == group[first]]  # of this group
+        left = rows[group[rows] == group[first]]  # rows of this group
         shared = shared_prompt_length(ids[left], mask[left])  # tokens that are computed once
-        own = max(1, int(lengths[first]) - shared)  # tokens computed for each row
+        own = max(1, int(lengths[first]) - shared)  # tokens computed per row
         num_rows = max(1, (args.micro_batch_tokens - shared) // own)
         num_rows = min(num_rows, len(left))
         passes.append(rows[:num_rows])
@@ -132,12 +131,12 @@ def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
 
 
 def with_shared_prompt(model, embedded, length):
-    """The last layer's output for every token, [N, T, D], with the prompt computed once.
+    """Compute the last layer's output for every token, [N, T, D], and the prompt only once.
 
     model: a transformer without its head; embedded [N, T, D]: the tokens' embeddings, of which all
-    rows have the first `length` in common. These go through the model for the first row alone, and
-    their keys and values are repeated for the N rows. Gradients flow back through the repeated keys
-    and values into the one prompt.
+    rows share the first `length`. These go through the model for the first row alone, and their
+    keys and values are repeated for the N rows. Gradients flow back through the repeated keys and
+    values into the single prompt.
     """
     if memory.is_recurrent(model):  # its states can't be repeated
         return model(inputs_embeds=embedded, use_cache=False).last_hidden_state
@@ -151,7 +150,7 @@ def with_shared_prompt(model, embedded, length):
 
 
 def length_to_share(ids, mask, args):
-    """How many of the rows' first tokens with_shared_prompt should compute once; 0: it doesn't pay.
+    """Return the length of the prefix to compute once, or 0 if sharing does not pay.
 
     ids, mask: [N, T]. Under FSDP2 every process must call the model equally often, and sharing
     calls it twice. So all processes share if it pays in one of them, unless one has nothing to
@@ -169,7 +168,7 @@ def length_to_share(ids, mask, args):
 
 
 def shared_prompt_length(ids, mask):
-    """The length of the rows' common beginning, without response tokens. ids, mask: [N, T].
+    """Return the length of the rows' common prefix, without response tokens. ids, mask: [N, T].
 
     The last position is never shared, so that the second pass has at least one token.
     """
@@ -182,11 +181,11 @@ def shared_prompt_length(ids, mask):
 
 
 def in_chunks(function, states, targets, *options):
-    """function(states, targets, *options), computed for HEAD_CHUNK tokens at a time.
+    """Compute function(states, targets, *options) for HEAD_CHUNK tokens at a time.
 
-    states [num_tokens, D], targets [num_tokens]; function gives several tensors [num_tokens]. What
-    it makes in between (the logits) exists for one chunk at a time, and is computed a second time
-    in the backward pass instead of being kept.
+    states [num_tokens, D], targets [num_tokens]; function returns several tensors [num_tokens]. Its
+    intermediate tensors (the logits) exist for one chunk at a time. The backward pass recomputes
+    them instead of keeping them.
     """
     results = []
     for chunk in zip(states.split(HEAD_CHUNK), targets.split(HEAD_CHUNK)):

@@ -1,7 +1,7 @@
-"""The processes of a run: one for each device (`torchrun`), or a single one (`python`).
+"""Connect a run's processes: one per device (`torchrun`), or a single one (`python`).
 
-RANK counts them from 0. With a single process every function here works and does nothing. Otherwise
-all processes must call barrier, broadcast, gather, all_reduce and full_tensor, in the same order.
+RANK counts them from 0. With a single process every function here works and does nothing. Several
+processes must all call barrier, broadcast, gather, all_reduce and full_tensor, in the same order.
 """
 
 import functools
@@ -25,9 +25,9 @@ PATIENCE = timedelta(hours=1)
 
 
 def start():
-    """Connects the processes if there are several. checks.check_gpus has chosen this one's GPU."""
+    """Connect the processes if there are several. checks.check_gpus has chosen this one's GPU."""
     if ON_GPU:
-        # cuDNN's attention would make a plan for every new shape: 0.4 to 0.9 s each, and lengths
+        # cuDNN's attention would make a plan for every new shape, 0.4 to 0.9 s each, and lengths
         # differ from pass to pass.
         torch.backends.cuda.enable_cudnn_sdp(False)
     if WORLD_SIZE > 1:
@@ -41,9 +41,9 @@ def start():
                 )
 
 
-@functools.cache  # else every model's would make new groups of processes
+@functools.cache  # otherwise every model makes new groups of processes
 def mesh():
-    """How FSDP2 lays the processes out: a weight's shards are spread over the last dimension.
+    """Arrange the processes for FSDP2: a weight's shards are spread over the last dimension.
 
     On one machine all processes share the shards. With several machines each of them holds all
     shards (HSDP), so that only gradients cross the slower network between them.
@@ -55,25 +55,25 @@ def mesh():
 
 
 def end():
-    """Disconnects the processes. vLLM makes a group of its own in a single process; it ends too."""
+    """Disconnect the processes, including the group that vLLM makes in a single process."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def own_cores():
-    """The numbers of this process's CPU cores: its part of those that the machine's share."""
+    """Return the numbers of this process's CPU cores: its part of the machine's."""
     cores = sorted(os.sched_getaffinity(0))[LOCAL_RANK::LOCAL_WORLD_SIZE]
     return cores or [0]  # more processes than cores
 
 
 def barrier():
-    """Returns when all processes have called it."""
+    """Return when all processes have called it."""
     if WORLD_SIZE > 1:
         dist.barrier(device_ids=[LOCAL_RANK] if ON_GPU else None)
 
 
 def broadcast(value):
-    """The value that process 0 gave, in every process. It may be anything that pickle can write."""
+    """Return process 0's value in every process. It may be anything that pickle can write."""
     values = [value]
     if WORLD_SIZE > 1:
         dist.broadcast_object_list(values, src=0)
@@ -81,7 +81,7 @@ def broadcast(value):
 
 
 def gather(items):
-    """The processes' lists joined in the order of their ranks, in every process."""
+    """Return the processes' lists, concatenated in the order of their ranks, in every process."""
     lists = [items] * WORLD_SIZE
     if WORLD_SIZE > 1:
         dist.all_gather_object(lists, items)
@@ -89,20 +89,20 @@ def gather(items):
 
 
 def all_reduce(value, op=dist.ReduceOp.SUM):
-    """The sum of a number over all processes (or its maximum …, as op says), as a Python float.
+    """Return the sum of a number over all processes (or the maximum …, as op says), as a float.
 
-    Summed in float64, so that counts up to 2**53 are exact. A single process sends nothing to its
+    Sums in float64, so that counts up to 2**53 are exact. A single process sends nothing to its
     GPU.
     """
     value = torch.as_tensor(value, dtype=torch.float64)
     if WORLD_SIZE > 1:
-        value = value.to(DEVICE, copy=True)  # it is summed in place
+        value = value.to(DEVICE, copy=True)  # all_reduce works in place
         dist.all_reduce(value, op)
     return value.item()
 
 
 def full_tensor(tensor):
-    """The whole tensor, without gradient, when FSDP2 keeps only a shard of it in each process."""
+    """Return the whole tensor, without gradient, if FSDP2 keeps only a shard in each process."""
     tensor = tensor.detach()
     if isinstance(tensor, DTensor):
         return tensor.full_tensor()

@@ -1,8 +1,8 @@
-"""Silences what the libraries say to their own developers. Errors are always shown.
+"""Silence messages that libraries print for their own developers. Errors are always shown.
 
-Importing this module is enough, before or after transformers, but before vLLM. Environment
-variables that the user has set stay as they are: `VLLM_LOGGING_LEVEL=INFO python grpo.py` shows
-vLLM's log, and nothing is hidden then.
+Importing this module is enough: before or after transformers, but before vLLM. It keeps
+environment variables that the user has set: `VLLM_LOGGING_LEVEL=INFO python grpo.py` shows
+vLLM's log, and then nothing is hidden.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from transformers.utils import logging as transformers_logging
 
 from runtime import streams
 
-# Whoever sets one of these wants to see what a library says. vLLM's level is below.
+# Whoever sets one of these wants to see a library's messages. vLLM's level is below.
 LOGS = ("NCCL_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "TORCH_LOGS")
 
 os.environ["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL") or "ERROR"
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns when a program is started
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns when a program starts
 
-# vLLM says "Triton is installed, but doesn't include CPU backend" before its own logging is set up.
+# vLLM says "Triton is installed, but doesn't include CPU backend" before its logging is set up.
 logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
 
 if "TRANSFORMERS_VERBOSITY" not in os.environ:
@@ -33,8 +33,8 @@ if "TRANSFORMERS_VERBOSITY" not in os.environ:
     transformers_logging.set_verbosity_error()
 
 if "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
-    transformers_logging.disable_progress_bar()  # "Loading weights", which takes less than a second
-    enable_progress_bars()  # a download keeps its bar: it can take many minutes
+    transformers_logging.disable_progress_bar()  # "Loading weights" takes less than a second
+    enable_progress_bars()  # keep bars of downloads, which can take minutes
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or")
@@ -42,12 +42,12 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 @contextlib.contextmanager
 def library_notices():
-    """Hides what is printed in its block, also by C++ code, which Python's sys.stdout never sees.
+    """Hide output printed in this block, also by C++ code, which never uses Python's sys.stdout.
 
-    Such lines are vLLM's "NUMA binding" and Gloo's "Rank 0 is connected". Lines that contain
-    "error" are printed afterwards, to stderr. If the block raises an exception, everything is
-    printed. If the block ends the process (a crash in C++, a kill for its memory), a last line
-    names the file that has everything. Nothing is hidden if the user wants a library's log.
+    Examples are vLLM's "NUMA binding" and Gloo's "Rank 0 is connected". Lines that contain "error"
+    are printed afterwards, to stderr. If the block raises an exception, everything is printed. If
+    the block ends the process (a crash in C++, a kill for its memory), a last line names the file
+    that has everything. Nothing is hidden if the user wants a library's log.
     """
     if wants_logs():
         yield
@@ -78,18 +78,18 @@ def library_notices():
             captured.seek(0)
             for line in captured:
                 if failed or b"error" in line.lower():
-                    with contextlib.suppress(OSError):  # nobody may read it
+                    with contextlib.suppress(OSError):  # stderr may have no reader
                         os.write(2, line)
 
 
 def wants_logs():
-    """Whether the user has asked for a library's log, by an environment variable."""
+    """Return whether the user has asked for a library's log, by an environment variable."""
     level = os.environ["VLLM_LOGGING_LEVEL"].upper()
     return level != "ERROR" or any(os.environ.get(name) for name in LOGS)
 
 
 def flush():
-    """Writes out what Python and the C library still hold back, to where it was meant to go."""
+    """Flush the buffers of Python and the C library to their original destination."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)

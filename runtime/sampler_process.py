@@ -1,6 +1,6 @@
-"""A process for vLLM alone, which samples while the trainer computes (grpo_async.py).
+"""Run vLLM in a process of its own, which samples while the trainer computes (grpo_async.py).
 
-It has a GPU of its own, or a part of the CPU's cores. Trainer and sampler talk through a pipe:
+It has its own GPU, or a part of the CPU's cores. Trainer and sampler talk through a pipe:
 requests go one way, responses the other. Tensors in a request are not copied: both processes map
 the same shared memory (torch.multiprocessing). If either process dies, the other one notices.
 """
@@ -18,44 +18,44 @@ import threading
 from multiprocessing.connection import wait
 
 import torch
-import torch.multiprocessing  # teaches pipes to send tensors as handles of shared memory
+import torch.multiprocessing  # lets pipes send tensors as handles of shared memory
 
 from runtime import processes, threads
 from runtime.ranks import LOCAL_RANK, LOCAL_WORLD_SIZE
 
 PATIENCE = 10  # seconds until a sampler that was told to end is killed
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-# A sampler that ends with its trainer leaves a semaphore of vLLM's, and Python would say so last.
+# A sampler that ends with its trainer leaves a semaphore of vLLM's; hide Python's warning.
 ALONE |= {"PYTHONWARNINGS": "ignore:resource_tracker:UserWarning"}
 
 
 class SamplerProcess:
-    """Starts the process. In it serve(args, next_request, answer) answers requests in order.
+    """Starts a process, in which serve(args, next_request, answer) answers requests in order.
 
-    next_request() waits for what request() was given; answer(when, value) sends what receive(when)
-    returns. serve runs until the trainer ends, or calls end().
+    next_request() waits for the arguments of a request(); answer(when, value) sends the value that
+    receive(when) returns. serve runs until the trainer ends, or calls end().
     """
 
     def __init__(self, serve, args):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each shared tensor needs one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one per shared tensor
         context = multiprocessing.get_context("spawn")
         self.pipe, other_end = context.Pipe()
-        self.answers = {}  # those that arrived before receive asked for them
+        self.answers = {}  # answers that arrived before receive asked for them
         self.cores, self.num_threads = os.sched_getaffinity(0), torch.get_num_threads()
         self.process = context.Process(target=run, args=(serve, args, other_end))
         with place_of_sampler(args):
             self.process.start()
-        other_end.close()  # so that a read fails when the sampler has died
+        other_end.close()  # so that reads fail once the sampler is dead
         atexit.register(self.end)
 
     def request(self, *values):
-        """Sends a request. If the sampler is dead, receive says so."""
+        """Send a request. If the sampler is dead, receive says so."""
         with contextlib.suppress(OSError):
             self.pipe.send(values)
 
     def receive(self, when):
-        """Waits for the answer named `when`. None if the sampler of any process has died."""
+        """Wait for the answer named `when`. None if the sampler of any process has died."""
         with contextlib.suppress(EOFError, OSError):
             while when not in self.answers:
                 name, value = self.pipe.recv()
@@ -64,7 +64,7 @@ class SamplerProcess:
         return None if processes.all_reduce(answer is None) else answer
 
     def how_it_ended(self):
-        """How the process has ended, in words: "by SIGKILL" …"""
+        """Say how the process ended: "by SIGKILL" …"""
         wait([self.process.sentinel], timeout=PATIENCE)
         code = self.process.exitcode
         if code is None:
@@ -74,8 +74,8 @@ class SamplerProcess:
         return f"with exit code {code}"
 
     def end(self):
-        """Ends the process, whatever it does, and takes all cores again."""
-        self.pipe.close()  # it ends when it finds no trainer at the other end
+        """End the process, whatever it is doing, and take back all cores."""
+        self.pipe.close()  # it ends when its pipe has no trainer
         self.process.join(PATIENCE)
         self.process.kill()
         self.process.join()
@@ -85,19 +85,19 @@ class SamplerProcess:
 
 
 def run(serve, args, pipe):
-    """What the new process does."""
-    # A Ctrl-C reaches this process as well, and a batch system's SIGTERM may. The trainer's step
-    # still needs the responses.
+    """Serve requests in the new process."""
+    # Ctrl-C also reaches this process, and a batch system's SIGTERM may. Ignore both: the trainer
+    # still needs the responses of its step.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    os.environ["TQDM_DISABLE"] = "1"  # the bars in the terminal are the trainer's
+    os.environ["TQDM_DISABLE"] = "1"  # only the trainer shows bars
     requests = queue.SimpleQueue()
     threading.Thread(target=read, args=(pipe, requests), daemon=True).start()
     serve(args, requests.get, lambda when, value: pipe.send((when, value)))
 
 
 def read(pipe, requests):
-    """Takes requests from the pipe at once, so that request never waits; ends with the trainer."""
+    """Read requests from the pipe at once, so that request never waits; end with the trainer."""
     trainer = os.getppid()
     with contextlib.suppress(EOFError, OSError):
         while os.getppid() == trainer:
@@ -111,9 +111,9 @@ def read(pipe, requests):
 
 @contextlib.contextmanager
 def place_of_sampler(args):
-    """A process that is started in its block gets the sampler's GPU, or its part of the cores.
+    """Give a process that is started in this block the sampler's GPU, or its part of the cores.
 
-    Afterwards this process has the other cores alone.
+    Afterwards this process uses only the other cores.
     """
     variables = dict(ALONE)
     cores = sorted(os.sched_getaffinity(0))
@@ -137,7 +137,7 @@ def place_of_sampler(args):
 
 
 def gpus(args):
-    """The samplers' GPUs, as CUDA_VISIBLE_DEVICES names them: one for each process here.
+    """Return the samplers' GPUs, as CUDA_VISIBLE_DEVICES names them: one per process here.
 
     ValueError if there are too few.
     """
@@ -158,9 +158,9 @@ def gpus(args):
 
 
 def check(args, num_parameters):
-    """ValueError if the sampler has no GPU, or the shared memory can't hold the weights.
+    """Raise ValueError if the sampler has no GPU, or shared memory can't hold the weights.
 
-    Nothing happens in a script without a process for the sampler.
+    Nothing happens in a script without a sampler process.
     """
     if not hasattr(args, "sampler_gpus"):
         return

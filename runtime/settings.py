@@ -1,14 +1,14 @@
-"""Settings: their types with ranges, and those that every script has.
+"""Define settings: types with ranges, and the settings that every script has.
 
-A trainer's Args is a dataclass whose source is also its documentation, a line for each field:
+A trainer's Args is a dataclass whose source is also its documentation, one line per field:
 
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high
 
 The line with dashes opens a group of the help and of the header. The comment behind a field is its
-help. The range stands in its type: the help shows it, and check_ranges holds values to it. Where a
-setting's value comes from is in flags.py.
+help. The range is in its type: the help shows it, and check_ranges enforces it. flags.py says
+where a setting's value comes from.
 """
 
 import dataclasses
@@ -23,13 +23,13 @@ from pydantic.fields import FieldInfo
 
 
 def number(kind, words, **bounds):
-    """int or float with a range. words: as help and errors say it; bounds: as pydantic takes it."""
+    """Return int or float with a range. words: for help and errors; bounds: in pydantic's terms."""
     field = pydantic.Field(description=words, **bounds)
     return Annotated[kind, field, tyro.conf.arg(metavar=f"{kind.__name__.upper()} {words}")]
 
 
 def zero_or_at_least(least):
-    """A check for pydantic: what vLLM takes as a temperature, where 0 means greedy."""
+    """Return a pydantic check for vLLM's temperatures, where 0 means greedy."""
 
     def check(value):
         if value != 0 and value < least:
@@ -39,18 +39,18 @@ def zero_or_at_least(least):
     return pydantic.AfterValidator(check)
 
 
-# NaN and infinity are refused everywhere: nothing that a trainer computes with them makes sense.
+# NaN and infinity are refused everywhere: no computation of a trainer makes sense with them.
 FINITE = {"allow_inf_nan": False}
 Fraction = number(float, "in [0, 1]", ge=0, le=1, **FINITE)
 PositiveFraction = number(float, "in (0, 1]", gt=0, le=1, **FINITE)
 LearningRate = PositiveFraction
 PositiveInt = number(int, "greater than 0", gt=0)
-# Below 2**32 because seeds have this type, and numpy, which vLLM seeds, takes no larger one.
+# Below 2**32, because seeds have this type, and numpy, which vLLM seeds, takes no larger ones.
 NonNegativeInt = number(int, "0 or greater, below 2**32", ge=0, le=2**32 - 1)
 GroupSize = number(int, "in [1, 16384]", ge=1, le=16384)  # vLLM's limit for one prompt
 PositiveFloat = number(float, "greater than 0", gt=0, **FINITE)
 NonNegativeFloat = number(float, "0 or greater", ge=0, **FINITE)
-Temperature = number(float, "0.01 or greater", ge=0.01, **FINITE)  # the least that vLLM takes
+Temperature = number(float, "0.01 or greater", ge=0.01, **FINITE)  # vLLM's minimum
 EvaluationTemperature = Annotated[
     number(float, "0 or at least 0.01", ge=0, **FINITE),
     zero_or_at_least(0.01),
@@ -63,7 +63,7 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 
 
 def check_ranges(args):
-    """ValueError for the first setting that is out of its type's range. Changes nothing."""
+    """Raise ValueError for the first setting outside its type's range. Changes nothing."""
     try:
         pydantic.TypeAdapter(type(args)).validate_python(dataclasses.asdict(args))
     except pydantic.ValidationError as error:
@@ -72,7 +72,7 @@ def check_ranges(args):
 
 
 def first_mistake(error, args_class):
-    """(name of the setting, what it must be, in words) from pydantic's error."""
+    """Return (name of the setting, what it must be, in words) from pydantic's error."""
     first = error.errors()[0]
     name = first["loc"][0]
     types = typing.get_type_hints(args_class, include_extras=True)
@@ -83,7 +83,7 @@ def first_mistake(error, args_class):
 
 
 def range_of(type_):
-    """The range of a type in words, "" if it has none. PositiveInt | None has PositiveInt's."""
+    """Return the range of a type in words, "" if it has none. PositiveInt | None: PositiveInt's."""
     for member in (type_, *typing.get_args(type_)):
         for metadata in getattr(member, "__metadata__", ()):
             if isinstance(metadata, FieldInfo) and metadata.description:
@@ -105,7 +105,7 @@ class CommonArgs:
     template_options: str = "{}"  # chat template's keywords, JSON: '{"enable_thinking": false}'
 
     # ---- machine
-    micro_batch_tokens: PositiveInt = 16384  # of one forward pass; changes memory, not results
+    micro_batch_tokens: PositiveInt = 16384  # tokens per forward pass; changes memory, not results
     gradient_checkpointing: bool = True  # recompute in the backward pass: slower, smaller
     compile: bool = True  # let torch.compile fuse the operations of a layer
 
@@ -118,7 +118,7 @@ class CommonArgs:
     track: bool = False  # also log to Weights & Biases (pip install wandb)
     dry_run: bool = False  # check everything, estimate the memory, load nothing and end
 
-    # What holds in a script that has no such setting. Without a type, so these are not settings.
+    # Values in scripts without these settings. They have no type, so they are not settings.
     responses_per_prompt = 1
     eval_samples = 1
     lag = 0
@@ -134,12 +134,12 @@ class CommonArgs:
         return hasattr(self, "value_lr")  # ppo.py has one
 
     def check(self):
-        """ValueError if two settings contradict each other; some scripts have such settings."""
+        """Raise ValueError if two settings contradict each other, as they can in some scripts."""
 
 
 @dataclasses.dataclass
 class RunArgs(CommonArgs):
-    """CommonArgs, and what only a script with a sampler reads: all but sft.py."""
+    """Adds the settings that only scripts with a sampler read: all but sft.py."""
 
     # ---- problems
     numbers: str = "3-4"  # countdown: how many numbers in a puzzle, within 3-6: "3-4" or "5"

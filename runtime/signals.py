@@ -1,7 +1,7 @@
-"""What ends a run from outside: Ctrl-C, SIGTERM, a closed terminal, an output without a reader.
+"""Handle requests to end a run: Ctrl-C, SIGTERM, a closed terminal, an output without a reader.
 
-Each of them ends it after its step, with a checkpoint; a second Ctrl-C or SIGTERM does at once.
-While a run loads, before its first step, the first one ends it at once.
+Each of them ends the run after its step, with a checkpoint. A second Ctrl-C or SIGTERM ends it at
+once. While a run loads, before its first step, the first one already ends it at once.
 """
 
 import contextlib
@@ -15,18 +15,18 @@ import psutil
 from runtime import streams
 from runtime.ranks import LOCAL_WORLD_SIZE, RANK
 
-# Signals so many seconds after the first one count as the same request: torchrun passes on a Ctrl-C
+# Signals within so many seconds of the first count as the same request: torchrun passes on a Ctrl-C
 # that the terminal has already sent to every process.
 GRACE = 5
 BROKEN = "a broken standard output"
-INSISTENT = ("SIGINT", "SIGTERM")  # what a second one of means: now
+INSISTENT = ("SIGINT", "SIGTERM")  # if it comes again, end at once
 last_line_in = None  # the run's folder, once there is one
 
 
 def handle(end):
-    """From now on end(name, number) is called at a signal, and when standard output has no reader.
+    """Call end(name, number) from now on at a signal, and when standard output has no reader.
 
-    Under nohup, which makes a process ignore SIGHUP, this one still does.
+    Under nohup, which makes a process ignore SIGHUP, SIGHUP stays ignored.
     """
 
     def at_signal(number, frame):
@@ -39,8 +39,8 @@ def handle(end):
 
 
 def end_while_loading():
-    """Until catch is called, each of them ends this process at once, with one line."""
-    stderr = os.dup(2)  # while libraries load, runtime.quiet turns the usual one away
+    """Let any of them end this process at once, with one line, until catch is called."""
+    stderr = os.dup(2)  # runtime.quiet redirects the usual one while libraries load
 
     def end(name, number):
         if RANK == 0:
@@ -51,10 +51,10 @@ def end_while_loading():
 
 
 def catch():
-    """A list that gets the name of the first one ("SIGINT", "SIGHUP" …) that asks the run to end.
+    """Return a list that gets the first signal's name ("SIGINT", "SIGHUP" …), which ends the run.
 
     Process 0 says at once what happens now. A second signal ends the process at once. So does the
-    first one if another process has died: then torchrun sends it to those that are left, which
+    first one if another process has died: then torchrun sends it to the remaining processes, which
     would wait for the dead one in their next all_reduce.
     """
     asked_to_stop = []
@@ -87,21 +87,21 @@ def catch():
 
 
 def under_torchrun():
-    """Whether torchrun has started this process, and is its parent."""
+    """Return whether torchrun has started this process, and is its parent."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def another_has_died():
-    """Whether torchrun has fewer processes on this machine than it started."""
+    """Return whether torchrun has fewer processes on this machine than it started."""
     children = psutil.Process(os.getppid()).children()
     alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
     return len(alive) < LOCAL_WORLD_SIZE
 
 
 def tell(text, stderr):
-    """Writes a text to stderr, a descriptor, and into the run's folder, where anyone can see it.
+    """Write a text to stderr, a descriptor, and into the run's folder, where anyone can see it.
 
-    The terminal may be closed by now, and the disk full.
+    The terminal may be closed by now, and the disk full, so errors are ignored.
     """
     with contextlib.suppress(OSError):
         os.write(stderr, text.encode())
@@ -111,7 +111,7 @@ def tell(text, stderr):
 
 
 def die_of(number):
-    """Ends this process by a signal; a shell sees the exit code 128 + number."""
-    streams.dismiss()  # it is no crash
+    """End this process by a signal; a shell sees the exit code 128 + number."""
+    streams.dismiss()  # this is not a crash
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)

@@ -1,6 +1,6 @@
-"""How a run begins: reads what is small, checks that the rest can work, and prints what it will do.
+"""Begin a run: read all small inputs, check that the rest can work, and print the plan.
 
-All of it comes before anything large is loaded.
+All of it happens before anything large is loaded.
 """
 
 import sys
@@ -22,11 +22,11 @@ from runtime.passes import HEAD_CHUNK
 
 
 def begin(args_class, tasks, data=rewards):
-    """(settings, Records, tokenizer, the task's module, training problems, test problems).
+    """Return (settings, Records, tokenizer, the task's module, training problems, test problems).
 
     args_class, tasks: a trainer's Args and TASKS; data: rewards.examples if the problems come with
-    responses. Connects the processes, makes the run's folder and prints the header. What the user
-    can mend ends the program with one line (exit code 2); with --dry_run it ends after the header.
+    responses. Connects the processes, makes the run's folder and prints the header. An error that
+    the user can fix ends the program with one line (exit code 2). --dry_run ends after the header.
     """
     flags.ON_GPU = processes.ON_GPU  # torch knows for certain
     with flags.errors_in_one_line():
@@ -34,7 +34,7 @@ def begin(args_class, tasks, data=rewards):
         tokenizer, task, train, test, sizes = prepare(args, data)
     command = flags.papers_command(args_class, tasks, args.task)
     if not args.dry_run:
-        memory.keep_freed_memory()  # on a CPU, where getting it again from the system is slow
+        memory.keep_freed_memory()  # on a CPU, getting it again from the system is slow
         processes.start()
         records.choose_folder(args)
     if processes.RANK == 0:
@@ -45,7 +45,7 @@ def begin(args_class, tasks, data=rewards):
 
 
 def prepare(args, data=rewards):
-    """(tokenizer, the task's module, training problems, test problems, sizes).
+    """Return (tokenizer, the task's module, training problems, test problems, sizes).
 
     sizes: a dictionary for the header and run.json. Sets args.steps if only --epochs is given.
     ValueError, saying what would be right, if something can't work.

@@ -1,7 +1,7 @@
-"""Standard input, output and error: closed, without a reader, or without some signs.
+"""Keep a run alive if standard input, output or error is closed or lacks readers or characters.
 
-`>&-` closes standard output, `| head` and a closed terminal take its reader away, and in ASCII it
-has no "–". None of that may end a run in the middle of a step.
+`>&-` closes standard output, `| head` and a closed terminal take away its reader, and in ASCII it
+has no "–". None of these may end a run in the middle of a step.
 """
 
 import contextlib
@@ -10,25 +10,25 @@ import os
 import subprocess
 import sys
 
-WATCHERS = []  # processes that would say that this one has died
+WATCHERS = []  # processes that report this process's death
 
-when_gone = None  # called once, when nobody reads standard output any more: signals.py sets it
+when_gone = None  # called once, when standard output has lost its reader; set by signals.py
 
 
 def open_closed():
-    """Connects what is closed of the descriptors 0, 1 and 2 to /dev/null.
+    """Connect closed descriptors among 0, 1 and 2 to /dev/null.
 
     Otherwise the next file that is opened gets the number, and all output would go into it.
     """
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(opened, True)  # for the programs that are started
+        os.set_inheritable(opened, True)  # for child programs
     os.close(opened)
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def show_any_sign():
-    """A sign that the encoding of standard output lacks is shown as a question mark."""
+    """Show a question mark for characters that the encoding of standard output lacks."""
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", "") in ("strict", "surrogateescape"):
             with contextlib.suppress(OSError):  # a pipe in a file's place can't seek
@@ -36,7 +36,7 @@ def show_any_sign():
 
 
 class Unbreakable(io.FileIO):
-    """A descriptor to write to. Once a write fails, it and all that comes after it is lost."""
+    """A descriptor for writing. After a failed write, all output to it is dropped."""
 
     def write(self, content):
         try:
@@ -51,7 +51,7 @@ class Unbreakable(io.FileIO):
 
 
 def keep_writing():
-    """From now on no print fails. If standard output has no reader, when_gone is called."""
+    """Make every print succeed from now on. If standard output has no reader, call when_gone."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         usual = getattr(sys, name)
         usual.flush()
@@ -66,10 +66,10 @@ def keep_writing():
 
 
 def say_if_it_dies(text, stderr):
-    """Starts a process that prints the text if this one ends before it calls dismiss.
+    """Start a process that prints the text if this one ends before it calls dismiss.
 
-    stderr: a file descriptor. The process is a shell, which takes no time to start. It waits for a
-    line of its input, which breaks when this process is dead.
+    stderr: a file descriptor. The process is a shell, which starts instantly. It waits for a line
+    of input; reading fails when this process is dead.
     """
     words = ["sh", "-c", 'read -r _ || printf "\\n%s\\n" "$1" >&2', "sh", text]
     options = {"stdin": subprocess.PIPE, "stderr": stderr, "start_new_session": True}
@@ -78,7 +78,7 @@ def say_if_it_dies(text, stderr):
 
 
 def dismiss(*watchers):
-    """Lets these processes end without a word; without any: all that say_if_it_dies has started."""
+    """Let these processes end silently; without arguments, all that say_if_it_dies has started."""
     for watcher in watchers or [*WATCHERS]:
         watcher.communicate(b"\n")
         WATCHERS.remove(watcher)

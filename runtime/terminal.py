@@ -1,4 +1,4 @@
-"""What a run prints: lines of at most 100 columns, without colours if nobody looks at them.
+"""Print a run's output: lines of at most 100 columns, without colours unless on a terminal.
 
 Texts are printed as they are: a folder `runs/[a]` is not read as rich's markup for a style.
 """
@@ -11,16 +11,16 @@ from tqdm import tqdm
 
 from runtime.ranks import RANK
 
-WIDTH = 100  # columns; a narrower terminal gets what fits
+WIDTH = 100  # columns; fewer on a narrower terminal
 HEADING_EVERY = 20  # steps
 MISSING = "–"
-COLUMNS = [  # heading, key in metrics.jsonl, format, width; a row of them has at most 80 columns
+COLUMNS = [  # heading, key in metrics.jsonl, format, width; at most 80 columns per row
     ("step", "step", "d", 5),
-    ("loss", "loss", ".4f", 8),  # only sft.py has a loss; it has none of the next three
+    ("loss", "loss", ".4f", 8),  # only sft.py has a loss; it lacks the next three
     ("reward", "reward", ".3f", 7),
     ("accuracy", "accuracy", ".3f", 9),
     ("format", "format_rate", ".3f", 7),
-    ("turns", "turns", ".2f", 7),  # grpo_multi_turn.py shows it instead of format
+    ("turns", "turns", ".2f", 7),  # grpo_multi_turn.py's, instead of format
     ("length", "response_tokens", ".1f", 7),
     ("kl", "kl", ".2g", 8),
     ("entropy", "entropy", ".3f", 8),
@@ -32,7 +32,7 @@ COLUMNS = [  # heading, key in metrics.jsonl, format, width; a row of them has a
 
 
 def console():
-    """rich's console for stdout. What is not a terminal (a file, a pipe) is WIDTH columns wide."""
+    """Return rich's console for stdout: WIDTH columns wide if it is a file or a pipe."""
     made = Console(highlight=False, markup=False, emoji=False)
     if not sys.stdout.isatty():
         made.width = WIDTH
@@ -41,17 +41,17 @@ def console():
 
 
 def progress(items=None, title="", **options):
-    """tqdm with this title; it shows nothing where shows_bars is False."""
+    """Return tqdm with this title; it shows nothing if shows_bars is False."""
     return tqdm(items, desc=title, leave=False, disable=not shows_bars(), **options)
 
 
 def shows_bars():
-    """True in process 0 on a terminal, unless TQDM_DISABLE is set. A log file gets no bars."""
+    """Return True in process 0 on a terminal, unless TQDM_DISABLE is set. Log files get no bars."""
     return RANK == 0 and sys.stderr.isatty() and not os.environ.get("TQDM_DISABLE")
 
 
 def columns_of(metrics):
-    """COLUMNS; for a script without rewards (sft.py) those that it has."""
+    """Return COLUMNS; for a script without rewards (sft.py), those that it has."""
     if "reward" in metrics:
         left_out = ("loss", "format_rate") if "turns" in metrics else ("loss", "turns")
         return [column for column in COLUMNS if column[1] not in left_out]
@@ -63,7 +63,7 @@ def heading_line(metrics):
 
 
 def step_line(metrics):
-    """One step as a line under heading_line. Length is in tokens, loss, KL and entropy in nats."""
+    """Format one step as a line under heading_line. Length: tokens; loss, KL and entropy: nats."""
     cells = []
     for _, key, form, width in columns_of(metrics):
         value = metrics.get(key)
@@ -73,7 +73,7 @@ def step_line(metrics):
 
 
 def no_difference_line(metrics):
-    """A warning that all responses to a prompt have the same reward, for every prompt of a step."""
+    """Return a warning that, for every prompt of a step, all responses have the same reward."""
     seen = "there was nothing to tell good from bad"
     advice = (
         "easier problems, longer responses (--max_response_tokens), or more of them "
@@ -95,7 +95,7 @@ def no_difference_line(metrics):
 
 
 def evaluation_line(metrics):
-    """The test accuracy as a line, by category, and pass@k; "" if this step has no evaluation."""
+    """Format the test accuracy by category and pass@k as a line; "" without an evaluation."""
     if "eval/loss" in metrics:
         return f"{metrics['step']:7d}  loss on held-out examples {metrics['eval/loss']:.4f}"
     accuracy = metrics.get("eval/accuracy")

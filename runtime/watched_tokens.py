@@ -1,18 +1,18 @@
-"""What an update did to the tokens of a few responses, for tools/watch.py."""
+"""Record the effect of an update on the tokens of a few responses, for tools/watch.py."""
 
 import torch
 
 from runtime.passes import micro_batches
 
-KEPT_GROUPS = 2  # of each, two responses are kept
-WINDOW = 16  # tokens that are decoded together
+KEPT_GROUPS = 2  # two responses are saved per group
+WINDOW = 16  # number of tokens decoded together
 
 
 def few(batch, args):
-    """The rows of two responses to each of two problems, a list: the best and the worst of a group.
+    """Return the rows of two responses to each of two problems, a list: a group's best and worst.
 
-    Best and worst by the sum of their advantages. Groups with an advantage come first, since the
-    others have nothing to teach.
+    Best and worst by the sum of their advantages. Groups with an advantage come first, because the
+    others teach nothing.
     """
     size = args.responses_per_prompt
     of_rows = batch["advantages"].sum(1)  # [N]
@@ -27,7 +27,7 @@ def few(batch, args):
 
 @torch.no_grad()
 def new_log_probs(policy, batch, args):
-    """The log-probabilities of a batch's response tokens under the policy as it is now, [N, T]."""
+    """Return log-probabilities of a batch's response tokens under the current policy, [N, T]."""
     all_logp = torch.zeros(batch["ids"].shape)
     inputs = {"ids": batch["ids"], "mask": batch["mask"]}
     for rows, micro in micro_batches(inputs, args, "what the update did"):
@@ -37,16 +37,16 @@ def new_log_probs(policy, batch, args):
 
 
 def pieces_of(tokenizer, ids):
-    """The text that each token adds, a list of strings; together they are the whole text.
+    """Return the text that each token adds, a list of strings; together they are the whole text.
 
-    Of a sign that is made of several tokens, the last one adds it, and the others nothing.
+    If a character spans several tokens, the last token adds it and the others add nothing.
     """
     pieces = []
-    start = 0  # of the window
+    start = 0  # where the window begins
     before = ""  # the window's text so far
     for end in range(1, len(ids) + 1):
         text = decode(tokenizer, ids[start:end])
-        if text.endswith("\ufffd") and end < len(ids):  # a sign is not complete
+        if text.endswith("\ufffd") and end < len(ids):  # an incomplete character
             pieces.append("")
             continue
         pieces.append(text[len(before) :])
@@ -62,7 +62,7 @@ def decode(tokenizer, ids):
 
 
 def of_responses(batch, tokenizer):
-    """A dictionary for each row of a batch: its prompt, and what belongs to each token after it.
+    """Return a dictionary per row of a batch: its prompt, and values of each token after it.
 
     batch: ids, mask, old_logp, new_logp and advantages, [N, T]. A conversation's replies are among
     the tokens; is_own is False there, and the other values are 0.

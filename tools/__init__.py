@@ -1,1 +1,1 @@
-"""Commands for people who train: compare, diff, watch, gap, doctor, merge. maintain/ has those of maintainers."""
+"""Commands for people who train: compare, diff, watch, gap, doctor, merge. maintain/ has the maintainers' commands."""

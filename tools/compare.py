@@ -1,18 +1,18 @@
-"""Compares scripts on models/kk_tiny: several entries × several seeds, one run after the other; a table and a plot.
+"""Compare scripts on models/kk_tiny: several entries × several seeds, one run after the other; a table and a plot.
 
     python tools/compare.py                                  every script, seeds 0, 1 and 2 (`control` has eight)
     python tools/compare.py --suite stages                   an ablation of the papers, see tools/comparisons.py
-    python tools/compare.py --seeds 0 1 2 3 4                more seeds; what is there already is not run again
-    python tools/compare.py --only grpo ar                   run some of the entries; the table has all that are kept
-    python tools/compare.py --dry_run                        which runs are missing, and how long they will take
-    python tools/compare.py --stale                          which kept results another code made than today's
+    python tools/compare.py --seeds 0 1 2 3 4                more seeds; saved runs are not repeated
+    python tools/compare.py --only grpo ar                   run some of the entries; the table has all saved ones
+    python tools/compare.py --dry_run                        list the missing runs, and estimate how long they take
+    python tools/compare.py --stale                          list the saved results that other code than today's made
     python tools/compare.py --name mine --entries "eta 0.3: grpo_ar_lopti.py --eta 0.3" "eta 0.7: …"
 
-An entry is a name, a script and the script's flags, which take the place of the same flags of all entries. Every
-finished run is kept as a small JSON file in benchmarks/kk_tiny/ (settings, metrics of every step, hash of the code,
-commit, versions, machine). NAME.md and NAME.png are made of those files alone, anywhere; NAME is the suite unless
-another is given. Some suites have a second picture: with more than five entries NAME_metrics.png, with fewer
-NAME_budget.png, the accuracy by training and by optimizer steps. Seconds are in no table: see docs/speed.md.
+An entry (a configuration) is a name, a script and the script's flags, which override the same flags of all entries.
+Every finished run is saved as a small JSON file in benchmarks/kk_tiny/ (settings, metrics of every step, hash of the
+code, commit, versions, machine). NAME.md and NAME.png are made from those files alone, on any machine; NAME is the
+suite unless another is given. Some suites have a second figure: with more than five entries NAME_metrics.png, with
+fewer NAME_budget.png, the accuracy by training and by optimizer steps. Seconds are in no table: see docs/speed.md.
 """
 
 import json
@@ -46,26 +46,26 @@ WHAT_IS_DRAWN = (
     "line: its interval of 95 %, with one standard deviation of a run, pooled over all rows"
 )
 MARK = " †"
-PEOPLE = "eval/accuracy_"  # and a number of people
+PEOPLE = "eval/accuracy_"  # followed by a number of people
 STALE = "† Made by another code than today's: `python tools/compare.py --stale` says which part of it."
-LAST = 3  # evaluations in the mean, as the papers average their last three checkpoints
+LAST = 3  # evaluations to average: the papers average their last three checkpoints
 
 
 @dataclass
 class Args:
-    """What to run, and where to keep it."""
+    """The runs to make, and the place for their results."""
 
     suite: Literal[*SUITES] = "comparison"  # what to compare
     entries: list[str] = field(default_factory=list)  # each "NAME: SCRIPT FLAGS"; empty: the suite's
-    seeds: list[int] | None = None  # one run of each entry for every seed; None: 0, 1, 2, or as many as the suite has
+    seeds: list[int] | None = None  # one run per entry and seed; None: 0, 1, 2, or as many as the suite has
     common: str = ""  # flags for all entries, as in --common="--steps 10"; empty: the suite's
     only: list[str] = field(default_factory=list)  # names of the entries to run; empty: all
-    folder: Path | None = None  # where runs, table and plot are kept; None: benchmarks/kk_tiny or benchmarks/llm
-    name: str = ""  # of the table and the plot; empty: the suite's
-    limit: float = 8  # minutes, after which a run is stopped and not kept
-    draw_only: bool = False  # run nothing, draw what is there
-    dry_run: bool = False  # say which runs are missing and how long they will take, and end
-    stale: bool = False  # list the kept results of all suites, lab/ and benchmarks/ that another code made, and end
+    folder: Path | None = None  # where runs, table and plot are saved; None: benchmarks/kk_tiny or benchmarks/llm
+    name: str = ""  # name of the table and the plot; empty: the suite's
+    limit: float = 8  # minutes, after which a run is stopped and not saved
+    draw_only: bool = False  # run nothing, plot the saved runs
+    dry_run: bool = False  # list the missing runs and estimate their time, then end
+    stale: bool = False  # list the saved results of all suites, lab/ and benchmarks/ that other code made, then end
 
     def __post_init__(self):
         if self.folder is None:
@@ -75,12 +75,12 @@ class Args:
 
 
 def seeds_of(suite):
-    """The seeds of a suite's own table."""
+    """Return the seeds of a suite's own table."""
     return range(SEEDS.get(suite, 3))
 
 
 def read_entries(entries):
-    """{name: [script, flag, ...]}. ValueError if an entry is not "NAME: SCRIPT FLAGS" with a script that exists."""
+    """Return {name: [script, flag, ...]}. ValueError unless each entry is "NAME: SCRIPT FLAGS" and SCRIPT exists."""
     commands = {}
     for entry in entries:
         name, _, command = (part.strip() for part in entry.partition(":"))
@@ -94,7 +94,7 @@ def read_entries(entries):
 
 
 def command_of(words, common, seed):
-    """An entry's command: its script, and its own settings in place of those of all entries."""
+    """Return an entry's command: its script, with its own settings overriding those of all entries."""
     settings = kept.settings_of(shlex.split(common)) | kept.settings_of(words[1:]) | {"seed": seed}
     return shlex.join(kept.command_of(Path(words[0]).stem, settings))
 
@@ -104,7 +104,7 @@ def kept_file(folder, name, seed):
 
 
 def read_kept(path, command):
-    """A kept run, or None if there is none. ValueError if it was made by another script or with other settings."""
+    """Return a saved run, or None if there is none. ValueError if another script or other settings made it."""
     if not path.exists():
         return None
     found = files.read_object(path)
@@ -119,14 +119,14 @@ def read_kept(path, command):
 
 
 def run(command, limit):
-    """One training run in a folder of its own: what is to be kept of it. RuntimeError if it fails.
+    """Run one training in a temporary folder. Return the data to save. RuntimeError if it fails.
 
-    Of models/kk_tiny, if the command names no model: on a GPU the scripts would take the paper's.
+    If the command names no model, it trains models/kk_tiny, because on a GPU the scripts would use the paper's.
     """
     started = time.monotonic()
     script, *flags = shlex.split(command)
     script, settings = Path(script).stem, kept.settings_of(flags)
-    about = {"script": script, "settings": settings, "code": kept.code_of(script)}  # as it is when the run begins
+    about = {"script": script, "settings": settings, "code": kept.code_of(script)}  # the code when the run begins
     with tempfile.TemporaryDirectory() as folder:
         words = [*shlex.split(command), "--run_dir", folder]
         if "model" not in settings:
@@ -146,9 +146,9 @@ def run(command, limit):
 
 
 def plan(missing, runs):
-    """In words, which runs are missing and how long they will take. missing: {name: seeds}; runs: kept ones.
+    """Describe which runs are missing and how long they will take. missing: {name: seeds}; runs: saved ones.
 
-    A run takes as long as the kept ones of its entry, or as those of all entries if it has none.
+    The estimate for an entry is the mean time of its saved runs or, without any, of all saved runs.
     """
     count = sum(map(len, missing.values()))
     text = f"{sum(map(len, runs.values()))} runs are kept, {count} are missing"
@@ -164,7 +164,7 @@ def plan(missing, runs):
 
 
 def seconds_of(run):
-    """How long a kept run took; its steps alone if it was kept before the whole was measured."""
+    """Return how long a saved run took; older runs have only the time of their steps."""
     return run.get("seconds") or sum(row.get("time/step", 0) for row in run["rows"])
 
 
@@ -176,33 +176,33 @@ def shorter(value):
 
 
 def evaluations(run, key):
-    """(steps, values) of the run's evaluations; the one before training does not count."""
+    """Return (steps, values) of the run's evaluations, except the one before training."""
     return curves.points([row for row in run["rows"] if row["step"] > 0], key)
 
 
 def final(run, key="eval/accuracy"):
-    """Mean of the run's last three evaluations, or of fewer."""
+    """Return the mean of the run's last three evaluations, or of fewer."""
     return fmean(evaluations(run, key)[1][-LAST:])
 
 
 def at_the_end(run, key="eval/accuracy"):
-    """The run's last evaluation."""
+    """Return the run's last evaluation."""
     return evaluations(run, key)[1][-1]
 
 
 def late_mean(run, metric):
-    """The mean of a metric over the run's last five steps."""
+    """Return the mean of a metric over the run's last five steps."""
     return fmean(curves.points(run["rows"], metric)[1][-5:])
 
 
 def of_all(runs, measure, *key):
-    """A measure of all runs as a table: a row for each seed, a column for each entry."""
+    """Return a measure of all runs as a table: a row per seed, a column per entry."""
     columns = {name: {seed: measure(run, *key) for seed, run in by_seed.items()} for name, by_seed in runs.items()}
     return pandas.DataFrame({name: pandas.Series(column) for name, column in columns.items()})
 
 
 def names_of_evaluations(everything):
-    """("evaluations 4, 8", "step 8"): those of final() and at_the_end(), if all runs have the same."""
+    """Name the evaluations of final() and at_the_end(): ("evaluations 4, 8", "step 8") if all runs have the same."""
     steps = {tuple(evaluations(run, "eval/accuracy")[0][-LAST:]) for run in everything}
     if len(steps) > 1:
         return f"the last {LAST} evaluations", "the last evaluation"
@@ -212,7 +212,7 @@ def names_of_evaluations(everything):
 
 
 def shown(values, sign=""):
-    """Mean ± standard error of a column: "0.576 ± 0.036", or with the sign "+" "+0.068 ± 0.017"; "" if it is empty."""
+    """Format a column's mean ± standard error: "0.576 ± 0.036", or with the sign "+" "+0.068 ± 0.017"; "" if empty."""
     values = values.dropna()
     if values.empty:
         return ""
@@ -228,17 +228,17 @@ def flat(runs):
 
 
 def base_of(name, names):
-    """The entry that this one is compared with: "4 updates" for "4 updates, 80/20" if there is one, or the first."""
+    """Return the entry to compare with: "4 updates" for "4 updates, 80/20" if it exists, otherwise the first."""
     start = name.rpartition(", ")[0]
     return start if start in names else next(iter(names))
 
 
 def parents_of(commands, n_updates):
-    """{name: the entry it is compared with in the picture} of all entries but the first, in the order of the entries.
+    """Return {name: the entry it is compared with in the figure} for all entries but the first, in their order.
 
-    That is the one that its name begins with ("4 updates" for "4 updates, 80/20"), or an entry of the script that its
-    script grew from, if there is one with as many optimizer steps, or the first of all.
-    n_updates: {name: optimizer steps of a training step}.
+    It is the entry that the name begins with ("4 updates" for "4 updates, 80/20"), or an entry of the parent script (if
+    possible with the same number of optimizer steps), or the first entry.
+    n_updates: {name: optimizer steps per training step}.
     """
     stems = {name: Path(words[0]).stem for name, words in commands.items()}
     first, *others = commands
@@ -253,9 +253,9 @@ def parents_of(commands, n_updates):
 
 
 def compared(runs, parents, measure):
-    """{"NAME minus PARENT": (that of each seed, its Estimate)} by one measure, for each with such runs.
+    """Return {"NAME minus PARENT": (difference per seed, its Estimate)} by one measure, for pairs with runs.
 
-    The Estimates have one standard deviation of a run, pooled over all pairs.
+    The Estimates share one standard deviation of a run, pooled over all pairs.
     """
     table = of_all(runs, measure)
     values, estimates = [], []
@@ -270,7 +270,7 @@ def compared(runs, parents, measure):
 
 
 def differences(runs, parents, measure):
-    """{"NAME minus PARENT": (that of each seed, half of its interval)} by one measure, for plot.draw_differences."""
+    """Return {"NAME minus PARENT": (difference per seed, half the interval)} by one measure, for draw_differences."""
     found = {}
     for label, (values, estimate) in compared(runs, parents, measure).items():
         found[label] = values, inference.student(0.05, estimate.df) * estimate.error if estimate.df else 0.0
@@ -278,9 +278,9 @@ def differences(runs, parents, measure):
 
 
 def pooled_errors(runs, bases, names):
-    """In words, the pooled standard errors of the table's differences; "" if no entry has two seeds.
+    """Describe the pooled standard errors of the table's differences; "" if no entry has two seeds.
 
-    names: those of final() and at_the_end().
+    names: names of the evaluations of final() and at_the_end().
     """
     errors = []
     for measure, name in zip((final, at_the_end), names):
@@ -299,9 +299,9 @@ def pooled_errors(runs, bases, names):
 
 
 def draw(runs, commands, folder, name, second=True):
-    """NAME.png, and NAME_budget.png or, of more than five entries, NAME_metrics.png. Gives the paths.
+    """Plot NAME.png, and NAME_budget.png or, for more than five entries, NAME_metrics.png. Return the paths.
 
-    second: whether to draw the second one.
+    second: whether to plot the second figure.
     """
     groups = {entry: [run["rows"] for run in by_seed.values()] for entry, by_seed in runs.items()}
     few = len(groups) <= plot.MOST_LINES
@@ -309,7 +309,7 @@ def draw(runs, commands, folder, name, second=True):
     if few:
         plot.draw(groups, paths[:1])
     else:
-        updates = {}  # optimizer steps of a training step
+        updates = {}  # optimizer steps per training step
         for entry, of_seeds in groups.items():
             updates[entry] = max(row.get("optimizer_steps", 0) for rows in of_seeds for row in rows)
         parents = parents_of({entry: commands[entry] for entry in groups}, updates)
@@ -327,7 +327,7 @@ def draw(runs, commands, folder, name, second=True):
 
 
 def table(runs, commands, common):
-    """The comparison as Markdown. runs: {name: {seed: kept run}}."""
+    """Return the comparison as Markdown. runs: {name: {seed: saved run}}."""
     first, *others = runs
     bases = {name: base_of(name, runs) for name in others}
     minus = "difference" if set(bases.values()) - {first} else f"minus {first}"
@@ -336,7 +336,7 @@ def table(runs, commands, common):
     measures = {f"mean of {several}": of_all(runs, final), f"accuracy at {last}": of_all(runs, at_the_end)}
     columns = {"entry": [], "script and flags": [], "runs": []}
     for name, by_seed in runs.items():
-        is_below = family.depth(Path(commands[name][0]).stem) > 1  # its script grew from another one than grpo.py
+        is_below = family.depth(Path(commands[name][0]).stem) > 1  # its script's parent is not grpo.py
         columns["entry"].append("└ " * is_below + name + stale_mark(by_seed))
         columns["script and flags"].append(f"`{shlex.join(commands[name])}`")
         columns["runs"].append(str(len(by_seed)))
@@ -355,23 +355,23 @@ def table(runs, commands, common):
 
 
 def numbers_of_people(everything):
-    """The metrics that have the accuracy on puzzles of each number of people; other tasks have none."""
+    """Return the metrics of accuracy per number of people; other tasks have none."""
     puzzles = [run for run in everything if run.get("settings", {}).get("task", "kk") == "kk"]
     return sorted({key for run in puzzles for row in run["rows"] for key in row if key.startswith(PEOPLE)})
 
 
 def stale_mark(by_seed):
-    """A mark for a row of which another code made a run."""
+    """Return a mark for a row if other code made one of its runs."""
     return MARK if any(kept.differs(run) for run in by_seed.values()) else ""
 
 
 def without_marks(text):
-    """A table as it was before any code changed: what a test compares."""
+    """Return a table as it was before any code changed; a test compares this."""
     return text.replace(MARK, "").replace(f"\n{STALE}\n", "")
 
 
 def stale():
-    """A line for each kept result that another code made, and how many there are."""
+    """Return a line for each saved result that other code made, and their number."""
     lines, count = [], 0
     for path in sorted(path for folder in kept.FOLDERS for path in (ROOT / folder).rglob("*.json")):
         result = json.loads(path.read_text())
@@ -383,7 +383,7 @@ def stale():
 
 
 def text_below(runs, commands, common, bases, minus):
-    """The text that says what the table has."""
+    """Return the text that explains the table."""
     everything, first = flat(runs), next(iter(runs))
     several, last = names_of_evaluations(everything)
     before = fmean(curves.points(run["rows"], "eval/accuracy")[1][0] for run in everything)
@@ -407,7 +407,7 @@ def text_below(runs, commands, common, bases, minus):
 
 
 def made_by(everything):
-    """Commits, versions, machines and dates of the runs, in words."""
+    """Describe the runs' commits, versions, machines and dates."""
     versions = set()
     for run in everything:
         versions |= {f"{name} {version}" for name, version in run["versions"].items()}
@@ -418,7 +418,7 @@ def made_by(everything):
 
 
 def check_args(args):
-    """ValueError or OSError if something is wrong with the command line."""
+    """Raise ValueError or OSError if something is wrong with the command line."""
     if not args.limit > 0:
         raise ValueError(f"--limit is {args.limit}; it must be greater than 0")
     if not args.seeds:
@@ -475,7 +475,7 @@ def main(args):
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except RuntimeError as error:  # a run that failed
+    except RuntimeError as error:  # a training run failed
         sys.exit(f"error: {error}")
     runs = {name: by_seed for name, by_seed in runs.items() if by_seed}
     if not runs:

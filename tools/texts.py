@@ -1,18 +1,18 @@
-"""Texts that a tool makes: tables, whole files, or what stands between two marks. git shows what has changed."""
+"""Write texts that a tool makes: tables, whole files, or the text between two marks. git shows the changes."""
 
 from runtime import files
 
 
 def table(titles, rows):
-    """A Markdown table of texts."""
+    """Return a Markdown table of texts."""
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def between(text, name, new):
-    """A page's text with `new` between its marks, <!-- NAME: begin --> and <!-- NAME: end -->, in blank lines.
+    """Return a page's text with `new` between its marks, <!-- NAME: begin --> and <!-- NAME: end -->, in blank lines.
 
-    ValueError unless each mark is there once, and in this order.
+    ValueError unless each mark occurs once, and in this order.
     """
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     if [text.count(begin), text.count(end)] != [1, 1] or text.index(begin) > text.index(end):
@@ -21,7 +21,7 @@ def between(text, name, new):
 
 
 def write(texts):
-    """Writes each text to its file, unless it is there already, and says so. texts: {path: text}."""
+    """Write each text to its file, unless the file has it already, and print that. texts: {path: text}."""
     for path, text in texts.items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
             print(f"left {path}")

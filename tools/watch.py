@@ -1,11 +1,11 @@
-"""Follows runs in a browser: curves that grow, and what the newest update did to each token of some responses.
+"""Follow runs in a browser: growing curves, and the effect of the newest update on each token of some responses.
 
     make watch                            the runs in runs/
     python tools/watch.py RUN FOLDER …    these runs, and the runs in these folders
 
 It reads the files that runs write (docs/metrics.md) and serves one page on this machine, http://127.0.0.1:6007. The
-page asks for news every two seconds. At most eight runs are shown, those that have changed last. To follow a run on
-another machine, call it there, and here `ssh -N -L 6007:127.0.0.1:6007 MACHINE`.
+page asks for news every two seconds. It shows at most eight runs, the last to change. To follow a run on another
+machine, start it there, and run here: `ssh -N -L 6007:127.0.0.1:6007 MACHINE`.
 """
 
 import contextlib
@@ -26,20 +26,20 @@ from runtime import before_after, curves
 from tools import plot
 
 PAGE = Path(__file__).with_name("watch.html")
-MOST = 8  # runs
+MOST = 8  # runs shown
 FILES = ("metrics.jsonl", "tokens.json", "test_samples.jsonl")
 
 
 @dataclass
 class Args:
-    """What to follow, and where to serve it."""
+    """The runs to follow, and the port of the page."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),)  # runs, and folders of runs
-    port: int = 6007  # of the page on this machine; 0: any that is free
+    port: int = 6007  # port of the page on this machine; 0: any free port
 
 
 def find(paths):
-    """{name: folder} of the runs that have changed last, at most MOST, in the order of their names."""
+    """Return {name: folder} of the runs that changed last, at most MOST, in the order of their names."""
     folders = {}
     for path in paths:
         places = [path] if (path / "metrics.jsonl").exists() else path.glob("*/")
@@ -49,18 +49,18 @@ def find(paths):
 
 
 def changed(folder):
-    """When a run's files were last changed, in seconds."""
+    """Return the time when a run's files last changed, in seconds."""
     return max((folder / name).stat().st_mtime for name in FILES if (folder / name).exists())
 
 
 def overview(paths):
-    """For each run: its name, when it has changed, and how many seconds ago that was."""
+    """Return, per run, its name, when it last changed, and how many seconds ago that was."""
     found = {name: changed(folder) for name, folder in find(paths).items()}
     return [{"name": name, "changed": when, "ago": time.time() - when} for name, when in found.items()]
 
 
 def picture(paths):
-    """The metrics of the runs over each other, as SVG."""
+    """Plot the metrics of the runs in one figure, as SVG."""
     groups = {name: [curves.read_rows(folder / "metrics.jsonl")] for name, folder in find(paths).items()}
     text = io.StringIO()
     plot.draw(groups, []).savefig(text, format="svg")
@@ -68,7 +68,7 @@ def picture(paths):
 
 
 def details(folder):
-    """What the page shows of one run."""
+    """Return the page's data about one run."""
     rows = curves.read_rows(folder / "metrics.jsonl")
     before, after, learned = before_after.pairs(curves.read_rows(folder / "test_samples.jsonl"))
     chosen = next(iter([*learned, *before]), None)
@@ -81,7 +81,7 @@ def details(folder):
 
 
 def read(path):
-    """The JSON object of a file; {} without the file. Trainers replace these files at once, so they are whole."""
+    """Return the JSON object in a file; {} without the file. Trainers replace these files atomically."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
@@ -117,7 +117,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_):
-        """Nothing: a line every two seconds would hide the address."""
+        """Log nothing: a line every two seconds would hide the address."""
 
 
 def main(args):

@@ -1,1 +1,1 @@
-"""Commands of those who maintain the repository: generated pages, the site, checks of the family."""
+"""Commands for maintainers of the repository: generated pages, the site, checks of the family."""

@@ -1,8 +1,8 @@
-"""Finds the lines of scripts that texts name, so that no text needs line numbers.
+"""Find the lines of scripts that texts name, so that no text needs line numbers.
 
 A text names a line in two ways: a link [grpo.py, update: divisor](../grpo.py), and in the table of symbols on an
-algorithm's page a piece of code that occurs once in the script. with_anchors() adds the lines to a text's links;
-tools/maintain/site.py calls it for each page that it builds. A test calls it for all texts.
+algorithm's page a piece of code that occurs once in the script. with_anchors() adds the lines to a text's links.
+tools/maintain/site.py calls it for each page that it builds, and a test calls it for all texts.
 """
 
 import ast
@@ -20,7 +20,7 @@ PAGES = "docs/algorithms/"
 
 
 def definitions(text):
-    """Yields (name, node) of each class, function, constant and setting: "Policy.head", "TASKS", "Args.lr"."""
+    """Yield (name, node) of each class, function, constant and setting: "Policy.head", "TASKS", "Args.lr"."""
 
     def inside(node, prefix):
         for child in node.body:
@@ -35,9 +35,9 @@ def definitions(text):
 
 
 def line_named(text, name):
-    """The number, from 1, of the line of a program that `name` names. ValueError if there is none.
+    """Return the number, from 1, of the line of a program that `name` names. ValueError if there is none.
 
-    name: what a definition is called ("k3", "Policy.head", "TASKS"), or "k3: exp" for the first line below the
+    name: a definition's name ("k3", "Policy.head", "TASKS"), or "k3: exp" for the first line below the
     docstring of k3 that has this word.
     """
     outer, _, word = name.partition(": ")
@@ -53,18 +53,18 @@ def line_named(text, name):
 
 
 def line_with(text, snippet):
-    """The number, from 1, of the line of a program that has a piece of code. ValueError unless it occurs once."""
+    """Return the number, from 1, of a program's line that has a piece of code. ValueError unless it occurs once."""
     if text.count(snippet) != 1:
         raise ValueError(f"`{snippet}` occurs {text.count(snippet)} times; it must occur once")
     return text[: text.index(snippet)].count("\n") + 1
 
 
 def with_anchors(text, page):
-    """A page's Markdown with what the site adds to it. page: its path from the repository's root.
+    """Return a page's Markdown with the site's additions. page: its path from the repository's root.
 
     Links that name a place lead to its line, the code of symbols links to its line, and calls of tools/diff.py link to
     the page that shows the difference, as does the first line of an algorithm's page. ValueError, saying where, if a
-    place is not there.
+    place is missing.
     """
     folder = posixpath.dirname(page)
     script = page.removeprefix(PAGES).removesuffix(".md")

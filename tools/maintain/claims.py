@@ -1,10 +1,10 @@
-"""What the papers claim, and what came out here: docs/claims.md from the kept raw values.
+"""Write docs/claims.md, the papers' claims and our results, from the saved raw values.
 
-docs/claims.toml has the claims that were measured, and the comparisons that measure them: two numbers of each batch, of
-each seed's run or of each token. No verdict stands there. Comparisons of a kind share one standard deviation, pooled
-over them. Holm's procedure leaves one level for the comparisons of a paper that it does not reject; at that level the
-paper's intervals are drawn, and an interval decides. A comparison that several rows name, as it is or with a − for its
-opposite, is made once. `make docs` writes the page.
+docs/claims.toml has the measured claims, and the comparisons that measure them: two numbers per batch, per seed's run
+or per token. It has no verdicts. Comparisons of a kind share one standard deviation, pooled over them. Holm's procedure
+leaves one level for those comparisons of a paper that it does not reject. At that level the paper's intervals are
+computed, and an interval decides. A comparison that several rows name, directly or with a − for its opposite, is
+made once. `make docs` writes the page.
 """
 
 import json
@@ -25,16 +25,16 @@ ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs" / "claims.md"
 CLAIMS = tomllib.loads((ROOT / "docs" / "claims.toml").read_text(encoding="utf-8"))
 MADE = CLAIMS["comparisons"]
-WORDS = [OPPOSITE, NO_EFFECT, TOO_FEW, SHOWS]  # a row has the first of these that it is judged by
+WORDS = [OPPOSITE, NO_EFFECT, TOO_FEW, SHOWS]  # a row gets the first of these among its comparisons
 OTHERS = ("limit", "words")  # files of benchmarks/results
-SECOND_HALF, ALL = 0.5, 0.0  # since when the evaluations of a run count, as a share of its steps
-LEAST_TOKENS = 50  # below which a correlation is not measured
-ALPHA = 0.05  # the chance, at most, that any "shows" or "the opposite" of a paper is luck
+SECOND_HALF, ALL = 0.5, 0.0  # a run's evaluations count after this fraction of its steps
+LEAST_TOKENS = 50  # a correlation of fewer tokens is not measured
+ALPHA = 0.05  # the chance, at most, that any of a paper's "shows" or "the opposite" is luck
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Where the raw values are."""
+    """The folders of the raw values."""
 
     lab: Path = ROOT / "lab" / "results"
     runs: Path = ROOT / "benchmarks" / "kk_tiny"
@@ -49,7 +49,7 @@ def read(path):
 
 
 def at(tree, path):
-    """What "tails/p < 0.2/norm" leads to. A number is itself; of several paths the largest counts.
+    """Return the value at a path such as "tails/p < 0.2/norm". A number is itself; of several paths the largest counts.
 
     None if there is no such value.
     """
@@ -67,7 +67,7 @@ def at(tree, path):
 
 
 def fill(value, each):
-    """The value with `each` in place of {}."""
+    """Return the value with `each` in place of {}."""
     if isinstance(value, list):
         return [fill(one, each) for one in value]
     if isinstance(value, dict):
@@ -76,10 +76,10 @@ def fill(value, each):
 
 
 def estimates_of(comparison, folders, stage="", since=SECOND_HALF):
-    """[Estimate] of a comparison, one for each of its `for`; [] if its values are not kept.
+    """Return a comparison's Estimates, one for each of its `for`; [] if its values are not saved.
 
-    stage: the folder of lab/results in which to look; since: the share of a run's steps that does
-    not count.
+    stage: the folder of lab/results to look in; since: the fraction of a run's steps that is
+    excluded.
     """
     found = []
     for each in map(str, comparison.get("for", [""])):
@@ -103,9 +103,9 @@ def estimates_of(comparison, folders, stage="", since=SECOND_HALF):
 
 
 def of_batches(comparison, rows, is_ratio, **more):
-    """[the Estimate] of two numbers of each batch: `more` than, `less` than, or `equals`.
+    """Return [the Estimate] of two numbers per batch: `more` than, `less` than, or `equals`.
 
-    `size_of_mean`: compared are the sizes of their means over the batches, whose values have signs.
+    `size_of_mean`: compare the sizes of their means over the batches, where values have signs.
     A mean that is as small as its error looks too large.
     """
     [claimed] = {"more", "less", "equals"} & comparison.keys()
@@ -124,17 +124,17 @@ def of_batches(comparison, rows, is_ratio, **more):
     found = replace(found, sides=tuple(sides)[: 2 if "than" in comparison else 1])
     if claimed == "less":
         return [replace(found, mean=-found.mean)]
-    if claimed == "equals":  # how far inside the slack it is
+    if claimed == "equals":  # how far inside the margin it is
         return [replace(found, mean=comparison["slack"] - abs(found.mean), is_ratio=False)]
     return [found]
 
 
 def of_runs(comparison, folders, since, label, **more):
-    """[the Estimate] of a metric of one entry of tools/compare.py less that of another, by seed.
+    """Return [the Estimate] of a metric's difference between two entries of tools/compare.py, by seed.
 
-    `pairs`: the mean over several pairs of entries; `beyond`: a pair whose difference comes off.
+    `pairs`: the mean over several pairs of entries; `beyond`: a pair whose difference is subtracted.
     """
-    metric = comparison.get("metric", "eval/accuracy")  # of two, their difference
+    metric = comparison.get("metric", "eval/accuracy")  # of two metrics, their difference
     pairs = comparison.get("pairs") or [[comparison["more"], comparison["than"]]]
     signed = [(pair, 1 / len(pairs)) for pair in pairs]
     label = "; ".join(" minus ".join(pair) for pair in pairs)
@@ -161,9 +161,9 @@ def of_runs(comparison, folders, since, label, **more):
 
 
 def kept_runs(folder, suite, entry):
-    """{seed: kept run} of a suite's entry: the seeds of its table.
+    """Return {seed: saved run} of a suite's entry, for the seeds of its table.
 
-    ValueError if one was made with other flags.
+    ValueError if a run was made with other flags.
     """
     common, entries = comparisons.SUITES[suite]
     words = compare.read_entries(entries)[entry]
@@ -175,7 +175,7 @@ def kept_runs(folder, suite, entry):
 
 
 def late(run, metric, since=SECOND_HALF):
-    """The mean of a metric over the steps after this share of a run; of two, their difference."""
+    """Return the mean of a metric over the steps after this fraction of a run; of two, their difference."""
     if isinstance(metric, list):
         return late(run, metric[0], since) - late(run, metric[1], since)
     first = since * run["rows"][-1]["step"]
@@ -184,10 +184,10 @@ def late(run, metric, since=SECOND_HALF):
 
 
 def of_tokens(comparison, rows, label, **more):
-    """[the Estimate] of the correlation of two numbers of each token; of several the lowest.
+    """Return [the Estimate] of the correlation of two numbers per token; of several the lowest.
 
-    rows: clusters of tokens, such as responses. `above`: the least second number that counts. []
-    if LEAST_TOKENS are not there.
+    rows: clusters of tokens, such as responses. `above`: the smallest second number that counts. []
+    if there are fewer than LEAST_TOKENS.
     """
     wanted = comparison.get("only", {})
     rows = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
@@ -226,7 +226,7 @@ def of_tokens(comparison, rows, label, **more):
 
 
 def measured(folders, stage="", names=MADE, since=SECOND_HALF):
-    """{name: [Estimate]} of the comparisons; those of a kind have one standard deviation."""
+    """Return {name: [Estimate]} of the comparisons; comparisons of a kind share one standard deviation."""
     found = {name: estimates_of(MADE[name], folders, stage, since) for name in names}
     kinds = {}
     for name in found:
@@ -242,7 +242,7 @@ def measured(folders, stage="", names=MADE, since=SECOND_HALF):
 
 
 def level_of(estimates):
-    """The level at which the intervals of these are drawn: Holm's, for those that can tell."""
+    """Return the level of these estimates' intervals: Holm's, over those with enough values."""
     p_values = [one.p() for one in estimates if one.n >= inference.LEAST]
     return inference.holms_level(p_values, ALPHA)
 
@@ -252,7 +252,7 @@ def names_of(claim):
 
 
 def levels_of(found):
-    """{comparison: the level of the first paper that names it}, and {paper: its level}."""
+    """Return {comparison: the level of the first paper that names it}, and {paper: its level}."""
     homes = {}
     for paper in CLAIMS["papers"]:
         for claim in [*paper["claims"], {"by": paper.get("counted", [])}]:
@@ -266,7 +266,7 @@ def levels_of(found):
 
 
 def said(name, found, level):
-    """[(word, numbers)] of a comparison, or of its opposite if there is a − before its name."""
+    """Return [(word, numbers)] of a comparison, or of its opposite if its name begins with −."""
     estimates = found[name.removeprefix("-")]
     if name.startswith("-"):
         estimates = [one.reversed() for one in estimates]
@@ -274,7 +274,7 @@ def said(name, found, level):
 
 
 def judged(claim, found, levels):
-    """(word, numbers) of a row: a claim shows if all that it is measured by does. ValueError if nothing is kept."""
+    """Return a row's (word, numbers): a claim shows if all its comparisons show. ValueError if no value is saved."""
     of = {name: said(name, found, levels[name.removeprefix("-")]) for name in names_of(claim)}
     if missing := [name for name in claim["by"] if not of[name]]:
         raise ValueError(f"docs/claims.toml, {claim['item']}: nothing is kept that measures {missing}")
@@ -286,7 +286,7 @@ def judged(claim, found, levels):
 
 
 def of_stages(folders):
-    """({comparison: {stage: [(word, numbers)]}}, the level) of lab.stages.
+    """Return ({comparison: {stage: [(word, numbers)]}}, the level) of lab.stages.
 
     A comparison's standard deviation is pooled over the stages of one model.
     """
@@ -309,7 +309,7 @@ def of_stages(folders):
 
 
 def of_file(name, folder):
-    """The verdicts on FOLDER/NAME.json alone, a line each: a command of the lab ends with them."""
+    """Return the verdicts on FOLDER/NAME.json alone, one line each; the lab's commands print them last."""
     lines = []
     for comparison in MADE.values():
         if comparison.get("file") == name:
@@ -322,7 +322,7 @@ def of_file(name, folder):
 
 
 def page(folders=Folders()):
-    """docs/claims.md."""
+    """Return docs/claims.md."""
     found = measured(folders)
     levels, of_papers = levels_of(found)
     accuracies = [name for name in MADE if "suite" in MADE[name] and "metric" not in MADE[name]]
@@ -344,24 +344,8 @@ def page(folders=Folders()):
     lines += ["", *wrapped(CLAIMS["intro"]), ""]
     lines += ["| verdict | rows | what it means |", "|---|---|---|"]
     lines += [row(word, str(words[word]), CLAIMS["meaning"][word]) for word in WORDS[::-1]]
-    lines += ["", "<details><summary>All claims by verdict</summary>", ""]
-    for word in WORDS[::-1]:
-        texts = []
-        for paper in CLAIMS["papers"]:
-            items = [link(paper, claim) for claim, one, _ in rows[paper["name"]] if one == word]
-            texts += [f"{paper['name']}: {'; '.join(items)}"] * bool(items)
-        lines += wrapped(f"- **{word}**: {'. '.join(texts)}.", subsequent_indent="  ")
     rules = wrapped(CLAIMS["rules"] + ", ".join(changed) + ".")
-    lines += [
-        "",
-        "</details>",
-        "",
-        "<details><summary>How a verdict is reached</summary>",
-        "",
-        *rules,
-        "",
-        "</details>",
-    ]
+    lines += ["", "<details><summary>How a verdict is reached</summary>", "", *rules, "", "</details>"]
     for paper in CLAIMS["papers"]:
         title = f"{paper['title']} Intervals of {1 - of_papers[paper['name']]:.2%}."
         lines += ["", f"## {paper['name']}", "", *wrapped(title), ""]
@@ -391,7 +375,7 @@ def page(folders=Folders()):
 
 
 def commands_of(claim):
-    """The commands that measure a claim, each once."""
+    """Return the commands that measure a claim, each once."""
     found = []
     for name in names_of(claim):
         of = MADE[name.removeprefix("-")]
@@ -401,14 +385,14 @@ def commands_of(claim):
 
 
 def read_from(folders):
-    """[(a result's path, what it says of itself)] of all that was read but runs: their suites' tables say it."""
+    """Return [(a result's path, what it says of itself)] for all results but runs: their suites' tables have it."""
     paths = sorted(folders.lab.glob("**/*.json"))
     paths += [path for path in sorted(folders.results.glob("*.json")) if path.stem in OTHERS]
     return [(path, read(path).get("provenance") or read(path)) for path in paths]
 
 
 def anchor(paper, claim):
-    """What a link to the row of a claim names."""
+    """Return the anchor of a claim's row."""
     return re.sub(r"[^a-z0-9]+", "-", f"{paper['name']} {claim['item']}".lower()).strip("-")
 
 
@@ -421,5 +405,5 @@ def wrapped(text, **options):
 
 
 def row(*cells):
-    """A row of a table; a bar inside a cell would end it."""
+    """Return a row of a table; a bar inside a cell would end it."""
     return "| " + " | ".join(cell.replace("|", "∣") for cell in cells) + " |"

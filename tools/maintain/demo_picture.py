@@ -1,9 +1,9 @@
-"""Keeps what docs/first_runs.md shows of a run of `make demo` or `make llm`, and draws its test accuracy.
+"""Save the data of docs/first_runs.md about a run of `make demo` or `make llm`, and plot its test accuracy.
 
     python -m tools.maintain.demo_picture runs/grpo_ar_lopti_kk_0_…    docs/demo.json and docs/demo.png
     python -m tools.maintain.demo_picture runs/grpo_ar_lopti_largest_0_… --out docs/llm.json
 
-Without a run the picture is drawn again from that file. `make docs` writes the responses into the page.
+Without a run the figure is plotted again from that file. `make docs` writes the responses into the page.
 """
 
 import json
@@ -20,21 +20,21 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Args:
-    """Which run to draw."""
+    """The run to plot."""
 
-    run: tyro.conf.Positional[Path | None] = None  # a run's folder; without one, the kept figures are drawn
-    out: Path = ROOT / "docs" / "demo.json"  # the kept figures; the picture has the same name with .png
+    run: tyro.conf.Positional[Path | None] = None  # a run's folder; without one, the saved numbers are plotted
+    out: Path = ROOT / "docs" / "demo.json"  # the saved numbers; the figure has the same name with .png
 
 
 def read(folder):
-    """What the picture shows of a run, for JSON. ValueError if it is no run, or has learned no kept problem."""
+    """Return a run's data for the figure, as JSON. ValueError if it is no run, or has learned no saved problem."""
     rows = curves.read_rows(folder / "metrics.jsonl")
     if not rows:
         raise ValueError(f"{folder} is not the folder of a run: metrics.jsonl is missing or empty")
     before, after, learned = before_after.pairs(curves.read_rows(folder / "test_samples.jsonl"))
     if not learned:
         raise ValueError(f"{folder} has no test problem that was wrong before training and is right after it")
-    chosen = min(learned, key=lambda number: len(after[number]["response"]))  # the shortest can be read in a picture
+    chosen = min(learned, key=lambda number: len(after[number]["response"]))  # the shortest one fits into a figure
     about = files.read_object(folder / "run.json")
     keys = ["step", *curves.with_categories(rows, "eval/accuracy"), "response_tokens", "time/step"]
     return {
@@ -49,11 +49,11 @@ def read(folder):
 
 
 def draw(kept, path):
-    """The accuracy over the steps."""
+    """Plot the accuracy over the steps."""
     rows, figure = kept["rows"], curves.new_figure(6, 3, "")
     axis = figure.subplots()
     keys = [key for key in curves.with_categories(rows, "eval/accuracy") if not key.endswith("_all")]
-    for i, key in enumerate(keys):  # "all": of a task without categories
+    for i, key in enumerate(keys):  # "all": a task without categories
         label = "all" if i == 0 else f"{key.rpartition('_')[2]} people"
         plot.draw_line(axis, [rows], key, color=curves.COLOURS[i], ls=curves.STYLES[i], label=label)
     title = f"accuracy on {kept['settings']['eval_size']} test problems"

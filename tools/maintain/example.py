@@ -1,6 +1,6 @@
-"""The worked example of docs/algorithms: one prompt, four short responses and twelve tokens, in numbers.
+"""Compute the worked example of docs/algorithms: one prompt, four short responses and twelve tokens, in numbers.
 
-Rewards and probabilities are given here. Advantages and all that an algorithm has of its own come from the script's
+Rewards and probabilities are given here. Advantages and an algorithm's own quantities come from the script's
 functions, and the weights of the tokens from its update() on a table of log-probabilities (updates.py).
 
 pages.py uses this module. It has no command line.
@@ -17,17 +17,17 @@ from tools.maintain import updates
 
 
 class Token(NamedTuple):
-    """A token of a response, and what models say about it. Probabilities are in (0, 1], entropies in nats."""
+    """A token of a response, and the models' numbers about it. Probabilities are in (0, 1], entropies in nats."""
 
     response: int  # from 1
     text: str
     old: float  # π_old, when it was sampled
-    new: float  # π, at the second update of the step; a script with one update a step has no use for it
+    new: float  # π, at the second update of the step; unused by a script with one update per step
     ref: float  # π_ref, of the reference model
-    sampler: float  # what the sampler took for π_old
-    entropy: float  # of the policy when the token was sampled
-    entropy_new: float  # of the policy at the second update
-    value: float  # V_old, what the critic expects here
+    sampler: float  # the sampler's value of π_old
+    entropy: float  # the policy's when the token was sampled
+    entropy_new: float  # the policy's at the second update
+    value: float  # V_old, the critic's expectation here
     value_new: float  # V, the same after an update of the critic
 
 
@@ -46,18 +46,18 @@ TOKENS = [
     Token(4, "A", 0.80, 0.78, 0.80, 0.80, 0.60, 0.62, -0.5, -0.6),
     Token(4, "perhaps", 0.10, 0.09, 0.20, 0.25, 2.30, 2.20, -1.5, -1.6),
 ]
-REPLY = Token(1, "higher", *[math.nan] * 8)  # what the task says after `suppose`, in grpo_multi_turn.py alone
-PARTS = {"format": [1.0, 1.0, 1.0, -1.0], "answer": [2.0, 2.0, -2.0, -2.0]}  # of the rewards, for gdpo.py
+REPLY = Token(1, "higher", *[math.nan] * 8)  # the task's reply to `suppose`, only in grpo_multi_turn.py
+PARTS = {"format": [1.0, 1.0, 1.0, -1.0], "answer": [2.0, 2.0, -2.0, -2.0]}  # parts of the rewards, for gdpo.py
 
 # The scripts have their own settings, except for these.
 SETTINGS = {"responses_per_prompt": len(REWARDS), "prompts_per_step": 1, "max_response_tokens": 5}
-KL_COEF = 0.1  # for scripts that have a KL term: their 0.001 would not show in three decimals
+KL_COEF = 0.1  # for scripts with a KL term: their 0.001 would not show in three decimals
 OVERLONG_BUFFER = 2  # dapo.py's B
 
 
 def settings_of(script):
-    """A script's settings for the example."""
-    args = importlib.import_module(script).Args(**SETTINGS, max_grad_norm=math.inf)  # the gradient is shown as it is
+    """Return a script's settings for the example."""
+    args = importlib.import_module(script).Args(**SETTINGS, max_grad_norm=math.inf)  # show the gradient unclipped
     if args.__dict__.get("kl_coef", 0) > 0:
         args.kl_coef = KL_COEF
     if hasattr(args, "overlong_buffer"):
@@ -66,12 +66,12 @@ def settings_of(script):
 
 
 def tokens_of(script):
-    """The twelve tokens; among those of a conversation its reply, which is outside the mask."""
+    """Return the twelve tokens; in a conversation also its reply, which is outside the mask."""
     return [*TOKENS[:2], REPLY, *TOKENS[2:]] if script == "grpo_multi_turn" else TOKENS
 
 
 def places_of(tokens):
-    """The place of each token in a tensor [N, T]."""
+    """Return the place of each token in a tensor [N, T]."""
     found = []
     for k, token in enumerate(tokens):
         found.append((token.response - 1, sum(other.response == token.response for other in tokens[:k])))
@@ -79,7 +79,7 @@ def places_of(tokens):
 
 
 def rows_of(name, tokens, padding=0.0):
-    """One of Token's numbers as a tensor [N, T] in float64, with this padding outside the mask."""
+    """Return one of Token's numbers as a tensor [N, T] in float64, with this padding outside the mask."""
     places = places_of(tokens)
     longest = max(place for _, place in places) + 1
     values = torch.full((len(REWARDS), longest), padding, dtype=torch.float64)
@@ -90,7 +90,7 @@ def rows_of(name, tokens, padding=0.0):
 
 
 def sampled(script):
-    """(batch, rewards, [N] or [N, parts]): what is known of the responses before their advantages, in float64."""
+    """Return (batch, rewards, [N] or [N, parts]): the responses' data before their advantages, in float64."""
     tokens = tokens_of(script)
     mask = rows_of("old", tokens) > 0
     batch = {"ids": torch.zeros(mask.shape, dtype=torch.long), "mask": mask}
@@ -103,24 +103,24 @@ def sampled(script):
 
 @dataclasses.dataclass
 class Example:
-    """What a script makes of the responses."""
+    """The numbers that a script computes from the responses."""
 
     args: object
     tokens: list
-    columns: dict  # {name: the numbers of the tokens; NaN where there is nothing to tell}
+    columns: dict  # {name: the numbers of the tokens; NaN for no value}
     rewards: list  # of the responses, with dapo.py's penalties
     penalties: list  # dapo.py's; [] in other scripts
-    advantages: list  # of the responses; [] if the tokens of a response have different ones
-    bins: list  # acpo.py's numbers of each bin
+    advantages: list  # of the responses; [] if they differ within a response
+    bins: list  # acpo.py's numbers per bin
 
 
 def example(script, **settings):
-    """The Example of a script. settings: what is different from settings_of()."""
+    """Return the Example of a script. settings: differences from settings_of()."""
     trainer = importlib.import_module(script)
     args = dataclasses.replace(settings_of(script), **settings)
     tokens = tokens_of(script)
     given, rewards = sampled(script)
-    several = args.updates_per_step > 1  # if not, the policy of the update is still the one that sampled
+    several = args.updates_per_step > 1  # otherwise the policy of the update is still the one that sampled
     logp = rows_of("new" if several else "old", tokens, padding=1.0).log()
     entropy = rows_of("entropy_new", tokens) if several else given["entropy"]
     correct = [reward > 0 for reward in REWARDS]
@@ -136,10 +136,10 @@ def example(script, **settings):
     columns["first"], columns["stage"] = weights(batch, is_first=True)
     columns["second"], _ = weights(batch, is_first=False)
     ratio = (logp - batch["old_logp"]).exp()
-    if script == "gspo":  # that of the response: the geometric mean
+    if script == "gspo":  # the response's: the geometric mean
         mean = (logp - batch["old_logp"]).sum(1, keepdim=True) / batch["mask"].sum(1, keepdim=True)
         ratio = mean.exp().expand(ratio.shape)
-    # Where the reference is the policy itself, the KL term has no gradient.
+    # If the reference is the policy itself, the KL term has no gradient.
     first_without_kl, _ = weights(batch | {"ref_logp": batch["old_logp"]}, is_first=True)
     second_without_kl, _ = weights(batch | {"ref_logp": logp}, is_first=False)
     columns |= {
@@ -150,7 +150,7 @@ def example(script, **settings):
         "left": second_without_kl / (ratio * first_without_kl),
         "k1": batch["old_logp"] - batch["ref_logp"],
     }
-    if "lag" in trainer.Args.__dataclass_fields__:  # the second update under each of --correction
+    if "lag" in trainer.Args.__dataclass_fields__:  # the second update with each --correction
         for correction in ("none", "ppo", "icepop"):
             columns[f"second_{correction}"], _ = weights(batch, is_first=False, correction=correction)
     found = Example(args, tokens, columns, REWARDS, [], [], [])
@@ -164,14 +164,14 @@ def example(script, **settings):
     if hasattr(trainer, "ar_weight"):
         batch = updates.with_advantages(script, given, rewards, correct, dataclasses.replace(args, alpha=0))
     of_first = batch["advantages"][:, :1]
-    if ((batch["advantages"] == of_first) | ~batch["mask"]).all():  # one advantage for all tokens of a response
+    if ((batch["advantages"] == of_first) | ~batch["mask"]).all():  # one advantage per response
         found.advantages = of_first[:, 0].tolist()
     found.columns = {name: numbers_of(values, name, tokens) for name, values in columns.items()}
     return found
 
 
 def numbers_of(values, name, tokens):
-    """A column: the numbers [N, T] of the tokens. A reply has weights alone, which are 0."""
+    """Return a column: the numbers [N, T] of the tokens. A reply has only weights, which are 0."""
     found = []
     for place, token in zip(places_of(tokens), tokens):
         is_told = token is not REPLY or name in ("first", "second")
@@ -180,7 +180,7 @@ def numbers_of(values, name, tokens):
 
 
 def add_own(trainer, batch, logp, entropy, found):
-    """Adds the numbers that only some scripts have, from their own functions."""
+    """Add the numbers that only some scripts have, from their own functions."""
     args, columns, rewards = found.args, found.columns, torch.tensor(found.rewards, dtype=torch.float64)
     if hasattr(trainer, "k3"):
         columns["k3"] = trainer.k3(logp, batch["ref_logp"])

@@ -1,9 +1,9 @@
-"""Tries families of models with tiny random weights, and writes the table of benchmarks/results/families.md.
+"""Test families of models with tiny random weights, and write the table of benchmarks/results/families.md.
 
-    python -m tools.maintain.families                some ten minutes on two cores
-    python -m tools.maintain.families qwen2 phi      some of them; prints the rows
+    python -m tools.maintain.families                about ten minutes on two cores
+    python -m tools.maintain.families qwen2 phi      only these; prints the rows
 
-Each goes through grpo.py's own functions, in float32: the sampler gets the policy's weights after these were changed,
+Each goes through grpo.py's own functions, in float32: the policy's weights are changed and copied to the sampler, which
 samples, and the trainer computes the same tokens' log-probabilities. gap: their mean absolute difference, in nats.
 """
 
@@ -34,7 +34,7 @@ SIZES = {
 
 
 def make(family, folder, **changes):
-    """Writes a model of a family with random weights and buffers, and kk_tiny's tokenizer."""
+    """Write a model of a family with random weights and buffers, and kk_tiny's tokenizer."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
@@ -55,7 +55,7 @@ def make(family, folder, **changes):
 
 
 def arguments(folder, **changes):
-    """Settings of grpo.py for such a model."""
+    """Return settings of grpo.py for such a model."""
     import grpo
 
     flags = {"max_prompt_tokens": 320, "max_response_tokens": 24, "kv_cache_gb": 0.05, "micro_batch_tokens": 8192}
@@ -64,7 +64,7 @@ def arguments(folder, **changes):
 
 
 def gap(llm, policy, args, tokenizer):
-    """(the gap in nats, the sampled batch, the trainer's log-probabilities) with the policy's weights."""
+    """Return (the gap in nats, the sampled batch, the trainer's log-probabilities) with the policy's weights."""
     import grpo
 
     texts = [f"Zoey says {i}: Oliver is a knave, and so am I. " * 12 for i in range(3)]
@@ -76,7 +76,7 @@ def gap(llm, policy, args, tokenizer):
 
 
 def measure(folder, processes):
-    """{column: nats} of a model, or {"refused": the reason}."""
+    """Return {column: nats} of a model, or {"refused": the reason}."""
     import torch
 
     import grpo
@@ -111,7 +111,7 @@ def measure(folder, processes):
 
 
 def process(family, folder, place):
-    """What a process does: measures, and writes what it found beside the folder."""
+    """Run in a process: measure, and write the result next to the folder."""
     os.environ.update(place)
     sys.path[:0] = [str(ROOT)]
     sys.argv = ["families"]
@@ -120,11 +120,11 @@ def process(family, folder, place):
     except Exception as error:
         found = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"}
     Path(f"{folder}_{place.get('RANK', 0)}.json").write_text(json.dumps(found))
-    os._exit(0)  # vLLM's threads would wait
+    os._exit(0)  # otherwise it waits for vLLM's threads
 
 
 def run(context, folder, target, *places):
-    """Starts a process for each place, and waits for them. Returns what the first one found."""
+    """Start a process per place, and wait for them. Return the first one's result."""
     started = [context.Process(target=target, args=(folder.name, folder, *place)) for place in places]
     for one in started:
         one.start()
@@ -136,7 +136,7 @@ def run(context, folder, target, *places):
 
 
 def try_family(context, family, parent):
-    """{column: nats} of a family."""
+    """Return {column: nats} of a family."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -160,7 +160,7 @@ def main(families):
 
 
 def table(found):
-    """The rows of docs/data.md. found: {family: what try_family gives}."""
+    """Return the rows of benchmarks/results/families.md. found: {family: try_family's result}."""
     columns = ["gap", "LoRA", "two processes", "reload"]
     rows = [f"| family | {' | '.join(columns)} |", "|---|---|---|---|---|"]
     others = []

@@ -1,14 +1,14 @@
-"""Tells whether the numbers that the trainers compute have moved: two steps of every script, to the last digit.
+"""Tell whether the numbers that the trainers compute have changed: two steps of every script, to the last digit.
 
     python tools/maintain/fingerprint.py                    compares with the commit since which digits count (see base)
     python tools/maintain/fingerprint.py --against REV      compares with another revision
-    python tools/maintain/fingerprint.py --only grpo ppo    some of the entries alone
+    python tools/maintain/fingerprint.py --only grpo ppo    only some of the entries
 
-The files of the other revision come from a git worktree, and both run here, with the same libraries and flags. Compared
-are the metrics of both steps and the SHA-256 of the weights. If some differ, each entry's first difference is printed
-and the exit code is 1. A change of comments, names or layout must not move a digit. A change of what is computed moves
-some: say so with a line in tests/digits.txt, in the same commit. Each side runs in one process, on one thread of the
-CPU, with one vLLM engine.
+The files of the other revision come from a git worktree, and both run here, with the same libraries and flags. It
+compares the metrics of both steps and the SHA-256 of the weights. If some differ, it prints each entry's first
+difference, and the exit code is 1. A change of comments, names or layout must not change a digit. A change of the
+computation changes some: add a line to tests/digits.txt, in the same commit. Each side runs in one process, on one
+thread of the CPU, with one vLLM engine.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ from tools.kept import RENAMED
 
 ROOT = Path(__file__).parents[2]
 MOVED = "tests/digits.txt"  # digits count since the commit that last changed this file
-OF_DIGITS = [":(glob)*.py", "runtime", "rewards", "models"]  # what the numbers depend on, as git's paths
+OF_DIGITS = [":(glob)*.py", "runtime", "rewards", "models"]  # the numbers depend on these git paths
 SMALL = """--model models/kk_tiny --steps 2 --save_every 1 --prompts_per_step 4 --max_response_tokens 48
     --micro_batch_tokens 2000 --eval_size 4 --seed 7 --dtype float32""".split()
-# Of all scripts but sft.py. With temperature 1 no number would tell where a script forgets it.
+# For all scripts but sft.py. Temperature 1 would hide a script that forgets the temperature.
 SAMPLED = "--responses_per_prompt 4 --temperature 0.8 --kv_cache_gb 0.25".split()
-# name: script and flags, which override those above. Every script has an entry under its own name.
+# name: script and flags, which override SMALL and SAMPLED. Every script has an entry under its own name.
 ENTRIES = {script: script for script in (*family.family(), *family.own_scripts())} | {
     "sft": "sft --max_response_tokens 640",
     "grpo, bfloat16": "grpo --dtype bfloat16",
@@ -45,11 +45,11 @@ ENTRIES = {script: script for script in (*family.family(), *family.own_scripts()
     "rloo, KL in the reward": "rloo --kl_coef 0.05",
     "dppo": "dppo --updates_per_step 4",
     "grpo_tis, responses left out": "grpo_tis --mask sequence --mask_delta 0 --updates_per_step 4",
-    # At step 1 the student is the teacher, and only the large weight decay moves it away; step 2 distils.
+    # At step 1 the student is the teacher, and only the large weight decay moves it away. Step 2 distils.
     "opd": "opd --teacher models/kk_tiny --lr 0.02 --weight_decay 1",
 }
 
-# Runs many scripts in one process. argv: a file with {name: [script, flags]}, one for how each of them ended.
+# Runs many scripts in one process. argv: a file with {name: [script, flags]}, one for the result of each.
 WORKER = '''
 import dataclasses, importlib, json, os, shutil, sys, traceback
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -100,14 +100,14 @@ for name, (script, flags) in json.load(open(runs)).items():
 
 @dataclass
 class Args:
-    """What to compare."""
+    """The revisions and entries to compare."""
 
     against: str = ""  # a revision; empty: the commit since which digits count
     only: list[str] = field(default_factory=list)  # the entries to run; empty: all
 
 
 def git(*words):
-    """A git command's output. ValueError with git's message if it fails, or if there is no git."""
+    """Return a git command's output. ValueError with git's message if it fails, or if there is no git."""
     try:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
     except OSError as error:
@@ -118,10 +118,10 @@ def git(*words):
 
 
 def base():
-    """The revision since which digits count: the last that changed MOVED, or the last release's tag if it is newer.
+    """Return the revision since which digits count: the last to change MOVED, or the last release's tag if newer.
 
-    Before either, the parent commit; "" if nothing has changed since that numbers depend on, or if MOVED has a line
-    that is not committed. ValueError if git can't say: without git, or in a clone without history.
+    Before either, the parent commit; "" if nothing has changed since that numbers depend on, or if MOVED has an
+    uncommitted line. ValueError if git can't say: without git, or in a clone without history.
     """
     if git("rev-parse", "--is-shallow-repository") == "true":
         raise ValueError("this clone has no history: git fetch --unshallow")
@@ -138,7 +138,7 @@ def base():
 
 @contextmanager
 def files_of(revision):
-    """A folder with the files of a revision, while it lasts. ValueError if there is no such revision."""
+    """Provide a temporary folder with the files of a revision. ValueError if there is no such revision."""
     try:
         commit = git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     except ValueError:
@@ -152,15 +152,15 @@ def files_of(revision):
 
 
 def command(name, folder):
-    """(script, flags) of an entry, whose run goes to a folder."""
+    """Return (script, flags) of an entry, whose run goes to a folder."""
     script, *flags = ENTRIES[name].split()
     return script, [*SMALL, *(SAMPLED if script != "sft" else []), *flags, "--run_dir", str(folder)]
 
 
 def train(tree, runs, folder, place=0):
-    """Runs scripts of a tree: runs is {name: (script, flags)}. Gives {name: "done" or a traceback}.
+    """Run scripts of a tree: runs is {name: (script, flags)}. Return {name: "done" or a traceback}.
 
-    place: which of this process's cores they take.
+    place: which of this process's cores they use.
     """
     cores = sorted(os.sched_getaffinity(0))
     core = str(cores[place % len(cores)])
@@ -173,7 +173,7 @@ def train(tree, runs, folder, place=0):
 
 
 def numbers_of(folder):
-    """A run's metrics, without seconds and memory: a row for each step, and one with the SHA-256 of its weights."""
+    """Return a run's metrics, without seconds and memory: a row per step, and one with its weights' SHA-256."""
     import torch
     from safetensors.torch import load_file
 
@@ -188,7 +188,7 @@ def numbers_of(folder):
 
 
 def measure(tree, names, place=0):
-    """{entry: its numbers} of a tree's scripts. RuntimeError with its traceback if a run fails. place: as in train."""
+    """Return {entry: its numbers} of a tree's scripts. RuntimeError with a traceback if one fails. place: see train."""
     with tempfile.TemporaryDirectory() as folder:
         folders = {name: Path(folder, str(i)) for i, name in enumerate(names)}
         ended = train(tree, {name: command(name, folders[name]) for name in names}, Path(folder), place)
@@ -199,7 +199,7 @@ def measure(tree, names, place=0):
 
 
 def differences(before, after):
-    """For each entry that differs the first number that does, a line each. A metric that is new is no difference."""
+    """Return the first differing number of each entry that differs, one line each. A new metric is no difference."""
     lines = []
     for name, rows in before.items():
         for old, new in zip(rows, after[name]):
@@ -229,7 +229,7 @@ def main(args):
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except RuntimeError as error:  # a run that failed
+    except RuntimeError as error:  # a training run failed
         sys.exit(f"error: {error}")
     lines = differences(before, after)
     print("\n".join(lines) or f"{len(names)} entries, against {revision}: no digit has moved")

@@ -1,8 +1,8 @@
-"""Which model trains on which GPUs: the two tables of docs/what_fits.md, of settings and of models.
+"""Write the two tables of docs/what_fits.md: which settings and which models train on which GPUs.
 
     python -m tools.maintain.fits
 
-No GPU is needed. The models are shapes without weights, and the memory is the estimate that every run makes before it
+It needs no GPU. The models are shapes without weights, and the memory is the estimate that every run makes before it
 starts (runtime/memory.py).
 """
 
@@ -20,14 +20,14 @@ from tools import family, texts
 FILE = family.ROOT / "docs" / "what_fits.md"
 CARDS = {"T4": 16, "16 GB": 16, "24 GB": 24, "40 GB": 40, "48 GB": 48, "80 GB": 80}  # GB of one GPU
 COUNTS = (1, 4, 8)  # GPUs of one machine
-# What is left of a card's nominal memory. The CUDA context of the trainer and of vLLM takes 0.5 to 1 GiB; error
-# correction takes up to 6 % on cards such as L4 and A10. Pieces that the allocator can't use take some too.
+# The parts of a card's nominal memory that no run gets. The CUDA context of the trainer and of vLLM takes 0.5 to 1 GiB.
+# Error correction takes up to 6 % on cards such as L4 and A10. Pieces that the allocator can't use take some too.
 CONTEXT = 1.0  # GiB
-RESERVE = 0.08  # share of the card
-HEAD_CHUNK = 4096  # what passes.HEAD_CHUNK is on a GPU
+RESERVE = 0.08  # fraction of the card
+HEAD_CHUNK = 4096  # passes.HEAD_CHUNK on a GPU
 LORA = "--lora_rank 16 --lr 1e-5"  # ten times the paper's learning rate
 
-# As in the models' published configurations: width, width between, layers, heads, key-value heads, vocabulary, longest.
+# From the models' published configurations: width, inner width, layers, heads, key-value heads, vocabulary, longest.
 SHAPES = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": (LlamaConfig, 576, 1536, 30, 9, 3, 49152, 8192),
     "HuggingFaceTB/SmolLM2-360M-Instruct": (LlamaConfig, 960, 2560, 32, 15, 5, 49152, 8192),
@@ -50,7 +50,7 @@ for name, (kind, *numbers) in SHAPES.items():
 
 SHORT_PASSES = "--gradient_checkpointing --micro_batch_tokens 5120"  # 5120: one longest prompt and response
 CUT_OFF = "--gradient_checkpointing --micro_batch_tokens 2048 --kv_cache_gb 2 --max_response_tokens 1024"
-SETTINGS = {  # name: flags, what they cost. The first that fits is taken: each needs less memory and costs more
+SETTINGS = {  # name: flags, their cost; the first that fits is used: each needs less memory and costs more
     "A": ("", "nothing: the paper's settings"),
     "B": (
         "--gradient_checkpointing",
@@ -74,12 +74,12 @@ SETTINGS = {  # name: flags, what they cost. The first that fits is taken: each 
 
 
 def usable(card):
-    """GiB that a run can count on, of a GPU of this name."""
+    """Return the GiB that a run can count on, on a GPU of this name."""
     return CARDS[card] * (1 - RESERVE) - CONTEXT
 
 
 def machine_with(card, count):
-    """One machine with `count` GPUs of this name. One of 80 GB may be an H100."""
+    """Return one machine with `count` GPUs of this name. An 80 GB GPU may be an H100."""
     return memory.Machine(
         on_gpu=True, processes=count, local_processes=count, gib=usable(card), large_batches=card == "80 GB"
     )
@@ -87,7 +87,7 @@ def machine_with(card, count):
 
 @contextlib.contextmanager
 def on_gpus(count):
-    """Within its block flags and checks are those of a machine with `count` GPUs."""
+    """Make flags and checks in this block believe in a machine with `count` GPUs."""
     before = flags.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
     flags.ON_GPU = True
     ranks.WORLD_SIZE = ranks.LOCAL_WORLD_SIZE = processes.WORLD_SIZE = count
@@ -99,7 +99,7 @@ def on_gpus(count):
 
 @functools.cache
 def args_of(words, count):
-    """grpo.py's Args with these flags on `count` GPUs. They are the same for every model here."""
+    """Return grpo.py's Args with these flags on `count` GPUs. They are the same for every model here."""
     with on_gpus(count):
         args, _ = flags.read(words.split(), grpo.Args, grpo.TASKS)
         checks.check_prompts_per_step(args)
@@ -107,7 +107,7 @@ def args_of(words, count):
 
 
 def first_that_fits(model, card, count, lora=False):
-    """The name of the first of SETTINGS with which the model trains on `count` GPUs of this name; – if none does."""
+    """Name the first of SETTINGS with which the model trains on `count` GPUs of this name; – if none does."""
     for name, (words, _) in SETTINGS.items():
         args = dataclasses.replace(args_of(f"{LORA} {words}" if lora else words, count), model=model)
         if card == "T4":
@@ -119,17 +119,17 @@ def first_that_fits(model, card, count, lora=False):
 
 
 def short(model):
-    """Qwen/Qwen2.5-3B-Instruct → Qwen2.5-3B."""
+    """Shorten Qwen/Qwen2.5-3B-Instruct to Qwen2.5-3B."""
     return model.split("/")[1].removesuffix("-Instruct")
 
 
 def parameters(config):
-    """How many parameters a model of this shape has."""
+    """Return the number of parameters of a model of this shape."""
     return memory.shapes_of(config).num_parameters()
 
 
 def once_each(shapes_of):
-    """The same function, which makes a model once: the table needs each hundreds of times."""
+    """Cache a function that makes models: the table needs each model hundreds of times."""
     made = {}
 
     def once(config):
@@ -142,7 +142,7 @@ def once_each(shapes_of):
 
 
 def page():
-    """docs/what_fits.md with its tables."""
+    """Return docs/what_fits.md with its tables."""
     settings = [[name, cost, flags and f"`{flags}`"] for name, (flags, cost) in SETTINGS.items()]
     models = [["GiB that count", *(f"{usable(card):.1f}" for card in CARDS)]]
     for model in MODELS:

@@ -1,10 +1,10 @@
-"""Makes small mistakes in trainers, rewards/ and runtime/, one at a time, and looks whether the tests notice them.
+"""Make small mistakes in trainers, rewards/ and runtime/, one at a time, and check that the tests notice them.
 
     python tools/maintain/mutations.py                 all of tests/mutations.toml, a row each
-    python tools/maintain/mutations.py --only GAE      those with this word in their name, file or test
+    python tools/maintain/mutations.py --only GAE      mistakes with this word in their name, file or test
 
 Each mistake is made in a copy of the working tree, and its test runs there. A test that stays green is no guard: the
-mistake survives, and the exit code is 1. What `make test` leaves out is not run here either.
+mistake survives, and the exit code is 1. Tests that `make test` skips are skipped here, too.
 """
 
 import os
@@ -22,23 +22,23 @@ from queue import Queue
 
 ROOT = Path(__file__).parents[2]
 LIST = ROOT / "tests" / "mutations.toml"
-LINKED = (".git", ".venv", "models/SmolLM2-135M-Instruct")  # what git does not list and tests use
-PATIENCE = 600  # seconds for one test
+LINKED = (".git", ".venv", "models/SmolLM2-135M-Instruct")  # used by tests, but not listed by git
+PATIENCE = 600  # seconds per test
 
 
 @dataclass
 class Args:
-    """Which mistakes to make."""
+    """The mistakes to make."""
 
     only: str = ""  # a word in their name, file or test; empty: all
-    workers: int = 2  # how many tests run at a time
+    workers: int = 2  # number of tests that run at once
 
 
 @dataclass
 class Mutation:
-    """A mistake: in `file`, `old`, which occurs once there, becomes `new`. `test` is a node id of pytest, in tests/.
+    """A mistake: in `file`, `old`, which occurs once there, becomes `new`. `test` is a pytest node id, in tests/.
 
-    A file of "*.py" means grpo.py and each other trainer that has `old`: the mistake as propagate.py would carry it on.
+    A file of "*.py" means grpo.py and each other trainer that has `old`: the mistake as propagate.py would carry it.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Mutation:
     test: str
 
     def made(self, text):
-        """The file's text with the mistake in it."""
+        """Return the file's text with the mistake in it."""
         if text.count(self.old) != 1:
             raise ValueError(f"{self.file} has this {text.count(self.old)} times, and not once: {self.old.strip()}")
         return text.replace(self.old, self.new)
 
     def files(self, root=ROOT):
-        """The files in which the mistake is made, from the root's folder."""
+        """Return the files in which the mistake is made, relative to the root."""
         if self.file != "*.py":
             return [self.file]
         texts = {path.name: path.read_text() for path in root.glob("*.py")}
@@ -62,7 +62,7 @@ class Mutation:
 
 
 def mutations():
-    """All of the list, file by file."""
+    """Return all mutations of the list, file by file."""
     listed = []
     for file, tests in tomllib.loads(LIST.read_text()).items():
         for test, mistakes in tests.items():
@@ -71,7 +71,7 @@ def mutations():
 
 
 def stale(chosen, root=ROOT):
-    """What of the list is not so any more, a line each: a text that its file lacks, a test that is not there."""
+    """List what is out of date in the list, a line each: a text that its file lacks, a missing test."""
     lines = []
     for mutation in chosen:
         try:
@@ -87,11 +87,11 @@ def stale(chosen, root=ROOT):
 
 
 def copy_of_the_tree(folder):
-    """Copies what git knows, and what it would add, to the folder."""
+    """Copy the files that git knows, or would add, to the folder."""
     command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     for name in filter(None, names):
-        if (ROOT / name).is_file():  # not if it was deleted
+        if (ROOT / name).is_file():  # deleted files are missing
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     for name in LINKED:
@@ -101,9 +101,9 @@ def copy_of_the_tree(folder):
 
 
 def run_tests(folder, tests, *flags):
-    """Runs tests of a copy, as `make test` would. Returns (pytest's exit code, what it printed)."""
+    """Run tests of a copy, as `make test` would. Return (pytest's exit code, its output)."""
     words = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *flags]
-    # Python tells by a file's size and by the second whether it has changed: too coarse for what happens here.
+    # Python detects changes by a file's size and second of modification, which is too coarse here: cache nothing.
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     options = {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     patience = PATIENCE * len(tests)
@@ -115,12 +115,12 @@ def run_tests(folder, tests, *flags):
 
 
 def not_green(folder, tests):
-    """Which of the tests don't pass without a mistake: {test: why}. All of them run in one process."""
+    """Return the tests that fail without a mistake: {test: why}. All of them run in one process."""
     report = folder / "report.xml"
     code, output = run_tests(folder, tests, f"--junitxml={report}")
     if code not in (0, 1):
         return dict.fromkeys(tests, output.strip().splitlines()[-1])
-    found = {}  # {file::function: [outcome of each of its cases]}
+    found = {}  # {file::function: outcomes of its cases}
     for case in xml.etree.ElementTree.parse(report).iter("testcase"):
         file = case.get("classname").rpartition(".")[2]
         outcomes = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
@@ -135,7 +135,7 @@ def not_green(folder, tests):
 
 
 def verdict_on(mutation, folder):
-    """Makes the mistake in the copy, runs its test, and takes the mistake back. "red" if the test notices it."""
+    """Make the mistake in the copy, run its test, and undo the mistake. Return "red" if the test notices it."""
     texts = {folder / file: (folder / file).read_text() for file in mutation.files(folder)}
     for path, text in texts.items():
         path.write_text(mutation.made(text))
@@ -152,7 +152,7 @@ def verdict_on(mutation, folder):
 
 
 def main(args):
-    """Prints a row for each mistake and a summary; ends with exit code 1 if one of them survives."""
+    """Print a row per mistake and a summary; end with exit code 1 if a mistake survives."""
     began = time.monotonic()
     words = args.only.lower()
     chosen = [m for m in mutations() if words in f"{m.name} {m.file} {m.test}".lower()]

@@ -1,15 +1,15 @@
-"""Writes all generated texts: tables and worked examples of the algorithms, claims, numbers of kept runs.
+"""Write all generated texts: tables and worked examples of the algorithms, claims, numbers of recorded runs.
 
     python -m tools.maintain.pages
 
-Pages are written by hand. What is generated stands between <!-- NAME: begin --> and <!-- NAME: end -->: the tables of
+Pages are written by hand. Generated parts are between <!-- NAME: begin --> and <!-- NAME: end -->: the tables of
 README.md and docs/objectives.md, responses before and after training in docs/first_runs.md, and in docs/algorithms the
-order of reading and the worked examples (example.py). docs/claims.md is made as a whole (claims.py). Below <!-- kept
-runs: … --> a table has the numbers of kept runs. It needs no GPU and no vLLM.
+reading order and the worked examples (example.py). docs/claims.md is generated as a whole (claims.py). Below <!-- kept
+runs: … --> a table has the numbers of recorded runs. It needs no GPU and no vLLM.
 
-Comments at the top of a script's page say what only a person can: `short`, what the script is, for the README; `open`,
-what the formulas of its objective leave open, and `source`; `columns`, those of a table of tokens in its example. A
-page without `columns` has those of the script that it grew from.
+Comments at the top of a script's page hold facts that only a person knows: `short` describes the script, for the
+README; `open` completes the formulas of its objective; `source`; `columns`, the columns of a table of tokens in its
+example. A page without `columns` uses those of its script's parent.
 """
 
 import functools
@@ -27,7 +27,7 @@ from tools.maintain import claims, example, updates
 
 ROOT = family.ROOT
 FOLDER = ROOT / "docs" / "algorithms"
-TITLES = {  # of the columns of a worked example
+TITLES = {  # titles of a worked example's columns
     "old": r"$\pi_{\text{old}}$",
     "new": r"$\pi$",
     "ref": r"$\pi_{\text{ref}}$",
@@ -69,7 +69,7 @@ OTHER_TITLES = {
     "opd": {"ref": r"$\pi_{\text{teacher}}$", "second": "weight"},
 }
 FLAGS = ["reasoning", "in_loss", "outside_kl", "value_clipped"]  # "yes" or nothing
-WEIGHTS = {  # rows of the ladder's tables: what it is, script, which update, settings
+WEIGHTS = {  # columns of the ladder's tables: title, script, which update, settings
     "reinforce": ("REINFORCE", "reinforce", "second", {}),
     "rloo": ("RLOO", "rloo", "second", {}),
     "normalised": ("3a", "grpo", "first", {"kl_coef": 0}),
@@ -78,7 +78,7 @@ WEIGHTS = {  # rows of the ladder's tables: what it is, script, which update, se
     "dr_grpo": ("Dr. GRPO", "dr_grpo", "second", {}),
     "ppo": ("PPO", "ppo", "second", {}),
 }
-LADDER = {  # block: the rows of its table
+LADDER = {  # block: the columns of its table
     "reinforce": ["reinforce"],
     "rloo": ["reinforce", "rloo"],
     "normalised": ["rloo", "normalised"],
@@ -96,19 +96,19 @@ NUMBER = re.compile(r"[-−]?\d[\d.]*(e[-+]\d+)?")
 
 
 def read(path):
-    """A page's text. ValueError if it is missing."""
+    """Return a page's text. ValueError if it is missing."""
     if not path.exists():
         raise ValueError(f"{path} is missing: it is written by hand, from a copy of the parent's page")
     return path.read_text(encoding="utf-8")
 
 
 def comments(script, name):
-    """The texts of a page's comments of this name."""
+    """Return the texts of a page's comments of this name."""
     return [" ".join(text.split()) for of, text in COMMENT.findall(read(FOLDER / f"{script}.md")) if of == name]
 
 
 def comment(script, name):
-    """The text of a page's only comment of this name. ValueError if there is none."""
+    """Return the text of a page's only comment of this name. ValueError if there is none."""
     found = comments(script, name)
     if len(found) != 1:
         raise ValueError(f"docs/algorithms/{script}.md must have <!-- {name}: … --> once, below its third line")
@@ -116,20 +116,20 @@ def comment(script, name):
 
 
 def columns_of(script):
-    """(the script whose page has them, the columns of each table of tokens), of a script or its parent."""
+    """Return (the script whose page has them, the columns of each table of tokens), from a script or its parents."""
     found = comments(script, "columns")
     return (script, found) if found else columns_of(family.PARENT[script])
 
 
 def objective(script):
-    """The equations, in LaTeX, of "The objective" on a script's page."""
+    """Return the equations, in LaTeX, of "The objective" on a script's page."""
     section = read(FOLDER / f"{script}.md").partition("\n## The objective\n")[2].partition("\n## ")[0]
     formulas = [" ".join(formula.split()) for formula in section.split("\n$$\n")[1::2]]
     return [formula for formula in formulas if " = " in formula]
 
 
 def link(script):
-    """A link to a script's page, with the page's title."""
+    """Return a link to a script's page, with the page's title."""
     return f"[{read(FOLDER / f'{script}.md').splitlines()[0].removeprefix('# ')}]({script}.md)"
 
 
@@ -137,24 +137,24 @@ def link(script):
 
 
 def table(titles, rows):
-    """A Markdown table, with one blank in an empty cell."""
+    """Return a Markdown table, with one blank in an empty cell."""
     return texts.table(titles, rows).replace("|  |", "| |").replace("|  |", "| |")
 
 
 def changed(script):
-    """The lines of code added and removed, against the parent; None if there is none."""
+    """Return the lines of code added and removed, compared with the parent; None without a parent."""
     parent = family.PARENT.get(script)
     return family.changed(family.source(parent), family.source(script)) if parent else None
 
 
 def indent(script):
-    """What stands before the name of a script that did not grow from grpo.py."""
+    """Return the indentation of a script whose parent is not grpo.py."""
     below = family.depth(script) - 1
     return "&emsp;" * (below - 1) + "└ " * (below > 0)
 
 
 def short_table():
-    """What each script is, with links to its page; below it the median of the differences."""
+    """Return a table with each script's description and page; below it the median of the differences."""
     rows = []
     for script in family.family():
         page = f"docs/algorithms/{script}.md"
@@ -166,7 +166,7 @@ def short_table():
 
 
 def long_table():
-    """What each script maximises, and the source."""
+    """Return a table with each script's objective, and the source."""
     rows = []
     for script in family.family():
         name = f"{indent(script)}[`{script}.py`](algorithms/{script}.md)"
@@ -176,7 +176,7 @@ def long_table():
 
 
 def order_table():
-    """The scripts in the order to read them."""
+    """Return a table of the scripts in reading order."""
     rows = []
     for i, script in enumerate(updates.ALGORITHMS, 1):
         about = " ".join(family.paragraphs(family.source(script))[0].split())
@@ -186,9 +186,9 @@ def order_table():
 
 
 def drawing():
-    """The tree of the scripts as SVG, in the colour of the system's light or dark (the site gives it that of its text).
+    """Draw the tree of the scripts as SVG, in the system's light or dark colours (the site uses its text's colour).
 
-    Beside each script stands how many lines of code differ from its parent's.
+    Next to each script is the number of code lines that differ from its parent's.
     """
     places, lines, words = {}, [], []
     for number, script in enumerate(family.family()):
@@ -217,7 +217,7 @@ def example_of(script):
 
 
 def cell(value, name=""):
-    """A number with three decimals and a typographic minus; a dash if there is none. A flag is "yes" or nothing."""
+    """Format a number with three decimals and a typographic minus; a dash if there is none. A flag is "yes" or ""."""
     if math.isnan(value):
         return "–"
     if name in FLAGS:
@@ -228,7 +228,7 @@ def cell(value, name=""):
 
 
 def worked_example(script):
-    """The responses, the tokens, and acpo.py's bins."""
+    """Write the responses, the tokens, and acpo.py's bins."""
     found = example_of(script)
     parts = ["**The responses**", *response_table(script, found)]
     of, tables = columns_of(script)
@@ -252,7 +252,7 @@ def named(token):
 
 
 def response_table(script, found):
-    """The responses with their rewards, and with their advantages if all tokens of a response have the same."""
+    """Return the responses with their rewards, and with advantages if all tokens of a response share one."""
     columns = {"reward": example.REWARDS}
     if found.penalties:
         columns["penalty"] = found.penalties
@@ -280,7 +280,7 @@ def response_table(script, found):
 
 
 def all_weights():
-    """The weights of the twelve tokens at the second update, a row for each script."""
+    """Return the weights of the twelve tokens at the second update, a row per script."""
     rows = []
     for script in updates.ALGORITHMS:
         found = example_of(script)
@@ -291,7 +291,7 @@ def all_weights():
 
 
 def ladder_table(names):
-    """The weights of the twelve tokens, which stand below each other. names: keys of WEIGHTS."""
+    """Return the weights of the twelve tokens, a row per token, a column per name. names: keys of WEIGHTS."""
     columns = []
     for name in names:
         _, script, update, settings = WEIGHTS[name]
@@ -305,10 +305,10 @@ def ladder_table(names):
 
 
 def with_kept_numbers(text):
-    """The text with the numbers of kept runs in its tables, each in the form that it has.
+    """Return the text with the numbers of recorded runs in its tables, each in its present format.
 
-    <!-- kept runs: FILE METRIC, … --> above a table names what its columns have, if its rows are steps, and otherwise
-    what its rows have, below the titles "step N".
+    <!-- kept runs: FILE METRIC, … --> above a table names the content of its columns, if its rows are steps. Otherwise
+    it names the content of its rows, below the titles "step N".
     """
 
     def in_table(match):
@@ -328,13 +328,13 @@ def with_kept_numbers(text):
 
 
 def in_the_form_of(old, value):
-    """A value with as many digits as a number has: "0.573", "2.88e-07", "−3.00"."""
+    """Format a value with as many digits as the old number: "0.573", "2.88e-07", "−3.00"."""
     digits = len(re.sub(r"e.*", "", old).partition(".")[2])
     return f"{value:.{digits}{'e' if 'e' in old else 'f'}}".replace("-", "−" if "e" not in old else "-")
 
 
 def two_responses(name):
-    """A response before and after training, as the terminal shows them. name: docs/NAME.json (demo_picture.py)."""
+    """Show a response before and after training, as in the terminal. name: docs/NAME.json (demo_picture.py)."""
     kept = json.loads((ROOT / "docs" / f"{name}.json").read_text(encoding="utf-8"))
     console = Console(width=88, color_system=None)
     with console.capture() as shown:
@@ -352,7 +352,7 @@ def two_responses(name):
 
 
 def blocks():
-    """{path: {name of a block: a function that makes it}}."""
+    """Return {path: {name of a block: a function that makes it}}."""
     docs, once = ROOT / "docs", functools.partial
     found = {
         ROOT / "README.md": {"variants": short_table},
@@ -365,7 +365,7 @@ def blocks():
 
 
 def all_texts():
-    """{path: text} of all that is generated, and of the pages that it is a part of. ValueError if one is missing."""
+    """Return {path: text} of all generated texts, in their pages. ValueError if a page is missing."""
     made = {}
     paths = [*(ROOT / "docs").glob("*.md"), *(ROOT / "course").glob("lesson_*.md")]
     for path in dict.fromkeys([*blocks(), *paths]):

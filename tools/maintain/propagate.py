@@ -1,7 +1,7 @@
-"""Carries a change of a script into all scripts derived from it, by three-way merges.
+"""Carry a change of a script into all scripts derived from it, by three-way merges.
 
     python tools/maintain/propagate.py                   the uncommitted change of grpo.py, or the last commit
-    python tools/maintain/propagate.py --dry_run         shows what that would change, and writes nothing
+    python tools/maintain/propagate.py --dry_run         shows the changes, and writes nothing
     python tools/maintain/propagate.py --script dapo     starts from dapo.py
     python tools/maintain/propagate.py --base main~5     all changes of grpo.py since that revision
 
@@ -24,7 +24,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools import family
 
-MARKER = 60  # characters in the marks of a conflict: no line of a script begins with so many
+MARKER = 60  # characters in a conflict's marks; no line of a script begins with so many
 CONFLICT = re.compile(  # the groups are its three versions: here, base, and the parent's
     rf"^<{{{MARKER}}} .*\n((?:.*\n)*?)\|{{{MARKER}}} .*\n((?:.*\n)*?)={{{MARKER}}}\n((?:.*\n)*?)>{{{MARKER}}} .*\n",
     re.M,
@@ -47,12 +47,12 @@ class Outcome:
 
     here: str  # its text before
     merged: str  # its text with the change; the same as before if there are conflicts
-    conflicts: list  # of lines that both have changed: its own, its parent's before, its parent's now
+    conflicts: list  # versions of lines that both have changed: its own, its parent's before, its parent's now
     asked: bool  # whether its parent has changed
 
 
 def git(folder, *words):
-    """A git command's output. ValueError with git's message if it fails."""
+    """Return a git command's output. ValueError with git's message if it fails."""
     done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
         raise ValueError(f"git {' '.join(words)}: {done.stderr.strip()}")
@@ -60,12 +60,12 @@ def git(folder, *words):
 
 
 def version(folder, revision, stem):
-    """A script's text at a revision. ValueError if it is not there."""
+    """Return a script's text at a revision. ValueError if it is not there."""
     return git(folder, "show", f"{revision}:./{stem}.py")
 
 
 def base_revision(folder, stem):
-    """HEAD if the script differs from it, otherwise the commit before the last one that changed the script."""
+    """Return HEAD if the script differs from it, otherwise the parent of the last commit that changed the script."""
     if version(folder, "HEAD", stem) != family.source(stem, folder):
         return "HEAD"
     last = git(folder, "log", "-1", "--format=%h", "--", f"{stem}.py").strip()
@@ -73,7 +73,7 @@ def base_revision(folder, stem):
 
 
 def merge(here, base, theirs):
-    """Returns (`here` with the changes from `base` to `theirs`, the list of conflicts).
+    """Return (`here` with the changes from `base` to `theirs`, the list of conflicts).
 
     If there are conflicts, the text lacks the changes at these places. ValueError if git fails.
     """
@@ -94,7 +94,7 @@ def merge(here, base, theirs):
 
 
 def has_already(here, base, theirs):
-    """Whether conflicting lines already have the parent's change: all added lines, in order, and no removed line.
+    """Return whether conflicting lines already have the parent's change: all added lines, in order, no removed line.
 
     It is False for a change that adds nothing.
     """
@@ -107,12 +107,12 @@ def has_already(here, base, theirs):
 
 
 def parents_in(folder):
-    """{script: its parent}: those of the family, and of scripts of one's own whose docstring names the parent."""
+    """Return {script: its parent}: the family, and users' own scripts whose docstrings name a parent."""
     return family.PARENT | {stem: parent for stem, parent in family.own_scripts(folder).items() if parent}
 
 
 def propagate(stem, base, folder):
-    """{script: Outcome} in tree order, with None for a script whose parent did not get the change."""
+    """Return {script: Outcome} in tree order, with None for a script whose parent did not get the change."""
     before, after, outcome = {stem: base}, {stem: family.source(stem, folder)}, {}
     parents = parents_in(folder)
     for child in family.family(folder, stem, parents)[1:]:
@@ -128,9 +128,9 @@ def propagate(stem, base, folder):
             continue
         before[child], after[child] = here, merged
         if asked:
-            # This script may have had the change before, or the part of it that was a conflict, and its children may
-            # not. Their base is this script without the change. If the reverse merge conflicts, as after a conflict
-            # resolved by hand, it is the committed script.
+            # This script may have had the change before, or the conflicting part of it, and its children may not. Their
+            # base is this script without the change. If the reverse merge conflicts, as after a conflict resolved by
+            # hand, it is the committed script.
             before[child], unclear = merge(merged, after[parent], before[parent])
             if unclear:
                 tracked = git(folder, "ls-files", f"{child}.py")
@@ -139,13 +139,13 @@ def propagate(stem, base, folder):
 
 
 def count(before, after):
-    """The numbers of added and removed lines, as text."""
+    """Return the numbers of added and removed lines, as text."""
     steps = [step[0] for step in difflib.ndiff(before.splitlines(), after.splitlines())]
     return f"{steps.count('+')} lines added, {steps.count('-')} removed"
 
 
 def report(child, parent, outcome, dry_run):
-    """The result for one script, as text."""
+    """Return the result for one script, as text."""
     if outcome is None:
         return f"{child}.py: left untouched, since {parent}.py was"
     here, merged, conflicts = outcome.here, outcome.merged, outcome.conflicts

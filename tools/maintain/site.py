@@ -1,10 +1,10 @@
-"""Builds the site: the texts, the course, the lab and the differences between any two scripts, as pages for a folder.
+"""Build the site: the texts, the course, the lab and the differences between any two scripts, as pages in a folder.
 
-    make site                             installs what it needs, and writes site/index.html
-    python -m tools.maintain.site --out FOLDER     the same into another folder (with what requirements-site.txt names)
+    make site                             installs its requirements, and writes site/index.html
+    python -m tools.maintain.site --out FOLDER     the same into another folder (needs requirements-site.txt)
 
 The pages need no network and no server: open index.html in a browser. Zensical makes them from Markdown that is
-collected in .site/pages. Which texts there are is found out at each build: those that TEXTS names, and what they link
+collected in .site/pages. Each build looks for the texts anew: those that TEXTS names, and the files that they link
 to. A linked source file becomes a page with numbered lines, and links that name a place in it lead to the line
 (tools/maintain/anchors.py). tools/maintain/site_markdown.py reads the Markdown.
 """
@@ -32,20 +32,20 @@ from tools.maintain import anchors, site_markdown
 ROOT = family.ROOT
 BUILD = ROOT / ".site"
 OWN = ROOT / "tools/maintain/site_files"  # the configuration, styles and programs of the pages
-CHAPTERS = {  # of the navigation: the Markdown files in each, in order
+CHAPTERS = {  # the navigation's chapters: Markdown files, in order
     "Course": ["course/README.md", "course/lesson_*.md", "course/lecturer.md", "course/*.md"],
     "Algorithms": ["docs/algorithms/README.md", "docs/algorithms/ladder.md", "docs/algorithms/*.md"],
     "Guides": ["docs/README.md", "docs/*.md", "docs/**/*.md", "examples/README.md"],
     "Lab": ["lab/README.md", "lab/**/*.md"],
     "Measurements": ["models/kk_tiny/README.md", "benchmarks/README.md", "benchmarks/kk_tiny/*.md"],
 }
-LENS = "lab/results/lens_page.jsonl"  # the data of lab/page.html, from a kept run
-HOME_RESPONSES = [9, 8]  # the places of the home page's responses in these data: right, and wrong
+LENS = "lab/results/lens_page.jsonl"  # data of lab/page.html, from a recorded run
+HOME_RESPONSES = [9, 8]  # places of the home page's responses in these data: right, and wrong
 HOME_SCRIPTS = ["reinforce", "grpo", "grpo_ar_lopti", "dapo", "acpo", "gspo", "cispo"]
 SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py", "tools/maintain/*.py"]
 AS_THEY_ARE = {f".{kind}" for kind in "png svg jpg gif html json csv pdf ipynb".split()}  # linked, and copied
 LARGEST = 200_000  # characters of a file that is shown as a source
-RAW = "benchmarks/kk_tiny/"  # tables that the search leaves out: every script's name is in all of them
+RAW = "benchmarks/kk_tiny/"  # tables that the search skips: every script's name is in all of them
 WHOLE = (
     "README.md",
     "docs/claims.md",
@@ -54,7 +54,7 @@ WHOLE = (
     "lab/README.md",
     "benchmarks/llm/",
     RAW,
-)  # texts with nothing beside them
+)  # texts without a side column
 NEVER = {".git", ".venv", ".site", "site", ".venv-site", "runs", "__pycache__"}
 FENCE = "~" * 20  # no source file has it
 NEWLINE = "\n"
@@ -62,32 +62,32 @@ NEWLINE = "\n"
 
 @dataclass
 class Args:
-    """Where to."""
+    """The folder of the site."""
 
-    out: Path = ROOT / "site"  # the folder to write; what an earlier build left there is removed
+    out: Path = ROOT / "site"  # the folder to write; earlier builds in it are removed
 
 
 # ------------------------------------------------------------------------------------------------------- which files
 
 
 def natural(path):
-    """A key that sorts lesson_10 behind lesson_9."""
+    """Return a key that sorts lesson_10 after lesson_9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
 
 
 def found(pattern):
-    """The paths of a pattern, from the root of the repository, in order."""
+    """Return the paths that match a pattern, from the root of the repository, in order."""
     paths = (path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern) if path.is_file())
     return sorted((path for path in paths if shown(path)), key=natural)
 
 
 def shown(path):
-    """Whether a path may be a part of the site."""
+    """Return whether a path may be part of the site."""
     return not NEVER & set(path.split("/"))
 
 
 def chapters():
-    """{chapter: the paths of its Markdown files}, without chapters that have none.
+    """Return {chapter: the paths of its Markdown files}, without empty chapters.
 
     The algorithms are in the order in which their README.md numbers them.
     """
@@ -107,21 +107,21 @@ def chapters():
 
 @dataclass
 class Files:
-    """What the site is made of; paths from the root of the repository."""
+    """The files of the site; paths from the root of the repository."""
 
     texts: list  # Markdown files
     sources: list  # files that are shown with numbered lines
     copies: list  # files that are copied
 
     def pages(self):
-        """{path: path of its page} of the sources, and of folders, whose page is their README.md."""
+        """Return {path: path of its page} of the sources, and of folders, whose page is their README.md."""
         folders = [posixpath.dirname(path) for path in self.texts if path.endswith("/README.md")]
         pages = {path: site_markdown.page_url(f"{path}/README.md") for path in folders}
         return pages | {path: f"{path}.html" for path in self.sources}
 
 
 def collect(texts):
-    """The Files that these texts need, with what they link to."""
+    """Return the Files that these texts need, including the files that they link to."""
     files = Files([], [path for pattern in SOURCES for path in found(pattern)], [])
     waiting = list(texts)
     while waiting:
@@ -133,7 +133,7 @@ def collect(texts):
                 continue
             there = ROOT / path
             if path.startswith("..") or not there.exists() or not shown(path):
-                continue  # it leads nowhere in the repository
+                continue  # it leads out of the repository
             elif there.is_dir():
                 readme = posixpath.normpath(posixpath.join(path, "README.md"))
                 if (ROOT / readme).is_file() and readme not in {*files.texts, *waiting}:
@@ -158,13 +158,13 @@ def is_text(path):
 
 
 def front(title, **settings):
-    """The front matter of a page. settings: JSON values."""
+    """Return the front matter of a page. settings: JSON values."""
     lines = [f"{name}: {json.dumps(value)}" for name, value in {"title": title, **settings}.items()]
     return "\n".join(["---", *lines, "---", "", ""])
 
 
 def settings_of(path, text):
-    """The front matter of the page of a text; "" if it has none."""
+    """Return the front matter of a text's page; "" if it has none."""
     if not path.startswith(WHOLE):
         return ""
     more = {"search": {"exclude": True}} if path.startswith(RAW) else {}
@@ -172,7 +172,7 @@ def settings_of(path, text):
 
 
 def title_of(text, path):
-    """The first heading of a Markdown text, without its marks, or else the file's name."""
+    """Return the first heading of a Markdown text, without its marks, or else the file's name."""
     heading = re.search(r"^# +(.+?) *#*$", text, flags=re.MULTILINE)
     if not heading:
         return Path(path).stem.replace("_", " ")
@@ -180,7 +180,7 @@ def title_of(text, path):
 
 
 def source_page(path, texts):
-    """The Markdown of the page of a source file."""
+    """Return the Markdown of the page of a source file."""
     name, text = posixpath.basename(path), (ROOT / path).read_text(encoding="utf-8")
     stem = path.removesuffix(".py")
     above = "../" * path.count("/")
@@ -193,7 +193,7 @@ def source_page(path, texts):
     about.append(f"[all source files]({above}source.md)")
     language = {".py": "python", ".toml": "toml", ".js": "javascript", ".sh": "bash"}.get(Path(path).suffix, "text")
     language = "make" if name == "Makefile" else language
-    # no search: scripts that share most lines would answer every question; no navigation: lines are 100 columns wide
+    # no search: scripts that share most lines would match every query; no navigation: lines are 100 columns wide
     return (
         front(path, hide=["navigation"], search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
         f"{FENCE}{language} {site_markdown.NUMBERED}\n{text.rstrip()}\n{FENCE}\n"
@@ -201,7 +201,7 @@ def source_page(path, texts):
 
 
 def home(text):
-    """The README's text, with three ways to begin and a small lens in place of its picture."""
+    """Return the README's text, with three ways to begin, and a small lens in place of its figure."""
     title, first, picture, rest = text.split("\n\n", 3)
     if (ROOT / LENS).is_file():
         data = json.loads((ROOT / LENS).read_text(encoding="utf-8"))
@@ -232,9 +232,9 @@ the update makes the token more probable. Orange: less probable. Choose an algor
 
 
 def lens(data, kind="whole"):
-    """The HTML of the lens (lab/page.html) with these data, in the design of the site.
+    """Return the HTML of the lens (lab/page.html) with these data, in the site's design.
 
-    Its styles hold inside #lens alone, and the site's choice of light or dark takes the place of the system's.
+    Its styles apply only inside #lens, and the site's choice of light or dark overrides the system's.
     """
     text = (ROOT / "lab" / "page.html").read_text(encoding="utf-8")
     text = text.replace("DATA_OF_THE_LENS", json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"))
@@ -250,7 +250,7 @@ def lens(data, kind="whole"):
 
 
 def sources_page(sources):
-    """The Markdown of the list of all source files: their names and what they say of themselves."""
+    """Return the Markdown of the list of all source files: their names and descriptions."""
     lines = ["# Source files", ""]
     by_folder = sorted(sources, key=lambda path: (posixpath.dirname(path), path))
     for folder, paths in itertools.groupby(by_folder, posixpath.dirname):
@@ -263,7 +263,7 @@ def sources_page(sources):
 
 
 def first_paragraph(path):
-    """The first paragraph of a module's docstring as Markdown; "" if it has none."""
+    """Return the first paragraph of a module's docstring as Markdown; "" if it has none."""
     if path.suffix != ".py":
         return ""
     first = family.paragraphs(path.read_text(encoding="utf-8"))[0]
@@ -274,12 +274,12 @@ def first_paragraph(path):
 
 
 def state(left, right):
-    """The state of the viewer in its address."""
+    """Return the viewer's state for its address."""
     return f"left={left}&right={right}"
 
 
 def viewer_page():
-    """The Markdown of the page that shows two scripts side by side."""
+    """Return the Markdown of the page that shows two scripts side by side."""
     names = family.family()
     options = "".join(f"<option>{name}</option>" for name in names)
     choices = "".join(
@@ -313,7 +313,7 @@ def viewer_page():
 
 
 def viewer_data(names):
-    """The scripts for the viewer, as JavaScript: texts without the module docstring, and what that says."""
+    """Return the scripts for the viewer, as JavaScript: texts without the module docstring, and the docstring."""
     scripts = {}
     for name in names:
         text = family.source(name)
@@ -336,7 +336,7 @@ def viewer_data(names):
 
 
 def navigation(whole, texts):
-    """Zensical's navigation. whole: chapters()."""
+    """Return Zensical's navigation. whole: chapters()."""
     entries = [{"Home": "README.md"}]
     for name, paths in whole.items():
         pages = [{title_of((ROOT / path).read_text(encoding="utf-8"), path): path} for path in paths]
@@ -351,7 +351,7 @@ def navigation(whole, texts):
 
 
 def toml(value):
-    """A value of lists, dicts and strings in TOML."""
+    """Format a value of lists, dicts and strings in TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)} = {toml(v)}" for name, v in value.items()) + "}"
     if isinstance(value, list):
@@ -360,7 +360,7 @@ def toml(value):
 
 
 def repository():
-    """The address of the repository: CITATION.cff's, or that of the workflow that builds; None if there is neither."""
+    """Return the repository's address: from CITATION.cff, or from the workflow that builds; None if neither has it."""
     found = re.search(r'^repository-code: *"?([^"\s]+)', (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
     if found:
         return found[1]
@@ -374,7 +374,7 @@ def write(path, text):
 
 
 def prepare(folder):
-    """Writes what Zensical needs into a folder; returns the Files."""
+    """Write Zensical's input into a folder; return the Files."""
     pages = folder / "pages"
     shutil.rmtree(folder, ignore_errors=True)
     whole = chapters()
@@ -406,14 +406,14 @@ def prepare(folder):
 
 
 def publish(built, out):
-    """Puts what was built in the place of an earlier build. ValueError if the folder has anything else."""
+    """Replace an earlier build by the new one. ValueError if the folder has anything else."""
     if out.exists() and any(out.iterdir()) and not (out / "site_files/scripts.js").is_file():
         raise ValueError(f"{out} exists, and no earlier build wrote it")
-    for name in ("404.html", "sitemap.xml"):  # their links need the address of a server
+    for name in ("404.html", "sitemap.xml"):  # their links need a server's address
         (built / name).unlink(missing_ok=True)
     for page in built.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        text = text.replace(' data-md-component="source"', "")  # the theme would ask GitHub for the number of stars
+        text = text.replace(' data-md-component="source"', "")  # or the theme would ask GitHub for the number of stars
         write(page, re.sub(r"<title>(.+) - \1</title>", r"<title>\1: one file per algorithm</title>", text))
     mend_search(built)
     shutil.rmtree(out, ignore_errors=True)
@@ -422,7 +422,7 @@ def publish(built, out):
 
 
 def mend_search(built):
-    """Takes from the index of the search pages without a text, whose first heading is there, too."""
+    """Remove entries without text from the search index if their page has other entries."""
     found = json.loads((built / "search.json").read_text(encoding="utf-8"))
     pages = {item["location"].partition("#")[0] for item in found["items"] if item["text"]}
     found["items"] = [item for item in found["items"] if item["text"] or item["location"] not in pages]
@@ -435,7 +435,7 @@ def mend_search(built):
 
 
 class Addresses(HTMLParser):
-    """What a page has: its anchors, what it links to, and what a browser loads for it."""
+    """The contents of a page: its anchors, its links, and the files that a browser loads for it."""
 
     def __init__(self, text):
         super().__init__()
@@ -452,7 +452,7 @@ class Addresses(HTMLParser):
 
 
 def faults(folder):
-    """What is wrong with a built site, a line for each fault: links that lead nowhere, files of other hosts."""
+    """List what is wrong with a built site, a line per fault: links that lead nowhere, files from other hosts."""
     pages = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.html"))}
     read = {name: Addresses(path.read_text(encoding="utf-8")) for name, path in pages.items()}
     found = []
@@ -469,7 +469,7 @@ def faults(folder):
 
 
 def fault(address, name, folder, pages, loaded):
-    """What is wrong with an address on a page; "" if nothing is. pages: {path: Addresses}."""
+    """Say what is wrong with an address on a page; "" if nothing is. pages: {path: Addresses}."""
     if address.startswith(("data:", "mailto:", "javascript:")):
         return ""
     if site_markdown.SCHEME.match(address):

@@ -1,11 +1,11 @@
-"""Reads the site's Markdown as GitHub reads it, and turns its formulas into MathML.
+"""Read the site's Markdown as GitHub reads it, and turn its formulas into MathML.
 
-Zensical reads Markdown with Python-Markdown, in which lists, <details> and formulas differ from what GitHub shows. This
-extension of Python-Markdown hands a page to markdown-it-py, which follows CommonMark and GitHub's additions to it.
-tools/maintain/site.py names it in the configuration of the site.
+Zensical reads Markdown with Python-Markdown, which shows lists, <details> and formulas differently from GitHub. This
+extension of Python-Markdown passes a page to markdown-it-py, which follows CommonMark and GitHub's additions to it.
+tools/maintain/site.py names it in the site's configuration.
 
-Links are those that work on GitHub. A link to a Markdown file leads to its page here, and a link to a source file to
-the page of that file, at the same line.
+Links are written as for GitHub. A link to a Markdown file leads to its page here, and a link to a source file to
+the file's page, at the same line.
 """
 
 import ast
@@ -28,7 +28,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, get_lexer_by_name
 from pygments.util import ClassNotFound
 
-SAME_AS = [  # what the converter lacks, and the same in its words
+SAME_AS = [  # commands that the converter lacks, and equivalents that it has
     (r"\{(aligned|gathered)\}", r"{align*}"),
     (r"\\lbrace\b", r"\{"),
     (r"\\rbrace\b", r"\}"),
@@ -36,43 +36,43 @@ SAME_AS = [  # what the converter lacks, and the same in its words
     (r"(?<!\\right)\\rvert\b", r"\right|"),
 ]
 FUNCTION = re.compile(r"<m([io])>(log|min|max|exp)</m\1>")
-UNKNOWN = re.compile(r">\s*(\\[A-Za-z]+|&)\s*<")  # what the converter leaves as it was
+UNKNOWN = re.compile(r">\s*(\\[A-Za-z]+|&)\s*<")  # commands that the converter left unchanged
 UNREADABLE = '<code class="unreadable-formula">'  # begins a formula that could not be converted
 NUMBERED = "numbered"  # second word of a fence whose lines get numbers and anchors, as on the pages of source files
-ATTRIBUTE = re.compile(r"""(?<=\s)(href|src)=(["'])(.*?)\2""")  # of a tag that is written as HTML
-ARXIV = re.compile(r"(?<![\d.])(\d\d(?:0[1-9]|1[0-2])\.\d{5})(?![\d.]\d)")  # the number of a paper
+ATTRIBUTE = re.compile(r"""(?<=\s)(href|src)=(["'])(.*?)\2""")  # of an HTML tag
+ARXIV = re.compile(r"(?<![\d.])(\d\d(?:0[1-9]|1[0-2])\.\d{5})(?![\d.]\d)")  # arXiv number of a paper
 NUMBER = re.compile(r"[-−+]?\d[\d.,]*( ?%)?( ± \d[\d.]*)?")  # all of a cell
-MANY = 10  # columns, more of which don't fit a phone
+MANY = 10  # more columns don't fit on a phone
 LONG_NAME = re.compile(r"\w{30,}")
-SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|//")  # begins the address of another place
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|//")  # begins an external address
 
 
 # --------------------------------------------------------------------------------------------------------------- links
 
 
 def slug(title):
-    """The anchor that GitHub gives to a heading."""
+    """Return the anchor that GitHub gives to a heading."""
     return re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
 
 
 def page_url(path):
-    """Where the page of a Markdown file lies: README.md is the index of its folder."""
+    """Return the place of a Markdown file's page: README.md is the index of its folder."""
     folder, name = posixpath.split(path)
     return posixpath.join(folder, "index.html" if name == "README.md" else f"{name.removesuffix('.md')}.html")
 
 
 def with_papers(text):
-    """HTML with links from the numbers of arXiv to its pages."""
+    """Return HTML with links from arXiv numbers to arXiv's pages."""
     return ARXIV.sub(r'<a href="https://arxiv.org/abs/\1">\1</a>', text)
 
 
 def breakable(text):
-    """HTML whose long names may be broken behind an underscore, or a table would be as wide."""
+    """Return HTML whose long names may break after an underscore, so that they don't widen tables."""
     return LONG_NAME.sub(lambda name: name[0].replace("_", "_<wbr>"), text)
 
 
 def resolved(target, page):
-    """(path from the root of the site, anchor) of a link on a page; (None, anchor) if it leads out of the site."""
+    """Return (path from the site's root, anchor) of a link on a page; (None, anchor) if it leads out of the site."""
     path, _, anchor = target.partition("#")
     if SCHEME.match(target) or path.startswith("/"):
         return None, anchor
@@ -82,15 +82,15 @@ def resolved(target, page):
 
 
 def site_link(target, page, files):
-    """A link of a Markdown file as it must be on the site; both relative to the page.
+    """Return a Markdown file's link as it must be on the site; both relative to the page.
 
-    page: the path of the Markdown file. files: {path in the repository: path of its page}, where they differ.
+    page: the path of the Markdown file. files: {path in the repository: path of its page}, if they differ.
     """
     path, anchor = resolved(target, page)
     if path is None or target.startswith("#"):
         return target
     url = files.get(path) or (page_url(path) if path.endswith(".md") else path)
-    anchor = re.sub(r"^(L\d+)(C\d+)?-L\d+(C\d+)?$", r"\1", anchor)  # lines 10 to 20: their first
+    anchor = re.sub(r"^(L\d+)(C\d+)?-L\d+(C\d+)?$", r"\1", anchor)  # lines 10 to 20: link to the first
     link = posixpath.relpath(url, posixpath.dirname(page_url(page)) or ".")
     return f"{link}#{anchor}" if anchor else link
 
@@ -99,13 +99,13 @@ def site_link(target, page, files):
 
 
 def formula(latex, display):
-    """A formula as MathML. ValueError if the converter does not know a command in it."""
+    """Return a formula as MathML. ValueError if the converter does not know a command in it."""
     latex = latex.strip()
     for theirs, ours in SAME_AS:
         latex = re.sub(theirs, lambda _, ours=ours: ours, latex)
     try:
         found = convert(latex, display="block" if display else "inline")
-    except Exception as error:  # the converter has a dozen kinds and no common one
+    except Exception as error:  # the converter raises a dozen kinds, with no common one
         raise ValueError(f"{latex!r} is no formula: {type(error).__name__}") from error
     if unknown := UNKNOWN.search(found):
         raise ValueError(f"unknown in the formula {latex!r}: {unknown[1]}")
@@ -115,7 +115,7 @@ def formula(latex, display):
 
 
 def shown_formula(latex, display, page):
-    """A formula as MathML, or as it is written if it can't be converted; a line on the terminal says so."""
+    """Return a formula as MathML, or in LaTeX if it can't be converted; then print a line."""
     try:
         found = formula(latex, display)
     except ValueError as error:
@@ -128,7 +128,7 @@ def shown_formula(latex, display, page):
 
 
 def shown_code(text, language, numbered=False):
-    """A block of code in colours. numbered: each line has its number, which is also its anchor, as L1, L2, …"""
+    """Return a block of code in colours. numbered: each line has its number, which is also its anchor: L1, L2, …"""
     try:
         lexer = get_lexer_by_name(language, stripnl=False) if language else TextLexer(stripnl=False)
     except ClassNotFound:
@@ -146,7 +146,7 @@ def shown_code(text, language, numbered=False):
 
 
 def definitions(text):
-    """A module's functions and classes, as headings (2, anchor, name)."""
+    """Return a module's functions and classes, as headings (2, anchor, name)."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     return [(2, f"L{node.lineno}", node.name) for node in ast.parse(text).body if isinstance(node, kinds)]
 
@@ -156,7 +156,7 @@ def definitions(text):
 
 @cache
 def parser():
-    """A parser of GitHub's Markdown whose links, formulas, headings and code are those of the site."""
+    """Return a parser of GitHub's Markdown, with the site's links, formulas, headings and code."""
     md = MarkdownIt("commonmark", {"html": True})
     md.use(gfm_plugin, dollarmath=True)
 
@@ -173,14 +173,14 @@ def parser():
     def image(self, tokens, index, options, env):
         token = tokens[index]
         path, _ = resolved(token.attrGet("src"), env["page"])
-        if path and path.endswith(".svg"):  # in the page, so that it has the colour of its text
+        if path and path.endswith(".svg"):  # inlined, so that it has the colour of its text
             return (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
         token.attrSet("alt", self.renderInlineAsText(token.children, options, env))
         token.attrSet("src", site_link(token.attrGet("src"), env["page"], env["files"]))
         token.attrSet("loading", "lazy")
         shown = self.renderToken(tokens, index, options, env)
         is_linked = sum(token.nesting for token in tokens[:index] if token.tag == "a")
-        return shown if is_linked else f'<a href="{token.attrGet("src")}">{shown}</a>'  # a click shows it in full size
+        return shown if is_linked else f'<a href="{token.attrGet("src")}">{shown}</a>'  # a click shows the full size
 
     def as_html(self, tokens, index, options, env):
         def link(match):
@@ -237,7 +237,7 @@ def parser():
 
 
 def links(text):
-    """The links and pictures of a Markdown text, as they are written."""
+    """Return the links and pictures of a Markdown text, as they are written."""
 
     def walk(tokens):
         for token in tokens:
@@ -250,7 +250,7 @@ def links(text):
 
 
 def contents(headings):
-    """Headings (level, anchor, title) in order, as the tree that Zensical draws beside the page."""
+    """Return headings (level, anchor, title), in order, as the tree that Zensical shows next to the page."""
     root = {"level": 0, "children": []}
     path = [root]
     for level, anchor, title in headings:
@@ -264,9 +264,9 @@ def contents(headings):
 
 
 def mark_columns(tokens):
-    """Gives the class "number" to the columns of tables that have nothing else below their titles.
+    """Give the class "number" to table columns that have only numbers below their titles.
 
-    The cells of a wide table with a title above each column have that title in data-title: on a phone site.css shows
+    The cells of a wide table with a title above each column have that title in data-title: on a phone, site.css shows
     its rows below each other.
     """
     columns = {}  # of one table: {column: [(token, text), …]}
@@ -293,7 +293,7 @@ def mark_columns(tokens):
 
 
 def rendered(text, page, files):
-    """(HTML, headings) of a Markdown text; headings: [(level, anchor, title), …]. page, files: as in site_link()."""
+    """Return (HTML, headings) of a Markdown text; headings: [(level, anchor, title), …]. page, files: see site_link."""
     env = {"page": page, "files": files, "anchors": {}, "headings": []}
     tokens = parser().parse(text, env)
     mark_columns(tokens)
@@ -301,7 +301,7 @@ def rendered(text, page, files):
 
 
 class Whole(Preprocessor):
-    """Puts a page's HTML in the place of its Markdown."""
+    """Replaces a page's Markdown by its HTML."""
 
     def __init__(self, md, files):
         super().__init__(md)
@@ -311,7 +311,7 @@ class Whole(Preprocessor):
         page = next(part.page.path for part in self.md.preprocessors if hasattr(part, "page"))  # Zensical's own
         found, headings = rendered("\n".join(lines), page, self.files)
         self.md.toc_tokens = contents(headings)
-        self.md.treeprocessors.deregister("toc", strict=False)  # Zensical adds it, and it would find no headings
+        self.md.treeprocessors.deregister("toc", strict=False)  # Zensical adds it; it would find no headings
         return [self.md.htmlStash.store(f"<div>\n{found}</div>")]
 
 
@@ -324,7 +324,7 @@ class GitHubMarkdown(Extension):
 
     def extendMarkdown(self, md):
         md.preprocessors.register(Whole(md, self.getConfig("files")), "github_markdown", 1000)
-        # These would read Markdown, and there is only a mark for the whole page left, which the first one removes.
+        # These would read Markdown, but only a mark for the whole page is left, which the first one would remove.
         md.preprocessors.deregister("normalize_whitespace")
         md.preprocessors.deregister("html_block")
 

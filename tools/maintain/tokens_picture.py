@@ -1,4 +1,4 @@
-"""Draws docs/tokens.svg: two responses to one puzzle, coloured by each token's weight in the update, and a curve.
+"""Draw docs/tokens.svg: two responses to one puzzle, coloured by each token's weight in the update, and a curve.
 
 The picture shows four views in turn, with CSS alone, so that it moves in a README too. A reader who prefers no motion
 sees the view of AR and Lopti. Weights: the lens (lab/results/lens_page.jsonl); accuracy: `make demo` (docs/demo.json).
@@ -35,7 +35,7 @@ text { fill: var(--ink); font: 14px system-ui, sans-serif; white-space: pre; }
 
 
 def place_tokens(tokens, x, y):
-    """The place of each token's box, [(x, y, width)], where lines break between words."""
+    """Return the place of each token's box, [(x, y, width)], where lines break between words."""
     boxes, column, line = [], 0, 0
     for token in tokens:
         if column + len(token) > COLUMNS or token == "\n":
@@ -47,7 +47,7 @@ def place_tokens(tokens, x, y):
 
 
 def views(response):
-    """[(title, explanation, shapes)], where shapes has (class, opacity) per token, and None for no shape."""
+    """Return [(title, explanation, shapes)], where shapes has (class, opacity) per token, and None for no shape."""
     grpo, lopti = response["weights"]["grpo"], response["weights"]["grpo_ar_lopti"]
     sign = "up" if response["correct"] else "down"
 
@@ -66,7 +66,7 @@ def views(response):
 
 
 def curve(rows, x, y, width, height):
-    """The accuracy over the steps of a run, with its first and last value."""
+    """Draw the accuracy over the steps of a run, with its first and last value."""
     points = [(row["step"], row["eval/accuracy"]) for row in rows if "eval/accuracy" in row]
     last = points[-1][0]
     at = [(x + width * step / last, y + height * (1 - accuracy)) for step, accuracy in points]
@@ -82,28 +82,25 @@ def curve(rows, x, y, width, height):
         parts.append(f'<circle class="up" cx="{a:.1f}" cy="{b:.1f}" r="4"/>')
         parts.append(f'<text x="{a + 14:.1f}" y="{b + 22:.1f}" text-anchor="middle">{accuracy:.3f}</text>')
         parts.append(f'<text class="quiet" x="{a:.1f}" y="{y + height + 18}" text-anchor="middle">{step}</text>')
-    parts.append(
-        f'<text class="quiet" x="{x + width / 2}" y="{y + height + 36}" text-anchor="middle">training step</text>'
-    )
-    return parts
+    below = f'x="{x + width / 2}" y="{y + height + 36}"'
+    return [*parts, f'<text class="quiet" {below} text-anchor="middle">training step</text>']
 
 
 def draw(responses, rows):
-    """The picture, SVG. responses: the lens's; rows: a run's metrics."""
+    """Return the figure as SVG. responses: the lens's; rows: a run's metrics."""
     body, frames = [], [[], [], [], []]
     for name, response, y in (("wrong", responses[WRONG], 86), ("right", responses[RIGHT], 206)):
         boxes = place_tokens(response["tokens"], 14, y)
         body.append(f'<text class="quiet" x="14" y="{y - 22}">{name}, reward {response["reward"]:g}</text>')
         for token, (x, top, width) in zip(response["tokens"], boxes):
             if width:
-                text = f'<text class="token" x="{x:.1f}" y="{top}" textLength="{width:.1f}">{escape(token)}</text>'
-                body.append(text)
+                size = f'x="{x:.1f}" y="{top}" textLength="{width:.1f}"'
+                body.append(f'<text class="token" {size}>{escape(token)}</text>')
         for frame, (_, _, shapes) in zip(frames, views(response)):
             for (kind, opacity), (x, top, width) in zip(shapes, boxes):
                 box = f'x="{x:.1f}" y="{top - 15}" width="{width:.1f}" height="20" rx="3"'
                 frame.append(f'<rect class="{kind}" {box} opacity="{opacity:.2f}"/>')
-    style = STYLE
-    count = len(frames)
+    style, count = STYLE, len(frames)
     for i, (title, text, _) in enumerate(views(responses[RIGHT])):
         frames[i].append(f'<text x="14" y="24" class="head">{title}</text><text x="14" y="44">{text}</text>')
         style += f".view{i} {{ opacity: {int(i == 2)}; }}\n"
@@ -114,9 +111,7 @@ def draw(responses, rows):
     body += curve(rows, 550, 60, 200, 200)
     groups = [f'<g class="view{i}">{"".join(frame)}</g>' for i, frame in enumerate(frames)]
     start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img">'
-    title = (
-        "<title>The weight of each token in the update, for three algorithms, and test accuracy while training</title>"
-    )
+    title = "<title>The weight of each token in an update, and test accuracy while training</title>"
     return "\n".join([start, title, f"<style>{style}</style>", *groups, *body, "</svg>"]) + "\n"
 
 

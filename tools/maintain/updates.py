@@ -1,9 +1,9 @@
-"""A script's own update() on given responses: the batch it is handed, and what weight it puts on each token.
+"""Run a script's own update() on given responses: the batch that it gets, and the weight that it puts on each token.
 
-A policy gradient is a sum over tokens, Σ weight · ∇log π. The weights are read off the scripts themselves: the model is
-replaced by a table with one log-probability for each token, update() runs on it, and the gradient of an entry of the
-table is minus the weight of that token. Whatever the update does is included: stages, masks, clips, divisors and the KL
-term.
+A policy gradient is a sum over tokens, Σ weight · ∇log π. The weights come from the scripts themselves. A table with
+one log-probability per token replaces the model, update() runs on it, and the gradient of an entry of the table is
+minus the weight of that token. So everything that the update does is included: stages, masks, clips, divisors and the
+KL term.
 
 lab/ and example.py use this module. It has no command line.
 """
@@ -17,24 +17,24 @@ from torch import nn
 from runtime.processes import DEVICE
 from tools import family
 
-ALGORITHMS = [  # all scripts of reinforcement learning, which are all but sft.py, in the order to read them
+ALGORITHMS = [  # all RL scripts, which are all but sft.py, in reading order
     "reinforce", "rloo", "grpo", "dr_grpo", "ppo", "reinforce_pp", "dapo", "grpo_ar_lopti", "reinforce_pp_ar_lopti",
     "dapo_ar_lopti", "acpo", "cispo", "gspo", "sapo", "dppo", "entropy_top", "archer", "grpo_tis", "opd",
     "maxrl", "gdpo", "grpo_multi_turn",
 ]  # fmt: skip
-# A script that is new comes last.
+# A new script comes last.
 ALGORITHMS += [script for script in family.family() if script not in [*ALGORITHMS, "sft"]]
 
 
 def with_advantages(script, batch, rewards, correct, args):
-    """The batch as the script's main hands it to its update, a new dictionary.
+    """Return the batch as the script's main passes it to its update, a new dictionary.
 
-    batch: ids, mask, sampler_logp, old_logp, ref_logp and entropy, [N, T]; rewards: of the task's rule, [N], and for
-    gdpo.py perhaps [N, parts]; correct: a bool for each of them; args: the script's own settings. Some scripts do more
-    than compute_advantages. dapo.py adds penalties to the rewards; its dynamic sampling is left out, so all groups
-    stay. rloo.py takes the KL penalty from the rewards. maxrl.py has 1 for each correct response. To gdpo.py rewards
-    [N] are one part. ppo.py has values, which are 0 before the critic has learned, unless the batch has some. AR scales
-    the advantages. opd.py's teacher is the reference, unless the batch has the log-probabilities of another.
+    batch: ids, mask, sampler_logp, old_logp, ref_logp and entropy, [N, T]; rewards: from the task, [N], and for
+    gdpo.py perhaps [N, parts]; correct: a bool per response; args: the script's own settings. Some scripts do more
+    than compute_advantages. dapo.py adds penalties to the rewards; its dynamic sampling is skipped, so all groups
+    stay. rloo.py subtracts the KL penalty from the rewards. maxrl.py has 1 for each correct response. gdpo.py treats
+    rewards [N] as one part. ppo.py has values, which are 0 before the critic has learned, unless the batch has some. AR
+    scales the advantages. opd.py's teacher is the reference, unless the batch has another model's log-probabilities.
     """
     trainer = importlib.import_module(script)
     batch = dict(batch)
@@ -61,12 +61,12 @@ def with_advantages(script, batch, rewards, correct, args):
 class Recorder(torch.optim.SGD):
     """An optimizer for update() that keeps every gradient and leaves the weights alone.
 
-    They are kept in the main memory: a GPU has no room for several gradients of a large model.
+    The gradients are in main memory: a GPU has no room for several gradients of a large model.
     """
 
     def __init__(self, policy):
         super().__init__(policy.parameters(), lr=0.0)
-        self.gradients = []  # one list of tensors for each optimizer step
+        self.gradients = []  # one list of tensors per optimizer step
 
     def step(self):
         weights = self.param_groups[0]["params"]
@@ -74,9 +74,9 @@ class Recorder(torch.optim.SGD):
 
 
 class TablePolicy(nn.Module):
-    """A policy whose log-probabilities stand in a table, so that each has a gradient of its own.
+    """A policy whose log-probabilities are in a table, so that each has a gradient of its own.
 
-    logp, entropy: [number of tokens], in nats. A batch has in place of ids each token's place in the table.
+    logp, entropy: [number of tokens], in nats. Instead of ids, a batch has each token's place in the table.
     """
 
     def __init__(self, logp, entropy):
@@ -85,20 +85,20 @@ class TablePolicy(nn.Module):
         self.entropy = entropy.double()
 
     def forward(self, ids, mask, temperature, with_entropy=False):
-        """As in the trainers: log-probability and entropy of each response token, [N, T]."""
+        """Return log-probability and entropy of each response token, [N, T], as in the trainers."""
         return self.logp[ids] * mask, self.entropy[ids] * mask
 
 
 def token_weights(script, batch, logp, entropy, args, is_first):
-    """The weight that a script's update puts on ∇log π of each token, and the stage that does it.
+    """Return the weight that a script's update puts on each token's ∇log π, and the stage that puts it.
 
-    batch: as main hands it to update; logp, entropy [N, T]: those of the policy at the update, in nats; args: the
-    script's settings. is_first: whether it is the first update of a step. If it is not, a copy of the batch takes the
-    first update's place, because a script may do more at a later one: acpo.py and entropy_top.py look at the policy
+    batch: as main passes it to update; logp, entropy [N, T]: the policy's at the update, in nats; args: the
+    script's settings. is_first: whether it is the first update of a step. If not, a copy of the batch serves as the
+    first update's, because a script may do more at later updates: acpo.py and entropy_top.py look at the policy
     again.
 
     Returns weight [N, T] in float64, zero outside the mask, and stage [N, T]: 1 for tokens whose weight came with the
-    first optimizer step that gave any, 2 for the next, 0 for those without.
+    first optimizer step that gave any, 2 for the next, 0 for tokens without weight.
     """
     trainer = importlib.import_module(script)
     num_rows, length = batch["mask"].shape
@@ -123,7 +123,7 @@ def token_weights(script, batch, logp, entropy, args, is_first):
     weight = torch.zeros(num_rows, length, dtype=torch.float64)
     stage = torch.zeros(num_rows, length, dtype=torch.long)
     num_stages = 0
-    for [gradient] in recorder.gradients:  # [num_places], one for each optimizer step
+    for [gradient] in recorder.gradients:  # [num_places], one per optimizer step
         of_last_copy = -gradient.cpu().view(copies, num_rows, length)[-1]  # [N, T]
         if (of_last_copy != 0).any():
             num_stages += 1
