@@ -16,7 +16,7 @@ for "done right". Without both divisions, maximise
 with ρ as in grpo.py. A constant only scales the gradient. With this one J is a mean over tokens
 times (mean length)/L.
 
-A is that of rloo.py times (G − 1)/G: the group's mean contains the response itself, which makes all
+A is rloo.py's times (G − 1)/G: the group's mean contains the response itself, which makes all
 advantages smaller by the same factor.
 
 What differs from grpo.py: compute_advantages; the divisor in update; the default of --kl_coef.

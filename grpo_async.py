@@ -7,8 +7,8 @@ In grpo.py sampler and trainer take turns, and one of the two always waits. Here
     sampler     sample 2   | sample 3   | sample 4   | ...        --lag 1
     weights of  step 0     | step 1     | step 2     | ...
 
-So its weights are --lag steps old, and the objective is that of grpo_stale.py, which samples the
-same stale responses in turns: an asynchronous run equals that of grpo_stale.py with the same --lag
+So its weights are --lag steps old, and the objective is grpo_stale.py's, which samples the
+same stale responses in turns: an asynchronous run equals grpo_stale.py's with the same --lag
 to the last bit, if both sides compute with as many threads. What the lag costs, and what
 --correction does about it, is said there.
 

@@ -18,7 +18,7 @@ A is in units of the reward: there is no division by the standard deviation. So 
 advantages ±0.71.
 
 What differs from reinforce.py: compute_advantages; --kl_coef, with the reference model and the
-penalty in main, which takes a pass before the update. The penalty is that of the whole response, a
+penalty in main, which takes a pass before the update. The penalty covers the whole response, a
 sum over its tokens; its gradient is not taken: it is a part of the reward.
 
 The paper leaves out ratio and clip on purpose: PPO's clip binds for less than 5 % of its tokens,

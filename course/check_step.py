@@ -274,7 +274,7 @@ def wrong_rows(ids, mask, texts):
         if response[-1] != end and length < longest:
             return f"row {i}: the end token is cut off: leave it in ids and mask, or the policy does not learn to end"
         if text != tokenizer().decode(response, skip_special_tokens=True):
-            return f"row {i}: the text is not that of the response's tokens"
+            return f"row {i}: the text is not the text of the response's tokens"
     groups = [{tuple(row.tolist()) for row in ids[i : i + num_rows]} for i in range(0, len(ids), num_rows)]
     if any(len(group) == 1 for group in groups):
         return "all responses to a problem are equal: sample them (do_sample=True)"

@@ -290,7 +290,7 @@ def pooled_errors(runs, bases, names):
         most = max(estimates, key=lambda estimate: estimate.n)
         errors.append(f"{most.error:.3f} ({name})")
     return (
-        f" An error estimated from a few seeds is uncertain. Pooled over all rows, that of a difference of {most.n} "
+        f" An error estimated from a few seeds is uncertain. Pooled over all rows, the error of a difference of {most.n} "
         f"seeds is {' and '.join(errors)}, with {most.df:.0f} degrees of freedom."
     )
 
@@ -363,11 +363,6 @@ def numbers_of_people(everything):
 def stale_mark(by_seed):
     """Return a mark for a row if other code made one of its runs."""
     return MARK if any(kept.differs(run) for run in by_seed.values()) else ""
-
-
-def without_marks(text):
-    """Return a table as it was before any code changed; a test compares this."""
-    return text.replace(MARK, "").replace(f"\n{STALE}\n", "")
 
 
 def stale():

@@ -20,7 +20,7 @@ def bootstrap_interval(correct, repeats, generator):
 # 8.3  What can three runs of 8 steps not tell? Plan a study.
 #
 # The kept runs of `tools/compare.py --suite clip` (benchmarks/kk_tiny: 8 steps, seeds 0, 1, 2, 300
-# test puzzles). Accuracy at step 8 minus that of "grpo's clip, 16 updates", seed by seed:
+# test puzzles). Accuracy at step 8 minus the accuracy of "grpo's clip, 16 updates", seed by seed:
 #
 #     acpo, 16 updates: +0.020 ± 0.021; 95 % interval -0.071 to +0.111
 #     dapo's clip, 16 updates: +0.021 ± 0.013; 95 % interval -0.034 to +0.076
