@@ -290,8 +290,8 @@ def pooled_errors(runs, bases, names):
         most = max(estimates, key=lambda estimate: estimate.n)
         errors.append(f"{most.error:.3f} ({name})")
     return (
-        f" An error estimated from a few seeds is uncertain. Pooled over all rows, the error of a difference of {most.n} "
-        f"seeds is {' and '.join(errors)}, with {most.df:.0f} degrees of freedom."
+        " An error estimated from a few seeds is uncertain. Pooled over all rows, the error of a difference of "
+        f"{most.n} seeds is {' and '.join(errors)}, with {most.df:.0f} degrees of freedom."
     )
 
 
