@@ -116,7 +116,7 @@ class Args(settings.RunArgs):
             )
 
 
-# With --task, its paper's settings replace the defaults: runtime/papers.py.
+# Each --task replaces defaults with its own paper's settings: runtime/papers.py.
 TASKS = papers.TASKS
 
 # Handle bad flags and --help here, before torch is imported, which takes seconds.
@@ -230,7 +230,7 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # no advantages: keeps tokens with A = 0
+    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # all that the policy reads
     # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
     # padded to the longest of them. Each row comes once, longest first; rows without response
     # tokens are skipped. The last argument is the progress bar's title.
@@ -362,7 +362,7 @@ def snapshot(policy, args):
 def sync_weights(weights, llm):
     """Copy a snapshot's weights to vLLM, one tensor at a time."""
     on_device = ((name, weight.to(DEVICE)) for name, weight in weights.items())
-    engine.load_weights(llm, on_device)  # replaces all of them; ends engine.sleep
+    engine.load_weights(llm, on_device)  # replaces all weights; wakes vLLM up
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -508,7 +508,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
-    # While the weights are good, exit if the loss or (except in float16) the norm is not finite.
+    # Before the weights change, exit if the loss or (except in float16) the norm is not finite.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
     scaler.step(optimizer)  # skipped if a gradient overflowed in float16
     optimizer.zero_grad()

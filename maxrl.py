@@ -103,7 +103,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
 
-# With --task, its paper's settings replace the defaults: runtime/papers.py.
+# Each --task replaces defaults with its own paper's settings: runtime/papers.py.
 TASKS = papers.TASKS
 
 # Handle bad flags and --help here, before torch is imported, which takes seconds.
@@ -214,7 +214,7 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # no advantages: keeps tokens with A = 0
+    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # all that the policy reads
     # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
     # padded to the longest of them. Each row comes once, longest first; rows without response
     # tokens are skipped. The last argument is the progress bar's title.
@@ -331,7 +331,7 @@ def sync_weights(policy, llm, args):
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             yield name, full_tensor(weight).to(getattr(torch, args.dtype))
 
-    engine.load_weights(llm, named_weights())  # replaces all of them; ends engine.sleep
+    engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -395,8 +395,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler; idle unless dtype is float16
     minibatch_loss = 0.0
-    # If β is 0, tokens with A = 0 have no gradient, so here micro_batches drops them from the mask;
-    # the divisor still counts them. If no token is left, one pass still runs, so that AdamW gets
+    # Tokens with A = 0 have no gradient, so here micro_batches drops them from the mask; the
+    # divisor still counts them. If no token is left, one pass still runs, so that AdamW gets
     # gradients of 0.
     for rows, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy=True)
@@ -405,12 +405,12 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         scaler.scale(loss * WORLD_SIZE).backward()
         minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
         length = logp.shape[1]
-        minibatch["old_logp"][rows, :length] += logp.detach().cpu()  # views of batch's rows
+        minibatch["old_logp"][rows, :length] += logp.detach().cpu()  # a view: fills batch
         minibatch["entropy"][rows, :length] += entropy.cpu()
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
-    # While the weights are good, exit if the loss or (except in float16) the norm is not finite.
+    # Before the weights change, exit if the loss or (except in float16) the norm is not finite.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
     scaler.step(optimizer)  # skipped if a gradient overflowed in float16
     optimizer.zero_grad()

@@ -210,7 +210,7 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # no advantages: keeps tokens with A = 0
+    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # all that the policy reads
     # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
     # padded to the longest of them. Each row comes once, longest first; rows without response
     # tokens are skipped. The last argument is the progress bar's title.
@@ -327,7 +327,7 @@ def sync_weights(policy, llm, args):
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             yield name, full_tensor(weight).to(getattr(torch, args.dtype))
 
-    engine.load_weights(llm, named_weights())  # replaces all of them; ends engine.sleep
+    engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -472,7 +472,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
-    # While the weights are good, exit if the loss or (except in float16) the norm is not finite.
+    # Before the weights change, exit if the loss or (except in float16) the norm is not finite.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
     scaler.step(optimizer)  # skipped if a gradient overflowed in float16
     optimizer.zero_grad()

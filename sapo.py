@@ -94,7 +94,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
 
-# With --task, its paper's settings replace the defaults: runtime/papers.py.
+# Each --task replaces defaults with its own paper's settings: runtime/papers.py.
 TASKS = papers.TASKS
 
 # Handle bad flags and --help here, before torch is imported, which takes seconds.
@@ -205,7 +205,7 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # no advantages: keeps tokens with A = 0
+    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # all that the policy reads
     # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
     # padded to the longest of them. Each row comes once, longest first; rows without response
     # tokens are skipped. The last argument is the progress bar's title.
@@ -322,7 +322,7 @@ def sync_weights(policy, llm, args):
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             yield name, full_tensor(weight).to(getattr(torch, args.dtype))
 
-    engine.load_weights(llm, named_weights())  # replaces all of them; ends engine.sleep
+    engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -394,7 +394,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (not skipped).
+    Returns clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (those taken).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -430,7 +430,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
-    # While the weights are good, exit if the loss or (except in float16) the norm is not finite.
+    # Before the weights change, exit if the loss or (except in float16) the norm is not finite.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
     scaler.step(optimizer)  # skipped if a gradient overflowed in float16
     optimizer.zero_grad()

@@ -209,11 +209,12 @@ def home(text):
         data["scripts"] = [script for script in data["scripts"] if script in HOME_SCRIPTS]
         for response in data["responses"]:
             response["weights"] = {script: response["weights"][script] for script in data["scripts"]}
-        data |= {"summary": None, "start": ["grpo/first", "grpo_ar_lopti/first"]}
-        picture = f"""**What does an update do to each token?** A small model answered a puzzle twice, once right. Blue:
-the update makes the token more probable. Orange: less probable. Choose an algorithm per side, and point at a token.
+        data |= {"summary": None, "start": ["probability", "grpo_ar_lopti/first"]}
+        picture = f"""**What does an update do to each token?** A small model answered the puzzle below twice.
+Left: how probable each token was. Right: its weight in the update of GRPO with AR and Lopti, blue to make it more
+probable, orange less. Low-probability tokens weigh less. Choose other algorithms, and point at a token or tap it.
 
-{lens(data, "small")}
+{lens(data, "small").replace('<details id="problem">', '<details id="problem" open>')}
 
 [All 32 responses and all algorithms](lab/lens.md)"""
     return f"""{title}
@@ -221,8 +222,8 @@ the update makes the token more probable. Orange: less probable. Choose an algor
 {first}
 
 <p class="begin">
-<a class="md-button md-button--primary" href="#try-it">Run it</a>
-<a class="md-button" href="course/lesson_0.md">Lesson 0</a>
+<a class="md-button md-button--primary" href="#try-it">Run it on your laptop</a>
+<a class="md-button" href="course/lesson_0.md">Start the course</a>
 <a class="md-button" href="diff.html#{state("grpo", "dr_grpo")}">Compare two scripts</a>
 </p>
 
