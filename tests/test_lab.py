@@ -83,7 +83,7 @@ def two_tokens(overlap=0.0):
 
 
 def norms_of_two(overlap):
-    """Of GRPO's gradient for two_tokens: the improbable token's part, the other's, and the whole.
+    """Of GRPO's gradient for two_tokens: the low-probability token's part, the other's, and the whole.
 
     ∇ log π with respect to the layer is (1 − π) · (1, −1) ⊗ state, of length √2 · (1 − π).
     """
@@ -299,7 +299,7 @@ def test_two_planes_share_a_line():
 def test_subsets_of_two_tokens(overlap):
     """A token with π 0.1 and A > 0, one with π 0.9 and A < 0; each is half of the tokens."""
     policy, sampled = two_tokens(overlap)
-    sampled.batch["entropy"][0, 1] = 2.0  # of the improbable one
+    sampled.batch["entropy"][0, 1] = 2.0  # of the low-probability token
     whole, parts = key_factors.subsets_of(policy, sampled, of_lab(key_factors, updates=2))
     assert list(parts) == list(key_factors.SUBSETS)
     found = key_factors.compare_subsets(key_factors.Gradient(whole, 1), parts, 1)
@@ -370,8 +370,8 @@ def test_signals_of_both_signs_cancel_in_the_remarks_own_quantity():
 
 def test_what_the_clip_cuts_off_by_hand():
     """Of p ≤ 0.25: entropies 1, 2, 3, 4 with the first and the third cut off; one more has no advantage."""
-    improbable = [{"p": 0.1, "entropy": float(n)} for n in (1, 2, 3, 4)] + [{"p": 0.1, "A": 0.0, "entropy": 0.0}]
-    batch, _ = batch_of([improbable, [{"p": 0.9}, {"p": 0.9}, {"p": 0.5}]])
+    unlikely = [{"p": 0.1, "entropy": float(n)} for n in (1, 2, 3, 4)] + [{"p": 0.1, "A": 0.0, "entropy": 0.0}]
+    batch, _ = batch_of([unlikely, [{"p": 0.9}, {"p": 0.9}, {"p": 0.5}]])
     weight = batch["advantages"].clone()
     weight[0, 1] = weight[0, 3] = weight[1, 2] = 0
     is_cut = off_policy.cut_off(weight, batch)
