@@ -75,7 +75,7 @@ class Args(settings.RunArgs):
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
     lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: an adapted weight is W + α/r · B·A
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: W + α/r · B·A, where matrices A, B learn
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -328,7 +328,7 @@ def compute_advantages(rewards, batch, args):
 
     rewards [N]: the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
-    the mean is set to 0 and the standard deviation to 1, as in verl.
+    the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0

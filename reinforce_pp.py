@@ -82,7 +82,7 @@ class Args(settings.RunArgs):
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
     lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: an adapted weight is W + α/r · B·A
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: W + α/r · B·A, where matrices A, B learn
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -388,8 +388,8 @@ def policy_loss(logp, batch, divisor, args):
 def k3(logp, ref_logp):
     """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    Over samples from π, its mean is KL(π ‖ π_ref), but its mean gradient is ∇KL(π_ref ‖ π): see
-    grpo_kl.py.
+    Over samples from π, its mean is KL(π ‖ π_ref), but its mean gradient is ∇KL(π_ref ‖ π),
+    because the samples are held fixed: see grpo_kl.py.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1
