@@ -49,7 +49,7 @@ TITLES = {  # titles of a worked example's columns
     "estimate": r"$\hat A$",
     "ar_weight": "AR's factor",
     "advantages": "$A$",
-    "left": r"left of $\rho A$",
+    "left": r"kept fraction of $\rho A$",
     "outside_kl": "cut off (KL)",
     "k3": "$k_3$",
     "value_loss": "loss of $V$",
@@ -62,7 +62,7 @@ TITLES = {  # titles of a worked example's columns
     "second_icepop": "icepop",
 }
 OTHER_TITLES = {
-    "gspo": {"ratio": "$s$", "left": "left of $s A$"},
+    "gspo": {"ratio": "$s$", "left": "kept fraction of $s A$"},
     "sapo": {"left": r"$f'(\rho)$"},
     "reinforce": {"second": "weight"},
     "grpo_stale": {"second": "tis"},
