@@ -436,8 +436,8 @@ def policy_loss(logp, batch, args):
 def k3(logp, ref_logp):
     """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    Over samples from π, its mean is KL(π ‖ π_ref), but its mean gradient is ∇KL(π_ref ‖ π),
-    because the samples are held fixed: see grpo_kl.py.
+    Over samples from π, its mean is KL(π ‖ π_ref). Its mean gradient, with the samples held fixed,
+    is ∇KL(π_ref ‖ π): see grpo_kl.py.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1

@@ -26,13 +26,13 @@ One training step:
 4. The new weights are copied to vLLM.
 
 Two copies of the weights: PyTorch computes gradients, vLLM generates text many times faster. vLLM
-rounds differently, so π_old is computed by PyTorch; sampler_gap logs vLLM's mean difference.
+rounds differently, so PyTorch computes π_old; sampler_gap logs the mean |difference| of log π.
 
 Precision: the trained weights are float32, because AdamW's steps at lr 1e-6 would round to nothing
 in bfloat16. Compute is in bfloat16 (autocast). On CPUs where bfloat16 is slow, the default is
 --dtype float32; on GPUs without bfloat16, it is --dtype float16.
 
-Settings: J, apart from its divisor, and the defaults follow the GRPO baseline of *Do Not Let
+Settings: the defaults, and J apart from its divisor, follow the GRPO baseline of *Do Not Let
 Low-Probability Tokens Over-Dominate in RL for LLMs* (arXiv 2505.12929, "AR-Lopti"), eq. 1 and
 Appendix B. grpo_ar_lopti.py has that paper's own method. DeepSeekMath averages within each
 response first, so tokens of longer responses count less, and has a single ε: ε_high > ε_low is
@@ -392,8 +392,8 @@ def policy_loss(logp, batch, divisor, args):
 def k3(logp, ref_logp):
     """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    Over samples from π, its mean is KL(π ‖ π_ref), but its mean gradient is ∇KL(π_ref ‖ π),
-    because the samples are held fixed: see grpo_kl.py.
+    Over samples from π, its mean is KL(π ‖ π_ref). Its mean gradient, with the samples held fixed,
+    is ∇KL(π_ref ‖ π): see grpo_kl.py.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1
@@ -412,7 +412,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (those taken).
+    Returns clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (without overflows).
     """
     num_clipped = 0
     grad_norms = []  # one per update

@@ -409,7 +409,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (those taken).
+    Returns clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (without overflows).
     """
     num_clipped = 0
     grad_norms = []  # one per update

@@ -470,8 +470,8 @@ def policy_loss(logp, batch, divisor, args):
 def k3(logp, ref_logp):
     """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    Over samples from π, its mean is KL(π ‖ π_ref), but its mean gradient is ∇KL(π_ref ‖ π),
-    because the samples are held fixed: see grpo_kl.py.
+    Over samples from π, its mean is KL(π ‖ π_ref). Its mean gradient, with the samples held fixed,
+    is ∇KL(π_ref ‖ π): see grpo_kl.py.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1
@@ -490,7 +490,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (those taken).
+    Returns clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (without overflows).
     """
     num_clipped = 0
     grad_norms = []  # one per update
