@@ -78,7 +78,7 @@ def place_tokens(tokens, x, y):
 
 
 def views(response):
-    """Return [(title, explanation, shapes)], where shapes has (class, opacity) per token, and None for no shape."""
+    """Return [(title, explanation, shapes)], where shapes has (class, opacity) per token."""
     grpo, lopti = response["weights"]["grpo"], response["weights"]["grpo_ar_lopti"]
     sign = "up" if response["correct"] else "down"
 
@@ -102,10 +102,8 @@ def curve(rows, x, y, width, height):
     last = points[-1][0]
     at = [(x + width * step / last, y + height * (1 - accuracy)) for step, accuracy in points]
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in at)
-    parts = [
-        f'<path class="axis" d="M{x},{y}V{y + height}H{x + width}" fill="none"/>',
-        f'<polyline class="curve" points="{path}"/>',
-    ]
+    axes = f'<path class="axis" d="M{x},{y}V{y + height}H{x + width}" fill="none"/>'
+    parts = [axes, f'<polyline class="curve" points="{path}"/>']
     for value in (0, 1):
         top = y + height * (1 - value)
         parts.append(f'<text class="quiet" x="{x - 6}" y="{top + 4}" text-anchor="end">{value}</text>')

@@ -175,39 +175,6 @@ def long_table():
     return table(["script", "what it maximises"], rows)
 
 
-def order_table():
-    """Return a table of the scripts in reading order."""
-    rows = []
-    for i, script in enumerate(updates.ALGORITHMS, 1):
-        about = " ".join(family.paragraphs(family.source(script))[0].split())
-        parent = family.PARENT.get(script)
-        rows.append([str(i), link(script), about, link(parent) if parent else ""])
-    return table(["", "page", "in one line", "grew from"], rows)
-
-
-def drawing():
-    """Draw the tree of the scripts as SVG, in the system's light or dark colours (the site uses its text's colour).
-
-    Next to each script is the number of code lines that differ from its parent's.
-    """
-    places, lines, words = {}, [], []
-    for number, script in enumerate(family.family()):
-        x, y = places[script] = 10 + 60 * family.depth(script), 18 + 24 * number
-        words.append(f'<text x="{x}" y="{y}">{script}.py</text>')
-        if script in family.PARENT:
-            left, top = places[family.PARENT[script]]
-            lines.append(f"M{left + 8} {top + 6}V{y - 5}H{x - 6}")
-            words.append(f'<text x="430" y="{y}" text-anchor="end">{changed(script)} lines</text>')
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" id="family" viewBox="0 0 440 {y + 12}" width="440" role="img"
-  font-family="monospace" font-size="14" aria-label="What grew from what, and how many lines of code differ">
-<style>#family {{ color: #222; fill: currentColor }}
-@media (prefers-color-scheme: dark) {{ #family {{ color: #ddd }} }}</style>
-<path d="{" ".join(lines)}" fill="none" stroke="currentColor" shape-rendering="crispEdges"/>
-{chr(10).join(words)}
-</svg>
-"""
-
-
 # --------------------------------------------------------------------------------------------------- worked examples
 
 
@@ -358,7 +325,7 @@ def blocks():
         ROOT / "README.md": {"variants": short_table},
         docs / "objectives.md": {"variants": long_table},
         docs / "first_runs.md": {name: once(two_responses, name) for name in ("demo", "llm")},
-        FOLDER / "README.md": {"order": order_table, "weights": all_weights},
+        FOLDER / "README.md": {"weights": all_weights},
         FOLDER / "ladder.md": {name: once(ladder_table, rows) for name, rows in LADDER.items()},
     }
     return found | {FOLDER / f"{name}.md": {"example": once(worked_example, name)} for name in updates.ALGORITHMS}
@@ -372,7 +339,7 @@ def all_texts():
         made[path] = with_kept_numbers(read(path))
         for name, block in blocks().get(path, {}).items():
             made[path] = texts.between(made[path], name, block())
-    return made | {ROOT / "docs" / "family.svg": drawing(), claims.FILE: claims.page()}
+    return made | {claims.FILE: claims.page()}
 
 
 def main():

@@ -89,11 +89,11 @@ def shown(path):
 def chapters():
     """Return {chapter: the paths of its Markdown files}, without empty chapters.
 
-    The algorithms are in the order in which their README.md numbers them.
+    The algorithms are in the order in which their README.md lists them.
     """
     taken, whole = {"README.md"}, {}
     readme = (ROOT / CHAPTERS["Algorithms"][0]).read_text(encoding="utf-8")
-    order = [f"docs/algorithms/{name}" for name in re.findall(r"^\| \d+ \| \[.*?\]\((.*?)\)", readme, re.MULTILINE)]
+    order = [f"docs/algorithms/{name}" for name in re.findall(r"^\| \[.*?\]\((.*?)\)", readme, re.MULTILINE)]
     for name, patterns in CHAPTERS.items():
         paths = [path for pattern in patterns for path in found(pattern)]
         if name == "Algorithms":
