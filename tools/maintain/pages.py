@@ -254,7 +254,7 @@ def all_weights():
         pairs = zip(found.tokens, found.columns["second"])
         weights = [cell(weight) for token, weight in pairs if token is not example.REPLY]
         rows.append([link(script), *weights])
-    return table(["", *(" ".join(named(token)) for token in example.TOKENS)], rows)
+    return table(["script", *(" ".join(named(token)) for token in example.TOKENS)], rows)
 
 
 def ladder_table(names):
