@@ -12,8 +12,10 @@ import copy
 import importlib
 import importlib.util
 import io
+import math
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -26,7 +28,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 SOLUTIONS = str(ROOT / "course" / "solutions")
-SECONDS = 20  # limit for all calls of one function
+SECONDS = 20  # limit for all calls of one function; half of it in CPU time
 MOST_PRINTED = 2000  # characters kept of the function's output
 GENERATOR = "seed of a generator"
 
@@ -160,6 +162,8 @@ def in_child(request, answers):
     harness = request["harness"] and importlib.import_module(request["harness"])
     save, leave = torch.save, os._exit  # the file may replace them
     sys.addaudithook(without_solutions(request["file"]))
+    limit = math.ceil(time.process_time() + request["seconds"] / 2)  # CPU time: a loop without an end uses it up first
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
     save(run_function(request, harness), f"{answers}/result.pt")
     sys.stdout.flush()
     leave(0)
@@ -214,8 +218,9 @@ def attempt_file(file, function, all_arguments, gradient_of="", seconds=SECONDS,
     process without a result}. All have "printed": the file's output.
     """
     request = {"file": str(file), "function": function, "arguments": all_arguments}
-    request |= {"gradient_of": gradient_of, "harness": harness}
+    request |= {"gradient_of": gradient_of, "harness": harness, "seconds": seconds}
     ended, result, printed = (jail.run if jail else run_here)(request, seconds)
+    ended = "time" if ended == -signal.SIGXCPU else ended
     found = read_result(result, ended, len(all_arguments))
     return found | {"printed": printed.decode(errors="replace")[:MOST_PRINTED]}
 
