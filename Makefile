@@ -124,6 +124,7 @@ lab: install model
 docs: install
 	$(PY) -m tools.maintain.fits
 	TQDM_DISABLE=1 $(PY) -m tools.maintain.pages
+	$(PY) -m tools.maintain.pictures
 
 lint: install $(VENV)/installed-test
 	$(PY) -m ruff check .
