@@ -33,7 +33,7 @@ KINDS = {  # what the left panel is over
     "square": ["acpo", "dppo"],
     "probability": ["grpo_ar_lopti", "reinforce_pp_ar_lopti", "dapo_ar_lopti"],
     "entropy": ["entropy_top"],
-    "sampler": ["grpo_tis", "grpo_stale"],
+    "sampler": ["grpo_tis"],
     "reference": ["grpo_kl"],
     "length": ["dapo"],
 }
@@ -44,7 +44,7 @@ NAMES = {  # of the kept runs, where it is not the script's
     "dr_grpo": "dr._grpo",
     "entropy_top": "80_20",
 }
-SETTINGS = {"grpo_ar_lopti": {"alpha": 0.3, "eta": 0.5}, "grpo_stale": {"lag": 1, "correction": "tis"}}
+SETTINGS = {"grpo_ar_lopti": {"alpha": 0.3, "eta": 0.5}}
 SIGNS = [
     Line2D([], [], color="black", linestyle=style, label=f"A {sign} 0") for style, sign in (("-", ">"), ("--", "<"))
 ]
@@ -52,10 +52,10 @@ NUM_TOKENS = 241  # on an axis
 GROUP = 8
 
 
-def settings_of(script):
-    """Return a script's settings: its own, and without a KL term unless the picture is about it."""
+def settings_of(script, with_kl=False):
+    """Return a script's settings, without a KL term unless the picture is about it."""
     args = dataclasses.replace(example.settings_of(script), **SETTINGS.get(script, {}))
-    if script != "grpo_kl" and hasattr(args, "kl_coef"):
+    if hasattr(args, "kl_coef") and not with_kl:
         args.kl_coef = 0.0
     return args
 
@@ -66,17 +66,16 @@ def weights(script, old, new, advantage, **others):
     old, new: [n], π_old and π; advantage: A of all of them. others: ref and sampler, probabilities [n]; entropy, [n].
     Each token is a response of its own.
     """
-    args = settings_of(script)
+    trainer = importlib.import_module(script)
+    args = settings_of(script, with_kl="ref" in others)
     column = {"old": old, "new": new, "ref": new, "sampler": old, "entropy": torch.ones_like(old)} | others
     column = {name: values.double()[:, None] for name, values in column.items()}  # [n, 1]
     logs = {f"{name}_logp": column[name].log() for name in ("old", "ref", "sampler")}
     mask = torch.ones(column["old"].shape, dtype=torch.bool)
     batch = {"ids": torch.zeros(mask.shape, dtype=torch.long), "mask": mask, "entropy": column["entropy"], **logs}
     batch["advantages"] = torch.full(mask.shape, float(advantage), dtype=torch.float64)
-    if hasattr(importlib.import_module(script), "ar_weight"):
-        batch["advantages"] = batch["advantages"] * importlib.import_module(script).ar_weight(
-            batch["old_logp"], args.alpha
-        )
+    if hasattr(trainer, "ar_weight"):
+        batch["advantages"] = batch["advantages"] * trainer.ar_weight(batch["old_logp"], args.alpha)
     weight, _ = updates.token_weights(script, batch, column["new"].log(), column["entropy"], args, is_first=False)
     return weight[:, 0] * len(mask)
 
