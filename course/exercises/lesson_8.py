@@ -9,7 +9,7 @@ def paired_difference(a, b):
     a, b: [seeds], of float; a[i] and b[i] were measured with the same seed. At least two seeds.
 
         standard error = std of the differences (ddof 1) / √seeds
-                                (mean_and_error in tools/compare.py, of the differences)
+                                (mean_and_error in lab/common.py, of the differences)
 
     Pay attention: the error comes from the differences. What a seed does to both cancels.
     """
