@@ -9,6 +9,7 @@ to. A linked source file becomes a page with numbered lines, and links that name
 (tools/maintain/anchors.py). tools/maintain/site_markdown.py reads the Markdown.
 """
 
+import html
 import itertools
 import json
 import os
@@ -19,7 +20,6 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools import family
 from tools.maintain import anchors, site_markdown
 
-ROOT = family.ROOT
-BUILD = ROOT / ".site"
+ROOT, BUILD = family.ROOT, site_markdown.PAGES.parent
 OWN = ROOT / "tools/maintain/site_files"  # the configuration, styles and programs of the pages
 CHAPTERS = {  # the navigation's chapters: Markdown files, in order
     "Course": ["course/README.md", "course/lesson_*.md", "course/lecturer.md", "course/*.md"],
@@ -58,6 +57,8 @@ WHOLE = (
 NEVER = {".git", ".venv", ".site", "site", ".venv-site", "runs", "__pycache__"}
 FENCE = "~" * 20  # no source file has it
 NEWLINE = "\n"
+ADDRESS = re.compile(r'<(\w+)\b[^>]*?\s(?:href|src)="([^"]*)"')
+ANCHOR = re.compile(r'\s(?:id|name)="([^"]+)"')
 
 
 @dataclass
@@ -87,64 +88,42 @@ def shown(path):
 
 
 def chapters():
-    """Return {chapter: the paths of its Markdown files}, without empty chapters.
+    """Return {chapter: the paths of its Markdown files}.
 
     The algorithms are in the order in which their README.md lists them.
     """
-    taken, whole = {"README.md"}, {}
+    whole = {}
     readme = (ROOT / CHAPTERS["Algorithms"][0]).read_text(encoding="utf-8")
     order = [f"docs/algorithms/{name}" for name in re.findall(r"^\| \[.*?\]\((.*?)\)", readme, re.MULTILINE)]
     for name, patterns in CHAPTERS.items():
         paths = [path for pattern in patterns for path in found(pattern)]
         if name == "Algorithms":
             paths.sort(key=lambda path: order.index(path) if path in order else -1)
-        paths = [path for path in dict.fromkeys(paths) if path not in taken]
-        taken.update(paths)
-        if paths:
-            whole[name] = paths
+        taken = {"README.md", *itertools.chain(*whole.values())}
+        whole[name] = [path for path in dict.fromkeys(paths) if path not in taken]
     return whole
 
 
-@dataclass
-class Files:
-    """The files of the site; paths from the root of the repository."""
-
-    texts: list  # Markdown files
-    sources: list  # files that are shown with numbered lines
-    copies: list  # files that are copied
-
-    def pages(self):
-        """Return {path: path of its page} of the sources, and of folders, whose page is their README.md."""
-        folders = [posixpath.dirname(path) for path in self.texts if path.endswith("/README.md")]
-        pages = {path: site_markdown.page_url(f"{path}/README.md") for path in folders}
-        return pages | {path: f"{path}.html" for path in self.sources}
-
-
 def collect(texts):
-    """Return the Files that these texts need, including the files that they link to."""
-    files = Files([], [path for pattern in SOURCES for path in found(pattern)], [])
-    waiting = list(texts)
-    while waiting:
-        text = waiting.pop(0)
-        files.texts.append(text)
+    """Return (texts, sources, copies): what these texts need, including the files that they link to.
+
+    texts: Markdown files; sources: files that are shown with numbered lines; copies: files that are copied.
+    """
+    known = [path for pattern in SOURCES for path in found(pattern)]
+    sources, copies = list(known), []
+    texts = list(texts)
+    known += texts
+    for text in texts:  # grows meanwhile
         for link in site_markdown.links((ROOT / text).read_text(encoding="utf-8")):
             path, _ = site_markdown.resolved(link, text)
-            if path is None or path in {*files.texts, *waiting, *files.sources, *files.copies}:
-                continue
-            there = ROOT / path
-            if path.startswith("..") or not there.exists() or not shown(path):
-                continue  # it leads out of the repository
-            elif there.is_dir():
-                readme = posixpath.normpath(posixpath.join(path, "README.md"))
-                if (ROOT / readme).is_file() and readme not in {*files.texts, *waiting}:
-                    waiting.append(readme)
-            elif there.suffix == ".md":
-                waiting.append(path)
-            elif there.suffix in AS_THEY_ARE or not is_text(there):
-                files.copies.append(path)
-            else:
-                files.sources.append(path)
-    return files
+            if path and (ROOT / path).is_dir():
+                path = posixpath.normpath(f"{path}/README.md")
+            if path is None or path in known or path.startswith("..") or not shown(path) or not (ROOT / path).is_file():
+                continue  # the last three: it leads out of the repository
+            is_copied = Path(path).suffix in AS_THEY_ARE or not is_text(ROOT / path)
+            (texts if path.endswith(".md") else copies if is_copied else sources).append(path)
+            known.append(path)
+    return texts, sources, copies
 
 
 def is_text(path):
@@ -181,7 +160,7 @@ def title_of(text, path):
 
 def source_page(path, texts):
     """Return the Markdown of the page of a source file."""
-    name, text = posixpath.basename(path), (ROOT / path).read_text(encoding="utf-8")
+    text = (ROOT / path).read_text(encoding="utf-8")
     stem = path.removesuffix(".py")
     above = "../" * path.count("/")
     about = []
@@ -191,8 +170,7 @@ def source_page(path, texts):
     if f"docs/algorithms/{stem}.md" in texts:
         about.append(f"[the algorithm](docs/algorithms/{stem}.md)")
     about.append(f"[all source files]({above}source.md)")
-    language = {".py": "python", ".toml": "toml", ".js": "javascript", ".sh": "bash"}.get(Path(path).suffix, "text")
-    language = "make" if name == "Makefile" else language
+    language = "make" if path == "Makefile" else Path(path).suffix[1:] or "text"
     # no search: scripts that share most lines would match every query; no navigation: lines are 100 columns wide
     return (
         front(path, hide=["navigation"], search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
@@ -338,16 +316,13 @@ def viewer_data(names):
 
 def navigation(whole, texts):
     """Return Zensical's navigation. whole: chapters()."""
+    rest = set(texts) - {"README.md", *itertools.chain(*whole.values())}
     entries = [{"Home": "README.md"}]
-    for name, paths in whole.items():
+    for name, paths in (whole | {"More": sorted(rest, key=natural)}).items():
         pages = [{title_of((ROOT / path).read_text(encoding="utf-8"), path): path} for path in paths]
         if name == "Lab" and (ROOT / LENS).is_file():
             pages.append({"The lens": "lab/lens.md"})
-        entries.append({name: pages})
-    rest = set(texts) - {"README.md"} - {path for paths in whole.values() for path in paths}
-    if rest:
-        paths = sorted(rest, key=natural)
-        entries.append({"More": [{title_of((ROOT / path).read_text(encoding="utf-8"), path): path} for path in paths]})
+        entries += [{name: pages}] if pages else []
     return [*entries, {"Differences": "diff.md"}, {"Source": "source.md"}]
 
 
@@ -375,35 +350,33 @@ def write(path, text):
 
 
 def prepare(folder):
-    """Write Zensical's input into a folder; return the Files."""
+    """Write Zensical's input into a folder."""
     pages = folder / "pages"
     shutil.rmtree(folder, ignore_errors=True)
     whole = chapters()
-    files = collect(["README.md", *(path for paths in whole.values() for path in paths)])
-    for path in files.texts:
+    texts, sources, copies = collect(["README.md", *itertools.chain(*whole.values())])
+    for path in texts:
         text = anchors.with_anchors((ROOT / path).read_text(encoding="utf-8"), path)
         write(pages / path, settings_of(path, text) + (home(text) if path == "README.md" else text))
-    for path in files.sources:
-        write(pages / f"{path}.md", source_page(path, files.texts))
-    for path in files.copies:
+    for path in sources:
+        write(pages / f"{path}.md", source_page(path, texts))
+    for path in copies:
         (pages / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, pages / path)
     if (ROOT / LENS).is_file():
         start = front("The lens", hide=["navigation", "toc"], search={"exclude": True})
         write(pages / "lab/lens.md", start + lens(json.loads((ROOT / LENS).read_text(encoding="utf-8"))) + "\n")
     shutil.copytree(OWN, pages / "site_files", ignore=shutil.ignore_patterns("*.toml"))
-    write(pages / "source.md", sources_page(files.sources))
+    write(pages / "source.md", sources_page(sources))
     write(pages / "diff.md", viewer_page())
     write(pages / "site_files/scripts.js", viewer_data(family.family()))
     settings = (OWN / "zensical.toml").read_text(encoding="utf-8")
     title = title_of((ROOT / "README.md").read_text(encoding="utf-8"), "README.md")
-    ours = f"site_name = {toml(title)}\nnav = {toml(navigation(whole, files.texts))}"
+    ours = f"site_name = {toml(title)}\nnav = {toml(navigation(whole, texts))}"
     if address := repository():
         ours += f"\nrepo_url = {toml(address)}"
     settings = settings.replace("[project]\n", f"[project]\n{ours}\n", 1)
-    settings += f'\n[project.markdown_extensions."tools.maintain.site_markdown"]\nfiles = {toml(files.pages())}\n'
     write(folder / "zensical.toml", settings)
-    return files
 
 
 def publish(built, out):
@@ -416,75 +389,30 @@ def publish(built, out):
         text = page.read_text(encoding="utf-8")
         text = text.replace(' data-md-component="source"', "")  # or the theme would ask GitHub for the number of stars
         write(page, re.sub(r"<title>(.+) - \1</title>", r"<title>\1: one file per algorithm</title>", text))
-    mend_search(built)
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(built, out)
 
 
-def mend_search(built):
-    """Remove entries without text from the search index if their page has other entries."""
-    found = json.loads((built / "search.json").read_text(encoding="utf-8"))
-    pages = {item["location"].partition("#")[0] for item in found["items"] if item["text"]}
-    found["items"] = [item for item in found["items"] if item["text"] or item["location"] not in pages]
-    text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-    write(built / "search.json", text)
-    write(built / "search.js", f"var __index = {text};")
-
-
 # -------------------------------------------------------------------------------------------------------------- check
-
-
-class Addresses(HTMLParser):
-    """The contents of a page: its anchors, its links, and the files that a browser loads for it."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.anchors, self.links, self.loads = set(), [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        has = dict(attributes)
-        self.anchors |= {has[name] for name in ("id", "name") if has.get(name)}
-        if "href" in has:
-            (self.links if tag == "a" else self.loads).append(has["href"])
-        if "src" in has:
-            self.loads.append(has["src"])
 
 
 def faults(folder):
     """List what is wrong with a built site, a line per fault: links that lead nowhere, files from other hosts."""
-    pages = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.html"))}
-    read = {name: Addresses(path.read_text(encoding="utf-8")) for name, path in pages.items()}
+    pages = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.html")}
+    anchors_of = {name: set(ANCHOR.findall(text)) for name, text in pages.items()}
     found = []
-    for name, page in read.items():
-        for address in dict.fromkeys(page.links + page.loads):
-            if problem := fault(address, name, folder, read, loaded=address in page.loads):
-                found.append(f"{name}: {address} {problem}")
-        if site_markdown.UNREADABLE in pages[name].read_text(encoding="utf-8"):
-            found.append(f"{name}: a formula could not be converted")
-    for style in folder.rglob("*.css"):
-        for address in re.findall(r"url\(\s*[\"']?((?:https?:)?//[^)\"']*)", style.read_text(encoding="utf-8")):
-            found.append(f"{style.relative_to(folder)}: {address} is of another host")
+    for name, text in sorted(pages.items()):
+        for tag, address in dict.fromkeys(ADDRESS.findall(text)):
+            path, anchor = site_markdown.resolved(html.unescape(address).partition("?")[0] or name, name)
+            if path is None:
+                if tag != "a" and not address.startswith("data:"):
+                    found.append(f"{name}: {address} is of another host")
+            elif path.startswith("..") or not (folder / path).is_file():
+                found.append(f"{name}: {address} leads nowhere")
+            elif path in pages and path != "diff.html" and anchor and unquote(anchor) not in anchors_of[path]:
+                found.append(f"{name}: {address} leads to no anchor of its page")
     return found
-
-
-def fault(address, name, folder, pages, loaded):
-    """Say what is wrong with an address on a page; "" if nothing is. pages: {path: Addresses}."""
-    if address.startswith(("data:", "mailto:", "javascript:")):
-        return ""
-    if site_markdown.SCHEME.match(address):
-        return "is of another host" if loaded else ""
-    if address.startswith("/"):
-        return "begins at the root of a server"
-    path, anchor = site_markdown.resolved(address.partition("?")[0] or name, name)
-    if path.startswith("..") or not (folder / path).is_file():
-        return "leads nowhere"
-    if path == "diff.html" and anchor.startswith("left="):
-        stems = [part.partition("=")[2] for part in anchor.split("&")[:2]]
-        return "" if set(stems) <= set(family.family()) else "names no script"
-    known = path not in pages or not anchor or anchor in pages[path].anchors or unquote(anchor) in pages[path].anchors
-    return "" if known else "leads to no anchor of its page"
 
 
 def main(args):

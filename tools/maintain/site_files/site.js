@@ -8,6 +8,21 @@ new MutationObserver(() => {
   }
 }).observe(document.body, { childList: true, subtree: true });
 
+// Columns of numbers are aligned on the right. The cells of a wide table have its titles: on a phone, site.css shows its
+// rows below each other.
+const NUMBER = /^[-−+]?\d[\d.,]*( ?%)?( ± \d[\d.]*)?$/; // all of a cell
+for (const table of document.querySelectorAll("article table:not([class])")) {
+  const titles = [...(table.tHead?.rows[0].cells ?? [])];
+  for (const [column, title] of titles.entries()) {
+    const cells = [...table.tBodies[0].rows].map((row) => row.cells[column]);
+    const texts = cells.map((cell) => cell.textContent.trim()).filter(Boolean);
+    const hasNumbers = texts.length && texts.every((text) => NUMBER.test(text));
+    for (const cell of hasNumbers ? [title, ...cells] : []) cell.classList.add("number");
+    const isWide = titles.length > 10 && !table.tHead.querySelector("math");
+    for (const cell of isWide ? cells : []) cell.dataset.title = title.textContent;
+  }
+}
+
 // A cell that scrolls, on a phone, can be reached with the keys.
 for (const cell of document.querySelectorAll("article td")) if (cell.scrollWidth > cell.clientWidth) cell.tabIndex = 0;
 
