@@ -406,8 +406,8 @@ def faults(folder):
         for tag, address in dict.fromkeys(ADDRESS.findall(text)):
             path, anchor = site_markdown.resolved(html.unescape(address).partition("?")[0] or name, name)
             if path is None:
-                if tag != "a" and not address.startswith("data:"):
-                    found.append(f"{name}: {address} is of another host")
+                if (tag != "a" and not address.startswith("data:")) or re.match("/[^/]", address):
+                    found.append(f"{name}: {address} is of another host, or begins at its root")
             elif path.startswith("..") or not (folder / path).is_file():
                 found.append(f"{name}: {address} leads nowhere")
             elif path in pages and path != "diff.html" and anchor and unquote(anchor) not in anchors_of[path]:
