@@ -1,4 +1,4 @@
-"""The site of tools/maintain/site.py: its links, formulas and anchors, and, in a browser, its viewer and its search.
+"""The site of tools/maintain/site.py: its links, formulas and anchors, and, in a browser, its pages and its viewer.
 
 The site is built once. Without the generator (`make site` installs it into .venv-site) all of this is skipped, and
 without playwright and a Chromium or Chrome what needs a browser.
@@ -49,6 +49,12 @@ def page(site):
         page.on("request", lambda request: asked.append(request.url))
         yield page
     assert not errors and not [url for url in asked if not url.startswith(("file:", "data:", "about:"))]
+
+
+def test_pages_load_without_errors(page, site):
+    for name in ("index.html", "docs/claims.html", "lab/lens.html", "grpo.py.html"):
+        page.goto(f"{site.as_uri()}/{name}")
+        assert page.text_content("h1")
 
 
 @pytest.mark.parametrize("left, right", [("grpo", "dapo"), ("acpo", "reinforce_pp_ar_lopti")])

@@ -40,10 +40,9 @@ CHAPTERS = {  # the navigation's chapters: Markdown files, in order
 }
 LENS = "lab/results/lens_page.jsonl"  # data of lab/page.html, from a recorded run
 HOME_RESPONSES = [9, 8]  # places of the home page's responses in these data: right, and wrong
-HOME_SCRIPTS = ["reinforce", "grpo", "grpo_ar_lopti", "dapo", "acpo", "gspo", "cispo"]
+HOME_SCRIPTS = ["reinforce", "grpo", "dapo", "grpo_ar_lopti", "acpo", "cispo", "gspo"]
 SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py", "tools/maintain/*.py"]
-AS_THEY_ARE = {f".{kind}" for kind in "png svg jpg gif html json csv pdf ipynb".split()}  # linked, and copied
-LARGEST = 200_000  # characters of a file that is shown as a source
+AS_THEY_ARE = {f".{kind}" for kind in "png svg jpg gif html json jsonl csv pdf ipynb".split()}  # linked, and copied
 RAW = "benchmarks/kk_tiny/"  # tables that the search skips: every script's name is in all of them
 WHOLE = (
     "README.md",
@@ -120,42 +119,26 @@ def collect(texts):
                 path = posixpath.normpath(f"{path}/README.md")
             if path is None or path in known or path.startswith("..") or not shown(path) or not (ROOT / path).is_file():
                 continue  # the last three: it leads out of the repository
-            is_copied = Path(path).suffix in AS_THEY_ARE or not is_text(ROOT / path)
+            is_copied = Path(path).suffix in AS_THEY_ARE
             (texts if path.endswith(".md") else copies if is_copied else sources).append(path)
             known.append(path)
     return texts, sources, copies
 
 
-def is_text(path):
-    try:
-        return len(path.read_text(encoding="utf-8")) <= LARGEST
-    except UnicodeDecodeError:
-        return False
-
-
 # ------------------------------------------------------------------------------------------------------------ pages
 
 
-def front(title, **settings):
-    """Return the front matter of a page. settings: JSON values."""
-    lines = [f"{name}: {json.dumps(value)}" for name, value in {"title": title, **settings}.items()]
-    return "\n".join(["---", *lines, "---", "", ""])
+def front(**settings):
+    """Return the front matter of a page, as JSON, which is YAML, too. Without a title, the first heading is the page's."""
+    return f"---\n{json.dumps(settings)}\n---\n\n"
 
 
-def settings_of(path, text):
+def settings_of(path):
     """Return the front matter of a text's page; "" if it has none."""
     if not path.startswith(WHOLE):
         return ""
     more = {"search": {"exclude": True}} if path.startswith(RAW) else {}
-    return front(title_of(text, path), hide=["navigation"] if path == "README.md" else ["navigation", "toc"], **more)
-
-
-def title_of(text, path):
-    """Return the first heading of a Markdown text, without its marks, or else the file's name."""
-    heading = re.search(r"^# +(.+?) *#*$", text, flags=re.MULTILINE)
-    if not heading:
-        return Path(path).stem.replace("_", " ")
-    return re.sub(r"[`*$\\]|\]\([^)]*\)|\[", "", heading[1])
+    return front(hide=["navigation"] if path == "README.md" else ["navigation", "toc"], **more)
 
 
 def source_page(path, texts):
@@ -173,28 +156,19 @@ def source_page(path, texts):
     language = "make" if path == "Makefile" else Path(path).suffix[1:] or "text"
     # no search: scripts that share most lines would match every query; no navigation: lines are 100 columns wide
     return (
-        front(path, hide=["navigation"], search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
+        front(hide=["navigation"], search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
         f"{FENCE}{language} {site_markdown.NUMBERED}\n{text.rstrip()}\n{FENCE}\n"
     )
 
 
 def home(text):
     """Return the README's text, with three ways to begin, and a small lens in place of its figure."""
-    title, first, picture, rest = text.split("\n\n", 3)
-    if (ROOT / LENS).is_file():
-        data = json.loads((ROOT / LENS).read_text(encoding="utf-8"))
-        data["responses"] = [data["responses"][number] for number in HOME_RESPONSES]
-        data["scripts"] = [script for script in data["scripts"] if script in HOME_SCRIPTS]
-        for response in data["responses"]:
-            response["weights"] = {script: response["weights"][script] for script in data["scripts"]}
-        data |= {"summary": None, "start": ["probability", "grpo_ar_lopti/first"]}
-        picture = f"""**What does an update do to each token?** A small model answered the puzzle below twice.
-Left: how probable each token was. Right: its weight in the update of GRPO with AR and Lopti, blue to make it more
-probable, orange less. Low-probability tokens weigh less. Choose other algorithms, and point at a token or tap it.
-
-{lens(data, "small").replace('<details id="problem">', '<details id="problem" open>')}
-
-[All 32 responses and all algorithms](lab/lens.md)"""
+    title, first, _, rest = text.split("\n\n", 3)
+    data = json.loads((ROOT / LENS).read_text(encoding="utf-8"))
+    data["responses"] = [data["responses"][number] for number in HOME_RESPONSES]
+    for response in data["responses"]:
+        response["weights"] = {script: response["weights"][script] for script in HOME_SCRIPTS}
+    data |= {"scripts": HOME_SCRIPTS, "summary": None, "start": ["probability", "grpo_ar_lopti/first"]}
     return f"""{title}
 
 {first}
@@ -205,7 +179,13 @@ probable, orange less. Low-probability tokens weigh less. Choose other algorithm
 <a class="md-button" href="diff.html#{state("grpo", "dr_grpo")}">Compare two scripts</a>
 </p>
 
-{picture}
+**What does an update do to each token?** A small model answered the puzzle below twice.
+Left: how probable each token was. Right: its weight in the update of GRPO with AR and Lopti, blue to make it more
+probable, orange less. Low-probability tokens weigh less. Choose other algorithms, and point at a token or tap it.
+
+{lens(data, "small").replace('<details id="problem">', '<details id="problem" open>')}
+
+[All 32 responses and all algorithms](lab/lens.md)
 
 {rest}"""
 
@@ -238,7 +218,7 @@ def sources_page(sources):
             about = first_paragraph(ROOT / path)
             lines.append(f"- [`{path}`]({path})" + (f": {about}" if about else ""))
         lines.append("")
-    return front("Source files") + "\n".join(lines)
+    return "\n".join(lines)
 
 
 def first_paragraph(path):
@@ -268,7 +248,7 @@ def viewer_page():
     for name in names[1:]:
         parent = family.PARENT[name]
         grew.append(f"- [{parent}.py → {name}.py](#{state(parent, name)}): {first_paragraph(ROOT / f'{name}.py')}")
-    start = front("Differences", hide=["navigation", "toc"], search={"exclude": True})
+    start = front(hide=["navigation", "toc"], search={"exclude": True})
     return f"""{start}# What differs between two scripts
 
 <link rel="stylesheet" href="site_files/diff2html.min.css"><link rel="stylesheet" href="site_files/viewer.css">
@@ -315,24 +295,12 @@ def viewer_data(names):
 
 
 def navigation(whole, texts):
-    """Return Zensical's navigation. whole: chapters()."""
+    """Return Zensical's navigation in TOML. whole: chapters()."""
     rest = set(texts) - {"README.md", *itertools.chain(*whole.values())}
-    entries = [{"Home": "README.md"}]
-    for name, paths in (whole | {"More": sorted(rest, key=natural)}).items():
-        pages = [{title_of((ROOT / path).read_text(encoding="utf-8"), path): path} for path in paths]
-        if name == "Lab" and (ROOT / LENS).is_file():
-            pages.append({"The lens": "lab/lens.md"})
-        entries += [{name: pages}] if pages else []
-    return [*entries, {"Differences": "diff.md"}, {"Source": "source.md"}]
-
-
-def toml(value):
-    """Format a value of lists, dicts and strings in TOML."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)} = {toml(v)}" for name, v in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    chosen = {"Home": "README.md"} | whole | {"More": sorted(rest, key=natural)}
+    chosen["Lab"] = [*chosen["Lab"], "lab/lens.md"]
+    chosen |= {"Differences": "diff.md", "Source": "source.md"}
+    return "".join(f'[[project.nav]]\n"{name}" = {json.dumps(pages)}\n' for name, pages in chosen.items() if pages)
 
 
 def repository():
@@ -357,25 +325,21 @@ def prepare(folder):
     texts, sources, copies = collect(["README.md", *itertools.chain(*whole.values())])
     for path in texts:
         text = anchors.with_anchors((ROOT / path).read_text(encoding="utf-8"), path)
-        write(pages / path, settings_of(path, text) + (home(text) if path == "README.md" else text))
+        write(pages / path, settings_of(path) + (home(text) if path == "README.md" else text))
     for path in sources:
         write(pages / f"{path}.md", source_page(path, texts))
     for path in copies:
         (pages / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, pages / path)
-    if (ROOT / LENS).is_file():
-        start = front("The lens", hide=["navigation", "toc"], search={"exclude": True})
-        write(pages / "lab/lens.md", start + lens(json.loads((ROOT / LENS).read_text(encoding="utf-8"))) + "\n")
+    start = front(title="The lens", hide=["navigation", "toc"], search={"exclude": True})
+    write(pages / "lab/lens.md", start + lens(json.loads((ROOT / LENS).read_text(encoding="utf-8"))) + "\n")
     shutil.copytree(OWN, pages / "site_files", ignore=shutil.ignore_patterns("*.toml"))
     write(pages / "source.md", sources_page(sources))
     write(pages / "diff.md", viewer_page())
     write(pages / "site_files/scripts.js", viewer_data(family.family()))
-    settings = (OWN / "zensical.toml").read_text(encoding="utf-8")
-    title = title_of((ROOT / "README.md").read_text(encoding="utf-8"), "README.md")
-    ours = f"site_name = {toml(title)}\nnav = {toml(navigation(whole, texts))}"
+    settings = (OWN / "zensical.toml").read_text(encoding="utf-8") + navigation(whole, texts)
     if address := repository():
-        ours += f"\nrepo_url = {toml(address)}"
-    settings = settings.replace("[project]\n", f"[project]\n{ours}\n", 1)
+        settings = settings.replace("[project]\n", f'[project]\nrepo_url = "{address}"\n', 1)
     write(folder / "zensical.toml", settings)
 
 
