@@ -129,7 +129,7 @@ def collect(texts):
 
 
 def front(**settings):
-    """Return the front matter of a page, as JSON, which is YAML, too. Without a title, the first heading is the page's."""
+    """Return the front matter of a page, as JSON, which is YAML, too."""
     return f"---\n{json.dumps(settings)}\n---\n\n"
 
 
