@@ -216,8 +216,7 @@ def differences(before, after):
 def main(args):
     try:
         if unknown := set(args.only) - ENTRIES.keys():
-            names = ", ".join(f'"{name}"' for name in ENTRIES)
-            raise ValueError(f"--only {', '.join(sorted(unknown))}: ENTRIES in fingerprint.py has {names}")
+            raise ValueError(f"--only {', '.join(sorted(unknown))}: ENTRIES in fingerprint.py has {', '.join(ENTRIES)}")
         revision = args.against or base()
         if not revision:
             print(f"nothing to compare: no code has changed since {MOVED} has, or it has a new line")

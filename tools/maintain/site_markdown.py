@@ -32,7 +32,6 @@ from zensical.extensions.context import ContextPreprocessor
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / ".site/pages"  # the Markdown of all pages; a source file's is FILE.md
 SAME_AS = [  # commands that the converter lacks, and equivalents that it has
-    (r"\{(aligned|gathered)\}", r"{align*}"),
     (r"\\lbrace\b", r"\{"),
     (r"\\rbrace\b", r"\}"),
     (r"(?<!\\left)\\lvert\b", r"\left|"),
@@ -107,8 +106,6 @@ def formula(latex, display):
     if unknown := UNKNOWN.search(found):
         raise ValueError(f"unknown in the formula {latex!r}: {unknown[1]}")
     found = FUNCTION.sub(r'<mi class="function">\2</mi>', found)  # site.css puts thin spaces around it
-    found = found.replace('<mn mathvariant="double-struck">1</mn>', "<mn>𝟙</mn>")  # browsers don't know the attribute
-    found = found.replace("<mi>&#x0007E;</mi>", "<mo>∼</mo>")  # \sim, which the converter takes for a variable
     return f'<div class="formula" tabindex="0">{found}</div>' if display else found
 
 
