@@ -55,7 +55,6 @@ WHOLE = (
 )  # texts without a side column
 NEVER = {".git", ".venv", ".site", "site", ".venv-site", "runs", "__pycache__"}
 FENCE = "~" * 20  # no source file has it
-NEWLINE = "\n"
 ADDRESS = re.compile(r'<(\w+)\b[^>]*?\s(?:href|src)="([^"]*)"')
 ANCHOR = re.compile(r'\s(?:id|name)="([^"]+)"')
 
@@ -215,18 +214,13 @@ def sources_page(sources):
     for folder, paths in itertools.groupby(by_folder, posixpath.dirname):
         lines += [f"## {folder or 'The scripts'}", ""]
         for path in paths:
-            about = first_paragraph(ROOT / path)
+            about = ""
+            if path.endswith(".py"):
+                first = " ".join(family.paragraphs((ROOT / path).read_text(encoding="utf-8"))[0].split())
+                about = re.sub(r"([\\`*_\[\]<>|$])", r"\\\1", first)
             lines.append(f"- [`{path}`]({path})" + (f": {about}" if about else ""))
         lines.append("")
     return "\n".join(lines)
-
-
-def first_paragraph(path):
-    """Return the first paragraph of a module's docstring as Markdown; "" if it has none."""
-    if path.suffix != ".py":
-        return ""
-    first = family.paragraphs(path.read_text(encoding="utf-8"))[0]
-    return re.sub(r"([\\`*_\[\]<>|$])", r"\\\1", " ".join(first.split()))
 
 
 # --------------------------------------------------------------------------------------------------------- the viewer
@@ -235,40 +229,6 @@ def first_paragraph(path):
 def state(left, right):
     """Return the viewer's state for its address."""
     return f"left={left}&right={right}"
-
-
-def viewer_page():
-    """Return the Markdown of the page that shows two scripts side by side."""
-    names = family.family()
-    options = "".join(f"<option>{name}</option>" for name in names)
-    choices = "".join(
-        f'<label>{side} <select id="{side.lower()}">{options}</select></label>' for side in ("Left", "Right")
-    )
-    grew = []
-    for name in names[1:]:
-        parent = family.PARENT[name]
-        grew.append(f"- [{parent}.py → {name}.py](#{state(parent, name)}): {first_paragraph(ROOT / f'{name}.py')}")
-    start = front(hide=["navigation", "toc"], search={"exclude": True})
-    return f"""{start}# What differs between two scripts
-
-<link rel="stylesheet" href="site_files/diff2html.min.css"><link rel="stylesheet" href="site_files/viewer.css">
-<form id="choices" aria-label="What to compare">{choices}<button type="button" id="swap">Swap</button>
-<label><input type="checkbox" id="code"> Code only, without docstrings and comments</label></form>
-
-<noscript><p>This page needs JavaScript. In a terminal, tools/diff.py shows the same.</p></noscript>
-<div id="about"></div>
-<p id="counts" role="status"></p>
-<div id="viewer"></div>
-
-## What grew from what
-
-{NEWLINE.join(grew)}
-
-<script src="site_files/diff.min.js"></script>
-<script src="site_files/diff2html.min.js"></script>
-<script src="site_files/scripts.js"></script>
-<script src="site_files/viewer.js"></script>
-"""
 
 
 def viewer_data(names):
@@ -281,7 +241,8 @@ def viewer_data(names):
         pieces = family.pieces(text)
         above = pieces[0].last
         scripts[name] = {
-            "about": " ".join(paragraphs[0].split()),
+            "parent": family.PARENT.get(name),
+            "about": site_markdown.with_papers(html.escape(" ".join(paragraphs[0].split()))),
             "objective": textwrap.dedent("\n\n".join(objective)),
             "above": above,  # lines of the docstring
             "sections": {piece.name: piece.section for piece in pieces if piece.name.isidentifier()},
@@ -301,15 +262,6 @@ def navigation(whole, texts):
     chosen["Lab"] = [*chosen["Lab"], "lab/lens.md"]
     chosen |= {"Differences": "diff.md", "Source": "source.md"}
     return "".join(f'[[project.nav]]\n"{name}" = {json.dumps(pages)}\n' for name, pages in chosen.items() if pages)
-
-
-def repository():
-    """Return the repository's address: from CITATION.cff, or from the workflow that builds; None if neither has it."""
-    found = re.search(r'^repository-code: *"?([^"\s]+)', (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
-    if found:
-        return found[1]
-    if "GITHUB_REPOSITORY" in os.environ:
-        return f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}"
 
 
 def write(path, text):
@@ -333,20 +285,19 @@ def prepare(folder):
         shutil.copyfile(ROOT / path, pages / path)
     start = front(title="The lens", hide=["navigation", "toc"], search={"exclude": True})
     write(pages / "lab/lens.md", start + lens(json.loads((ROOT / LENS).read_text(encoding="utf-8"))) + "\n")
-    shutil.copytree(OWN, pages / "site_files", ignore=shutil.ignore_patterns("*.toml"))
+    shutil.copytree(OWN, pages / "site_files", ignore=shutil.ignore_patterns("*.toml", "*.md"))
     write(pages / "source.md", sources_page(sources))
-    write(pages / "diff.md", viewer_page())
+    shutil.copyfile(OWN / "diff.md", pages / "diff.md")
     write(pages / "site_files/scripts.js", viewer_data(family.family()))
     settings = (OWN / "zensical.toml").read_text(encoding="utf-8") + navigation(whole, texts)
-    if address := repository():
+    if "GITHUB_REPOSITORY" in os.environ:  # a workflow builds it
+        address = f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}"
         settings = settings.replace("[project]\n", f'[project]\nrepo_url = "{address}"\n', 1)
     write(folder / "zensical.toml", settings)
 
 
 def publish(built, out):
-    """Replace an earlier build by the new one. ValueError if the folder has anything else."""
-    if out.exists() and any(out.iterdir()) and not (out / "site_files/scripts.js").is_file():
-        raise ValueError(f"{out} exists, and no earlier build wrote it")
+    """Replace an earlier build by the new one."""
     for name in ("404.html", "sitemap.xml"):  # their links need a server's address
         (built / name).unlink(missing_ok=True)
     for page in built.rglob("*.html"):
@@ -380,16 +331,14 @@ def faults(folder):
 
 
 def main(args):
+    if args.out.exists() and any(args.out.iterdir()) and not (args.out / "site_files/scripts.js").is_file():
+        sys.exit(f"error: {args.out} exists, and no earlier build wrote it")
     prepare(BUILD)
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--config-file", str(BUILD / "zensical.toml")]
     made = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     if made.returncode:
         sys.exit(made.returncode)
-    try:
-        publish(BUILD / "site", args.out)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    publish(BUILD / "site", args.out)
     found = faults(args.out)
     print(*found, f"wrote {args.out / 'index.html'}; {len(found) or 'no'} faults", sep="\n")
     sys.exit(bool(found))
