@@ -4,7 +4,7 @@
     python tools/maintain/fingerprint.py --against REV      compares with another revision
     python tools/maintain/fingerprint.py --only grpo ppo    only some of the entries
 
-The files of the other revision come from a git worktree, and both run here, with the same libraries and flags. It
+The files of the other revision come from git archive, and both run here, with the same libraries and flags. It
 compares the metrics of both steps and the SHA-256 of the weights. If some differ, it prints each entry's first
 difference, and the exit code is 1. A change of comments, names or layout must not change a digit. A change of the
 computation changes some: add a line to tests/digits.txt, in the same commit. Each side runs in one process, on one
@@ -14,6 +14,7 @@ thread of the CPU, with one vLLM engine.
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -139,16 +140,10 @@ def base():
 @contextmanager
 def files_of(revision):
     """Provide a temporary folder with the files of a revision. ValueError if there is no such revision."""
-    try:
-        commit = git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
-    except ValueError:
-        raise ValueError(f"{revision} is no revision of this repository") from None
     with tempfile.TemporaryDirectory() as folder:
-        git("-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", f"{folder}/tree", commit)
-        try:
-            yield Path(folder, "tree")
-        finally:
-            git("worktree", "remove", "--force", f"{folder}/tree")
+        git("archive", "--output", f"{folder}/tree.tar", revision)
+        shutil.unpack_archive(f"{folder}/tree.tar", f"{folder}/tree")
+        yield Path(folder, "tree")
 
 
 def command(name, folder):
