@@ -26,7 +26,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools import family
 from tools.doctor import CHANGES
-from tools.kept import RENAMED
 
 ROOT = Path(__file__).parents[2]
 MOVED = "tests/digits.txt"  # digits count since the commit that last changed this file
@@ -52,11 +51,10 @@ ENTRIES = {script: script for script in (*family.family(), *family.own_scripts()
 
 # Runs many scripts in one process. argv: a file with {name: [script, flags]}, one for the result of each.
 WORKER = '''
-import dataclasses, importlib, json, os, shutil, sys, traceback
+import importlib, json, os, shutil, sys, traceback
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 sys.path.insert(0, os.getcwd())
-runs, result, renamed, core = sys.argv[1:]  # a run gets other words
-renamed = json.loads(renamed)
+runs, result, core = sys.argv[1:]  # a run gets other words
 os.sched_setaffinity(0, {int(core)})
 import torch
 import rewards
@@ -84,9 +82,7 @@ for name, (script, flags) in json.load(open(runs)).items():
         trainer = importlib.import_module(script)
         if hasattr(trainer, "load_sampler"):
             trainer.load_sampler = once(trainer.load_sampler, size_of, engines)
-        known = {setting.name for setting in dataclasses.fields(trainer.Args)}
-        old_flags = {f"--{new}": f"--{old}" for old, new in renamed.items() if new not in known}
-        sys.argv = [f"{script}.py", *(old_flags.get(word, word) for word in flags)]
+        sys.argv = [f"{script}.py", *flags]
         if flags[0] == "--resume":  # RUN/checkpoints/STEP: what the run has so far is kept beside it
             run = os.path.dirname(os.path.dirname(flags[1]))
             shutil.copytree(run, f"{run}_unbroken")
@@ -160,7 +156,7 @@ def train(tree, runs, folder, place=0):
     cores = sorted(os.sched_getaffinity(0))
     core = str(cores[place % len(cores)])
     (folder / "runs.json").write_text(json.dumps(runs))
-    words = [sys.executable, "-c", WORKER, folder / "runs.json", folder / "ended.json", json.dumps(RENAMED), core]
+    words = [sys.executable, "-c", WORKER, folder / "runs.json", folder / "ended.json", core]
     done = subprocess.run(words, cwd=tree, capture_output=True, text=True)
     ended = json.loads((folder / "ended.json").read_text()) if (folder / "ended.json").exists() else {}
     last = f"it ended with {done.returncode}: {done.stderr[-2000:]}"
