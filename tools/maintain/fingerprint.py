@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from runtime import flags
 from tools import family
 from tools.doctor import CHANGES
 
@@ -179,13 +180,13 @@ def numbers_of(folder):
 
 
 def measure(tree, names, place=0):
-    """Return {entry: its numbers} of a tree's scripts. RuntimeError with a traceback if one fails. place: see train."""
+    """Return {entry: its numbers} of a tree's scripts. ValueError with a traceback if one fails. place: see train."""
     with tempfile.TemporaryDirectory() as folder:
         folders = {name: Path(folder, str(i)) for i, name in enumerate(names)}
         ended = train(tree, {name: command(name, folders[name]) for name in names}, Path(folder), place)
         for name, how in ended.items():
             if how != "done":
-                raise RuntimeError(f"{name}, in {tree}: {how}")
+                raise ValueError(f"{name}, in {tree}: {how}")
         return {name: numbers_of(folders[name]) for name in names}
 
 
@@ -205,9 +206,9 @@ def differences(before, after):
 
 
 def main(args):
-    try:
+    with flags.errors_in_one_line():
         if unknown := set(args.only) - ENTRIES.keys():
-            raise ValueError(f"--only {', '.join(sorted(unknown))}: ENTRIES in fingerprint.py has {', '.join(ENTRIES)}")
+            raise ValueError(f"--only {', '.join(sorted(unknown))}: ENTRIES in fingerprint.py has {'; '.join(ENTRIES)}")
         revision = args.against or base()
         if not revision:
             print(f"nothing to compare: no code has changed since {MOVED} has, or it has a new line")
@@ -216,11 +217,6 @@ def main(args):
             names = [name for name in args.only or ENTRIES if (tree / f"{ENTRIES[name].split()[0]}.py").exists()]
             with ThreadPoolExecutor() as threads:
                 before, after = threads.map(measure, (tree, ROOT), (names, names), (0, 1))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except RuntimeError as error:  # a training run failed
-        sys.exit(f"error: {error}")
     lines = differences(before, after)
     print("\n".join(lines) or f"{len(names)} entries, against {revision}: no digit has moved")
     sys.exit(1 if lines else 0)

@@ -20,6 +20,7 @@ from pathlib import Path
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from runtime import flags
 from tools import family
 
 
@@ -99,14 +100,11 @@ def propagate(stem, base, folder):
 
 def main(args):
     stem, folder = args.script.removesuffix(".py"), args.folder
-    try:
+    with flags.errors_in_one_line():
         revision = args.base or base_revision(folder, stem)
         base = version(folder, revision, stem)
         print(f"{stem}.py since {revision}: {count(base, family.source(stem, folder))}")
         has_all = propagate(stem, base, folder)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     sys.exit(int(not has_all))
 
 
