@@ -180,13 +180,13 @@ def numbers_of(folder):
 
 
 def measure(tree, names, place=0):
-    """Return {entry: its numbers} of a tree's scripts. ValueError with a traceback if one fails. place: see train."""
+    """Return {entry: its numbers} of a tree's scripts. RuntimeError with a traceback if one fails. place: see train."""
     with tempfile.TemporaryDirectory() as folder:
         folders = {name: Path(folder, str(i)) for i, name in enumerate(names)}
         ended = train(tree, {name: command(name, folders[name]) for name in names}, Path(folder), place)
         for name, how in ended.items():
             if how != "done":
-                raise ValueError(f"{name}, in {tree}: {how}")
+                raise RuntimeError(f"{name}, in {tree}: {how}")
         return {name: numbers_of(folders[name]) for name in names}
 
 
