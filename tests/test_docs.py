@@ -1,4 +1,4 @@
-"""The pages: their links, places, commands and worked examples."""
+"""The pages: their places, commands and worked examples. Building the site (test_site.py) checks their links."""
 
 import ast
 import re
@@ -30,28 +30,6 @@ def flags_of(file, name="Args"):
     return names
 
 
-def without_code(text):
-    """A page without its blocks and pieces of code, in which brackets are no links."""
-    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
-
-
-def test_every_link_of_a_page_leads_somewhere():
-    for page in PAGES:
-        for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
-            if re.match(r"https?://|mailto:", link):
-                continue
-            name, _, anchor = link.partition("#")
-            target = (page.parent / name).resolve() if name else page
-            assert target.exists(), f"{page}: {link}"
-            if anchor:  # a heading or a row: no text has numbers of lines
-                text = target.read_text()
-                found = [
-                    re.sub(r"[^\w\- ]", "", title.lower()).strip() for title in re.findall(r"^#+ (.*)$", text, re.M)
-                ]
-                names = {title.replace(" ", "-") for title in found} | set(re.findall(r'<a id="([^"]+)"></a>', text))
-                assert anchor in names, f"{page}: {link}"
-
-
 def test_every_place_that_a_page_names_is_there():
     """As the site resolves them: [grpo.py, k3: exp](../grpo.py), and the code in the tables of symbols."""
     for page in PAGES:
@@ -76,10 +54,6 @@ def test_commands_have_only_settings_that_exist():
             flags = {flag.removeprefix("no_") for flag in re.findall(r"--(\w+)", own)} - {"help"}
             if flags:
                 assert flags <= flags_of(path), (page, program, flags - flags_of(path))
-
-
-def page(script):
-    return (pages.FOLDER / f"{script}.md").read_text()
 
 
 def test_what_is_generated_is_up_to_date():

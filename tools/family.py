@@ -139,43 +139,35 @@ class Piece:
 def pieces(text):
     """Return the pieces of a script: headings, top-level statements, and each member of a class.
 
-    A piece begins after the end of the previous one. So the comments and blank lines above a definition belong to it.
-    The last piece extends to the end of the text. SyntaxError if the text is not Python.
+    A piece begins after the end of the previous one. So the comments, blank lines and decorators above a definition
+    belong to it. The last piece extends to the end of the text. SyntaxError if the text is not Python.
     """
-    lines, found, section = text.splitlines(), [], ""
-
-    def add(name, last):
-        first = found[-1].last + 1 if found else 1
-        if last >= first:  # otherwise it shares a line with the previous piece
-            found.append(Piece(name, section, first, last))
-
-    for name, start, end in statements(ast.parse(text)):
-        for row in range(found[-1].last + 1 if found else 1, start):  # comments and blank lines
+    lines, found, first, section = text.splitlines(), [], 1, ""
+    for name, last in statements(ast.parse(text)):
+        for row in range(first, last + 1):
             if heading := HEADING.match(lines[row - 1]):
                 section = heading[1]
-                add(f"section {section}", row)
-        add(name, end)
+                found.append(Piece(f"section {section}", section, first, row))
+                first = row + 1
+        if first <= last:  # otherwise it shares a line with the previous piece
+            found.append(Piece(name, section, first, last))
+            first = last + 1
     if found:
         found[-1].last = max(found[-1].last, len(lines))
     return found
 
 
 def statements(tree):
-    """Yield (name, first line, last line) of each top-level statement; for a class, of its first line and each member.
+    """Yield (name, last line) of each top-level statement; for a class, of its first line and each member.
 
     A class's docstring has the name of the class.
     """
     for node in tree.body:
         name = name_of(node) or ("module docstring" if node is tree.body[0] else "text")
         members = node.body if isinstance(node, ast.ClassDef) else []
-        yield name, first_line(node), node.lineno if members else node.end_lineno
+        yield name, node.lineno if members else node.end_lineno
         for member in members:
-            yield f"{name}.{name_of(member)}".rstrip("."), first_line(member), member.end_lineno
-
-
-def first_line(node):
-    """Return the first line of a statement, including its decorators."""
-    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+            yield f"{name}.{name_of(member)}".rstrip("."), member.end_lineno
 
 
 def name_of(node):

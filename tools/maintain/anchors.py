@@ -8,6 +8,7 @@ tools/maintain/site.py calls it for each page that it builds, and a test calls i
 import ast
 import posixpath
 import re
+from pathlib import Path
 
 from tools import family
 
@@ -28,8 +29,7 @@ def definitions(text):
                 yield prefix + child.name, child
                 yield from inside(child, f"{prefix}{child.name}.")
             elif isinstance(child, ast.Assign | ast.AnnAssign) and not isinstance(node, ast.FunctionDef):
-                target = child.targets[0] if isinstance(child, ast.Assign) else child.target
-                yield prefix + ast.unparse(target), child
+                yield prefix + family.name_of(child), child
 
     yield from inside(ast.parse(text), "")
 
@@ -66,39 +66,35 @@ def with_anchors(text, page):
     the page that shows the difference, as does the first line of an algorithm's page. ValueError, saying where, if a
     place is missing.
     """
-    folder = posixpath.dirname(page)
+    folder = family.ROOT / posixpath.dirname(page)
+    above = "../" * page.count("/")
     script = page.removeprefix(PAGES).removesuffix(".md")
 
     def named(match):
-        name, what, link = match[1], " ".join(match[2].split()), match[3]
-        path = family.ROOT / folder / link
-        if path.name != name:
-            raise ValueError(f"{page}: {match[0]} leads to another file")
-        try:
-            number = line_named(path.read_text(encoding="utf-8"), what)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{page}: {match[0]}: {error}") from error
-        return f"[{match[1]}, {match[2]}]({link}#L{number})"
+        name, what, link = match.groups()
+        if Path(link).name != name:
+            raise ValueError(f"{match[0]} leads to another file")
+        number = line_named((folder / link).read_text(encoding="utf-8"), " ".join(what.split()))
+        return f"[{name}, {what}]({link}#L{number})"
 
     def symbol(match):
-        try:
-            number = line_with(family.source(script), match[3])
-        except ValueError as error:
-            raise ValueError(f"{page}: {error}") from error
-        return f"| {match[1]} | {match[2]} | [`{match[3]}`](../../{script}.py#L{number}) |"
+        number = line_with(family.source(script), match[3])
+        return f"| {match[1]} | {match[2]} | [`{match[3]}`]({above}{script}.py#L{number}) |"
 
     def viewer(match):
         left, right = match.groups()
         if right is None:
             left, right = family.PARENT.get(left), left
-        if {left, right} <= set(family.family()):
-            return f"[{match[0]}]({posixpath.relpath('diff.html', folder or '.')}#left={left}&right={right})"
-        return match[0]
+        is_shown = {left, right} <= set(family.family())
+        return f"[{match[0]}]({above}diff.html#left={left}&right={right})" if is_shown else match[0]
 
-    text = NAMED.sub(named, text)
+    try:
+        text = NAMED.sub(named, text)
+        if page.startswith(PAGES):
+            text = SYMBOLS.sub(lambda part: ROW.sub(symbol, part[0]), text)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{page}: {error}") from error
     if script in family.PARENT:
-        link = f"[side by side](../../diff.html#left={family.PARENT[script]}&right={script})"
+        link = f"[side by side]({above}diff.html#left={family.PARENT[script]}&right={script})"
         text = GREW.sub(rf"\g<0> ({link})", text, count=1)
-    if page.startswith(PAGES):
-        text = SYMBOLS.sub(lambda part: ROW.sub(symbol, part[0]), text)
     return DIFF.sub(viewer, text)

@@ -7,6 +7,7 @@ pages.py uses this module. It has no command line.
 """
 
 import dataclasses
+import functools
 import importlib
 import math
 from typing import NamedTuple
@@ -114,6 +115,7 @@ class Example:
     bins: list  # acpo.py's numbers per bin
 
 
+@functools.cache
 def example(script, **settings):
     """Return the Example of a script. settings: differences from settings_of()."""
     trainer = importlib.import_module(script)

@@ -16,6 +16,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tools import texts
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "benchmarks" / "results" / "families.md"
 LIBRARIES = ["datasets", "peft", "pydantic", "torch.distributed.fsdp", "transformers", "tyro", "vllm.entrypoints.llm"]
@@ -67,8 +69,8 @@ def gap(llm, policy, args, tokenizer):
     """Return (the gap in nats, the sampled batch, the trainer's log-probabilities) with the policy's weights."""
     import grpo
 
-    texts = [f"Zoey says {i}: Oliver is a knave, and so am I. " * 12 for i in range(3)]
-    problems = [{"prompt_ids": tokenizer.encode(text)[:300], "id": i} for i, text in enumerate(texts)]
+    prompts = [f"Zoey says {i}: Oliver is a knave, and so am I. " * 12 for i in range(3)]
+    problems = [{"prompt_ids": tokenizer.encode(text)[:300], "id": i} for i, text in enumerate(prompts)]
     grpo.sync_weights(policy, llm, args)
     batch, _ = grpo.sample(llm, [problem for problem in problems for _ in range(4)], 1, args)
     logp, _ = grpo.log_probs(policy, batch, args)
@@ -162,15 +164,15 @@ def main(families):
 def table(found):
     """Return the rows of benchmarks/results/families.md. found: {family: try_family's result}."""
     columns = ["gap", "LoRA", "two processes", "reload"]
-    rows = [f"| family | {' | '.join(columns)} |", "|---|---|---|---|---|"]
-    others = []
+    rows, others = [], []
     for family, values in found.items():
         if "gap" in values:
             cells = [f"{values[name]:.0e}" if name in values else "failed" for name in columns]
-            rows.append(f"| {family} | {' | '.join(cells)} |")
+            rows.append([family, *cells])
         else:
             others.append(f"- {family}: {' '.join(values.values())}")
-    return "\n".join([*rows, "", "Not trained:", "", *others] if others else rows)
+    trained = texts.table(["family", *columns], rows)
+    return "\n".join([trained, "", "Not trained:", "", *others] if others else [trained])
 
 
 if __name__ == "__main__":
@@ -178,6 +180,4 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         print(text)
     else:
-        from tools import texts
-
         texts.write({DOCS: texts.between(DOCS.read_text(encoding="utf-8"), "families", text)})

@@ -4,7 +4,7 @@
     python tools/maintain/fingerprint.py --against REV      compares with another revision
     python tools/maintain/fingerprint.py --only grpo ppo    only some of the entries
 
-The files of the other revision come from a git worktree, and both run here, with the same libraries and flags. It
+The files of the other revision come from git archive, and both run here, with the same libraries and flags. It
 compares the metrics of both steps and the SHA-256 of the weights. If some differ, it prints each entry's first
 difference, and the exit code is 1. A change of comments, names or layout must not change a digit. A change of the
 computation changes some: add a line to tests/digits.txt, in the same commit. Each side runs in one process, on one
@@ -14,6 +14,7 @@ thread of the CPU, with one vLLM engine.
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from runtime import flags
 from tools import family
 from tools.doctor import CHANGES
-from tools.kept import RENAMED
 
 ROOT = Path(__file__).parents[2]
 MOVED = "tests/digits.txt"  # digits count since the commit that last changed this file
@@ -51,11 +52,10 @@ ENTRIES = {script: script for script in (*family.family(), *family.own_scripts()
 
 # Runs many scripts in one process. argv: a file with {name: [script, flags]}, one for the result of each.
 WORKER = '''
-import dataclasses, importlib, json, os, shutil, sys, traceback
+import importlib, json, os, shutil, sys, traceback
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 sys.path.insert(0, os.getcwd())
-runs, result, renamed, core = sys.argv[1:]  # a run gets other words
-renamed = json.loads(renamed)
+runs, result, core = sys.argv[1:]  # a run gets other words
 os.sched_setaffinity(0, {int(core)})
 import torch
 import rewards
@@ -83,9 +83,7 @@ for name, (script, flags) in json.load(open(runs)).items():
         trainer = importlib.import_module(script)
         if hasattr(trainer, "load_sampler"):
             trainer.load_sampler = once(trainer.load_sampler, size_of, engines)
-        known = {setting.name for setting in dataclasses.fields(trainer.Args)}
-        old_flags = {f"--{new}": f"--{old}" for old, new in renamed.items() if new not in known}
-        sys.argv = [f"{script}.py", *(old_flags.get(word, word) for word in flags)]
+        sys.argv = [f"{script}.py", *flags]
         if flags[0] == "--resume":  # RUN/checkpoints/STEP: what the run has so far is kept beside it
             run = os.path.dirname(os.path.dirname(flags[1]))
             shutil.copytree(run, f"{run}_unbroken")
@@ -139,16 +137,10 @@ def base():
 @contextmanager
 def files_of(revision):
     """Provide a temporary folder with the files of a revision. ValueError if there is no such revision."""
-    try:
-        commit = git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
-    except ValueError:
-        raise ValueError(f"{revision} is no revision of this repository") from None
     with tempfile.TemporaryDirectory() as folder:
-        git("-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", f"{folder}/tree", commit)
-        try:
-            yield Path(folder, "tree")
-        finally:
-            git("worktree", "remove", "--force", f"{folder}/tree")
+        git("archive", "--output", f"{folder}/tree.tar", revision)
+        shutil.unpack_archive(f"{folder}/tree.tar", f"{folder}/tree")
+        yield Path(folder, "tree")
 
 
 def command(name, folder):
@@ -165,7 +157,7 @@ def train(tree, runs, folder, place=0):
     cores = sorted(os.sched_getaffinity(0))
     core = str(cores[place % len(cores)])
     (folder / "runs.json").write_text(json.dumps(runs))
-    words = [sys.executable, "-c", WORKER, folder / "runs.json", folder / "ended.json", json.dumps(RENAMED), core]
+    words = [sys.executable, "-c", WORKER, folder / "runs.json", folder / "ended.json", core]
     done = subprocess.run(words, cwd=tree, capture_output=True, text=True)
     ended = json.loads((folder / "ended.json").read_text()) if (folder / "ended.json").exists() else {}
     last = f"it ended with {done.returncode}: {done.stderr[-2000:]}"
@@ -214,10 +206,9 @@ def differences(before, after):
 
 
 def main(args):
-    try:
+    with flags.errors_in_one_line():
         if unknown := set(args.only) - ENTRIES.keys():
-            names = ", ".join(f'"{name}"' for name in ENTRIES)
-            raise ValueError(f"--only {', '.join(sorted(unknown))}: ENTRIES in fingerprint.py has {names}")
+            raise ValueError(f"--only {', '.join(sorted(unknown))}: ENTRIES in fingerprint.py has {'; '.join(ENTRIES)}")
         revision = args.against or base()
         if not revision:
             print(f"nothing to compare: no code has changed since {MOVED} has, or it has a new line")
@@ -226,11 +217,6 @@ def main(args):
             names = [name for name in args.only or ENTRIES if (tree / f"{ENTRIES[name].split()[0]}.py").exists()]
             with ThreadPoolExecutor() as threads:
                 before, after = threads.map(measure, (tree, ROOT), (names, names), (0, 1))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except RuntimeError as error:  # a training run failed
-        sys.exit(f"error: {error}")
     lines = differences(before, after)
     print("\n".join(lines) or f"{len(names)} entries, against {revision}: no digit has moved")
     sys.exit(1 if lines else 0)

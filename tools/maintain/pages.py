@@ -178,11 +178,6 @@ def long_table():
 # --------------------------------------------------------------------------------------------------- worked examples
 
 
-@functools.cache
-def example_of(script):
-    return example.example(script)
-
-
 def cell(value, name=""):
     """Format a number with three decimals and a typographic minus; a dash if there is none. A flag is "yes" or ""."""
     if math.isnan(value):
@@ -196,7 +191,7 @@ def cell(value, name=""):
 
 def worked_example(script):
     """Write the responses, the tokens, and acpo.py's bins."""
-    found = example_of(script)
+    found = example.example(script)
     parts = ["**The responses**", *response_table(script, found)]
     of, tables = columns_of(script)
     titles = TITLES | OTHER_TITLES.get(of, {})
@@ -250,7 +245,7 @@ def all_weights():
     """Return the weights of the twelve tokens at the second update, a row per script."""
     rows = []
     for script in updates.ALGORITHMS:
-        found = example_of(script)
+        found = example.example(script)
         pairs = zip(found.tokens, found.columns["second"])
         weights = [cell(weight) for token, weight in pairs if token is not example.REPLY]
         rows.append([link(script), *weights])
@@ -262,8 +257,7 @@ def ladder_table(names):
     columns = []
     for name in names:
         _, script, update, settings = WEIGHTS[name]
-        found = example.example(script, **settings) if settings else example_of(script)
-        columns.append(map(cell, found.columns[update]))
+        columns.append(map(cell, example.example(script, **settings).columns[update]))
     rows = [[*named(token), *weights] for token, *weights in zip(example.TOKENS, *columns)]
     return table(["response", "token", *(WEIGHTS[name][0] for name in names)], rows)
 

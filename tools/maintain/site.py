@@ -9,6 +9,7 @@ to. A linked source file becomes a page with numbered lines, and links that name
 (tools/maintain/anchors.py). tools/maintain/site_markdown.py reads the Markdown.
 """
 
+import html
 import itertools
 import json
 import os
@@ -19,7 +20,6 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools import family
 from tools.maintain import anchors, site_markdown
 
-ROOT = family.ROOT
-BUILD = ROOT / ".site"
+ROOT, BUILD = family.ROOT, site_markdown.PAGES.parent
 OWN = ROOT / "tools/maintain/site_files"  # the configuration, styles and programs of the pages
 CHAPTERS = {  # the navigation's chapters: Markdown files, in order
     "Course": ["course/README.md", "course/lesson_*.md", "course/lecturer.md", "course/*.md"],
@@ -41,10 +40,9 @@ CHAPTERS = {  # the navigation's chapters: Markdown files, in order
 }
 LENS = "lab/results/lens_page.jsonl"  # data of lab/page.html, from a recorded run
 HOME_RESPONSES = [9, 8]  # places of the home page's responses in these data: right, and wrong
-HOME_SCRIPTS = ["reinforce", "grpo", "grpo_ar_lopti", "dapo", "acpo", "gspo", "cispo"]
+HOME_SCRIPTS = ["reinforce", "grpo", "dapo", "grpo_ar_lopti", "acpo", "cispo", "gspo"]
 SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py", "tools/maintain/*.py"]
-AS_THEY_ARE = {f".{kind}" for kind in "png svg jpg gif html json csv pdf ipynb".split()}  # linked, and copied
-LARGEST = 200_000  # characters of a file that is shown as a source
+AS_THEY_ARE = {f".{kind}" for kind in "png svg jpg gif html json jsonl csv pdf ipynb".split()}  # linked, and copied
 RAW = "benchmarks/kk_tiny/"  # tables that the search skips: every script's name is in all of them
 WHOLE = (
     "README.md",
@@ -57,7 +55,8 @@ WHOLE = (
 )  # texts without a side column
 NEVER = {".git", ".venv", ".site", "site", ".venv-site", "runs", "__pycache__"}
 FENCE = "~" * 20  # no source file has it
-NEWLINE = "\n"
+ADDRESS = re.compile(r'<(\w+)\b[^>]*?\s(?:href|src)="([^"]*)"')
+ANCHOR = re.compile(r'\s(?:id|name)="([^"]+)"')
 
 
 @dataclass
@@ -87,101 +86,63 @@ def shown(path):
 
 
 def chapters():
-    """Return {chapter: the paths of its Markdown files}, without empty chapters.
+    """Return {chapter: the paths of its Markdown files}.
 
     The algorithms are in the order in which their README.md lists them.
     """
-    taken, whole = {"README.md"}, {}
+    whole = {}
     readme = (ROOT / CHAPTERS["Algorithms"][0]).read_text(encoding="utf-8")
     order = [f"docs/algorithms/{name}" for name in re.findall(r"^\| \[.*?\]\((.*?)\)", readme, re.MULTILINE)]
     for name, patterns in CHAPTERS.items():
         paths = [path for pattern in patterns for path in found(pattern)]
         if name == "Algorithms":
             paths.sort(key=lambda path: order.index(path) if path in order else -1)
-        paths = [path for path in dict.fromkeys(paths) if path not in taken]
-        taken.update(paths)
-        if paths:
-            whole[name] = paths
+        taken = {"README.md", *itertools.chain(*whole.values())}
+        whole[name] = [path for path in dict.fromkeys(paths) if path not in taken]
     return whole
 
 
-@dataclass
-class Files:
-    """The files of the site; paths from the root of the repository."""
-
-    texts: list  # Markdown files
-    sources: list  # files that are shown with numbered lines
-    copies: list  # files that are copied
-
-    def pages(self):
-        """Return {path: path of its page} of the sources, and of folders, whose page is their README.md."""
-        folders = [posixpath.dirname(path) for path in self.texts if path.endswith("/README.md")]
-        pages = {path: site_markdown.page_url(f"{path}/README.md") for path in folders}
-        return pages | {path: f"{path}.html" for path in self.sources}
-
-
 def collect(texts):
-    """Return the Files that these texts need, including the files that they link to."""
-    files = Files([], [path for pattern in SOURCES for path in found(pattern)], [])
-    waiting = list(texts)
-    while waiting:
-        text = waiting.pop(0)
-        files.texts.append(text)
+    """Return (texts, sources, copies): what these texts need, including the files that they link to.
+
+    texts: Markdown files; sources: files that are shown with numbered lines; copies: files that are copied.
+    """
+    known = [path for pattern in SOURCES for path in found(pattern)]
+    sources, copies = list(known), []
+    texts = list(texts)
+    known += texts
+    for text in texts:  # grows meanwhile
         for link in site_markdown.links((ROOT / text).read_text(encoding="utf-8")):
             path, _ = site_markdown.resolved(link, text)
-            if path is None or path in {*files.texts, *waiting, *files.sources, *files.copies}:
-                continue
-            there = ROOT / path
-            if path.startswith("..") or not there.exists() or not shown(path):
-                continue  # it leads out of the repository
-            elif there.is_dir():
-                readme = posixpath.normpath(posixpath.join(path, "README.md"))
-                if (ROOT / readme).is_file() and readme not in {*files.texts, *waiting}:
-                    waiting.append(readme)
-            elif there.suffix == ".md":
-                waiting.append(path)
-            elif there.suffix in AS_THEY_ARE or not is_text(there):
-                files.copies.append(path)
-            else:
-                files.sources.append(path)
-    return files
-
-
-def is_text(path):
-    try:
-        return len(path.read_text(encoding="utf-8")) <= LARGEST
-    except UnicodeDecodeError:
-        return False
+            if path and (ROOT / path).is_dir():
+                path = posixpath.normpath(f"{path}/README.md")
+            if path is None or path in known or path.startswith("..") or not shown(path) or not (ROOT / path).is_file():
+                continue  # the last three: it leads out of the repository
+            is_copied = Path(path).suffix in AS_THEY_ARE
+            (texts if path.endswith(".md") else copies if is_copied else sources).append(path)
+            known.append(path)
+    return texts, sources, copies
 
 
 # ------------------------------------------------------------------------------------------------------------ pages
 
 
-def front(title, **settings):
-    """Return the front matter of a page. settings: JSON values."""
-    lines = [f"{name}: {json.dumps(value)}" for name, value in {"title": title, **settings}.items()]
-    return "\n".join(["---", *lines, "---", "", ""])
+def front(**settings):
+    """Return the front matter of a page, as JSON, which is YAML, too."""
+    return f"---\n{json.dumps(settings)}\n---\n\n"
 
 
-def settings_of(path, text):
+def settings_of(path):
     """Return the front matter of a text's page; "" if it has none."""
     if not path.startswith(WHOLE):
         return ""
     more = {"search": {"exclude": True}} if path.startswith(RAW) else {}
-    return front(title_of(text, path), hide=["navigation"] if path == "README.md" else ["navigation", "toc"], **more)
-
-
-def title_of(text, path):
-    """Return the first heading of a Markdown text, without its marks, or else the file's name."""
-    heading = re.search(r"^# +(.+?) *#*$", text, flags=re.MULTILINE)
-    if not heading:
-        return Path(path).stem.replace("_", " ")
-    return re.sub(r"[`*$\\]|\]\([^)]*\)|\[", "", heading[1])
+    return front(hide=["navigation"] if path == "README.md" else ["navigation", "toc"], **more)
 
 
 def source_page(path, texts):
     """Return the Markdown of the page of a source file."""
-    name, text = posixpath.basename(path), (ROOT / path).read_text(encoding="utf-8")
+    text = (ROOT / path).read_text(encoding="utf-8")
     stem = path.removesuffix(".py")
     above = "../" * path.count("/")
     about = []
@@ -191,32 +152,22 @@ def source_page(path, texts):
     if f"docs/algorithms/{stem}.md" in texts:
         about.append(f"[the algorithm](docs/algorithms/{stem}.md)")
     about.append(f"[all source files]({above}source.md)")
-    language = {".py": "python", ".toml": "toml", ".js": "javascript", ".sh": "bash"}.get(Path(path).suffix, "text")
-    language = "make" if name == "Makefile" else language
+    language = "make" if path == "Makefile" else Path(path).suffix[1:] or "text"
     # no search: scripts that share most lines would match every query; no navigation: lines are 100 columns wide
     return (
-        front(path, hide=["navigation"], search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
+        front(hide=["navigation"], search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
         f"{FENCE}{language} {site_markdown.NUMBERED}\n{text.rstrip()}\n{FENCE}\n"
     )
 
 
 def home(text):
     """Return the README's text, with three ways to begin, and a small lens in place of its figure."""
-    title, first, picture, rest = text.split("\n\n", 3)
-    if (ROOT / LENS).is_file():
-        data = json.loads((ROOT / LENS).read_text(encoding="utf-8"))
-        data["responses"] = [data["responses"][number] for number in HOME_RESPONSES]
-        data["scripts"] = [script for script in data["scripts"] if script in HOME_SCRIPTS]
-        for response in data["responses"]:
-            response["weights"] = {script: response["weights"][script] for script in data["scripts"]}
-        data |= {"summary": None, "start": ["probability", "grpo_ar_lopti/first"]}
-        picture = f"""**What does an update do to each token?** A small model answered the puzzle below twice.
-Left: how probable each token was. Right: its weight in the update of GRPO with AR and Lopti, blue to make it more
-probable, orange less. Low-probability tokens weigh less. Choose other algorithms, and point at a token or tap it.
-
-{lens(data, "small").replace('<details id="problem">', '<details id="problem" open>')}
-
-[All 32 responses and all algorithms](lab/lens.md)"""
+    title, first, _, rest = text.split("\n\n", 3)
+    data = json.loads((ROOT / LENS).read_text(encoding="utf-8"))
+    data["responses"] = [data["responses"][number] for number in HOME_RESPONSES]
+    for response in data["responses"]:
+        response["weights"] = {script: response["weights"][script] for script in HOME_SCRIPTS}
+    data |= {"scripts": HOME_SCRIPTS, "summary": None, "start": ["probability", "grpo_ar_lopti/first"]}
     return f"""{title}
 
 {first}
@@ -227,7 +178,13 @@ probable, orange less. Low-probability tokens weigh less. Choose other algorithm
 <a class="md-button" href="diff.html#{state("grpo", "dr_grpo")}">Compare two scripts</a>
 </p>
 
-{picture}
+**What does an update do to each token?** A small model answered the puzzle below twice.
+Left: how probable each token was. Right: its weight in the update of GRPO with AR and Lopti, blue to make it more
+probable, orange less. Low-probability tokens weigh less. Choose other algorithms, and point at a token or tap it.
+
+{lens(data, "small").replace('<details id="problem">', '<details id="problem" open>')}
+
+[All 32 responses and all algorithms](lab/lens.md)
 
 {rest}"""
 
@@ -257,18 +214,13 @@ def sources_page(sources):
     for folder, paths in itertools.groupby(by_folder, posixpath.dirname):
         lines += [f"## {folder or 'The scripts'}", ""]
         for path in paths:
-            about = first_paragraph(ROOT / path)
+            about = ""
+            if path.endswith(".py"):
+                first = " ".join(family.paragraphs((ROOT / path).read_text(encoding="utf-8"))[0].split())
+                about = re.sub(r"([\\`*_\[\]<>|$])", r"\\\1", first)
             lines.append(f"- [`{path}`]({path})" + (f": {about}" if about else ""))
         lines.append("")
-    return front("Source files") + "\n".join(lines)
-
-
-def first_paragraph(path):
-    """Return the first paragraph of a module's docstring as Markdown; "" if it has none."""
-    if path.suffix != ".py":
-        return ""
-    first = family.paragraphs(path.read_text(encoding="utf-8"))[0]
-    return re.sub(r"([\\`*_\[\]<>|$])", r"\\\1", " ".join(first.split()))
+    return "\n".join(lines)
 
 
 # --------------------------------------------------------------------------------------------------------- the viewer
@@ -277,40 +229,6 @@ def first_paragraph(path):
 def state(left, right):
     """Return the viewer's state for its address."""
     return f"left={left}&right={right}"
-
-
-def viewer_page():
-    """Return the Markdown of the page that shows two scripts side by side."""
-    names = family.family()
-    options = "".join(f"<option>{name}</option>" for name in names)
-    choices = "".join(
-        f'<label>{side} <select id="{side.lower()}">{options}</select></label>' for side in ("Left", "Right")
-    )
-    grew = []
-    for name in names[1:]:
-        parent = family.PARENT[name]
-        grew.append(f"- [{parent}.py → {name}.py](#{state(parent, name)}): {first_paragraph(ROOT / f'{name}.py')}")
-    start = front("Differences", hide=["navigation", "toc"], search={"exclude": True})
-    return f"""{start}# What differs between two scripts
-
-<link rel="stylesheet" href="site_files/diff2html.min.css"><link rel="stylesheet" href="site_files/viewer.css">
-<form id="choices" aria-label="What to compare">{choices}<button type="button" id="swap">Swap</button>
-<label><input type="checkbox" id="code"> Code only, without docstrings and comments</label></form>
-
-<noscript><p>This page needs JavaScript. In a terminal, tools/diff.py shows the same.</p></noscript>
-<div id="about"></div>
-<p id="counts" role="status"></p>
-<div id="viewer"></div>
-
-## What grew from what
-
-{NEWLINE.join(grew)}
-
-<script src="site_files/diff.min.js"></script>
-<script src="site_files/diff2html.min.js"></script>
-<script src="site_files/scripts.js"></script>
-<script src="site_files/viewer.js"></script>
-"""
 
 
 def viewer_data(names):
@@ -323,7 +241,8 @@ def viewer_data(names):
         pieces = family.pieces(text)
         above = pieces[0].last
         scripts[name] = {
-            "about": " ".join(paragraphs[0].split()),
+            "parent": family.PARENT.get(name),
+            "about": site_markdown.with_papers(html.escape(" ".join(paragraphs[0].split()))),
             "objective": textwrap.dedent("\n\n".join(objective)),
             "above": above,  # lines of the docstring
             "sections": {piece.name: piece.section for piece in pieces if piece.name.isidentifier()},
@@ -337,36 +256,12 @@ def viewer_data(names):
 
 
 def navigation(whole, texts):
-    """Return Zensical's navigation. whole: chapters()."""
-    entries = [{"Home": "README.md"}]
-    for name, paths in whole.items():
-        pages = [{title_of((ROOT / path).read_text(encoding="utf-8"), path): path} for path in paths]
-        if name == "Lab" and (ROOT / LENS).is_file():
-            pages.append({"The lens": "lab/lens.md"})
-        entries.append({name: pages})
-    rest = set(texts) - {"README.md"} - {path for paths in whole.values() for path in paths}
-    if rest:
-        paths = sorted(rest, key=natural)
-        entries.append({"More": [{title_of((ROOT / path).read_text(encoding="utf-8"), path): path} for path in paths]})
-    return [*entries, {"Differences": "diff.md"}, {"Source": "source.md"}]
-
-
-def toml(value):
-    """Format a value of lists, dicts and strings in TOML."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)} = {toml(v)}" for name, v in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
-
-
-def repository():
-    """Return the repository's address: from CITATION.cff, or from the workflow that builds; None if neither has it."""
-    found = re.search(r'^repository-code: *"?([^"\s]+)', (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
-    if found:
-        return found[1]
-    if "GITHUB_REPOSITORY" in os.environ:
-        return f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}"
+    """Return Zensical's navigation in TOML. whole: chapters()."""
+    rest = set(texts) - {"README.md", *itertools.chain(*whole.values())}
+    chosen = {"Home": "README.md"} | whole | {"More": sorted(rest, key=natural)}
+    chosen["Lab"] = [*chosen["Lab"], "lab/lens.md"]
+    chosen |= {"Differences": "diff.md", "Source": "source.md"}
+    return "".join(f'[[project.nav]]\n"{name}" = {json.dumps(pages)}\n' for name, pages in chosen.items() if pages)
 
 
 def write(path, text):
@@ -375,129 +270,75 @@ def write(path, text):
 
 
 def prepare(folder):
-    """Write Zensical's input into a folder; return the Files."""
+    """Write Zensical's input into a folder."""
     pages = folder / "pages"
     shutil.rmtree(folder, ignore_errors=True)
     whole = chapters()
-    files = collect(["README.md", *(path for paths in whole.values() for path in paths)])
-    for path in files.texts:
+    texts, sources, copies = collect(["README.md", *itertools.chain(*whole.values())])
+    for path in texts:
         text = anchors.with_anchors((ROOT / path).read_text(encoding="utf-8"), path)
-        write(pages / path, settings_of(path, text) + (home(text) if path == "README.md" else text))
-    for path in files.sources:
-        write(pages / f"{path}.md", source_page(path, files.texts))
-    for path in files.copies:
+        write(pages / path, settings_of(path) + (home(text) if path == "README.md" else text))
+    for path in sources:
+        write(pages / f"{path}.md", source_page(path, texts))
+    for path in copies:
         (pages / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, pages / path)
-    if (ROOT / LENS).is_file():
-        start = front("The lens", hide=["navigation", "toc"], search={"exclude": True})
-        write(pages / "lab/lens.md", start + lens(json.loads((ROOT / LENS).read_text(encoding="utf-8"))) + "\n")
-    shutil.copytree(OWN, pages / "site_files", ignore=shutil.ignore_patterns("*.toml"))
-    write(pages / "source.md", sources_page(files.sources))
-    write(pages / "diff.md", viewer_page())
+    start = front(title="The lens", hide=["navigation", "toc"], search={"exclude": True})
+    write(pages / "lab/lens.md", start + lens(json.loads((ROOT / LENS).read_text(encoding="utf-8"))) + "\n")
+    shutil.copytree(OWN, pages / "site_files", ignore=shutil.ignore_patterns("*.toml", "*.md"))
+    write(pages / "source.md", sources_page(sources))
+    shutil.copyfile(OWN / "diff.md", pages / "diff.md")
     write(pages / "site_files/scripts.js", viewer_data(family.family()))
-    settings = (OWN / "zensical.toml").read_text(encoding="utf-8")
-    title = title_of((ROOT / "README.md").read_text(encoding="utf-8"), "README.md")
-    ours = f"site_name = {toml(title)}\nnav = {toml(navigation(whole, files.texts))}"
-    if address := repository():
-        ours += f"\nrepo_url = {toml(address)}"
-    settings = settings.replace("[project]\n", f"[project]\n{ours}\n", 1)
-    settings += f'\n[project.markdown_extensions."tools.maintain.site_markdown"]\nfiles = {toml(files.pages())}\n'
+    settings = (OWN / "zensical.toml").read_text(encoding="utf-8") + navigation(whole, texts)
+    if "GITHUB_REPOSITORY" in os.environ:  # a workflow builds it
+        address = f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}"
+        settings = settings.replace("[project]\n", f'[project]\nrepo_url = "{address}"\n', 1)
     write(folder / "zensical.toml", settings)
-    return files
 
 
 def publish(built, out):
-    """Replace an earlier build by the new one. ValueError if the folder has anything else."""
-    if out.exists() and any(out.iterdir()) and not (out / "site_files/scripts.js").is_file():
-        raise ValueError(f"{out} exists, and no earlier build wrote it")
+    """Replace an earlier build by the new one."""
     for name in ("404.html", "sitemap.xml"):  # their links need a server's address
         (built / name).unlink(missing_ok=True)
     for page in built.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         text = text.replace(' data-md-component="source"', "")  # or the theme would ask GitHub for the number of stars
         write(page, re.sub(r"<title>(.+) - \1</title>", r"<title>\1: one file per algorithm</title>", text))
-    mend_search(built)
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(built, out)
 
 
-def mend_search(built):
-    """Remove entries without text from the search index if their page has other entries."""
-    found = json.loads((built / "search.json").read_text(encoding="utf-8"))
-    pages = {item["location"].partition("#")[0] for item in found["items"] if item["text"]}
-    found["items"] = [item for item in found["items"] if item["text"] or item["location"] not in pages]
-    text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-    write(built / "search.json", text)
-    write(built / "search.js", f"var __index = {text};")
-
-
 # -------------------------------------------------------------------------------------------------------------- check
-
-
-class Addresses(HTMLParser):
-    """The contents of a page: its anchors, its links, and the files that a browser loads for it."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.anchors, self.links, self.loads = set(), [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        has = dict(attributes)
-        self.anchors |= {has[name] for name in ("id", "name") if has.get(name)}
-        if "href" in has:
-            (self.links if tag == "a" else self.loads).append(has["href"])
-        if "src" in has:
-            self.loads.append(has["src"])
 
 
 def faults(folder):
     """List what is wrong with a built site, a line per fault: links that lead nowhere, files from other hosts."""
-    pages = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.html"))}
-    read = {name: Addresses(path.read_text(encoding="utf-8")) for name, path in pages.items()}
+    pages = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.html")}
+    anchors_of = {name: set(ANCHOR.findall(text)) for name, text in pages.items()}
     found = []
-    for name, page in read.items():
-        for address in dict.fromkeys(page.links + page.loads):
-            if problem := fault(address, name, folder, read, loaded=address in page.loads):
-                found.append(f"{name}: {address} {problem}")
-        if site_markdown.UNREADABLE in pages[name].read_text(encoding="utf-8"):
-            found.append(f"{name}: a formula could not be converted")
-    for style in folder.rglob("*.css"):
-        for address in re.findall(r"url\(\s*[\"']?((?:https?:)?//[^)\"']*)", style.read_text(encoding="utf-8")):
-            found.append(f"{style.relative_to(folder)}: {address} is of another host")
+    for name, text in sorted(pages.items()):
+        for tag, address in dict.fromkeys(ADDRESS.findall(text)):
+            path, anchor = site_markdown.resolved(html.unescape(address).partition("?")[0] or name, name)
+            if path is None:
+                if (tag != "a" and not address.startswith("data:")) or re.match("/[^/]", address):
+                    found.append(f"{name}: {address} is of another host, or begins at its root")
+            elif path.startswith("..") or not (folder / path).is_file():
+                found.append(f"{name}: {address} leads nowhere")
+            elif path in pages and path != "diff.html" and anchor and unquote(anchor) not in anchors_of[path]:
+                found.append(f"{name}: {address} leads to no anchor of its page")
     return found
 
 
-def fault(address, name, folder, pages, loaded):
-    """Say what is wrong with an address on a page; "" if nothing is. pages: {path: Addresses}."""
-    if address.startswith(("data:", "mailto:", "javascript:")):
-        return ""
-    if site_markdown.SCHEME.match(address):
-        return "is of another host" if loaded else ""
-    if address.startswith("/"):
-        return "begins at the root of a server"
-    path, anchor = site_markdown.resolved(address.partition("?")[0] or name, name)
-    if path.startswith("..") or not (folder / path).is_file():
-        return "leads nowhere"
-    if path == "diff.html" and anchor.startswith("left="):
-        stems = [part.partition("=")[2] for part in anchor.split("&")[:2]]
-        return "" if set(stems) <= set(family.family()) else "names no script"
-    known = path not in pages or not anchor or anchor in pages[path].anchors or unquote(anchor) in pages[path].anchors
-    return "" if known else "leads to no anchor of its page"
-
-
 def main(args):
+    if args.out.exists() and any(args.out.iterdir()) and not (args.out / "site_files/scripts.js").is_file():
+        sys.exit(f"error: {args.out} exists, and no earlier build wrote it")
     prepare(BUILD)
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--config-file", str(BUILD / "zensical.toml")]
     made = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     if made.returncode:
         sys.exit(made.returncode)
-    try:
-        publish(BUILD / "site", args.out)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    publish(BUILD / "site", args.out)
     found = faults(args.out)
     print(*found, f"wrote {args.out / 'index.html'}; {len(found) or 'no'} faults", sep="\n")
     sys.exit(bool(found))

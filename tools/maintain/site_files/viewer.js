@@ -38,8 +38,7 @@ function patchOf({ left, right, code }) {
 
 function about(name) {
   const box = document.createElement("div");
-  box.innerHTML = `<h2><a href="${name}.py.html">${name}.py</a></h2><p></p><pre tabindex="0"></pre>`;
-  box.querySelector("p").textContent = SCRIPTS[name].about;
+  box.innerHTML = `<h2><a href="${name}.py.html">${name}.py</a></h2><p>${SCRIPTS[name].about}</p><pre tabindex="0"></pre>`;
   box.querySelector("pre").textContent = SCRIPTS[name].objective;
   return box;
 }
@@ -59,6 +58,13 @@ function show() {
   by("viewer").innerHTML = Diff2Html.html(patch, { outputFormat, colorScheme, drawFileList: false, matching: "lines" });
   for (const box of document.querySelectorAll("#viewer :is(.d2h-file-side-diff, .d2h-file-diff)")) box.tabIndex = 0; // to scroll with keys
 }
+
+const names = Object.keys(SCRIPTS);
+for (const side of ["left", "right"]) by(side).innerHTML = names.map((name) => `<option>${name}</option>`).join("");
+by("grew").innerHTML = names.filter((name) => SCRIPTS[name].parent).map((name) => {
+  const { parent, about } = SCRIPTS[name];
+  return `<li><a href="#left=${parent}&right=${name}">${parent}.py → ${name}.py</a>: ${about}</li>`;
+}).join("");
 
 const choose = (change) => (location.hash = address({ ...stateOf(location.hash), ...change }));
 for (const side of ["left", "right"]) by(side).addEventListener("change", (event) => choose({ [side]: event.target.value }));
