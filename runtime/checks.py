@@ -60,7 +60,7 @@ def check_without_effect(args):
             "--eval_temperature"
         )
     if args.lora_rank == 0 and args.lora_alpha != type(args).lora_alpha:
-        raise ValueError(f"--lora_alpha is {args.lora_alpha}, but there is no LoRA: give a --lora_rank")
+        raise ValueError(f"--lora_alpha is {args.lora_alpha}, but there is no LoRA (--lora_rank)")
 
 
 def check_run_folders(args):
