@@ -10,7 +10,7 @@ import sys
 import torch
 
 from runtime import folders
-from runtime.processes import DEVICE
+from runtime.processes import DEVICE, RANK
 
 LEAST_SCALE = 1.0  # at lower scales, gradients are smaller than without scaling
 
@@ -29,13 +29,17 @@ class Scaler(torch.amp.GradScaler):
         1), because then the infinite gradients have another cause.
         """
         super().step(optimizer)
+        before = self.get_scale()
         self.update()
-        if self.get_scale() < LEAST_SCALE:
+        scale = self.get_scale()
+        if scale < LEAST_SCALE:
             sys.exit(
                 "error: gradients are infinite or NaN in float16 at every scale of the loss. The "
                 "weights are as after the last update without an overflow. Try --dtype bfloat16 or "
                 f"float32, or a lower --lr; {folders.how_to_go_on(self.run_dir)}"
             )
+        if scale < before and RANK == 0:
+            print(f"overflow in float16: an update was skipped; the loss's scale is now {scale:g}")
 
     def state(self):
         """Return the scale and the updates since it changed, as a tensor [2] for a checkpoint."""
