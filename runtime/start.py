@@ -66,6 +66,6 @@ def prepare(args, data=rewards):
         args.steps = args.epochs * (len(train) // args.prompts_per_step)
     sizes["training_problems"] = len(train)
     sizes["test_problems"] = len(test)
-    sizes["digests"] = inputs.digests(args, train, test)
-    inputs.check_resumed(args, sizes["digests"])
+    sizes["digest"] = inputs.digest(train + test)
+    inputs.check_resumed(args, sizes["digest"])
     return tokenizer, task, train, test, sizes
