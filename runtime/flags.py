@@ -65,9 +65,9 @@ def check(args_class, tasks):
     with errors_in_one_line():
         args, _ = read(sys.argv[1:], args_class, tasks)
         check_settings(args)
-        folder = folders.run_of(args.resume or args.run_dir or "runs")
-        if RANK == 0 and (folder / "lock").exists():
-            files.lock(folder)  # ValueError if another program uses it
+        folder = args.resume or args.run_dir
+        if RANK == 0 and folder and (folders.run_of(folder) / "lock").exists():
+            files.lock(folders.run_of(folder))  # ValueError if another program uses it
         threads.choose_waiting(args.model)
     if RANK == 0:
         what = "torch; no model" if args.dry_run else "torch and the model; this takes a while"
