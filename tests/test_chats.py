@@ -108,8 +108,8 @@ def test_template_options_reach_the_prompt_of_every_script(tmp_path):
     ("options", "chat_template", "message"),
     [
         ("", "auto", "is no JSON object"),
-        ("enable_thinking=false", "auto", "is not JSON"),
-        ("{'enable_thinking': False}", "auto", "is not JSON"),
+        ("enable_thinking=false", "auto", "is no JSON object"),
+        ("{'enable_thinking': False}", "auto", "is no JSON object"),
         ("[1]", "auto", "is no JSON object, such as '{\"enable_thinking\": false}'"),
         ("null", "auto", "is no JSON object"),
         ('{"thinking": false}', "auto", "does not use 'thinking'; it uses budget, enable_thinking"),
