@@ -76,14 +76,6 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
             delete(old)
 
 
-def export(run_dir, folder):
-    """Copy the model of the newest checkpoint, if there is one, to a separate folder."""
-    there = complete(run_dir)
-    if there and processes.RANK == 0:
-        not_the_model = shutil.ignore_patterns("trainer", VERSIONS, POSITION)
-        shutil.copytree(there[-1], folder, ignore=not_the_model, dirs_exist_ok=True)
-
-
 def make_way(path, unfinished):
     """Make the folder that a checkpoint is written to; remove anything in its way."""
     for left_by_a_kill in path.parent.glob("*.tmp"):

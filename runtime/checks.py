@@ -64,9 +64,7 @@ def check_without_effect(args):
 
 
 def check_run_folders(args):
-    """Raise ValueError if --resume, --run_dir, --export or --track can't work."""
-    if args.export and Path(args.export).exists() and args.export != export_of(args.resume):
-        raise ValueError(f"--export {args.export} is there already: give a new folder")
+    """Raise ValueError if --resume, --run_dir or --track can't work."""
     if args.resume:
         run = folders.run_of(args.resume)
         if not folders.to_resume(args.resume) or not (run / "args.json").exists():
@@ -79,17 +77,6 @@ def check_run_folders(args):
         check_new(args.run_dir)
     if args.track and not find_spec("wandb"):
         raise ValueError("--track needs Weights & Biases: pip install wandb")
-
-
-def export_of(resume):
-    """Return the --export folder that the run to resume may have written; None without one."""
-    run = folders.run_of(resume)
-    if not resume or not (run / "args.json").exists():
-        return None
-    made_with = files.read_object(run / "args.json")
-    # In a copy of the run's folder, another run has written it.
-    is_its_own = Path(made_with.get("run_dir", "")).resolve() == run.resolve()
-    return made_with.get("export") if is_its_own else None
 
 
 def check_new(run_dir):

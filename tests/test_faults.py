@@ -141,16 +141,6 @@ def test_what_is_in_a_checkpoints_way_is_cleared(three):
     assert steps_of(three) == [2, 3, 4]
 
 
-def test_a_resumed_run_overwrites_no_export_but_its_own(three, tmp_path):
-    about = {"export": str(tmp_path / "own"), "run_dir": str(three)}
-    (three / "args.json").write_text(json.dumps(about))
-    (tmp_path / "own").mkdir()
-    checks.check_run_folders(Args(resume=str(three), export=about["export"]))
-    shutil.copytree(three, tmp_path / "copy")
-    with pytest.raises(ValueError, match="own is there already: give a new folder"):
-        checks.check_run_folders(Args(resume=str(tmp_path / "copy"), export=about["export"]))
-
-
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     """Every file, and the folders' lists of names."""
     forced, renamed, rename = [], [], files.rename

@@ -223,7 +223,6 @@ BAD = [  # (flags, of which the first word may be a script; what is said)
     ("--responses_per_prompt 100000000", "--responses_per_prompt is 100000000; it must be"),
     ("--resume=", "--resume is empty"),
     ("--resume nowhere", "does not go with --resume"),  # small() has a --run_dir
-    ("--export docs", "--export docs is there already"),
     ("--task countdown --numbers 1e400", "numbers must be like 3-4"),
     ("--kv_cache_gb 5000", "GiB of memory"),
     ("--kv_cache_gb 0.0001", "--kv_cache_gb is 0.0001; one sequence of 304 tokens"),
