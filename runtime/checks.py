@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rewards import rows
-from runtime import curves, files, folders, ranks
+from runtime import curves, folders, ranks
 
 HUB_ID = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?"
 
