@@ -202,7 +202,7 @@ def sleep_level(model, reload):
         number.fill_(before[name])
     if lost and RANK == 0:
         names = ", ".join(lost)
-        tqdm.write(f"no new weight replaces vLLM's {names}: main memory holds a copy of all")
+        tqdm.write(f"no new weight replaces vLLM's {names}; a copy of all stays in main memory")
     return 1 if lost else 2
 
 

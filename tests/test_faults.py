@@ -156,6 +156,12 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatc
     assert renamed == [(set(), "step_000004")]
 
 
+def test_resuming_runs_no_code_from_a_checkpoint(three):
+    """No file in it is a pickle, which could call any function when it is loaded."""
+    kinds = {path.suffix for path in three.rglob("checkpoints/**/*") if path.is_file()}
+    assert kinds == {".json", ".jinja", ".safetensors"}
+
+
 def test_a_models_own_code_does_not_run(tmp_path, monkeypatch):
     folder, made = tmp_path / "model", tmp_path / "made"
     shutil.copytree(KK_TINY, folder)
