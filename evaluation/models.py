@@ -17,7 +17,6 @@ def checkpoints(model, last):
     """
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
-        checks.check_weights_files(folder)
         return [str(folder)]
     if (folder / "checkpoints").is_dir():
         complete = folders.complete(folder)

@@ -23,13 +23,13 @@ def requests_of(model, problems, args):
     A request has `prompt_ids`, `max_tokens`, `samples`, `temperature` and `seed`. ValueError if the
     model can't be loaded, a prompt exceeds its context, or a sequence exceeds the cache.
     """
-    model_files.check_files("model", model)
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, mistral_format=False)
     except Exception as error:  # the libraries raise many kinds
         raise ValueError(f"{model} can't be loaded: {checks.no_folder(model)}{error}") from error
-    model_files.check_evaluated(model, config)
+    if not model_files.quantisation_of(config):  # vLLM knows many kinds
+        model_files.check_weights("model", model, config)
     config = config.get_text_config()
     options = check_template(args, tokenizer)
     prompts = [encode(tokenizer, problem, args.chat_template, options) for problem in problems]

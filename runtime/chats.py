@@ -7,7 +7,6 @@ response's first. The model's template and tokenizer decide; tasks read it as te
 import functools
 import json
 import re
-from pathlib import Path
 
 import jinja2
 
@@ -17,13 +16,9 @@ import rewards
 NO_OPTIONS = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
 NO_OPTIONS |= jinja2.defaults.DEFAULT_NAMESPACE.keys()
 OPENING_TAG = r"[<\[◁][^\s<>\[\]◁▷/]+[>\]▷]"  # <think>, [THINK]
-# A special token counts as text if it is one of a pair of tags, or contains one of these words.
-# Others control the chat (end of text, end of turn, padding), even some that look like tags.
-TEXT_WORDS = r"think|thought|reason|answer|solution"
-TAG = r"[<\[◁]/?[A-Za-z][\w.:-]*[>\]▷]"
-CONTROL = r"""(?ix) \W* (s | [be]o[stm] | pad | unk | mask | cls | sep | inst | \w+_prompt) \W* $
-    | .* (turn | _of_text | _of_sent | unused | reserved | extra_id | fim_ | image | audio
-          | control)"""
+# A special token with one of these words counts as text. Others control the chat: end of text, end
+# of turn, padding.
+TEXT_WORDS = r"think|thought|reason|answer|solution|solve|tool_"
 
 
 def load_task(args, tokenizer, data=rewards):
@@ -59,22 +54,18 @@ def read_template_options(args):
     """Return --template_options as a dictionary. ValueError if it is not a JSON object."""
     text = getattr(args, "template_options", "{}")
     try:
-        options = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"--template_options {text} is not JSON: {error}") from None
-    if not isinstance(options, dict):
+        return dict(json.loads(text))
+    except (ValueError, TypeError):
         raise ValueError(
             f"--template_options {text} is no JSON object, "
             """such as '{"enable_thinking": false}'"""
-        )
-    return options
+        ) from None
 
 
 def check_template(args, tokenizer):
     """Return --template_options as a dictionary. ValueError if the chat template does not use one.
 
-    ValueError also if a chat model has no template. A base model without a template gets plain
-    text, and a printed line says so.
+    A model without a template gets plain text, and a printed line says so.
     """
     from transformers.utils.chat_template_utils import _get_template_variables  # takes seconds
 
@@ -86,7 +77,7 @@ def check_template(args, tokenizer):
                 "the prompts are plain text, without a chat template"
             )
         if args.chat_template == "auto":
-            say_plain_text(str(tokenizer.name_or_path))
+            print(f"{tokenizer.name_or_path} has no chat template: it gets plain text")
         return {}
     known = _get_template_variables(tokenizer.get_chat_template())
     known -= NO_OPTIONS | set(type(tokenizer).SPECIAL_TOKENS_ATTRIBUTES)
@@ -96,20 +87,6 @@ def check_template(args, tokenizer):
             f"--template_options: the model's chat template does not use {name!r}; it uses {there}"
         )
     return options
-
-
-def say_plain_text(model):
-    """Print that a model has no chat template. ValueError if it is a chat model.
-
-    Chat models are recognised by their name or by Mistral's own files.
-    """
-    about = f"{model} has no chat template that transformers can read"
-    of_mistral = any((Path(model) / name).is_file() for name in ("tekken.json", "params.json"))
-    if of_mistral or re.search(r"instruct|chat|[-_]it\b", Path(model).name, re.IGNORECASE):
-        raise ValueError(
-            f"{about}: --chat_template none gives it plain text, which chat models have not learned"
-        )
-    print(f"{about}: it gets plain text, as with --chat_template none")
 
 
 def encode(tokenizer, problem, chat_template="auto", template_options=None):
@@ -131,17 +108,12 @@ def encode(tokenizer, problem, chat_template="auto", template_options=None):
         }
         try:
             text = tokenizer.apply_chat_template(**chat, **(template_options or {}))
-        except (
-            jinja2.TemplateError,
-            TypeError,
-        ) as error:  # the latter if an option has the wrong type
+        except (jinja2.TemplateError, TypeError) as error:  # TypeError: an option of another type
             raise ValueError(f"the model's chat template refuses the chat: {error}") from error
         prefix = after_prompt(text, prefix)
     else:
         text = "\n".join(message["content"] for message in problem["messages"]) + "\n"
-        if (
-            tokenizer.encode("a")[0] == tokenizer.bos_token_id
-        ):  # it may also add an EOS token, which we don't want
+        if tokenizer.encode("a")[0] == tokenizer.bos_token_id:  # it may add an EOS token, too
             begin = [tokenizer.bos_token_id]
     return begin + tokenizer.encode(text + prefix, add_special_tokens=False)
 
@@ -216,17 +188,10 @@ def decode(tokenizer, responses):
 
 def control_tokens(tokenizer):
     """Return the set of ids of the special tokens that are not text."""
-    named = {
-        getattr(tokenizer, name) for name in type(tokenizer).SPECIAL_TOKENS_ATTRIBUTES
-    }  # end, padding …
-    added = tokenizer.added_tokens_decoder
-    texts = {about.content for about in added.values()}
+    named = {getattr(tokenizer, name) for name in type(tokenizer).SPECIAL_TOKENS_ATTRIBUTES}
     control = set()
-    for token, about in added.items():
-        text = about.content
-        is_tag = re.fullmatch(TAG, text) and not re.match(CONTROL, text)
-        is_of_pair = "/" in text or f"{text[0]}/{text[1:]}" in texts
-        is_text = (is_tag and is_of_pair) or re.search(TEXT_WORDS, text, re.IGNORECASE)
-        if about.special and (text in named or not is_text):
+    for token, about in tokenizer.added_tokens_decoder.items():
+        is_text = re.search(TEXT_WORDS, about.content, re.IGNORECASE)
+        if about.special and (about.content in named or not is_text):  # named: end, padding …
             control.add(token)
     return control

@@ -4,12 +4,9 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from rewards import rows
-from runtime import curves, files, folders, ranks
+from runtime import curves, folders, ranks
 
-ROOT = Path(__file__).parents[1]
 HUB_ID = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?"
 
 
@@ -55,37 +52,25 @@ def check_prompts_per_step(args):
         )
 
 
-def check_eval_samples(args):
-    """Raise ValueError if several responses to a test problem would all be identical."""
+def check_without_effect(args):
+    """Raise ValueError if a setting would have no effect without another."""
     if args.eval_samples > 1 and args.eval_temperature == 0:
         raise ValueError(
             f"--eval_samples is {args.eval_samples}, but greedy responses are all alike: give an "
             "--eval_temperature"
         )
-
-
-def check_lora(args):
-    """Raise ValueError if LoRA's α is given without a rank."""
     if args.lora_rank == 0 and args.lora_alpha != type(args).lora_alpha:
-        raise ValueError(
-            f"--lora_alpha is {args.lora_alpha}, but there is no LoRA: give a --lora_rank, such as "
-            "16"
-        )
+        raise ValueError(f"--lora_alpha is {args.lora_alpha}, but there is no LoRA (--lora_rank)")
 
 
 def check_run_folders(args):
-    """Raise ValueError if --resume, --run_dir, --export or --track can't work."""
-    if args.export and Path(args.export).exists() and args.export != export_of(args.resume):
-        raise ValueError(f"--export {args.export} is there already: give a new folder")
+    """Raise ValueError if --resume, --run_dir or --track can't work."""
     if args.resume:
         run = folders.run_of(args.resume)
-        if not folders.all_of(run) or not (run / "args.json").exists():
+        if not folders.to_resume(args.resume) or not (run / "args.json").exists():
             raise ValueError(
-                f"--resume {args.resume}: no complete checkpoint in {run}/checkpoints, or no "
-                "args.json"
+                f"--resume {args.resume}: no complete checkpoint there, or no args.json"
             )
-        if not folders.to_resume(args.resume):
-            raise ValueError(f"--resume {args.resume}: there is no such checkpoint")
         for path in sorted(run.glob("*.jsonl")):
             curves.read_rows(path)  # ValueError if a row is damaged
     elif args.run_dir:
@@ -94,30 +79,14 @@ def check_run_folders(args):
         raise ValueError("--track needs Weights & Biases: pip install wandb")
 
 
-def export_of(resume):
-    """Return the --export folder of the run to resume, which it may have written; "" without one.
-
-    Also "" if the run's folder is a copy: then another run has written the export.
-    """
-    run = folders.run_of(resume)
-    if not resume or not (run / "args.json").exists():
-        return ""
-    made_with = files.read_object(run / "args.json")
-    is_its_own = Path(made_with.get("run_dir", "")).resolve() == run.resolve()
-    return made_with.get("export") if is_its_own else ""
-
-
 def check_new(run_dir):
     """Raise ValueError if this folder already holds a run."""
     metrics = Path(run_dir, "metrics.jsonl")
-    has_rows = metrics.exists() and metrics.stat().st_size > 0
-    if not has_rows and not folders.all_of(run_dir):
-        return
-    if folders.complete(run_dir):
-        way_on = f"--resume {run_dir} continues it"
-    else:
-        way_on = "it has no checkpoint: delete it"
-    raise ValueError(f"--run_dir {run_dir} holds a run; {way_on}, or name another folder")
+    if folders.all_of(run_dir) or (metrics.exists() and metrics.stat().st_size > 0):
+        raise ValueError(
+            f"--run_dir {run_dir} holds a run: continue it with --resume {run_dir}, delete it, or "
+            "name another folder"
+        )
 
 
 def check_model(args, head_chunk):
@@ -130,22 +99,21 @@ def check_model(args, head_chunk):
     from runtime import memory, model_files, sampler_process
 
     config, tokenizer = read_config(args.model)
-    check_teacher(args, tokenizer.get_vocab())
     n_params, needed, available = memory.estimate(config, args, head_chunk)
-    model_files.check_tokenizer("--model", args.model, config, tokenizer, args.has_sampler)
-    model_files.check_weights("--model", args.model, config, args.has_sampler)
+    model_files.check_weights("--model", args.model, config)
     if args.teacher:
-        its_config, _ = read_config(args.teacher, "--teacher")
-        model_files.check_weights("--teacher", args.teacher, its_config, for_sampler=False)
+        its_config, its_tokenizer = read_config(args.teacher, "--teacher")
+        check_tokens(args, tokenizer.get_vocab(), its_tokenizer.get_vocab())
+        model_files.check_weights("--teacher", args.teacher, its_config)
     if needed > available:
         raise ValueError(
             f"{args.model} at these sizes needs about {needed:.0f} GiB of memory, and there are "
-            f"{available:.0f}: {what_needs_less(args)} need less"
+            f"{available:.0f}: a smaller --model, --micro_batch_tokens or --kv_cache_gb, more "
+            "processes, --gradient_checkpointing, --kl_coef 0 or LoRA (--lora_rank 16) need less"
         )
     sampler_process.check(args, n_params)
-    machine = memory.this_machine()
-    if machine.on_gpu:
-        check_main_memory(args, memory.main_memory(n_params, machine, args))
+    if memory.this_machine().on_gpu:
+        check_main_memory(args, n_params)
     sizes = {
         "parameters": n_params,
         "estimated_memory_gb": needed,
@@ -154,26 +122,11 @@ def check_model(args, head_chunk):
     return tokenizer, sizes
 
 
-def what_needs_less(args):
-    """Name the settings with which this script's runs need less memory."""
-    advice = ["a smaller --model", "more processes"]
-    if args.micro_batch_tokens > args.max_prompt_tokens + args.max_response_tokens:
-        advice.append("a smaller --micro_batch_tokens")  # a pass holds at least one sequence
-    if not args.gradient_checkpointing:
-        advice.append("--gradient_checkpointing")
-    if args.has_sampler:
-        advice.append("a smaller --kv_cache_gb")
-    if args.kl_coef > 0:
-        advice.append("no reference (--kl_coef 0)")
-    if args.lora_rank == 0:
-        advice.append("LoRA (--lora_rank 16)")
-    return f"{', '.join(advice[:-1])} or {advice[-1]}"
-
-
-def check_main_memory(args, needed):
-    """Raise ValueError if a run on GPUs needs more main memory than there is. needed: GiB."""
+def check_main_memory(args, n_params):
+    """Raise ValueError if a run on GPUs needs more main memory than there is."""
     from runtime import memory
 
+    needed = memory.main_memory(n_params, memory.this_machine(), args)  # GiB
     there = memory.machine_bytes() / memory.GIB
     if needed > there:
         raise ValueError(
@@ -190,7 +143,6 @@ def read_config(model, flag="--model"):
     from runtime import model_files
 
     check_model_folder(model)
-    model_files.check_files(flag, model)
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(
@@ -216,12 +168,8 @@ def check_data_files(args):
             raise ValueError(f"{flag} {name}: there is no such file or folder")
 
 
-def check_teacher(args, vocabulary=None):
-    """Raise ValueError if opd.py's --teacher is missing, is no model folder, or has other tokens.
-
-    Nothing happens in scripts without a teacher. vocabulary: {token: number} of --model; the file
-    in the model's folder, if any, overrides it. Without both, only the teacher's folder is checked.
-    """
+def check_teacher(args):
+    """Raise ValueError if opd.py's --teacher is missing or no model folder. Other scripts: None."""
     if args.teacher is None:
         return
     if not args.teacher:
@@ -229,12 +177,10 @@ def check_teacher(args, vocabulary=None):
     for name in ("config.json", "tokenizer.json"):
         if not Path(args.teacher, name).exists():
             raise ValueError(f"--teacher {args.teacher} is not a model folder: no {name} in it")
-    teachers = read_vocabulary(Path(args.teacher, "tokenizer.json"))
-    own_file = Path(args.model, "tokenizer.json")
-    if own_file.exists():
-        vocabulary = read_vocabulary(own_file)
-    if vocabulary is None:  # a hub id, which is asked later
-        return
+
+
+def check_tokens(args, vocabulary, teachers):
+    """Raise ValueError unless the teacher has the model's tokens. Both are {token: number}."""
     different = vocabulary.items() - teachers.items()
     if different:
         raise ValueError(
@@ -243,43 +189,12 @@ def check_teacher(args, vocabulary=None):
         )
 
 
-def read_vocabulary(tokenizer_file):
-    """Return {token: number} of a tokenizer.json. ValueError if it can't be read."""
-    try:
-        return Tokenizer.from_file(str(tokenizer_file)).get_vocab(with_added_tokens=True)
-    except Exception as error:  # the library has no specific type
-        raise ValueError(f"{tokenizer_file} can't be read: {error}") from None
-
-
 def check_model_folder(model):
     """Raise ValueError if `model` is a path without a model."""
-    path = Path(model)
-    elsewhere = ROOT / path  # most people start scripts from here
-    is_elsewhere = not path.exists() and (elsewhere / "config.json").exists()
-    if not (is_path(model) or is_elsewhere) or (path / "config.json").exists():
-        return
-    missing = "no config.json in it"
-    hidden = ""
-    if not path.exists():
-        missing = f"there is no such folder in {Path.cwd()}"
-        if is_elsewhere:
-            raise ValueError(f"--model {model}: {missing}; there is {elsewhere}")
-        if re.fullmatch(HUB_ID, model) and not rows.is_written_as_path(model):
-            hidden = f"; if it is a hub id, the folder {path.parent} here hides it"
-    raise ValueError(
-        f"--model {model} is not a model folder: {missing}; `make model` gets a small one{hidden}"
-    )
-
-
-def check_weights_files(model):
-    """Raise ValueError if vLLM would read weights twice: Mistral's own file next to another."""
-    has_both = all(
-        any(Path(model).glob(f"{name}*.safetensors")) for name in ("consolidated", "model")
-    )
-    if has_both and not Path(model, "model.safetensors.index.json").exists():  # it names some
+    if is_path(model) and not Path(model, "config.json").exists():
         raise ValueError(
-            f"--model {model} holds its weights twice, and vLLM would read both: move "
-            "consolidated*.safetensors to another place"
+            f"--model {model} is not a model folder: there is no {Path(model, 'config.json')} in "
+            f"{Path.cwd()}; `make model` gets a small one"
         )
 
 

@@ -103,12 +103,9 @@ class GroupsBar:
         self.bar.n = min(num_mixed, self.args.prompts_per_step)
         self.bar.set_postfix_str(f"round {refill + 1} of at most {self.args.max_refills + 1}")
         if num_mixed == 0 and refill == 1 and RANK == 0:
-            num_groups = 2 * self.args.prompts_per_step
             tqdm.write(
-                f"step {self.step}: in none of {num_groups} groups do the rewards differ. "
-                f"What helps: easier problems, longer responses (--max_response_tokens is "
-                f"{self.args.max_response_tokens}), or fewer rounds (--max_refills is "
-                f"{self.args.max_refills})"
+                f"step {self.step}: in no group do the rewards differ. What helps: easier "
+                "problems, a larger --max_response_tokens, or a smaller --max_refills"
             )
 
     def close(self):

@@ -5,7 +5,6 @@ import functools
 import hashlib
 import math
 import os
-import shutil
 
 import torch
 from torch import set_num_threads  # vLLM replaces torch's function by one that does nothing
@@ -73,7 +72,7 @@ def common_options(model, context, kv_cache_gb, dtype="float32"):
         chosen["kv_cache_memory_bytes"] = int(kv_cache_gb * 2**30)
         if ON_GPU:  # vLLM requires this fraction of memory to be free, whatever the cache's size
             chosen["gpu_memory_utilization"] = 0.1
-    if ON_GPU and dtype != "float32" and machine.is_b200() and not has_nvcc():
+    if ON_GPU and dtype != "float32" and machine.is_b200():
         # vLLM would choose FlashInfer's attention here, which also needs nvcc.
         chosen["attention_backend"] = "FLASH_ATTN"
     if not ON_GPU:
@@ -81,12 +80,6 @@ def common_options(model, context, kv_cache_gb, dtype="float32"):
         chosen["enable_chunked_prefill"] = False  # seeded requests fail with it on a CPU
         chosen["max_num_batched_tokens"] = context
     return chosen
-
-
-def has_nvcc():
-    """Return whether CUDA's compiler is where FlashInfer looks for it."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    return bool(shutil.which("nvcc") or shutil.which(os.path.join(home, "bin", "nvcc")))
 
 
 @functools.cache  # once per class
@@ -208,13 +201,8 @@ def sleep_level(model, reload):
     for name, number in lost.items():
         number.fill_(before[name])
     if lost and RANK == 0:
-        sizes = [weight.nbytes for weight in model.parameters()]
-        copy = sum(1 << (size - 1).bit_length() for size in sizes)  # each up to a power of two
-        tqdm.write(
-            f"vLLM's {type(model).__name__} has tensors that no new weight replaces "
-            f"({', '.join(lost)}): from its first sleep on, main memory holds a copy of all its "
-            f"weights, {copy / 2**30:.1f} GiB for each process"
-        )
+        names = ", ".join(lost)
+        tqdm.write(f"no new weight replaces vLLM's {names}; a copy of all stays in main memory")
     return 1 if lost else 2
 
 

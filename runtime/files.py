@@ -84,14 +84,6 @@ def check_writable(folder):
         pass
 
 
-def check_unlocked(folder):
-    """Raise ValueError if another process has locked this folder. It need not exist."""
-    path = Path(folder, "lock")
-    if path.exists():
-        with open(path, "a+", encoding="utf-8") as file:
-            take_lock(file, folder)
-
-
 def lock(folder):
     """Keep other processes from using this folder as long as this process lives.
 
@@ -102,21 +94,14 @@ def lock(folder):
     if folder in LOCKS:
         return
     file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115 (stays open)
-    take_lock(file, folder)
-    LOCKS[folder] = file
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")  # for the message above
-    file.flush()
-
-
-def take_lock(file, folder):
-    """Lock a folder's open lock file until it is closed. ValueError if another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        owner = file.read(200).strip() or "another process"
-        file.close()
-        raise ValueError(f"{folder} is in use by {owner}") from None
+        raise ValueError(f"{folder} is in use by {file.read(200).strip()}") from None
     except OSError:
         pass  # some network file systems have no locks
+    LOCKS[folder] = file
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")  # for the message above
+    file.flush()

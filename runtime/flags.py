@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import json
 import re
 import sys
 import time
@@ -20,14 +19,13 @@ import typing
 from pathlib import Path
 from typing import Annotated, TypedDict
 
-import pydantic
 import tyro
 
 from rewards import OPTIONS, check_options, find_task
 from runtime import checks, files, folders, machine, ranks, signals, streams, threads
 from runtime.chats import read_template_options
 from runtime.ranks import RANK, WORLD_SIZE
-from runtime.settings import check_ranges, first_mistake, range_of
+from runtime.settings import check_ranges
 
 FOR_PROCESS_0 = 3  # seconds in which torchrun ends the other processes if process 0 fails
 ON_GPU = machine.has_gpu()
@@ -63,14 +61,13 @@ def check(args_class, tasks):
     if args_class.__module__ != "__main__":
         return
     streams.keep_writing()
-    ranks.check_meeting_place()
     signals.end_while_loading()
     with errors_in_one_line():
         args, _ = read(sys.argv[1:], args_class, tasks)
         check_settings(args)
-        # Process 0 only: two processes that check at the same time would find each other.
-        if RANK == 0 and (args.resume or args.run_dir):
-            files.check_unlocked(folders.run_of(args.resume or args.run_dir))
+        folder = args.resume or args.run_dir
+        if RANK == 0 and folder and (folders.run_of(folder) / "lock").exists():
+            files.lock(folders.run_of(folder))  # ValueError if another program uses it
         threads.choose_waiting(args.model)
     if RANK == 0:
         what = "torch; no model" if args.dry_run else "torch and the model; this takes a while"
@@ -84,12 +81,9 @@ def check_settings(args):
     check_options(args)
     read_template_options(args)
     checks.check_prompts_per_step(args)
-    checks.check_eval_samples(args)
-    checks.check_lora(args)
+    checks.check_without_effect(args)
     checks.check_run_folders(args)
     checks.check_model_folder(args.model)
-    if args.has_sampler:
-        checks.check_weights_files(args.model)
     checks.check_teacher(args)
     checks.check_data_files(args)
 
@@ -127,7 +121,6 @@ def read(argv, args_class, tasks):
     ValueError if a value is out of its range, or the command line has a setting of another task.
     """
     below = layers(argv, args_class, tasks)
-    check_names(argv, args_class)
     about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
     args = parse(argv, args_class, args_class(**merged(below)), about)
     check_ranges(args)
@@ -182,22 +175,6 @@ def check_options_given(argv, args):
                 raise ValueError(f"--{name} is of --task {task}, not of {args.task}")
 
 
-def papers_command(args_class, tasks, task):
-    """Return a command, as words, with the paper's settings for a task on this machine."""
-    paper = {field.name: field.default for field in dataclasses.fields(args_class)}
-    paper.update(tasks.get(task, {}))
-    words = [] if task == args_class.task else ["--task", task]
-    # Model first: it replaces the settings of another model's folder, which may be defaults now.
-    for names in (["model"], [name for name in paper if name != "model"]):
-        here = merged(layers(words, args_class, tasks))
-        for name in names:
-            if here.get(name, paper[name]) != paper[name]:
-                words += as_flags(name, paper[name])
-    if "teacher" in paper:  # opd.py's; no paper names one, so it must be given
-        words += ["--teacher", "FOLDER"]
-    return ["python", Path(sys.argv[0]).name, *words]
-
-
 def merged(layers):
     """Merge all layers into {name: value}."""
     values = {}
@@ -211,21 +188,14 @@ def differences(args, layers):
 
     A layer that only repeats a value is not counted as the reason.
     """
-    papers = {field.name: field.default for field in dataclasses.fields(args)}
-    papers.update(layers[0][1])
-    values = dict(papers)
-    reasons = {}
-    for reason, layer in layers[1:]:
-        for name, value in layer.items():
-            if value != values[name]:
-                values[name] = value
-                reasons[name] = reason
+    papers = {field.name: field.default for field in dataclasses.fields(args)} | layers[0][1]
+    last = papers | merged(layers)
     found = {}
     for name, of_paper in papers.items():
         value = getattr(args, name)
         if value != of_paper:
-            reason = reasons[name] if value == values[name] else "command line"
-            found[name] = (of_paper, reason)
+            reasons = [where for where, layer in layers[1:] if layer.get(name, of_paper) == value]
+            found[name] = (of_paper, reasons[0] if value == last[name] else "command line")
     return found
 
 
@@ -235,8 +205,8 @@ def differences(args, layers):
 def of_resumed_run(argv, args_class):
     """Return the settings of the run that --resume names, {name: value}; {} without a flag or run.
 
-    ValueError if another script made the run, or if args.json or run.json is damaged. Two scripts
-    may share all settings and still be different algorithms, so run.json names the script.
+    ValueError if another script or version made the run, or if args.json or run.json is damaged.
+    Two scripts may share all settings and still be different algorithms: run.json names the script.
     """
     said = given(argv)
     if "resume" not in said:
@@ -249,76 +219,28 @@ def of_resumed_run(argv, args_class):
             f"--run_dir {said['run_dir']} does not go with --resume: the run goes on in {folder}. "
             "For a branch copy the run's folder, and resume the copy"
         )
-    if not (folder / "args.json").exists():
+    path = folder / "args.json"
+    if not path.exists():
         return {}
-    settings = files.read_object(folder / "args.json")
-
-    this_script = args_class.__module__
-    if this_script == "__main__":
-        this_script = Path(sys.argv[0]).stem
-    about = folder / "run.json"
-    if about.exists():
-        made_by = files.read_object(about).get("script")
-        if not isinstance(made_by, str):
-            raise ValueError(f"{about} can't be read: it does not say which script made the run")
-        if made_by != this_script:
-            raise ValueError(
-                f"--resume {folder}: made by another script, {made_by}.py, not by {this_script}.py"
-            )
-    fields = {field.name for field in dataclasses.fields(args_class)}
-    if "template_options" in fields:  # older runs lack it; keep them resumable
-        settings.setdefault("template_options", "{}")
-    if "kl" not in fields and settings.get("kl") == "k3":  # once, all scripts had this setting
-        del settings["kl"]
-    foreign = settings.keys() - fields
-    if foreign:
-        names = ", ".join(sorted(foreign))
-        maker = f"another version of {this_script}.py" if about.exists() else "another script"
-        raise ValueError(f"--resume {folder}: made by {maker}, which has {names}{at_commit(about)}")
-    if not about.exists():
-        raise ValueError(f"{about} is missing: it says which script made the run")
-    check_file(folder / "args.json", settings, args_class)
-
-    if "steps" not in said and epochs_give_others(argv, settings, files.read_object(about)):
+    settings = files.read_object(path)
+    about = files.read_object(folder / "run.json")
+    script = args_class.__module__
+    if script == "__main__":
+        script = Path(sys.argv[0]).stem
+    if about.get("script") != script:
+        raise ValueError(
+            f"{folder}/run.json names another script, {about.get('script')}.py, not {script}.py"
+        )
+    names = {field.name for field in dataclasses.fields(args_class)}
+    if settings.keys() != names:
+        raise ValueError(
+            f"{path} is damaged, or of another version of {script}.py (commit "
+            f"{about.get('commit')}): only one has {', '.join(sorted(settings.keys() ^ names))}"
+        )
+    check_ranges(args_class(**settings), f"{path}: ")
+    if "epochs" in said and "steps" not in said:
         settings["steps"] = None  # recompute them
     return settings
-
-
-def epochs_give_others(argv, settings, about):
-    """Return whether argv changes a resumed run's steps: by its epochs, or by an epoch's length.
-
-    The latter counts only if the run's steps came from its epochs. about: the content of run.json.
-    """
-    if given(argv, ["epochs"]):
-        return True
-    num_problems = about.get("sizes", {}).get("training_problems", 0)
-    of_epochs = settings["epochs"] * (num_problems // settings["prompts_per_step"])
-    return settings["steps"] == of_epochs and bool(given(argv, ["data", "prompts_per_step"]))
-
-
-def at_commit(about):
-    """Say at which commit to find the version that made a run; "" if run.json has none."""
-    commit = files.read_object(about).get("commit") if about.exists() else None
-    return f"; it was made at commit {commit}" if commit else ""
-
-
-def check_file(path, settings, args_class):
-    """Raise ValueError with the file's name unless it has args_class's settings, in range."""
-    missing = {field.name for field in dataclasses.fields(args_class)} - settings.keys()
-    if missing:
-        names = ", ".join(sorted(missing))
-        where = at_commit(path.with_name("run.json"))
-        raise ValueError(
-            f"{path} is damaged or of another version of the script: it lacks {names}{where}"
-        )
-    try:
-        # strict: refuse true and "5" as numbers
-        pydantic.TypeAdapter(args_class).validate_json(json.dumps(settings), strict=True)
-    except pydantic.ValidationError as error:
-        if not error.errors()[0]["loc"]:  # no single setting: half of a surrogate pair in a text
-            raise ValueError(f"{path} can't be read: {error.errors()[0]['msg']}") from None
-        name, words = first_mistake(error, args_class)
-        raise ValueError(f"{path}: {name} is {settings[name]!r}; it must be {words}") from None
 
 
 # -------------------------------------------------------------------------------- command line
@@ -342,25 +264,6 @@ def given(argv, names=("task", "model", "resume", "run_dir", "steps", "epochs"))
     return {name: value for name, value in vars(known).items() if value is not None}
 
 
-# TRL's, verl's and others' names for our settings.
-OTHER_NAMES = {
-    "learning_rate": "lr", "beta": "kl_coef", "epsilon": "clip_low", "epsilon_high": "clip_high",
-    "num_generations": "responses_per_prompt", "max_completion_length": "max_response_tokens",
-    "max_new_tokens": "max_response_tokens", "max_prompt_length": "max_prompt_tokens",
-    "max_steps": "steps", "num_train_epochs": "epochs", "output_dir": "run_dir",
-    "model_name_or_path": "model", "dataset": "data", "batch_size": "prompts_per_step",
-}  # fmt: skip
-
-
-def check_names(argv, args_class):
-    """Raise ValueError, with our name, for a flag that is another library's name of a setting."""
-    names = {field.name for field in dataclasses.fields(args_class)}
-    for word in argv:
-        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-        if word.startswith("--") and name not in names and OTHER_NAMES.get(name) in names:
-            raise ValueError(f"--{name} is called --{OTHER_NAMES[name]} here")
-
-
 def parse(argv, args_class, default, description):
     """Parse the command line into an args_class; --help shows the groups of its source.
 
@@ -370,14 +273,15 @@ def parse(argv, args_class, default, description):
     """
     groups, helps = read_sources(args_class)
     types = typing.get_type_hints(args_class, include_extras=True)
+    plain_types = typing.get_type_hints(args_class)
     titled = {}  # tyro's help has a group per dataclass in a dictionary
     defaults = {}
     for title, names in groups.items():
         fields = []
         for name in names:
             type_ = types[name]
-            if is_number_or_none(type_):
-                type_ = Annotated[type_, number_or_none(type_)]
+            if type(None) in typing.get_args(type_):
+                type_ = plain_types[name]  # tyro's errors would show the range's inner parts
             shown = tyro.conf.arg(help=helps[name])
             fields.append((name, Annotated[type_, shown], getattr(default, name)))
         group = dataclasses.make_dataclass("Group", fields)
@@ -397,24 +301,6 @@ def parse(argv, args_class, default, description):
     for group in parsed.values():
         values.update(vars(group))
     return args_class(**values)
-
-
-def is_number_or_none(type_):
-    """Return whether the type is a number with a range, or None: PositiveInt | None."""
-    return type(None) in typing.get_args(type_) and bool(range_of(type_))
-
-
-def number_or_none(type_):
-    """Return tyro's reader for such a value. tyro's own errors show the types' inner parts."""
-    [number] = [one for one in typing.get_args(type_) if one is not type(None)]
-    kind = typing.get_args(number)[0]  # int or float
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=f"{kind.__name__.upper()} {range_of(type_)}, or None",
-        instance_from_str=lambda words: None if words == ["None"] else kind(words[0]),
-        is_instance=lambda value: value is None or isinstance(value, kind),
-        str_from_instance=lambda value: [str(value)],
-    )
 
 
 def groups_of(args_class):
@@ -441,10 +327,3 @@ def read_sources(args_class):
                 groups.setdefault(title, []).append(name)
                 helps[name] = line.partition("  # ")[2]
     return groups, helps
-
-
-def as_flags(name, value):
-    """Return the words that set this value on a command line."""
-    if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no_{name}"]
-    return [f"--{name}", str(value)]

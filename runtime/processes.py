@@ -35,10 +35,7 @@ def start():
             try:
                 dist.init_process_group("nccl" if ON_GPU else "gloo", timeout=PATIENCE)
             except (dist.DistError, ValueError) as error:
-                place = "{MASTER_ADDR}:{MASTER_PORT}".format(**os.environ)
-                sys.exit(
-                    f"error: the processes can't meet at {place}: {str(error).splitlines()[0]}"
-                )
+                sys.exit(f"error: the processes can't meet: {str(error).splitlines()[0]}")
 
 
 @functools.cache  # otherwise every model makes new groups of processes

@@ -327,10 +327,8 @@ class Records:
         curves.draw(rows, self.folder / "curves.png")
 
     def close(self, step):
-        """Close the records, say how the run ended, and --export. Exit code 1 after a jump."""
+        """Close the records, say how the run ended. Exit code 1 after a jump."""
         self.show_results(step)
-        if self.args.export:
-            checkpoints.export(self.folder, self.args.export)
         problem = processes.broadcast(self.problem)
         if problem:
             if processes.RANK == 0:

@@ -15,7 +15,6 @@ import resource
 import shutil
 import signal
 import threading
-from multiprocessing.connection import wait
 
 import torch
 import torch.multiprocessing  # lets pipes send tensors as handles of shared memory
@@ -65,7 +64,7 @@ class SamplerProcess:
 
     def how_it_ended(self):
         """Say how the process ended: "by SIGKILL" …"""
-        wait([self.process.sentinel], timeout=PATIENCE)
+        self.process.join(PATIENCE)
         code = self.process.exitcode
         if code is None:
             return "in another process of the run"
@@ -149,10 +148,9 @@ def gpus(args):
         chosen = [int(number) for number in args.sampler_gpus.split(",")]
     if len(chosen) != LOCAL_WORLD_SIZE or max(chosen) >= len(there):
         raise ValueError(
-            f"the samplers of {LOCAL_WORLD_SIZE} process(es) need a GPU each, beside the trainers' "
-            f"(0 to {LOCAL_WORLD_SIZE - 1}). This machine has {len(there)}, and --sampler_gpus is "
-            f"{args.sampler_gpus!r}. With one GPU, --sampler_gpus 0 lets both share it, if their "
-            "memory fits; grpo_stale.py makes the same responses without a second GPU"
+            f"--sampler_gpus is {args.sampler_gpus!r}, of {len(there)} GPUs: the samplers of "
+            f"{LOCAL_WORLD_SIZE} process(es) need one each, beside the trainers'. With one GPU, "
+            "--sampler_gpus 0 lets both share it; grpo_stale.py needs no second one"
         )
     return [there[number] for number in chosen]
 

@@ -28,17 +28,6 @@ def number(kind, words, **bounds):
     return Annotated[kind, field, tyro.conf.arg(metavar=f"{kind.__name__.upper()} {words}")]
 
 
-def zero_or_at_least(least):
-    """Return a pydantic check for vLLM's temperatures, where 0 means greedy."""
-
-    def check(value):
-        if value != 0 and value < least:
-            raise ValueError
-        return value
-
-    return pydantic.AfterValidator(check)
-
-
 # NaN and infinity are refused everywhere: no computation of a trainer makes sense with them.
 FINITE = {"allow_inf_nan": False}
 Fraction = number(float, "in [0, 1]", ge=0, le=1, **FINITE)
@@ -51,10 +40,7 @@ GroupSize = number(int, "in [1, 16384]", ge=1, le=16384)  # vLLM's limit for one
 PositiveFloat = number(float, "greater than 0", gt=0, **FINITE)
 NonNegativeFloat = number(float, "0 or greater", ge=0, **FINITE)
 Temperature = number(float, "0.01 or greater", ge=0.01, **FINITE)  # vLLM's minimum
-EvaluationTemperature = Annotated[
-    number(float, "0 or at least 0.01", ge=0, **FINITE),
-    zero_or_at_least(0.01),
-]
+EvaluationTemperature = NonNegativeFloat  # 0: greedy
 
 # Also called --max_lag.
 Lag = Annotated[PositiveInt, tyro.conf.arg(aliases=["--max_lag"])]
@@ -62,24 +48,21 @@ Lag = Annotated[PositiveInt, tyro.conf.arg(aliases=["--max_lag"])]
 Dtype = Literal["bfloat16", "float16", "float32"]
 
 
-def check_ranges(args):
-    """Raise ValueError for the first setting outside its type's range. Changes nothing."""
-    try:
-        pydantic.TypeAdapter(type(args)).validate_python(dataclasses.asdict(args))
-    except pydantic.ValidationError as error:
-        name, words = first_mistake(error, type(args))
-        raise ValueError(f"--{name} is {getattr(args, name)}; it must be {words}") from None
+def check_ranges(args, where="--"):
+    """Raise ValueError for the first setting outside its type's range. Changes nothing.
 
-
-def first_mistake(error, args_class):
-    """Return (name of the setting, what it must be, in words) from pydantic's error."""
-    first = error.errors()[0]
-    name = first["loc"][0]
-    types = typing.get_type_hints(args_class, include_extras=True)
-    words = range_of(types[name])
-    if not words:  # a type without a range
-        words = first["msg"].removeprefix("Input should be ")
-    return name, words
+    where: what stands before the setting's name in the message.
+    """
+    types = typing.get_type_hints(type(args), include_extras=True)
+    for field in dataclasses.fields(args):
+        name, value = field.name, getattr(args, field.name)
+        try:
+            # strict: refuse true and "5" as numbers, as a file may have them
+            pydantic.TypeAdapter(types[name]).validate_python(value, strict=True)
+        except pydantic.ValidationError as error:
+            message = error.errors()[0]["msg"].removeprefix("Input should be ")
+            words = range_of(types[name]) or message
+            raise ValueError(f"{where}{name} is {value}; it must be {words}") from None
 
 
 def range_of(type_):
@@ -114,7 +97,6 @@ class CommonArgs:
     keep_checkpoints: PositiveInt = 3  # how many of the newest checkpoints stay on disk
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
     resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
-    export: str = ""  # a new folder for the final model, without the training state
     track: bool = False  # also log to Weights & Biases (pip install wandb)
     dry_run: bool = False  # check everything, estimate the memory, load nothing and end
 

@@ -10,10 +10,8 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
-
 from runtime import streams
-from runtime.ranks import LOCAL_WORLD_SIZE, RANK
+from runtime.ranks import RANK
 
 # Signals within so many seconds of the first count as the same request: torchrun passes on a Ctrl-C
 # that the terminal has already sent to every process.
@@ -53,9 +51,7 @@ def end_while_loading():
 def catch():
     """Return a list that gets the first signal's name ("SIGINT", "SIGHUP" …), which ends the run.
 
-    Process 0 says at once what happens now. A second signal ends the process at once. So does the
-    first one if another process has died: then torchrun sends it to the remaining processes, which
-    would wait for the dead one in their next all_reduce.
+    Process 0 says at once what happens now. A second signal ends the process at once.
     """
     asked_to_stop = []
     first = None
@@ -65,15 +61,13 @@ def catch():
         now = time.monotonic()
         if first is None:
             first = now
-            if under_torchrun() and another_has_died():
-                die_of(number)
             asked_to_stop.append(name)
             if RANK == 0:
                 text = (
                     f"\n{name}: the run ends after this step, with a checkpoint. A second one, "
                     f"{GRACE} seconds from now or later, ends it at once and loses the step.\n"
                 )
-                if under_torchrun():
+                if "TORCHELASTIC_RUN_ID" in os.environ:
                     text += (
                         "torchrun waits for 30 seconds, and a step that takes longer is lost, too; "
                         "torchrun --shutdown-timeout 600 would wait for ten minutes.\n"
@@ -84,18 +78,6 @@ def catch():
 
     handle(remember)
     return asked_to_stop
-
-
-def under_torchrun():
-    """Return whether torchrun has started this process, and is its parent."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def another_has_died():
-    """Return whether torchrun has fewer processes on this machine than it started."""
-    children = psutil.Process(os.getppid()).children()
-    alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    return len(alive) < LOCAL_WORLD_SIZE
 
 
 def tell(text, stderr):

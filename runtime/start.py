@@ -14,7 +14,6 @@ from runtime import (
     hub,
     inputs,
     memory,
-    model_files,
     processes,
     records,
 )
@@ -32,13 +31,12 @@ def begin(args_class, tasks, data=rewards):
     with flags.errors_in_one_line():
         args, layers = flags.read(sys.argv[1:], args_class, tasks)
         tokenizer, task, train, test, sizes = prepare(args, data)
-    command = flags.papers_command(args_class, tasks, args.task)
     if not args.dry_run:
         memory.keep_freed_memory()  # on a CPU, getting it again from the system is slow
         processes.start()
         records.choose_folder(args)
     if processes.RANK == 0:
-        header.show(args, sizes, layers, command)
+        header.show(args, sizes, layers)
     if args.dry_run:
         sys.exit()
     return args, records.Records(args, sizes), tokenizer, task, train, test
@@ -55,7 +53,6 @@ def prepare(args, data=rewards):
     hub.ask(args.model, *data.data_sources(args))
     tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
     task, train, test = chats.load_task(args, tokenizer, data)
-    model_files.check_prompts(args.model, train + test)
     if len(train) < args.prompts_per_step:
         raise ValueError(
             f"--prompts_per_step is {args.prompts_per_step}, "
@@ -69,6 +66,6 @@ def prepare(args, data=rewards):
         args.steps = args.epochs * (len(train) // args.prompts_per_step)
     sizes["training_problems"] = len(train)
     sizes["test_problems"] = len(test)
-    sizes["digests"] = inputs.digests(args, train, test)
-    inputs.check_resumed(args, sizes["digests"])
+    sizes["digest"] = inputs.digest(train + test)
+    inputs.check_resumed(args, sizes["digest"])
     return tokenizer, task, train, test, sizes

@@ -100,7 +100,7 @@ def test_a_sleeping_sampler_loses_no_tensor_or_keeps_them_all(tmp_path):
     done = python("-c", SLEEP, tmp_path, *kinds)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("passed") == len(kinds)
-    assert "has tensors that no new weight replaces (model.layers.0.table[0])" in done.stdout
+    assert "no new weight replaces vLLM's model.layers.0.table[0]" in done.stdout
 
 
 class Tally(TorchDispatchMode):

@@ -1,5 +1,6 @@
-"""A resumed run has the prompts and the base that it began with, and a folder of Mistral's has one set of files."""
+"""A resumed run has the problems that it began with, and a folder of Mistral's has one set of files."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -9,11 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import KK_TINY, puzzles, write_rows
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig
 
 import grpo
-import opd
 import sft
 from rewards import examples
 from runtime import checks, engine, inputs
@@ -22,27 +22,11 @@ from runtime.chats import load_task
 DATE = "{{ strftime_now('%d %b %Y') }}"
 
 
-def edited(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def other_weight(path):
-    weights = load_file(path)
-    name = sorted(weights)[-1]
-    weights[name].view(-1)[-1] += 1  # a single number
-    save_file(weights, path, metadata={"format": "pt"})
-
-
 CHANGES = {  # what is done to the folder of a run between its beginning and its resume
     "nothing": lambda folder: None,
-    "weights": lambda folder: other_weight(folder / "model/model.safetensors"),
-    "config": lambda folder: edited(folder / "model/config.json", rope_theta=7.0),
-    "end": lambda folder: edited(folder / "model/generation_config.json", eos_token_id=[2, 3]),
-    "version": lambda folder: edited(folder / "model/config.json", transformers_version="9"),
     "template": lambda folder: (folder / "model/chat_template.jinja").write_text("{{ messages[-1]['content'] }}"),
     "problems": lambda folder: write_rows(folder / "train.jsonl", rows_of(folder)[::-1]),
     "fewer problems": lambda folder: write_rows(folder / "train.jsonl", rows_of(folder)[2:]),
-    "teacher": lambda folder: other_weight(folder / "teacher/model.safetensors"),
     "old run": lambda folder: (folder / "run.json").write_text(json.dumps({"sizes": {}})),
     "date": lambda folder: None,  # the clock goes on
 }
@@ -53,69 +37,53 @@ def rows_of(folder):
 
 
 @pytest.mark.parametrize(
-    ("change", "flags", "resumed_with", "says"),
+    ("change", "resumed_with", "refused"),
     [
-        ("nothing", {}, {}, None),
-        ("weights", {"kl_coef": 0.0}, {}, None),  # the checkpoint has all
-        ("weights", {"kl_coef": 0.1}, {}, "the weights of --model have changed"),
-        ("weights", {"kl_coef": 0.0}, {"kl_coef": 0.1}, "the weights of --model have changed"),
-        ("weights", {"kl_coef": 0.0, "lora_rank": 4}, {}, "the weights of --model have changed"),
-        ("config", {"kl_coef": 0.0}, {}, "config.json or generation_config.json of --model has changed"),
-        ("end", {}, {}, "config.json or generation_config.json of --model has changed"),
-        ("version", {}, {}, None),
-        ("template", {}, {}, "the tokenizer or its chat template (--template_options may set its date) has changed"),
-        ("template", {}, {"template_options": "{ }"}, None),  # who gives an option wants another prompt
-        ("date", {}, {}, "the tokenizer or its chat template (--template_options may set its date) has changed"),
-        ("problems", {}, {}, "the problems or their answers have changed"),
-        ("fewer problems", {}, {}, "the problems or their answers have changed"),
-        ("problems", {}, {"seed": 5}, None),
-        ("teacher", {}, {}, "the weights of --teacher have changed"),
-        ("old run", {}, {}, None),
+        ("nothing", {}, False),
+        ("template", {}, True),
+        ("template", {"template_options": "{ }"}, False),  # who gives an option wants another prompt
+        ("date", {}, True),
+        ("problems", {}, True),
+        ("fewer problems", {}, True),
+        ("problems", {"seed": 5}, False),
+        ("old run", {}, False),
     ],
 )
-def test_a_resume_with_another_input_is_refused_in_one_line(change, flags, resumed_with, says, tmp_path, monkeypatch):
-    for name in ("model", "teacher"):
-        shutil.copytree(KK_TINY, tmp_path / name)
+def test_a_resume_with_other_problems_is_refused(change, resumed_with, refused, tmp_path, monkeypatch):
+    shutil.copytree(KK_TINY, tmp_path / "model")
     data = str(shutil.copy(puzzles(), tmp_path / "train.jsonl"))
     if change == "date":
         template = tmp_path / "model/chat_template.jinja"
         template.write_text(template.read_text() + DATE)
-    fixed = {"model": str(tmp_path / "model"), "data": data, "test_data": data} | flags
-    Args = grpo.Args
-    if change == "teacher":
-        Args, fixed["teacher"] = opd.Args, str(tmp_path / "teacher")
 
     def begin(**more):
-        args = Args(**fixed | more)
+        args = grpo.Args(model=str(tmp_path / "model"), data=data, test_data=data, **more)
         _, train, test = load_task(args, AutoTokenizer.from_pretrained(args.model))
-        return args, inputs.digests(args, train, test)
+        return args, inputs.digest(train + test)
 
-    args, digests = begin()
+    args, digest = begin()
     (tmp_path / "args.json").write_text(json.dumps(dataclasses.asdict(args)))
-    (tmp_path / "run.json").write_text(json.dumps({"sizes": {"digests": digests}}))
+    (tmp_path / "run.json").write_text(json.dumps({"sizes": {"digest": digest}}))
     CHANGES[change](tmp_path)
     if change == "date":
         from transformers.utils import chat_template_utils
 
         later = SimpleNamespace(now=lambda: datetime.now() + timedelta(days=99))
         monkeypatch.setattr(chat_template_utils, "datetime", later)
-    args, digests = begin(resume=str(tmp_path), **resumed_with)
-    if says:
-        with pytest.raises(ValueError) as error:
-            inputs.check_resumed(args, digests)
-        assert str(error.value) == f"--resume {tmp_path}: since the run began, {says}"
-    else:
-        inputs.check_resumed(args, digests)
+    args, digest = begin(resume=str(tmp_path), **resumed_with)
+    expected = pytest.raises(ValueError, match="the problems have changed since the run began")
+    with expected if refused else contextlib.nullcontext():
+        inputs.check_resumed(args, digest)
 
 
 def test_examples_count_with_their_responses(tmp_path, tokenizer):
-    digests = []
+    digests = set()
     for answer in ("Me.", "You."):
         chats = [{"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": answer}]}]
         file = str(write_rows(tmp_path / "chats.jsonl", chats))
         args = sft.Args(data=file, test_data=file, model=str(KK_TINY))
-        digests.append(inputs.digests(args, *load_task(args, tokenizer, examples)[1:]))
-    assert digests[0]["problems"] != digests[1]["problems"] and digests[0]["weights"] == digests[1]["weights"]
+        digests.add(inputs.digest(load_task(args, tokenizer, examples)[1]))
+    assert len(digests) == 2
 
 
 def mistral(folder, **saving):
@@ -138,7 +106,6 @@ def mistral(folder, **saving):
 def test_of_two_sets_of_files_vllm_reads_those_that_transformers_reads(tmp_path):
     """The engine's configuration and tokenizer, and the weights' files, by vLLM itself."""
     model = str(mistral(tmp_path / "model", max_shard_size="100KB"))
-    checks.check_weights_files(model)
     config, ours = checks.read_config(model)
     chosen = engine.common_options(model, 64, 0.01)
     from vllm.engine.arg_utils import EngineArgs
@@ -154,9 +121,3 @@ def test_of_two_sets_of_files_vllm_reads_those_that_transformers_reads(tmp_path)
     text = "<think>Zoey is a knight"
     assert theirs.encode(text) == ours.encode(text) and theirs.batch_decode([[5, 6]], skip_special_tokens=False)
     assert ours.chat_template
-
-
-def test_two_sets_of_weights_without_an_index_are_refused(tmp_path):
-    model = str(mistral(tmp_path / "model"))
-    with pytest.raises(ValueError, match=r"holds its weights twice, .* move consolidated\*\.safetensors"):
-        checks.check_weights_files(model)

@@ -14,7 +14,6 @@ import torch
 from conftest import ROOT, metrics, python, run, small, timeless, until
 
 import grpo
-import grpo_ar_lopti
 from runtime import flags
 
 NEVER_MIXED = {"max_response_tokens": 8, "max_refills": 1, "save_every": 1, "dtype": "float32"}  # no answer fits
@@ -142,14 +141,3 @@ def test_a_killed_process_ends_the_others_and_torchrun_says_which(tmp_path):
         os.kill(killed, signal.SIGKILL)
         assert alive.wait(timeout=60) == 1
     assert f"Signal 9 (SIGKILL) received by PID {killed}" in log.read_text()
-    assert "the run ends after this step" not in log.read_text()
-
-
-@pytest.mark.parametrize("task", ["kk", "math"])
-def test_the_papers_command_has_the_papers_settings(task, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["grpo_ar_lopti.py", "--responses_per_prompt", "4", "--dry_run", "--steps", "3"])
-    args_class, tasks = grpo_ar_lopti.Args, grpo_ar_lopti.TASKS
-    python, script, *words = flags.papers_command(args_class, tasks, task)
-    assert (python, script) == ("python", "grpo_ar_lopti.py")
-    found, _ = flags.read(words, args_class, tasks)
-    assert found == args_class(**{"task": task, **tasks.get(task, {})})

@@ -29,7 +29,6 @@ from runtime import (
     checks,
     clock,
     flags,
-    header,
     machine,
     measure,
     memory,
@@ -77,7 +76,7 @@ def test_help_has_groups_ranges_and_defaults(monkeypatch, capsys):
     text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
     parts = ["What it does.", " objective options ", "--clip_low FLOAT in [0, 1] ", "--chat_template {auto,none} "]
     parts += [" optimizer options ", "--lr FLOAT in (0, 1] AdamW's learning rate, constant (default: 0.0001)"]
-    parts += ["--steps INT greater than 0, or None", "--gradient_checkpointing, --no_gradient_checkpointing "]
+    parts += ["--steps {None}|INT", "--gradient_checkpointing, --no_gradient_checkpointing "]
     assert all(part in text for part in parts) and "Group" not in text
     groups = flags.groups_of(Args)
     assert list(groups)[:2] == ["objective", "problems"]  # the algorithm's own come first, and first in their group
@@ -98,7 +97,7 @@ def test_what_tyro_refuses_ends_with_exit_code_2(argv, capsys):
 
 GOOD = [
     {"clip_low": 0, "kl_coef": 1, "temperature": 1},  # integers where floats are expected
-    {"clip_low": 1.0, "lr": 1.0, "temperature": 0.01, "eval_temperature": 0.01},
+    {"clip_low": 1.0, "lr": 1.0, "temperature": 0.01},
     {"clip_high": 0.0, "steps": 1, "seed": 0, "eval_temperature": 0.0},
     {"steps": None},
 ]
@@ -107,8 +106,7 @@ BAD = [
     ("clip_low", -0.1, "in [0, 1]"),
     ("lr", 0.0, "in (0, 1]"),
     ("temperature", 0.0, "0.01 or greater"),
-    ("eval_temperature", 0.001, "0 or at least 0.01"),
-    ("eval_temperature", -1.0, "0 or at least 0.01"),
+    ("eval_temperature", -1.0, "0 or greater"),
     ("kl_coef", -1, "0 or greater"),
     ("clip_high", -0.5, "0 or greater"),
     ("steps", 0, "greater than 0"),
@@ -174,19 +172,12 @@ def test_settings_of_a_resumed_run(tmp_path):
     assert flags.of_resumed_run([f"{resume}/checkpoints/step_000002"], Args) == of_the_run
     assert flags.of_resumed_run([resume, "--epochs", "2"], Args)["steps"] is None
     assert flags.of_resumed_run([resume, "--epochs=2", "--steps=3"], Args)["steps"] == 9
-    (tmp_path / "args.json").write_text(json.dumps(of_the_run | {"epochs": 9}))
-    for num_problems, steps in ((200, 9), (100, None)):  # with 100 they came from the epochs: 9 × (100 // 64)
-        about = {"script": "grpo", "sizes": {"training_problems": num_problems}}
-        (tmp_path / "run.json").write_text(json.dumps(about))
-        assert flags.of_resumed_run([resume, "--prompts_per_step=32"], Args)["steps"] == steps
-        assert flags.of_resumed_run([resume, "--lr=1"], Args)["steps"] == 9
     (tmp_path / "args.json").write_text(json.dumps({"alpha": 9}))
-    for about, says in [
-        ({"script": "grpo"}, r"made by another version of grpo\.py, which has alpha"),
-        ({"script": "cispo"}, "another script, cispo.py, not by grpo.py"),
-        (None, "made by another script, which has alpha"),
+    for script, says in [
+        ("grpo", r"args\.json is damaged, or of another version of grpo\.py .* has alpha"),
+        ("cispo", r"run\.json names another script, cispo\.py, not grpo\.py"),
     ]:
-        (tmp_path / "run.json").write_text(json.dumps(about)) if about else (tmp_path / "run.json").unlink()
+        (tmp_path / "run.json").write_text(json.dumps({"script": script}))
         with pytest.raises(ValueError, match=says):
             flags.of_resumed_run([resume], Args)
 
@@ -319,36 +310,28 @@ def has_driver(folder, monkeypatch, said):
 
 
 @pytest.mark.parametrize(
-    ("visible", "driver", "vllm", "says", "says_to_sft"),
+    ("visible", "driver", "says", "says_to_sft"),
     [
-        (None, "535.104.05", "0.32.0", "with driver 535.104.05: install driver 580 or newer", True),
-        ("0", "580.65.06", "0.32.0", "with driver 580.65.06: look at CUDA_VISIBLE_DEVICES", True),
-        ("", "580.65.06", "0.32.0", "CUDA_VISIBLE_DEVICES hides all GPUs", False),
-        ("-1,0", None, "0.32.0", "CUDA_VISIBLE_DEVICES hides all GPUs", False),
-        (None, None, "0.32.0", "docker run --gpus all`, a job must", False),
-        ("-1", "535.104.05", "0.32.0+cpu", "", False),  # hidden GPUs are no fault of a build for CPUs
-        (None, None, None, "", False),
+        (None, "535.104.05", "with driver 535.104.05: install driver 580 or newer", True),
+        ("", "580.65.06", "CUDA_VISIBLE_DEVICES may hide it", False),
+        ("-1,0", None, "CUDA_VISIBLE_DEVICES may hide it", False),
+        (None, None, "docker run --gpus all`, a job must", False),
     ],
 )
 def test_a_build_for_gpus_without_a_usable_gpu_is_refused_with_what_works(
-    visible, driver, vllm, says, says_to_sft, tmp_path, monkeypatch
+    visible, driver, says, says_to_sft, tmp_path, monkeypatch
 ):
     """Otherwise the run would end in vLLM, with a traceback. sft.py needs no vLLM."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     if driver:
         has_driver(tmp_path, monkeypatch, f"NVIDIA A100-SXM4-80GB, {driver}\n")
-    if vllm:
-        about = tmp_path / "packages" / "vllm.dist-info"
-        about.mkdir(parents=True)
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {vllm}\n")
-        monkeypatch.syspath_prepend(about.parent)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     for has_sampler, said in ((True, says), (False, says if says_to_sft else "")):
-        with refused(said and f"{re.escape(said)}.*; on the CPU: `make install GPU=0"):
+        with refused(said and f"{re.escape(said)}.*on the CPU: `make install GPU=0"):
             checks.check_gpus(SimpleNamespace(has_sampler=has_sampler, dtype="float32"))
     monkeypatch.setattr(torch.version, "cuda", None)  # torch's CPU build was chosen
     checks.check_gpus(SimpleNamespace(has_sampler=False, dtype="float32"))
@@ -383,13 +366,11 @@ def test_checks_of_folders(tmp_path):
     with refused("no complete checkpoint"):
         checks.check_run_folders(resumed)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
-    with refused("it has no checkpoint: delete it, or name another"):
+    with refused("holds a run: continue it .*, delete it, or name another"):
         checks.check_run_folders(fresh)
     done = tmp_path / "checkpoints" / "step_000002"
     done.mkdir(parents=True)
     (done / "trainer_state.json").write_text("{}")
-    with refused("--resume .* continues it"):
-        checks.check_run_folders(fresh)
     (tmp_path / "metrics.jsonl").unlink()
     with refused("holds a run"):
         checks.check_run_folders(fresh)
@@ -444,13 +425,6 @@ def test_recomputing_activations_brings_no_dropout(kind, tmp_path):
 
 
 # ----------------------------------------------------------------------------------- what it prints
-
-
-def test_the_shell_reads_the_command_as_it_was_meant():
-    words = ["-n", "a b", "--lr", "1", "--model", "it's"]
-    command = header.wrapped(["printf", "%s\\n", *words], 30)
-    said = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert said.stdout.splitlines() == words and "\n" in command
 
 
 STEP = {
@@ -812,21 +786,10 @@ def test_no_module_of_runtime_imports_itself_by_way_of_others():
     [
         ("WORLD_SIZE= RANK= LOCAL_RANK= LOCAL_WORLD_SIZE= MASTER_PORT=", "0 1 0 1"),
         ("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1", "1 2 1 1"),  # as some starters other than torchrun set them
-        ("WORLD_SIZE=two", "WORLD_SIZE is 'two'"),
-        ("WORLD_SIZE=0", "WORLD_SIZE is '0'"),
-        ("RANK=1", "RANK is '1'"),
-        ("LOCAL_WORLD_SIZE=2", "LOCAL_WORLD_SIZE is '2'"),
-        ("WORLD_SIZE=6 LOCAL_WORLD_SIZE=4", "LOCAL_WORLD_SIZE is 4, which does not divide"),
-        ("WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=", "WORLD_SIZE is 2, but MASTER_PORT is missing"),
-        ("WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=70000", "MASTER_PORT is '70000'"),
     ],
 )
 def test_what_torchrun_would_set(environment, found):
     code = "from runtime.ranks import *; print(RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE)"
-    code += "; check_meeting_place()" if "1 2 1" not in found else ""
     env = dict(part.split("=") for part in environment.split()) | {"PATH": os.environ["PATH"]}
     done = python("-c", code, env=env)
-    if found[0].isdigit():
-        assert done.returncode == 0 and done.stdout.strip() == found
-    else:
-        assert done.returncode == 2 and done.stderr.startswith(f"error: {found}") and done.stderr.count("\n") == 1
+    assert done.returncode == 0 and done.stdout.strip() == found
