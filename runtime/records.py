@@ -14,7 +14,6 @@ tensorboard/         metrics.jsonl for TensorBoard; --track sends the same to We
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -136,17 +135,6 @@ def new_folder(args):
             return folder
 
 
-def by_process_0(method):
-    """Wrap a method of Records that all processes call, so that only process 0 runs it."""
-
-    @functools.wraps(method)
-    def call(self, *values):
-        if processes.RANK == 0:
-            method(self, *values)
-
-    return call
-
-
 class Records:
     """Writes the files of a run. All processes make one and call its methods; process 0 writes.
 
@@ -170,7 +158,8 @@ class Records:
 
         step: 0, or the step after which the run is resumed. Rows of later steps are dropped.
         """
-        self.open_files(step)
+        if processes.RANK == 0:
+            self.open_files(step)
         self.asked_to_stop = signals.catch()  # a list: empty, or the signal's name
 
     def interrupted(self):
@@ -180,7 +169,6 @@ class Records:
             self.asked_to_stop.append("a signal to another process")
         return ends
 
-    @by_process_0
     def open_files(self, step):
         """Write the settings, drop later rows, and open TensorBoard's file."""
         values = dataclasses.asdict(self.args)
@@ -195,9 +183,10 @@ class Records:
         Path(self.folder, "ended.txt").unlink(missing_ok=True)  # the resumed run's
         self.tensorboard = SummaryWriter(self.folder / "tensorboard", purge_step=step + 1)
 
-    @by_process_0
     def write(self, metrics):
         """Write and show one step's metrics, {name: number or None}, with tokens per second."""
+        if processes.RANK != 0:
+            return
         if "tokens" in metrics:
             metrics["tokens_per_s"] = metrics["tokens"] / metrics["time/step"]
         append(self.folder / "metrics.jsonl", [metrics])
@@ -308,7 +297,8 @@ class Records:
 
     def close(self, step):
         """Close the records, say how the run ended, and --export. Exit code 1 after a jump."""
-        self.show_results(step)
+        if processes.RANK == 0:
+            self.show_results(step)
         if self.args.export:
             checkpoints.export(self.folder, self.args.export)
         problem = processes.broadcast(self.problem)
@@ -317,7 +307,6 @@ class Records:
                 print(problem, file=sys.stderr)
             sys.exit(1)
 
-    @by_process_0
     def show_results(self, step):
         """Show curves, one problem before and after, memory, and how to resume."""
         self.plot()
