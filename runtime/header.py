@@ -30,18 +30,26 @@ def show(args, sizes, layers, papers_command):
     for name in NO_PAPERS:
         different.pop(name, None)
 
+    table = Table("", "here", "in the paper", "because of", box=None, pad_edge=False)
+    lines = []
+    for title, names in flags.groups_of(type(args)).items():
+        same = []  # a NUL keeps a setting and its value on one line
+        for name in names:
+            value = getattr(args, name)
+            if name in different:
+                papers, reason = different[name]
+                papers = "none" if papers in ("", None) else str(papers)
+                table.add_row(name, str(value), papers, reason)
+            elif name not in NO_PAPERS and value not in ("", None):
+                same.append(f"{name}\0{value}".replace(" ", "\0"))
+        text = f"{title:\0<12}" + "   ".join(same)
+        if same:
+            lines += textwrap.wrap(
+                text, console.width, subsequent_indent=" " * 12, break_on_hyphens=False
+            )
     if different:
-        table = Table("", "here", "in the paper", "because of", box=None, pad_edge=False)
-        for name, (papers, reason) in different.items():
-            papers = "none" if papers in ("", None) else str(papers)
-            table.add_row(name, str(getattr(args, name)), papers, reason)
         console.print(table)
         console.print()
-    same = []  # a NUL keeps a setting and its value on one line
-    for name, value in vars(args).items():
-        if name not in (*different, *NO_PAPERS) and value not in ("", None):
-            same.append(f"{name}\0{value}".replace(" ", "\0"))
-    lines = textwrap.wrap("   ".join(same), console.width, break_on_hyphens=False)
     console.print("\n".join(lines).replace("\0", " "), style="dim", soft_wrap=True)
     console.print()
     show_sizes(console, args, sizes)
