@@ -77,7 +77,9 @@ def points(rows, key):
 
 
 def with_categories(rows, key):
-    """Return the key and its categories: accuracy_2, accuracy_3 … (kk: number of people)."""
+    """Return the key and, of an accuracy, its categories: accuracy_2 … (kk: number of people)."""
+    if "accuracy" not in key:
+        return [key]
     names = sorted({name for row in rows for name in row if name.startswith(f"{key}_")})
     return [key, *names] if len(names) > 1 else [key]  # a single category equals the total
 
@@ -89,9 +91,7 @@ def draw(rows, path):
     figure = new_figure(WIDTH, 3.3 * num_rows, "")
     for number, key in enumerate(panels, 1):
         axis = figure.add_subplot(num_rows, 3, number, title=TITLES[key], xlabel="step")
-        keys = with_categories(rows, key)[: len(COLOURS)]
-        if key != "eval/accuracy":
-            keys = [key]
+        keys = with_categories(rows, key)
         for name, colour, style in zip(keys, COLOURS, STYLES):
             label = name.removeprefix(f"{key}_").replace("$", r"\$") if name != key else "all"
             marker = "o" if len(points(rows, name)[0]) < 20 else None
@@ -139,7 +139,7 @@ def in_terminal(rows, width=100, colours=True):
         if not points(rows, key)[0]:
             continue
         plotext.clear_figure()
-        keys = with_categories(rows, key) if key == "eval/accuracy" else [key]
+        keys = with_categories(rows, key)
         for name, glyph in zip(keys, itertools.cycle(GLYPHS)):
             if points(rows, name)[0]:
                 label = name.removeprefix("eval/") if len(keys) > 1 else None

@@ -28,12 +28,27 @@ def show(args, sizes, layers):
     for name in NO_PAPERS:
         different.pop(name, None)
 
-    if different:
-        columns = table_of_differences()
-        columns.add_row("", "here", "in the paper", "because of")
-        console.print(columns, style="dim")
+    table = Table("", "here", "in the paper", "because of", box=None, pad_edge=False)
+    lines = []
     for title, names in flags.groups_of(type(args)).items():
-        show_group(console, title, names, args, different)
+        same = []  # a NUL keeps a setting and its value on one line
+        for name in names:
+            value = getattr(args, name)
+            if name in different:
+                papers, reason = different[name]
+                papers = "none" if papers in ("", None) else str(papers)
+                table.add_row(name, str(value), papers, reason)
+            elif name not in NO_PAPERS and value not in ("", None):
+                same.append(f"{name}\0{value}".replace(" ", "\0"))
+        text = f"{title:\0<12}" + "   ".join(same)
+        if same:
+            lines += textwrap.wrap(
+                text, console.width, subsequent_indent=" " * 12, break_on_hyphens=False
+            )
+    if different:
+        console.print(table)
+        console.print()
+    console.print("\n".join(lines).replace("\0", " "), style="dim", soft_wrap=True)
     console.print()
     show_sizes(console, args, sizes)
     console.rule()
@@ -48,56 +63,16 @@ def show(args, sizes, layers):
         console.print(f"{steps}, written to {args.run_dir}", soft_wrap=True)
 
 
-def show_group(console, title, names, args, different):
-    """Print a group of settings: a row for each that differs, one wrapped line for the rest."""
-    console.print(title, style="bold")
-    table = table_of_differences()
-    same = []
-    for name in names:
-        value = getattr(args, name)
-        if name in NO_PAPERS:
-            continue
-        if name in different:
-            papers, reason = different[name]
-            table.add_row(f"  {name}", str(value), worded(papers), reason)
-        elif value not in ("", None):
-            same.append(f"{name} {value}")
-    if table.row_count:
-        console.print(table)
-    if same:
-        # Keep a setting and its value on one line: restore its space after wrapping.
-        together = "   ".join(setting.replace(" ", "\0") for setting in same)
-        lines = textwrap.wrap(together, console.width - 4, break_on_hyphens=False)
-        for line in lines:
-            console.print("  " + line.replace("\0", " "), style="dim", soft_wrap=True)
-
-
-def table_of_differences():
-    """Return an empty table: name, value, paper's value, reason; 100 wide, alike in all groups."""
-    table = Table.grid(padding=(0, 2))
-    for width in (24, 23, 24, 23):
-        table.add_column(width=width, no_wrap=True, overflow="ellipsis")
-    return table
-
-
-def worded(value):
-    return "none" if value in ("", None) else str(value)
-
-
 def show_sizes(console, args, sizes):
     """Print model, parameters, processes, device, memory and problems, one per line."""
-    millions = sizes["parameters"] / 1e6
-    needed = sizes["estimated_memory_gb"]
-    available = sizes["memory_gb"]
-    n_train = sizes["training_problems"]
-    lines = {
-        "model": f"{args.model}: {millions:.1f} M parameters",
-        "processes": f"{processes.WORLD_SIZE} on {device_name()}",
-        "memory": f"about {needed:.1f} of {available:.1f} GiB for each process",
-        "problems": f"{n_train} to train on, {sizes['test_problems']} to test on",
-    }
-    for name, text in lines.items():
-        console.print(f"{name:<10} {text}", soft_wrap=True)
+    needed, available = sizes["estimated_memory_gb"], sizes["memory_gb"]
+    lines = [
+        f"model      {args.model}: {sizes['parameters'] / 1e6:.1f} M parameters",
+        f"processes  {processes.WORLD_SIZE} on {device_name()}",
+        f"memory     about {needed:.1f} of {available:.1f} GiB for each process",
+        f"problems   {sizes['training_problems']} to train on, {sizes['test_problems']} to test on",
+    ]
+    console.print("\n".join(lines), soft_wrap=True)
 
 
 def device_name():

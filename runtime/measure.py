@@ -46,11 +46,16 @@ def of_turns(conversations):
 
 def parts_of_rewards(scores):
     """Return {reward/PART: mean} for the parts of a task's rewards; {} without parts."""
-    parts = {}
-    for of_response in gather([score.get("parts", {}) for score in scores]):
-        for name, value in of_response.items():
-            parts.setdefault(f"reward/{name}", []).append(value)
-    return {name: fmean(values) for name, values in parts.items()}
+    parts = [part for score in scores for part in score.get("parts", {}).items()]
+    return means([(f"reward/{name}", value) for name, value in parts])
+
+
+def means(pairs):
+    """Return {name: mean of its values} from the (name, value) of all processes."""
+    values = {}
+    for name, value in gather(pairs):  # the processes' lists, concatenated
+        values.setdefault(name, []).append(value)
+    return {name: fmean(of_name) for name, of_name in values.items()}
 
 
 def of_lengths(batch):
@@ -64,11 +69,9 @@ def of_lengths(batch):
 
 def accuracy_by_category(name, problems, scores):
     """Return {name_CATEGORY: accuracy, over all processes}; kk: by number of people."""
-    mine = [(problem["category"], score["correct"]) for problem, score in zip(problems, scores)]
-    results = {}
-    for category, correct in gather(mine):  # the processes' lists, concatenated
-        results.setdefault(f"{name}_{category}", []).append(correct)
-    return {key: fmean(results[key]) for key in sorted(results)}
+    pairs = zip(problems, scores)
+    found = means([(f"{name}_{problem['category']}", score["correct"]) for problem, score in pairs])
+    return dict(sorted(found.items()))
 
 
 def pass_at_each_k(name, problems, scores, num_samples):
@@ -80,19 +83,14 @@ def pass_at_each_k(name, problems, scores, num_samples):
     """
     if num_samples == 1:
         return {}
-    mine = []
+    right = []  # (category, number of right responses) of each problem
     for first in range(0, len(scores), num_samples):
         num_right = sum(score["correct"] for score in scores[first : first + num_samples])
-        mine.append((problems[first]["category"], num_right))
-    right = {}  # {category: for each problem, how many of its responses are right}
-    for category, num_right in gather(mine):
-        right.setdefault(category, []).append(num_right)
+        right.append((problems[first]["category"], num_right))
     results = {}
     for k in numbers_of_draws(num_samples):
-        of_categories = [
-            fmean(pass_at_k(num_samples, c, k) for c in counts) for counts in right.values()
-        ]
-        results[f"{name}@{k}"] = fmean(of_categories)
+        found = means([(category, pass_at_k(num_samples, c, k)) for category, c in right])
+        results[f"{name}@{k}"] = fmean(found.values())
     return results
 
 

@@ -7,7 +7,6 @@ The activation memory per layer and token was counted on tensors without data
 import contextlib
 import ctypes
 import dataclasses
-import math
 import os
 import resource
 from pathlib import Path
@@ -25,18 +24,16 @@ LIBRARIES = 1.2  # GiB on a CPU: torch, transformers, vLLM
 GROWTH = 0.05
 GROWING_STEPS = 12
 GRAPHS = 1.0  # GiB of vLLM's CUDA graphs; in main memory while it sleeps
+# Text models without experts whose head is a plain linear layer. vLLM and transformers were seen to
+# compute the same for the first ones: benchmarks/results/families.md.
+FAMILIES = """apertus arcee bitnet cwm ernie4_5 exaone4 gemma gemma3_text glm glm4 granite
+    granite_swa helium hunyuan_v1_dense hyperclovax jais2 llama ministral ministral3 mistral
+    nemotron olmo olmo2 olmo3 persimmon phi phi3 qwen2 qwen3 seed_oss smollm3 stablelm
+    starcoder2""".split()
+ONLY_SFT = "diffllama doge falcon_h1 lfm2 olmo_hybrid qwen3_5_text youtu".split()
 # A model with these settings caps or scales its logits; 1 and None do nothing. A trainer's Policy
 # uses the head's output unchanged.
-CHANGED_LOGITS = (
-    "final_logit_softcapping",
-    "logits_soft_cap",
-    "logits_scaling",
-    "logit_scale",
-    "lm_head_multiplier",
-    "logits_mup_width_multiplier",
-)
-# Families that vLLM computes with other attention masks or not at all, or that are untested.
-NOT_SAMPLED = ("diffllama", "doge", "lfm2", "moshi", "phi4_multimodal", "xglm", "youtu")
+CHANGED_LOGITS = ("final_logit_softcapping", "logits_scaling", "lm_head_multiplier")
 
 
 @dataclasses.dataclass
@@ -84,25 +81,9 @@ def estimate(config, args, head_chunk, machine=None):
     None for this one. ValueError if the trainers can't use the model or the teacher, or if the
     longest sequence is longer than the key-value cache.
     """
-    if machine is None:
-        machine = this_machine()
+    machine = machine or this_machine()
     context = args.max_prompt_tokens + args.max_response_tokens
-    model = checked_shapes("--model", args.model, config, context)
-    if args.has_sampler and is_recurrent(model.model):
-        raise ValueError(
-            f"--model {args.model} has recurrent layers or convolutions beside attention "
-            f"({config.model_type}): only sft.py trains it"
-        )
-    if args.has_sampler and config.model_type in NOT_SAMPLED:
-        raise ValueError(
-            f"--model {args.model} is a {config.model_type}, which vLLM was not seen to compute as "
-            "transformers does: only sft.py trains it"
-        )
-    if experts := stacked_weights(model):
-        raise ValueError(
-            f"--model {args.model} has weights that are stacks of matrices ({experts}): a mixture "
-            "of experts is not supported"
-        )
+    model = checked_shapes("--model", args.model, config, context, args.has_sampler)
     width = width_of(args.dtype)
     longest = key_value_bytes(config, width) * context / GIB
     if args.has_sampler and longest > args.kv_cache_gb:
@@ -115,7 +96,7 @@ def estimate(config, args, head_chunk, machine=None):
     always = always_bytes(n_params, n_adapter, width, args, machine)
     if args.teacher:
         its_config = AutoConfig.from_pretrained(args.teacher, trust_remote_code=False)
-        teacher = checked_shapes("--teacher", args.teacher, its_config, context)
+        teacher = checked_shapes("--teacher", args.teacher, its_config, context, False)
         n_teacher = sum(parameter.numel() for parameter in teacher.parameters())
         always += width * n_teacher / machine.local_processes
     training = training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine)
@@ -161,37 +142,16 @@ def shapes_of(config):
         return AutoModelForCausalLM.from_config(config)
 
 
-def checked_shapes(flag, name, config, context):
+def checked_shapes(flag, name, config, context, for_sampler):
     """Return shapes_of a model that the trainers can use; ValueError for another model.
 
-    flag, name: identify the model in errors; context: the most tokens of a sequence.
+    flag, name: identify the model in errors; context: the most tokens of a sequence; for_sampler:
+    whether vLLM computes the model, too.
     """
-    of_text = config.get_text_config()
-    most = getattr(of_text, "max_position_embeddings", None) or math.inf
-    if context > most:
-        raise ValueError(
-            f"--max_prompt_tokens + --max_response_tokens is {context}, and {name} takes only "
-            f"{most} tokens"
-        )
-    if of_text is not config:
-        raise ValueError(
-            f"{flag} {name} keeps its language model in a part of its configuration, as models do "
-            "that also take images: take a model of text alone"
-        )
-    check_rope(flag, name, config, context)
-    try:
-        model = shapes_of(config)
-    except Exception as error:  # such as a missing library or an impossible value
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{flag} {name} can't be built by transformers: {reason}") from error
-    has_parts = isinstance(getattr(model, "lm_head", None), nn.Linear) and hasattr(
-        getattr(model, "model", None), "layers"
-    )
-    if not has_parts or getattr(config, "hidden_size_per_layer_input", None):
-        raise ValueError(
-            f"{flag} {name} is a {type(model).__name__}; the trainers need .model.layers and "
-            ".lm_head in it, and layers that see no token but through the embedding"
-        )
+    kind = config.model_type
+    if kind not in FAMILIES and (for_sampler or kind not in ONLY_SFT):
+        only = "only sft.py trains it" if kind in ONLY_SFT else "docs/data.md says which models are"
+        raise ValueError(f"{flag} {name} is a {kind}, which is not supported here: {only}")
     for setting in CHANGED_LOGITS:
         value = getattr(config, setting, None)
         if value not in (None, 1):
@@ -199,43 +159,27 @@ def checked_shapes(flag, name, config, context):
                 f"{flag} {name} caps or scales its logits ({setting} is {value}), and the trainers "
                 "don't: take a model such as Qwen2.5, Llama or SmolLM2"
             )
+    most = config.max_position_embeddings
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        # Beyond this length, it changes all angles, and in vLLM not for the same tokens.
+        most = rope["original_max_position_embeddings"]
+    if context > most:
+        raise ValueError(
+            f"--max_prompt_tokens + --max_response_tokens is {context}, and {flag} {name} takes "
+            f"only {most} tokens here"
+        )
     try:
-        key_value_bytes(config, 1)
-    except Exception as error:  # transformers' own kind
-        reason = str(error).partition(".")[0]
-        raise ValueError(f"{flag} {name} has layers of different shapes: {reason}") from error
-    return model
-
-
-def check_rope(flag, name, config, context):
-    """Raise ValueError if a token's RoPE angles depend on the length of the sequences next to it.
-
-    Beyond the pretraining length, longrope changes angles, and in vLLM not for the same tokens.
-    """
-    ropes = getattr(config, "rope_parameters", None) or {}
-    for rope in (ropes, *ropes.values()):  # some have one per kind of layer
-        is_long = isinstance(rope, dict) and rope.get("rope_type") == "longrope"
-        if is_long and context > rope["original_max_position_embeddings"]:
-            most = rope["original_max_position_embeddings"]
-            raise ValueError(
-                f"--max_prompt_tokens + --max_response_tokens is {context}, and {flag} {name} has "
-                f"other angles beyond {most} tokens (longrope): the trainers need at most {most}"
-            )
+        return shapes_of(config)
+    except Exception as error:  # such as a missing library or an impossible value
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{flag} {name} can't be built by transformers: {reason}") from error
 
 
 def is_recurrent(model):
     """Return whether layers pass on a state of their own, which no key-value cache holds."""
     layers = model.layers.modules()
     return model._is_stateful or any(isinstance(module, nn.Conv1d) for module in layers)
-
-
-def stacked_weights(model):
-    """Return the name of a weight that holds several matrices, as experts do; "" without one."""
-    for name, module in model.model.layers.named_modules():
-        for own_name, parameter in module.named_parameters(recurse=False):
-            if parameter.ndim == 3 and not isinstance(module, nn.Conv1d):
-                return f"layers.{name}.{own_name}"
-    return ""
 
 
 def key_value_bytes(config, width):
@@ -250,10 +194,6 @@ def key_value_heads(config):
 def head_width(config):
     own = getattr(config, "head_dim", None)
     return own or config.hidden_size // config.num_attention_heads
-
-
-def intermediate_size(config):
-    return getattr(config, "intermediate_size", None) or 4 * config.hidden_size
 
 
 def adapter_size(model, rank):
@@ -306,7 +246,7 @@ def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine
     inputs = 4 * tokens * config.hidden_size * config.num_hidden_layers  # of the layers, float32
     # Other peaks: the end of the forward pass, with autocast's copies; a layer's backward pass.
     forward = copies + 2.5 * logits
-    layer = tokens * (of_layer + 3 * width * intermediate_size(config))
+    layer = tokens * (of_layer + 3 * width * config.intermediate_size)
     return gradients + inputs + max(forward, head, layer)
 
 
@@ -323,7 +263,7 @@ def layer_bytes(config, width, args):
     residual = (16 + copies * width) * config.hidden_size
     attention = 2 * width * (queries + keys) + 4 * heads
     # gate, SiLU of the gate, up, and the product of the last two
-    feed_forward = 4 * width * intermediate_size(config)
+    feed_forward = 4 * width * config.intermediate_size
     return residual + attention + feed_forward
 
 
@@ -334,7 +274,7 @@ def sampler_work_bytes(config, width, machine):
     residual stream; per request, its logits, in --dtype and three times in float32.
     """
     tokens, requests = (16384, 1024) if machine.large_batches else (8192, 256)
-    of_token = 3 * intermediate_size(config) + 4 * config.hidden_size
+    of_token = 3 * config.intermediate_size + 4 * config.hidden_size
     logits = requests * config.vocab_size * (width + 12)
     return GRAPHS * GIB + tokens * of_token * width + logits
 

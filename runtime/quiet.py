@@ -9,15 +9,12 @@ import contextlib
 import ctypes
 import logging
 import os
+import subprocess
 import sys
-import tempfile
 import warnings
-from pathlib import Path
 
 from huggingface_hub.utils import enable_progress_bars
 from transformers.utils import logging as transformers_logging
-
-from runtime import streams
 
 # Whoever sets one of these wants to see a library's messages. vLLM's level is below.
 LOGS = ("NCCL_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "TORCH_LOGS")
@@ -45,41 +42,27 @@ def library_notices():
     """Hide output printed in this block, also by C++ code, which never uses Python's sys.stdout.
 
     Examples are vLLM's "NUMA binding" and Gloo's "Rank 0 is connected". Lines that contain "error"
-    are printed afterwards, to stderr. If the block raises an exception, everything is printed. If
-    the block ends the process (a crash in C++, a kill for its memory), a last line names the file
-    that has everything. Nothing is hidden if the user wants a library's log.
+    go to stderr at once, so that they are seen even if the block ends the process. Nothing is
+    hidden if the user wants a library's log.
     """
     if wants_logs():
         yield
         return
     flush()
-    stdout = os.dup(1)
-    stderr = os.dup(2)
-    failed = True
-    with tempfile.NamedTemporaryFile(prefix="libraries_", suffix=".log", delete=False) as captured:
-        watcher = streams.say_if_it_dies(
-            f"error: the program died while a library was at work; what that said is in "
-            f"{captured.name}",
-            stderr,
-        )
-        os.dup2(captured.fileno(), 1)
-        os.dup2(captured.fileno(), 2)
-        try:
-            yield
-            failed = False
-        finally:
-            flush()
-            os.dup2(stdout, 1)
-            os.dup2(stderr, 2)
-            os.close(stdout)
-            os.close(stderr)
-            streams.dismiss(watcher)
-            Path(captured.name).unlink()
-            captured.seek(0)
-            for line in captured:
-                if failed or b"error" in line.lower():
-                    with contextlib.suppress(OSError):  # stderr may have no reader
-                        os.write(2, line)
+    before = os.dup(1), os.dup(2)
+    errors = ["grep", "--line-buffered", "--text", "--ignore-case", "error"]
+    # In a session of its own, Ctrl-C does not reach it.
+    kept = subprocess.Popen(errors, stdin=subprocess.PIPE, stdout=2, start_new_session=True)
+    for number in (1, 2):
+        os.dup2(kept.stdin.fileno(), number)
+    kept.stdin.close()
+    try:
+        yield
+    finally:
+        flush()
+        for number, descriptor in enumerate(before, 1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
 
 
 def wants_logs():

@@ -14,13 +14,10 @@ tensorboard/         metrics.jsonl for TensorBoard; --track sends the same to We
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import math
 import os
-import re
-import secrets
 import subprocess
 import sys
 import time
@@ -109,29 +106,20 @@ def take_folder(args):
 
 
 def start_wandb(args):
-    """Begin or resume the run at Weights & Biases. ValueError if that is refused."""
+    """Begin or resume the run at Weights & Biases, which gets everything that TensorBoard gets."""
     import wandb  # optional
 
-    folder = Path(args.run_dir)
-    about = folder / "run.json"
+    about = Path(args.run_dir, "run.json")
     kept = files.read_object(about) if args.resume and about.exists() else {}
-    # It distinguishes runs in folders of the same name; a resumed run keeps it.
-    suffix = kept.get("wandb") or secrets.token_hex(4)
-    try:
-        wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or "reasoning-rl",
-            name=folder.name[:100],
-            id=re.sub(r"[^\w.-]", "_", folder.name)[:100] + f"-{suffix}",
-            dir=folder,
-            config=dataclasses.asdict(args),
-            resume="allow",
-            sync_tensorboard=True,  # W&B gets everything that TensorBoard gets
-        )
-    except Exception as error:  # its library raises many kinds
-        raise ValueError(
-            f"--track: Weights & Biases can't begin the run: {error}. `wandb login` takes a key; "
-            "WANDB_MODE=offline needs none"
-        ) from error
+    wandb.init(
+        project=os.environ.get("WANDB_PROJECT") or "reasoning-rl",
+        name=Path(args.run_dir).name[:100],
+        id=kept.get("wandb"),  # a resumed run keeps its id
+        dir=args.run_dir,
+        config=dataclasses.asdict(args),
+        resume="allow",
+        sync_tensorboard=True,
+    )
 
 
 def new_folder(args):
@@ -145,17 +133,6 @@ def new_folder(args):
         with contextlib.suppress(FileExistsError):
             folder.mkdir()  # only one of several processes succeeds
             return folder
-
-
-def by_process_0(method):
-    """Wrap a method of Records that all processes call, so that only process 0 runs it."""
-
-    @functools.wraps(method)
-    def call(self, *values):
-        if processes.RANK == 0:
-            method(self, *values)
-
-    return call
 
 
 class Records:
@@ -181,7 +158,8 @@ class Records:
 
         step: 0, or the step after which the run is resumed. Rows of later steps are dropped.
         """
-        self.open_files(step)
+        if processes.RANK == 0:
+            self.open_files(step)
         self.asked_to_stop = signals.catch()  # a list: empty, or the signal's name
 
     def interrupted(self):
@@ -191,14 +169,13 @@ class Records:
             self.asked_to_stop.append("a signal to another process")
         return ends
 
-    @by_process_0
     def open_files(self, step):
         """Write the settings, drop later rows, and open TensorBoard's file."""
         values = dataclasses.asdict(self.args)
         about = provenance()
         about["sizes"] = self.sizes
         if self.args.track:
-            about["wandb"] = sys.modules["wandb"].run.id.rpartition("-")[2]
+            about["wandb"] = sys.modules["wandb"].run.id
         files.write(self.folder / "args.json", json.dumps(values, indent=1) + "\n")
         files.write(self.folder / "run.json", json.dumps(about, indent=1) + "\n")
         for name in ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl"):
@@ -206,9 +183,10 @@ class Records:
         Path(self.folder, "ended.txt").unlink(missing_ok=True)  # the resumed run's
         self.tensorboard = SummaryWriter(self.folder / "tensorboard", purge_step=step + 1)
 
-    @by_process_0
     def write(self, metrics):
         """Write and show one step's metrics, {name: number or None}, with tokens per second."""
+        if processes.RANK != 0:
+            return
         if "tokens" in metrics:
             metrics["tokens_per_s"] = metrics["tokens"] / metrics["time/step"]
         append(self.folder / "metrics.jsonl", [metrics])
@@ -254,9 +232,7 @@ class Records:
             self.console.print(
                 f"warning: sampler_gap is {gap:.3f} nats, usually below {usual:.3g}: "
                 "vLLM and the trainer give the same tokens different probabilities. If --dtype "
-                "float32 closes the gap, it is rounding. Otherwise the trainer's Policy does not "
-                "compute this model's head (soft-capping, scaled logits), or not all weights reach "
-                "the sampler.",
+                "float32 closes the gap, it is rounding; otherwise see docs/troubleshooting.md.",
                 style="yellow",
             )
         # The sampler gets its first update at step lag + 2. With a lag, lost weights show later,
@@ -278,13 +254,12 @@ class Records:
         self.asked_to_stop.append(why)
         self.problem = f"error: {problem}"
 
-    @by_process_0
     def write_samples(self, step, problems, responses, scores):
         """Save the first two responses to each of the first two problems, with their scores."""
         group = self.args.responses_per_prompt
         rows = []
-        for first in range(0, min(2 * group, len(problems)), group):
-            for i in range(first, first + min(2, group)):
+        for i in range(min(2 * group, len(problems))):
+            if i % group < 2:
                 about = example(problems[i], responses[i], scores[i])
                 rows.append({"step": step, "answer": problems[i]["answer"], **about})
         append(self.folder / "samples.jsonl", rows)
@@ -300,14 +275,11 @@ class Records:
         rows = watched_tokens.few(batch, self.args)
         kept = {name: batch[name][rows] for name in ("ids", "mask", "old_logp", "advantages")}
         kept["new_logp"] = watched_tokens.new_log_probs(policy, kept, self.args)
-        self.replace_tokens(step, kept, tokenizer)
-
-    @by_process_0
-    def replace_tokens(self, step, kept, tokenizer):
         changes = (kept["new_logp"] - kept["old_logp"]).abs()[kept["mask"]]
         self.moves.append(changes.double().mean().item() if len(changes) else 0.0)
-        about = {"step": step, "responses": watched_tokens.of_responses(kept, tokenizer)}
-        files.write(self.folder / "tokens.json", json.dumps(about) + "\n")
+        if processes.RANK == 0:
+            about = {"step": step, "responses": watched_tokens.of_responses(kept, tokenizer)}
+            files.write(self.folder / "tokens.json", json.dumps(about) + "\n")
 
     def write_tests(self, step, problems, responses, scores):
         """Save the responses to the first KEPT_TESTS test problems. problems: this process's."""
@@ -315,10 +287,7 @@ class Records:
         for problem, response, score in zip(problems, responses, scores):
             rows.append({"step": step, "id": problem["id"], **example(problem, response, score)})
         own = sorted(rows, key=lambda row: row["id"])[:KEPT_TESTS]
-        self.add_tests(sorted(processes.gather(own), key=lambda row: row["id"])[:KEPT_TESTS])
-
-    @by_process_0
-    def add_tests(self, rows):
+        rows = sorted(processes.gather(own), key=lambda row: row["id"])[:KEPT_TESTS]
         append(self.folder / "test_samples.jsonl", rows)
 
     def plot(self):
@@ -328,14 +297,14 @@ class Records:
 
     def close(self, step):
         """Close the records, say how the run ended. Exit code 1 after a jump."""
-        self.show_results(step)
+        if processes.RANK == 0:
+            self.show_results(step)
         problem = processes.broadcast(self.problem)
         if problem:
             if processes.RANK == 0:
                 print(problem, file=sys.stderr)
             sys.exit(1)
 
-    @by_process_0
     def show_results(self, step):
         """Show curves, one problem before and after, memory, and how to resume."""
         self.plot()
@@ -381,18 +350,15 @@ def example(problem, response, score):
 
 
 def append(path, rows):
-    """Add objects to a JSON-lines file."""
-    files.append(path, "".join(json.dumps(row) + "\n" for row in rows))
+    """Add objects to a JSON-lines file, in process 0."""
+    if processes.RANK == 0:
+        files.append(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def drop_rows_after(step, path):
     """Rewrite a JSON-lines file without the rows of later steps. Create it if it is missing."""
     kept = [row for row in curves.read_rows(path) if row["step"] <= step]
     files.write(path, "".join(json.dumps(row) + "\n" for row in kept))
-
-
-# Folders that commands write to: changes there are not changes of code.
-RESULTS = ["lab/results", "benchmarks/results", "benchmarks/kk_tiny", "benchmarks/llm"]
 
 
 def provenance():
@@ -411,21 +377,16 @@ def provenance():
 
 
 def commit(root=Path(__file__).parents[1]):
-    """Return the checkout's commit, with a + if code differs from it; None without a checkout."""
+    """Return the checkout's commit, with a + if a Python file differs or is new; None without."""
     git = ["git", "-C", str(root)]
-    name = [*git, "rev-parse", "--short", "HEAD"]
-    compare = [*git, "diff", "--quiet", "HEAD", "--", "."]
-    compare += [f":(exclude){path}" for path in RESULTS]
-    untracked = [*git, "ls-files", "--others", "--exclude-standard", "--", "*.py"]
     try:
-        found = subprocess.run(name, capture_output=True, text=True)
-        changed = subprocess.run(compare, capture_output=True)
-        new = subprocess.run(untracked, capture_output=True, text=True)
+        found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "--", "*.py"], capture_output=True)
     except OSError:  # no git
         return None
     if found.returncode:
         return None
-    return found.stdout.strip() + "+" * (changed.returncode != 0 or bool(new.stdout))
+    return found.stdout.decode().strip() + "+" * bool(changed.stdout)
 
 
 def check_finite(loss, grad_norm, batch, step, args, lr_flag="--lr"):
@@ -438,12 +399,9 @@ def check_finite(loss, grad_norm, batch, step, args, lr_flag="--lr"):
     loss = processes.all_reduce(loss)
     if math.isfinite(loss) and (math.isfinite(grad_norm) or args.dtype == "float16"):
         return
-    name = f"non_finite_step_{step:06d}_process_{processes.RANK}.pt"
-    path = Path(args.run_dir, name)
-    try:
+    path = Path(args.run_dir, f"non_finite_step_{step:06d}_process_{processes.RANK}.pt")
+    with contextlib.suppress(OSError, RuntimeError):  # of a full disk
         torch.save({"batch": batch, "args": dataclasses.asdict(args)}, path)
-    except (OSError, RuntimeError) as error:  # torch's writer raises the latter on a full disk
-        path = f"not written ({str(error).splitlines()[0]})"
     sys.exit(
         f"step {step}: loss {loss}, gradient norm {grad_norm}. This update was not applied; its "
         f"batch: {path}. Try a lower {lr_flag} or --max_grad_norm, or --dtype float32; "

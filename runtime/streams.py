@@ -7,10 +7,7 @@ has no "–". None of these may end a run in the middle of a step.
 import contextlib
 import io
 import os
-import subprocess
 import sys
-
-WATCHERS = []  # processes that report this process's death
 
 when_gone = None  # called once, when standard output has lost its reader; set by signals.py
 
@@ -63,22 +60,3 @@ def keep_writing():
             write_through=usual.write_through,
         )
         setattr(sys, name, written)
-
-
-def say_if_it_dies(text, stderr):
-    """Start a process that prints the text if this one ends before it calls dismiss.
-
-    stderr: a file descriptor. The process is a shell, which starts instantly. It waits for a line
-    of input; reading fails when this process is dead.
-    """
-    words = ["sh", "-c", 'read -r _ || printf "\\n%s\\n" "$1" >&2', "sh", text]
-    options = {"stdin": subprocess.PIPE, "stderr": stderr, "start_new_session": True}
-    WATCHERS.append(subprocess.Popen(words, **options))
-    return WATCHERS[-1]
-
-
-def dismiss(*watchers):
-    """Let these processes end silently; without arguments, all that say_if_it_dies has started."""
-    for watcher in watchers or [*WATCHERS]:
-        watcher.communicate(b"\n")
-        WATCHERS.remove(watcher)

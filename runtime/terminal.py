@@ -74,23 +74,16 @@ def step_line(metrics):
 
 def no_difference_line(metrics):
     """Return a warning that, for every prompt of a step, all responses have the same reward."""
-    seen = "there was nothing to tell good from bad"
     advice = (
-        "easier problems, longer responses (--max_response_tokens), or more of them "
-        "(--responses_per_prompt)"
+        "easier problems, longer responses (--max_response_tokens), more --responses_per_prompt"
     )
     if metrics["format_rate"] < 0.05:
-        seen = "hardly any has its answer in the form that the task asks for"
-        advice = (
-            "sft.py, which teaches a form; --chat_template auto for a chat model; a task of your "
-            "own that takes answers as the model writes them"
-        )
-    elif metrics["accuracy"] > 0.5:  # most are right
+        advice = "sft.py, which teaches the form of an answer, or --chat_template auto"
+    elif metrics["accuracy"] > 0.5:
         advice = "harder problems"
     return (
         f"warning: step {metrics['step']} gave all responses to a prompt the same reward, for "
-        f"every prompt: {seen}. What helps: {advice}. samples.jsonl in the run's folder has some "
-        "of them."
+        f"every prompt, and teaches nothing. What helps: {advice}. See samples.jsonl."
     )
 
 

@@ -1,11 +1,11 @@
 """Record the effect of an update on the tokens of a few responses, for tools/watch.py."""
 
 import torch
+from tokenizers.decoders import DecodeStream
 
 from runtime.passes import micro_batches
 
 KEPT_GROUPS = 2  # two responses are saved per group
-WINDOW = 16  # number of tokens decoded together
 
 
 def few(batch, args):
@@ -41,19 +41,10 @@ def pieces_of(tokenizer, ids):
 
     If a character spans several tokens, the last token adds it and the others add nothing.
     """
-    pieces = []
-    start = 0  # where the window begins
-    before = ""  # the window's text so far
-    for end in range(1, len(ids) + 1):
-        text = decode(tokenizer, ids[start:end])
-        if text.endswith("\ufffd") and end < len(ids):  # an incomplete character
-            pieces.append("")
-            continue
-        pieces.append(text[len(before) :])
-        before = text
-        if end - start >= WINDOW:
-            start = end - 1
-            before = decode(tokenizer, ids[start:end])
+    stream = DecodeStream(skip_special_tokens=False)
+    pieces = [stream.step(tokenizer.backend_tokenizer, token) or "" for token in ids]
+    if pieces:  # the last character may be incomplete
+        pieces[-1] += decode(tokenizer, ids)[len("".join(pieces)) :]
     return pieces
 
 

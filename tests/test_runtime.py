@@ -381,20 +381,13 @@ def test_checks_of_folders(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "changes", "says"),
     [
-        ("qwen3_moe", {}, r"layers\.0\.mlp\.experts\.gate_up_proj\): a mixture of experts is not supported"),
-        ("gemma2", {}, "caps or scales its logits .final_logit_softcapping is 30"),
-        ("cohere", {}, "logit_scale is 0.0625"),
-        ("granite", {"logits_scaling": 8.0}, "logits_scaling is 8"),
+        ("qwen3_moe", {}, "is a qwen3_moe, which is not supported here"),
+        ("gemma3", {}, "is a gemma3,"),
+        ("falcon_h1", {}, "only sft.py trains it"),
+        ("granite", {"logits_scaling": 8.0}, "caps or scales its logits .logits_scaling is 8"),
         ("granite", {}, ""),  # 1
         ("gemma3_text", {}, ""),  # None
-        ("gemma3", {}, "keeps its language model in a part of its configuration"),
-        ("gpt2", {}, "is a GPT2LMHeadModel"),
-        ("falcon_h1", {}, "has recurrent layers or convolutions beside attention .falcon_h1.: only sft.py"),
-        ("lfm2", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "has recurrent layers"),
-        ("gemma4_text", {}, "is a Gemma4ForCausalLM; .* no token but through the embedding"),
-        ("gemma4_unified_text", {}, "has layers of different shapes"),
-        ("doge", {}, "vLLM was not seen to compute as transformers does"),
-        ("reformer", {}, "can't be built by transformers: "),
+        ("llama", {"num_attention_heads": 0}, "can't be built by transformers: "),
     ],
 )
 def test_a_model_that_the_trainers_compute_wrongly_is_refused(kind, changes, says):
@@ -727,19 +720,10 @@ def test_notices_are_hidden_and_errors_are_not():
         done = noisy(VLLM_LOGGING_LEVEL=level)
         assert (done.returncode, done.stderr) == (0, "RuntimeError of a library\n")
         assert done.stdout == f"vLLM's level is {level or 'ERROR'}\nafter\n"
-    done = noisy("raise KeyError('broken')")  # with an exception all notices come back
-    assert done.returncode == 1 and done.stdout == "vLLM's level is ERROR\n"
-    for said in ("[Gloo] Rank 0", "NUMA binding", "from Python", "KeyError: 'broken'"):
-        assert said in done.stderr
-
-
-def test_a_process_that_dies_in_a_library_leaves_what_that_said_in_a_file_named_last(tmp_path):
-    done = noisy("os.abort()", TMPDIR=str(tmp_path))
-    [file] = tmp_path.glob("libraries_*.log")
-    assert done.returncode == -6 and done.stderr.splitlines()[-1].endswith(f"what that said is in {file}")
-    assert "RuntimeError of a library\n" in file.read_text()
-    stopped = "from runtime import signals; signals.end_while_loading(); os.kill(os.getpid(), 15)"
-    assert "died" not in noisy(stopped, TMPDIR=str(tmp_path)).stderr
+    for end in ("raise KeyError", "os.abort()"):
+        done = noisy(end)
+        assert done.returncode and done.stdout == "vLLM's level is ERROR\n"
+        assert "RuntimeError of a library\n" in done.stderr and "NUMA" not in done.stderr
 
 
 # ------------------------------------------------------------------------------- who imports whom

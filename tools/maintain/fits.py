@@ -6,26 +6,24 @@ It needs no GPU. The models are shapes without weights, and the memory is the es
 starts (runtime/memory.py).
 """
 
-import contextlib
-import dataclasses
 import functools
 
 import tyro
 from transformers import LlamaConfig, Qwen2Config
 
 import grpo
-from runtime import checks, flags, memory, processes, ranks
+from runtime import flags, memory
 from tools import family, texts
 
 FILE = family.ROOT / "docs" / "what_fits.md"
-CARDS = {"T4": 16, "16 GB": 16, "24 GB": 24, "40 GB": 40, "48 GB": 48, "80 GB": 80}  # GB of one GPU
+CARDS = {f"{gb} GB": gb for gb in (16, 24, 40, 48, 80)}  # GB of one GPU
 COUNTS = (1, 4, 8)  # GPUs of one machine
 # The parts of a card's nominal memory that no run gets. The CUDA context of the trainer and of vLLM takes 0.5 to 1 GiB.
 # Error correction takes up to 6 % on cards such as L4 and A10. Pieces that the allocator can't use take some too.
 CONTEXT = 1.0  # GiB
 RESERVE = 0.08  # fraction of the card
 HEAD_CHUNK = 4096  # passes.HEAD_CHUNK on a GPU
-LORA = "--lora_rank 16 --lr 1e-5"  # ten times the paper's learning rate
+LORA = {"lora_rank": 16, "lr": 1e-5}  # ten times the paper's learning rate
 
 # From the models' published configurations: width, inner width, layers, heads, key-value heads, vocabulary, longest.
 SHAPES = {
@@ -48,28 +46,23 @@ for name, (kind, *numbers) in SHAPES.items():
         **dict(zip(NAMES, numbers)), tie_word_embeddings="-7B-" not in name, architectures=[architecture]
     )
 
-SHORT_PASSES = "--gradient_checkpointing --micro_batch_tokens 5120"  # 5120: one longest prompt and response
-CUT_OFF = "--gradient_checkpointing --micro_batch_tokens 2048 --kv_cache_gb 2 --max_response_tokens 1024"
+CHECKPOINTS = {"gradient_checkpointing": True}
+SHORT = CHECKPOINTS | {"micro_batch_tokens": 5120}  # one longest prompt and response
+CUT_OFF = CHECKPOINTS | {"micro_batch_tokens": 2048, "kv_cache_gb": 2, "max_response_tokens": 1024}
 SETTINGS = {  # name: flags, their cost; the first that fits is used: each needs less memory and costs more
-    "A": ("", "nothing: the paper's settings"),
+    "A": ({}, "nothing: the paper's settings"),
     "B": (
-        "--gradient_checkpointing",
+        CHECKPOINTS,
         "time: activations are computed again in the backward pass (the default with fewer than 4 GPUs)",
     ),
-    "C": (
-        f"{SHORT_PASSES} --kv_cache_gb 8",
-        "time: smaller forward passes, and a cache for fewer requests; the results stay",
-    ),
-    "D": (
-        f"{SHORT_PASSES} --kv_cache_gb 2",
-        "more time: the sampler answers few requests at once; the results stay",
-    ),
+    "C": (SHORT | {"kv_cache_gb": 8}, "time: smaller forward passes, and a cache for fewer requests; the results stay"),
+    "D": (SHORT | {"kv_cache_gb": 2}, "more time: the sampler answers few requests at once; the results stay"),
     "E": (
-        "--gradient_checkpointing --micro_batch_tokens 3072 --kv_cache_gb 2 --max_response_tokens 2048",
+        CUT_OFF | {"micro_batch_tokens": 3072, "max_response_tokens": 2048},
         "responses are cut off at 2048 tokens (the paper's at 4096)",
     ),
     "F": (CUT_OFF, "responses are cut off at 1024 tokens"),
-    "G": (f"{CUT_OFF} --kl_coef 0", "the same, and the loss has no KL term"),
+    "G": (CUT_OFF | {"kl_coef": 0}, "the same, and the loss has no KL term"),
 }
 
 
@@ -78,42 +71,25 @@ def usable(card):
     return CARDS[card] * (1 - RESERVE) - CONTEXT
 
 
-def machine_with(card, count):
-    """Return one machine with `count` GPUs of this name. An 80 GB GPU may be an H100."""
-    return memory.Machine(
-        on_gpu=True, processes=count, local_processes=count, gib=usable(card), large_batches=card == "80 GB"
-    )
-
-
-@contextlib.contextmanager
-def on_gpus(count):
-    """Make flags and checks in this block believe in a machine with `count` GPUs."""
-    before = flags.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE
-    flags.ON_GPU = True
-    ranks.WORLD_SIZE = ranks.LOCAL_WORLD_SIZE = processes.WORLD_SIZE = count
-    try:
-        yield
-    finally:
-        flags.ON_GPU, ranks.WORLD_SIZE, ranks.LOCAL_WORLD_SIZE, processes.WORLD_SIZE = before
+def words(values):
+    """Return the flags {name: value} as they are typed, in backquotes; "" without any."""
+    typed = " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in values.items())
+    return typed and f"`{typed}`"
 
 
 @functools.cache
-def args_of(words, count):
-    """Return grpo.py's Args with these flags on `count` GPUs. They are the same for every model here."""
-    with on_gpus(count):
-        args, _ = flags.read(words.split(), grpo.Args, grpo.TASKS)
-        checks.check_prompts_per_step(args)
-    return args
+def needed(model, setting, count, lora, large_batches):
+    """Return the GiB that grpo.py needs with these settings on each of `count` GPUs."""
+    defaults = flags.MANY_GPUS if count >= 4 else {}
+    args = grpo.Args(model=model, **defaults | SETTINGS[setting][0] | (LORA if lora else {}))
+    machine = memory.Machine(on_gpu=True, processes=count, local_processes=count, gib=0, large_batches=large_batches)
+    return memory.estimate(MODELS[model], args, HEAD_CHUNK, machine)[1]
 
 
 def first_that_fits(model, card, count, lora=False):
     """Name the first of SETTINGS with which the model trains on `count` GPUs of this name; – if none does."""
-    for name, (words, _) in SETTINGS.items():
-        args = dataclasses.replace(args_of(f"{LORA} {words}" if lora else words, count), model=model)
-        if card == "T4":
-            args.dtype = "float16"
-        _, needed, _ = memory.estimate(MODELS[model], args, HEAD_CHUNK, machine_with(card, count))
-        if needed <= usable(card):
+    for name in SETTINGS:
+        if needed(model, name, count, lora, large_batches=card == "80 GB") <= usable(card):  # it may be an H100
             return name
     return "–"
 
@@ -121,11 +97,6 @@ def first_that_fits(model, card, count, lora=False):
 def short(model):
     """Shorten Qwen/Qwen2.5-3B-Instruct to Qwen2.5-3B."""
     return model.split("/")[1].removesuffix("-Instruct")
-
-
-def parameters(config):
-    """Return the number of parameters of a model of this shape."""
-    return memory.shapes_of(config).num_parameters()
 
 
 def once_each(shapes_of):
@@ -143,7 +114,7 @@ def once_each(shapes_of):
 
 def page():
     """Return docs/what_fits.md with its tables."""
-    settings = [[name, cost, flags and f"`{flags}`"] for name, (flags, cost) in SETTINGS.items()]
+    settings = [[name, cost, words(values)] for name, (values, cost) in SETTINGS.items()]
     models = [["GiB that count", *(f"{usable(card):.1f}" for card in CARDS)]]
     for model in MODELS:
         for lora in (False, True):
