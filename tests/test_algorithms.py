@@ -155,15 +155,23 @@ def test_prompts_are_shared_where_that_saves_more_than_it_costs(monkeypatch):
     assert num_passes(gradient_checkpointing=True) == num_passes(compile=True) == 1
 
 
-@pytest.mark.parametrize(("of_another", "length"), [(1, 40), (0, 0)])
-def test_no_process_shares_a_prompt_if_another_has_nothing_to_share(of_another, length, monkeypatch):
-    """In another process it doesn't pay, or there are no tokens in common."""
+# What a pass costs, and in another process the length that rows share and the tokens that this saves: who shares.
+SHARING = {
+    "it pays here": (200, 40, 0, 40), "it pays there": (500, 40, 600, 40), "it pays in none": (500, 40, 0, 0),
+    "another has nothing to share": (200, 0, 0, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("cost", "length_there", "saved_there", "length"), SHARING.values(), ids=SHARING)
+def test_all_processes_share_a_prompt_or_none_does(cost, length_there, saved_there, length, monkeypatch):
+    """A pass that shares one calls each layer twice, and FSDP2 needs as many calls in each process. Here 280 tokens
+    are saved."""
 
     def all_reduce(value, op):
-        return min(value, of_another) if op == torch.distributed.ReduceOp.MIN else max(value, 7 * of_another)
+        return min(value, length_there) if op == torch.distributed.ReduceOp.MIN else max(value, saved_there)
 
     monkeypatch.setattr(passes, "all_reduce", all_reduce)
-    monkeypatch.setattr(passes, "PASS_COST", 200)
+    monkeypatch.setattr(passes, "PASS_COST", cost)
     assert passes.length_to_share(MASK.long(), MASK, arguments()) == length
 
 

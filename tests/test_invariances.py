@@ -36,7 +36,7 @@ from transformers import AutoTokenizer
 import gdpo
 import grpo
 import ppo
-from runtime import checkpoints, float16, passes, processes
+from runtime import checkpoints, float16, processes
 from tools.maintain import updates
 
 # Settings at which some tokens of the batch are cut off, and others not.
@@ -225,7 +225,6 @@ def compute_share(folder):
         if case in TRAINED:
             result |= steps_and_a_broken_one(trainer, given, args)
         if case == "grpo":
-            results["of each pass cost"] = gradients_by_pass_cost(given, args)
             results |= {dtype: in_few_bits(given, args, dtype) for dtype in ("bfloat16", "float16")}
     torch.save(results, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
 
@@ -305,20 +304,6 @@ def in_few_bits(batch, args, dtype):
         found["overflows"] = grpo.update(policy, optimizer, batch, 2, args)["overflows"]
         found["lowered"] = scale / optimizer.scaler.get_scale()
         found["stays"] = torch.equal(weights(policy), before)
-    return found
-
-
-# What a pass costs, in tokens: with the first of them sharing a prompt always pays, with the last never.
-PASS_COSTS = (0, 80, 500)
-
-
-def gradients_by_pass_cost(batch, args):
-    """The gradients for each of PASS_COSTS, which decides whether a pass computes its prompt once."""
-    found = []
-    for cost in PASS_COSTS:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(passes, "PASS_COST", cost)
-            found.append(gradients(grpo, batch, args)[0])
     return found
 
 
@@ -422,12 +407,3 @@ def test_two_processes_gather_weights_in_dtype_and_sum_gradients_in_float32(two_
         assert torch.equal(found["reference"], found["policy"])  # so that the KL term is exactly 0 at first
         if dtype == "float16":  # an overflow of one process is one of all
             assert (found["overflows"], found["lowered"], found["stays"]) == (2, 4, True)
-
-
-def test_two_processes_agree_whether_a_pass_computes_its_prompt_once(two_processes):
-    """It calls each layer twice, and FSDP2 needs as many calls in each process. Process 1 has short prompts, for which
-    it pays less."""
-    for rank in range(2):
-        found = zip(two_processes[rank, 2]["of each pass cost"], two_processes[0, 1]["of each pass cost"], strict=True)
-        for two, one in found:
-            assert all(distance(a, b) < 1e-5 for a, b in zip(two, one, strict=True))

@@ -74,8 +74,9 @@ def test_prompts_are_not_learned(on_the_cpu):
     assert (logp.grad != 0).tolist() == batch["mask"].tolist()
 
 
-def test_worked_solutions_are_right_if_careful_and_end_with_the_end_token(tokenizer):
+def test_worked_solutions_are_right_if_careful_and_end_with_the_end_token(tokenizer, monkeypatch):
     """Half are careful, and those are right; the others guess."""
+    monkeypatch.setitem(kk.DEFAULT_SIZE, "train", 250)
     _, train, test = load_task(settings_of_sft(eval_size=40), tokenizer, examples)
     scores = [kk.score(one["response"], one["answer"]) for one in train[:200]]
     assert all(score["format"] for score in scores)
