@@ -20,10 +20,10 @@ from helpers import (
     adamw,
     arguments,
     distance,
+    flat,
     gradients,
     lengths_of,
     padded,
-    plain_gradient,
     plain_log_softmax,
     sequences,
     state_of,
@@ -53,6 +53,13 @@ def assert_equal_but_for_rounding(found, expected):
         assert other.any() and distance(one, other) < 1e-5
 
 
+def plain_log_probs(lm, ids, mask, temperature):
+    """By transformers and torch alone, of the tokens in a row's mask: log π of the whole vocabulary, [n, V], and of
+    the tokens themselves, [n]."""
+    before = plain_log_softmax(lm, ids, temperature)[:-1][mask[1:]]
+    return before, before.gather(1, ids[mask][:, None])[:, 0]
+
+
 # ------------------------------------------------------------------------------------------------------------- policy
 
 
@@ -72,8 +79,7 @@ def test_log_probabilities_and_entropy_are_transformers_own(tiny_model, temperat
     assert logp.requires_grad and not entropy.requires_grad
     assert not logp[~mask].any() and not entropy[~mask].any()
     for i, (_, row) in enumerate(rows):
-        plain = plain_log_softmax(lm, row, temperature)[:-1][mask[i, 1 : len(row)]]  # [response, V]
-        expected = plain.gather(1, row[mask[i, : len(row)]][:, None])[:, 0]
+        plain, expected = plain_log_probs(lm, row, mask[i, : len(row)], temperature)
         torch.testing.assert_close(logp[i][mask[i]].double(), expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(entropy[i][mask[i]].double(), -(plain.exp() * plain).sum(1), atol=1e-5, rtol=0)
 
@@ -313,12 +319,14 @@ def test_the_gradient_is_eq_2_on_transformers_own_log_probabilities(tiny_model, 
     Without clip and KL term, whose weights are in test_token_weights.py.
     """
     args = arguments(model=str(tiny_model), micro_batch_tokens=300, clip_low=1.0, clip_high=1e9, kl_coef=0.0)
-
-    def weight(logp, *at):
-        return math.exp(logp - batch["old_logp"][at].item()) * batch["advantages"][at].item()
-
     (one,), metrics = gradients(grpo, batch, args)
-    expected = plain_gradient(tiny_model, batch, args, weight)
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    for i, length in enumerate(lengths_of(batch)):
+        ids, mask, old_logp, advantages = (batch[key][i, :length] for key in ("ids", "mask", "old_logp", "advantages"))
+        _, logp = plain_log_probs(lm, ids, mask, args.temperature)
+        surrogate = (logp - old_logp[mask]).exp() * advantages[mask]
+        (-surrogate.sum() / batch["mask"].sum()).backward()
+    expected = flat(p.grad for p in lm.parameters())
     assert distance(one, expected) < 1e-5
     assert metrics["grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
 
