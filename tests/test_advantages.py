@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from conftest import step_of_main
-from helpers import REWARDS, ROWS, advantages_of, arguments, batch_of, gradients, make_batch
+from helpers import GROUP, REWARDS, ROWS, advantages_of, arguments, batch_of, gradients
 
 import dapo
 import dapo_ar_lopti
@@ -40,20 +40,12 @@ ADVANTAGES = {  # script: [(G, rewards, advantages)]
     dr_grpo: [(4, TWO_GROUPS, [-2, -1, 0, 3, -2, 2, 2, -2])],
     gdpo: [  # rewards in parts; each row's sums have mean 0, except for groups of one
         # Three responses have the sum 1, by different parts. Part 1 becomes 1.5 and −0.5, part 2 ∓H.
-        (
-            4,
-            [[1, 0], [0, 1], [0, 1], [0, 0]],
-            [x / OF_SUMS for x in (1.5 - H, H - 0.5, H - 0.5, -0.5 - H)],
-        ),
+        (4, [[1, 0], [0, 1], [0, 1], [0, 0]], [x / OF_SUMS for x in (1.5 - H, H - 0.5, H - 0.5, -0.5 - H)]),
         (4, [[1, 2], [1, -2], [1, 2], [1, -2]], [H, -H, H, -H]),  # a part that is constant gives 0
         (1, [[1, 2], [1, -2], [-1, -2]], [x / math.sqrt(28 / 3) for x in (10 / 3, -2 / 3, -8 / 3)]),  # mean −1/3
         # The second normalisation is over the step: of ∓1/√2, 0 and 0 the standard deviation is 1/√3.
         (2, [[0], [1], [5], [5]], [-math.sqrt(3 / 2), math.sqrt(3 / 2), 0, 0]),
-        (
-            2,
-            [[0], [2e-6], [0], [1]],
-            [x / OF_SMALL for x in (-SMALL, SMALL, -math.sqrt(1 / 2), math.sqrt(1 / 2))],
-        ),
+        (2, [[0], [2e-6], [0], [1]], [x / OF_SMALL for x in (-SMALL, SMALL, -math.sqrt(1 / 2), math.sqrt(1 / 2))]),
     ],
     reinforce: [(group, [3, -1, 0.5, 1.5], [2, -2, -0.5, 0.5]) for group in (1, 2, 4)],  # no groups: mean 1
     maxrl: [(4, [0, 1, 0, 0, 1, 1, 0, 1], [-1, 3, -1, -1, 1 / 3, 1 / 3, -1, 1 / 3])],  # 0.75/0.25, 0.25/0.75
@@ -94,7 +86,7 @@ def test_equal_rewards_have_advantage_zero_exactly():
 def in_main(trainer, rewards, batch, beta, group=1):
     """(the metrics that main writes, the batch that it gives to update)."""
     nothing = {name: torch.zeros(batch["mask"].shape) for name in ("ids", "entropy", "sampler_logp")}
-    args = arguments(trainer, kl_coef=beta, responses_per_prompt=group)
+    args = arguments(trainer, kl_coef=float(beta), responses_per_prompt=group)
     with pytest.MonkeyPatch.context() as patch:
         return step_of_main(trainer, args, nothing | batch, rewards, patch)
 
@@ -112,10 +104,8 @@ def test_rloos_penalty_is_that_of_the_whole_response_and_comes_before_the_baseli
     batch = batch_of([(2, [1, -2, 4], 1), (2, [-1], 3), (2, [0.5, 0.5, -1, 2], 0)])
     batch |= {key: batch[key] * batch["mask"] for key in ("old_logp", "ref_logp")}  # as log_probs gives them
     metrics, given = in_main(rloo, [3.0, -1.0, 1.0], batch, beta, group=3)
-    of_tokens = (
-        torch.tensor(expected, dtype=torch.float32)[:, None] * batch["mask"]
-    )  # the whole response's, on each token
-    torch.testing.assert_close(given["advantages"].float(), of_tokens, atol=1e-6, rtol=0)
+    of_tokens = torch.tensor(expected, dtype=torch.float64)[:, None] * batch["mask"]  # the response's, on each token
+    torch.testing.assert_close(given["advantages"].double(), of_tokens, atol=1e-6, rtol=0)
     assert metrics["kl"] == pytest.approx(kl)
     assert metrics["reward"] == 1 and metrics["accuracy"] == pytest.approx(2 / 3)  # of the rule, without the penalty
 
@@ -132,56 +122,34 @@ def test_gdpos_second_normalisation_is_over_the_responses_of_all_processes(monke
     torch.testing.assert_close(advantages_of(rewards[3:], gdpo, 3), of_one[3:], rtol=1e-12, atol=0)
 
 
-def test_in_main_gdpos_parts_are_those_that_the_task_names(tiny_model, monkeypatch):
+def test_in_main_gdpos_parts_are_those_that_the_task_names(batch):
     """Knights & Knaves pays for the form and for the answer. A task that names none has one part, its reward."""
     assert parts_of(kk.score("no tags", {"Zoe": True})) == [-1.0, -2.0]
-    batch = make_batch(tiny_model)
     rewards = [float(i % 4) for i in range(len(batch["ids"]))]
-    _, given = step_of_main(gdpo, arguments(gdpo), batch, rewards, monkeypatch)
+    _, given = in_main(gdpo, rewards, batch, beta=0.0, group=GROUP)
     expected = gdpo.compute_advantages(torch.tensor(rewards)[:, None], batch, arguments(gdpo))
     assert torch.equal(given["advantages"], expected) and expected.any()
 
 
-POLICY = [0.5, 0.3, 0.2]  # the probabilities of the tokens; a response is one token, and the first is the answer
-
-
-def expected_gradient(group, of_all_wrong=None):
-    """The mean over all groups that can be sampled, weighed by their probabilities, of 1/G Σ A·∇log π.
-
-    In the logits, where that of log π(a) is (k = a) − π_k. of_all_wrong: another advantage for groups without success.
-    """
-    total = [0.0] * 3
-    for tokens in itertools.product(range(3), repeat=group):
-        probability = math.prod(POLICY[token] for token in tokens)
-        advantages = advantages_of([float(token == 0) for token in tokens], maxrl, group)[:, 1].tolist()
-        if of_all_wrong is not None and 0 not in tokens:
-            advantages = [of_all_wrong] * group
-        for token, advantage in zip(tokens, advantages):
-            for k in range(3):
-                total[k] += probability * advantage * ((k == token) - POLICY[k]) / group
-    return total
-
-
-def gradient_of_j(terms):
-    """Σ_{k≤T} (1−p)^(k−1) · ∇p, where ∇p in the logit of token k is p·((k is the answer) − π_k)."""
-    p = POLICY[0]
-    factor = sum((1 - p) ** (k - 1) for k in range(1, terms + 1))
-    return [factor * p * ((k == 0) - POLICY[k]) for k in range(3)]
-
-
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5])
 def test_the_expected_gradient_is_that_of_the_first_g_minus_1_terms_of_log_p(group):
-    """And not of the first G: for these, groups that are all wrong would need the advantage −1."""
-    assert expected_gradient(group) == pytest.approx(gradient_of_j(group - 1), rel=1e-12, abs=1e-15)
-    assert expected_gradient(group) != pytest.approx(gradient_of_j(group), rel=1e-2)
-    assert expected_gradient(group, of_all_wrong=-1.0) == pytest.approx(gradient_of_j(group), rel=1e-12)
+    """Over all groups that can be drawn, in the logit of being right, where ∇log π is (is right) − p.
+
+    By hand: Σ_{k<G} (1 − p)^(k−1) · ∇p, with ∇p = p·(1 − p). Groups that are all wrong have no part in it.
+    """
+    p, found = 0.3, 0.0
+    for rewards in itertools.product((0.0, 1.0), repeat=group):
+        probability = math.prod(p if right else 1 - p for right in rewards)
+        advantages = advantages_of(rewards, maxrl, group)[:, 1].tolist()
+        found += probability * sum(a * (right - p) for a, right in zip(advantages, rewards)) / group
+    by_hand = sum((1 - p) ** (k - 1) for k in range(1, group)) * p * (1 - p)
+    assert found == pytest.approx(by_hand, rel=1e-12, abs=1e-15)
 
 
-def test_in_main_a_reward_is_whether_the_answer_is_correct(tiny_model, monkeypatch):
+def test_in_main_a_reward_is_whether_the_answer_is_correct(batch):
     """K&K's rewards, in groups of three: one of them is correct, none is, two are. The metric is still the task's."""
-    batch = make_batch(tiny_model)
     rewards = [3.0, -0.5, -1.0, -3.0, -0.5, -1.0, 3.0, 3.0, -3.0] + [-3.0] * (len(batch["ids"]) - 9)
-    metrics, given = step_of_main(maxrl, arguments(maxrl), batch, rewards, monkeypatch)
+    metrics, given = in_main(maxrl, rewards, batch, beta=0.0, group=GROUP)
     expected = torch.tensor([2.0, -1, -1, 0, 0, 0, 0.5, 0.5, -1] + [0] * (len(rewards) - 9))
     torch.testing.assert_close(given["advantages"], expected[:, None] * batch["mask"])
     assert metrics["reward"] == pytest.approx(sum(rewards) / len(rewards))
@@ -203,23 +171,12 @@ def test_a_tokens_return_is_the_reward_less_beta_times_the_k1_of_it_and_all_afte
     assert not returns[~batch["mask"]].any() and not advantages[~batch["mask"]].any()
 
 
-def test_a_long_responses_penalties_add_up_in_float64():
-    """5,000 tokens of k1 0.1, as float32 has it, from float32 log-probabilities; in float32 the sum is 1e-6 off."""
-    k1 = torch.tensor(0.1).item()
-    batch = {"mask": torch.ones(1, 5000, dtype=torch.bool), "old_logp": torch.zeros(1, 5000)}
-    batch["ref_logp"] = batch["old_logp"] - 0.1
-    returns, _, _ = reinforce_pp.token_returns(torch.ones(1), batch, arguments(reinforce_pp, kl_coef=1.0))
-    assert returns[0, 0].item() == pytest.approx(1 - 5000 * k1, abs=1e-9)
-    assert returns[0, -1].item() == pytest.approx(1 - k1, abs=1e-15)
-
-
 def test_the_metrics_by_hand():
     """Σ|β·Σk1| = (9 + 1 + 6.5)/2 = 8.25, Σ|r| = 3·2.5 + 0.25 + 4·1 = 11.75: the penalty's share is 8.25/20."""
     metrics, given = in_main(reinforce_pp, REWARDS, batch_of(ROWS), beta=0.5)
     args = arguments(reinforce_pp, kl_coef=0.5)
-    assert torch.equal(
-        given["advantages"], reinforce_pp.compute_advantages(torch.tensor(REWARDS), batch_of(ROWS), args)
-    )
+    expected = reinforce_pp.compute_advantages(torch.tensor(REWARDS), batch_of(ROWS), args)
+    assert torch.equal(given["advantages"], expected)
     assert metrics["return"] == 0.5
     assert metrics["return_std"] == pytest.approx(math.sqrt(1.875 / 7), abs=1e-15)
     assert metrics["kl_share"] == pytest.approx(8.25 / 20, abs=1e-15)
@@ -227,16 +184,14 @@ def test_the_metrics_by_hand():
     assert metrics["kl"] == pytest.approx(sum(k3) / 8, abs=1e-13)
     assert metrics["reward"] == pytest.approx(3.25 / 3, abs=1e-15)  # without the penalty
 
-
-def test_the_penaltys_share_from_0_to_1():
-    def share(rewards, beta, rows=((1, [0.5, -2], 0), (2, [3], 0))):
-        return in_main(reinforce_pp, rewards, batch_of(rows), beta)[0]["kl_share"]
-
-    assert share([1.0, 0.0], beta=0.0) == 0
-    assert share([0.0, 0.0], beta=0.0) == 0  # neither penalty nor reward
-    assert share([0.0, 0.0], beta=0.5, rows=[(1, [0, 0], 0)] * 2) == 0
-    assert share([0.0, 0.0], beta=0.5) == 1
-    assert 0 < share([1.0, 0.0], beta=0.5) < 1
+    for rewards, beta, least, most in (
+        ([1, 0], 0, 0, 0),
+        ([0, 0], 0, 0, 0),
+        ([0, 0], 0.5, 1, 1),
+        ([1, 0], 0.5, 0.1, 0.9),
+    ):
+        metrics, _ = in_main(reinforce_pp, rewards, batch_of([(1, [0.5, -2], 0), (2, [3], 0)]), beta)
+        assert least <= metrics["kl_share"] <= most
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 0.0])
@@ -245,9 +200,8 @@ def test_reweighting_is_eq_4_for_both_signs(alpha):
     probabilities = [0.9, 0.5, 0.01]
     old_logp = [[math.log(p) for p in probabilities]] * 2
     advantages = advantages_of([1, 3], grpo_ar_lopti, group=2, old_logp=old_logp, alpha=alpha)
-    size = 1 / (math.sqrt(2) + 1e-6)
-    assert advantages[0].tolist() == pytest.approx([-size * (alpha * p + 1 - alpha) for p in probabilities], abs=1e-12)
-    assert advantages[1].tolist() == pytest.approx([size * (alpha * p + 1 - alpha) for p in probabilities], abs=1e-12)
+    by_hand = [(alpha * p + 1 - alpha) / (math.sqrt(2) + 1e-6) for p in probabilities]
+    assert advantages.flatten().tolist() == pytest.approx([*(-a for a in by_hand), *by_hand], abs=1e-12)
 
 
 PAIRS = [(grpo, grpo_ar_lopti), (reinforce_pp, reinforce_pp_ar_lopti), (dapo, dapo_ar_lopti)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -14,22 +15,22 @@ from safetensors.torch import load_file
 
 from runtime import checkpoints
 
-FLAGS = {"steps": 4, "save_every": 1, "keep_checkpoints": 9, "eval_every": 2, "dtype": "float32", "lr": 1e-3}
+FLAGS = {"save_every": 1, "keep_checkpoints": 9, "eval_every": 1, "eval_size": 2, "dtype": "float32", "lr": 1e-3}
 
 
 @pytest.fixture(scope="module")
 def in_turns(tmp_path_factory):
-    """{lag: the folder of a run of four steps of grpo_stale.py}."""
+    """{lag: the folder of a run of three steps of grpo_stale.py}."""
     folders = {lag: tmp_path_factory.mktemp("in_turns") / str(lag) for lag in (1, 2)}
     for lag, folder in folders.items():
-        run("grpo_stale.py", *small(folder, lag=lag, **FLAGS))
+        run("grpo_stale.py", *small(folder, lag=lag, steps=3, **FLAGS))
     return folders
 
 
 def all_of(folder):
-    """Every metric of a run and every number of its last checkpoint, older weights included."""
-    rows = [timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    files = sorted((folder / "checkpoints/step_000004").rglob("*.safetensors"))
+    """Every metric of three steps and every number of their last checkpoint, older weights included."""
+    rows = [timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()[:4]]
+    files = sorted((folder / "checkpoints/step_000003").rglob("*.safetensors"))
     return rows, {str(path.relative_to(folder)): load_file(path) for path in files}
 
 
@@ -44,26 +45,15 @@ def assert_same(folder, other):
 def test_the_sampler_has_the_weights_of_so_many_steps_ago(in_turns):
     """A lag of 1 differs from one of 2 from the third step on. What a checkpoint keeps are the checkpoints before."""
     one, two = (metrics(in_turns[lag]) for lag in (1, 2))
-    assert [row["lag"] for row in one] == [0, 1, 1, 1] and [row["lag"] for row in two] == [0, 1, 2, 2]
+    assert [row["lag"] for row in one] == [0, 1, 1] and [row["lag"] for row in two] == [0, 1, 2]
     same = [timeless(a) == timeless(b) for a, b in zip(one, two)]
-    assert same == [True, True, False, False]
+    assert same == [True, True, False]
     assert one[0]["sampler_gap"] < 1e-4 < min(row["sampler_gap"] for row in one[1:])
     saved = in_turns[2] / "checkpoints"
-    versions = checkpoints.load_versions(str(saved / "step_000004"))
-    for step, older in zip((2, 3), versions, strict=True):
+    versions = checkpoints.load_versions(str(saved / "step_000003"))
+    for step, older in zip((1, 2), versions, strict=True):
         weights = load_file(saved / f"step_{step:06d}" / "model.safetensors")
         assert all(torch.equal(older[name], weights[name]) for name in weights)
-
-
-@pytest.mark.parametrize("lag", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_at_once_is_in_turns_to_the_last_bit_and_so_is_a_resumed_run(in_turns, lag, tmp_path):
-    """The resumed run of a lag of 1 is in test_every_script.py."""
-    run("grpo_async.py", *small(tmp_path / "run", lag=lag, **FLAGS))
-    assert_same(tmp_path / "run", in_turns[lag])
-    assert all(row["time/sampler"] > 0 for row in metrics(tmp_path / "run"))
-    if lag == 2:
-        run("grpo_async.py", "--resume", tmp_path / "run/checkpoints/step_000002")
-        assert_same(tmp_path / "run", in_turns[lag])
 
 
 def wait_for(condition, seconds=400):
@@ -73,33 +63,39 @@ def wait_for(condition, seconds=400):
         time.sleep(0.05)
 
 
-def begin(folder, out):
-    """(the trainer's process, its sampler's) after the first step of a long run."""
-    flags = small(folder, **FLAGS | {"steps": 60, "eval_every": 60})
+def three_steps(folder, out, *flags):
+    """(the trainer's process, its sampler's) of a long run after the checkpoint of its third step."""
     trainer = start([ROOT / "grpo_async.py", *flags], out, out)
-    wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder))
+    wait_for(lambda: (folder / "checkpoints/step_000003").exists())
     [sampler] = [child for child in psutil.Process(trainer.pid).children() if "spawn_main" in " ".join(child.cmdline())]
     return trainer, sampler
 
 
-def test_if_the_sampler_is_killed_the_run_ends_with_a_checkpoint_and_says_how_to_go_on(tmp_path):
-    trainer, sampler = begin(tmp_path / "run", tmp_path / "out")
+SIGNALS = [(1, signal.SIGKILL), pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("lag", "number"), SIGNALS)
+def test_at_once_is_in_turns_to_the_last_bit_and_so_is_a_resumed_run_after_a_death(in_turns, lag, number, tmp_path):
+    """If the sampler is killed, the run ends with a checkpoint. If the trainer dies, no process is left."""
+    folder, out, again = tmp_path / "run", tmp_path / "out", tmp_path / "again"
+    trainer, sampler = three_steps(folder, out, *small(folder, lag=lag, steps=60, **FLAGS))
     sampler.kill()
     trainer.join(400)
-    last = metrics(tmp_path / "run")[-1]["step"]
-    text = (tmp_path / "out").read_text()
-    assert trainer.exitcode == 1 and "error: the sampler's process ended by SIGKILL" in text
-    assert f"to go on: --resume {tmp_path / 'run'}" in text
-    assert max((tmp_path / "run/checkpoints").iterdir()).name == f"step_{last:06d}"
+    assert trainer.exitcode == 1 and "error: the sampler's process ended by SIGKILL" in out.read_text()
+    assert f"to go on: --resume {folder}" in out.read_text()
+    saved = sorted((folder / "checkpoints").iterdir())
+    assert saved[-1].name == f"step_{metrics(folder)[-1]['step']:06d}"
+    assert_same(folder, in_turns[lag])
+    assert all(row["time/sampler"] > 0 for row in metrics(folder))
 
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_if_the_trainer_is_killed_or_asked_to_end_no_process_is_left(number, tmp_path):
-    trainer, sampler = begin(tmp_path / "run", tmp_path / "out")
+    for path in saved[2:]:
+        shutil.rmtree(path)
+    trainer, sampler = three_steps(folder, again, "--resume", folder)
     if number == signal.SIGTERM:  # a batch system sends it to all processes
         sampler.terminate()
     os.kill(trainer.pid, number)
     trainer.join(400)
     wait_for(lambda: not sampler.is_running())
-    last = metrics(tmp_path / "run")[-1]["step"]
-    assert (f"stopped by SIGTERM after step {last}" in (tmp_path / "out").read_text()) == (number == signal.SIGTERM)
+    assert_same(folder, in_turns[lag])
+    last = metrics(folder)[-1]["step"]
+    assert (f"stopped by SIGTERM after step {last}" in again.read_text()) == (number == signal.SIGTERM)

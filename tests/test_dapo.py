@@ -34,7 +34,7 @@ def test_the_penalty_by_hand():
     assert dapo.overlong_penalty(4, dapo.Args(max_response_tokens=4)) == 0  # a fifth, rounded down, is 0
 
 
-def found(rewards, lengths=None, size=3):
+def kept_of(rewards, lengths=None, size=3):
     """(rows, rewards with penalties) of the groups that dynamic_sampling keeps; a row's ids are its number.
 
     lengths: of the responses; with L 8 and B 4 the penalty is 0 up to 4 tokens, and −1/4 for each one more.
@@ -52,9 +52,8 @@ def found(rewards, lengths=None, size=3):
         patch.setattr(dapo, "next_problems", lambda train, num_used, args: ([{}] * n, num_used + n // size))
         patch.setattr(dapo, "sample", lambda *_: (sampled, [answer() for _ in rewards]))
         patch.setattr(dapo, "score", lambda *_: scores)
-        batch, responses, problems, scores, num_used, of_groups = dapo.dynamic_sampling(
-            None, None, [], 5, 1, clock.Clock(), args
-        )
+        found = dapo.dynamic_sampling(None, None, [], 5, 1, clock.Clock(), args)
+    batch, responses, problems, scores, num_used, of_groups = found
     assert set(batch) == {"ids", "mask", "rewards"} and batch["rewards"].shape == (n, 1)
     assert len(responses) == len(problems) == len(scores) == n and num_used == 5 + n // size
     groups = []
@@ -70,14 +69,14 @@ def found(rewards, lengths=None, size=3):
 
 def test_groups_of_equal_rewards_are_dropped_whatever_the_reward():
     rewards = [*[3, 3, 3], *[-0.5, 3, -0.5], *[-3, -3, -3], *[0.7, 0.7, 0.7], *[-1, -1, -3]]
-    assert found(rewards) == [([3, 4, 5], [-0.5, 3, -0.5]), ([12, 13, 14], [-1, -1, -3])]
-    assert found([0.0] * 6) == []
-    assert found([1, 0, 1], size=1) == [([0], [1]), ([1], [0]), ([2], [1])]  # groups of one are kept
+    assert kept_of(rewards) == [([3, 4, 5], [-0.5, 3, -0.5]), ([12, 13, 14], [-1, -1, -3])]
+    assert kept_of([0.0] * 6) == []
+    assert kept_of([1, 0, 1], size=1) == [([0], [1]), ([1], [0]), ([2], [1])]  # groups of one are kept
 
 
 def test_the_penalty_is_added_to_the_reward_and_decides_on_no_group():
     """Of three right answers one is overlong: dropped. Where the sums happen to be equal, but not the rewards: kept."""
-    assert found([1, 1, 1, 1, 0, 0], [4, 6, 8, 8, 4, 5]) == [([3, 4, 5], [0, 0, -0.25])]
+    assert kept_of([1, 1, 1, 1, 0, 0], [4, 6, 8, 8, 4, 5]) == [([3, 4, 5], [0, 0, -0.25])]
 
 
 @pytest.mark.parametrize(("mixed", "kept"), [({0, 1, 3, 4}, [0, 1, 3]), ({0, 1, 4}, [0, 1, 4])])
@@ -97,9 +96,8 @@ def test_each_refill_has_seeds_of_its_own_and_enough_groups_end_it(mixed, kept, 
     monkeypatch.setattr(dealing, "next_prompts", lambda n, used, count, seed: (range(used, used + count), used + count))
     train = [{"id": i} for i in range(12)]
     watch = clock.Clock()
-    batch, responses, problems, scores, num_used, of_groups = dapo.dynamic_sampling(
-        None, None, train, 0, 7, watch, args
-    )
+    found = dapo.dynamic_sampling(None, None, train, 0, 7, watch, args)
+    batch, responses, problems, scores, num_used, of_groups = found
     assert [response.text for response in responses] == ["7"] * 6 + ["7+3"] * 6
     assert [problem["id"] for problem in problems] == [i // 2 for i in range(12)]
     assert [score["reward"] for score in scores] == [float(i // 2 in mixed and i % 2) for i in range(12)]
@@ -171,44 +169,29 @@ def test_short_steps_are_spread_over_updates_and_processes(n_updates, n_processe
 
 def test_groups_of_other_lengths_are_padded_on_the_right():
     args = dapo.Args(prompts_per_step=4, updates_per_step=2, responses_per_prompt=2)
-    groups = [group_of(1, length=3), group_of(2, length=6), group_of(3, length=4)]
-    batch = dealing.deal_groups(groups, group_of(9, length=2), args)
-    assert batch["ids"].tolist() == [
-        *[[1, 1, 1, 0, 0, 0]] * 2, *[[2] * 6] * 2, *[[3, 3, 3, 3, 0, 0]] * 2, *[[0] * 6] * 2
-    ]  # fmt: skip
-    one, two, three = [[0, 1, 1, 0, 0, 0]] * 2, [[0, 0, 0, 0, 1, 1]] * 2, [[0, 0, 1, 1, 0, 0]] * 2
-    assert batch["mask"].tolist() == [*one, *two, *three, [0] * 6, [0] * 6] and batch["mask"].dtype == torch.bool
+    batch = dealing.deal_groups([group_of(1, length=3), group_of(2, length=6)], group_of(9, length=2), args)
+    assert batch["ids"].tolist() == [*[[1, 1, 1, 0, 0, 0]] * 2, *[[0] * 6] * 2, *[[2] * 6] * 2, *[[0] * 6] * 2]
+    one, two = [[0, 1, 1, 0, 0, 0]] * 2, [[0, 0, 0, 0, 1, 1]] * 2
+    assert batch["mask"].tolist() == [*one, [0] * 6, [0] * 6, *two, [0] * 6, [0] * 6]
     torch.testing.assert_close(batch["sampler_logp"], -batch["ids"] / 7)
-    assert batch["rewards"].tolist() == [[10], [11], [20], [21], [30], [31], [0], [0]]
-
-
-def test_mini_batches_without_tokens_are_left_out():
-    def numbers(shares):
-        return [[int(ids[3]) for ids, mask in zip(share["ids"], share["mask"]) if mask.any()] for share in shares]
-
-    assert numbers(dapo.minibatches(dealt(range(1, 8), 2, 8)[1], 2)) == [[1, 1, 2, 2, 3, 3, 4, 4], [5, 5, 6, 6, 7, 7]]
-    assert numbers(dapo.minibatches(dealt([1, 2], 4, 8)[1], 4)) == [[1, 1], [2, 2]]
-    assert list(dapo.minibatches(dealt([], 4, 8)[1], 4)) == []
+    assert batch["rewards"].tolist() == [[10], [11], [0], [0], [20], [21], [0], [0]]
 
 
 def groups_in(batch, numbers):
     return [{key: value[i * GROUP : (i + 1) * GROUP] for key, value in batch.items()} for i in numbers]
 
 
-def settings_of(trainer, model, **changes):
-    return arguments(trainer, model=str(model), micro_batch_tokens=300, **changes)
-
-
 @pytest.mark.parametrize(("kept", "n_updates", "parts"), [([5, 2, 7], 2, [[5, 2], [7]]), ([0, 3], 4, [[0], [3]])])
 def test_a_short_steps_gradients_are_those_of_its_groups_alone(tiny_model, batch, kept, n_updates, parts):
     """Groups without tokens change neither the divisor nor the gradient, nor do they make an update."""
-    args = settings_of(dapo, tiny_model, updates_per_step=n_updates)
+    args = arguments(dapo, model=str(tiny_model), micro_batch_tokens=300, updates_per_step=n_updates)
     mine, of_mine = gradients(dapo, dealing.deal_groups(groups_in(batch, kept), batch, args), args)
     assert len(mine) == len(parts) == of_mine["optimizer_steps"]
     for gradient, part in zip(mine, parts):
         rows = {key: torch.cat([group[key] for group in groups_in(batch, part)]) for key in batch}
-        (alone,), _ = gradients(grpo, rows, settings_of(grpo, tiny_model))
+        (alone,), _ = gradients(grpo, rows, arguments(model=str(tiny_model)))
         assert alone.norm() > 1e-3 and distance(gradient, alone) < 1e-5
+    assert list(dapo.minibatches(dealing.deal_groups([], batch, args), n_updates)) == []
 
 
 def test_metrics_are_over_all_responses_and_token_means_over_those_kept(monkeypatch):

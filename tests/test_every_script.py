@@ -1,51 +1,55 @@
 """Two steps of every script, end to end on the CPU: that they train, write what they promise, resume, and that no
-digit moves.
+digit moves. A script that is in no table is among them; grpo_async.py's runs are in test_async.py.
 
-All runs are in one process, and those with the same lengths share a vLLM engine; of each a test looks at what it left.
-A script that is in no table is among them.
+All runs are in one process and share a vLLM engine, because their prompts and responses together have the same length;
+of each a test looks at what it left. A script with its parent's main is not resumed.
 """
 
 import json
 import os
 import re
-import subprocess
 
 import pytest
 import torch
-from conftest import KEYS, KK_TINY, ROOT, data_of, metrics, puzzles, small
+from conftest import KEYS, KK_TINY, ROOT, data_of, metrics, puzzles
 from safetensors.torch import load_file
+from test_multi_turn import TALK
 from transformers import AutoModelForCausalLM
 
 from tools import family
 from tools.maintain import fingerprint, updates
 
-SCRIPTS = [*updates.ALGORITHMS, *family.own_scripts()]
+SCRIPTS = [script for script in [*updates.ALGORITHMS, *family.own_scripts()] if script != "grpo_async"]
+MAINS = {script: family.texts(family.source(script))["main"] for script in [*SCRIPTS, "sft"]}
+RESUMED = [script for script in MAINS if MAINS[script] != MAINS.get(family.PARENT.get(script))]
+RESUMED += ["grpo LoRA", "grpo_multi_turn talk"]
 GUARDED = ["grpo", "ppo", "dapo_ar_lopti"]  # whose digits `make test` compares with another revision's
 
 
 def all_runs(folder):
     """{name: (script, flags)}. Beside those of the fingerprint: other tasks, and what happens in few runs."""
-    runs = {script: fingerprint.command(script, folder / script) for script in [*SCRIPTS, "sft"]}
-    _, flags = fingerprint.command("grpo", folder / "grpo_LoRA")
-    runs["grpo LoRA"] = "grpo", [*flags, "--lora_rank", "3", "--lr", "5e-3"]
-    for name, (script, _) in list(runs.items()):  # after train has copied the run
-        runs[f"{name} resumed"] = script, ["--resume", f"{folder / name.replace(' ', '_')}/checkpoints/step_000001"]
+    (folder / "talk.py").write_text(TALK)
     page = (ROOT / "docs" / "add_a_task.md").read_text()
     (folder / "brief.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
-    same = {"max_prompt_tokens": 1000, "max_response_tokens": 24}
-    more = {f"grpo {task}": same | {"task": task} | flags for task, flags in data_of(folder).items()}
-    more["grpo own"] = same | {"task": folder / "brief.py", "max_response_tokens": 24}
+    short = {"max_prompt_tokens": 1048, "max_response_tokens": 24}
+    more = {"grpo LoRA": {"lora_rank": 3, "lr": 5e-3}, "grpo_multi_turn talk": {"task": folder / "talk.py"}}
+    more |= {f"grpo {task}": short | {"task": task, "steps": 1} | flags for task, flags in data_of(folder).items()}
+    more["grpo own"] = short | {"task": folder / "brief.py"}
     # kk_tiny knows no Countdown: all rewards are 0, so that no group is ever kept
-    more["dapo nothing"] = same | {"task": "countdown", "max_refills": 1, "save_every": 1}
+    more["dapo nothing"] = short | {"task": "countdown", "steps": 1, "max_refills": 1}
     more["grpo_ar_lopti cut"] = {
-        "max_prompt_tokens": 1021, "max_response_tokens": 3, "kl_coef": 0, "responses_per_prompt": 1, "lr": 1e-6,
-        "prompts_per_step": 16, "updates_per_step": 16, "eval_temperature": 1, "save_every": 1, "keep_checkpoints": 1,
-        "data": puzzles(),
+        "max_prompt_tokens": 1069, "max_response_tokens": 3, "kl_coef": 0, "responses_per_prompt": 1, "lr": 1e-6,
+        "prompts_per_step": 16, "updates_per_step": 16, "eval_temperature": 1, "keep_checkpoints": 1, "data": puzzles(),
     }  # fmt: skip
-    more["reinforce pass"] = same | {"eval_samples": 3, "eval_temperature": 1, "data": puzzles()}
+    more["reinforce pass"] = short | {"steps": 1, "eval_samples": 3, "eval_temperature": 1, "data": puzzles()}
+    runs = {script: fingerprint.command(script, folder / script) for script in MAINS}
     for name, flags in more.items():
-        runs[name] = name.split()[0], [*small(folder / name.replace(" ", "_"), dtype="float32", **flags)]
+        script, words = fingerprint.command(name.split()[0], folder / name.replace(" ", "_"))
+        runs[name] = script, words + [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
     runs["grpo_ar_lopti cut"][1].append("--gradient_checkpointing")
+    for name in RESUMED:  # train copies the run first
+        checkpoint = folder / name.replace(" ", "_") / "checkpoints/step_000001"
+        runs[f"{name} resumed"] = runs[name][0], ["--resume", str(checkpoint)]
     return runs
 
 
@@ -78,9 +82,8 @@ def test_every_script_trains_and_writes_what_it_promises(trained):
 def test_grpo_trains_on_every_task(trained):
     """kk_tiny speaks of knights alone: on the other tasks every reward is 0, which a run must survive."""
     for task in ("math", "countdown", "hitab"):
-        rows = metrics(trained[f"grpo {task}"])
-        assert [row["step"] for row in rows] == [1, 2], task
-        assert rows[0]["reward"] == rows[0]["accuracy"] == 0 and rows[0]["zero_std_rate"] == 1, task
+        [row] = metrics(trained[f"grpo {task}"])
+        assert row["reward"] == row["accuracy"] == 0 and row["zero_std_rate"] == 1, task
 
 
 def test_a_run_on_a_task_of_ones_own_logs_the_parts_of_its_rewards(trained):
@@ -101,18 +104,18 @@ def test_several_responses_to_a_test_problem_give_pass_at_k(trained):
         assert row["eval/pass@1"] == pytest.approx(row["eval/accuracy"])
         assert 0 <= row["eval/pass@1"] <= row["eval/pass@2"] <= row["eval/pass@3"] <= 1
     kept = [json.loads(line) for line in (trained["reinforce pass"] / "test_samples.jsonl").read_text().splitlines()]
-    assert [(row["step"], row["id"]) for row in kept] == [(step, i) for step in (0, 2) for i in range(4)]
+    assert [(row["step"], row["id"]) for row in kept] == [(step, i) for step in (0, 1) for i in range(4)]
 
 
 def test_a_run_of_dapo_in_which_no_group_is_ever_kept(trained):
     """Steps are counted and logged, the weights stay as they are."""
-    for row in metrics(trained["dapo nothing"]):
-        assert (row["groups_sampled"], row["groups_dropped"], row["groups_kept"]) == (8, 8, 0)
-        assert [row[key] for key in ("reward", "zero_std_rate", "optimizer_steps", "weights_changed")] == [0, 1, 0, 0]
-        assert [row[key] for key in ("entropy", "kl", "sampler_gap")] == [None] * 3
-        assert row["tokens"] > 0 and row["overlong_penalty"] < 0
-    last = trained["dapo nothing"] / "checkpoints/step_000002"
-    assert json.loads((last / "trainer_state.json").read_text()) == {"step": 2, "n_used": 16}
+    [row] = metrics(trained["dapo nothing"])
+    assert (row["groups_sampled"], row["groups_dropped"], row["groups_kept"]) == (8, 8, 0)
+    assert [row[key] for key in ("reward", "zero_std_rate", "optimizer_steps", "weights_changed")] == [0, 1, 0, 0]
+    assert [row[key] for key in ("entropy", "kl", "sampler_gap")] == [None] * 3
+    assert row["tokens"] > 0 and row["overlong_penalty"] < 0
+    last = trained["dapo nothing"] / "checkpoints/step_000001"
+    assert json.loads((last / "trainer_state.json").read_text()) == {"step": 1, "n_used": 8}
     after, before = load_file(last / "model.safetensors"), load_file(KK_TINY / "model.safetensors")
     assert all((after[key] == before[key]).all() for key in before)
 
@@ -128,7 +131,9 @@ def test_responses_are_cut_off_and_counted(trained):
 
 def test_every_script_resumes_to_the_last_bit(trained):
     """From the first checkpoint: the second step's metrics and weights are those of the unbroken run."""
-    for name in [*SCRIPTS, "sft", "grpo LoRA"]:
+    assert {"grpo", "dapo", "ppo", "sft"} < {*RESUMED}
+    assert all(row["turns"] > 1 for row in metrics(trained["grpo_multi_turn talk"]))
+    for name in RESUMED:
         unbroken = fingerprint.numbers_of(f"{trained[name]}_unbroken")
         assert fingerprint.numbers_of(trained[name]) == unbroken and len(unbroken) == 4, name
 
@@ -183,50 +188,44 @@ def test_no_digit_has_moved(trained):
 
 
 @pytest.fixture
-def history(tmp_path, monkeypatch):
-    """A repository with a script and the file of moved digits; gives git and a function that commits a change."""
+def change(tmp_path, monkeypatch):
+    """In a new repository with a script: writes a file, commits it unless told otherwise, and gives the revision."""
     monkeypatch.setattr(fingerprint, "ROOT", tmp_path)
-
-    def git(*words):
-        about = "-c user.name=A -c user.email=a@b -c commit.gpgsign=false".split()
-        subprocess.run(["git", *about, *words], cwd=tmp_path, check=True, capture_output=True)
 
     def change(name, text, commit=True):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
         if commit:
-            git("add", ".")
-            git("commit", "-q", "-m", name)
+            fingerprint.git("add", ".")
+            about = "-c user.name=A -c user.email=a@b -c commit.gpgsign=false".split()
+            fingerprint.git(*about, "commit", "-q", "-m", name)
             return fingerprint.git("rev-parse", "HEAD")
 
-    git("init", "-q")
+    fingerprint.git("init", "-q")
     change("grpo.py", "a = 1\n")
-    return git, change
+    return change
 
 
-def test_digits_count_since_the_last_commit_that_moved_them_or_the_last_release(history):
-    git, change = history
+def test_digits_count_since_the_last_commit_that_moved_them_or_the_last_release(change):
     first = change("grpo.py", "a = 2\n")
     change("grpo.py", "a = 3\n")
     assert fingerprint.git("rev-parse", fingerprint.base()) == first  # before all: the parent
     moved = change(fingerprint.MOVED, "2026-11-27: a\n")
-    assert fingerprint.base() == ""  # nothing has changed since
     change("docs.md", "a text\n")
-    assert fingerprint.base() == ""
+    assert fingerprint.base() == ""  # nothing has changed since
     change("grpo.py", "a = 4\n")
     change("grpo.py", "a = 5\n")
     assert fingerprint.git("rev-parse", fingerprint.base()) == moved  # not the parent: every commit since counts
-    git("tag", "v1")
+    fingerprint.git("tag", "v1")
     change("runtime/x.py", "a = 6\n", commit=False)
     assert fingerprint.base() == "v1"
     change(fingerprint.MOVED, "2026-11-27: a\n2026-11-28: b\n", commit=False)
     assert fingerprint.base() == ""  # declared, and not yet committed
 
 
-def test_without_history_there_is_a_reason(history, tmp_path, monkeypatch):
-    history[1]("grpo.py", "a = 2\n")
-    words = ["git", "clone", "-q", "--depth", "1", f"file://{tmp_path}", tmp_path / "shallow"]
-    subprocess.run(words, check=True, capture_output=True)
+def test_without_history_there_is_a_reason(change, tmp_path, monkeypatch):
+    change("grpo.py", "a = 2\n")
+    fingerprint.git("clone", "-q", "--depth", "1", f"file://{tmp_path}", str(tmp_path / "shallow"))
     (tmp_path / "released").mkdir()  # within another repository
     for folder, says in (("shallow", "git fetch --unshallow"), ("released", "is no git repository of its own")):
         monkeypatch.setattr(fingerprint, "ROOT", tmp_path / folder)

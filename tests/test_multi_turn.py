@@ -2,20 +2,18 @@
 
 import itertools
 import json
-import shutil
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import KK_TINY, ROOT, SMOLLM, answer, metrics, run, small
-from helpers import arguments, distance, gradients, make_batch, plain_gradient, with_gaps
+from helpers import arguments
 from transformers import AutoTokenizer
 
 import grpo_multi_turn
 from rewards import calculator, guess, own, scores_of
 from runtime.chats import encode, encode_reply
-from tools.maintain import fingerprint
 
 # Two of three of kk_tiny's turns get a reply, at most twice, so that conversations end after one, two or three turns.
 TALK = """
@@ -101,24 +99,6 @@ def test_a_conversations_ids_are_what_vllm_was_given_and_gave_back(talk, tmp_pat
     assert (logp - batch["sampler_logp"]).abs().max() < 1e-3
 
 
-def test_the_gradient_of_conversations_is_eq_2_on_the_models_own_tokens_alone(tiny_model):
-    """By transformers and torch alone. What stands in the gaps has no weight, whatever it is."""
-    batch = make_batch(tiny_model)
-    batch["mask"] = with_gaps(batch["mask"])
-    args = arguments(grpo_multi_turn, model=str(tiny_model), kl_coef=0.0, clip_low=0.9, clip_high=1e9)
-    for name in ("advantages", "old_logp", "ref_logp"):
-        batch[name] = batch[name].masked_fill(~batch["mask"], 1e9)
-    ((gradient,), _) = gradients(grpo_multi_turn, batch, args)
-
-    def weight(logp, i, t):
-        ratio = torch.exp(torch.tensor(logp, dtype=torch.float64) - batch["old_logp"][i, t])
-        advantage = batch["advantages"][i, t].double()
-        return 0 if advantage < 0 and ratio < 0.1 else ratio * advantage
-
-    by_hand = plain_gradient(tiny_model, batch, args, weight)
-    assert distance(gradient, by_hand) < 1e-5
-
-
 @pytest.mark.parametrize("model", [KK_TINY, SMOLLM], ids=["kk_tiny", "SmolLM2"])
 def test_the_ids_of_a_reply_are_those_of_the_whole_chat(model):
     """In a chat whose turns are tokenized as the model writes them: prompt + turn + end token + reply."""
@@ -142,15 +122,14 @@ def test_a_template_without_a_place_for_replies_is_refused():
 
 
 @pytest.fixture(scope="module")
-def four_steps(talk, tmp_path_factory):
+def two_steps(talk, tmp_path_factory):
     folder = tmp_path_factory.mktemp("turns") / "run"
-    flags = small(folder, task=talk, steps=4, save_every=2, eval_every=4, max_response_tokens=120, dtype="float32")
-    done = run("grpo_multi_turn.py", *flags)
-    return folder, flags, done
+    flags = small(folder, task=talk, save_every=1, eval_every=2, max_response_tokens=120, dtype="float32")
+    return folder, run("grpo_multi_turn.py", *flags)
 
 
-def test_a_run_shows_turns_and_replies_apart(four_steps):
-    folder, _, done = four_steps
+def test_a_run_shows_turns_and_replies_apart(two_steps):
+    folder, done = two_steps
     for row in metrics(folder):
         assert 1 < row["turns"] < 3 and 0 < row["tool_rate"] < 1 and row["sampler_gap"] < 1e-4
     assert "turns" in done.stdout and "  → Why?" in done.stdout
@@ -167,20 +146,11 @@ def test_a_run_shows_turns_and_replies_apart(four_steps):
     assert any("Why" in "".join(one["tokens"]) for one in kept)
 
 
-def test_a_run_of_conversations_resumes_to_the_last_bit(four_steps, tmp_path):
-    """As a kill after step 2 would leave it: steps 3 and 4 are made again."""
-    folder = tmp_path / "run"
-    shutil.copytree(four_steps[0], folder)
-    shutil.rmtree(folder / "checkpoints/step_000004")
-    run("grpo_multi_turn.py", "--resume", folder)
-    assert fingerprint.numbers_of(folder) == fingerprint.numbers_of(four_steps[0])
-
-
-def test_processes_whose_conversations_differ_in_length_make_the_same_first_update(four_steps, talk, tmp_path):
+def test_processes_whose_conversations_differ_in_length_make_the_same_first_update(two_steps, talk, tmp_path):
     """One prompt's conversations are in one process. The sampler's rounding depends on its batch (test_runs.py)."""
-    flags = small(tmp_path / "run", task=talk, steps=2, max_response_tokens=120, dtype="float32")
+    flags = small(tmp_path / "run", task=talk, steps=1, eval_size=2, max_response_tokens=120, dtype="float32")
     run("grpo_multi_turn.py", *flags, processes=2)
-    one, two = metrics(four_steps[0])[0], metrics(tmp_path / "run")[0]
+    one, two = metrics(two_steps[0])[0], metrics(tmp_path / "run")[0]
     for key in ("turns", "tokens", "reward", "grad_norm", "entropy"):
         assert two[key] == pytest.approx(one[key], rel=0.1), key
 
@@ -225,41 +195,32 @@ def test_a_conversation_that_runs_out_of_turns_or_tokens_is_truncated():
 
 # -------------------------------------------------------------------------------------------------------------- tasks
 
+USAGE = "error: the calculator takes one operation: calculator(2 + 3)"
 CALLS = {
     "calculator(31 * 24)": "result: 744",
     "I ask: calculator( -3 - 12 )\n": "result: -15",
     "calculator(7+8)": "result: 15",
-    "calculator(7 + 8": None,
-    "calculator(7 + 8) is 15": None,
-    "The answer is 15.": None,
-    "": None,
-    "calculator()": "error: the calculator takes one operation: calculator(2 + 3)",
-    "calculator(2 * 3 + 1)": "error: the calculator takes one operation: calculator(2 + 3)",
-    "calculator(2 ** 9999999)": "error: the calculator takes one operation: calculator(2 + 3)",
-    f"calculator({'9' * 13} * 2)": "error: the calculator takes one operation: calculator(2 + 3)",
+    **dict.fromkeys(["calculator(7 + 8", "calculator(7 + 8) is 15", "The answer is 15.", ""]),  # no reply
+    **dict.fromkeys(["calculator()", "calculator(2 * 3 + 1)", "calculator(2 ** 9999999)"], USAGE),
+    f"calculator({'9' * 13} * 2)": USAGE,
+}
+ANSWERS = {  # a turn: whether it is correct, and whether it has an answer
+    "The answer is 1116.": (True, True),
+    "31 * 36 = 1,116": (True, True),
+    "1116 or 1117": (False, True),
+    "calculator(0 + 1116)": (False, False),
+    "-1116": (False, True),
+    "none": (False, False),
+    "": (False, False),
 }
 
 
-@pytest.mark.parametrize("turn", CALLS)
-def test_what_the_calculator_replies(turn):
-    assert calculator.reply(["calculator(1 + 1)", turn], {}) == CALLS[turn]
-
-
-@pytest.mark.parametrize(
-    ("turn", "correct", "has_answer"),
-    [
-        ("The answer is 1116.", True, True),
-        ("31 * 36 = 1,116", True, True),
-        ("1116 or 1117", False, True),
-        ("calculator(0 + 1116)", False, False),
-        ("-1116", False, True),
-        ("none", False, False),
-        ("", False, False),
-    ],
-)
-def test_the_answer_is_the_last_number_and_no_call(turn, correct, has_answer):
-    found = calculator.score(turn, "1116")
-    assert (found["reward"], found["correct"], found["format"]) == (float(correct), correct, has_answer)
+def test_what_the_calculator_replies_and_that_the_answer_is_the_last_number_and_no_call():
+    for turn, reply in CALLS.items():
+        assert calculator.reply(["calculator(1 + 1)", turn], {}) == reply, turn
+    for turn, (correct, has_answer) in ANSWERS.items():
+        found = calculator.score(turn, "1116")
+        assert (found["reward"], found["correct"], found["format"]) == (float(correct), correct, has_answer), turn
 
 
 def test_the_calculators_problems_can_be_solved_with_it_and_none_is_in_both_splits():
@@ -292,28 +253,25 @@ def play(number, choose):
 
 def test_halving_wins_every_game_and_counting_up_a_third():
     halving = [play(n, lambda low, high: (low + high) // 2) for n in range(1, 16)]
-    assert all(guess.score_conversation(turns, n)["correct"] for n, turns in enumerate(halving, 1))
-    assert max(map(len, halving)) == 4
     counting = [play(n, lambda low, high: low) for n in range(1, 16)]
-    assert sum(guess.score_conversation(turns, n)["correct"] for n, turns in enumerate(counting, 1)) == 5
+    for games, wins, longest in ((halving, 15, 4), (counting, 5, 5)):
+        assert sum(guess.score_conversation(turns, n)["correct"] for n, turns in enumerate(games, 1)) == wins
+        assert max(map(len, games)) == longest
 
 
-@pytest.mark.parametrize(
-    ("turns", "answer", "won", "sense"),
-    [
+def test_the_reward_of_a_game():
+    for turns, number, won, sense in (
         (["8"], 8, 1.0, 0.5),
         (["8", "4", "6"], 6, 0.8, 0.5),
         (["8", "12", "6"], 6, 0.8, 0.5 * 2 / 3),  # lower was said: 12 makes no sense
         (["8", "4", "2", "1", "3"], 5, 0.0, 0.5 * 2 / 5),  # 2, 1 and 3 are below 4
         (["I guess 8"], 8, 0.0, 0.0),
         (["8", ""], 3, 0.0, 0.5 * 1 / 5),
-    ],
-)
-def test_the_reward_of_a_game(turns, answer, won, sense):
-    found = guess.score_conversation(turns, answer)
-    assert found["parts"] == pytest.approx({"won": won, "sense": sense}) and found["correct"] == (won > 0)
-    assert found["reward"] == pytest.approx(won + sense)
-    assert scores_of(guess, [turns], [answer]) == [found]
+    ):
+        found = guess.score_conversation(turns, number)
+        assert found["parts"] == pytest.approx({"won": won, "sense": sense}) and found["correct"] == (won > 0)
+        assert found["reward"] == pytest.approx(won + sense)
+        assert scores_of(guess, [turns], [number]) == [found]
 
 
 @pytest.mark.parametrize(

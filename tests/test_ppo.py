@@ -1,25 +1,12 @@
 """PPO in numbers: GAE, whitening, the value model's loss, gradients, metrics and checkpoints, by hand."""
 
 import math
-import re
 import statistics
 
 import pytest
 import torch
 from conftest import step_of_main
-from helpers import (
-    REWARDS,
-    ROWS,
-    N,
-    Recorder,
-    adamw,
-    arguments,
-    batch_of,
-    make_batch,
-    padded,
-    sequences,
-    weights,
-)
+from helpers import REWARDS, ROWS, N, Recorder, adamw, arguments, batch_of, make_batch, padded, sequences, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import ppo
@@ -86,10 +73,6 @@ def of_tokens(compute, rewards, rows, values, **changes):
 
 
 # ROWS and REWARDS: responses of 3, 1 and 4 tokens to prompts of 1, 4 and 2, with padding of 2, 1 and 0.
-NOTHING = [[0, 0, 0], [0], [0, 0, 0, 0]]
-TOKEN_REWARDS = [[-0.5, 1, 0.5], [0.25], [-0.25, -0.25, 0.5, 0]]  # with β 0.5
-
-
 VALUES = [[1, 2, 0.5], [0.75], [0, 1, -1, 2]]
 # By hand, from the last token back: δ = r + γ·(V of the next token) − V, Â = δ + γλ·(Â of the next token).
 ESTIMATES = {
@@ -108,11 +91,15 @@ def test_gae_by_numbers():
         assert of_tokens(ppo.estimate_advantages, REWARDS, ROWS, VALUES, **changes) == expected, changes
 
 
-def test_a_tokens_reward_is_less_beta_k1_and_the_last_has_the_responses_reward_too():
-    """Without values, γ 0 shows the token rewards themselves."""
-    for beta, expected in ((0.5, TOKEN_REWARDS), (0.0, [[0, 0, 2.5], [-0.25], [0, 0, 0, 1]])):
-        changes = {"kl_coef": beta, "gamma": 0.0}
-        assert of_tokens(ppo.estimate_advantages, REWARDS, ROWS, NOTHING, **changes) == expected
+@pytest.mark.parametrize(
+    ("beta", "expected"),
+    [(0.5, [[-0.5, 1, 0.5], [0.25], [-0.25, -0.25, 0.5, 0]]), (0.0, [[0, 0, 2.5], [-0.25], [0, 0, 0, 1]])],
+)
+def test_a_tokens_reward_is_less_beta_k1_and_the_last_has_the_responses_reward_too(beta, expected):
+    """With values of 0, γ 0 shows the token rewards themselves."""
+    nothing = [[0 for _ in row] for row in VALUES]
+    found = of_tokens(ppo.estimate_advantages, REWARDS, ROWS, nothing, kl_coef=beta, gamma=0.0)
+    assert found == expected
 
 
 def test_whitening_by_numbers():
@@ -126,21 +113,16 @@ def test_whitening_by_numbers():
 # (V_old, V, R) with ε_V 0.25 → (loss, its slope d/dV, whether the clip cuts it off), by hand.
 VALUE_TOKENS = {
     "not moved": ((1, 1, 3), (2, -2, False)),
-    "right at once": ((1, 1, 1), (0, 0, False)),
     "inside, towards R": ((1, 1.125, 3), (1.7578125, -1.875, False)),
     "inside, away from R": ((1, 0.875, 3), (2.2578125, -2.125, False)),
     "at the upper bound": ((0, 0.25, 1), (0.28125, -0.75, False)),
-    "at the lower bound": ((0, -0.25, -1), (0.28125, 0.75, False)),
     "above, R beyond": ((1, 2, 3), (1.53125, 0, True)),  # clipped at 1.25: 1.75²/2
     "below, R beyond": ((1, 0, -2), (3.78125, 0, True)),  # clipped at 0.75: 2.75²/2
-    "above, and right": ((1, 2, 2), (0.28125, 0, True)),  # clipped at 1.25: 0.75²/2
     "below, and right": ((-1, -2, -2), (0.28125, 0, True)),
     "above, past R, yet nearer than the bound": ((1, 2, 1.75), (0.125, 0, True)),  # clipped at 1.25: 0.5²/2
     "above, R below: the clipped error is smaller": ((1, 2, 0), (2, 2, False)),
     "below, R above: the clipped error is smaller": ((1, 0, 3), (4.5, -3, False)),
     "above, far past R: the clipped error is smaller": ((1, 2, 1.375), (0.1953125, 0.625, False)),
-    "above, though R is V_old": ((1, 1.5, 1), (0.125, 0.5, False)),
-    "far from R and from V_old": ((0, 1e6, -1e6), (2e12, 2e6, False)),
 }
 
 
@@ -172,7 +154,7 @@ def test_the_value_model_is_zero_everywhere_at_first_and_its_heads_gradient_is_n
 
 
 def test_values_are_the_head_on_transformers_own_hidden_states(tiny_model, value_model):
-    """Of rows with padding, each against a row alone."""
+    """Of rows with padding, each against a row alone. A token's value is that of the text before it."""
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     rows = sequences()
     ids, mask = padded(rows)
@@ -183,19 +165,6 @@ def test_values_are_the_head_on_transformers_own_hidden_states(tiny_model, value
     for i, (prompt_size, row) in enumerate(rows):
         expected = lm.model(input_ids=row[None]).last_hidden_state[0, prompt_size - 1 : -1].double() @ head
         torch.testing.assert_close(values[i][mask[i]].double(), expected, atol=1e-5, rtol=0)
-
-
-def test_a_tokens_value_depends_on_the_tokens_before_it_and_on_no_other(value_model):
-    ids = torch.randint(2, 600, (1, 20), generator=torch.Generator().manual_seed(6))
-    mask = torch.arange(20)[None] >= 5
-    with torch.no_grad():
-        before = value_model(ids, mask)[0]
-        for changed in (0, 4, 5, 12, 19):
-            other = ids.clone()
-            other[0, changed] = 601
-            moved = (value_model(other, mask)[0] - before).abs() > 1e-4
-            assert not moved[: changed + 1].any()
-            assert moved[max(5, changed + 1) :].all()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -229,27 +198,24 @@ def test_a_value_loss_that_is_not_finite_ends_the_program_before_the_weights_are
     assert torch.equal(weights(value_model), before) and not optimizer.state
 
 
-def explained_variance(batch, returns, values, value_model):
-    """As update_values tells it, of these returns and values, each [N, T]."""
-    batch = batch | {"returns": returns * batch["mask"], "values": values * batch["mask"]}
-    return value_gradients(batch, arguments(ppo), value_model)[1]["explained_variance"]
-
-
 def test_explained_variance_by_hand(batch, value_model):
     """The values before the update count: those of main's batch, not the value model's own."""
+
+    def explained(returns, values):
+        given = batch | {"returns": returns * mask, "values": values * mask}
+        return value_gradients(given, arguments(ppo), value_model)[1]["explained_variance"]
+
     mask = batch["mask"]
     returns, values = random_numbers(mask.shape, 7), random_numbers(mask.shape, 8, spread=0.5)
     errors = [r - v for r, v in zip(returns[mask].tolist(), values[mask].tolist())]
     by_hand = 1 - statistics.pvariance(errors) / statistics.pvariance(returns[mask].tolist())
     constant = torch.full(mask.shape, 0.7)
-    for these, share in (
-        (values, by_hand), (returns, 1), (returns - 2, 1), (constant, 0), (returns / 2, 0.75), (-returns, -3)
-    ):  # fmt: skip
-        assert explained_variance(batch, returns, these, value_model) == pytest.approx(share, abs=1e-5)
-    assert explained_variance(batch, constant, batch["values"], value_model) is None
+    for these, share in ((values, by_hand), (returns - 2, 1), (constant, 0), (returns / 2, 0.75), (-returns, -3)):
+        assert explained(returns, these) == pytest.approx(share, abs=1e-5)
     # Equal rewards without KL, as of a step in which all is wrong: R is the reward, but for the rounding of Â + V.
     estimates = ppo.estimate_advantages(constant[:, 0], batch, arguments(ppo, kl_coef=0.0)).float()
-    assert explained_variance(batch, estimates + batch["values"], batch["values"], value_model) is None
+    for constants in (constant, estimates + batch["values"]):
+        assert explained(constants, batch["values"]) is None
 
 
 def test_main_gives_whitened_advantages_to_the_policy_and_returns_to_the_value_model(batch, monkeypatch):
@@ -276,27 +242,24 @@ def everything_trained(args, scales=(16, 16)):
     made = []
     for kind, power in zip((ppo.Policy, ppo.ValueModel), scales):
         model = ppo.load_policy(args, trained=True, kind=kind)
-        optimizer = adamw(model)
+        made.append((model, adamw(model)))
         if args.dtype == "float16":
-            float16.scaler(optimizer, args).load_state(torch.tensor([2.0**power, 3]))
-        made.append((model, optimizer))
+            float16.scaler(made[-1][1], args).load_state(torch.tensor([2.0**power, 3]))
     return *made[0], made[1]
 
 
-def test_a_checkpoint_has_the_scale_of_either_loss_and_may_go_on_in_float16(tiny_model, tmp_path):
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_checkpoint_has_the_scale_of_either_loss_and_may_go_on_in_float16(tiny_model, dtype, tmp_path):
     """That all else goes on to the last bit is in test_every_script.py."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    for dtype in ("float16", "float32"):
-        args = arguments(ppo, model=str(tiny_model), run_dir=str(tmp_path / dtype), dtype=dtype)
-        (tmp_path / dtype).mkdir()
-        policy, optimizer, critic = everything_trained(args, scales=(40, 6))
-        checkpoints.save(policy, optimizer, tokenizer, 1, 8, args, critic)
-        args.dtype = "float16"
-        policy, optimizer, critic = everything_trained(args)
-        assert checkpoints.load(policy, optimizer, args.run_dir, critic) == (1, 8)
-        if dtype == "float16":
-            found = [float16.scaler(one, args).state().tolist() for one in (optimizer, critic[1])]
-            assert found == [[2.0**40, 3], [2.0**6, 3]]
+    args = arguments(ppo, model=str(tiny_model), run_dir=str(tmp_path), dtype=dtype)
+    policy, optimizer, critic = everything_trained(args, scales=(40, 6))
+    checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(tiny_model), 1, 8, args, critic)
+    args.dtype = "float16"
+    policy, optimizer, critic = everything_trained(args)
+    assert checkpoints.load(policy, optimizer, args.run_dir, critic) == (1, 8)
+    if dtype == "float16":
+        found = [float16.scaler(one, args).state().tolist() for one in (optimizer, critic[1])]
+        assert found == [[2.0**40, 3], [2.0**6, 3]]
 
 
 def test_a_checkpoint_without_value_model_ends_in_one_line(tiny_model, tmp_path):
@@ -304,6 +267,5 @@ def test_a_checkpoint_without_value_model_ends_in_one_line(tiny_model, tmp_path)
     args = arguments(ppo, model=str(tiny_model), run_dir=str(tmp_path))
     policy, optimizer, critic = everything_trained(args)
     checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(tiny_model), 1, 8, args)
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit, match=r"^error: checkpoint .*critic\..*$"):
         checkpoints.load(policy, optimizer, tmp_path, critic)
-    assert re.fullmatch(r"error: checkpoint .*critic\..*", end.value.code)

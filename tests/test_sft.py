@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import KK_TINY, puzzles, run, write_rows
-from helpers import chat, settings_of_sft
+from helpers import chat, distance, flat, gradients, settings_of_sft
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,16 +22,11 @@ CHATS = [
 ]
 
 
-def given(tokenizer, tmp_path):
-    """Four examples of different lengths."""
-    file = write_rows(tmp_path / "chats.jsonl", CHATS)
-    _, train, _ = load_task(settings_of_sft(data=str(file), test_data=str(file)), tokenizer, examples)
-    return train
-
-
-def args_of(**changes):
-    """The settings of a policy on the CPU, in float32."""
-    return sft.Args(model=str(KK_TINY), dtype="float32", gradient_checkpointing=False, compile=False, **changes)
+def read(tokenizer, folder, rows=CHATS, **changes):
+    """(examples to learn, those to test on) of a file of chats, which is also the test file unless told otherwise."""
+    file = str(write_rows(folder / "chats.jsonl", rows))
+    _, train, test = load_task(settings_of_sft(**{"data": file, "test_data": file} | changes), tokenizer, examples)
+    return train, test
 
 
 def by_transformers(model, given):
@@ -47,25 +42,25 @@ def by_transformers(model, given):
     return total, count
 
 
-def test_the_gradient_is_that_of_the_cross_entropy_on_responses_alone(tokenizer, tmp_path, on_the_cpu):
-    """Against transformers; also if each example has a pass of its own."""
-    batch_of = given(tokenizer, tmp_path)
+def test_loss_and_gradient_are_those_of_transformers_cross_entropy_on_responses_alone(tokenizer, tmp_path, on_the_cpu):
+    """And the held-out loss. Also if each example has a pass of its own."""
+    given, _ = read(tokenizer, tmp_path)  # four of different lengths
     model = AutoModelForCausalLM.from_pretrained(KK_TINY, dtype=torch.float32)
-    total, count = by_transformers(model, batch_of)
+    total, count = by_transformers(model, given)
     (-total / count).backward()
-    expected = {name: weight.grad for name, weight in model.named_parameters()}
+    expected = pytest.approx((-total / count).item(), rel=1e-5)
     for tokens in (16, 4096):  # passes of one example, and of all
-        args = args_of(micro_batch_tokens=tokens, max_grad_norm=1e9, prompts_per_step=4)
+        sizes = {"micro_batch_tokens": tokens, "prompts_per_step": 4, "max_grad_norm": 1e9}
+        off = {"gradient_checkpointing": False, "compile": False}
+        args = sft.Args(model=str(KK_TINY), dtype="float32", **sizes, **off)
         policy = sft.load_policy(args, trained=True)
-        optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
-        before = {name: weight.detach().clone() for name, weight in policy.lm.named_parameters()}
-        found = sft.update(policy, optimizer, sft.to_batch(batch_of), 1, args)
-        assert found["loss"] == pytest.approx((-total / count).item(), rel=1e-5) and found["optimizer_steps"] == 1
-        for name, weight in policy.lm.named_parameters():
-            torch.testing.assert_close(before[name] - weight, expected[name], rtol=1e-3, atol=1e-6)
+        assert sft.evaluate(policy, given, args) == {"eval/loss": expected}
+        [gradient], metrics = gradients(sft, sft.to_batch(given), args, policy)
+        assert metrics["loss"] == expected and metrics["optimizer_steps"] == 1
+        assert distance(gradient, flat(weight.grad for weight in model.parameters())) < 1e-5
 
 
-def test_prompts_are_not_learned(tokenizer, tmp_path, on_the_cpu):
+def test_prompts_are_not_learned(on_the_cpu):
     """By hand: three tokens of prompt and two of response, the log-probabilities 1 to 5."""
     one = {"prompt_ids": [7, 8, 9], "response_ids": [5, 6]}
     other = {"prompt_ids": [7], "response_ids": [5]}
@@ -79,18 +74,9 @@ def test_prompts_are_not_learned(tokenizer, tmp_path, on_the_cpu):
     assert (logp.grad != 0).tolist() == batch["mask"].tolist()
 
 
-def test_the_held_out_loss_is_transformers_own(tokenizer, tmp_path, on_the_cpu):
-    test = given(tokenizer, tmp_path)
-    args = args_of(micro_batch_tokens=64)
-    model = AutoModelForCausalLM.from_pretrained(KK_TINY, dtype=torch.float32)
-    with torch.no_grad():
-        total, count = by_transformers(model, test)
-    found = sft.evaluate(sft.load_policy(args, trained=True), test, args)
-    assert found == {"eval/loss": pytest.approx((-total / count).item(), rel=1e-5)}
-
-
-def test_worked_solutions_are_right_if_careful_and_end_with_the_end_token(tokenizer):
+def test_worked_solutions_are_right_if_careful_and_end_with_the_end_token(tokenizer, monkeypatch):
     """Half are careful, and those are right; the others guess."""
+    monkeypatch.setitem(kk.DEFAULT_SIZE, "train", 250)
     _, train, test = load_task(settings_of_sft(eval_size=40), tokenizer, examples)
     scores = [kk.score(one["response"], one["answer"]) for one in train[:200]]
     assert all(score["format"] for score in scores)
@@ -105,8 +91,8 @@ def test_worked_solutions_are_right_if_careful_and_end_with_the_end_token(tokeni
 def small(run_dir, **changes):
     """Flags of a run that takes seconds: kk_tiny learns solutions of 60 puzzles."""
     flags = {
-        "model": KK_TINY, "run_dir": run_dir, "steps": 4, "prompts_per_step": 8, "eval_size": 8, "save_every": 2,
-        "micro_batch_tokens": 2000, "lr": 1e-3, "updates_per_step": 2, "dtype": "float32", "eval_every": 2,
+        "model": KK_TINY, "run_dir": run_dir, "steps": 2, "prompts_per_step": 8, "eval_size": 8,
+        "micro_batch_tokens": 2000, "lr": 1e-3, "updates_per_step": 2, "dtype": "float32", "eval_every": 1,
         "data": chats_of_puzzles(Path(run_dir).parent),
     }  # fmt: skip
     return [word for key, value in (flags | changes).items() for word in (f"--{key}", str(value))]
@@ -127,29 +113,29 @@ def rows_of(run_dir):
 
 
 @pytest.fixture(scope="module")
-def four_steps(tmp_path_factory):
+def two_steps(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("sft") / "run"
     return run_dir, run("sft.py", *small(run_dir))
 
 
-def test_a_run_lowers_the_held_out_loss_and_writes_what_it_promises(four_steps):
-    run_dir, finished = four_steps
+def test_a_run_lowers_the_held_out_loss_and_writes_what_it_promises(two_steps):
+    run_dir, finished = two_steps
     rows = rows_of(run_dir)
-    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in rows] == [0, 1, 2]
     losses = [row["eval/loss"] for row in rows if "eval/loss" in row]
     assert len(losses) == 3 and losses[0] > losses[1] > losses[2] > 0
     keys = "loss grad_norm optimizer_steps response_tokens tokens weights_changed time/train time/step peak_memory_gb"
     assert all(row[key] is not None for row in rows[1:] for key in keys.split())
     assert all(row["optimizer_steps"] == 2 for row in rows[1:])
     assert "loss on held-out examples" in finished.stdout and "held back to test on" in finished.stdout
-    assert load_file(run_dir / "checkpoints/step_000004/model.safetensors")
+    assert load_file(run_dir / "checkpoints/step_000002/model.safetensors")
 
 
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two processes need two GPUs, or none")
-def test_two_processes_learn_as_one(four_steps, tmp_path):
+def test_two_processes_learn_as_one(two_steps, tmp_path):
     """No sampler: so beside rounding the numbers are the same in every step."""
     run("sft.py", *small(tmp_path / "run"), processes=2)
-    for one, two in zip(rows_of(four_steps[0]), rows_of(tmp_path / "run"), strict=True):
+    for one, two in zip(rows_of(two_steps[0]), rows_of(tmp_path / "run"), strict=True):
         for key in ("loss", "eval/loss", "grad_norm", "tokens", "response_tokens"):
             if key in one:
                 assert two[key] == pytest.approx(one[key], rel=1e-3), (one["step"], key)
@@ -169,39 +155,33 @@ QUESTION, ANSWER = {"role": "user", "content": "Who?"}, {"role": "assistant", "c
     ],
 )
 def test_a_bad_file_is_refused_in_one_line_with_its_row(rows, message, tokenizer, tmp_path):
-    file = write_rows(tmp_path / "bad.jsonl", [{"messages": row} for row in rows])
-    with pytest.raises(ValueError, match=r"bad\.jsonl") as error:
-        load_task(settings_of_sft(data=str(file)), tokenizer, examples)
+    with pytest.raises(ValueError, match=r"chats\.jsonl") as error:
+        read(tokenizer, tmp_path, [{"messages": row} for row in rows], test_data="")
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_chat_that_the_template_refuses(tokenizer, tmp_path):
     """Llama's and Mistral's templates, among others, ask that user and assistant take turns."""
-    strict = AutoTokenizer.from_pretrained(KK_TINY)
+    strict, rows = AutoTokenizer.from_pretrained(KK_TINY), [{"messages": [QUESTION, QUESTION, ANSWER]}] * 2
     strict.chat_template = (
         "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
         "{{ raise_exception('roles must alternate') }}{% endif %}{{ m['content'] }}{% endfor %}"
     )
-    file = str(write_rows(tmp_path / "chats.jsonl", [{"messages": [QUESTION, QUESTION, ANSWER]}] * 2))
-    args = settings_of_sft(data=file, test_data=file)
     with pytest.raises(ValueError, match="example 1: the model's chat template refuses the chat: roles must alternate"):
-        load_task(args, strict, examples)
-    load_task(args, tokenizer, examples)  # kk_tiny's takes any
+        read(strict, tmp_path, rows)
+    read(tokenizer, tmp_path, rows)  # kk_tiny's takes any
 
 
 def test_examples_that_are_too_long(tokenizer, tmp_path, capsys):
     long = chat("Go on.", "and so on " * 300)
-    file = write_rows(tmp_path / "chats.jsonl", [long, *CHATS])
-    _, train, _ = load_task(settings_of_sft(data=str(file), test_data=str(file)), tokenizer, examples)
-    assert len(train) == 4 and "1 of 5 examples are too long and left out" in capsys.readouterr().out
-    file = write_rows(tmp_path / "long.jsonl", [long, long])
+    assert len(read(tokenizer, tmp_path, [long, *CHATS])[0]) == 4
+    assert "1 of 5 examples are too long and left out" in capsys.readouterr().out
     with pytest.raises(ValueError, match="no train example has at most 600 tokens of prompt"):
-        load_task(settings_of_sft(data=str(file), test_data=str(file)), tokenizer, examples)
+        read(tokenizer, tmp_path, [long, long])
 
 
 def test_a_chat_that_stands_twice_is_not_on_both_sides(tokenizer, tmp_path, capsys):
-    file = write_rows(tmp_path / "chats.jsonl", CHATS * 5)
-    _, train, test = load_task(settings_of_sft(data=str(file)), tokenizer, examples)
+    train, test = read(tokenizer, tmp_path, CHATS * 5, test_data="")
     assert not {str(one["messages"]) for one in train} & {str(one["messages"]) for one in test}
     assert "are test problems, too, and left out" in capsys.readouterr().out
 

@@ -3,6 +3,7 @@
 Of every script whose loss or update is its own; what another one shares with its parent is the same to the letter
 (test_family.py). The scripts run on a table of log-probabilities (tools/maintain/updates.py): what a model makes of
 the weights is in test_algorithms.py. The reference is written from the formulas, with none of the scripts' lines.
+It knows no passes: so this also shows that micro-batches, padding and what lies outside the mask change nothing.
 """
 
 import importlib
@@ -14,6 +15,8 @@ import pytest
 import torch
 from helpers import arguments
 
+import grpo_kl
+from runtime import passes
 from tools.maintain import updates
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -74,12 +77,13 @@ def clip(token, advantage, low, high):
     return (0 if cut or not moves else rho * advantage), cut
 
 
-def of_grpo(rows, args):
-    return [[clip(token, a, args.clip_low, args.clip_high) for token in row] for a, row in rows]
+def each(one):
+    """The weights of a script in which a token's depends on no other: one(token, its advantage, args)."""
+    return lambda rows, args: [[one(token, a, args) for token in row] for a, row in rows]
 
 
-def of_advantages(rows, args):
-    return [[(a, False) for _ in row] for a, row in rows]
+of_advantages = each(lambda token, a, args: (a, False))
+of_grpo = each(lambda token, a, args: clip(token, a, args.clip_low, args.clip_high))
 
 
 def of_acpo(rows, args, is_first):
@@ -106,44 +110,35 @@ def of_gspo(rows, args):
     return found
 
 
-def of_cispo(rows, args):
+@each
+def of_cispo(token, a, args):
     """A ratio that is bounded and carries no gradient; with --gated PPO's clip at 0.8 and 1.3 cuts tokens off, too."""
-
-    def one(token, a):
-        rho = clamped(token.moved)[0]
-        bounded = max(1 - args.clip_low, min(1 + args.clip_high, rho))
-        cut = args.gated and clip(token, a, 0.2, 0.3)[1]
-        return (0 if cut else bounded * a), cut or (a != 0 and bounded != rho)
-
-    return [[one(token, a) for token in row] for a, row in rows]
+    rho = clamped(token.moved)[0]
+    bounded = max(1 - args.clip_low, min(1 + args.clip_high, rho))
+    cut = args.gated and clip(token, a, 0.2, 0.3)[1]
+    return (0 if cut else bounded * a), cut or (a != 0 and bounded != rho)
 
 
-def of_dppo(rows, args):
+@each
+def of_dppo(token, a, args):
     """A ratio up to 20; no weight beyond a divergence of δ from π_old."""
-
-    def one(token, a):
-        new, old = math.exp(token.logp), math.exp(token.old)
-        if args.divergence == "tv":
-            is_far = abs(new - old) > (args.delta or 0.15)
-        else:
-            others = (1 - old) * math.log(max(1e-8, 1 - old) / max(1e-8, 1 - new))
-            is_far = old * (token.old - token.logp) + others > (args.delta or 0.05)
-        cut = is_far and ((a > 0 and new > old) or (a < 0 and new < old))
-        return (0 if cut else min(20, math.exp(max(-20, token.moved))) * a), cut
-
-    return [[one(token, a) for token in row] for a, row in rows]
+    new, old = math.exp(token.logp), math.exp(token.old)
+    if args.divergence == "tv":
+        is_far = abs(new - old) > (args.delta or 0.15)
+    else:
+        others = (1 - old) * math.log(max(1e-8, 1 - old) / max(1e-8, 1 - new))
+        is_far = old * (token.old - token.logp) + others > (args.delta or 0.05)
+    cut = is_far and ((a > 0 and new > old) or (a < 0 and new < old))
+    return (0 if cut else min(20, math.exp(max(-20, token.moved))) * a), cut
 
 
-def of_sapo(rows, args):
+@each
+def of_sapo(token, a, args):
     """A smooth gate: sech²(τ/2·(ρ − 1)) of the gradient is left. Those with less than a half are counted."""
-
-    def one(token, a):
-        rho, moves = clamped(token.moved)
-        half = (args.tau_positive if a > 0 else args.tau_negative) * (rho - 1) / 2
-        gate = 1 / math.cosh(half) ** 2 if abs(half) < 300 else 0
-        return gate * rho * a * moves, a != 0 and gate < 0.5
-
-    return [[one(token, a) for token in row] for a, row in rows]
+    rho, moves = clamped(token.moved)
+    half = (args.tau_positive if a > 0 else args.tau_negative) * (rho - 1) / 2
+    gate = 1 / math.cosh(half) ** 2 if abs(half) < 300 else 0
+    return gate * rho * a * moves, a != 0 and gate < 0.5
 
 
 def of_archer(rows, args):
@@ -199,14 +194,8 @@ def of_grpo_stale(rows, args):
 
 TOKENS, RESPONSES, LONGEST = "tokens", "tokens of a response, then responses", "responses times the longest"
 REFERENCES = {  # script: its weights, and what divides them
-    "reinforce": (of_advantages, TOKENS),
-    "opd": (of_advantages, TOKENS),
-    "ppo": (of_grpo, TOKENS),
-    "reinforce_pp": (of_grpo, TOKENS),
-    "grpo": (of_grpo, TOKENS),
-    "grpo_multi_turn": (of_grpo, TOKENS),
-    "dapo": (of_grpo, TOKENS),
-    "grpo_kl": (of_grpo, TOKENS),
+    **{script: (of_advantages, TOKENS) for script in ("reinforce", "opd")},
+    **{script: (of_grpo, TOKENS) for script in ("ppo", "reinforce_pp", "grpo", "grpo_multi_turn", "dapo", "grpo_kl")},
     "grpo_ar_lopti": (of_grpo, TOKENS),
     "dr_grpo": (of_grpo, LONGEST),
     "acpo": (of_acpo, RESPONSES),
@@ -247,55 +236,58 @@ def expected(script, rows, args, is_first):
     looks_again = script in ("acpo", "entropy_top")
     found = weights_of(rows, args, is_first) if looks_again else weights_of(rows, args)
     num_tokens = sum(len(row) for _, row in rows)
+    divisor = RESPONSES if getattr(args, "gated", False) else divisor
     weights = []
     for (_, row), given in zip(rows, found):
-        by = {
-            TOKENS: num_tokens,
-            RESPONSES: len(row) * len(rows),
-            LONGEST: len(rows) * getattr(args, "max_response_tokens", 0),
-        }[RESPONSES if getattr(args, "gated", False) else divisor]
+        longest = getattr(args, "max_response_tokens", 0)
+        by = {TOKENS: num_tokens, RESPONSES: len(row) * len(rows), LONGEST: longest * len(rows)}[divisor]
         for token, (weight, _) in zip(row, given):
             weights.append((weight + getattr(token, "beta", 1) * kl_part(token, args)) / by)
     return weights, sum(bool(cut) for given in found for _, cut in given) / num_tokens
 
 
 def as_batch(rows, reply=0):
-    """(the batch, log π, entropy now), [N, T] in float64. A response begins at place 1; around it lies garbage.
+    """(the batch, log π, entropy now), [N, T] in float64. A response begins at place 1; around it lies garbage, with
+    which a loss is infinite.
 
     reply: how many places of garbage stand behind every third token of a response.
     """
     longest = max(len(row) for _, row in rows)
     shape = len(rows), 2 + longest + reply * (longest // 3)
-    mask = torch.zeros(shape, dtype=torch.bool)
-    keys = ("logp", "now", "entropy", "old_logp", "ref_logp", "sampler_logp", "advantages")
-    numbers = (-7, 9, 9, -5, -1, -3, 4)
-    found = {key: torch.full(shape, garbage, dtype=torch.float64) for key, garbage in zip(keys, numbers)}
+    outside = {"logp": -7, "now": 9, "entropy": 9, "old_logp": -5, "ref_logp": -1, "sampler_logp": -3}
+    outside["advantages"] = 1e306
+    found = {key: torch.full(shape, garbage, dtype=torch.float64) for key, garbage in outside.items()}
+    found |= {"ids": torch.zeros(shape, dtype=torch.long), "mask": torch.zeros(shape, dtype=torch.bool)}
     for i, (advantage, row) in enumerate(rows):
         for k, token in enumerate(row):
             t = 1 + k + reply * (k // 3)
-            mask[i, t] = True
-            values = token.logp, token.now, token.entropy, token.old
-            for key, value in zip(keys, (*values, token.logp + token.ref, token.old - token.gap, advantage)):
-                found[key][i, t] = value
+            numbers = token.logp, token.now, token.entropy, token.old, token.logp + token.ref, token.old - token.gap
+            for key, number in zip([*outside, "mask"], (*numbers, advantage, True)):
+                found[key][i, t] = number
     logp, entropy = found.pop("logp"), found.pop("now")
-    return found | {"ids": torch.zeros(shape, dtype=torch.long), "mask": mask}, logp, entropy
+    return found, logp, entropy
 
 
-# A later update of a step differs in the scripts that look at the policy again.
+MOST = torch.distributed.ReduceOp.MAX
+# A later update of a step differs in the scripts that look at the policy again; in others it is as the first.
 PAIRS = [(case, True) for case in CASES]
-PAIRS += [(case, False) for case, (script, _) in CASES.items() if script in ("grpo", "acpo", "entropy_top")]
+PAIRS += [(case, False) for case, (script, _) in CASES.items() if case == script or script in ("acpo", "entropy_top")]
 
 
 @pytest.mark.parametrize(("case", "is_first"), PAIRS)
 def test_an_update_gives_each_token_its_weight(case, is_first, monkeypatch):
+    """In passes of all rows, of some and of one, and if other processes make three more: their masks are empty."""
     script, settings = CASES[case]
     trainer, metrics = importlib.import_module(script), []
     update = trainer.update
     monkeypatch.setattr(trainer, "update", lambda *given: metrics.append(update(*given)))
-    for seed in range(4):
+    for seed, tokens in enumerate((10**6, 100, 1, 100)):
+        if seed == 3:
+            monkeypatch.setattr(passes, "all_reduce", lambda value, op=None: value + 3 * (op == MOST))
         rows = drawn_rows(seed, is_first or script != "acpo")  # with absurd ratios all of its ranges are the largest
         # With checkpointing no pass is for one group alone.
         common = {"prompts_per_step": len(rows), "responses_per_prompt": 1, "gradient_checkpointing": True}
+        common["micro_batch_tokens"] = tokens
         args = arguments(trainer, **common | settings)
         batch, logp, entropy = as_batch(rows, reply=2 if script == "grpo_multi_turn" else 0)
         weight, _ = updates.token_weights(script, batch, logp, entropy, args, is_first)
@@ -325,3 +317,36 @@ def test_a_ratio_at_the_very_bound_is_not_clipped(script):
             divisor = () if script == "acpo" else (1,)
             _, clipped = trainer.policy_loss(-one, batch, *divisor, arguments(trainer, **settings, kl_coef=0.0))
             assert clipped.item() == (narrower > 0)
+
+
+# ------------------------------------------------------------ the estimates of grpo_kl.py, by enumeration of all tokens
+
+# A policy that writes one of three tokens, its weights the logits. The exact gradients are autograd's of the two sums.
+POLICY = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+REFERENCE = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+OLD = torch.tensor([0.3, 0.5, 0.2], dtype=torch.float64)  # the policy that sampled, before some updates
+
+
+def gradient_of(value_of):
+    """The gradient by the logits of a function of log π, [3]; at POLICY."""
+    logits = POLICY.log().requires_grad_()
+    return torch.autograd.grad(value_of(logits.log_softmax(0)), logits)[0].tolist()
+
+
+def mean_gradient(kl, sampler):
+    """That of grpo_kl.py's KL term, over tokens drawn from the sampler."""
+    batch = {"old_logp": sampler.log(), "ref_logp": REFERENCE.log()}
+    return gradient_of(lambda logp: (sampler * grpo_kl.kl_term(logp, batch, arguments(grpo_kl, kl=kl))).sum())
+
+
+TO_POLICY = gradient_of(lambda logp: (logp.exp() * (logp - REFERENCE.log())).sum())  # KL(π ‖ π_ref)
+TO_REFERENCE = gradient_of(lambda logp: (REFERENCE * (REFERENCE.log() - logp)).sum())  # KL(π_ref ‖ π)
+GRADIENTS = {"k1": [0, 0, 0], "k2": TO_POLICY, "k3": TO_REFERENCE, "k3_ratio": TO_POLICY}
+
+
+@pytest.mark.parametrize("kl", GRADIENTS)
+def test_each_estimate_follows_its_own_divergence_and_off_policy_k3_times_the_ratio_alone(kl):
+    """Its mean over the sampler's tokens is KL(π ‖ π_ref) as a function of the weights, wherever these are."""
+    assert mean_gradient(kl, POLICY) == pytest.approx(GRADIENTS[kl], rel=1e-12, abs=1e-12)
+    off_policy = mean_gradient(kl, OLD)
+    assert (off_policy == pytest.approx(GRADIENTS[kl], rel=1e-2, abs=1e-2)) == (kl == "k3_ratio")
