@@ -45,31 +45,20 @@ def test_each_response_is_scored_with_its_answer(task, response, right, wrong):
             task.score_all(["", ""], [[]])
 
 
-IN_TAGS = [  # R: the right answer, W: the wrong one
-    ("R", MALFORMED),
-    ("", MALFORMED),
-    ("<answer>R", MALFORMED),
-    ("R</answer>", MALFORMED),
-    ("</answer>R<answer>", MALFORMED),
-    ("<ANSWER>R</ANSWER>", MALFORMED),
-    ("<answer></answer>", MALFORMED),
-    ("<answer>R</answer>", RIGHT),
-    ("hm</think> so <answer>\nR\n</answer> done", RIGHT),
-    ("<answer>W</answer><answer>R</answer>", RIGHT),
-    ("<answer>R</answer><answer>W</answer>", WRONG),
-    ("<answer>R</answer><answer></answer>", MALFORMED),
-    ("<answer>R</answer> or <answer>W", RIGHT),  # the last complete one
-    ("<answer>R</answer></answer>", RIGHT),
-    ("<answer><answer>R</answer></answer>", RIGHT),
-    ("<answer>W <answer>R</answer>", RIGHT),
-]
+IN_TAGS = {  # R: the right answer, W: the wrong one; ( and ): the tags
+    "R": MALFORMED, "": MALFORMED, "(R": MALFORMED, "R)": MALFORMED, ")R(": MALFORMED, "()": MALFORMED, "(R)": RIGHT,
+    "hm</think> so (\nR\n) done": RIGHT, "(W)(R)": RIGHT, "(R)(W)": WRONG, "(R)()": MALFORMED,
+    "(R) or (W": RIGHT,  # the last complete one
+    "(R))": RIGHT, "((R))": RIGHT, "(W (R)": RIGHT, "<ANSWER>R</ANSWER>": MALFORMED,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("task", [countdown, hitab])
-@pytest.mark.parametrize("text, want", IN_TAGS)
-def test_the_last_complete_answer_counts(task, text, want):
+def test_the_last_complete_answer_counts(task):
     right, wrong, gold = ANSWERS[task]
-    assert task.score(text.replace("R", right).replace("W", wrong), gold) == want
+    signs = {"(": "<answer>", ")": "</answer>", "R": right, "W": wrong}
+    found = {text: task.score("".join(signs.get(sign, sign) for sign in text), gold) for text in IN_TAGS}
+    assert found == IN_TAGS
 
 
 HOSTILE = {  # each a text for a size; at 1000 it has some 100,000 characters
@@ -114,9 +103,8 @@ def test_random_texts_never_crash(task):
         found = task.score(text, gold)
         kinds.add((found["format"], found["correct"]))
         if task is kk:
-            assert (
-                found["reward"] in (3.0, -0.5, -1.0, -3.0) and kk.score(text, gold, True)["reward"] <= found["reward"]
-            )
+            strict = kk.score(text, gold, strict=True)
+            assert found["reward"] in (3.0, -0.5, -1.0, -3.0) and strict["reward"] <= found["reward"]
         else:
             assert found in (RIGHT, WRONG, MALFORMED)
 
@@ -135,29 +123,29 @@ def test_the_same_problems_in_another_process_and_with_a_smaller_size(task):
     assert done.stdout == json.dumps(made) + "\n"
 
 
-@pytest.mark.parametrize(
-    "task, kinds, of_each_kind",
-    [(countdown, {"numbers": "3-4"}, dict.fromkeys("34", 512)), (hitab, {}, dict.fromkeys(hitab.KINDS, 256))],
-)
+DEFAULTS = [  # task, its flags, how many of each category it generates to test on
+    (kk, {"people": "3-7"}, dict.fromkeys("34567", 100)),
+    (countdown, {"numbers": "3-4"}, dict.fromkeys("34", 512)),
+    (hitab, {}, dict.fromkeys(hitab.KINDS, 256)),
+]
+
+
+@pytest.mark.parametrize("task, kinds, of_each_kind", DEFAULTS)
 def test_generated_is_the_default(task, kinds, of_each_kind):
-    assert task.load(None, "train", size=5, seed=2) == task.generate(5, seed=2, split="train", **kinds)
+    items = task.load(None, "train", size=7, seed=2)
+    assert items == task.generate(7, seed=2, split="train", **kinds)
+    assert [item["category"] for item in items] == [*of_each_kind, *of_each_kind, *of_each_kind, *of_each_kind][:7]
     assert collections.Counter(item["category"] for item in task.load(None, "test")) == of_each_kind
 
 
 @each_task
 def test_bad_arguments(task):
-    with pytest.raises(ValueError, match="split must be train or test, not 'dev'"):
-        task.load(None, "dev")
-    for wrong in (0, -1):
-        with pytest.raises(ValueError, match="size must be at least 1"):
-            task.load(None, "train", size=wrong)
-    if task is math:  # it generates none
-        return
-    with pytest.raises(ValueError, match="split must be train or test, not 'dev'"):
-        task.generate(5, split="dev")
-    for wrong in (0, -1):
-        with pytest.raises(ValueError, match=r"number of (puzzles|questions) must be at least 1"):
-            task.generate(wrong)
+    calls = [lambda: task.load(None, "dev"), lambda: task.load(None, "train", size=0)]
+    if task is not math:  # it generates none
+        calls += [lambda: task.generate(5, split="dev"), lambda: task.generate(0), lambda: task.generate(-1)]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"split must be train or test|must be at least 1"):
+            call()
 
 
 COUNTS = {"3-7": [3, 4, 5, 6, 7], "3,2": [2, 3], "5": [5], "2-3, 8": [2, 3, 8], " 3 - 6 ": [3, 4, 5, 6]}
@@ -191,8 +179,7 @@ BAD_FILES = [  # task, name, what the file holds, what is said of it
     (kk, "a.json", "[null]", "row 1: expected an object with quiz, names, solution, statements, not None"),
     (kk, "a.json", '[{"quiz": "?"}, null]', "row 2: expected an object"),
     (kk, "a.json", '{"quiz": "?"}\n{"quiz": "?"}\nnull', "row 3: expected an object"),  # a row in each line
-    (kk, "a.json", '{"quiz": null}', "lacks the columns names, solution, statements; it has quiz"),
-    (kk, "a.json", '{"problem": "?", "answer": "1"}', "--task math takes such a file"),
+    (kk, "a.json", '{"problem": "?", "answer": "1"}', "lacks the columns quiz, names, solution, statements"),
     (kk, "a.jsonl", '{"quiz": "?"}\n\nnull', "row 2: expected an object"),
     (kk, "a.jsonl", "{}\n{", "row 2 could not be read"),
     (kk, "a.jsonl", "\n", "holds no rows"),
@@ -235,6 +222,8 @@ def test_a_subset_of_a_file_is_balanced_and_seeded_and_keeps_the_order(task, tmp
     rows, categories = SIXTY[task]
     path = write_rows(tmp_path / "sixty.jsonl", rows)
     everything = task.load(path, "train")
+    for suffix in (".json", ".parquet"):
+        assert task.load(write_rows(path.with_suffix(suffix), rows), "train") == everything
     first, again, other = (task.load(path, "train", size=8, seed=seed) for seed in (0, 0, 1))
     assert first == again != other and collections.Counter(item["category"] for item in first) == categories
     assert len(everything) == 60 == len(task.load(path, "train", size=100))
@@ -256,9 +245,8 @@ def test_a_folder_keeps_train_and_test_apart(tmp_path):
     assert categories("train") == ["a", "latest"]
     (tmp_path / "a.json").unlink()
     (tmp_path / "latest.json").unlink()
-    for task in (math, kk, countdown):
-        with pytest.raises(ValueError, match=r"holds no .* file for train"):
-            task.load(tmp_path, "train")
+    with pytest.raises(ValueError, match=r"holds no .* file for train"):
+        math.load(tmp_path, "train")
 
 
 def tables():
