@@ -12,6 +12,7 @@ import pytest
 from conftest import DATA, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_rewards import MALFORMED, RIGHT, WRONG
 
 from rewards import countdown
 
@@ -19,9 +20,6 @@ REAL = DATA / "countdown"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"the real puzzles are not at {REAL}")
 
 GOLD = {"nums": [3, 5, 8], "target": 16}
-SOLVED = {"reward": 1.0, "correct": True, "format": True, "timed_out": False}
-WRONG = {"reward": 0.0, "correct": False, "format": True, "timed_out": False}
-MALFORMED = {"reward": 0.0, "correct": False, "format": False, "timed_out": False}
 
 
 def score(expression, nums=(3, 5, 8), target=16):
@@ -48,16 +46,16 @@ NO_EXPRESSIONS = [  # beside those of digits, operators and brackets alone, whic
 
 
 def test_expressions_of_3_5_8():
-    assert [text for text in SOLUTIONS if score(text) != SOLVED] == []
+    assert [text for text in SOLUTIONS if score(text) != RIGHT] == []
     assert [text for text in WELL_FORMED if score(text) != WRONG] == []
     assert [text for text in NO_EXPRESSIONS if score(text) != MALFORMED] == []
 
 
 OTHERS = [  # expression, numbers, target, score
-    ("8 / (3 - 8 / 3)", [8, 3, 8, 3], 24, SOLVED),  # fractions on the way are exact
-    ("1 / 49 * 49", [1, 49, 49], 1, SOLVED),  # in floats it is 0.9999999999999999
+    ("8 / (3 - 8 / 3)", [8, 3, 8, 3], 24, RIGHT),  # fractions on the way are exact
+    ("1 / 49 * 49", [1, 49, 49], 1, RIGHT),  # in floats it is 0.9999999999999999
     ("7 / 3", [7, 3], 2, WRONG),
-    ("8 + 8", [8, 8], 16, SOLVED),  # a number given twice is used twice
+    ("8 + 8", [8, 8], 16, RIGHT),  # a number given twice is used twice
     ("8 + 8", [8, 8, 8], 16, WRONG),
     ("8 + 8 + 0", [8, 8], 16, WRONG),
     ("2 * 8", [8, 2, 1], 16, WRONG),
@@ -124,7 +122,7 @@ GROWN = st.recursive(
 )
 
 
-@settings(max_examples=3000, deadline=None, derandomize=True, database=None)
+@settings(max_examples=1000, deadline=None, derandomize=True, database=None)
 @given(GROWN | st.text("1203-+*/()", max_size=9))
 def test_agrees_with_pythons_own_parser(text):
     assert countdown.evaluate(text) == by_ast(text)
@@ -136,7 +134,7 @@ def test_prompt_shows_the_layout_and_a_true_example():
     assert (system["role"], user["role"], item["prefix"]) == ("system", "user", "<think>")
     assert user["content"] == "Numbers: 79, 17, 60\nTarget: 36"
     assert item["answer"] == {"nums": [79, 17, 60], "target": 36} and item["category"] == "3"
-    assert countdown.score(system["content"], GOLD) == SOLVED
+    assert countdown.score(system["content"], GOLD) == RIGHT
     assert "numbers 3, 5, 8 and the target 16" in system["content"]
 
 
@@ -146,24 +144,11 @@ def test_generated_puzzles_are_solvable_and_different(split):
     assert collections.Counter(item["category"] for item in items) == dict.fromkeys("3456", 100)
     for item in items:
         nums, target = item["answer"]["nums"], item["answer"]["target"]
-        assert countdown.score(f"<answer>{item['solution']}</answer>", item["answer"]) == SOLVED
+        assert countdown.score(f"<answer>{item['solution']}</answer>", item["answer"]) == RIGHT
         assert len(nums) == int(item["category"]) and all(1 <= n <= 99 for n in nums) and 10 <= target <= 100
         assert all(type(n) is int for n in [*nums, target])
     assert len({(*sorted(item["answer"]["nums"]), item["answer"]["target"]) for item in items}) == 400
     assert all(any(sign in item["solution"] for item in items) for sign in "+-*/(")
-
-
-def test_train_and_test_share_no_puzzle_whatever_the_seed(monkeypatch):
-    monkeypatch.setattr(countdown, "LARGEST", 12)  # so few puzzles that the seeds meet again and again
-    splits = {"train": collections.Counter(), "test": collections.Counter()}
-    for split, found in splits.items():
-        for seed in range(4):
-            items = countdown.generate(500 if split == "train" else 50, "3", seed, split)
-            puzzles = {(*sorted(item["answer"]["nums"]), item["answer"]["target"]) for item in items}
-            assert len(puzzles) == len(items)
-            found.update(puzzles)
-    assert not splits["train"].keys() & splits["test"].keys()
-    assert min(max(found.values()) for found in splits.values()) > 1
 
 
 def test_a_puzzle_keeps_its_split_in_any_order():

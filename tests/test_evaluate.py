@@ -478,8 +478,7 @@ def test_a_runs_last_checkpoints_are_one_row(a_run, model, tmp_path, monkeypatch
 
 
 def settled(*flags):
-    words = list(map(str, flags))
-    return evaluation.settings.read_settings(words)
+    return evaluation.settings.read_settings(list(map(str, flags)))
 
 
 def test_a_run_is_its_newest_checkpoint_and_a_checkpoint_has_its_runs_settings(a_run):
