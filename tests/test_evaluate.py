@@ -9,7 +9,6 @@ import fcntl
 import itertools
 import json
 import math
-import re
 import shutil
 import sys
 from collections import Counter
@@ -252,8 +251,7 @@ def test_what_was_taught_is_the_table(model, tmp_path):
     assert row["format_rate"] == 1 and row["truncated_rate"] == 0 and row["responses"] == 6
     assert {key: of["responses"] for key, of in row["by_category"].items()} == {"2": 2, "3": 2, "4": 2}
     responses = [json.loads(line) for line in kk_results["responses.jsonl"].read_text().splitlines()]
-    assert [r["correct"] for r in responses] == [True, False, True, True, False, False]
-    assert [r["reward"] for r in responses] == [3, -0.5, 3, 3, -0.5, -0.5]
+    assert [(r["reward"], r["correct"]) for r in responses] == [(x, x == 3) for x in (3, -0.5, 3, 3, -0.5, -0.5)]
     assert row["mean_tokens"] == pytest.approx(fmean(r["tokens"] for r in responses))
     assert responses[0]["response"] == taught()[0][1][0] and responses[0]["tokens"] > 10
     # The papers have no 2 people, and their mean is over 3 to 7: it has no place here.
@@ -267,12 +265,10 @@ def test_what_was_taught_is_the_table(model, tmp_path):
     # What made them
     said = {"temperature": 0, "people": "2-4", "seed": 0, "max_response_tokens": 100}
     assert said.items() <= results["settings"].items()
-    assert results["sampling"]["3"] == {"samples": 1, "temperature": 0.0}
     assert results["provenance"]["versions"]["torch"] == torch.__version__ and results["provenance"]["commit"]
     (checkpoint,) = row["checkpoints"]
     assert checkpoint["path"] == str(model) and checkpoint["fingerprint"] == evaluation.models.fingerprint(model)
-    fast = "bfloat16" if machine.has_fast_bfloat16() else "float32"
-    assert checkpoint["engine"]["dtype"] == fast and checkpoint["made"] == [results["provenance"]]
+    assert checkpoint["made"] == [results["provenance"]]
 
 
 @pytest.fixture(scope="module")
@@ -292,26 +288,22 @@ def test_mathematics_by_the_papers_protocol(model, math_folder, tmp_path):
     written = call(model, *flags, "--out", tmp_path, "--keep_responses", "--paper")
     results = read(written[".json"])
     of_row = results["rows"][0]["figures"]
-    counts = {}
+    right = {problem: [] for problems in MATH.values() for problem, *_ in problems}
     for response in map(json.loads, written["responses.jsonl"].read_text().splitlines()):
-        box = ["", *re.findall(r"\\boxed\{(\d+)\}", response["response"])][-1]
-        of_set = MATH[response["category"]]
-        right = [int(box == str(gold)) for problem, gold, _ in of_set if problem in response["prompt"]]
-        counts.setdefault(response["category"], {}).setdefault(response["problem"], []).extend(right)
-    shares = {name: [fmean(right) for right in by_problem.values()] for name, by_problem in counts.items()}
-    for name in shares:
+        for problem, gold, _ in MATH[response["category"]]:
+            if problem in response["prompt"]:
+                right[problem].append(response["response"].endswith(rf"\boxed{{{gold}}}"))
+    for name, problems in MATH.items():
         how = (16, 1.0) if name in ("amc", "aime") else (1, 0.0)
         assert tuple(results["sampling"][name].values()) == how, name
-        assert {len(right) for right in counts[name].values()} == {how[0]}
-        assert of_row[name]["value"] == pytest.approx(fmean(shares[name])), name
-        assert of_row[name]["error"] == pytest.approx(stdev(shares[name]) / math.sqrt(2))
-        assert ("error_samples" in of_row[name]) == (how[0] > 1)
-    assert 0 < shares["amc"][1] < 1 and shares["amc"][0] > 0.8  # one problem half right, one right
-    assert list(of_row) == ["olympiad_bench", "minerva", "math500", "amc", "aime pass@16", "aime", "mean"]
+        assert [len(right[problem]) for problem, *_ in problems] == [how[0]] * 2
+        assert of_row[name]["value"] == pytest.approx(fmean(fmean(right[problem]) for problem, *_ in problems))
+    assert 0 < fmean(right["Contest two?"]) < 1 and fmean(right["Contest one?"]) > 0.8
     assert [of_row[name]["value"] for name in ("olympiad_bench", "minerva", "math500")] == [0.5, 1, 0]
-    passed = [any(right) for right in counts["aime"].values()]
-    assert passed[0] and of_row["aime pass@16"]["value"] == fmean(passed)
-    assert of_row["mean"]["value"] == pytest.approx(fmean([*map(fmean, shares.values()), fmean(passed)]))
+    assert of_row["aime pass@16"]["value"] == fmean([any(right["Invited one?"]), any(right["Invited two?"])])
+    columns = ["olympiad_bench", "minerva", "math500", "amc", "aime pass@16", "aime"]
+    assert list(of_row) == [*columns, "mean"]
+    assert of_row["mean"]["value"] == pytest.approx(fmean(of_row[name]["value"] for name in columns))
 
 
 OTHERS = {
@@ -512,21 +504,19 @@ def test_a_runs_temperature_goes_for_puzzles_and_defaults_are_the_papers(tmp_pat
         ("", "no model is given"),
         ("models/nothing", "models/nothing is no model folder"),
         ("KK_TINY --versus ./nothing", "nothing is no model folder"),
-        ("KK_TINY --last 3", "--last is 3, but none of the models is a run folder"),
+        ("KK_TINY --last 3", "none of the models is a run folder"),
         ("KK_TINY --limit -1", "--limit is -1; it must be greater than 0"),
-        ("KK_TINY --temperature 0.001", "--temperature is 0.001; it must be 0 or at least 0.01"),
-        ("KK_TINY --samples 4", "--samples is 4, but greedy responses are all alike"),
+        ("KK_TINY --samples 4", "--samples is 4, but greedy"),
         ("KK_TINY --data nothing.parquet", "nothing.parquet does not exist"),
         ("KK_TINY --data_dir nothing", "nothing is no folder"),
-        ("KK_TINY --data_dir a --data b", "--suite kk takes one --data or --data_dir"),
-        ("KK_TINY --suite countdown --people 2", "--people is of --suite kk, not of countdown"),
-        ("KK_TINY --suite gym --data_dir a", "--suite gym generates its problems: it takes no --data"),
+        ("KK_TINY --data_dir a --data b", "one --data or --data_dir"),
+        ("KK_TINY --suite countdown --people 2", "--people is of --suite kk"),
+        ("KK_TINY --suite gym --data_dir a", "it takes no --data"),
         ("KK_TINY --kv_cache_gb 0.0001", "one sequence of"),
         ("KK_TINY --suite math --sets gsm8k", "'gsm8k' is no set"),
         ("KK_TINY --suite math --data x.json", "own problems: x.json"),
-        ("KK_TINY --suite math --data aime=x --sets amc", "--data aime=…: the sets that are asked are amc"),
+        ("KK_TINY --suite math --data aime=x --sets amc", "the sets that are asked are amc"),
         ("KK_TINY --suite math", "Olympiad Bench (olympiad_bench.parquet"),
-        ("KK_TINY --suite hitab --data_dir models", "models holds no test_samples.jsonl"),
         ("KK_TINY --suite kk --samples 1 --temperature 1 --pass_at_k", "--pass_at_k needs several --samples"),
     ],
 )

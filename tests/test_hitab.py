@@ -464,19 +464,21 @@ def test_a_solver_of_its_own_finds_the_answers(split, n):
     assert len({item["messages"][-1]["content"] for item in items}) == n
 
 
+def members(label, labels):
+    """Those that a label adds up: itself, those of its group, or all."""
+    plain = [one for one in labels if "total" not in one]
+    assert all(len(one) == 2 for one in plain)  # two levels
+    return (
+        plain if label == ("total",) else [one for one in plain if one[0] == label[0] and label[1] in (one[1], "total")]
+    )
+
+
 def test_totals_add_up():
     seen = collections.Counter()
     for item in hitab.generate(400, seed=1):
         rows, columns, values, _ = read_prompt(item)
         seen[("total",) in rows, ("total",) in columns] += 1
-        members = [[row for row in rows if "total" not in row], [column for column in columns if "total" not in column]]
-        for line in itertools.product(rows, columns):
-            parts = []
-            for label, plain in zip(line, members):
-                if label == ("total",):
-                    parts.append(plain)
-                else:
-                    parts.append([one for one in plain if one[0] == label[0] and label[1] in (one[1], "total")])
-            assert values[line] == sum(values[part] for part in itertools.product(*parts))
-        assert all(len(label) == 2 for label in members[0] + members[1])  # two levels on each side
+        for row, column in values:
+            parts = itertools.product(members(row, rows), members(column, columns))
+            assert values[row, column] == sum(values[part] for part in parts)
     assert min(seen[True, False], seen[False, True], seen[False, False]) > 40

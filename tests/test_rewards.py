@@ -5,6 +5,7 @@ import json
 import os
 import re
 
+import datasets
 import pytest
 from conftest import check_linear_time, python, row_of_puzzle, write_rows
 from hypothesis import given, settings
@@ -123,6 +124,11 @@ def test_the_same_problems_in_another_process_and_with_a_smaller_size(task):
     assert done.stdout == json.dumps(made) + "\n"
 
 
+def table_of(item):
+    """The table in a prompt of HiTab."""
+    return item["messages"][-1]["content"].split("\n\nQuestion: ")[0]
+
+
 FEW = {  # changes that leave so few problems that the seeds meet again and again; how to generate these; sizes
     kk: ({(kk, "DEPTH"): 1}, {"people": "2"}, {"train": 100, "test": 8}),
     countdown: ({(countdown, "LARGEST"): 12}, {"numbers": "3"}, {"train": 400, "test": 40}),
@@ -148,8 +154,7 @@ def test_no_problem_is_on_both_sides_whatever_the_seeds(task, monkeypatch):
     for split, size in sizes.items():
         found = [task.generate(size, seed=seed, split=split, **kinds) for seed in range(4)]
         if task is hitab:  # tables without their titles
-            shown = [[item["messages"][-1]["content"].split("\n\nQuestion: ")[0] for item in made] for made in found]
-            found = [{table.split("\n", 1)[1] for table in tables} for tables in shown]
+            found = [{table_of(item).split("\n", 1)[1] for item in made} for made in found]
         else:
             found = [{task.puzzle_of(item) for item in made} for made in found]
             assert {len(puzzles) for puzzles in found} == {size}
@@ -289,45 +294,36 @@ def tables():
     rows = []
     for i in range(60):
         table = {"texts": [["", "n"], ["x", str(i)]], "top_header_rows_num": 1, "left_header_columns_num": 1}
-        for word in ("one", "two"):
-            rows.append({"question": f"{word} {i}?", "answer": [str(i)], "table_content": repr(table)})
+        rows += [{"question": f"{word} {i}?", "answer": [str(i)], "table": table} for word in ("one", "two")]
     return rows
 
 
-def split_of_item(item):
-    return hitab.split_of(item["messages"][-1]["content"].split("\n\nQuestion: ")[0])
-
-
-READ_HUB = """
-import json, sys
-from rewards import {module} as task
-one, two = ([task.read_hub(f"{folder}/{{name}}", split) for split in ("train", "test")] for name in ("one", "two"))
-try:
-    task.load("some/thing", "train")
-except ValueError as error:
-    print(json.dumps([one, two, str(error)]))
-"""
 PUZZLES = [item["answer"] for split in ("train", "test") for item in countdown.generate(100, split=split)]
+ON_THE_HUB = [  # task, rows, how it reads a file of them, the split of what it reads
+    (countdown, PUZZLES, countdown.read_rows, lambda puzzle: countdown.split_of(*puzzle)),
+    (hitab, tables(), hitab.read_source, lambda item: hitab.split_of(table_of(item))),
+]
 
 
-@pytest.mark.parametrize(
-    "module, rows, read_rows, split_of",
-    [
-        ("countdown", PUZZLES, countdown.read_rows, lambda row: countdown.split_of(*row)),
-        ("hitab", tables(), hitab.read_source, split_of_item),
-    ],
-)
-def test_data_sets_of_the_hub_with_one_part_and_with_two(module, rows, read_rows, split_of, tmp_path):
-    """The hub's own code, without a network: it takes a folder for a data set, and it knows no other."""
-    write_rows(tmp_path / "one/train.jsonl", rows)
+@pytest.mark.parametrize("task, rows, read_rows, split_of", ON_THE_HUB)
+def test_data_sets_of_the_hub_with_one_part_and_with_two(task, rows, read_rows, split_of, tmp_path, monkeypatch):
+    """The hub's own code, which takes a folder for a data set."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    every = read_rows(str(write_rows(tmp_path / "one/train.jsonl", rows)), "train")
     write_rows(tmp_path / "two/train.jsonl", rows)
     write_rows(tmp_path / "two/test.jsonl", rows[:7])
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    done = python("-c", READ_HUB.format(module=module, folder=tmp_path), env=env)
-    assert done.returncode == 0, done.stderr
-    (train, test), (whole, seven), error = json.loads(done.stdout.splitlines()[-1])
-    every = json.loads(json.dumps(read_rows(str(tmp_path / "one/train.jsonl"), "train")))  # tuples become lists
-    assert whole == every and seven == every[:7]
-    assert train == [row for row in every if split_of(row) == "train"] and train
-    assert test == [row for row in every if split_of(row) == "test"] and test
-    assert "some/thing" in error and "path of a file or folder" in error
+    assert [task.read_hub(f"{tmp_path}/two", split) for split in ("train", "test")] == [every, every[:7]]
+    for split in ("train", "test"):
+        of_split = [row for row in every if split_of(row) == split]
+        assert task.read_hub(f"{tmp_path}/one", split) == of_split and of_split
+
+
+@each_task
+def test_a_data_set_that_cannot_be_loaded_is_named(task, monkeypatch):
+    def load_dataset(*_, trust_remote_code):
+        assert not trust_remote_code
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(ValueError, match=r"(?s)some/thing.*no network.*path of a file or folder"):
+        task.load("some/thing", "train")
