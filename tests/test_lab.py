@@ -68,27 +68,22 @@ class OneLayer(nn.Module):
         return logp * mask, torch.zeros_like(logp)
 
 
-def two_tokens(overlap=0.0):
-    """A policy and a batch: a right response of a token with π 0.1, a wrong one with π 0.9.
+OVERLAP = 0.6  # of the two tokens' states: their inner product
+# Of GRPO's gradient for two_tokens: the low-probability token's part, the other's, and the whole. ∇ log π with respect
+# to the layer is (1 − π) · (1, −1) ⊗ state, of length √2 · (1 − π). The advantages differ in sign.
+LOW, HIGH = A * math.sqrt(2) * 0.9 / 2, A * math.sqrt(2) * 0.1 / 2
+WHOLE = math.sqrt(LOW**2 + HIGH**2 - 2 * LOW * HIGH * OVERLAP)
 
-    Their states are of length 1 and have this inner product.
-    """
+
+def two_tokens():
+    """A policy and a batch: a right response of a token with π 0.1, a wrong one with π 0.9. States have length 1."""
     ones = [math.log(0.1 / 0.9) / 2, math.log(0.9 / 0.1) / 2]  # logits of the first word
-    height = math.sqrt(1 - overlap**2)
-    first = [ones[0], (ones[1] - overlap * ones[0]) / height]
-    policy = OneLayer([[1.0, 0.0], [overlap, height]], [first, [-x for x in first]])
+    height = math.sqrt(1 - OVERLAP**2)
+    first = [ones[0], (ones[1] - OVERLAP * ones[0]) / height]
+    policy = OneLayer([[1.0, 0.0], [OVERLAP, height]], [first, [-x for x in first]])
     batch, _ = batch_of([[{"p": 0.1}], [{"p": 0.9}]])
     batch["ids"] = torch.tensor([[0, 0], [0, 1]])
     return policy, common.Sampled(batch, torch.tensor([3.0, -1.0]), [], ["?"], [True, False])
-
-
-def norms_of_two(overlap):
-    """Of GRPO's gradient for two_tokens: the low-probability token's part, the other's, and the whole.
-
-    ∇ log π with respect to the layer is (1 − π) · (1, −1) ⊗ state, of length √2 · (1 − π).
-    """
-    low, high = A * math.sqrt(2) * 0.9 / 2, A * math.sqrt(2) * 0.1 / 2
-    return low, high, math.sqrt(low**2 + high**2 - 2 * low * high * overlap)  # the advantages differ in sign
 
 
 def run_main(command, out, flags, monkeypatch, capsys):
@@ -213,28 +208,27 @@ def test_batches_without_a_gradient_are_refused(tmp_path, monkeypatch):
 
 
 def test_who_dominates_by_hand():
-    policy, sampled = two_tokens(overlap := 0.6)
+    policy, sampled = two_tokens()
     before = common.copy_weights(policy)
     args = of_lab(who_dominates, lr=0.5)
     found, values = who_dominates.measure(policy, before, sampled, args, large_lr=2.0)
     assert torch.equal(policy.weight, before[0])
-    low, high, whole = norms_of_two(overlap)
     assert found["share"] == [0.5, 0, 0, 0.5]
-    assert found["norm"] == pytest.approx([low, 0, 0, high], abs=1e-9)
+    assert found["norm"] == pytest.approx([LOW, 0, 0, HIGH], abs=1e-9)
     assert found["norm_share"] == pytest.approx([0.9, 0, 0, 0.1])
-    assert found["norm_of_all"] == pytest.approx(whole)
+    assert found["norm_of_all"] == pytest.approx(WHOLE)
     tail = found["tails"]["p < 0.2"]
-    assert tail["norm"] == pytest.approx(2 * low / whole)  # of its own mean: it is one of two
-    assert tail["angle"] == pytest.approx(math.degrees(math.acos((low - high * overlap) / whole)))
+    assert tail["norm"] == pytest.approx(2 * LOW / WHOLE)  # of its own mean: it is one of two
+    assert tail["angle"] == pytest.approx(math.degrees(math.acos((LOW - HIGH * OVERLAP) / WHOLE)))
 
     # A step changes the difference of the two logits by 2 · lr · weight · (1 − π) · inner product.
     for name, lr in (("lr", 0.5), ("large_lr", 2.0)):
         push, pull = 2 * lr * A / 2 * 0.9, -2 * lr * A / 2 * 0.1
         odds = [math.log(0.1 / 0.9), math.log(0.9 / 0.1)]
         moved = {
-            "all tokens": [push + overlap * pull, pull + overlap * push],
-            "only p ≤ 0.25": [push, overlap * push],
-            "only p > 0.75": [overlap * pull, pull],
+            "all tokens": [push + OVERLAP * pull, pull + OVERLAP * push],
+            "only p ≤ 0.25": [push, OVERLAP * push],
+            "only p > 0.75": [OVERLAP * pull, pull],
         }
         for updated, shifts in moved.items():
             expected = [1 / (1 + math.exp(-z - shift)) - p for z, shift, p in zip(odds, shifts, (0.1, 0.9))]
@@ -245,12 +239,11 @@ def test_who_dominates_by_hand():
 
 @pytest.mark.parametrize("with_rewards", [True, False])
 def test_two_tasks_by_hand(with_rewards):
-    policy, sampled = two_tokens(overlap=0.6)
+    policy, sampled = two_tokens()
     found = two_tasks.measure(policy, sampled, of_lab(two_tasks), with_rewards)
-    low, high, _ = norms_of_two(0.6)
     assert found["tokens"] == 2 and found["share"] == [0.5, 0, 0, 0.5] and found["right"] == 0.5
     size = 1 if with_rewards else 1 / A
-    assert found["norm"] == pytest.approx([low * size, 0, 0, high * size], abs=1e-9)
+    assert found["norm"] == pytest.approx([LOW * size, 0, 0, HIGH * size], abs=1e-9)
     assert found["norm_share"] == pytest.approx([0.9, 0, 0, 0.1])
 
 
@@ -294,24 +287,19 @@ def test_two_planes_share_a_line():
 
 def test_subsets_of_two_tokens():
     """A token with π 0.1 and A > 0, one with π 0.9 and A < 0; each is half of the tokens."""
-    policy, sampled = two_tokens(overlap := 0.6)
+    policy, sampled = two_tokens()
     sampled.batch["entropy"][0, 1] = 2.0  # of the low-probability token
     whole, parts = key_factors.subsets_of(policy, sampled, of_lab(key_factors, updates=2))
     assert list(parts) == list(key_factors.SUBSETS)
     found = key_factors.compare_subsets(key_factors.Gradient(whole, 1), parts, 1)
-    low, high, size = norms_of_two(overlap)
     # The gradient is (1, −1) ⊗ (a sum of states): its right singular vector is that sum.
-    to_low = math.degrees(math.acos((low - high * overlap) / size))
-    to_high = math.degrees(math.acos((high - low * overlap) / size))
-    to_high = min(to_high, 180 - to_high)  # a subspace has no sign
-    for name, norm, angle in [
-        *((name, low, to_low) for name in ("p < 0.2", "A > 0", "top entropy")),
-        *((name, high, to_high) for name in ("p > 0.8", "A < 0")),
-    ]:
-        assert found[name]["norm_of_part"] == pytest.approx(norm / size)
-        assert found[name]["norm"] == pytest.approx(2 * norm / size)
-        assert found[name]["angle"] == pytest.approx(angle, abs=1e-4)
-        assert found[name]["share"] == 0.5
+    of_low = {"norm_of_part": LOW / WHOLE, "angle": math.degrees(math.acos((LOW - HIGH * OVERLAP) / WHOLE))}
+    to_high = math.degrees(math.acos((HIGH - LOW * OVERLAP) / WHOLE))
+    of_high = {"norm_of_part": HIGH / WHOLE, "angle": min(to_high, 180 - to_high)}  # a subspace has no sign
+    expected = {"p < 0.2": of_low, "A > 0": of_low, "top entropy": of_low, "p > 0.8": of_high, "A < 0": of_high}
+    for name, numbers in expected.items():
+        numbers = numbers | {"norm": 2 * numbers["norm_of_part"], "share": 0.5}
+        assert {key: found[name][key] for key in numbers} == pytest.approx(numbers, abs=1e-4)
 
 
 def test_the_spread_of_two_bins_by_hand():
@@ -339,7 +327,7 @@ def test_the_updates_are_those_of_one_step_of_the_trainer():
     """With its own learning rate and gradient norm; here it cuts the gradient, which is 7 long."""
     moved = []
     for script in ("lab", "grpo"):
-        policy, sampled = two_tokens(overlap=0.6)
+        policy, sampled = two_tokens()
         args = of_lab(off_policy, prompts=2, responses=1, updates=2)
         batch = sampled.batch | {"advantages": sampled.batch["mask"] * torch.tensor([[9.0], [-30.0]])}
         if script == "lab":
@@ -351,7 +339,7 @@ def test_the_updates_are_those_of_one_step_of_the_trainer():
             grpo.update(policy, optimizer, batch, 1, of_script)
         moved.append(policy.weight.detach())
     assert torch.equal(*moved)
-    assert not torch.equal(moved[0], two_tokens(overlap=0.6)[0].weight)
+    assert not torch.equal(moved[0], two_tokens()[0].weight)
 
 
 def test_signals_of_both_signs_cancel_in_the_remarks_own_quantity():
