@@ -338,15 +338,16 @@ def score(response, answer):
 """
 
 
-def test_a_task_that_replies_is_evaluated_turn_by_turn(tmp_path, monkeypatch):
+@pytest.fixture
+def sampled(monkeypatch):
+    """How many problems the sampler got in each of its calls, in order."""
+    sample, found = evaluation.sampling.sample, []
+    monkeypatch.setattr(evaluation.sampling, "sample", lambda *given: found.append(len(given[2])) or sample(*given))
+    return found
+
+
+def test_a_task_that_replies_is_evaluated_turn_by_turn(tmp_path, sampled):
     """With pass@k over conversations; those that are kept are read again, unless the task has changed."""
-    sample, sampled = evaluation.sampling.sample, []
-
-    def counting(*given):
-        sampled.append(len(given[2]))
-        return sample(*given)
-
-    monkeypatch.setattr(evaluation.sampling, "sample", counting)
     task = tmp_path / "talk.py"
     task.write_text(TALK)
     flags = [KK_TINY, "--suite", task, "--limit", 3, "--samples", 4, "--temperature", 1, "--pass_at_k"]
@@ -380,35 +381,32 @@ def blank(path, out):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")], ids=["Ctrl-C", "full disk"])
-def test_an_interrupted_evaluation_goes_on_where_it_was(model, tmp_path, monkeypatch, error):
+def test_an_interrupted_evaluation_goes_on_where_it_was(model, tmp_path, sampled, error):
     """Batches of 2: an unbroken evaluation, and one that stops in its third batch and goes on. At temperature 1."""
     flags = [model, *KK, "--temperature", 1, "--samples", 2, "--batch", 4, "--keep_responses"]
     unbroken = call(*flags, "--out", tmp_path / "unbroken")
-    sample, sampled = evaluation.sampling.sample, []
+    sample = evaluation.sampling.sample
 
-    def stopping(*args):
-        sampled.append(len(args[2]))
-        if len(sampled) == 3:
+    def stopping(*given):
+        if len(sampled) == 3 + 2:
             raise error
-        return sample(*args)
+        return sample(*given)
 
-    monkeypatch.setattr(evaluation.sampling, "sample", stopping)
-    with pytest.raises(SystemExit):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(evaluation.sampling, "sample", stopping)
         call(*flags, "--out", tmp_path / "broken")
     assert [path.name for path in (tmp_path / "broken").iterdir()] == ["responses"]
     (kept,) = (tmp_path / "broken/responses").iterdir()
     assert kept.read_bytes().count(b"\n") == 3  # what it is of, and two batches
     kept.write_bytes(kept.read_bytes() + b'{"made": {"script": "eval')  # as a kill in the middle of a line
     broken = call(*flags, "--out", tmp_path / "broken")
-    assert sampled[3:] == [2] and len(sampled) == 4  # the third batch alone
+    assert sampled == [2] * (3 + 2 + 1)  # the third batch alone
     for kind in (".json", ".md", "responses.jsonl"):
         assert blank(broken[kind], tmp_path / "broken") == blank(unbroken[kind], tmp_path / "unbroken")
     assert kept.read_bytes() == (tmp_path / "unbroken/responses" / kept.name).read_bytes()
 
 
-def test_what_is_complete_is_not_sampled_again_and_nothing_else_is_taken_for_it(model, tmp_path, monkeypatch):
-    sample, sampled = evaluation.sampling.sample, []
-    monkeypatch.setattr(evaluation.sampling, "sample", lambda *args: sampled.append(1) or sample(*args))
+def test_what_is_complete_is_not_sampled_again_and_nothing_else_is_taken_for_it(model, tmp_path, sampled):
     copy = shutil.copytree(model, tmp_path / "copy")
 
     def asked(*flags):
