@@ -9,6 +9,7 @@ import fcntl
 import itertools
 import json
 import math
+import os
 import shutil
 import sys
 from collections import Counter
@@ -425,11 +426,13 @@ def test_what_is_complete_is_not_sampled_again_and_nothing_else_is_taken_for_it(
     shutil.rmtree(copy)
     spoiled(model, copy)
     assert asked()  # others under the same name
-    for kept in (tmp_path / "out/responses").iterdir():
-        file = open(kept, "ab")  # noqa: SIM115, closed with the test
+    locked = [os.open(kept, os.O_RDWR) for kept in (tmp_path / "out/responses").iterdir()]
+    for file in locked:
         fcntl.flock(file, fcntl.LOCK_EX)
     with pytest.raises(SystemExit, match="another evaluation is writing"):
         asked()
+    for file in locked:
+        os.close(file)
 
 
 @pytest.fixture(scope="module")
