@@ -89,6 +89,7 @@ def test_hostile_texts_take_time_in_proportion_to_their_length(task, name):
 
 BITS = [*"12079.,;:=-+/*%$€({[]})\\\n", " and ", " is a ", *"Ann Zoey knight knave million 1e999 nan north".split()]
 BITS += [*"<think> </think> <answer> </answer>".split(), r"\boxed{", r"\text{", r"\,", "\0", "\ud800", *"٣²½−“\u0130"]
+BIT = st.sampled_from(BITS) | st.characters()
 AROUND = ["{}", "<answer>{}</answer>", "hm</think><answer>{}</answer>", "\\boxed{{{}}}"]
 
 
@@ -98,7 +99,7 @@ def test_random_texts_never_crash(task):
     kinds = set()
 
     @settings(max_examples=500, deadline=None, derandomize=True, database=None)
-    @given(st.sampled_from(AROUND), st.lists(st.sampled_from([*BITS, right]) | st.characters(), max_size=12))
+    @given(st.sampled_from(AROUND), st.lists(BIT, max_size=12) | st.lists(BIT | st.just(right), max_size=3))
     def check(around, parts):
         text = around.format("".join(parts))
         found = task.score(text, gold)
@@ -217,18 +218,14 @@ BAD_FILES = [  # task, name, what the file holds, what is said of it
     (kk, "a.json", "null", "expected a list of rows"),
     (kk, "a.json", "[]", "holds no rows"),
     (kk, "a.json", "[null]", "row 1: expected an object with quiz, names, solution, statements, not None"),
-    (kk, "a.json", '[{"quiz": "?"}, null]', "row 2: expected an object"),
     (kk, "a.json", '{"quiz": "?"}\n{"quiz": "?"}\nnull', "row 3: expected an object"),  # a row in each line
     (kk, "a.json", '{"problem": "?", "answer": "1"}', "lacks the columns quiz, names, solution, statements"),
-    (kk, "a.jsonl", '{"quiz": "?"}\n\nnull', "row 2: expected an object"),
-    (kk, "a.jsonl", "{}\n{", "row 2 could not be read"),
+    (kk, "a.jsonl", "{}\n\n{", "row 2 could not be read"),
     (kk, "a.jsonl", "\n", "holds no rows"),
     (math, "a.json", "[null]", "row 1: no problem"),
     (countdown, "a.json", "[null]", "row 1: expected an object with nums, target, not None"),
-    (countdown, "a.json", '[{"nums": [1, 2, 3], "target": 6}, {}]', "row 2: nums must be a list"),
     (countdown, "a.json", '{"numbers": [1, 2, 3], "target": 6}', "lacks the columns nums; it has numbers, target"),
     (hitab, "a.json", "[null]", "row 1: expected an object with question, answer, not None"),
-    (hitab, "a.json", '{"question": "q", "gold": 6}', "lacks the columns answer; it has question, gold"),
 ]
 
 
