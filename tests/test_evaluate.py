@@ -576,6 +576,9 @@ def test_kk_tiny_from_the_command_line(tmp_path):
     assert "2 people" in finished.stdout and "kk_tiny" in finished.stdout
 
 
+# Golds that can't be read, by row. Minerva: energies with indices (267, 271), an equation with a derivative and suns
+# (28), hbar times omega of a sum (265). Olympiad: an index that is a word (35), prose (74), an interval after a letter
+# (97).
 PAPERS = {
     "--suite math --data_dir {}": {"olympiad_bench": 672, "minerva": 268, "math500": 500, "amc": 83, "aime": 30},
     "--suite math --data-dir {}/orz --sets aime,math500": {"math500": 500, "aime": 30},

@@ -479,35 +479,28 @@ def test_broken_rows_are_named(tmp_path, row):
 
 # ------------------------------------------------------------------------------------------------------- real files
 
-# Golds that can't be read, by row. Minerva: energies with indices (267, 271), an equation with a derivative and suns
-# (28), hbar times omega of a sum (265). Olympiad: an index that is a word (35), prose (74), an interval after a letter
-# (97). In DSR all golds are read, of which every tenth is tested.
-FILES = {  # problems that are loaded
-    "math/aime.parquet": 30, "math/amc.parquet": 83, "math/math500.parquet": 500, "math/minerva.parquet": 272 - 4,
-    "math/olympiad_bench.parquet": 675 - 3, "math/dsr_uniform_train.parquet": 1000, "orz/aime2024.json": 30,
-}  # fmt: skip
+FILES = [f"math/{name}.parquet" for name in "aime amc math500 minerva olympiad_bench dsr_uniform_train".split()]
 
 
 @needs_real
-@pytest.mark.parametrize("file, count", FILES.items())
-def test_real_files(file, count, tmp_path):
-    """All answers are right for their own problem, and of about 60 none is for the next one."""
+@pytest.mark.parametrize("file", [*FILES, "orz/aime2024.json"])
+def test_real_files(file, tmp_path):
+    """Of about 50 problems all answers are right for their own, and none for the next. test_evaluate.py loads all."""
     path = DATA / file
-    if "train" in file:
-        path = write_rows(tmp_path / path.name, pq.read_table(path).to_pylist()[::10])
+    if file in FILES:
+        rows = pq.read_table(path).to_pylist()
+        path = write_rows(tmp_path / path.name, rows[:: max(1, len(rows) // 50)])
     items = task.load(str(path), "test")
-    assert len(items) == count
-    assert {item["category"] for item in items} == {Path(file).stem}
+    assert len(items) >= 30 and {item["category"] for item in items} == {path.stem}
     for item in items:
         (message,) = item["messages"]
         assert message["role"] == "user" and message["content"].endswith(f" {INSTRUCTION}")
         assert message["content"].count("Let's think step") == 1 and all(item["answer"])
+    golds = [item["answer"] for item in items]
     for which in (0, -1):
-        responses = [rf"Hence \boxed{{0}}? No: $\boxed{{{item['answer'][which]}}}$. Done." for item in items]
-        assert all(result["correct"] for result in task.score_all(responses, [item["answer"] for item in items]))
-
-    golds = [item["answer"] for item in items[:: max(1, len(items) // 60)]]
+        responses = [rf"Hence \boxed{{0}}? No: $\boxed{{{gold[which]}}}$. Done." for gold in golds]
+        assert all(result["correct"] for result in task.score_all(responses, golds))
     pairs = [(mine[0], theirs) for mine, theirs in zip(golds[-1:] + golds, golds) if mine[0] not in theirs]
     results = task.score_all([rf"It is \boxed{{{answer}}}" for answer, _ in pairs], [gold for _, gold in pairs])
     assert [pair for pair, result in zip(pairs, results) if result["correct"]] == [] and len(pairs) > 0.9 * len(golds)
-    assert sum(result["timed_out"] for result in results) <= 3  # a few take almost as long as the limit
+    assert sum(result["timed_out"] for result in results) <= 5  # a few take almost as long as the limit
