@@ -12,6 +12,7 @@ import pytest
 from conftest import DATA, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_rewards import MALFORMED, RIGHT, WRONG
 
 from rewards import countdown
 
@@ -19,9 +20,6 @@ REAL = DATA / "countdown"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"the real puzzles are not at {REAL}")
 
 GOLD = {"nums": [3, 5, 8], "target": 16}
-SOLVED = {"reward": 1.0, "correct": True, "format": True, "timed_out": False}
-WRONG = {"reward": 0.0, "correct": False, "format": True, "timed_out": False}
-MALFORMED = {"reward": 0.0, "correct": False, "format": False, "timed_out": False}
 
 
 def score(expression, nums=(3, 5, 8), target=16):
@@ -39,76 +37,49 @@ WELL_FORMED = [
     "16", "3 + 5 + 8 + 0", "3 + 5 + 8 + 3 - 3", "(35 - 3) / 8 * 4",
     "8 / (5 - 5) * 3", "8 * (5 - 3) / (3 - 3)", "3 / 0",
 ]  # fmt: skip
-NO_EXPRESSIONS = [
-    "", " ", "()", "(", ")", "3 +", "* 3", "+3 + 5 + 8", "3 + + 5 + 8", "3 - -5 + 8", "3 * -5", "--3 + 5 + 8", "-",
-    "(3 + 5 + 8", "3 + 5 + 8)", "3 + 5) + (8", ")3 + 5 + 8(", "(3 + 5)(8)", "2(3)", "3 (5)", "3 5 8", "(3)5", "()3",
-    "3 + 5 + 8 = 16", "16 = 3 + 5 + 8", "3 + 5 + 8.", "3.0 + 5 + 8", "3 + 5 + 8.0", ".3", "3e0 + 5 + 8", "none",
-    "03 + 5 + 8", "00", "3_0", "3,0", "0x3 + 5 + 8", "3 ** 5", "8 // 5", "8 % 5", "3 ^ 5", "3 | 5", "5!", "x",
-    "three + 5 + 8", "(5 - 3) <b>*</b> 8",
+NO_EXPRESSIONS = [  # beside those of digits, operators and brackets alone, which Python's parser judges below
+    "", " ", "3 (5)", "3 5 8", "3 + 5 + 8 = 16", "16 = 3 + 5 + 8", "3 + 5 + 8.", "3.0 + 5 + 8", ".3", "3e0 + 5 + 8",
+    "3_0", "3,0", "0x3 + 5 + 8", "8 % 5", "3 ^ 5", "3 | 5", "5!", "x", "three + 5 + 8", "(5 - 3) <b>*</b> 8",
     "³ + 5 + 8", "½ + 5 + 8", "٣ + 5 + 8", "3 \\times 5", "\\boxed{3 + 5 + 8}", "$3 + 5 + 8$", "[3 + 5] + 8",
     "{3} + 5 + 8", "3 + 5 + 8;", "`3 + 5 + 8`", "3 + 5\n+ 8 or 1", "3 + 5 # 8", "3 · 5", "3 – – 5", "\0", "\ud800",
 ]  # fmt: skip
 
 
 def test_expressions_of_3_5_8():
-    assert [text for text in SOLUTIONS if score(text) != SOLVED] == []
+    assert [text for text in SOLUTIONS if score(text) != RIGHT] == []
     assert [text for text in WELL_FORMED if score(text) != WRONG] == []
     assert [text for text in NO_EXPRESSIONS if score(text) != MALFORMED] == []
-    assert [text for text in NO_EXPRESSIONS if countdown.evaluate(text) is not None] == []
 
 
-@pytest.mark.parametrize(
-    "expression, nums, target, want",
-    [
-        # fractions on the way are exact
-        ("8 / (3 - 8 / 3)", [8, 3, 8, 3], 24, SOLVED),
-        ("1 / 49 * 49", [1, 49, 49], 1, SOLVED),  # in floats it is 0.9999999999999999
-        ("7 / 3", [7, 3], 2, WRONG),
-        # a number given twice is used twice
-        ("8 + 8", [8, 8], 16, SOLVED),
-        ("8 + 8", [8, 8, 8], 16, WRONG),
-        ("8 + 8 + 0", [8, 8], 16, WRONG),
-        ("2 * 8", [8, 2, 1], 16, WRONG),
-        ("11 + 5", [1, 1, 5], 16, WRONG),  # digits are not joined
-    ],
-)
-def test_expressions_of_other_numbers(expression, nums, target, want):
-    assert score(expression, nums, target) == want
+OTHERS = [  # expression, numbers, target, score
+    ("8 / (3 - 8 / 3)", [8, 3, 8, 3], 24, RIGHT),  # fractions on the way are exact
+    ("1 / 49 * 49", [1, 49, 49], 1, RIGHT),  # in floats it is 0.9999999999999999
+    ("7 / 3", [7, 3], 2, WRONG),
+    ("8 + 8", [8, 8], 16, RIGHT),  # a number given twice is used twice
+    ("8 + 8", [8, 8, 8], 16, WRONG),
+    ("8 + 8 + 0", [8, 8], 16, WRONG),
+    ("2 * 8", [8, 2, 1], 16, WRONG),
+    ("11 + 5", [1, 1, 5], 16, WRONG),  # digits are not joined
+]
 
 
-@pytest.mark.parametrize(
-    "expression, value",
-    [
-        ("7", 7), ("0", 0), ("((((1))))", 1), ("1 - 2 - 3", -4), ("1 - (2 - 3)", 2), ("-(2 - 3) * 4", 4),
-        ("8 / 4 / 2", 1), ("8 / (4 / 2)", 4), ("8 / 4 * 2", 4), ("8 ÷ 3", Fraction(8, 3)), ("2 + 3 * 4 - 5", 9),
-        ("2 * 3 + 4 * 5", 26), ("(2 + 3) * (4 - 5)", -5), ("-2 + 3", 1), ("-2 * 3 + 1", -5), ("6 - (-6)", 12),
-        ("1 / 3 + 1 / 3 + 1 / 3", 1), ("9007199254740993 - 9007199254740992", 1),  # floats would say 0
-        ("5 / 0", None), ("0 / 0 * 0", None), ("1 + 2 / (3 - 3)", None), ("(1 / (3 - 3)) - (1 / (3 - 3))", None),
-    ],
-)  # fmt: skip
-def test_values_by_hand(expression, value):
-    assert countdown.evaluate(expression)[1] == value
+def test_expressions_of_other_numbers():
+    found = [(text, nums, target, score(text, nums, target)) for text, nums, target, _ in OTHERS]
+    assert found == OTHERS
 
 
 LONG = countdown.MAX_LENGTH
-FORMED = {  # no longer than the limit; their time has a bound of its own
-    "brackets within the limit": "(" * (LONG // 2 - 1) + "1" + ")" * (LONG // 2 - 1),
-    "negated brackets": "(-" * (LONG // 3 - 1) + "1" + ")" * (LONG // 3 - 1),
-    "a huge product": "*".join(["9" * 99] * 10),
-    "huge fractions": "+".join(f"1/{n}" for n in range(100, 266)),
-    "many operators": "1-" * 499 + "1",
-}
+LONGEST = [  # their time has a bound of its own
+    "(" * (LONG // 2 - 1) + "1" + ")" * (LONG // 2 - 1),
+    "(-" * (LONG // 3 - 1) + "1" + ")" * (LONG // 3 - 1),
+    "*".join(["9" * 99] * 10),
+    "+".join(f"1/{n}" for n in range(100, 266)),
+    "1-" * 499 + "1" + " " * (LONG - 999),
+]
 
 
-@pytest.mark.parametrize("name", FORMED)
-def test_the_longest_expressions_are_evaluated(name):
-    assert len(FORMED[name]) <= LONG and score(FORMED[name]) == WRONG
-
-
-def test_length_limit():
-    text = "1" + "+1" * ((LONG - 2) // 2)
-    assert countdown.evaluate(text + " " * (LONG - len(text)))[1] == len(text) // 2 + 1
-    assert countdown.evaluate("(" * ((LONG - 2) // 2) + "12" + ")" * ((LONG - 2) // 2))[1] == 12
+def test_the_longest_expressions_are_evaluated():
+    assert [text for text in LONGEST if len(text) > LONG or score(text) != WRONG] == []
     assert countdown.evaluate("(" * (LONG // 2) + "1" + ")" * (LONG // 2)) is None
 
 
@@ -151,11 +122,10 @@ GROWN = st.recursive(
 )
 
 
-@settings(max_examples=3000, deadline=None, derandomize=True, database=None)
-@given(GROWN | st.text("12034567+-*/()", max_size=9))
+@settings(max_examples=1000, deadline=None, derandomize=True, database=None)
+@given(GROWN | st.text("1203-+*/()", max_size=9))
 def test_agrees_with_pythons_own_parser(text):
-    want, got = by_ast(text), countdown.evaluate(text)
-    assert got is want if want is None or got is None else (got[0], got[1]) == want
+    assert countdown.evaluate(text) == by_ast(text)
 
 
 def test_prompt_shows_the_layout_and_a_true_example():
@@ -164,7 +134,7 @@ def test_prompt_shows_the_layout_and_a_true_example():
     assert (system["role"], user["role"], item["prefix"]) == ("system", "user", "<think>")
     assert user["content"] == "Numbers: 79, 17, 60\nTarget: 36"
     assert item["answer"] == {"nums": [79, 17, 60], "target": 36} and item["category"] == "3"
-    assert countdown.score(system["content"], GOLD) == SOLVED
+    assert countdown.score(system["content"], GOLD) == RIGHT
     assert "numbers 3, 5, 8 and the target 16" in system["content"]
 
 
@@ -174,24 +144,11 @@ def test_generated_puzzles_are_solvable_and_different(split):
     assert collections.Counter(item["category"] for item in items) == dict.fromkeys("3456", 100)
     for item in items:
         nums, target = item["answer"]["nums"], item["answer"]["target"]
-        assert countdown.score(f"<answer>{item['solution']}</answer>", item["answer"]) == SOLVED
+        assert countdown.score(f"<answer>{item['solution']}</answer>", item["answer"]) == RIGHT
         assert len(nums) == int(item["category"]) and all(1 <= n <= 99 for n in nums) and 10 <= target <= 100
         assert all(type(n) is int for n in [*nums, target])
     assert len({(*sorted(item["answer"]["nums"]), item["answer"]["target"]) for item in items}) == 400
     assert all(any(sign in item["solution"] for item in items) for sign in "+-*/(")
-
-
-def test_train_and_test_share_no_puzzle_whatever_the_seed(monkeypatch):
-    monkeypatch.setattr(countdown, "LARGEST", 12)  # so few puzzles that the seeds meet again and again
-    splits = {"train": collections.Counter(), "test": collections.Counter()}
-    for split, found in splits.items():
-        for seed in range(4):
-            items = countdown.generate(500 if split == "train" else 50, "3", seed, split)
-            puzzles = {(*sorted(item["answer"]["nums"]), item["answer"]["target"]) for item in items}
-            assert len(puzzles) == len(items)
-            found.update(puzzles)
-    assert not splits["train"].keys() & splits["test"].keys()
-    assert min(max(found.values()) for found in splits.values()) > 1
 
 
 def test_a_puzzle_keeps_its_split_in_any_order():
@@ -212,10 +169,9 @@ def test_too_many_puzzles_are_refused(monkeypatch):
         countdown.generate(1000, "3")
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])
-def test_file_is_loaded(tmp_path, suffix):
+def test_a_file_is_loaded(tmp_path):
     rows = [item["answer"] | {"other": "x"} for item in countdown.generate(12, "3-5", seed=7)]
-    path = write_rows(tmp_path / f"puzzles{suffix}", rows)
+    path = write_rows(tmp_path / "puzzles.jsonl", rows)
     items = countdown.load(str(path), "train", numbers="3-5")
     assert items == [countdown.make_item(row["nums"], row["target"]) for row in rows]
     assert {item["category"] for item in countdown.load(path, "train")} == {"3", "4"}
@@ -224,19 +180,14 @@ def test_file_is_loaded(tmp_path, suffix):
 
 
 GOOD = {"nums": [1, 2, 3], "target": 6}
-BROKEN = [{"nums": nums} for nums in ([], None, [0, 2, 3], [-1, 2, 3], [1, None, 3])] + [{"target": None}]
-OTHER_TYPES = [{"nums": nums} for nums in ("1, 2, 3", 6, [1.5, 2, 3], ["1", "2"])]
-OTHER_TYPES += [{"target": target} for target in (6.5, "6", True)]
+BROKEN = [("nums", nums) for nums in ([], None, [0, 2, 3], [-1, 2, 3], [1, None, 3], "1, 2, 3", 6, [1.5, 2, 3], ["1"])]
+BROKEN += [("target", target) for target in (None, 6.5, "6", True)]
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
-@pytest.mark.parametrize("change", BROKEN + OTHER_TYPES)
-def test_broken_rows_are_named(tmp_path, change, suffix):
-    alone = change in OTHER_TYPES and suffix == ".parquet"  # in which a column has one type
-    rows = [GOOD | change] if alone else [GOOD, GOOD | change]
-    path = write_rows(tmp_path / f"puzzles{suffix}", rows)
-    what = "nums must be a list of whole numbers above 0" if "nums" in change else "target must be a whole number"
-    with pytest.raises(ValueError, match=rf"puzzles\{suffix}, row {len(rows)}: {what}, not"):
+@pytest.mark.parametrize("column, value", BROKEN)
+def test_broken_rows_are_named(tmp_path, column, value):
+    path = write_rows(tmp_path / "puzzles.jsonl", [GOOD, GOOD | {column: value}])
+    with pytest.raises(ValueError, match=rf"puzzles\.jsonl, row 2: {column} must be"):
         countdown.load(path, "train")
 
 

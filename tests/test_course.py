@@ -1,7 +1,7 @@
 """The course: its checks find what is wrong and say it, and its solutions are what the trainers compute."""
 
+import functools
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -102,13 +102,15 @@ def test_wrong_gradients_are_named():
     assert "has no gradient: logp must not be detached" in judge(as_float, clipped)[1]
 
 
-def test_the_command():
-    for words, code, word in (["--solutions"], 0, "PASS"), ([], 1, "NOT YET"):
-        done = python("-m", "course.check", "1", *words)
-        assert done.returncode == code and done.stdout.count(word) == 2, done.stdout
-    for words in (["14"], [], ["1", "--all"]):
-        with pytest.raises(ValueError):
-            check.chosen_lessons(check.tyro.cli(check.Args, args=words, use_underscores=True))
+@pytest.mark.parametrize(
+    ("words", "code", "word"),
+    [("1 --solutions", 0, "PASS"), ("1", 1, "NOT YET"), ("14", 2, ""), ("", 2, ""), ("1 --all", 2, "")],
+)
+def test_the_command(words, code, word, capsys):
+    with pytest.raises(SystemExit) as stop:
+        check.main(check.tyro.cli(check.Args, args=words.split(), use_underscores=True))
+    shown = capsys.readouterr().out
+    assert stop.value.code == code and shown.count(word) == (2 if word else 1), shown
 
 
 @pytest.mark.parametrize(
@@ -130,58 +132,44 @@ def test_files_without_a_result(text, said, tmp_path):
 # Each gives what the trainer computes for the arguments of a case: so the numbers by hand and the solutions are theirs.
 
 
-# Gives the log-probabilities and the entropy of logits: the states are the logits.
-POLICY = grpo.Policy(SimpleNamespace(lm_head=lambda states: states.clone()), grpo.Args())
-
-
-def of_batch(trainer, logp, divisor, batch, **settings):
-    return trainer.policy_loss(logp, batch, divisor, trainer.Args(**settings))
-
-
-def ones(length):
-    return {"mask": torch.ones(length, 1, dtype=torch.bool)}
-
-
-def trainers_token_log_probs(logits, ids):
-    logp, _ = POLICY.head(logits.flatten(0, 1), ids.flatten(), 1.0, True)
+def token_log_probs(logits, ids):
+    policy = grpo.Policy(SimpleNamespace(lm_head=lambda states: states.clone()), grpo.Args())  # the states are logits
+    logp, _ = policy.head(logits.flatten(0, 1), ids.flatten(), 1.0, True)
     return logp.view(ids.shape)
 
 
-def trainers_reinforce_loss(logp, rewards, mask):
+def reinforce_loss(logp, rewards, mask):
     batch = {"advantages": rewards[:, None] * mask, "mask": mask}
     return reinforce.policy_loss(logp, batch, mask.sum(), reinforce.Args())
 
 
-def trainers_leave_one_out(rewards, group_size):
-    args = rloo.Args(responses_per_prompt=group_size)
-    return rloo.compute_advantages(rewards, ones(len(rewards)), args)[:, 0]
+def advantages_of(trainer, rewards, group_size):
+    batch = {"mask": torch.ones(len(rewards), 1, dtype=torch.bool)}
+    return trainer.compute_advantages(rewards, batch, trainer.Args(responses_per_prompt=group_size))[:, 0]
 
 
-def trainers_group_advantages(rewards, group_size):
-    args = grpo.Args(responses_per_prompt=group_size)
-    return grpo.compute_advantages(rewards, ones(len(rewards)), args)[:, 0]
-
-
-def trainers_clipped_loss(logp, old_logp, advantages, mask, clip_low, clip_high):
+def grpo_loss(logp, mask, advantages, old_logp, trainer=grpo, **settings):
     batch = {"old_logp": old_logp, "ref_logp": old_logp, "advantages": advantages, "mask": mask}
-    loss, _ = of_batch(grpo, logp, mask.sum(), batch, clip_low=clip_low, clip_high=clip_high, kl_coef=0)
-    return loss
+    return trainer.policy_loss(logp, batch, mask.sum(), trainer.Args(kl_coef=0, **settings))[0]
 
 
-def trainers_generalized_advantages(rewards, values, mask, gamma, lam):
+def clipped_loss(logp, old_logp, advantages, mask, clip_low, clip_high):
+    return grpo_loss(logp, mask, advantages, old_logp, clip_low=clip_low, clip_high=clip_high)
+
+
+def generalized_advantages(rewards, values, mask, gamma, lam):
     zeros = torch.zeros(values.shape)
     batch = {"old_logp": zeros, "ref_logp": zeros, "values": values, "mask": mask}
     return ppo.estimate_advantages(rewards, batch, ppo.Args(gamma=gamma, gae_lambda=lam))
 
 
-def trainers_token_mean(loss, mask):
+def token_mean(loss, mask):
     """Of a batch whose surrogate is −loss: the ratio is 1, and the advantage is −loss."""
     zeros = torch.zeros(loss.shape)
-    batch = {"old_logp": zeros, "ref_logp": zeros, "advantages": -loss, "mask": mask}
-    return of_batch(grpo, zeros, mask.sum(), batch, kl_coef=0)[0]
+    return grpo_loss(zeros, mask, -loss, zeros)
 
 
-def trainers_conversation_row(prompt, turns, replies, before, after, length):
+def conversation_row(prompt, turns, replies, before, after, length):
     conversation = grpo_multi_turn.Conversation({"prompt_ids": prompt}, 0)
     for i, turn in enumerate(turns):
         logprobs = SimpleNamespace(logprobs=[0.0] * len(turn))
@@ -193,27 +181,26 @@ def trainers_conversation_row(prompt, turns, replies, before, after, length):
     return tuple(torch.nn.functional.pad(batch[name], padding)[0] for name in ("ids", "mask"))
 
 
-def trainers_conversation_loss(logp, advantages, mask):
+def conversation_loss(logp, advantages, mask):
     """The gradient is that of the trainer's loss at a step's first update, where the ratio is 1."""
-    batch = {"advantages": advantages[:, None] * mask, "mask": mask}
-    batch["old_logp"] = batch["ref_logp"] = logp.detach()
-    loss, _ = of_batch(grpo_multi_turn, logp, mask.sum(), batch, kl_coef=0)
-    value = -(batch["advantages"] * logp.detach())[mask].sum() / mask.sum()
+    advantages = advantages[:, None] * mask
+    loss = grpo_loss(logp, mask, advantages, logp.detach(), grpo_multi_turn)
+    value = -(advantages * logp.detach())[mask].sum() / mask.sum()
     return loss - loss.detach() + value
 
 
 TRAINERS = {
-    "token_log_probs": trainers_token_log_probs,
-    "reinforce_loss": trainers_reinforce_loss,
-    "leave_one_out": trainers_leave_one_out,
-    "group_advantages": trainers_group_advantages,
-    "clipped_loss": trainers_clipped_loss,
-    "generalized_advantages": trainers_generalized_advantages,
+    "token_log_probs": token_log_probs,
+    "reinforce_loss": reinforce_loss,
+    "leave_one_out": functools.partial(advantages_of, rloo),
+    "group_advantages": functools.partial(advantages_of, grpo),
+    "clipped_loss": clipped_loss,
+    "generalized_advantages": generalized_advantages,
     "k3_kl": grpo.k3,
-    "token_mean": trainers_token_mean,
+    "token_mean": token_mean,
     "ar_weight": grpo_ar_lopti.ar_weight,
-    "conversation_row": trainers_conversation_row,
-    "conversation_loss": trainers_conversation_loss,
+    "conversation_row": conversation_row,
+    "conversation_loss": conversation_loss,
 }
 WITH_GRADIENT = "token_log_probs reinforce_loss clipped_loss k3_kl token_mean".split()
 
@@ -311,11 +298,7 @@ ATTACKS = {  # name: (what the function does, what stands above it, what is said
     "patches what is sent": ("return rewards", "torch.save = lambda *_, **__: None", "expected [1, -1]"),
     "gives what is equal to everything": ("return Equal()", EQUAL, "gives a Equal"),
     "has a table": ("return torch.tensor(TABLE.get(tuple(rewards.tolist()), rewards.tolist()))", TABLE, "expected ["),
-    "imports the solution": (
-        "return rewards",
-        "from course.solutions.lesson_1 import leave_one_out",
-        "PermissionError",
-    ),
+    "imports the solution": ("return rewards", "from course.solutions.lesson_1 import *", "PermissionError"),
     "reads the solution": (f"exec(open({SOLUTION!r}).read())", "", "PermissionError"),
     "looks through the memory": (MEMORY, "", "ZeroDivisionError"),
     "changes its argument": ("rewards -= rewards.mean()\nreturn 2 * rewards", "", "changes its argument rewards"),
@@ -408,31 +391,17 @@ HEAD = "import torch\n\n\ndef leave_one_out(rewards, group_size):\n    "
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
-    """What the command writes of a class of six: the folder of grades, and what is printed."""
+    """What the command writes of a class of three: the folder of grades, and what is printed."""
     folder = tmp_path_factory.mktemp("class")
-    for student in ("ada", "bob", "crash", "deep/work", "eve", "none", ".git"):  # the last is no student
+    for student in ("ada", "deep/work", "eve", ".git"):  # the last is no student
         (folder / student).mkdir(parents=True)
     for student in ("ada", "deep/work"):
-        for name in ("lesson_1.py", "step.py"):
-            shutil.copy(COURSE / "solutions" / name, folder / student)
-    shutil.copy(COURSE / "exercises" / "lesson_1.py", folder / "bob")
-    (folder / "bob" / "Lesson1.py").write_text("")
-    (folder / "crash" / "lesson_1.py").write_text("import os\nos.abort()\n")
+        shutil.copy(COURSE / "solutions" / "step.py", folder / student)
+    shutil.copy(COURSE / "solutions" / "lesson_1.py", folder / "ada")
+    (folder / "deep" / "Lesson1.py").write_text("")
     (folder / "eve" / "lesson_1.py").symlink_to(COURSE / "solutions" / "lesson_1.py")
     os.utime(folder / "ada" / "lesson_1.py", (0, datetime(2100, 12, 2, 12).timestamp()))
-    flags = [
-        "--lessons",
-        "1",
-        "--step",
-        "--seed",
-        "7",
-        "--weights",
-        "1=10",
-        "--due",
-        "2100-12-01",
-        "--out",
-        folder / "grades",
-    ]
+    flags = f"--lessons 1 --step --seed 7 --weights 1=10 --due 2100-12-01 --out {folder}/grades".split()
     done = python("-m", "course.grade", folder, *flags, *([] if HAS_JAIL else ["--trust_files"]))
     assert done.returncode == 0, done.stderr
     return folder / "grades", done.stdout
@@ -443,15 +412,14 @@ def test_the_points_of_a_class(graded):
     folder, printed = graded
     students = json.loads((folder / "grades.json").read_text())["students"]
     marks = {student: sum(found["marks"].values()) for student, found in students.items()}
-    assert marks == {"ada": 14, "bob": 0, "crash": 0, "deep": 15, "eve": 0, "none": 0}
-    said = {student: found["lines"][0] for student, found in students.items()}
-    assert said["bob"]["verdict"] == "NOT YET" and "ends the program" in said["crash"]["text"]
-    assert "is a link" in said["eve"]["text"] and "there is no" in said["none"]["text"]
-    assert students["deep"]["warnings"][0] == "lesson_1.py was found in work/" and "2/2" in printed
+    assert marks == {"ada": 14, "deep": 5, "eve": 0}
+    said = {student: found["lines"][0]["text"] for student, found in students.items()}
+    assert "is a link" in said["eve"] and "there is no" in said["deep"] and "2/2" in printed
+    assert "Lesson1.py" in students["deep"]["warnings"][0] and "was found in work/" in students["deep"]["warnings"][1]
     rows = [line.split(",") for line in (folder / "grades.csv").read_text().splitlines()]
-    assert rows[1][:5] == ["ada", "9.0", "5.0", "14.0", "1"] and len(rows) == 7
+    assert rows[1][:5] == ["ada", "9.0", "5.0", "14.0", "1"] and len(rows) == 4
     gradescope = json.loads((folder / "gradescope" / "deep.json").read_text())
-    assert gradescope["score"] == 15 and [test["score"] for test in gradescope["tests"]] == [1] * 7
+    assert gradescope["score"] == 5 and [test["score"] for test in gradescope["tests"]] == [0, 0, *[1] * 5]
 
 
 # What a hand-in tries while it is imported. Each is to fail; what works is printed.

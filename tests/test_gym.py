@@ -28,9 +28,7 @@ def test_no_problem_is_on_both_sides_whatever_the_seeds():
     for which in (TWO, few):
         train = [gym.load(None, "train", size=1000, seed=seed, **which) for seed in (0, 1)]
         test = [gym.load(None, "test", size=100, seed=seed, **which) for seed in (0, 1)]
-        for some in train:
-            for others in test:
-                assert not questions(some) & questions(others)
+        assert not set.union(*map(questions, train)) & set.union(*map(questions, test))
         assert all(len(questions(some)) == len(some) for some in [*train, *test])  # none comes twice
         assert (questions(train[0]) != questions(train[1])) == (which is TWO)  # of the few each seed has all
     assert len(test[0]) < 100
@@ -92,12 +90,9 @@ HOSTILE = ["0", "garbage", "[[[", "{'a':", "(" * 4000, "9" * 4500, "a b " * 1000
            "None", "9" * 6000]  # fmt: skip
 
 
-@pytest.mark.parametrize("letter", "abcdefghijklmnopqrstuvwxyz")
-def test_every_generator_scores_its_own_answer_and_survives_any_text(letter):
+def test_every_generator_scores_its_own_answer_and_survives_any_text():
     """All that are neither refused nor without answers; in halves of a second each."""
     for name in sorted(gym.registry().keys() - gym.UNSAFE - gym.LENIENT):
-        if not name.startswith(letter):
-            continue
         try:
             gym.check_answers(name, {})
         except ValueError as error:
@@ -123,29 +118,27 @@ def test_what_is_refused_as_unsafe_is_what_runs_the_response():
     assert found == gym.UNSAFE
 
 
-BAD = {
-    "--gym has no generator 'leter_counting'; nearest: letter_counting": ["--gym", "leter_counting"],
-    "--gym_options: gcd has no 'max_number'; nearest: max_numbers":
-        ["--gym", "gcd", "--gym_options", '{"max_number": 3}'],
-    "--gym gcd can't take --gym_options": ["--gym", "gcd", "--gym_options", '{"max_numbers": "x"}'],
-    "--gym letter_counting can't take --gym_options {\"max_words\": -1}: max_words must be >= min_words":
-        ["--gym_options", '{"max_words": -1}'],
-    "--gym_options is [1; it must be like": ["--gym_options", "[1"],
-    "--gym_options: think is 1; it must be true or false": ["--gym_options", '{"think": 1}'],
-    "--gym_options: letter_counting has no 'seed'": ["--gym_options", '{"seed": 3}'],
-    "--gym graph_color: the answer to its problems is empty": ["--gym", "graph_color"],
-    "--gym countdown: its verifier runs the response as a program": ["--gym", "countdown"],
-    "--gym coin_flip: its verifier takes wrong answers for right ones": ["--gym", "gcd,coin_flip"],
-    "--task gym generates its problems: it takes no --data": ["--data", "x.json"],
-}  # fmt: skip
+BAD = {  # flags: what is said
+    "--gym leter_counting": "no generator 'leter_counting'; nearest: letter_counting",
+    '--gym gcd --gym_options {"max_number":3}': "gcd has no 'max_number'; nearest: max_numbers",
+    '--gym gcd --gym_options {"max_numbers":"x"}': "gcd can't take --gym_options",
+    '--gym_options {"max_words":-1}': "max_words must be >= min_words",
+    "--gym_options [1": "must be like",
+    '--gym_options {"think":1}': "must be true or false",
+    '--gym_options {"seed":3}': "letter_counting has no 'seed'",
+    "--gym graph_color": "the answer to its problems is empty",
+    "--gym countdown": "its verifier runs the response as a program",
+    "--gym gcd,coin_flip": "its verifier takes wrong answers for right ones",
+    "--data x.json": "it takes no --data",
+}
 
 
-@pytest.mark.parametrize("message", BAD)
-def test_bad_input_is_refused_before_torch_loads(message):
-    args = parse(grpo, "--task", "gym", "--model", str(KK_TINY), *BAD[message])
+@pytest.mark.parametrize("words, says", BAD.items())
+def test_bad_input_is_refused_before_torch_loads(words, says):
+    args = parse(grpo, "--task", "gym", "--model", str(KK_TINY), *words.split())
     with pytest.raises(ValueError) as error:
         flags.check_settings(args)
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+    assert str(error.value).startswith("--") and says in str(error.value) and "\n" not in str(error.value)
 
 
 def test_without_the_library_a_line_says_how_to_get_it(monkeypatch):

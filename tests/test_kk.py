@@ -2,9 +2,9 @@
 
 import collections
 import itertools
-import os
 import random
 import re
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -31,10 +31,6 @@ def reward(text, gold=GOLD, strict=False):
 # ---------------------------------------------------------------------------------------------------------- scoring
 
 
-def about_zoey(text):
-    return response(RIGHT.replace("Zoey is a knight", text))
-
-
 def test_the_four_totals():
     wrong = RIGHT.replace("Ann is a knave", "Ann is a knight")
     rows = [  # text, reward, correct, format, parsed, and the reward's two parts
@@ -48,21 +44,7 @@ def test_the_four_totals():
         assert kk.score(text, GOLD) == found | {"parts": {"format": of_format, "answer": of_answer}}
 
 
-TAGS = {  # missing, twice, or in the wrong order
-    "": -3.0,
-    "<think>" + response(RIGHT): -3.0,  # the prompt has opened it already
-    response(RIGHT) + "</answer>": -3.0,
-    response(RIGHT) + "<answer>": -3.0,
-    response(RIGHT) + "</think>": -3.0,
-    response(RIGHT) * 2: -3.0,
-    f"<answer>{RIGHT}</answer></think>": -3.0,
-    f"hm</think></answer>{RIGHT}<answer>": -3.0,
-    f"hm<answer></think>{RIGHT}</answer>": -3.0,
-    f"hm</think>{RIGHT}": -3.0,
-    f"hm</think><answer>{RIGHT}": -3.0,
-    f"hm</think><ANSWER>{RIGHT}</ANSWER>": -3.0,
-    f"hm</think> so \n<answer>\n{RIGHT}\n</answer> done": 3.0,  # text around them is allowed
-}
+TAGS = ["</think>", "<answer>", "</answer>", "<think>"]  # the prompt ends with the last one
 ANSWERS = {  # about Zoey, Ann and Bob
     "ZOEY IS A KNIGHT, ann Is  a\nKnave; bob is\ta knight": 3.0,  # neither case nor blanks matter
     "Zoey isa knight, Ann is a knave, Bob is a knight": -1.0,
@@ -74,7 +56,11 @@ ANSWERS = {  # about Zoey, Ann and Bob
 
 
 def test_tags_missing_twice_or_in_the_wrong_order():
-    assert {text: reward(text) for text in TAGS} == TAGS
+    """All sequences of up to four tags, with the right answer around and between them."""
+    sequences = [some for count in range(5) for some in itertools.product(TAGS, repeat=count)]
+    rewards = {some: reward(RIGHT.join(["", *some, ""])) for some in sequences}
+    assert rewards == dict.fromkeys(sequences, -3.0) | {tuple(TAGS[:3]): 3.0}
+    assert reward(response(RIGHT).replace("answer", "ANSWER")) == -3.0
 
 
 def test_role_words_are_counted_as_substrings():
@@ -113,10 +99,8 @@ def test_names_are_whole_words(gold, block, plain, strict):
 
 HOLES = {  # right by default; strict asks for reasoning and for a plain list
     response(RIGHT, reasoning=" \n"): -3.0,
-    about_zoey("Zoey is a knight if pigs fly"): -1.0,
-    about_zoey("It is false that Zoey is a knight"): -1.0,
-    about_zoey("Zoey is a knight?"): -1.0,
-    response("Perhaps " + RIGHT): -1.0,
+    response(RIGHT.replace("Zoey is a knight", "Zoey is a knight if pigs fly")): -1.0,
+    response("It is false that " + RIGHT): -1.0,
     response(RIGHT + " - but I am only guessing."): -1.0,
     response(RIGHT): 3.0,
     response("1. Zoey is a knight.\n2. Ann is a knave.\n3. Bob is a knight."): 3.0,
@@ -137,17 +121,13 @@ ALL_EIGHT = ", ".join(f"{name} is a knight" for name in EIGHT)
 SEVEN = "knight " * 7
 HOSTILE = {  # each a text for a size, beside those in test_rewards.py; at 1000 it has some 100,000 characters
     "many names": lambda n: response(SEVEN + "Zoey " * (20 * n) + "knave"),
-    "names and blanks": lambda n: response(SEVEN + ("Zoey" + " " * n) * 100 + "knave"),
     "one name, blanks": lambda n: response(SEVEN + "Zoey" + " " * (100 * n) + "knave"),
     "almost": lambda n: response(SEVEN + "Zoey is a " * (10 * n) + "knave"),
     "blanks in every gap": lambda n: response(f"{SEVEN}Zoey{' ' * 33 * n}is{' ' * 33 * n}a{' ' * 33 * n}x knave"),
     "roles": lambda n: response("knight" * (16 * n)),
-    "right, then commas": lambda n: response(ALL_EIGHT + "," * (100 * n)),
     "right, then digits": lambda n: response(ALL_EIGHT + "1" * (100 * n)),
     "right, then brackets": lambda n: response(ALL_EIGHT + "(1" * (50 * n)),
-    "markers": lambda n: response("(1)" * (33 * n) + ALL_EIGHT),
     "ands": lambda n: response("and " * (25 * n) + ALL_EIGHT),
-    "zeros and halves": lambda n: response("\0\ud800\u0130" * (30 * n) + ALL_EIGHT),
 }
 
 
@@ -168,13 +148,13 @@ def slow_solve(statements):
 
 @pytest.fixture(scope="module")
 def made():
-    return kk.load(None, "train"), kk.load(None, "test")
+    return kk.load(None, "train", size=1500), kk.load(None, "test")
 
 
 @pytest.mark.parametrize("count", range(2, 9))
 def test_generated_puzzles_have_exactly_one_solution(count):
-    items = kk.generate(500, str(count), seed=3)
-    assert len({item["quiz"] for item in items}) == 500
+    items = kk.generate(200, str(count), seed=3)
+    assert len({item["quiz"] for item in items}) == 200
     for item in items:
         assert slow_solve(item["statements"]) == [tuple(item["answer"].values())]
         assert list(item["answer"]) == item["names"] and item["category"] == str(count) == str(len(item["names"]))
@@ -190,31 +170,24 @@ def test_solve_agrees_with_the_slow_solver_on_any_statements():
 
 
 def read_claim(text, names):
-    """The statement a sentence of the generator makes, read back without the generator's tables."""
+    """The statement of a puzzle's sentence, or of a worked solution's, read without the tables that they are from."""
     text = text.strip()
-    if leaf := re.fullmatch(r"(\w+) is (not )?a (knight|knave)", text):
+    if leaf := re.fullmatch(r"(\w+) (?:is )?(not )?(?:a )?(knight|knave)", text):
         claim = ("telling-truth" if leaf[3] == "knight" else "lying", names.index(leaf[1]))
         return ("not", claim) if leaf[2] else claim
-    inner = []  # take brackets out first: what is inside is read on its own
-
-    def stash(match):
-        inner.append(match[1])
-        return f"@{len(inner) - 1}"
-
-    flat = re.sub(r"\(([^()]*)\)", stash, text)
+    inner = re.findall(r"\(([^()]*)\)", text)  # is read on its own
+    flat = re.sub(r"\([^()]*\)", "@", text)
     shapes = [
         ("and", r"both of these hold: (.+), and (.+)"),
         ("or", r"(.+), or (.+), or both"),
-        ("<=>", r"(.+) if and only if (.+)"),
-        ("<=>", r"(.+) exactly when (.+)"),
-        ("->", r"if (.+) then (.+)"),
-        ("->", r"(.+) only if (.+)"),
+        ("<=>", r"(.+) (?:if and only if|exactly when|iff) (.+)"),
+        ("->", r"if (.+) then (.+)|(.+) only if (.+)"),
         ("and", r"(.+) and (.+)"),
         ("or", r"(.+) or (.+)"),
     ]
     for op, shape in shapes:
         if match := re.fullmatch(shape, flat, re.IGNORECASE):
-            parts = [inner[int(part[1:])] if part[0] == "@" else part for part in match.groups()]
+            parts = [inner.pop(0) if part == "@" else part for part in match.groups() if part]
             return (op, *(read_claim(part, names) for part in parts))
     raise AssertionError(f"cannot read {text!r}")
 
@@ -235,23 +208,9 @@ def test_english_says_what_the_statements_say(made):
         assert ["".join(found) for found in speakers] == names
 
 
-def test_default_sizes_are_balanced_and_take_turns(made):
-    train, test = made
-    assert collections.Counter(item["category"] for item in train) == {str(n): 900 for n in range(3, 8)}
-    assert collections.Counter(item["category"] for item in test) == {str(n): 100 for n in range(3, 8)}
-    assert [item["category"] for item in train[:10]] == list("3456734567")
-    odd = collections.Counter(item["category"] for item in kk.load(None, "train", "2-4", size=20))
-    assert odd == {"2": 7, "3": 7, "4": 6}
-
-
-def test_no_duplicates_and_train_and_test_disjoint_across_seeds(made):
-    train, test = ([kk.identity(item["statements"]) for item in items] for items in made)
-    assert len(set(train)) == len(train) and len(set(test)) == len(test)
-    other = {kk.identity(item["statements"]) for item in kk.generate(1000, "2-4", seed=9, split="test")}
-    more = {kk.identity(item["statements"]) for item in kk.generate(4000, "2-4", seed=10)}
-    assert not set(train) & (set(test) | other) and not more & (set(test) | other)
-    # Always the same tenth: kk_tiny has learned from puzzles of the other nine, and must not be tested on those.
-    assert all(int(puzzle, 16) % 10 == 0 for puzzle in other)
+def test_always_the_same_tenth_is_for_testing(made):
+    """kk_tiny has learned from puzzles of the other nine, and must not be tested on those."""
+    assert all(int(kk.puzzle_of(item), 16) % 10 == 0 for item in made[1])
 
 
 def renumber(statement, new):
@@ -276,19 +235,12 @@ def test_identity_survives_reordering(made):
     assert kk.identity([("not", ("lying", 1)), a]) == kk.identity([b, a])
 
 
-def test_statements_tell_something_and_nest(made):
-    leaves, depths = ("telling-truth", "lying", "not"), collections.Counter()
-
-    def depth_of(statement):
-        return 0 if statement[0] in leaves else 1 + max(map(depth_of, statement[1:]))
-
-    for item in made[0]:
+def test_every_statement_tells_something(made):
+    for item in made[1]:
         worlds = list(itertools.product([False, True], repeat=len(item["names"])))
         for who, statement in enumerate(item["statements"]):
             assert len({holds(statement, world) for world in worlds}) == 2
             assert len({holds(statement, world) == world[who] for world in worlds}) == 2
-            depths[depth_of(statement)] += 1
-    assert set(depths) == {0, 1, 2} and depths[2] < depths[1]
 
 
 def test_asking_for_too_many_ends_with_an_error(monkeypatch):
@@ -306,82 +258,51 @@ def rows():
     return [row_of_puzzle(item) for item in kk.generate(12, "2-4", seed=7)]
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])
-def test_file_is_loaded_and_read_anew_when_it_changes(tmp_path, suffix, rows):
-    path = write_rows(tmp_path / f"puzzles{suffix}", rows)
-    stat = path.stat()
+def test_a_file_is_loaded(tmp_path, rows):
+    path = write_rows(tmp_path / "puzzles.jsonl", rows)
     items = kk.load(str(path), "train", "2-4")
     assert [item["quiz"] for item in items] == [row["quiz"] for row in rows]
     assert items[0]["answer"] == dict(zip(rows[0]["names"], rows[0]["solution"]))
-    assert set(items[0]) >= {"messages", "prefix", "answer", "category", "quiz"}
     assert items[0]["messages"][1] == {"role": "user", "content": rows[0]["quiz"] + "\n"}
-    write_rows(path, rows[::-1])
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the same time stamp, which would fool a cache
-    assert kk.load(str(path), "train", "2-4")[0]["quiz"] == rows[-3]["quiz"]
-
-
-def test_other_numbers_of_people_are_left_out(tmp_path, rows):
-    path = str(write_rows(tmp_path / "a.jsonl", rows))
     assert {item["category"] for item in kk.load(path, "train", "3-7")} == {"3", "4"}
     with pytest.raises(ValueError, match=r"no puzzle of 5-7 people; it has puzzles of \[2, 3, 4\]"):
         kk.load(path, "train", "5-7")
 
 
 TRUTH, LIE = "('telling-truth', 0)", "('lying', 0)"
-BROKEN = {
-    "not unique": ({"statements": f"({TRUTH}, {TRUTH})"}, "have 2 solutions"),
-    "no solution": ({"statements": f"({LIE}, {TRUTH})"}, "have 0 solutions"),
-    "wrong solution": ({"solution": [False, False]}, "the row says"),
-    "unknown operator": ({"statements": f"(('xor', {TRUTH}, {TRUTH}), {TRUTH})"}, "unknown operator 'xor'"),
-    "lengths": ({"statements": f"({TRUTH},)"}, "2 names, 2 values in solution and 1 statements"),
-    "solution too long": ({"solution": [True, True, True]}, "2 names, 3 values"),
-    "person out of range": ({"statements": f"(('lying', 2), {TRUTH})"}, "from 0 to 1"),
-    "arity": ({"statements": f"(('->', {TRUTH}), {TRUTH})"}, "takes 2"),
-    "not a literal": ({"statements": "(len('x'), 1)"}, "no Python literal"),
-    "deep nesting": ({"statements": "(" * 5000}, "no Python literal"),
-    "same name": ({"names": ["Ann", "ann"]}, "the same name"),
-    "no quiz": ({"quiz": " "}, "quiz is empty"),
-    "empty names": ({"names": []}, "names must be a list of names, not []"),
-    "names in one text": ({"names": "AB"}, "names must be a list of names, not 'AB'"),
-    "a blank after a name": ({"names": ["Ann", "Bob "]}, "must not have blanks around it"),
-    "a name with a role": ({"names": ["Ann", "Sir Knightley"]}, "or knight or knave in it: 'Sir Knightley'"),
-    "wrong names of another number of people": ({"names": [1, 2, 3]}, "no name: [1, 2, 3]"),
-    "null quiz": ({"quiz": None}, "quiz is empty or not a text"),
-    "null solution": ({"solution": None}, "must be lists"),
-    "half a character in the quiz": ({"quiz": "who\ud800?"}, r"a text holds '\ud800', which is no character"),
-    "half a character in a name": ({"names": ["Ann\udfff", "Bob"]}, r"a text holds '\udfff', which is no character"),
-}
+BROKEN = [  # what is changed in a row, and what is said of it
+    ({"statements": f"({TRUTH}, {TRUTH})"}, "have 2 solutions"),
+    ({"statements": f"({LIE}, {TRUTH})"}, "have 0 solutions"),
+    ({"statements": f"(('xor', {TRUTH}, {TRUTH}), {TRUTH})"}, "unknown operator 'xor'"),
+    ({"statements": f"({TRUTH},)"}, "2 names, 2 values in solution and 1 statements"),
+    ({"statements": f"(('lying', 2), {TRUTH})"}, "from 0 to 1"),
+    ({"statements": f"(('->', {TRUTH}), {TRUTH})"}, "takes 2"),
+    ({"statements": f"((), {TRUTH})"}, "is no statement"),
+    ({"statements": "(" * 5000}, "no Python literal"),
+    ({"solution": [False, False]}, "the row says"),
+    ({"names": ["Ann", "ann"]}, "the same name"),
+    ({"names": ["Ann", "Bob "]}, "blanks around it"),
+    ({"names": ["Ann", "Sir Knightley"]}, "knight or knave in it"),
+    ({"names": ["Ann\udfff", "Bob"]}, "no character"),
+    ({"names": [1, 2, 3]}, "no name"),  # also of a number of people that is not asked for
+    ({"quiz": None}, "quiz is empty"),
+    ({"quiz": "who\ud800?"}, "no character"),
+]
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_rows_are_named(tmp_path, name):
-    change, message = BROKEN[name]
+@pytest.mark.parametrize("change, message", BROKEN)
+def test_broken_rows_are_named(tmp_path, change, message):
     good = {"quiz": "?", "names": ["Ann", "Bob"], "solution": [True, True]}
     good["statements"] = f"(('->', {TRUTH}, ('telling-truth', 1)), {TRUTH})"
-    path = write_rows(tmp_path / "puzzles.jsonl", [good, {**good, **change}])
+    path = write_rows(tmp_path / "puzzles.jsonl", [good, good | change])
     with pytest.raises(ValueError, match=rf"puzzles\.jsonl, row 2.*{re.escape(message)}"):
         kk.load(str(path), "train", "2")
-    assert len(kk.load(str(write_rows(path, [good, good])), "train", "2")) == 2
 
 
-def test_hub_splits_are_joined_and_failures_explained(monkeypatch, rows):
-    import datasets
-
-    asked = []
-
-    def from_hub(name, config, trust_remote_code):
-        assert trust_remote_code is False
-        asked.append((name, config))
-        if name == "some/thing":
-            raise ConnectionError("no network")
-        parts = {f"{n}ppl": datasets.Dataset.from_list([r for r in rows if len(r["names"]) == n]) for n in (2, 3, 4)}
-        return datasets.DatasetDict(parts)
-
-    monkeypatch.setattr(datasets, "load_dataset", from_hub)
-    assert len(kk.load("K-and-K/knights-and-knaves", "test", "2-4")) == 12
-    assert asked == [("K-and-K/knights-and-knaves", "test")]
-    with pytest.raises(ValueError, match=r"(?s)some/thing.*no network.*https://huggingface.co/datasets/some/thing"):
-        kk.load("some/thing", "train")
+def test_all_parts_of_a_hub_data_set_are_loaded(monkeypatch, rows):
+    part = SimpleNamespace(to_list=lambda: rows)
+    monkeypatch.setattr(kk, "hub_parts", lambda name, split: {split: part, "3ppl": part} if split == "test" else {})
+    assert len(kk.load("some/thing", "test", "2-4")) == 24
 
 
 # ------------------------------------------------------------------------------------------------------- real files

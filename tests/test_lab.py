@@ -68,27 +68,22 @@ class OneLayer(nn.Module):
         return logp * mask, torch.zeros_like(logp)
 
 
-def two_tokens(overlap=0.0):
-    """A policy and a batch: a right response of a token with π 0.1, a wrong one with π 0.9.
+OVERLAP = 0.6  # of the two tokens' states: their inner product
+# Of GRPO's gradient for two_tokens: the low-probability token's part, the other's, and the whole. ∇ log π with respect
+# to the layer is (1 − π) · (1, −1) ⊗ state, of length √2 · (1 − π). The advantages differ in sign.
+LOW, HIGH = A * math.sqrt(2) * 0.9 / 2, A * math.sqrt(2) * 0.1 / 2
+WHOLE = math.sqrt(LOW**2 + HIGH**2 - 2 * LOW * HIGH * OVERLAP)
 
-    Their states are of length 1 and have this inner product.
-    """
+
+def two_tokens():
+    """A policy and a batch: a right response of a token with π 0.1, a wrong one with π 0.9. States have length 1."""
     ones = [math.log(0.1 / 0.9) / 2, math.log(0.9 / 0.1) / 2]  # logits of the first word
-    height = math.sqrt(1 - overlap**2)
-    first = [ones[0], (ones[1] - overlap * ones[0]) / height]
-    policy = OneLayer([[1.0, 0.0], [overlap, height]], [first, [-x for x in first]])
+    height = math.sqrt(1 - OVERLAP**2)
+    first = [ones[0], (ones[1] - OVERLAP * ones[0]) / height]
+    policy = OneLayer([[1.0, 0.0], [OVERLAP, height]], [first, [-x for x in first]])
     batch, _ = batch_of([[{"p": 0.1}], [{"p": 0.9}]])
     batch["ids"] = torch.tensor([[0, 0], [0, 1]])
     return policy, common.Sampled(batch, torch.tensor([3.0, -1.0]), [], ["?"], [True, False])
-
-
-def norms_of_two(overlap):
-    """Of GRPO's gradient for two_tokens: the low-probability token's part, the other's, and the whole.
-
-    ∇ log π with respect to the layer is (1 − π) · (1, −1) ⊗ state, of length √2 · (1 − π).
-    """
-    low, high = A * math.sqrt(2) * 0.9 / 2, A * math.sqrt(2) * 0.1 / 2
-    return low, high, math.sqrt(low**2 + high**2 - 2 * low * high * overlap)  # the advantages differ in sign
 
 
 def run_main(command, out, flags, monkeypatch, capsys):
@@ -135,47 +130,45 @@ def test_weights_times_gradients_of_log_pi_are_the_update_of_a_real_model(script
     assert (found - expected).norm() < 1e-4 * expected.norm()
 
 
+QUICK = "--quick --responses 3 --max_tokens 48"
+
+
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """A folder with the results of a quick run of the lens, which samples with vLLM."""
+    """(A folder with the results of a quick run of lab.two_tasks, the run): vLLM samples a batch of each task."""
     out = tmp_path_factory.mktemp("lab")
-    done = run("lab/lens.py", "--quick", "--out", out, "--cache", out / "cache")
-    return out, done
+    return out, run("lab/two_tasks.py", *QUICK.split(), "--model", KK_TINY, "--out", out, "--cache", out / "cache")
 
 
-def test_a_quick_run_writes_page_picture_and_json(quick):
-    """The page holds all it needs, and no response can break it."""
-    out, done = quick
-    result = json.loads((out / "lens.json").read_text())
-    assert list(result["scripts"]) == lens.SCRIPTS
-    assert {"command", "commit", "machine", "versions", "date", "settings"} <= set(result)
-    assert sum(result["share_of_tokens"]) == pytest.approx(1, abs=1e-4)
-    assert done.stdout.count("TOO FEW RUNS TO TELL: ") == 4  # of one batch
-    data = {"responses": [{"tokens": ["a </script><script>alert(1)</script>"]}], "scripts": ["grpo"]}
-    lens.write_page(data, out / "page.html")
-    page = (out / "page.html").read_text()
-    assert "http" not in page and page.count("</script>") == 2
-    assert json.loads(page.partition('id="data">')[2].partition("</script>")[0]) == data
-
-
-@pytest.mark.parametrize("command", ["who_dominates", "right_direction", "proposition"])
-def test_a_quick_run_of_each_command(command, quick, monkeypatch, capsys):
-    """With the batch that the lens has sampled."""
-    monkeypatch.setattr(common, "sample", None)  # it would be called otherwise
-    run_main(command, quick[0], "--quick", monkeypatch, capsys)
-
-
-def test_a_quick_run_of_two_tasks(tmp_path):
+def test_a_quick_run_of_two_tasks(quick):
     """kk_tiny can't read Countdown's prompts, but its tokens have probabilities all the same."""
-    done = run("lab/two_tasks.py", "--quick", "--model", KK_TINY, "--out", tmp_path, "--cache", tmp_path / "cache")
-    result = json.loads((tmp_path / "two_tasks.json").read_text())
+    out, done = quick
+    result = json.loads((out / "two_tasks.json").read_text())
+    assert {"command", "commit", "machine", "versions", "date", "settings"} <= set(result)
     [batch] = result["batches"]
     assert list(batch) == result["tasks"] == ["kk", "countdown"]
     for found in batch.values():
         assert sum(found["share"]) == pytest.approx(1, abs=1e-4)
         assert all(norm > 0 for norm in found["norm"])
     assert result["advantages"] == "1"  # it is never right on Countdown
-    assert done.stdout.count("TOO FEW RUNS TO TELL: ") == 2
+    assert done.stdout.count("TOO FEW RUNS TO TELL: ") == 2  # of one batch
+
+
+@pytest.mark.parametrize("command", ["lens", "who_dominates", "right_direction", "proposition"])
+def test_a_quick_run_of_each_command(command, quick, monkeypatch, capsys):
+    """With the batch of kk that was sampled."""
+    monkeypatch.setattr(common, "sample", None)  # it would be called otherwise
+    result = run_main(command, quick[0], QUICK, monkeypatch, capsys)
+    assert command != "lens" or list(result["scripts"]) == lens.SCRIPTS
+
+
+def test_no_response_breaks_the_page(tmp_path):
+    """The page holds all it needs."""
+    data = {"responses": [{"tokens": ["a </script><script>alert(1)</script>"]}], "scripts": ["grpo"]}
+    lens.write_page(data, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "http" not in page and page.count("</script>") == 2
+    assert json.loads(page.partition('id="data">')[2].partition("</script>")[0]) == data
 
 
 @pytest.mark.parametrize(
@@ -214,30 +207,28 @@ def test_batches_without_a_gradient_are_refused(tmp_path, monkeypatch):
     assert len(common.load_batches(None, args, 1, need_gradient=False)) == 1
 
 
-@pytest.mark.parametrize("overlap", [0.0, 0.6])
-def test_who_dominates_by_hand(overlap):
-    policy, sampled = two_tokens(overlap)
+def test_who_dominates_by_hand():
+    policy, sampled = two_tokens()
     before = common.copy_weights(policy)
     args = of_lab(who_dominates, lr=0.5)
     found, values = who_dominates.measure(policy, before, sampled, args, large_lr=2.0)
     assert torch.equal(policy.weight, before[0])
-    low, high, whole = norms_of_two(overlap)
     assert found["share"] == [0.5, 0, 0, 0.5]
-    assert found["norm"] == pytest.approx([low, 0, 0, high], abs=1e-9)
+    assert found["norm"] == pytest.approx([LOW, 0, 0, HIGH], abs=1e-9)
     assert found["norm_share"] == pytest.approx([0.9, 0, 0, 0.1])
-    assert found["norm_of_all"] == pytest.approx(whole)
+    assert found["norm_of_all"] == pytest.approx(WHOLE)
     tail = found["tails"]["p < 0.2"]
-    assert tail["norm"] == pytest.approx(2 * low / whole)  # of its own mean: it is one of two
-    assert tail["angle"] == pytest.approx(math.degrees(math.acos((low - high * overlap) / whole)))
+    assert tail["norm"] == pytest.approx(2 * LOW / WHOLE)  # of its own mean: it is one of two
+    assert tail["angle"] == pytest.approx(math.degrees(math.acos((LOW - HIGH * OVERLAP) / WHOLE)))
 
     # A step changes the difference of the two logits by 2 · lr · weight · (1 − π) · inner product.
     for name, lr in (("lr", 0.5), ("large_lr", 2.0)):
         push, pull = 2 * lr * A / 2 * 0.9, -2 * lr * A / 2 * 0.1
         odds = [math.log(0.1 / 0.9), math.log(0.9 / 0.1)]
         moved = {
-            "all tokens": [push + overlap * pull, pull + overlap * push],
-            "only p ≤ 0.25": [push, overlap * push],
-            "only p > 0.75": [overlap * pull, pull],
+            "all tokens": [push + OVERLAP * pull, pull + OVERLAP * push],
+            "only p ≤ 0.25": [push, OVERLAP * push],
+            "only p > 0.75": [OVERLAP * pull, pull],
         }
         for updated, shifts in moved.items():
             expected = [1 / (1 + math.exp(-z - shift)) - p for z, shift, p in zip(odds, shifts, (0.1, 0.9))]
@@ -248,12 +239,11 @@ def test_who_dominates_by_hand(overlap):
 
 @pytest.mark.parametrize("with_rewards", [True, False])
 def test_two_tasks_by_hand(with_rewards):
-    policy, sampled = two_tokens(overlap=0.6)
+    policy, sampled = two_tokens()
     found = two_tasks.measure(policy, sampled, of_lab(two_tasks), with_rewards)
-    low, high, _ = norms_of_two(0.6)
     assert found["tokens"] == 2 and found["share"] == [0.5, 0, 0, 0.5] and found["right"] == 0.5
     size = 1 if with_rewards else 1 / A
-    assert found["norm"] == pytest.approx([low * size, 0, 0, high * size], abs=1e-9)
+    assert found["norm"] == pytest.approx([LOW * size, 0, 0, HIGH * size], abs=1e-9)
     assert found["norm_share"] == pytest.approx([0.9, 0, 0, 0.1])
 
 
@@ -295,27 +285,21 @@ def test_two_planes_share_a_line():
         assert key_factors.principal_angles(*vectors, k).tolist() == pytest.approx([0, 45], abs=1e-5)
 
 
-@pytest.mark.parametrize("overlap", [0.0, 0.6])
-def test_subsets_of_two_tokens(overlap):
+def test_subsets_of_two_tokens():
     """A token with π 0.1 and A > 0, one with π 0.9 and A < 0; each is half of the tokens."""
-    policy, sampled = two_tokens(overlap)
+    policy, sampled = two_tokens()
     sampled.batch["entropy"][0, 1] = 2.0  # of the low-probability token
     whole, parts = key_factors.subsets_of(policy, sampled, of_lab(key_factors, updates=2))
     assert list(parts) == list(key_factors.SUBSETS)
     found = key_factors.compare_subsets(key_factors.Gradient(whole, 1), parts, 1)
-    low, high, size = norms_of_two(overlap)
     # The gradient is (1, −1) ⊗ (a sum of states): its right singular vector is that sum.
-    to_low = math.degrees(math.acos((low - high * overlap) / size))
-    to_high = math.degrees(math.acos((high - low * overlap) / size))
-    to_high = min(to_high, 180 - to_high)  # a subspace has no sign
-    for name in ("p < 0.2", "A > 0", "top entropy"):
-        assert found[name]["norm_of_part"] == pytest.approx(low / size)
-        assert found[name]["norm"] == pytest.approx(2 * low / size)
-        assert found[name]["angle"] == pytest.approx(to_low, abs=1e-4)
-        assert found[name]["share"] == 0.5
-    for name in ("p > 0.8", "A < 0"):
-        assert found[name]["norm"] == pytest.approx(2 * high / size)
-        assert found[name]["angle"] == pytest.approx(to_high, abs=1e-4)
+    of_low = {"norm_of_part": LOW / WHOLE, "angle": math.degrees(math.acos((LOW - HIGH * OVERLAP) / WHOLE))}
+    to_high = math.degrees(math.acos((HIGH - LOW * OVERLAP) / WHOLE))
+    of_high = {"norm_of_part": HIGH / WHOLE, "angle": min(to_high, 180 - to_high)}  # a subspace has no sign
+    expected = {"p < 0.2": of_low, "A > 0": of_low, "top entropy": of_low, "p > 0.8": of_high, "A < 0": of_high}
+    for name, numbers in expected.items():
+        numbers = numbers | {"norm": 2 * numbers["norm_of_part"], "share": 0.5}
+        assert {key: found[name][key] for key in numbers} == pytest.approx(numbers, abs=1e-4)
 
 
 def test_the_spread_of_two_bins_by_hand():
@@ -343,7 +327,7 @@ def test_the_updates_are_those_of_one_step_of_the_trainer():
     """With its own learning rate and gradient norm; here it cuts the gradient, which is 7 long."""
     moved = []
     for script in ("lab", "grpo"):
-        policy, sampled = two_tokens(overlap=0.6)
+        policy, sampled = two_tokens()
         args = of_lab(off_policy, prompts=2, responses=1, updates=2)
         batch = sampled.batch | {"advantages": sampled.batch["mask"] * torch.tensor([[9.0], [-30.0]])}
         if script == "lab":
@@ -355,7 +339,7 @@ def test_the_updates_are_those_of_one_step_of_the_trainer():
             grpo.update(policy, optimizer, batch, 1, of_script)
         moved.append(policy.weight.detach())
     assert torch.equal(*moved)
-    assert not torch.equal(moved[0], two_tokens(overlap=0.6)[0].weight)
+    assert not torch.equal(moved[0], two_tokens()[0].weight)
 
 
 def test_signals_of_both_signs_cancel_in_the_remarks_own_quantity():
@@ -409,10 +393,10 @@ def test_a_run_without_a_sampler(no_sampler, drawn, tmp_path, monkeypatch, capsy
 
 
 def test_each_learning_rate_begins_at_the_same_weights(no_sampler, tmp_path, monkeypatch, capsys):
-    """lab.reversal, three times with the same batch: a larger learning rate gives a larger κ."""
-    flags = f"--prompts {PROMPTS} --responses 3 --updates 2 --batches 3 --lrs 1e-4 1e-3"
+    """lab.reversal, twice with the same batch: a larger learning rate gives a larger κ."""
+    flags = f"--prompts {PROMPTS} --responses 3 --updates 2 --batches 2 --lrs 1e-4 1e-3"
     batches = run_main("reversal", tmp_path, flags, monkeypatch, capsys)["batches"]
-    assert batches[0] == batches[1] == batches[2]  # the policy has its weights again
+    assert batches[0] == batches[1]  # the policy has its weights again
     slow, fast = batches[0]["lr 0.0001"], batches[0]["lr 0.001"]
     assert set(slow) == set(fast) == {"0", "1", "2"} and slow["0"] == fast["0"]
     assert slow["0"]["kappa"] < 1e-5 < slow["2"]["kappa"] < fast["2"]["kappa"]
@@ -423,11 +407,6 @@ def mean_of(of_sigma, kappa, start, end, cells=500):
     """The mean of (1 − π)·F(σ) over π from start to end, with Lemma 1's σ = κ(1 − π)² (ACPO, eq. 54 and 55)."""
     rests = [1 - (start + (end - start) * (i + 0.5) / cells) for i in range(cells)]  # 1 − π
     return sum(rest * of_sigma(kappa * rest**2) for rest in rests) / cells
-
-
-def ratio_of_the_means(of_sigma, kappa):
-    """|mean over π ≤ 0.25| over that of π ≥ 0.75."""
-    return abs(mean_of(of_sigma, kappa, 0, 0.25) / mean_of(of_sigma, kappa, 0.75, 1))
 
 
 def test_by_the_propositions_own_formula_the_dominance_does_not_reverse():
@@ -451,13 +430,16 @@ def test_by_the_propositions_own_formula_the_dominance_does_not_reverse():
         between = sigma * (normal.pdf(low / sigma) - normal.pdf(high / sigma))
         return normal.cdf(high / sigma) + normal.cdf(low / sigma) + between
 
+    def ratio(of_sigma, kappa):
+        return abs(mean_of(of_sigma, kappa, 0, 0.25) / mean_of(of_sigma, kappa, 0.75, 1))
+
     kappas = [0.1, 0.17, 0.2, 0.3, 0.5, 0.55, 0.6, 0.7, 0.8, 1, 3, 10, 30]
-    assert min(ratio_of_the_means(with_signs, kappa) for kappa in kappas) > 100
+    assert min(ratio(with_signs, kappa) for kappa in kappas) > 100
     # The low-probability tokens' mean passes through 0 once, near κ = 0.17031: there alone is it below the others'.
     assert mean_of(with_signs, 0.1703, 0, 0.25) > 0 > mean_of(with_signs, 0.1704, 0, 0.25)
-    assert ratio_of_the_means(size, 0.01) == pytest.approx(7)  # the mean 1 − π of both: 0.875 and 0.125
-    assert min(ratio_of_the_means(size, kappa) for kappa in kappas) == pytest.approx(3.9, abs=0.05)
-    assert [kappa for kappa in kappas if ratio_of_the_means(remarks, kappa) < 1] == [0.55, 0.6, 0.7]
+    assert ratio(size, 0.01) == pytest.approx(7)  # the mean 1 − π of both: 0.875 and 0.125
+    assert min(ratio(size, kappa) for kappa in kappas) == pytest.approx(3.9, abs=0.05)
+    assert [kappa for kappa in kappas if ratio(remarks, kappa) < 1] == [0.55, 0.6, 0.7]
 
 
 TEXTS = [  # (prompt, response); every word of the responses is a token of kk_tiny

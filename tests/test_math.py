@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from conftest import DATA, ROOT, check_linear_time, python, until, write_rows
 from hypothesis import given, settings
@@ -178,7 +179,7 @@ BITS = [*"120.,;:-+%$€({[]})*\\^_|/<>=!'\"~`abxyA ½²√°π–１，…\u030
 BITS += [r"\boxed{", r"\,", r"\overline{", "sqrt(", "**", " and ", " AM", " km", "pi", "0.3", r"\begin{pmatrix}"]
 
 
-@settings(max_examples=3000, deadline=2000, derandomize=True, database=None)  # milliseconds
+@settings(max_examples=1000, deadline=2000, derandomize=True, database=None)  # milliseconds
 @given(st.lists(st.sampled_from(BITS), max_size=14).map("".join) | st.sampled_from(BITS).map(lambda bit: 100 * bit))
 def test_reading_random_texts_never_raises_and_takes_little_time(text):
     text = task.clean(text)
@@ -210,11 +211,11 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("answer", ODD, ids=range(len(ODD)))
-def test_odd_answers_are_wrong_and_leave_others_alone(answer):
-    results = task.score_all([rf"\boxed{{{answer}}}", r"\boxed{\frac{2}{4}}"], [["0.25"], ["0.5"]])
-    assert [result["correct"] for result in results] == [False, True]
-    assert results[0]["format"]
+def test_odd_answers_are_wrong_and_leave_others_alone():
+    boxes = [rf"\boxed{{{answer}}}" for answer in [*ODD, r"\frac{2}{4}"]]
+    results = task.score_all(boxes, [["0.25"]] * len(ODD) + [["0.5"]])
+    assert [result["correct"] for result in results] == [False] * len(ODD) + [True]
+    assert all(result["format"] for result in results)
 
 
 def test_hostile_answers_cost_their_own_time_only():
@@ -229,7 +230,6 @@ def test_hostile_answers_cost_their_own_time_only():
 
 def test_a_worker_that_hangs_is_killed_and_replaced(monkeypatch):
     """The clock's limit, for what the processor's doesn't catch: here the worker is stopped."""
-    right("0.5", r"\frac12")
     monkeypatch.setattr(workers, "WALL_LIMIT", 1)
     worker = workers.Worker()
     assert worker.ask(["1/2", ["0.5"]]) is True
@@ -275,7 +275,7 @@ def test_a_killed_answer_costs_no_start_of_a_worker():
 
 
 def test_a_batch_has_a_bound_after_which_answers_count_as_timed_out(monkeypatch):
-    hostile = [[f"{n}^{{9^{{9^9}}}}", ["0.5"]] for n in range(12, 18)]
+    hostile = [[f"{n}^{{9^{{9^9}}}}", ["0.5"]] for n in range(12, 16)]
     honest = ["1/2", ["0.5"]]
     assert workers.ask([honest, *hostile, honest]) == [True, *[None] * len(hostile), True]
     monkeypatch.setattr(workers, "BATCH_LIMIT", 1)
@@ -391,17 +391,13 @@ def conversation(text, gold):
 
 
 SCHEMAS = [
+    conversation,  # the only one that has no columns, and so no Parquet
     verl,
-    conversation,
     lambda text, gold: dict(zip("01", conversation(text, gold))),
     lambda text, gold: {"prompt": [{"from": "user", "value": text}], "final_answer": gold},
     lambda text, gold: {"problem": text, "answer": gold, "solution": "?"},
-    lambda text, gold: {"question": text, "answer": gold},
     lambda text, gold: {"question": in_parts(text), "answer": gold},
-    lambda text, gold: {
-        "prompt": [{"role": "user", "content": in_parts(text)}],
-        "reward_model": {"ground_truth": gold},
-    },
+    lambda text, gold: verl("", gold) | {"prompt": chat(in_parts(text))},
 ]
 GOLDS = [  # as a file has them, and as they are loaded
     (["5", "x^2", "07"], [["5"], ["x^2"], ["07"]]),
@@ -411,19 +407,15 @@ GOLDS = [  # as a file has them, and as they are loaded
 ]
 
 
-FORMS = [(row_of, suffix) for row_of in SCHEMAS for suffix in (".parquet", ".json", ".jsonl")]
-FORMS.remove((conversation, ".parquet"))  # whose rows have columns
-
-
-@pytest.mark.parametrize("row_of, suffix", FORMS)
-def test_every_schema(tmp_path, row_of, suffix):
-    for golds, expected in GOLDS:
-        rows = [row_of(f"What is {i}?", gold) for i, gold in enumerate(golds)]
-        items = task.load(str(write_rows(tmp_path / f"some_set{suffix}", rows)), "train")
-        assert items == [
-            {"messages": chat(f"What is {i}? {INSTRUCTION}"), "prefix": "", "answer": gold, "category": "some_set"}
-            for i, gold in enumerate(expected)
-        ]
+@pytest.mark.parametrize("row_of", SCHEMAS)
+@pytest.mark.parametrize("golds, expected", GOLDS)
+def test_every_schema(tmp_path, row_of, golds, expected):
+    rows = [row_of(f"What is {i}?", gold) for i, gold in enumerate(golds)]
+    path = write_rows(tmp_path / f"some_set.{'json' if row_of is conversation else 'parquet'}", rows)
+    common = {"prefix": "", "category": "some_set"}
+    assert task.load(str(path), "train") == [
+        common | {"messages": chat(f"What is {i}? {INSTRUCTION}"), "answer": gold} for i, gold in enumerate(expected)
+    ]
 
 
 def test_earlier_turns_are_kept(tmp_path):
@@ -432,12 +424,11 @@ def test_earlier_turns_are_kept(tmp_path):
     assert item["messages"] == [system, *chat(f"A? {INSTRUCTION}")]
 
 
+SOURCES = {"org/Easy hard": "Easy hard", "org/Easy org/Easy": "both both", "- a b": "both a b"}
+
+
 def test_files_with_several_sources_are_told_apart(tmp_path):
-    for sources, categories in (
-        ("org/Easy hard", "Easy hard"),
-        ("org/Easy org/Easy", "both both"),
-        ("- a b", "both a b"),
-    ):
+    for sources, categories in SOURCES.items():
         rows = [verl("A?", "1") | ({"data_source": name} if name != "-" else {}) for name in sources.split()]
         items = task.load(write_rows(tmp_path / "both.json", rows), "test")
         assert [item["category"] for item in items] == categories.split()
@@ -472,70 +463,44 @@ def test_golds_that_cannot_be_read_are_left_out_and_counted(tmp_path, capsys):
 
 
 GOOD = {"problem": "?", "answer": "1"}
-NONE = "no problem and answer"
-BROKEN = [
-    ({"problem": "?"}, NONE), ({"answer": "1"}, NONE), ("text", NONE), (None, NONE), (7, NONE),
-    ([{"from": "human", "value": "?"}], NONE),
-    ([{"from": "human", "value": "?"}, {"from": "assistant", "value": "1"}], NONE),
-    ({"prompt": chat("?"), "reward_model": {}}, NONE), ({"prompt": chat("?"), "reward_model": None}, NONE),
-    (GOOD | {"problem": " "}, "the problem is empty"), (GOOD | {"problem": None}, "must be a text or a chat, not None"),
-    (GOOD | {"answer": None}, "not None"), (GOOD | {"answer": True}, "not True"),
-    (GOOD | {"answer": float("nan")}, "not nan"), (GOOD | {"answer": [["1"]]}, "must be a text"),
-    (GOOD | {"answer": []}, "the list of answers is empty"), (GOOD | {"problem": []}, "a text or a chat, not []"),
-    (GOOD | {"problem": [{"role": "assistant", "content": "?"}]}, "not the user"),
-    (GOOD | {"problem": [{"role": "system", "content": None}, *chat("?")]}, "a list of parts with text, not None"),
-    (GOOD | {"problem": [{"role": "user"}]}, "a turn must have role and content"),
-    (GOOD | {"problem": [*chat("?"), "!"]}, "a turn must have role and content"),
-    (GOOD | {"problem": [{"type": "video"}]}, "not a part of type video"),
-    (GOOD | {"problem": chat([{"type": "image"}])}, "not a part of type image"),
-    ({"prompt": chat([7]), "reward_model": {"ground_truth": "1"}}, "a list of parts with text, not 7"),
-    (GOOD | {"problem": "\ud800?"}, r"a text holds '\ud800'"), (GOOD | {"answer": ["1", "\udfff"]}, r"holds '\udfff'"),
-]  # fmt: skip
+
+PROBLEMS = [" ", None, [], "\ud800?", [*chat("?"), "!"], [{"role": "assistant", "content": "?"}], [{"type": "video"}]]
+BROKEN = [None, {"problem": "?"}, conversation("?", "1")[:1], {"prompt": chat("?"), "reward_model": None}]
+BROKEN += [GOOD | {"problem": problem} for problem in [*PROBLEMS, chat([7]), [{"role": 7, "content": "?"}]]]
+BROKEN += [GOOD | {"answer": answer} for answer in (None, True, [], float("nan"), [["1"]], "\udfff")]
 
 
-@pytest.mark.parametrize("row, message", BROKEN)
-def test_broken_rows_are_named(tmp_path, row, message):
+@pytest.mark.parametrize("row", BROKEN)
+def test_broken_rows_are_named(tmp_path, row):
     path = write_rows(tmp_path / "a.jsonl", [GOOD, row, GOOD])
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}, row 2: (no problem and answer|a text holds)"):
         task.load(str(path), "train")
-    assert str(caught.value).startswith(f"{path}, row 2: ")
 
 
 # ------------------------------------------------------------------------------------------------------- real files
 
-# Golds that can't be read, by row. Minerva: energies with indices (267, 271), an equation with a derivative and suns
-# (28), hbar times omega of a sum (265). Olympiad: an index that is a word (35), prose (74), an interval after a letter
-# (97). In DSR all golds are read. Neighbours that differ as texts and are equal: (answer, gold). The whole of
-# dsr_uniform_train has two: 7/4 and 1.75, 1/2 and 0.5; every tenth row has none.
-FILES = [  # its name, the problems that are loaded, equal neighbours
-    ("math/aime.parquet", 30, []), ("math/amc.parquet", 83, []), ("math/math500.parquet", 500, [("5", "x=5")]),
-    ("math/minerva.parquet", 272 - 4, []), ("math/olympiad_bench.parquet", 675 - 3, []), ("orz/aime2024.json", 30, []),
-    ("math/dsr_uniform_train.parquet", 10000, []), ("orz/math500.json", 500, [("5", "x=5")]),
-]  # fmt: skip
+FILES = [f"math/{name}.parquet" for name in "aime amc math500 minerva olympiad_bench dsr_uniform_train".split()]
 
 
 @needs_real
-@pytest.mark.parametrize("file, count, equal_neighbours", FILES)
-def test_real_files(file, count, equal_neighbours):
-    items = task.load(str(DATA / file), "train" if "train" in file else "test")
-    assert len(items) == count
-    assert {item["category"] for item in items} == {Path(file).stem}
+@pytest.mark.parametrize("file", [*FILES, "orz/aime2024.json"])
+def test_real_files(file, tmp_path):
+    """Of about 50 problems all answers are right for their own, and none for the next. test_evaluate.py loads all."""
+    path = DATA / file
+    if file in FILES:
+        rows = pq.read_table(path).to_pylist()
+        path = write_rows(tmp_path / path.name, rows[:: max(1, len(rows) // 50)])
+    items = task.load(str(path), "test")
+    assert len(items) >= 30 and {item["category"] for item in items} == {path.stem}
     for item in items:
         (message,) = item["messages"]
         assert message["role"] == "user" and message["content"].endswith(f" {INSTRUCTION}")
-        assert message["content"].count(INSTRUCTION) == 1
-        assert "Let's think step" not in message["content"][: -len(INSTRUCTION)]
-        assert isinstance(item["answer"], list) and all(isinstance(gold, str) and gold for gold in item["answer"])
+        assert message["content"].count("Let's think step") == 1 and all(item["answer"])
+    golds = [item["answer"] for item in items]
     for which in (0, -1):
-        responses = [rf"Hence \boxed{{0}}? No: $\boxed{{{item['answer'][which]}}}$. Done." for item in items]
-        assert all(result["correct"] for result in task.score_all(responses, [item["answer"] for item in items]))
-
-    items = items[:: 10 if len(items) > 1000 else 1]
-    pairs = [
-        (a["answer"][0], b["answer"]) for a, b in zip(items[-1:] + items, items) if a["answer"][0] not in b["answer"]
-    ]
-    results = task.score_all([rf"It is \boxed{{{answer}}}" for answer, _ in pairs], [golds for _, golds in pairs])
-    # Three pairs of Minerva's take 0.86 to 0.96 s on a slow processor, and the limit is 1.
-    assert sum(result["timed_out"] for result in results) <= 3 and len(pairs) > 0.9 * len(items)
-    found = [(answer, golds[0]) for (answer, golds), result in zip(pairs, results) if result["correct"]]
-    assert found == equal_neighbours
+        responses = [rf"Hence \boxed{{0}}? No: $\boxed{{{gold[which]}}}$. Done." for gold in golds]
+        assert all(result["correct"] for result in task.score_all(responses, golds))
+    pairs = [(mine[0], theirs) for mine, theirs in zip(golds[-1:] + golds, golds) if mine[0] not in theirs]
+    results = task.score_all([rf"It is \boxed{{{answer}}}" for answer, _ in pairs], [gold for _, gold in pairs])
+    assert [pair for pair, result in zip(pairs, results) if result["correct"]] == [] and len(pairs) > 0.9 * len(golds)
+    assert sum(result["timed_out"] for result in results) <= 5  # a few take almost as long as the limit

@@ -5,12 +5,13 @@ import json
 import os
 import re
 
+import datasets
 import pytest
 from conftest import check_linear_time, python, row_of_puzzle, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards import countdown, hitab, kk, math
+from rewards import countdown, hitab, hitab_sheets, kk, math
 
 each_task = pytest.mark.parametrize("task", [kk, math, countdown, hitab], ids=lambda task: task.__name__)
 each_generator = pytest.mark.parametrize("task", [kk, countdown, hitab], ids=lambda task: task.__name__)
@@ -45,31 +46,20 @@ def test_each_response_is_scored_with_its_answer(task, response, right, wrong):
             task.score_all(["", ""], [[]])
 
 
-IN_TAGS = [  # R: the right answer, W: the wrong one
-    ("R", MALFORMED),
-    ("", MALFORMED),
-    ("<answer>R", MALFORMED),
-    ("R</answer>", MALFORMED),
-    ("</answer>R<answer>", MALFORMED),
-    ("<ANSWER>R</ANSWER>", MALFORMED),
-    ("<answer></answer>", MALFORMED),
-    ("<answer>R</answer>", RIGHT),
-    ("hm</think> so <answer>\nR\n</answer> done", RIGHT),
-    ("<answer>W</answer><answer>R</answer>", RIGHT),
-    ("<answer>R</answer><answer>W</answer>", WRONG),
-    ("<answer>R</answer><answer></answer>", MALFORMED),
-    ("<answer>R</answer> or <answer>W", RIGHT),  # the last complete one
-    ("<answer>R</answer></answer>", RIGHT),
-    ("<answer><answer>R</answer></answer>", RIGHT),
-    ("<answer>W <answer>R</answer>", RIGHT),
-]
+IN_TAGS = {  # R: the right answer, W: the wrong one; ( and ): the tags
+    "R": MALFORMED, "": MALFORMED, "(R": MALFORMED, "R)": MALFORMED, ")R(": MALFORMED, "()": MALFORMED, "(R)": RIGHT,
+    "hm</think> so (\nR\n) done": RIGHT, "(W)(R)": RIGHT, "(R)(W)": WRONG, "(R)()": MALFORMED,
+    "(R) or (W": RIGHT,  # the last complete one
+    "(R))": RIGHT, "((R))": RIGHT, "(W (R)": RIGHT, "<ANSWER>R</ANSWER>": MALFORMED,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("task", [countdown, hitab])
-@pytest.mark.parametrize("text, want", IN_TAGS)
-def test_the_last_complete_answer_counts(task, text, want):
+def test_the_last_complete_answer_counts(task):
     right, wrong, gold = ANSWERS[task]
-    assert task.score(text.replace("R", right).replace("W", wrong), gold) == want
+    signs = {"(": "<answer>", ")": "</answer>", "R": right, "W": wrong}
+    found = {text: task.score("".join(signs.get(sign, sign) for sign in text), gold) for text in IN_TAGS}
+    assert found == IN_TAGS
 
 
 HOSTILE = {  # each a text for a size; at 1000 it has some 100,000 characters
@@ -99,6 +89,7 @@ def test_hostile_texts_take_time_in_proportion_to_their_length(task, name):
 
 BITS = [*"12079.,;:=-+/*%$€({[]})\\\n", " and ", " is a ", *"Ann Zoey knight knave million 1e999 nan north".split()]
 BITS += [*"<think> </think> <answer> </answer>".split(), r"\boxed{", r"\text{", r"\,", "\0", "\ud800", *"٣²½−“\u0130"]
+BIT = st.sampled_from(BITS) | st.characters()
 AROUND = ["{}", "<answer>{}</answer>", "hm</think><answer>{}</answer>", "\\boxed{{{}}}"]
 
 
@@ -107,16 +98,15 @@ def test_random_texts_never_crash(task):
     right, _, gold = ANSWERS[task]
     kinds = set()
 
-    @settings(max_examples=1500, deadline=None, derandomize=True, database=None)
-    @given(st.sampled_from(AROUND), st.lists(st.sampled_from([*BITS, right]) | st.characters(), max_size=12))
+    @settings(max_examples=500, deadline=None, derandomize=True, database=None)
+    @given(st.sampled_from(AROUND), st.lists(BIT, max_size=12) | st.lists(BIT | st.just(right), max_size=3))
     def check(around, parts):
         text = around.format("".join(parts))
         found = task.score(text, gold)
         kinds.add((found["format"], found["correct"]))
         if task is kk:
-            assert (
-                found["reward"] in (3.0, -0.5, -1.0, -3.0) and kk.score(text, gold, True)["reward"] <= found["reward"]
-            )
+            strict = kk.score(text, gold, strict=True)
+            assert found["reward"] in (3.0, -0.5, -1.0, -3.0) and strict["reward"] <= found["reward"]
         else:
             assert found in (RIGHT, WRONG, MALFORMED)
 
@@ -135,29 +125,68 @@ def test_the_same_problems_in_another_process_and_with_a_smaller_size(task):
     assert done.stdout == json.dumps(made) + "\n"
 
 
-@pytest.mark.parametrize(
-    "task, kinds, of_each_kind",
-    [(countdown, {"numbers": "3-4"}, dict.fromkeys("34", 512)), (hitab, {}, dict.fromkeys(hitab.KINDS, 256))],
-)
+def table_of(item):
+    """The table in a prompt of HiTab."""
+    return item["messages"][-1]["content"].split("\n\nQuestion: ")[0]
+
+
+FEW = {  # changes that leave so few problems that the seeds meet again and again; how to generate these; sizes
+    kk: ({(kk, "DEPTH"): 1}, {"people": "2"}, {"train": 100, "test": 8}),
+    countdown: ({(countdown, "LARGEST"): 12}, {"numbers": "3"}, {"train": 400, "test": 40}),
+    hitab: (
+        {
+            (hitab_sheets, "RANGES"): dict.fromkeys(hitab_sheets.RANGES, (1, 2)),
+            (hitab_sheets, "SHAPES"): [(1, 1, False, False)],
+            (hitab_sheets, "THINGS"): hitab_sheets.THINGS[-2:-1],
+            (hitab_sheets, "TIMES"): hitab_sheets.TIMES[-1:],
+        },
+        {},
+        {"train": 400, "test": 100},
+    ),
+}
+
+
+@each_generator
+def test_no_problem_is_on_both_sides_whatever_the_seeds(task, monkeypatch):
+    changes, kinds, sizes = FEW[task]
+    for place, value in changes.items():
+        monkeypatch.setattr(*place, value)
+    splits = {}
+    for split, size in sizes.items():
+        found = [task.generate(size, seed=seed, split=split, **kinds) for seed in range(4)]
+        if task is hitab:  # tables without their titles
+            found = [{table_of(item).split("\n", 1)[1] for item in made} for made in found]
+        else:
+            found = [{task.puzzle_of(item) for item in made} for made in found]
+            assert {len(puzzles) for puzzles in found} == {size}
+        splits[split] = collections.Counter(problem for problems in found for problem in problems)
+        assert max(splits[split].values()) > 1
+    assert not splits["train"].keys() & splits["test"].keys()
+
+
+DEFAULTS = [  # task, its flags, how many of each category it generates to test on
+    (kk, {"people": "3-7"}, dict.fromkeys("34567", 100)),
+    (countdown, {"numbers": "3-4"}, dict.fromkeys("34", 512)),
+    (hitab, {}, dict.fromkeys(hitab.KINDS, 256)),
+]
+
+
+@pytest.mark.parametrize("task, kinds, of_each_kind", DEFAULTS)
 def test_generated_is_the_default(task, kinds, of_each_kind):
-    assert task.load(None, "train", size=5, seed=2) == task.generate(5, seed=2, split="train", **kinds)
+    items = task.load(None, "train", size=7, seed=2)
+    assert items == task.generate(7, seed=2, split="train", **kinds)
+    assert [item["category"] for item in items] == [*of_each_kind, *of_each_kind, *of_each_kind, *of_each_kind][:7]
     assert collections.Counter(item["category"] for item in task.load(None, "test")) == of_each_kind
 
 
 @each_task
 def test_bad_arguments(task):
-    with pytest.raises(ValueError, match="split must be train or test, not 'dev'"):
-        task.load(None, "dev")
-    for wrong in (0, -1):
-        with pytest.raises(ValueError, match="size must be at least 1"):
-            task.load(None, "train", size=wrong)
-    if task is math:  # it generates none
-        return
-    with pytest.raises(ValueError, match="split must be train or test, not 'dev'"):
-        task.generate(5, split="dev")
-    for wrong in (0, -1):
-        with pytest.raises(ValueError, match=r"number of (puzzles|questions) must be at least 1"):
-            task.generate(wrong)
+    calls = [lambda: task.load(None, "dev"), lambda: task.load(None, "train", size=0)]
+    if task is not math:  # it generates none
+        calls += [lambda: task.generate(5, split="dev"), lambda: task.generate(0), lambda: task.generate(-1)]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"split must be train or test|must be at least 1"):
+            call()
 
 
 COUNTS = {"3-7": [3, 4, 5, 6, 7], "3,2": [2, 3], "5": [5], "2-3, 8": [2, 3, 8], " 3 - 6 ": [3, 4, 5, 6]}
@@ -189,19 +218,14 @@ BAD_FILES = [  # task, name, what the file holds, what is said of it
     (kk, "a.json", "null", "expected a list of rows"),
     (kk, "a.json", "[]", "holds no rows"),
     (kk, "a.json", "[null]", "row 1: expected an object with quiz, names, solution, statements, not None"),
-    (kk, "a.json", '[{"quiz": "?"}, null]', "row 2: expected an object"),
     (kk, "a.json", '{"quiz": "?"}\n{"quiz": "?"}\nnull', "row 3: expected an object"),  # a row in each line
-    (kk, "a.json", '{"quiz": null}', "lacks the columns names, solution, statements; it has quiz"),
-    (kk, "a.json", '{"problem": "?", "answer": "1"}', "--task math takes such a file"),
-    (kk, "a.jsonl", '{"quiz": "?"}\n\nnull', "row 2: expected an object"),
-    (kk, "a.jsonl", "{}\n{", "row 2 could not be read"),
+    (kk, "a.json", '{"problem": "?", "answer": "1"}', "lacks the columns quiz, names, solution, statements"),
+    (kk, "a.jsonl", "{}\n\n{", "row 2 could not be read"),
     (kk, "a.jsonl", "\n", "holds no rows"),
     (math, "a.json", "[null]", "row 1: no problem"),
     (countdown, "a.json", "[null]", "row 1: expected an object with nums, target, not None"),
-    (countdown, "a.json", '[{"nums": [1, 2, 3], "target": 6}, {}]', "row 2: nums must be a list"),
     (countdown, "a.json", '{"numbers": [1, 2, 3], "target": 6}', "lacks the columns nums; it has numbers, target"),
     (hitab, "a.json", "[null]", "row 1: expected an object with question, answer, not None"),
-    (hitab, "a.json", '{"question": "q", "gold": 6}', "lacks the columns answer; it has question, gold"),
 ]
 
 
@@ -235,6 +259,8 @@ def test_a_subset_of_a_file_is_balanced_and_seeded_and_keeps_the_order(task, tmp
     rows, categories = SIXTY[task]
     path = write_rows(tmp_path / "sixty.jsonl", rows)
     everything = task.load(path, "train")
+    for suffix in (".json", ".parquet"):
+        assert task.load(write_rows(path.with_suffix(suffix), rows), "train") == everything
     first, again, other = (task.load(path, "train", size=8, seed=seed) for seed in (0, 0, 1))
     assert first == again != other and collections.Counter(item["category"] for item in first) == categories
     assert len(everything) == 60 == len(task.load(path, "train", size=100))
@@ -256,9 +282,8 @@ def test_a_folder_keeps_train_and_test_apart(tmp_path):
     assert categories("train") == ["a", "latest"]
     (tmp_path / "a.json").unlink()
     (tmp_path / "latest.json").unlink()
-    for task in (math, kk, countdown):
-        with pytest.raises(ValueError, match=r"holds no .* file for train"):
-            task.load(tmp_path, "train")
+    with pytest.raises(ValueError, match=r"holds no .* file for train"):
+        math.load(tmp_path, "train")
 
 
 def tables():
@@ -266,45 +291,36 @@ def tables():
     rows = []
     for i in range(60):
         table = {"texts": [["", "n"], ["x", str(i)]], "top_header_rows_num": 1, "left_header_columns_num": 1}
-        for word in ("one", "two"):
-            rows.append({"question": f"{word} {i}?", "answer": [str(i)], "table_content": repr(table)})
+        rows += [{"question": f"{word} {i}?", "answer": [str(i)], "table": table} for word in ("one", "two")]
     return rows
 
 
-def split_of_item(item):
-    return hitab.split_of(item["messages"][-1]["content"].split("\n\nQuestion: ")[0])
-
-
-READ_HUB = """
-import json, sys
-from rewards import {module} as task
-one, two = ([task.read_hub(f"{folder}/{{name}}", split) for split in ("train", "test")] for name in ("one", "two"))
-try:
-    task.load("some/thing", "train")
-except ValueError as error:
-    print(json.dumps([one, two, str(error)]))
-"""
 PUZZLES = [item["answer"] for split in ("train", "test") for item in countdown.generate(100, split=split)]
+ON_THE_HUB = [  # task, rows, how it reads a file of them, the split of what it reads
+    (countdown, PUZZLES, countdown.read_rows, lambda puzzle: countdown.split_of(*puzzle)),
+    (hitab, tables(), hitab.read_source, lambda item: hitab.split_of(table_of(item))),
+]
 
 
-@pytest.mark.parametrize(
-    "module, rows, read_rows, split_of",
-    [
-        ("countdown", PUZZLES, countdown.read_rows, lambda row: countdown.split_of(*row)),
-        ("hitab", tables(), hitab.read_source, split_of_item),
-    ],
-)
-def test_data_sets_of_the_hub_with_one_part_and_with_two(module, rows, read_rows, split_of, tmp_path):
-    """The hub's own code, without a network: it takes a folder for a data set, and it knows no other."""
-    write_rows(tmp_path / "one/train.jsonl", rows)
+@pytest.mark.parametrize("task, rows, read_rows, split_of", ON_THE_HUB)
+def test_data_sets_of_the_hub_with_one_part_and_with_two(task, rows, read_rows, split_of, tmp_path, monkeypatch):
+    """The hub's own code, which takes a folder for a data set."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    every = read_rows(str(write_rows(tmp_path / "one/train.jsonl", rows)), "train")
     write_rows(tmp_path / "two/train.jsonl", rows)
     write_rows(tmp_path / "two/test.jsonl", rows[:7])
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    done = python("-c", READ_HUB.format(module=module, folder=tmp_path), env=env)
-    assert done.returncode == 0, done.stderr
-    (train, test), (whole, seven), error = json.loads(done.stdout.splitlines()[-1])
-    every = json.loads(json.dumps(read_rows(str(tmp_path / "one/train.jsonl"), "train")))  # tuples become lists
-    assert whole == every and seven == every[:7]
-    assert train == [row for row in every if split_of(row) == "train"] and train
-    assert test == [row for row in every if split_of(row) == "test"] and test
-    assert "some/thing" in error and "path of a file or folder" in error
+    assert [task.read_hub(f"{tmp_path}/two", split) for split in ("train", "test")] == [every, every[:7]]
+    for split in ("train", "test"):
+        of_split = [row for row in every if split_of(row) == split]
+        assert task.read_hub(f"{tmp_path}/one", split) == of_split and of_split
+
+
+@each_task
+def test_a_data_set_that_cannot_be_loaded_is_named(task, monkeypatch):
+    def load_dataset(*_, trust_remote_code):
+        assert not trust_remote_code
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(ValueError, match=r"(?s)some/thing.*no network.*path of a file or folder"):
+        task.load("some/thing", "train")

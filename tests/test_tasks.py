@@ -9,7 +9,7 @@ from conftest import KK_TINY, data_of, puzzles, row_of_puzzle, task_settings, wr
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from rewards import countdown, data_sources, find_task, score
+from rewards import data_sources, find_task, score
 from runtime import measure
 from runtime.chats import decode, encode, load_task
 
@@ -47,8 +47,6 @@ def test_a_files_puzzle_that_is_in_the_generated_test_is_not_trained_on(task, ki
     assert "train: 5 of 10 are test problems, too, and left out" in capsys.readouterr().out
     both = {"data": file, "test_data": file}  # who gives both decides
     assert len(load_task(task_settings(task, {task: both}), tokenizer)[1]) == 10
-    _, train, test = load_task(task_settings(task, {task: {"test_data": file}}), tokenizer)  # generated to train on
-    assert not {module.puzzle_of(p) for p in train} & {module.puzzle_of(p) for p in test}
 
 
 def test_mathematics_without_test_data_holds_problems_back(data, tokenizer):
@@ -71,10 +69,10 @@ def test_a_problem_that_stands_twice_in_a_file_is_not_on_both_sides(tmp_path, to
 
 
 QUESTION = "What is 1 + 1?"
-SAME = [" What is  1 + 1?\n", "What is\r\n1 + 1?", "What is\xa01 + 1?", "What is 1\u200b + 1?", "What is 1+1?"]
-SAME += ["What\tis\u30001 + 1?", "What is\n\n1 + 1?\ufeff", [{"role": "user", "content": QUESTION}]]
-SAME.append([{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}])
-SAME.append([{"role": "user", "content": [{"type": "text", "text": QUESTION}]}])
+SAME = [
+    " What is  1 + 1?\n", "What is\r\n1 + 1?", "What\xa0is\u30001 + 1?", "What is 1\u200b + 1?\ufeff", "What is 1+1?",
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": QUESTION}]}],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("same", SAME)
@@ -151,26 +149,20 @@ def test_a_task_of_ones_own_may_score_all_responses_together_and_have_categories
 
 
 NO_LOAD = "def load(*_, **more):\n    "
-NOT_COMPLETE = r"what score\(\) gives is not complete: "
 NOT_TASKS = [
-    (SCORE, r"has no function load\(\): a task needs load\(\) and score\(\)"),
+    (SCORE, r"has no function load\(\)"),
     (LOAD, r"has no function score\(\)"),
     (LOAD + "score = 3", r"has no function score\(\)"),
-    ("import nowhere\n" + LOAD, "can't be imported: ModuleNotFoundError: No module named 'nowhere'"),
-    ("def load(", "can't be imported: SyntaxError"),
-    (NO_LOAD + "return []\n" + SCORE, r"load\(\) must give a list of problems, and gave"),
-    (NO_LOAD + "pass\n" + SCORE, r"load\(\) must give a list of problems, and gave None"),
-    (LOAD.replace('"answer"', '"target"') + SCORE, r"problem 0 of load\(\) is not complete: answer"),
-    (LOAD.replace("asked + [n]", "{n}") + SCORE, r"its answer can't be kept as JSON: Object of type set"),
-    (LOAD.replace('"role": "user", ', "") + SCORE, r"problem 0 of load\(\) .*messages\.0\.role"),
-    (LOAD + SCORE.replace("reward", "points"), NOT_COMPLETE + "reward"),
-    (LOAD + SCORE.replace("correct", "right"), NOT_COMPLETE + "correct"),
-    (LOAD + SCORE.replace("format", "form"), NOT_COMPLETE + "format"),
-    (LOAD + SCORE.replace("len(response)", "'much'"), "reward: .* valid number"),
-    (LOAD + SCORE.replace("len(response)", "float('nan')"), "reward: .* finite number"),
-    (LOAD + SCORE.replace('"format"', '"parts": {"a": "b"}, "format"'), r"parts\.a: "),
-    (LOAD + "def score(response, answer):\n    pass\n", NOT_COMPLETE + "it: "),
-    (LOAD + SCORE.replace("len(response)", "response[0]"), r"score\(\) fails on an empty response: IndexError"),
+    ("import nowhere\n" + LOAD, "ModuleNotFoundError"),
+    ("def load(", "SyntaxError"),
+    (NO_LOAD + "return []\n" + SCORE, r"load\(\) must give a list"),
+    (NO_LOAD + "pass\n" + SCORE, r"load\(\) must give a list"),
+    (LOAD.replace('"answer"', '"target"') + SCORE, r"load\(\) is not complete: answer"),
+    (LOAD.replace("asked + [n]", "{n}") + SCORE, "can't be kept as JSON"),
+    (LOAD.replace('"role": "user", ', "") + SCORE, r"messages\.0\.role"),
+    *((LOAD + SCORE.replace(word, "x"), f"is not complete: {word}") for word in ("reward", "correct", "format")),
+    (LOAD + "def score(response, answer):\n    pass\n", "is not complete: it: "),
+    (LOAD + SCORE.replace("len(response)", "response[0]"), "fails on an empty response: IndexError"),
 ]
 
 
@@ -182,15 +174,14 @@ def test_a_file_that_is_no_task_is_refused_in_one_line(text, says, a_task):
     assert str(refused.value).count(args.task) == 1 and len(str(refused.value).splitlines()) == 1
 
 
-WRONG_LATER = {  # what score() gives a response that is not the first
-    "reward": ["float('nan')", "float('inf')", "-float('inf')", "None", "'2'", "True", "1e30", "[1.0]"],
-    "correct": ["None", "2", "'yes'"],
-    "format": ["float('nan')"],
-    "parts": ["{'a': float('nan')}", "{'a': None}", "[]"],
-}
+WRONG_LATER = [  # what score() gives a response that is not the first
+    *(("reward", value) for value in ("float('nan')", "-float('inf')", "None", "'2'", "True", "1e30", "[1.0]")),
+    *(("correct", value) for value in ("None", "2", "'yes'")), ("format", "float('nan')"),
+    *(("parts", value) for value in ("{'a': float('nan')}", "{'a': None}", "{'a': 'b'}", "[]")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name, value", [(name, value) for name, some in WRONG_LATER.items() for value in some])
+@pytest.mark.parametrize("name, value", WRONG_LATER)
 def test_a_wrong_score_of_a_later_response_ends_the_run_with_its_name_and_the_tasks(name, value, a_task):
     right = "'reward': 1.0, 'correct': True, 'format': True"
     wrong = f"    if response == 'late':\n        return {{{right}, '{name}': {value}}}"
@@ -204,12 +195,9 @@ def test_a_wrong_score_of_a_later_response_ends_the_run_with_its_name_and_the_ta
 
 
 def test_what_is_no_task_is_refused(tmp_path):
-    assert find_task("countdown") is countdown
-    with pytest.raises(ValueError, match=r"--task is 'own'; it must be one of kk, math, countdown"):
-        find_task("own")  # a module of rewards/, and no task
-    for path in (tmp_path / "nowhere.py", tmp_path):
-        with pytest.raises(ValueError, match=r"there is no such file|must be one of"):
-            find_task(str(path))
+    for name in ("own", str(tmp_path / "nowhere.py"), str(tmp_path)):  # the first is a module of rewards/
+        with pytest.raises(ValueError, match=r"there is no such file|must be one of kk, math, countdown"):
+            find_task(name)
 
 
 def test_pass_at_k_by_hand():
