@@ -130,7 +130,7 @@ def read_runs(folder, commands, common, seeds):
 
 
 def run(asked, limit):
-    """Run one training in a temporary folder. Return the data to save. RuntimeError if it fails.
+    """Run one training in a temporary folder. Return the data to save. End the program if it fails.
 
     asked: its script and settings; limit: minutes. Without a model among the settings, it trains models/kk_tiny,
     because on a GPU the scripts would use the paper's.
@@ -143,9 +143,9 @@ def run(asked, limit):
         try:
             done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60 * limit)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{command}\ntook more than {limit:g} minutes: --limit allows more") from None
+            sys.exit(f"error: {command}\ntook more than {limit:g} minutes: --limit allows more")
         if done.returncode:
-            raise RuntimeError(f"{command}\nended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+            sys.exit(f"error: {command}\nended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
         rows = curves.read_rows(Path(folder, "metrics.jsonl"))
         about |= json.loads(Path(folder, "run.json").read_text())
     return about | {"rows": [{key: shorter(value) for key, value in row.items() if value is not None} for row in rows]}
@@ -360,8 +360,6 @@ def made_by(everything):
 def check_args(args):
     """Raise ValueError or OSError if something is wrong with the command line."""
     settings.check_ranges(args)
-    if not args.seeds:
-        raise ValueError("--seeds is empty: give at least one")
     if Path(args.name).name != args.name:
         raise ValueError(f"--name {args.name} must be a name, not a path")
     usual = Args(suite=args.suite)
@@ -397,10 +395,7 @@ def main(args):
     missing = [] if args.draw_only else missing
     for seed, name in (bar := tqdm(missing, disable=not missing or None)):
         bar.set_description(f"{name}, seed {seed}")
-        try:
-            runs[name][seed] = run(asked_for(commands[name], common, seed), args.limit)
-        except RuntimeError as error:
-            sys.exit(f"error: {error}")
+        runs[name][seed] = run(asked_for(commands[name], common, seed), args.limit)
         text = json.dumps(runs[name][seed]).replace('{"step"', '\n{"step"') + "\n"
         files.write(file_of(args.folder, name, seed), text)
     runs = {name: dict(sorted(by_seed.items())) for name, by_seed in runs.items() if by_seed}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
 import numpy
+import pandas
 from scipy import stats
 
 SHOWS, OPPOSITE, NO_EFFECT = "shows", "the opposite", "no effect of that size"
@@ -120,21 +121,17 @@ def pooled(estimates):
     Comparisons with the same baseline share its runs, so together they have less information than independent ones.
     Satterthwaite's degrees of freedom account for that.
     """
-    weight = sum(e.df * common(e, e) for e in estimates)
-    if not weight:
+    # A row per estimate, a column per run; an estimate that shares no run has a column of its own.
+    factors = pandas.DataFrame([dict(e.of) or {i: 1.0} for i, e in enumerate(estimates)]).fillna(0).to_numpy()
+    covariance = factors @ factors.T  # of the estimates' values, if runs are independent with variance 1
+    dfs = numpy.array([e.df for e in estimates])
+    if not dfs.any():
         return estimates
+    weight = dfs @ covariance.diagonal()
     of_a_run = sum(e.error**2 * e.n * e.df for e in estimates) / weight  # variance
-    together = sum(min(a.df, b.df) * common(a, b) ** 2 for a in estimates for b in estimates)
-    df = weight**2 / together
-    return [replace(e, error=math.sqrt(of_a_run * common(e, e) / e.n), df=df) for e in estimates]
-
-
-def common(a, b):
-    """Return the covariance of two estimates' values, if runs are independent with variance 1."""
-    if not (a.of and b.of):
-        return float(a is b)
-    factors = dict(b.of)
-    return sum(factor * factors.get(name, 0) for name, factor in a.of)
+    df = float(weight**2 / (numpy.minimum.outer(dfs, dfs) * covariance**2).sum())
+    errors = numpy.sqrt(of_a_run * covariance.diagonal() / [e.n for e in estimates])
+    return [replace(e, error=float(error), df=df) for e, error in zip(estimates, errors)]
 
 
 def student(chance, df):

@@ -68,10 +68,8 @@ def draw(groups, paths, panels=PANELS):
         axis.remove()
     if len(groups) > 1 and panels:
         handles, labels = axes.flat[0].get_legend_handles_labels()
-        if crowded:
-            of_others = next((handle for handle in handles if handle.get_color() == GREY), handles[0])
-            handles, labels = [handles[-1], of_others], [labels[-1], "the others"]
-        add_legend(figure, handles, labels)
+        by_label = dict(zip(labels, handles))
+        add_legend(figure, by_label.values(), by_label)
     return save(figure, paths)
 
 
@@ -88,18 +86,17 @@ def add_legend(figure, handles, labels):
 def draw_crowd(axis, groups, key):
     """Plot the means of many groups: the first one's line is thick; of the others, the highest and lowest are named."""
     first, *others = groups
-    ends = {}  # {label: (last step, its mean)}
+    draw_line(axis, groups[first], key, color=COLOURS[0], lw=3.5, label=first, zorder=2.5)
+    ends = []  # (last mean, last step, label, line)
     for label in others:
         steps, mean, _, _ = mean_and_range(groups[label], key)
         if steps:
-            ends[label] = steps[-1], mean[-1]
-            axis.plot(steps, mean, color=GREY, lw=1, label=label)
-    draw_line(axis, groups[first], key, color=COLOURS[0], lw=3.5, label=first)
-    ordered = sorted(ends, key=lambda label: ends[label][1])
-    for label in dict.fromkeys([*ordered[-1:], *ordered[:1]]):
-        axis.lines[list(ends).index(label)].set(color=COLOURS[1], lw=2)
+            ends.append((mean[-1], steps[-1], label, *axis.plot(steps, mean, color=GREY, lw=1, label="the others")))
+    ends.sort(key=lambda end: end[0])
+    for value, step, label, line in ends[-1:] + ends[:-1][:1]:
+        line.set(color=COLOURS[1], lw=2, label="_")
         beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
-        axis.annotate(label.replace(" ", "\n", 1), ends[label], color=COLOURS[1], **beside)
+        axis.annotate(label.replace(" ", "\n", 1), (step, value), color=COLOURS[1], **beside)
 
 
 def draw_differences(columns, title, paths):
