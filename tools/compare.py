@@ -176,14 +176,15 @@ def late(rows, key, count):
     return after.groupby(["seed", "entry"])[key].agg(lambda values: values.tail(count).mean()).unstack("entry")
 
 
-def names_of_evaluations(rows):
-    """Name the last three evaluations and the last: ("evaluations 4, 8", "step 8") if all runs have the same."""
+def accuracies(rows):
+    """Return two tables as of `late`: {"mean of evaluations 4, 8": …, "at step 8": …}; the names are for all runs."""
     after = rows[rows["step"] > 0].dropna(subset=ACCURACY)
     several = set(after.groupby(["seed", "entry"])["step"].agg(lambda steps: tuple(steps.tail(LAST))))
-    if len(several) > 1:
-        return f"the last {LAST} evaluations", "the last evaluation"
-    (steps,) = several
-    return f"evaluation{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}", f"step {steps[-1]}"
+    names = f"mean of the last {LAST} evaluations", "at the last evaluation"
+    if len(several) == 1:
+        (steps,) = several
+        names = f"mean of evaluation{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}", f"at step {steps[-1]}"
+    return {name: late(rows, ACCURACY, count) for name, count in zip(names, (LAST, 1))}
 
 
 def shown(values, sign=""):
@@ -249,7 +250,7 @@ def pooled_errors(measures, bases):
         most = max(compared(values, bases), key=lambda estimate: estimate.n, default=None)
         if not most or not most.df:
             return ""
-        errors.append(f"{most.error:.3f} ({title.removeprefix('accuracy at ')})")
+        errors.append(f"{most.error:.3f} ({title.removeprefix('at ')})")
     return (
         " An error estimated from a few seeds is uncertain. Pooled over all rows, the error of a difference of "
         f"{most.n} seeds is {' and '.join(errors)}, with {most.df:.0f} degrees of freedom."
@@ -273,11 +274,9 @@ def draw(runs, commands, folder, name, second=True):
         return paths
     paths = [folder / f"{name}.png", folder / f"{name}_metrics.png"][: 1 + second]
     rows = rows_of(runs)
-    several, last = names_of_evaluations(rows)
-    measures = {f"mean of {several}": late(rows, ACCURACY, LAST), f"at {last}": late(rows, ACCURACY, 1)}
     updates = rows.groupby("entry")["optimizer_steps"].max()
     parents = parents_of({entry: commands[entry] for entry in runs}, updates)
-    columns = {title: compared(values, parents) for title, values in measures.items()}
+    columns = {title: compared(values, parents) for title, values in accuracies(rows).items()}
     plot.draw_differences(columns, WHAT_IS_DRAWN, paths[:1])
     if second:
         plot.draw(groups, paths[1:], [key for key in plot.PANELS if key != ACCURACY])
@@ -290,15 +289,16 @@ def table(runs, commands, common):
     rows = rows_of(runs)
     bases = {name: base_of(name, runs) for name in others}
     minus = "difference" if set(bases.values()) - {first} else f"minus {first}"
-    several, last = names_of_evaluations(rows)
-    measures = {f"mean of {several}": late(rows, ACCURACY, LAST), f"accuracy at {last}": late(rows, ACCURACY, 1)}
+    measures = accuracies(rows)
+    several, last = measures
     columns = {"entry": [], "script and flags": [], "runs": []}
     for name, by_seed in runs.items():
         is_below = family.depth(Path(commands[name][0]).stem) > 1  # its script's parent is not grpo.py
         columns["entry"].append("└ " * is_below + name + stale_mark(by_seed))
         columns["script and flags"].append(f"`{shlex.join(commands[name])}`")
         columns["runs"].append(str(len(by_seed)))
-    for (title, values), of in zip(measures.items(), ("mean", last)):
+    titles, of_what = (several, f"accuracy {last}"), ("mean", last.removeprefix("at "))
+    for title, of, values in zip(titles, of_what, measures.values()):
         columns[title] = [shown(values[name]) for name in runs]
         columns[f"{minus} ({of})"] = ["", *(shown(values[name] - values[bases[name]], "+") for name in others)]
     # Other tasks have no numbers of people.
@@ -311,6 +311,7 @@ def table(runs, commands, common):
     lengths = late(rows, "response_tokens", 5).mean()
     columns["last length"] = [f"{lengths[name]:.0f}" for name in runs]
     columns["paper"] = [f"{PAPER[name]:.2f}" if name in PAPER else "" for name in runs]
+    cells = texts.table(columns, zip(*columns.values()))
 
     flags_of_all = {word for word in shlex.split(common) if word.startswith("--")}
     says_otherwise = any(flags_of_all & set(commands[name]) for name in runs)
@@ -321,15 +322,14 @@ def table(runs, commands, common):
     text = (
         f"All entries{differ}: `{common}`; seeds {', '.join(map(str, sorted(set(rows['seed']))))}. "
         f"Test accuracy{over_people}: one response to each test {problem} at the evaluation's temperature. "
-        f"It is given as the mean of {several} (the one before training left out) and at {last}; "
+        f"It is given as the {several} (the one before training left out) and {last}; "
         f"mean ± standard error over the seeds. Before training it is {before:.3f}. "
         f"{minus.capitalize()}: {what} with the same seed, which means the same {problem}s in the same order."
         f"{pooled_errors(measures, bases)} Reward, length: mean of the last 5 steps."
     )
-    below = [text + PAPERS if any(name in PAPER for name in runs) else text, made_by(flat(runs))]
-    if any(map(stale_mark, runs.values())):
-        below.append(STALE)
-    return "\n\n".join([texts.table(columns, zip(*columns.values())), *below]) + "\n"
+    text += PAPERS if any(name in PAPER for name in runs) else ""
+    footnote = STALE if any(map(stale_mark, runs.values())) else ""
+    return "\n\n".join(filter(None, [cells, text, made_by(flat(runs)), footnote])) + "\n"
 
 
 def stale_mark(by_seed):

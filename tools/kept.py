@@ -30,9 +30,8 @@ def code_of(script, root=ROOT):
     path = next((root / name for name in names if (root / name).is_file()), None)
     if not path:
         return None
-    beside = [] if path.parent == root else [path.with_name("common.py")]
-    script_files = [path, *(other for other in beside if other.is_file())]
-    return {"script": hash_of(script_files), "runtime": hash_of(sorted((root / "runtime").glob("*.py")))}
+    beside = [] if path.parent == root else path.parent.glob("common.py")
+    return {"script": hash_of([path, *beside]), "runtime": hash_of(sorted((root / "runtime").glob("*.py")))}
 
 
 def differs(result):

@@ -250,27 +250,6 @@ def judged(claim, found, levels):
     return min(counts, key=WORDS.index), start + "; ".join(numbers)
 
 
-def of_stages(folders):
-    """Return ({comparison: {stage: [Estimate]}}, the level) of lab.stages.
-
-    A comparison's standard deviation is pooled over the stages of one model.
-    """
-    about = CLAIMS["stages"]
-    found = {}
-    for stages in about["models"]:
-        columns = {}
-        for stage, place in stages.items():
-            columns[stage] = measured(replace(folders, lab=folders.lab / place), about["by"])
-        for name in about["by"]:
-            of_it = [(stage, one) for stage, column in columns.items() for one in column[name]]
-            estimates = [replace(one, label="") for _, one in of_it]
-            if "correlation" not in MADE[name]:
-                estimates = inference.pooled(estimates)
-            for (stage, _), one in zip(of_it, estimates):
-                found.setdefault(name, {}).setdefault(stage, []).append(one)
-    return found, level_of([one for of in found.values() for several in of.values() for one in several])
-
-
 def of_file(name, folder):
     """Return the verdicts on FOLDER/NAME.json alone, one line each; the lab's commands print them last."""
     lines = []
@@ -316,10 +295,10 @@ def page(folders=Folders()):
     parts = ["# Claims", "Findings; the tables below have the numbers:", "\n".join(findings), wrapped(CLAIMS["intro"])]
     parts += [table(["verdict", "rows", "what it means"], of_words)]
     parts += [f"<details><summary>How a verdict is reached</summary>\n\n{rules}\n\n</details>", *papers]
-    parts += ["## Over training, and another model", *stages_section(folders)]
+    parts += ["## Over training, and another model", *of_stages(folders)]
     rows = []
-    for path, about in read_from(folders):
-        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
+    for path in [*sorted(folders.lab.glob("**/*.json")), *(folders.results / f"{name}.json" for name in OTHERS)]:
+        name, about = path.relative_to(ROOT), read(path).get("provenance") or read(path)
         rows.append([f"[`{name}`](../{name})", *(str(about.get(key)) for key in ("commit", "machine", "date"))])
     parts += ["## Where this was read", table(["result", "commit", "machine", "date"], rows)]
     suites = sorted({made["suite"] for made in MADE.values() if "suite" in made})
@@ -327,18 +306,33 @@ def page(folders=Folders()):
     return "\n\n".join(filter(None, [*parts, wrapped(f"Runs, with their commits: {suites}.")])) + "\n"
 
 
-def stages_section(folders):
-    """Return the text and the table of the comparisons by stage of training and by model."""
-    found, level = of_stages(folders)
-    stages = [stage for model in CLAIMS["stages"]["models"] for stage in model]
+def of_stages(folders):
+    """Return the text and the table of the comparisons by stage of training and by model (lab.stages).
+
+    A comparison's standard deviation is pooled over the stages of one model.
+    """
+    about = CLAIMS["stages"]
+    found = {}  # {comparison: {stage: [Estimate]}}
+    for stages in about["models"]:
+        columns = {}
+        for stage, place in stages.items():
+            columns[stage] = measured(replace(folders, lab=folders.lab / place), about["by"])
+        for name in about["by"]:
+            of_it = [(stage, one) for stage, column in columns.items() for one in column[name]]
+            estimates = [replace(one, label="") for _, one in of_it]
+            if "correlation" not in MADE[name]:
+                estimates = inference.pooled(estimates)
+            for (stage, _), one in zip(of_it, estimates):
+                found.setdefault(name, {}).setdefault(stage, []).append(one)
+    level = level_of([one for of in found.values() for several in of.values() for one in several])
+    titles = [stage for stages in about["models"] for stage in stages]
     rows = []
     for name, of in found.items():
-        cells = []
-        for stage in stages:
+        cells = [MADE[name]["what"]]
+        for stage in titles:
             cells.append("; ".join(f"**{one.word(level)}**: {one.numbers(level)}" for one in of.get(stage, [])) or "–")
-        rows.append([MADE[name]["what"], *cells])
-    says = f"{CLAIMS['stages']['says']} Intervals of {1 - level:.2%}."
-    return wrapped(says), table(["what is compared", *stages], rows)
+        rows.append(cells)
+    return wrapped(f"{about['says']} Intervals of {1 - level:.2%}."), table(["what is compared", *titles], rows)
 
 
 def commands_of(claim):
@@ -349,13 +343,6 @@ def commands_of(claim):
         usual = f"tools/compare.py --suite {of['suite']}" if "suite" in of else f"-m lab.{of['file']}"
         found.append(f"`{of.get('command', f'python {usual}')}`")
     return list(dict.fromkeys(found))
-
-
-def read_from(folders):
-    """Return [(a result's path, what it says of itself)] for all results but runs: their suites' tables have it."""
-    paths = sorted(folders.lab.glob("**/*.json"))
-    paths += [path for path in sorted(folders.results.glob("*.json")) if path.stem in OTHERS]
-    return [(path, read(path).get("provenance") or read(path)) for path in paths]
 
 
 def wrapped(text, **options):
