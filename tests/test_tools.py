@@ -120,18 +120,6 @@ def test_code_is_that_of_script_and_runtime_without_comments(tmp_path, place):
     assert [name for name in first if first[name] != other_code[name]] == [part]
 
 
-def test_what_differs_from_the_code_of_a_result():
-    now = kept.code_of("grpo")
-    for script, code, differs in [
-        ("grpo", now, ""),
-        ("grpo", now | {"runtime": "0"}, "runtime"),
-        ("grpo", {"script": "0", "runtime": "0"}, "script and runtime"),
-        ("grpo", None, "unknown"),
-        ("nowhere", now, "script"),  # it is gone
-    ]:
-        assert kept.differs({"script": script, "code": code}) == differs
-
-
 @pytest.mark.parametrize(
     ("flags", "settings"),
     [
@@ -150,19 +138,26 @@ def test_settings_by_hand(flags, settings, monkeypatch):
 
 
 def test_results_of_another_code_are_listed_and_marked(tmp_path, monkeypatch):
-    """Two kept runs: one by the code of today, one by another."""
+    """Kept runs by the code of today, by other code, and by a script that is gone."""
     monkeypatch.setattr(compare, "ROOT", tmp_path)
-    monkeypatch.setattr(kept, "FOLDERS", ("kept",))
-    (tmp_path / "kept").mkdir()
+    monkeypatch.setattr(kept, "FOLDERS", (".",))
+    now = kept.code_of("grpo")
+    cases = {
+        "a": ("grpo", now, ""),
+        "b": ("grpo", now | {"runtime": "0"}, "runtime"),
+        "c": ("grpo", {"script": "0", "runtime": "0"}, "script and runtime"),
+        "d": ("grpo", None, "unknown"),
+        "e": ("nowhere", now, "script"),
+    }
     runs = {}
-    for name, code in (("a", kept.code_of("grpo")), ("b", kept.code_of("dapo"))):
-        rows = [{"step": i, "eval/accuracy": 0.5, "reward": 1.0, "response_tokens": 9.0} for i in range(2)]
-        about = {"script": "grpo", "code": code, "commit": "abc", "versions": {}, "machine": "m", "date": "d"}
-        runs[name] = {0: about | {"rows": rows}}
-        compare.file_of(tmp_path / "kept", name, 0).write_text(json.dumps(runs[name][0]))
-    assert compare.stale()[0] == "kept/b_seed_0.json: script (commit abc)" and len(compare.stale()) == 2
-    table = compare.table(runs, {"a": ["grpo.py"], "b": ["grpo.py"]}, "--steps 1")
-    assert [row.split(" | ")[0] for row in table.splitlines()[2:4]] == ["| a", "| b †"] and compare.STALE in table
+    for name, (script, code, _) in cases.items():
+        runs[name] = {0: a_kept_run([0.5, 0.5]) | {"script": script, "code": code}}
+        compare.file_of(tmp_path, name, 0).write_text(json.dumps(runs[name][0]))
+    expected = [f"{name}_seed_0.json: {what} (commit abc)" for name, (_, _, what) in cases.items() if what]
+    assert compare.stale() == [*expected, "4 of 5 kept results were made by another code"]
+    table = compare.table(runs, {name: ["grpo.py"] for name in runs}, "--steps 1")
+    marked = [row.split(" | ")[0] for row in table.splitlines()[2:7]]
+    assert marked == ["| a", "| b †", "| c †", "| d †", "| e †"] and compare.STALE in table
 
 
 def test_all_kept_results_have_their_settings_and_code():
