@@ -2,12 +2,10 @@
 
 import json
 import math
-import shlex
-from pathlib import Path
 
 import pytest
 
-from tools import compare, comparisons, inference, kept
+from tools import compare, inference
 from tools.maintain import claims
 
 
@@ -69,14 +67,11 @@ def folders(tmp_path):
 
 def keep(folders, suite, entry, seed, accuracies, **metrics):
     """A kept run with these evaluations, one every 4 steps, and metrics that all steps share."""
-    common, entries = comparisons.SUITES[suite]
-    script, *flags = shlex.split(compare.command_of(compare.read_entries(entries)[entry], common, seed))
+    common, commands, _ = compare.read_suite(suite)
     rows = [{"step": 0, "eval/accuracy": 0.1}]
     rows += [{"step": 4 * i, "eval/accuracy": value} | metrics for i, value in enumerate(accuracies, 1)]
-    about = {"script": Path(script).stem, "settings": kept.settings_of(flags), "commit": "abc"}
-    about |= {"machine": "m", "date": "d"}
-    path = compare.kept_file(folders.runs, entry, seed)
-    path.write_text(json.dumps(about | {"rows": rows}))
+    path = compare.file_of(folders.runs, entry, seed)
+    path.write_text(json.dumps(compare.asked_for(commands[entry], common, seed) | {"rows": rows}))
     return path
 
 

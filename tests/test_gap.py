@@ -35,7 +35,7 @@ if fault == "lost":
 if fault == "scaled":
     head = grpo.Policy.head
     grpo.Policy.head = lambda self, states, *rest: head(self, 2 * states, *rest)
-gap.main(gap.Args(Path(run)))
+gap.main(Path(run))
 """
 
 

@@ -3,29 +3,27 @@
 import importlib
 import json
 import shlex
-from pathlib import Path
 
 import pytest
 from conftest import ROOT, python, small
 
 from runtime import checks, flags
-from tools import compare, comparisons, get_smollm2, kept
+from tools import compare, get_smollm2, kept
 
 
-def a_kept_run(accuracies, command="grpo.py --seed 0"):
+def a_kept_run(accuracies, command="grpo.py"):
     """A kept run with these test accuracies, the first before training."""
     rows = [{"step": 5 * i, "eval/accuracy": a, "eval/accuracy_2": a + 0.1} for i, a in enumerate(accuracies)]
     rows[1:] = [row | {"reward": 1.0, "response_tokens": 50.0, "time/step": 2.0} for row in rows[1:]]
     about = {"commit": "abc", "machine": "here", "versions": {"torch": "2"}, "date": "2026-01-02"}
-    script, *given = shlex.split(command)
-    return {"script": Path(script).stem, "settings": kept.settings_of(given), "rows": rows} | about
+    return compare.asked_for(shlex.split(command), "", seed=0) | {"rows": rows} | about
 
 
 def test_the_mean_is_of_the_last_three_evaluations_and_never_of_the_one_before_training():
     for accuracies, mean, at_the_end in (([0.9, 0.1, 0.2, 0.3, 0.7], 0.4, 0.7), ([0.9, 0.1, 0.2], 0.15, 0.2)):
-        run = a_kept_run(accuracies)
-        assert compare.final(run, "eval/accuracy") == pytest.approx(mean)
-        assert compare.at_the_end(run, "eval/accuracy") == at_the_end
+        rows = compare.rows_of({"a": {7: a_kept_run(accuracies)}})
+        assert compare.late(rows, "eval/accuracy", compare.LAST)["a"][7] == pytest.approx(mean)
+        assert compare.late(rows, "eval/accuracy", 1)["a"][7] == at_the_end
 
 
 def test_the_table_by_hand():
@@ -42,9 +40,8 @@ def test_the_table_by_hand():
 
 
 def test_a_kept_run_is_not_run_again_and_other_flags_are_refused(tmp_path):
-    command = "grpo.py --steps 15 --seed 0"
-    path = compare.kept_file(tmp_path, "grpo", 0)
-    path.write_text(json.dumps(a_kept_run([0.3, 0.4, 0.5, 0.6], command)))
+    run = a_kept_run([0.3, 0.4, 0.5, 0.6], "grpo.py --steps 15")
+    compare.file_of(tmp_path, "grpo", 0).write_text(json.dumps(run))
     flags = ["tools/compare.py", "--entries", "grpo: grpo.py", "--seeds", "0", "--folder", tmp_path]
     done = python(*flags, "--common=--steps 15", "--limit", "0.0001")  # a run would not end in that time
     assert done.returncode == 0, done.stderr
@@ -62,24 +59,24 @@ def test_a_run_that_takes_too_long_or_fails_is_not_kept(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("suite", comparisons.SUITES)
+@pytest.mark.parametrize("suite", compare.SUITES)
 def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
-    common, entries = comparisons.SUITES[suite]
-    for name, words in compare.read_entries(entries).items():
-        script, *given = shlex.split(compare.command_of(words, common, seed=0))
-        trainer = importlib.import_module(script.removesuffix(".py"))
-        args, _ = flags.read(given, trainer.Args, trainer.TASKS)
+    common, commands, _ = compare.read_suite(suite)
+    assert compare.read_entries(f"{name}: {shlex.join(words)}" for name, words in commands.items()) == commands
+    for name, words in commands.items():
+        asked = compare.asked_for(words, common, seed=0)
+        trainer = importlib.import_module(asked["script"])
+        args, _ = flags.read(kept.command_of(**asked)[1:], trainer.Args, trainer.TASKS)
         checks.check_prompts_per_step(args)
         args.check()
-        sizes = {"long": 500, "learning_rate": 500, "llm": 128, "lora": 128, "puzzles": 96, "puzzles_384": 96}
-        sizes |= {"calculator": 32, "guess": 60, "lag": 100}
-        assert args.eval_size == sizes.get(suite, 300), name
+        assert args.eval_size == asked["settings"]["eval_size"], name
 
 
 @pytest.mark.parametrize("own", ["--lr 1e-3 --no_compile", "--lr=1e-3 --no-compile", "--compile=False --lr 1e-3"])
 def test_an_entrys_own_flags_take_the_place_of_those_of_all(own):
     """However they are spelled: of two the trainer would take the last."""
-    command = compare.command_of(["grpo.py", *own.split()], "--lr 1e-4 --compile --people '2, 3'", 7)
+    asked = compare.asked_for(["grpo.py", *own.split()], "--lr 1e-4 --compile --people '2, 3'", 7)
+    command = shlex.join(kept.command_of(**asked))
     assert command == "grpo.py --lr 0.001 --no_compile --people '2, 3' --seed 7"
 
 
@@ -109,45 +106,18 @@ def test_another_file_than_the_published_one_is_refused(tmp_path, monkeypatch):
     get_smollm2.check(file)
 
 
-SCRIPT = '"""A script."""\n\n\ndef f(a):\n    """Twice."""\n    return 2 * a\n'
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "is_other"),
-    [
-        ("Twice.", "Two times.", False),
-        ("2 * a", "(2  # why\n            * a)", False),
-        ("2 * a", "3 * a", True),
-        ("2 * a", "a * 2", True),
-        ("f(a)", "f(a, b=1)", True),
-        ('"""Twice."""\n    ', "", False),
-    ],
-)
-@pytest.mark.parametrize("of_runtime", [False, True])
-def test_code_is_the_syntax_tree_without_docstrings_of_script_and_runtime(tmp_path, old, new, is_other, of_runtime):
-    paths = tmp_path / "toy.py", tmp_path / "runtime" / "x.py"
-    paths[1].parent.mkdir()
-    for path in paths:
-        path.write_text(SCRIPT)
-    before = kept.code_of.__wrapped__("toy", tmp_path)
-    paths[of_runtime].write_text(SCRIPT.replace(old, new))
-    after = kept.code_of.__wrapped__("toy", tmp_path)
-    assert [before[part] != after[part] for part in ("script", "runtime")] == [
-        is_other and not of_runtime,
-        is_other and of_runtime,
-    ]
-
-
-def test_what_differs_from_the_code_of_a_result():
-    now = kept.code_of("grpo")
-    for script, code, differs in [
-        ("grpo", now, ""),
-        ("grpo", now | {"runtime": "0"}, "runtime"),
-        ("grpo", {"script": "0", "runtime": "0"}, "script and runtime"),
-        ("grpo", None, "unknown"),
-        ("nowhere", now, "script"),  # it is gone
-    ]:
-        assert kept.differs({"script": script, "code": code}) == differs
+@pytest.mark.parametrize("place", ["toy.py", "runtime/x.py"])
+def test_code_is_that_of_script_and_runtime_without_comments(tmp_path, place):
+    (tmp_path / "runtime").mkdir()
+    found = []
+    for text in ("def f(a):\n    return 2 * a\n", "def f(a):\n    return (2  # twice\n * a)", "def f(a): return 3 * a"):
+        for path in ("toy.py", "runtime/x.py"):
+            (tmp_path / path).write_text(text if path == place else "")
+        found.append(kept.code_of.__wrapped__("toy", tmp_path))
+    first, other_comment, other_code = found
+    assert first == other_comment
+    part = "script" if place == "toy.py" else "runtime"
+    assert [name for name in first if first[name] != other_code[name]] == [part]
 
 
 @pytest.mark.parametrize(
@@ -162,25 +132,32 @@ def test_what_differs_from_the_code_of_a_result():
     ],
 )
 def test_settings_by_hand(flags, settings, monkeypatch):
-    monkeypatch.setattr(kept, "RENAMED", {"old": "new", "older": "old"})
+    monkeypatch.setattr(kept, "RENAMED", {"old": "new", "older": "new"})
     assert kept.settings_of(shlex.split(flags)) == settings
     assert kept.settings_of(kept.command_of("grpo", settings)[1:]) == settings
 
 
 def test_results_of_another_code_are_listed_and_marked(tmp_path, monkeypatch):
-    """Two kept runs: one by the code of today, one by another."""
+    """Kept runs by the code of today, by other code, and by a script that is gone."""
     monkeypatch.setattr(compare, "ROOT", tmp_path)
-    monkeypatch.setattr(kept, "FOLDERS", ("kept",))
-    (tmp_path / "kept").mkdir()
+    monkeypatch.setattr(kept, "FOLDERS", (".",))
+    now = kept.code_of("grpo")
+    cases = {
+        "a": ("grpo", now, ""),
+        "b": ("grpo", now | {"runtime": "0"}, "runtime"),
+        "c": ("grpo", {"script": "0", "runtime": "0"}, "script and runtime"),
+        "d": ("grpo", None, "unknown"),
+        "e": ("nowhere", now, "script"),
+    }
     runs = {}
-    for name, code in (("a", kept.code_of("grpo")), ("b", kept.code_of("dapo"))):
-        rows = [{"step": i, "eval/accuracy": 0.5, "reward": 1.0, "response_tokens": 9.0} for i in range(2)]
-        about = {"script": "grpo", "code": code, "commit": "abc", "versions": {}, "machine": "m", "date": "d"}
-        runs[name] = {0: about | {"rows": rows}}
-        compare.kept_file(tmp_path / "kept", name, 0).write_text(json.dumps(runs[name][0]))
-    assert compare.stale()[0] == "kept/b_seed_0.json: script (commit abc)" and len(compare.stale()) == 2
-    table = compare.table(runs, {"a": ["grpo.py"], "b": ["grpo.py"]}, "--steps 1")
-    assert [row.split(" | ")[0] for row in table.splitlines()[2:4]] == ["| a", "| b †"] and compare.STALE in table
+    for name, (script, code, _) in cases.items():
+        runs[name] = {0: a_kept_run([0.5, 0.5]) | {"script": script, "code": code}}
+        compare.file_of(tmp_path, name, 0).write_text(json.dumps(runs[name][0]))
+    expected = [f"{name}_seed_0.json: {what} (commit abc)" for name, (_, _, what) in cases.items() if what]
+    assert compare.stale() == [*expected, "4 of 5 kept results were made by another code"]
+    table = compare.table(runs, {name: ["grpo.py"] for name in runs}, "--steps 1")
+    marked = [row.split(" | ")[0] for row in table.splitlines()[2:7]]
+    assert marked == ["| a", "| b †", "| c †", "| d †", "| e †"] and compare.STALE in table
 
 
 def test_all_kept_results_have_their_settings_and_code():

@@ -2,16 +2,12 @@
 
 import json
 import math
-import threading
-import urllib.error
-import urllib.request
-from functools import partial
-from http.server import ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import KK_TINY
+from fastapi.testclient import TestClient
 
 import grpo
 from runtime import records, watched_tokens
@@ -79,20 +75,13 @@ def test_the_tokens_of_a_run_have_their_probabilities_before_and_after_the_updat
 
 
 def test_the_server_gives_runs_and_nothing_else(run_dir):
-    def get(path):
-        return json.load(urllib.request.urlopen(address + path))
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(watch.Handler, [run_dir[0].parent])) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
-        [run] = get("/runs")
-        assert run["name"] == str(run_dir[0]) and run["ago"] < 3600
-        details = get("/run?name=" + urllib.request.quote(run["name"]))
-        assert (details["last"], details["steps"]) == (3, 7)
-        assert urllib.request.urlopen(address + "/curves").read().rstrip().endswith(b"</svg>")
-        assert details["tokens"]["step"] == 3
-        assert [details["test"][when]["correct"] for when in ("before", "after")] == [False, True]
-        for path in ("/run?name=/etc", "/run", "/tools/watch.py"):
-            with pytest.raises(urllib.error.HTTPError, match="404"):
-                get(path)
-        server.shutdown()
+    get = TestClient(watch.server([run_dir[0].parent])).get
+    assert get("/").text == watch.PAGE.read_text()
+    [run] = get("/runs").json()
+    assert run["name"] == str(run_dir[0]) and run["ago"] < 3600
+    details = get("/run", params={"name": run["name"]}).json()
+    assert (details["last"], details["steps"]) == (3, 7)
+    assert details["tokens"]["step"] == 3
+    assert [details["test"][when]["correct"] for when in ("before", "after")] == [False, True]
+    assert get("/curves").text.rstrip().endswith("</svg>")
+    assert [get(path).status_code for path in ("/run?name=/etc", "/run", "/tools/watch.py")] == [404] * 3

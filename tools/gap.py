@@ -11,9 +11,8 @@ compiled layers or shared prompts. The side that is far from the judge is wrong.
 import dataclasses
 import importlib
 import sys
-from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import tyro
@@ -22,18 +21,12 @@ from transformers import AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import checks, engine, files, flags, folders, memory, passes, processes, records
 from runtime.chats import load_task
+from tools import texts
 
 NUM_PROBLEMS = 4
 RESPONSES = 4  # per prompt
 RESPONSE_TOKENS = 128  # at most: enough for a mean, and the judge is slow
 STAGES = ("its first update", "sleep and another update")
-
-
-@dataclass
-class Args:
-    """The run to judge."""
-
-    run: Annotated[Path, tyro.conf.Positional]
 
 
 def read(run):
@@ -51,8 +44,7 @@ def read(run):
     trainer = importlib.import_module(script)
     if not hasattr(trainer, "load_sampler"):
         raise ValueError(f"{run} is a run of {trainer.__name__}.py, which has no sampler")
-    values = flags.of_resumed_run([f"--resume={folder}"], trainer.Args)
-    args = trainer.Args(**values)
+    args = trainer.Args(**flags.of_resumed_run([f"--resume={folder}"], trainer.Args))
     args.max_response_tokens = min(args.max_response_tokens, RESPONSE_TOKENS)
     args.responses_per_prompt = RESPONSES
     args.run_dir = args.resume = ""
@@ -71,13 +63,11 @@ def judged(judge, batch, temperature):
     return logp
 
 
-def distance(a, b, mask):
-    """Return the mean absolute difference over the response tokens, in nats. a, b, mask: [N, T]."""
-    return (a - b)[mask].abs().mean().item()
-
-
 def measure(trainer, args, checkpoint):
-    """Return, per stage of STAGES, the distances "sampler, trainer", "sampler, judge" and "trainer, judge", in nats."""
+    """Return, per stage of STAGES, the distances "sampler, trainer", "sampler, judge" and "trainer, judge".
+
+    A distance is the mean absolute difference of log-probabilities over the response tokens, in nats.
+    """
     tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
     _, problems, _ = load_task(args, tokenizer)
     asked = [problem for problem in problems[:NUM_PROBLEMS] for _ in range(RESPONSES)]
@@ -95,16 +85,13 @@ def measure(trainer, args, checkpoint):
             n=RESPONSES, temperature=args.temperature, logprobs=0, flat_logprobs=True,
         )  # fmt: skip
         batch = trainer.to_batch(asked, responses)
-        mask = batch["mask"]
         trainer_logp, _ = trainer.log_probs(policy, batch, args)
         judge_logp = judged(judge, batch, args.temperature)
-        found.append(
-            {
-                "sampler, trainer": distance(batch["sampler_logp"], trainer_logp, mask),
-                "sampler, judge": distance(batch["sampler_logp"], judge_logp, mask),
-                "trainer, judge": distance(trainer_logp, judge_logp, mask),
-            }
-        )
+        logp = {"sampler": batch["sampler_logp"], "trainer": trainer_logp, "judge": judge_logp}  # [N, T] each
+        distances = {}
+        for one, other in combinations(logp, 2):
+            distances[f"{one}, {other}"] = (logp[one] - logp[other])[batch["mask"]].abs().mean().item()
+        found.append(distances)
     return found
 
 
@@ -125,17 +112,16 @@ def verdict(found, usual):
     return ""
 
 
-def main(args):
+def main(run: tyro.conf.Positional[Path]):
     with flags.errors_in_one_line():
-        trainer, run_args, checkpoint = read(args.run)
+        trainer, args, checkpoint = read(run)
         memory.keep_freed_memory()
         processes.start()
-        found = measure(trainer, run_args, checkpoint)
-    usual = records.USUAL_GAP[run_args.dtype]
+        found = measure(trainer, args, checkpoint)
+    usual = records.USUAL_GAP[args.dtype]
     print(f"\nmean |difference of log-probabilities|, in nats, of {checkpoint}; usually below {usual}\n")
-    print(f"| after | {' | '.join(found[0])} |\n|---|---|---|---|")
-    for stage, distances in zip(STAGES, found):
-        print(f"| {stage} | {' | '.join(f'{value:.2g}' for value in distances.values())} |")
+    rows = [[stage, *(f"{value:.2g}" for value in of_stage.values())] for stage, of_stage in zip(STAGES, found)]
+    print(texts.table(["after", *found[0]], rows))
     words = verdict(found, usual)
     print(f"\n{words or 'both compute the same as the judge: nothing is wrong with these weights'}")
     processes.end()
@@ -143,4 +129,4 @@ def main(args):
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
+    tyro.cli(main, description=__doc__.split("\n\n")[0])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
 import numpy
+import pandas
 from scipy import stats
 
 SHOWS, OPPOSITE, NO_EFFECT = "shows", "the opposite", "no effect of that size"
@@ -16,7 +17,6 @@ TOO_FEW = "too few runs to tell"
 LEAST = 3  # batches or seeds; with fewer, there is no verdict
 POWER = 0.8  # the chance to detect an effect of the size called visible
 DRAWS = 2000  # resamples of the bootstrap
-NEARLY_1 = 1 - 1e-9
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Estimate:
     sides: tuple = ()  # means of the compared sides
     size: float = 0.0  # the claimed effect; 0: a threshold
     is_ratio: bool = False  # the values are logarithms
-    is_correlation: bool = False  # mean, error and size are in Fisher's z, relative to the threshold's
-    threshold: float = 0.0  # a correlation
+    threshold: float | None = None  # of a correlation: mean, error and size are in Fisher's z, relative to its z
     is_amount: bool = False  # 0 is a claimed amount: below it is less, not the opposite
+    values: tuple = ()
     of: tuple = ()  # runs whose sum each value is, ((name, factor), …); (): values that no other comparison has
 
     def p(self):
@@ -44,8 +44,11 @@ class Estimate:
     def interval(self, level):
         if self.n < LEAST:
             return -math.inf, math.inf
-        half = student(level, self.df) * self.error
-        return self.mean - half, self.mean + half
+        return self.mean - self.half(level), self.mean + self.half(level)
+
+    def half(self, level):
+        """Return half the length of the interval; 0 for a single value."""
+        return student(level, self.df) * self.error if self.df else 0.0
 
     def visible(self, level):
         """Return the minimum detectable effect at this level, with a chance of POWER."""
@@ -59,9 +62,13 @@ class Estimate:
             return OPPOSITE
         return NO_EFFECT if high < self.size else TOO_FEW
 
-    def from_z(self, z):
-        """Return how far a correlation is above the threshold."""
-        return math.tanh(math.atanh(self.threshold) + z) - self.threshold
+    def on_page(self, value):
+        """Return a value as the page shows it: a ratio, how far a correlation is above the threshold, or itself."""
+        if self.is_ratio:
+            return math.exp(value)
+        if self.threshold is not None:
+            return math.tanh(math.atanh(self.threshold) + value) - self.threshold
+        return value
 
     def reversed(self):
         pairs = []
@@ -75,19 +82,13 @@ class Estimate:
         sides = " against ".join(map(shown, self.sides))
         if self.n < LEAST:
             return f"{label}{sides}, of {self.n} value{'s' * (self.n != 1)}"
-        numbers = (self.mean, *self.interval(level), self.visible(level))
-        if self.is_ratio:
-            mean, low, high, visible = (shown(math.exp(number)) for number in numbers)
-            mean += " times"
-        else:
-            if self.is_correlation:
-                numbers = [self.from_z(number) for number in numbers]
-            mean, low, high = (shown(number, "+") for number in numbers[:3])
-            visible = shown(numbers[3])
-        claimed = f", claimed {shown(self.from_z(self.size) if self.is_correlation else self.size)}" * bool(self.size)
+        sign, unit = ("", " times") if self.is_ratio else ("+", "")
+        mean, low, high = (shown(self.on_page(value), sign) for value in (self.mean, *self.interval(level)))
+        visible = shown(self.on_page(self.visible(level)))
+        claimed = f", claimed {shown(self.on_page(self.size))}" if self.size else ""
         if self.size and self.interval(level)[1] < self.size:
             claimed += " (excluded)"
-        return f"{label}{sides}{'; ' if sides else ''}{mean} ({low} to {high}), visible {visible}{claimed}"
+        return f"{label}{sides}{'; ' if sides else ''}{mean}{unit} ({low} to {high}), visible {visible}{claimed}"
 
 
 def shown(value, sign=""):
@@ -98,7 +99,7 @@ def shown(value, sign=""):
 
 def fishers_z(correlation):
     """Return artanh: on this scale a correlation's error does not depend on its size. ±1 would be infinite."""
-    return math.atanh(max(-NEARLY_1, min(NEARLY_1, correlation)))
+    return math.atanh(numpy.clip(correlation, 1e-9 - 1, 1 - 1e-9))
 
 
 def of_values(label, pairs, **more):
@@ -110,7 +111,8 @@ def of_values(label, pairs, **more):
     if not all(map(math.isfinite, values)):
         raise ValueError(f"{label}: a value is NaN or infinite")
     error = math.sqrt(variance(values) / len(values)) if len(values) > 1 else 0.0
-    return Estimate(label, fmean(values), error, len(values) - 1, len(values), tuple(map(fmean, zip(*pairs))), **more)
+    more |= {"sides": tuple(map(fmean, zip(*pairs))), "values": tuple(values)}
+    return Estimate(label, fmean(values), error, len(values) - 1, len(values), **more)
 
 
 def pooled(estimates):
@@ -119,21 +121,17 @@ def pooled(estimates):
     Comparisons with the same baseline share its runs, so together they have less information than independent ones.
     Satterthwaite's degrees of freedom account for that.
     """
-    weight = sum(e.df * common(e, e) for e in estimates)
-    if not weight:
+    # A row per estimate, a column per run; an estimate that shares no run has a column of its own.
+    factors = pandas.DataFrame([dict(e.of) or {i: 1.0} for i, e in enumerate(estimates)]).fillna(0).to_numpy()
+    covariance = factors @ factors.T  # of the estimates' values, if runs are independent with variance 1
+    dfs = numpy.array([e.df for e in estimates])
+    if not dfs.any():
         return estimates
+    weight = dfs @ covariance.diagonal()
     of_a_run = sum(e.error**2 * e.n * e.df for e in estimates) / weight  # variance
-    together = sum(min(a.df, b.df) * common(a, b) ** 2 for a in estimates for b in estimates)
-    df = weight**2 / together
-    return [replace(e, error=math.sqrt(of_a_run * common(e, e) / e.n), df=df) for e in estimates]
-
-
-def common(a, b):
-    """Return the covariance of two estimates' values, if runs are independent with variance 1."""
-    if not (a.of and b.of):
-        return float(a is b)
-    factors = dict(b.of)
-    return sum(factor * factors.get(name, 0) for name, factor in a.of)
+    df = float(weight**2 / (numpy.minimum.outer(dfs, dfs) * covariance**2).sum())
+    errors = numpy.sqrt(of_a_run * covariance.diagonal() / [e.n for e in estimates])
+    return [replace(e, error=float(error), df=df) for e, error in zip(estimates, errors)]
 
 
 def student(chance, df):
@@ -167,10 +165,9 @@ def correlation(clusters, in_ranks=False, draws=None):
     if any(len(set(side)) < 2 for side in sides):
         return None, None
     # Centre them, so that the sums of squares keep their digits.
-    x, y = ((of - of.mean()) / of.std() for of in (map(stats.rankdata, sides) if in_ranks else sides))
-    ends = numpy.cumsum([len(c[0]) for c in clusters])[:-1]
-    columns = [numpy.ones(len(x)), x, y, x * x, y * y, x * y]
-    sums = numpy.array([[part.sum() for part in numpy.split(column, ends)] for column in columns])
+    x, y = (stats.zscore(stats.rankdata(side) if in_ranks else side) for side in sides)
+    places = numpy.repeat(range(len(clusters)), [len(c[0]) for c in clusters])
+    sums = numpy.array([numpy.bincount(places, column) for column in (x**0, x, y, x * x, y * y, x * y)])
     share = [1 / len(clusters)] * len(clusters)
     counts = numpy.random.default_rng(0).multinomial(len(clusters), share, DRAWS)
     n, x, y, xx, yy, xy = sums @ numpy.vstack([numpy.ones(len(clusters)), counts]).T

@@ -1,41 +1,23 @@
 """Identify the code and the settings that made a saved result: a hash of its code, and its settings.
 
 compare.py, lab/ and benchmarks/ write both into their results; `python tools/compare.py --stale` reads them. The code
-is the script, common.py next to it if there is one, and runtime/. The hash covers syntax trees without docstrings,
-so comments, names of files and line breaks don't count.
+is the script, common.py next to it if there is one, and runtime/. Comments, names of files and line breaks don't count.
 """
 
 import ast
 import hashlib
+import json
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-RENAMED = {}  # {a flag's old name: its new one}; a second renaming gets a second line
+RENAMED = {}  # {a flag's old name: its name today}
 FOLDERS = ("benchmarks/kk_tiny", "benchmarks/llm", "benchmarks/results", "course/results", "lab/results")
 
 
-def tree_of(node):
-    """Return a syntax tree as text, equal in all versions of Python: without places, empty fields and docstrings."""
-    if isinstance(node, list):
-        return f"[{','.join(map(tree_of, node))}]"
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    fields = dict(ast.iter_fields(node))
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        fields["body"] = [statement for statement in node.body if not is_text(statement)]
-    parts = [f"{name}={tree_of(value)}" for name, value in fields.items() if value is not None and value != []]
-    return f"{type(node).__name__}({','.join(parts)})"
-
-
-def is_text(statement):
-    value = getattr(statement, "value", None)
-    return isinstance(statement, ast.Expr) and isinstance(value, ast.Constant) and isinstance(value.value, str)
-
-
 def hash_of(paths):
-    trees = "\n".join(tree_of(ast.parse(path.read_text(encoding="utf-8"))) for path in paths)
-    return hashlib.sha256(trees.encode()).hexdigest()[:12]
+    code = "\n".join(ast.unparse(ast.parse(path.read_text(encoding="utf-8"))) for path in paths)
+    return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
 @cache
@@ -48,9 +30,8 @@ def code_of(script, root=ROOT):
     path = next((root / name for name in names if (root / name).is_file()), None)
     if not path:
         return None
-    beside = [] if path.parent == root else [path.with_name("common.py")]
-    script_files = [path, *(other for other in beside if other.is_file())]
-    return {"script": hash_of(script_files), "runtime": hash_of(sorted((root / "runtime").glob("*.py")))}
+    beside = [] if path.parent == root else path.parent.glob("common.py")
+    return {"script": hash_of([path, *beside]), "runtime": hash_of(sorted((root / "runtime").glob("*.py")))}
 
 
 def differs(result):
@@ -65,13 +46,11 @@ def differs(result):
 
 
 def value_of(text):
-    """Return a flag's value, as a number if it is one."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return {"True": True, "False": False}.get(text, text)
+    """Return a flag's value: a number, True or False, otherwise the text."""
+    try:
+        return json.loads({"True": "true", "False": "false"}.get(text, text))
+    except ValueError:
+        return text
 
 
 def settings_of(words):
@@ -90,12 +69,7 @@ def settings_of(words):
 
 def renamed(settings):
     """Return settings under today's names."""
-    found = {}
-    for name, value in settings.items():
-        while name in RENAMED:
-            name = RENAMED[name]
-        found[name] = value
-    return found
+    return {RENAMED.get(name, name): value for name, value in settings.items()}
 
 
 def command_of(script, settings):

@@ -12,11 +12,12 @@ import sys
 from pathlib import Path
 
 import torch
+import tyro
 from peft import AutoPeftModelForCausalLM, PeftConfig
 from transformers import AutoTokenizer, GenerationConfig
 
 
-def main(adapter, folder):
+def main(adapter: tyro.conf.Positional[Path], folder: tyro.conf.Positional[Path]):
     """Write the folder, renamed into place when complete. The sum is computed in float32 and then rounded."""
     if folder.exists():
         sys.exit(f"error: {folder} is there already: give a new folder")
@@ -36,6 +37,4 @@ def main(adapter, folder):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    tyro.cli(main, description=__doc__.split("\n\n")[0])

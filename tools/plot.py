@@ -68,10 +68,8 @@ def draw(groups, paths, panels=PANELS):
         axis.remove()
     if len(groups) > 1 and panels:
         handles, labels = axes.flat[0].get_legend_handles_labels()
-        if crowded:
-            of_others = next((handle for handle in handles if handle.get_color() == GREY), handles[0])
-            handles, labels = [handles[-1], of_others], [labels[-1], "the others"]
-        add_legend(figure, handles, labels)
+        by_label = dict(zip(labels, handles))
+        add_legend(figure, by_label.values(), by_label)
     return save(figure, paths)
 
 
@@ -88,34 +86,32 @@ def add_legend(figure, handles, labels):
 def draw_crowd(axis, groups, key):
     """Plot the means of many groups: the first one's line is thick; of the others, the highest and lowest are named."""
     first, *others = groups
-    ends = {}  # {label: (last step, its mean)}
+    draw_line(axis, groups[first], key, color=COLOURS[0], lw=3.5, label=first, zorder=2.5)
+    ends = []  # (last mean, last step, label, line)
     for label in others:
         steps, mean, _, _ = mean_and_range(groups[label], key)
         if steps:
-            ends[label] = steps[-1], mean[-1]
-            axis.plot(steps, mean, color=GREY, lw=1, label=label)
-    draw_line(axis, groups[first], key, color=COLOURS[0], lw=3.5, label=first)
-    ordered = sorted(ends, key=lambda label: ends[label][1])
-    for label in dict.fromkeys([*ordered[-1:], *ordered[:1]]):
-        axis.lines[list(ends).index(label)].set(color=COLOURS[1], lw=2)
+            ends.append((mean[-1], steps[-1], label, *axis.plot(steps, mean, color=GREY, lw=1, label="the others")))
+    ends.sort(key=lambda end: end[0])
+    for value, step, label, line in ends[-1:] + ends[:-1][:1]:
+        line.set(color=COLOURS[1], lw=2, label="_")
         beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
-        axis.annotate(label.replace(" ", "\n", 1), ends[label], color=COLOURS[1], **beside)
+        axis.annotate(label.replace(" ", "\n", 1), (step, value), color=COLOURS[1], **beside)
 
 
 def draw_differences(columns, title, paths):
     """Plot how far each entry is ahead of another: each seed's difference, their mean, its interval; return the figure.
 
-    columns: {panel's title: {label: (differences of the seeds, half the length of the interval)}}, with the same
-    labels in all panels, from top to bottom.
+    columns: {panel's title: Estimates of tools/inference.py}, with the same labels in all panels, from top to bottom.
     """
-    labels = list(next(iter(columns.values())))
+    labels = [estimate.label for estimate in next(iter(columns.values()))]
     figure = new_figure(WIDTH, 0.32 * len(labels) + 1.3, title)
     axes = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
-    for axis, (name, rows) in zip(axes, columns.items()):
+    for axis, (name, estimates) in zip(axes, columns.items()):
         axis.axvline(0, color=GREY, lw=1, ls="--")
-        for y, (values, half) in enumerate(rows.values()):
-            axis.errorbar(fmean(values), y, xerr=half, fmt="o", ms=6, color=COLOURS[0], capsize=3)
-            axis.plot(values, [y + 0.25] * len(values), "o", ms=4, color=GREY, mec="none")  # below the line
+        for y, one in enumerate(estimates):
+            axis.errorbar(one.mean, y, xerr=one.half(0.05), fmt="o", ms=6, color=COLOURS[0], capsize=3)
+            axis.plot(one.values, [y + 0.25] * one.n, "o", ms=4, color=GREY, mec="none")  # below the line
         axis.set(title=name, xlabel=f"difference in {TITLES[ACCURACY]}")
         axis.grid(axis="x", alpha=0.25)
         axis.locator_params(axis="x", nbins=5)
@@ -131,24 +127,22 @@ def draw_budgets(groups, paths):
     """
     figure = new_figure(WIDTH, 4, caption(groups))
     axes = figure.subplots(1, 2, sharey=True)
-    axes[0].set_ylabel(TITLES[ACCURACY])
-    for axis, budget in zip(axes, ("training steps", "optimizer steps")):
-        for i, (label, runs) in enumerate(groups.items()):
-            spent = [[row | {"spent": n} for row, n in zip(rows, steps_spent(rows, budget))] for rows in runs]
-            _, xs, _, _ = mean_and_range([[r for r in rows if r.get(ACCURACY) is not None] for rows in spent], "spent")
-            _, ys, low, high = mean_and_range(runs, ACCURACY)
-            axis.plot(xs, ys, marker="o", ms=4, color=COLOURS[i], ls=STYLES[i], label=label)
+    axes[0].set(ylabel=TITLES[ACCURACY], xlabel="training steps")
+    axes[1].set(xlabel="optimizer steps")
+    for i, (label, runs) in enumerate(groups.items()):
+        steps, mean, low, high = mean_and_range(runs, ACCURACY)
+        all_steps, totals, _, _ = mean_and_range(map(with_total, runs), "total")
+        for axis, xs in zip(axes, (steps, [totals[all_steps.index(step)] for step in steps])):
+            axis.plot(xs, mean, marker="o", ms=4, color=COLOURS[i], ls=STYLES[i], label=label)
             axis.fill_between(xs, low, high, color=COLOURS[i], alpha=0.13, lw=0)
-        axis.set_xlabel(budget)
-    add_legend(figure, *axis.get_legend_handles_labels())
+    add_legend(figure, *axes[0].get_legend_handles_labels())
     return save(figure, paths)
 
 
-def steps_spent(rows, budget):
-    """Return the number of steps of a kind up to the end of each row."""
-    if budget == "training steps":
-        return [float(row["step"]) for row in rows]
-    return list(accumulate(row.get("optimizer_steps", 0.0) for row in rows))
+def with_total(rows):
+    """Return the rows with `total`, the number of optimizer steps up to the end of each."""
+    totals = accumulate(row.get("optimizer_steps", 0.0) for row in rows)
+    return [row | {"total": total} for row, total in zip(rows, totals)]
 
 
 def draw_line(axis, runs, key, **look):

@@ -8,18 +8,16 @@ page asks for news every two seconds. It shows at most eight runs, the last to c
 machine, start it there, and run here: `ssh -N -L 6007:127.0.0.1:6007 MACHINE`.
 """
 
-import contextlib
 import io
 import json
 import sys
 import time
 from dataclasses import dataclass
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
+import fastapi
 import tyro
+import uvicorn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import before_after, curves
@@ -35,7 +33,7 @@ class Args:
     """The runs to follow, and the port of the page."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),)  # runs, and folders of runs
-    port: int = 6007  # port of the page on this machine; 0: any free port
+    port: int = 6007  # port of the page on this machine
 
 
 def find(paths):
@@ -85,50 +83,25 @@ def read(path):
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers /, /curves with their picture, /runs with the overview, and /run?name=… with a run's details."""
+def server(paths):
+    """Return the page's server: /, /curves with their picture, /runs with the overview, /run?name=… with details."""
+    app = fastapi.FastAPI(openapi_url=None)
+    app.get("/")(lambda: fastapi.responses.FileResponse(PAGE))
+    app.get("/curves")(lambda: fastapi.Response(picture(paths), media_type="image/svg+xml"))
+    app.get("/runs")(lambda: overview(paths))
 
-    def __init__(self, paths, *connection):
-        self.paths = paths
-        super().__init__(*connection)
+    @app.get("/run")
+    def run(name: str = ""):
+        if folder := find(paths).get(name):
+            return details(folder)
+        raise fastapi.HTTPException(404)
 
-    def do_GET(self):
-        address = urlsplit(self.path)
-        name = parse_qs(address.query).get("name", [""])[0]
-        folder = find(self.paths).get(name)
-        if address.path == "/":
-            self.answer(PAGE.read_text(encoding="utf-8"), "text/html")
-        elif address.path == "/curves":
-            self.answer(picture(self.paths), "image/svg+xml")
-        elif address.path == "/runs":
-            self.answer(json.dumps(overview(self.paths)), "application/json")
-        elif address.path == "/run" and folder:
-            self.answer(json.dumps(details(folder)), "application/json")
-        else:
-            self.send_error(404)
-
-    def answer(self, text, kind):
-        body = text.encode()
-        self.send_response(200)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        """Log nothing: a line every two seconds would hide the address."""
+    return app
 
 
 def main(args):
-    try:
-        server = ThreadingHTTPServer(("127.0.0.1", args.port), partial(Handler, args.runs))
-    except (OSError, OverflowError) as error:
-        print(f"error: --port {args.port} can't be used: {error}", file=sys.stderr)
-        sys.exit(2)
-    print(f"http://127.0.0.1:{server.server_port} follows {len(find(args.runs))} runs; Ctrl-C ends it", flush=True)
-    with contextlib.suppress(KeyboardInterrupt):
-        server.serve_forever()
+    print(f"http://127.0.0.1:{args.port} follows {len(find(args.runs))} runs; Ctrl-C ends it", flush=True)
+    uvicorn.run(server(args.runs), port=args.port, log_level="warning")
 
 
 if __name__ == "__main__":

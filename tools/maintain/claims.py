@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from runtime import curves
-from tools import compare, comparisons, inference
+from tools import compare, inference, texts
 from tools.inference import NO_EFFECT, OPPOSITE, SHOWS, TOO_FEW, Estimate
 
 ROOT = Path(__file__).parents[2]
@@ -66,33 +66,22 @@ def at(tree, path):
     return tree
 
 
-def fill(value, each):
-    """Return the value with `each` in place of {}."""
-    if isinstance(value, list):
-        return [fill(one, each) for one in value]
-    if isinstance(value, dict):
-        return {key: fill(one, each) for key, one in value.items()}
-    return value.replace("{}", each) if isinstance(value, str) else value
-
-
-def estimates_of(comparison, folders, stage="", since=SECOND_HALF):
+def estimates_of(comparison, folders, since=SECOND_HALF):
     """Return a comparison's Estimates, one for each of its `for`; [] if its values are not saved.
 
-    stage: the folder of lab/results to look in; since: the fraction of a run's steps that is
-    excluded.
+    since: the fraction of a run's steps that is excluded.
     """
     found = []
     for each in map(str, comparison.get("for", [""])):
-        filled = fill(comparison, each)
+        filled = json.loads(json.dumps(comparison).replace("{}", each))
         more = {"size": filled.get("size", 0.0), "is_ratio": filled.get("ratio", False)}
         more["is_amount"] = "amount" in filled or "equals" in filled
         more["label"] = ", ".join(filter(None, [filled.get("what", ""), each]))
         if "suite" in filled:
-            found += of_runs(filled, folders, since, **more)
+            found += of_runs(filled, folders.runs, since, **more)
             continue
-        file = filled["file"]
-        folder = folders.results if file in OTHERS else folders.lab / stage
-        data = read(folder / f"{file}.json")
+        folder = folders.results if filled["file"] in OTHERS else folders.lab
+        data = read(folder / f"{filled['file']}.json")
         if any(data.get(key) != value for key, value in filled.get("needs", {}).items()):
             continue
         rows = at(data, filled.get("rows", "batches"))
@@ -129,12 +118,12 @@ def of_batches(comparison, rows, is_ratio, **more):
     return [found]
 
 
-def of_runs(comparison, folders, since, label, **more):
+def of_runs(comparison, folder, since, label, **more):
     """Return [the Estimate] of a metric's difference between two entries of tools/compare.py, by seed.
 
-    `pairs`: the mean over several pairs of entries; `beyond`: a pair whose difference is subtracted.
+    `pairs`: the mean over several pairs of entries; `beyond`: a pair whose difference is subtracted. The seeds of the
+    suite's table count. ValueError if a run was made with other flags.
     """
-    metric = comparison.get("metric", "eval/accuracy")  # of two metrics, their difference
     pairs = comparison.get("pairs") or [[comparison["more"], comparison["than"]]]
     signed = [(pair, 1 / len(pairs)) for pair in pairs]
     label = "; ".join(" minus ".join(pair) for pair in pairs)
@@ -143,35 +132,21 @@ def of_runs(comparison, folders, since, label, **more):
         label += f", less {' minus '.join(comparison['beyond'])}"
     if "what" in comparison:
         label += f" ({comparison['what']})"
-    factors = {}
+    factors = Counter()
     for (ours, theirs), factor in signed:
-        factors[ours] = factors.get(ours, 0) + factor
-        factors[theirs] = factors.get(theirs, 0) - factor
-    runs = {entry: kept_runs(folders.runs, comparison["suite"], entry) for entry in factors}
+        factors[ours] += factor
+        factors[theirs] -= factor
+    common, commands, seeds = compare.read_suite(comparison["suite"])
+    runs = compare.read_runs(folder, {entry: commands[entry] for entry in factors}, common, seeds)
+    metric = comparison.get("metric", "eval/accuracy")  # of two metrics, their difference
     values = []
-    for seed in sorted(set.intersection(*map(set, runs.values()))):
-        value = 0.0
-        for entry, factor in factors.items():
-            value += factor * late(runs[entry][seed], metric, since)
-        values.append((value, 0.0))
+    for seed in seeds:
+        if all(seed in by_seed for by_seed in runs.values()):
+            values.append(sum(factor * late(runs[entry][seed], metric, since) for entry, factor in factors.items()))
     if not values:
         return []
-    found = inference.of_values(label, values, **more)
+    found = inference.of_values(label, [(value, 0.0) for value in values], **more)
     return [replace(found, sides=(), of=tuple(factors.items()))]
-
-
-def kept_runs(folder, suite, entry):
-    """Return {seed: saved run} of a suite's entry, for the seeds of its table.
-
-    ValueError if a run was made with other flags.
-    """
-    common, entries = comparisons.SUITES[suite]
-    words = compare.read_entries(entries)[entry]
-    runs = {}
-    for seed in compare.seeds_of(suite):
-        path = compare.kept_file(folder, entry, seed)
-        runs[seed] = compare.read_kept(path, compare.command_of(words, common, seed))
-    return {seed: run for seed, run in runs.items() if run}
 
 
 def late(run, metric, since=SECOND_HALF):
@@ -205,11 +180,9 @@ def of_tokens(comparison, rows, label, **more):
             if "log" in comparison:
                 tokens = [(math.log(max(x, 1e-30)), math.log(y)) for x, y in tokens]
             clusters.append(([x for x, _ in tokens], [y for _, y in tokens]))
-        if sum(len(cluster[0]) for cluster in clusters) < LEAST_TOKENS:
-            return []
         draws.append([])
         value, _ = inference.correlation(clusters, comparison.get("ranks", False), draws[-1])
-        if value is None:
+        if value is None or sum(len(cluster[0]) for cluster in clusters) < LEAST_TOKENS:
             return []
         found.append(value)
     than = comparison.get("than", 0.0)
@@ -218,22 +191,20 @@ def of_tokens(comparison, rows, label, **more):
     error = stdev(inference.fishers_z(min(of_draw)) for of_draw in zip(*draws))
     sides = (min(found), than)[: 2 if "than" in comparison else 1]
     more |= {"size": inference.fishers_z(than + more["size"]) - z_of_than}
-    more |= {"is_correlation": True, "threshold": than}
+    more |= {"threshold": than}
     return [Estimate(label, mean, error, len(rows) - 1, len(rows), sides, **more)]
 
 
 # ------------------------------------------------------------------------------------------------------- the verdicts
 
 
-def measured(folders, stage="", names=MADE, since=SECOND_HALF):
+def measured(folders, names=MADE, since=SECOND_HALF):
     """Return {name: [Estimate]} of the comparisons; comparisons of a kind share one standard deviation."""
-    found = {name: estimates_of(MADE[name], folders, stage, since) for name in names}
+    found = {name: estimates_of(MADE[name], folders, since) for name in names}
     kinds = {}
     for name in found:
-        kind = MADE[name].get("kind")
-        if "suite" in MADE[name] and kind is None:
-            kind = str(MADE[name].get("metric"))
-        if kind is not None:
+        metric = str(MADE[name].get("metric")) if "suite" in MADE[name] else None
+        if kind := MADE[name].get("kind", metric):
             kinds.setdefault(kind, []).append(name)
     for of_kind in kinds.values():
         estimates = iter(inference.pooled([one for name in of_kind for one in found[name]]))
@@ -243,8 +214,7 @@ def measured(folders, stage="", names=MADE, since=SECOND_HALF):
 
 def level_of(estimates):
     """Return the level of these estimates' intervals: Holm's, over those with enough values."""
-    p_values = [one.p() for one in estimates if one.n >= inference.LEAST]
-    return inference.holms_level(p_values, ALPHA)
+    return inference.holms_level([one.p() for one in estimates if one.n >= inference.LEAST], ALPHA)
 
 
 def names_of(claim):
@@ -252,60 +222,32 @@ def names_of(claim):
 
 
 def levels_of(found):
-    """Return {comparison: the level of the first paper that names it}, and {paper: its level}."""
-    homes = {}
+    """Return ({comparison: the level of the first paper that names it}, {paper: its level})."""
+    levels, of_papers = {}, {}
     for paper in CLAIMS["papers"]:
-        for claim in [*paper["claims"], {"by": paper.get("counted", [])}]:
-            for name in names_of(claim):
-                homes.setdefault(name.removeprefix("-"), paper["name"])
-    levels = {}
-    for paper in CLAIMS["papers"]:
-        own = [name for name in found if homes.get(name) == paper["name"]]
-        levels[paper["name"]] = level_of([one for name in own for one in found[name]])
-    return {name: levels[home] for name, home in homes.items()}, levels
-
-
-def said(name, found, level):
-    """Return [(word, numbers)] of a comparison, or of its opposite if its name begins with −."""
-    estimates = found[name.removeprefix("-")]
-    if name.startswith("-"):
-        estimates = [one.reversed() for one in estimates]
-    return [(one.word(level), one.numbers(level)) for one in estimates]
+        names = [name for claim in paper["claims"] for name in names_of(claim)] + paper.get("counted", [])
+        own = {name.removeprefix("-") for name in names} - levels.keys()
+        of_papers[paper["name"]] = level_of([one for name in own for one in found[name]])
+        levels |= dict.fromkeys(own, of_papers[paper["name"]])
+    return levels, of_papers
 
 
 def judged(claim, found, levels):
     """Return a row's (word, numbers): a claim shows if all its comparisons show. ValueError if no value is saved."""
-    of = {name: said(name, found, levels[name.removeprefix("-")]) for name in names_of(claim)}
-    if missing := [name for name in claim["by"] if not of[name]]:
+    words, texts_of = {}, {}
+    for name in names_of(claim):  # a − before a name: its opposite
+        plain = name.removeprefix("-")
+        estimates = [one if name == plain else one.reversed() for one in found[plain]]
+        words[name] = [one.word(levels[plain]) for one in estimates]
+        texts_of[name] = [one.numbers(levels[plain]) for one in estimates]
+    if missing := [name for name in claim["by"] if not words[name]]:
         raise ValueError(f"docs/claims.toml, {claim['item']}: nothing is kept that measures {missing}")
-    counts = Counter(word for name in claim["by"] for word, _ in of[name])
-    texts = [numbers for name in claim["by"] for _, numbers in of[name]]
-    texts += [f"for comparison, {word}: {text}" for name in claim.get("beside", []) for word, text in of[name]]
+    counts = Counter(word for name in claim["by"] for word in words[name])
+    numbers = [text for name in claim["by"] for text in texts_of[name]]
+    for name in claim.get("beside", []):
+        numbers += [f"for comparison, {word}: {text}" for word, text in zip(words[name], texts_of[name])]
     start = f"({', '.join(f'{count} × {one}' for one, count in counts.items())}) " if len(counts) > 1 else ""
-    return min(counts, key=WORDS.index), start + "; ".join(texts)
-
-
-def of_stages(folders):
-    """Return ({comparison: {stage: [(word, numbers)]}}, the level) of lab.stages.
-
-    A comparison's standard deviation is pooled over the stages of one model.
-    """
-    about = CLAIMS["stages"]
-    found = {}
-    for stages in about["models"]:
-        columns = {name: measured(folders, place, about["by"]) for name, place in stages.items()}
-        for name in about["by"]:
-            of_it = [(stage, one) for stage, column in columns.items() for one in column[name]]
-            if "correlation" not in MADE[name]:
-                pooled = inference.pooled([one for _, one in of_it])
-                of_it = [(stage, one) for (stage, _), one in zip(of_it, pooled)]
-            for stage, one in of_it:
-                found.setdefault(name, {}).setdefault(stage, []).append(replace(one, label=""))
-    level = level_of([one for of in found.values() for several in of.values() for one in several])
-    said_of = {}
-    for name, of in found.items():
-        said_of[name] = {at: [(one.word(level), one.numbers(level)) for one in many] for at, many in of.items()}
-    return said_of, level
+    return min(counts, key=WORDS.index), start + "; ".join(numbers)
 
 
 def of_file(name, folder):
@@ -326,52 +268,71 @@ def page(folders=Folders()):
     found = measured(folders)
     levels, of_papers = levels_of(found)
     accuracies = [name for name in MADE if "suite" in MADE[name] and "metric" not in MADE[name]]
-    first_rule = found | measured(folders, names=accuracies, since=ALL)
-    rows, changed = {}, []
+    first_rule = found | measured(folders, accuracies, since=ALL)
+    papers, changed, verdicts = [], [], {}
     for paper in CLAIMS["papers"]:
-        rows[paper["name"]] = [(claim, *judged(claim, found, levels)) for claim in paper["claims"]]
-        for claim, word, _ in rows[paper["name"]]:
+        rows = []
+        for claim in paper["claims"]:
+            word, numbers = judged(claim, found, levels)
+            verdicts[f"{paper['name']}: {claim['item']}"] = word
+            anchor = re.sub(r"[^a-z0-9]+", "-", f"{paper['name']} {claim['item']}".lower()).strip("-")
             if (other := judged(claim, first_rule, levels)[0]) != word:
-                changed.append(f"{link(paper, claim)} ({other})")
-    words = Counter(word for of_paper in rows.values() for _, word, _ in of_paper)
-    verdicts = {f"{name}: {claim['item']}": word for name, of in rows.items() for claim, word, _ in of}
-    lines = ["# Claims", "", "Findings; the tables below have the numbers:", ""]
-    for i, finding in enumerate(CLAIMS["findings"]):
-        wrong = {name: verdicts.get(name) for name in finding["rows"] if verdicts.get(name) != finding["verdict"]}
-        if wrong:
-            raise ValueError(f"a finding says {finding['verdict']!r}, but the verdicts are {wrong}: {finding['says']}")
-        lines += wrapped(f"{i + 1}. {finding['says']} (**{finding['verdict']}**)", subsequent_indent="   ")
-    lines += ["", *wrapped(CLAIMS["intro"]), ""]
-    lines += ["| verdict | rows | what it means |", "|---|---|---|"]
-    lines += [row(word, str(words[word]), CLAIMS["meaning"][word]) for word in WORDS[::-1]]
-    rules = wrapped(CLAIMS["rules"] + ", ".join(changed) + ".")
-    lines += ["", "<details><summary>How a verdict is reached</summary>", "", *rules, "", "</details>"]
-    for paper in CLAIMS["papers"]:
-        title = f"{paper['title']} Intervals of {1 - of_papers[paper['name']]:.2%}."
-        lines += ["", f"## {paper['name']}", "", *wrapped(title), ""]
-        lines += ["| claim | verdict | what came out here | command |", "|---|---|---|---|"]
-        for claim, word, numbers in rows[paper["name"]]:
-            text = f'<a id="{anchor(paper, claim)}"></a>{claim["item"]}: {claim["says"]}'
+                changed.append(f"[{claim['item']}](#{anchor}) ({other})")
             note = f"<br>Note: {claim['note']}" if "note" in claim else ""
-            lines.append(row(text, f"**{word}**", numbers + note, ", ".join(commands_of(claim))))
-        if "below" in paper:
-            lines += ["", *wrapped(paper["below"])]
-    stages, level = of_stages(folders)
-    columns = [stage for model in CLAIMS["stages"]["models"] for stage in model]
-    says = f"{CLAIMS['stages']['says']} Intervals of {1 - level:.2%}."
-    lines += ["", "## Over training, and another model", "", *wrapped(says), ""]
-    lines += [row("what is compared", *columns), "|---" * (len(columns) + 1) + "|"]
-    for name, of in stages.items():
-        cells = ["; ".join(f"**{word}**: {numbers}" for word, numbers in of.get(stage, [])) for stage in columns]
-        lines.append(row(MADE[name]["what"], *(cell or "–" for cell in cells)))
-    lines += ["", "## Where this was read", "", "| result | commit | machine | date |", "|---|---|---|---|"]
-    for path, about in read_from(folders):
-        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
-        lines.append(row(f"[`{name}`](../{name})", *(str(about.get(key)) for key in ("commit", "machine", "date"))))
+            text = f'<a id="{anchor}"></a>{claim["item"]}: {claim["says"]}'
+            rows.append([text, f"**{word}**", numbers + note, ", ".join(commands_of(claim))])
+        title = f"{paper['title']} Intervals of {1 - of_papers[paper['name']]:.2%}."
+        head = ["claim", "verdict", "what came out here", "command"]
+        papers += [f"## {paper['name']}", wrapped(title), table(head, rows), wrapped(paper.get("below", ""))]
+    findings = []
+    for i, finding in enumerate(CLAIMS["findings"], 1):
+        if wrong := {name: verdicts.get(name) for name in finding["rows"] if verdicts.get(name) != finding["verdict"]}:
+            raise ValueError(f"a finding says {finding['verdict']!r}, but the verdicts are {wrong}: {finding['says']}")
+        findings.append(wrapped(f"{i}. {finding['says']} (**{finding['verdict']}**)", subsequent_indent="   "))
+    words = Counter(verdicts.values())
+    of_words = [[word, str(words[word]), CLAIMS["meaning"][word]] for word in WORDS[::-1]]
+    rules = wrapped(CLAIMS["rules"] + ", ".join(changed) + ".")
+    parts = ["# Claims", "Findings; the tables below have the numbers:", "\n".join(findings), wrapped(CLAIMS["intro"])]
+    parts += [table(["verdict", "rows", "what it means"], of_words)]
+    parts += [f"<details><summary>How a verdict is reached</summary>\n\n{rules}\n\n</details>", *papers]
+    parts += ["## Over training, and another model", *of_stages(folders)]
+    rows = []
+    for path in [*sorted(folders.lab.glob("**/*.json")), *(folders.results / f"{name}.json" for name in OTHERS)]:
+        name, about = path.relative_to(ROOT), read(path).get("provenance") or read(path)
+        rows.append([f"[`{name}`](../{name})", *(str(about.get(key)) for key in ("commit", "machine", "date"))])
+    parts += ["## Where this was read", table(["result", "commit", "machine", "date"], rows)]
     suites = sorted({made["suite"] for made in MADE.values() if "suite" in made})
-    tables = ", ".join(f"[{suite}](../benchmarks/kk_tiny/{suite}.md)" for suite in suites)
-    lines += ["", *wrapped(f"Runs, with their commits: {tables}.")]
-    return "\n".join(lines) + "\n"
+    suites = ", ".join(f"[{suite}](../benchmarks/kk_tiny/{suite}.md)" for suite in suites)
+    return "\n\n".join(filter(None, [*parts, wrapped(f"Runs, with their commits: {suites}.")])) + "\n"
+
+
+def of_stages(folders):
+    """Return the text and the table of the comparisons by stage of training and by model (lab.stages).
+
+    A comparison's standard deviation is pooled over the stages of one model.
+    """
+    about = CLAIMS["stages"]
+    found = {}  # {comparison: {stage: [Estimate]}}
+    for stages in about["models"]:
+        columns = {}
+        for stage, place in stages.items():
+            columns[stage] = measured(replace(folders, lab=folders.lab / place), about["by"])
+        for name in about["by"]:
+            of_it = [(stage, one) for stage, column in columns.items() for one in column[name]]
+            estimates = [replace(one, label="") for _, one in of_it]
+            if "correlation" not in MADE[name]:
+                estimates = inference.pooled(estimates)
+            for (stage, _), one in zip(of_it, estimates):
+                found.setdefault(name, {}).setdefault(stage, []).append(one)
+    level = level_of([one for of in found.values() for several in of.values() for one in several])
+    titles = [stage for stages in about["models"] for stage in stages]
+    rows = []
+    for name, of in found.items():
+        cells = [MADE[name]["what"]]
+        for stage in titles:
+            cells.append("; ".join(f"**{one.word(level)}**: {one.numbers(level)}" for one in of.get(stage, [])) or "–")
+        rows.append(cells)
+    return wrapped(f"{about['says']} Intervals of {1 - level:.2%}."), table(["what is compared", *titles], rows)
 
 
 def commands_of(claim):
@@ -384,26 +345,10 @@ def commands_of(claim):
     return list(dict.fromkeys(found))
 
 
-def read_from(folders):
-    """Return [(a result's path, what it says of itself)] for all results but runs: their suites' tables have it."""
-    paths = sorted(folders.lab.glob("**/*.json"))
-    paths += [path for path in sorted(folders.results.glob("*.json")) if path.stem in OTHERS]
-    return [(path, read(path).get("provenance") or read(path)) for path in paths]
-
-
-def anchor(paper, claim):
-    """Return the anchor of a claim's row."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{paper['name']} {claim['item']}".lower()).strip("-")
-
-
-def link(paper, claim):
-    return f"[{claim['item']}](#{anchor(paper, claim)})"
-
-
 def wrapped(text, **options):
-    return textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False, **options)
+    return "\n".join(textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False, **options))
 
 
-def row(*cells):
-    """Return a row of a table; a bar inside a cell would end it."""
-    return "| " + " | ".join(cell.replace("|", "∣") for cell in cells) + " |"
+def table(titles, rows):
+    """Return a table; a bar inside a cell would end it."""
+    return texts.table(titles, [[cell.replace("|", "∣") for cell in row] for row in rows])

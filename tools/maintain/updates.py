@@ -82,7 +82,7 @@ class TablePolicy(nn.Module):
     def __init__(self, logp, entropy):
         super().__init__()
         self.logp = nn.Parameter(logp.double())
-        self.entropy = entropy.double()
+        self.register_buffer("entropy", entropy.double())
 
     def forward(self, ids, mask, temperature, with_entropy=False):
         """Return log-probability and entropy of each response token, [N, T], as in the trainers."""
@@ -106,11 +106,7 @@ def token_weights(script, batch, logp, entropy, args, is_first):
     several = {name: torch.cat([value] * copies) for name, value in batch.items()}
     num_places = copies * num_rows * length
     several["ids"] = torch.arange(num_places).view(copies * num_rows, length)
-    policy = TablePolicy(
-        torch.cat([logp] * copies).flatten(),
-        torch.cat([entropy] * copies).flatten(),
-    ).to(DEVICE)
-    policy.entropy = policy.entropy.to(DEVICE)
+    policy = TablePolicy(*(torch.cat([values] * copies).flatten() for values in (logp, entropy))).to(DEVICE)
     recorder = Recorder(policy)
     args = dataclasses.replace(args, updates_per_step=copies)
     try:
