@@ -49,6 +49,15 @@ ON_CPU = {
 MANY_GPUS = {"gradient_checkpointing": False, "micro_batch_tokens": 5120}
 FROM_GPUS = {"math": 8}  # 80 GB each, for a model of 7 billion parameters; other tasks: 4, for 3
 
+# TRL's, verl's and others' names for our settings.
+OTHER_NAMES = {
+    "learning_rate": "lr", "beta": "kl_coef", "epsilon": "clip_low", "epsilon_high": "clip_high",
+    "num_generations": "responses_per_prompt", "max_completion_length": "max_response_tokens",
+    "max_new_tokens": "max_response_tokens", "max_prompt_length": "max_prompt_tokens",
+    "max_steps": "steps", "num_train_epochs": "epochs", "output_dir": "run_dir",
+    "model_name_or_path": "model", "dataset": "data", "batch_size": "prompts_per_step",
+}  # fmt: skip
+
 # ------------------------------------------------------------------------------ before torch
 
 
@@ -120,6 +129,9 @@ def read(argv, args_class, tasks):
     argv: the command line. Other settings come from args_class and, on top of it, from `layers`.
     ValueError if a value is out of its range, or the command line has a setting of another task.
     """
+    for name in (word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv):
+        if not hasattr(args_class, name) and hasattr(args_class, OTHER_NAMES.get(name, "")):
+            raise ValueError(f"--{name} is called --{OTHER_NAMES[name]} here")
     below = layers(argv, args_class, tasks)
     about = sys.modules[args_class.__module__].__doc__.split("\n\n")[0]
     args = parse(argv, args_class, args_class(**merged(below)), about)
