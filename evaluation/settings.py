@@ -110,7 +110,7 @@ def settle(args):
     models = [model for model in dict.fromkeys(args.models) if model != args.versus]
     if args.versus:
         models.append(args.versus)
-    args.models = models
+    args.models = tuple(models)
     # Models other than runs have one checkpoint.
     if args.last > 1 and not any(Path(model, "checkpoints").is_dir() for model in models):
         raise ValueError(f"--last is {args.last}, but none of the models is a run folder")

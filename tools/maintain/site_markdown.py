@@ -150,8 +150,9 @@ def parser():
     def image(self, tokens, index, options, env):
         token = tokens[index]
         path, _ = resolved(token.attrGet("src"), env["page"])
-        if path and path.endswith(".svg"):  # inlined, so that it has the colour of its text
-            return (ROOT / path).read_text(encoding="utf-8")
+        drawing = (ROOT / path).read_text(encoding="utf-8") if path and path.endswith(".svg") else ""
+        if drawing.startswith("<svg"):  # written by hand: inlined, so that it has the colour of its text
+            return drawing
         address = site_link(token.attrGet("src"), env["page"])
         token.attrs |= {"alt": self.renderInlineAsText(token.children, options, env), "src": address, "loading": "lazy"}
         shown = self.renderToken(tokens, index, options, env)
@@ -176,12 +177,18 @@ def parser():
             return math(self, tokens, index, options, env)
         return shown_code(tokens[index].content, language, NUMBERED in more)
 
+    def th_open(self, tokens, index, options, env):
+        children = tokens[index + 1].children or []
+        if any(child.type == "math_inline" for child in children):  # programs that read pages aloud find no text in it
+            tokens[index].attrSet("aria-label", "".join(child.content for child in children))
+        return self.renderToken(tokens, index, options, env)
+
     def heading_close(self, tokens, index, options, env):
         title, anchor = html.escape(tokens[index - 1].content.replace("`", "")), tokens[index - 2].attrGet("id")
         link = f'<a class="headerlink" href="#{anchor}" aria-label="Link to {title}">&para;</a>'
         return link + self.renderToken(tokens, index, options, env)
 
-    for rule in (link_open, text, image, code_inline, fence, heading_close):
+    for rule in (link_open, text, image, code_inline, fence, th_open, heading_close):
         md.add_render_rule(rule.__name__, rule)
     for name in ("html_inline", "html_block"):
         md.add_render_rule(name, as_html)
