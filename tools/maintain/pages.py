@@ -27,32 +27,32 @@ from tools.maintain import claims, example, updates
 
 ROOT = family.ROOT
 FOLDER = ROOT / "docs" / "algorithms"
-TITLES = {  # titles of a worked example's columns
-    "old": r"$\pi_{\text{old}}$",
-    "new": r"$\pi$",
-    "ref": r"$\pi_{\text{ref}}$",
-    "sampler": r"$\pi_{\text{sampler}}$",
-    "entropy": "$H$ at sampling",
-    "entropy_new": "$H$ now",
-    "value": r"$V_{\text{old}}$",
-    "value_new": "$V$",
-    "logp": r"$\log \pi$",
-    "ratio": r"$\rho$",
-    "difference": r"$\pi - \pi_{\text{old}}$",
-    "clip_range": r"$\epsilon_a$",
-    "correction": "$w$",
-    "icepop": "$w$ (IcePop)",
+TITLES = {  # titles of a worked example's columns, as text: a program that reads pages aloud finds none in formulas
+    "old": "π<sub>old</sub>",
+    "new": "π",
+    "ref": "π<sub>ref</sub>",
+    "sampler": "π<sub>sampler</sub>",
+    "entropy": "*H* at sampling",
+    "entropy_new": "*H* now",
+    "value": "*V*<sub>old</sub>",
+    "value_new": "*V*",
+    "logp": "log π",
+    "ratio": "ρ",
+    "difference": "π − π<sub>old</sub>",
+    "clip_range": "ε<sub>a</sub>",
+    "correction": "*w*",
+    "icepop": "*w* (IcePop)",
     "reasoning": "reasoning",
-    "in_loss": r"$H \ge \tau$",
-    "k1": "$k_1$",
-    "return": "$R$",
-    "estimate": r"$\hat A$",
+    "in_loss": "*H* ≥ τ",
+    "k1": "*k*<sub>1</sub>",
+    "return": "*R*",
+    "estimate": "*Â*",
     "ar_weight": "AR's factor",
-    "advantages": "$A$",
-    "left": r"kept fraction of $\rho A$",
+    "advantages": "*A*",
+    "left": "kept fraction of ρ*A*",
     "outside_kl": "cut off (KL)",
-    "k3": "$k_3$",
-    "value_loss": "loss of $V$",
+    "k3": "*k*<sub>3</sub>",
+    "value_loss": "loss of *V*",
     "value_clipped": "cut off",
     "stage": "stage",
     "first": "weight, first update",
@@ -62,11 +62,11 @@ TITLES = {  # titles of a worked example's columns
     "second_icepop": "icepop",
 }
 OTHER_TITLES = {
-    "gspo": {"ratio": "$s$", "left": "kept fraction of $s A$"},
-    "sapo": {"left": r"$f'(\rho)$"},
+    "gspo": {"ratio": "*s*", "left": "kept fraction of *sA*"},
+    "sapo": {"left": "*f′*(ρ)"},
     "reinforce": {"second": "weight"},
     "grpo_stale": {"second": "tis"},
-    "opd": {"ref": r"$\pi_{\text{teacher}}$", "second": "weight"},
+    "opd": {"ref": "π<sub>teacher</sub>", "second": "weight"},
 }
 FLAGS = ["reasoning", "in_loss", "outside_kl", "value_clipped"]  # "yes" or nothing
 WEIGHTS = {  # columns of the ladder's tables: title, script, which update, settings
@@ -205,7 +205,7 @@ def worked_example(script):
         for i, of_bin in enumerate(found.bins):
             edges = f"{i / len(found.bins):.1f} – {(i + 1) / len(found.bins):.1f}"
             rows.append([edges, str(of_bin["tokens"]), cell(of_bin["sigma"]), cell(of_bin["clip_range"])])
-        parts += ["**The bins**", table([r"bin of $\pi$", "tokens", r"$\sigma_a$", r"$\epsilon_a$"], rows)]
+        parts += ["**The bins**", table(["bin of π", "tokens", "σ<sub>a</sub>", "ε<sub>a</sub>"], rows)]
     return "\n\n".join(parts)
 
 
@@ -221,11 +221,11 @@ def response_table(script, found):
     if script == "gdpo":
         columns |= example.PARTS
     if found.rewards != example.REWARDS:
-        columns["$r$"] = found.rewards
+        columns["*r*"] = found.rewards
     if script == "rloo":
         columns["mean of the others"] = [r - a for r, a in zip(found.rewards, found.advantages)]
     if found.advantages:
-        columns["$A$"] = found.advantages
+        columns["*A*"] = found.advantages
     rows = []
     for i, values in enumerate(zip(*columns.values()), 1):
         tokens = " ".join(f"`{token.text}`" for token in found.tokens if token.response == i)
@@ -236,7 +236,7 @@ def response_table(script, found):
             parts.append(f"Mean of `{name}`: {cell(fmean(part))}; standard deviation: {cell(stdev(part))}.")
     elif found.advantages:
         mean, std = cell(fmean(found.rewards)), cell(stdev(found.rewards))
-        of_what = "$r$" if "$r$" in columns else "the rewards"
+        of_what = "$r$" if "*r*" in columns else "the rewards"
         parts.append(f"Mean of {of_what}: {mean}; standard deviation, with $G - 1$: {std}.")
     return parts
 
