@@ -158,7 +158,7 @@ def source_page(path, texts):
     language = "make" if path == "Makefile" else Path(path).suffix[1:] or "text"
     # no search: scripts that share most lines would match every query; no navigation: lines are 100 columns wide
     return (
-        front(hide=["navigation"], search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
+        front(title=path, hide=["navigation"], search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
         f"{FENCE}{language} {site_markdown.NUMBERED}\n{text.rstrip()}\n{FENCE}\n"
     )
 
