@@ -45,7 +45,6 @@ SOURCES = ["*.py", "rewards/*.py", "runtime/*.py", "lab/*.py", "tools/*.py", "to
 AS_THEY_ARE = {f".{kind}" for kind in "png svg jpg gif html json jsonl csv pdf ipynb".split()}  # linked, and copied
 RAW = "benchmarks/kk_tiny/"  # tables that the search skips: every script's name is in all of them
 WHOLE = (
-    "README.md",
     "docs/claims.md",
     "docs/comparison.md",
     "docs/objectives.md",
@@ -134,10 +133,14 @@ def front(**settings):
 
 def settings_of(path):
     """Return the front matter of a text's page; "" if it has none."""
+    if path == "README.md":
+        return front(title="One file per algorithm", hide=["navigation"])
     if not path.startswith(WHOLE):
         return ""
     more = {"search": {"exclude": True}} if path.startswith(RAW) else {}
-    return front(hide=["navigation"] if path == "README.md" else ["navigation", "toc"], **more)
+    if path.startswith("benchmarks/"):  # tables alone, without a heading
+        more["title"] = Path(path).stem.replace("_", " ")
+    return front(hide=["navigation", "toc"], **more)
 
 
 def source_page(path, texts):
@@ -155,7 +158,7 @@ def source_page(path, texts):
     language = "make" if path == "Makefile" else Path(path).suffix[1:] or "text"
     # no search: scripts that share most lines would match every query; no navigation: lines are 100 columns wide
     return (
-        front(hide=["navigation"], search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
+        front(title=path, hide=["navigation"], search={"exclude": True}) + f"# {path}\n\n{' · '.join(about)}\n\n"
         f"{FENCE}{language} {site_markdown.NUMBERED}\n{text.rstrip()}\n{FENCE}\n"
     )
 
@@ -302,8 +305,7 @@ def publish(built, out):
         (built / name).unlink(missing_ok=True)
     for page in built.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        text = text.replace(' data-md-component="source"', "")  # or the theme would ask GitHub for the number of stars
-        write(page, re.sub(r"<title>(.+) - \1</title>", r"<title>\1: one file per algorithm</title>", text))
+        write(page, text.replace(' data-md-component="source"', ""))  # or the theme would ask GitHub for its stars
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(built, out)
