@@ -387,7 +387,7 @@ def test_checks_of_folders(tmp_path):
         ("granite", {"logits_scaling": 8.0}, "caps or scales its logits .logits_scaling is 8"),
         ("granite", {}, ""),  # 1
         ("gemma3_text", {}, ""),  # None
-        ("llama", {"num_attention_heads": 0}, "can't be built by transformers: "),
+        ("llama", {"hidden_act": "none"}, "can't be built by transformers: "),
     ],
 )
 def test_a_model_that_the_trainers_compute_wrongly_is_refused(kind, changes, says):
