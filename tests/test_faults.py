@@ -293,7 +293,7 @@ def test_a_folder_that_can_only_be_read_is_refused():
         assert in_a_fork(work)[0] == 3
 
 
-@pytest.mark.parametrize("size", [0, 10_000, 5_000_000])
+@pytest.mark.parametrize("size", [0, 10_000, 3_000_000])
 def test_a_full_disk_in_a_save_leaves_the_last_checkpoint(size, three):
     """No file can grow beyond `size` bytes. The state is 11 MB, the model 2 MB, other files are small."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
