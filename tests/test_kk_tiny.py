@@ -182,7 +182,7 @@ def test_without_a_gpu_the_default_command_runs_without_any_network(tmp_path):
     """Only sizes are changed. Who asks for a name or an address elsewhere is written down."""
     worker = tmp_path / "worker.py"
     worker.write_text(NO_NETWORK.format(log=str(tmp_path / "asked")))
-    flags = "--steps 1 --eval_size 20 --prompts_per_step 8 --max_response_tokens 100".split()
+    flags = "--steps 1 --eval_size 4 --prompts_per_step 4 --max_response_tokens 100".split()
     run(worker, *flags, "--run_dir", tmp_path / "run", env={"CUDA_VISIBLE_DEVICES": ""})
     assert not (tmp_path / "asked").exists(), (tmp_path / "asked").read_text()
     settings = json.loads((tmp_path / "run" / "args.json").read_text())
