@@ -257,7 +257,7 @@ def test_more_processes_than_test_problems_are_refused(refused, tmp_path, monkey
 def test_a_model_that_the_hub_does_not_hand_out(refused, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     flags = [*small(tmp_path / "run"), "--model", "nobody/nothing"]
-    assert refused("grpo", *flags).startswith("error: --model nobody/nothing can't be loaded: ")
+    assert "error: --model nobody/nothing can't be loaded: " in refused("grpo", *flags)
 
 
 def test_help_explains_every_flag():
