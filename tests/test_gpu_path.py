@@ -76,7 +76,7 @@ def sleep_and_sync(folder):
 
     sync()
     assert torch.get_num_threads() == 1
-    assert is_as_fresh() and fresh["mask"].sum() > 100
+    assert is_as_fresh() and fresh["mask"].sum() > len(fresh["mask"])
     gap = (grpo.log_probs(policy, fresh, args)[0] - fresh["sampler_logp"]).abs().max().item()
     assert gap < 1e-3, gap
     assert engine.sleep_level(model, sync) == 2
