@@ -181,6 +181,7 @@ def goes_on(folder):
         optimizer = adamw(policy)
         if saves:
             checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY), 1, 0, args)
+            processes.barrier()  # process 0 gives it its name
             optimizer = adamw(policy)
             assert checkpoints.load(policy, optimizer, folder) == (1, 0)
         for _ in range(2):

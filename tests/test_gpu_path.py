@@ -76,7 +76,8 @@ def sleep_and_sync(folder):
 
     sync()
     assert torch.get_num_threads() == 1
-    assert is_as_fresh() and fresh["mask"].sum() > len(fresh["mask"])
+    assert is_as_fresh()
+    assert fresh["mask"].sum() > 8, fresh["mask"].sum()
     gap = (grpo.log_probs(policy, fresh, args)[0] - fresh["sampler_logp"]).abs().max().item()
     assert gap < 1e-3, gap
     assert engine.sleep_level(model, sync) == 2
@@ -98,7 +99,7 @@ needs_avx512 = pytest.mark.skipif(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU sums may be added up in another order")
-@pytest.mark.parametrize("kind", ["gemma3_text", pytest.param("qwen2", marks=needs_avx512)])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen2", marks=needs_avx512)])
 def test_a_sampler_that_has_slept_is_a_fresh_one_and_loses_no_tensor_or_keeps_them_all(kind, tmp_path):
     """Ids and log-probabilities, to the last bit; and these are the policy's. A level of 2 where all but buffers is
     sent again, of 1 where something is not. Qwen2 has biases, which vLLM loads apart from the weights."""
