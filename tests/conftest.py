@@ -31,7 +31,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[share] or [0])
 
 # What runs longest is begun first, or one of pytest's processes would end alone.
-LONGEST = """test_dapo test_every_script test_journeys test_runs test_lora test_kk_tiny test_algorithms test_course_step
+LONGEST = """test_dapo test_every_script test_runs test_lora test_kk_tiny test_algorithms test_course_step
     test_ppo test_evaluate test_lab test_course test_faults test_site test_sft""".split()
 
 
@@ -46,10 +46,9 @@ CHATML = (
 )
 
 
-def make_tiny_model(folder, seed=0, tied=True, config_class=None):
+def make_tiny_model(folder):
     """Writes a Llama of 0.1 M parameters with a byte-level BPE tokenizer trained on puzzles; it loads in no time.
 
-    config_class: transformers' Qwen2Config makes it a Qwen2, whose q, k and v have biases.
     A few seconds of learning by heart have taught it to write tags, often in the right order: so its responses differ
     in reward, and its probabilities spread from low to high.
     """
@@ -73,10 +72,10 @@ def make_tiny_model(folder, seed=0, tied=True, config_class=None):
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>")
     fast.chat_template = CHATML
     fast.save_pretrained(folder)
-    torch.manual_seed(seed)
-    config = (config_class or LlamaConfig)(
+    torch.manual_seed(0)
+    config = LlamaConfig(
         vocab_size=len(fast), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=tied, bos_token_id=0, eos_token_id=1,
+        num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config)
     # What it learns to write: half the responses have all tags, half lack one.
@@ -130,16 +129,9 @@ def python(*words, **options):
     return subprocess.run([sys.executable, *map(str, words)], **options)
 
 
-def run(script, *flags, processes=1, check=True, timeout=1200, env=None, torchrun=False, machines=1):
-    """Runs a trainer like a user, from the repository's root; returns the finished process with its output.
-
-    torchrun: start the processes with it, and not as forks that are connected in the same way.
-    """
-    if torchrun:
-        starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        done = python(*starter, script, *flags, env=os.environ | (env or {}), timeout=timeout)
-    else:
-        done = prepared.run([script, *flags], processes, timeout, env, machines)
+def run(script, *flags, processes=1, check=True, timeout=1200, env=None, machines=1):
+    """Runs a trainer like a user, from the repository's root; returns the finished process with its output."""
+    done = prepared.run([script, *flags], processes, timeout, env, machines)
     if check and done.returncode:
         raise AssertionError(f"{script} ended with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
     return done

@@ -1,8 +1,10 @@
 """What the tests of the algorithms share: settings for a tiny model, batches, gradients at fixed weights, and what
 transformers and torch alone make of them."""
 
+import contextlib
 import math
 
+import pytest
 import torch
 from conftest import KK_TINY
 from transformers import AutoModelForCausalLM
@@ -12,7 +14,6 @@ import sft
 
 PROMPTS, GROUP = 8, 3  # of the batch most tests use: 24 rows, 12 in each of a step's two mini-batches
 N = PROMPTS * GROUP
-E20 = math.exp(20)
 
 # Responses as (prompt tokens, the k1 of each response token, padding), and their rewards.
 ROWS = [(1, [1, -2, 4], 2), (4, [-1], 1), (2, [0.5, 0.5, -1, 2], 0)]
@@ -33,6 +34,11 @@ def arguments(trainer=grpo, **changes):
     if "kl_coef" not in trainer.Args.__dataclass_fields__:  # reinforce.py has none, whatever is asked for
         del settings["kl_coef"]
     return trainer.Args(**settings)
+
+
+def refused(says):
+    """The block raises a ValueError with this message; with an empty one, none."""
+    return pytest.raises(ValueError, match=says) if says else contextlib.nullcontext()
 
 
 def policy_and_optimizer():

@@ -23,14 +23,14 @@ LIBRARIES = [
     "tyro", "vllm", "vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker",
 ]  # fmt: skip
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
-_context = multiprocessing.get_context("forkserver")
+context = multiprocessing.get_context("forkserver")
 
 
 def start_server():
     """Starts the process that imports the libraries, unless it runs already. It takes no time: it works beside us."""
     before = {name: os.environ.get(name) for name in QUIET}
     os.environ.update(QUIET)  # vLLM reads it when it is imported
-    _context.set_forkserver_preload(LIBRARIES)
+    context.set_forkserver_preload(LIBRARIES)
     multiprocessing.forkserver.ensure_running()
     for name, value in before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
@@ -82,7 +82,7 @@ def start(words, stdout, stderr, env=()):
     start_server()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | dict(env)
     arguments = ([str(word) for word in words], environment, str(stdout), str(stderr))
-    process = _context.Process(target=run_here, args=arguments)
+    process = context.Process(target=run_here, args=arguments)
     process.start()
     return process
 

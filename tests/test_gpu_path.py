@@ -1,13 +1,16 @@
 """What a machine without a GPU can decide about the way that a GPU takes. gpu_paths.py does more, with CUDA's build."""
 
+import argparse
 import copy
+import dataclasses
 import gc
-import json
+import os
+import types
 import weakref
 
 import pytest
 import torch
-from conftest import python
+from conftest import run_together
 from gpu_paths import CARDS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -16,91 +19,90 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, Qwen2Config, masking_utils
 
 import grpo
-from runtime import lora, memory, passes, placement, processes
-from tools.maintain import fits
-
-ENGINE = """
-import argparse, dataclasses, json, os, sys, types
-os.environ["PATH"] = "/usr/bin:/bin"  # without nvcc
-from runtime import engine, machine, memory
-engine.ON_GPU = True
-machine.nvidia_smi = lambda fields: [["10.0"]]  # a B200, which has most options
-chosen = {}
-for cache in (None, 2.0):
-    chosen |= engine.options(argparse.Namespace(
-        model="models/kk_tiny", dtype="bfloat16", max_prompt_tokens=8, max_response_tokens=8, kv_cache_gb=cache,
-        compile=True))
-from vllm.engine import arg_utils
-from vllm.usage.usage_lib import UsageContext
-assert chosen["enable_sleep_mode"] and chosen["gpu_memory_utilization"] == 0.1
-unknown = chosen.keys() - {field.name for field in dataclasses.fields(arg_utils.EngineArgs)}
-assert not unknown, unknown
-for name, _, gib, _ in json.loads(sys.argv[1]).values():
-    arg_utils.current_platform = types.SimpleNamespace(
-        get_device_total_memory=lambda: int(gib * 2**30), get_device_name=lambda: name, is_tpu=bool, is_cpu=bool)
-    of_vllm = [sizes[UsageContext.LLM_CLASS] for sizes in arg_utils.EngineArgs.get_batch_defaults(1)]
-    assert of_vllm == ([16384, 1024] if memory.takes_large_batches(name, gib * 2**30) else [8192, 256]), name
-"""
+from runtime import engine, lora, machine, memory, passes, placement, processes
+from tools.maintain import families, fits
 
 
-def test_vllm_knows_each_option_and_its_batches_are_those_of_the_estimate():
-    done = python("-c", ENGINE, json.dumps(CARDS))
-    assert done.returncode == 0, done.stderr[-3000:]
+def check_options(_):
+    """Of a process that believes in a B200, which has most options, without nvcc."""
+    os.environ["PATH"] = "/usr/bin:/bin"
+    engine.ON_GPU = True
+    machine.nvidia_smi = lambda fields: [["10.0"]]
+    settings = {"model": "models/kk_tiny", "dtype": "bfloat16", "max_prompt_tokens": 8, "max_response_tokens": 8}
+    chosen = {}
+    for cache in (None, 2.0):
+        chosen |= engine.options(argparse.Namespace(**settings, kv_cache_gb=cache, compile=True))
+    from vllm.engine import arg_utils
+    from vllm.usage.usage_lib import UsageContext
+
+    assert chosen["enable_sleep_mode"] and chosen["gpu_memory_utilization"] == 0.1
+    unknown = chosen.keys() - {field.name for field in dataclasses.fields(arg_utils.EngineArgs)}
+    assert not unknown, unknown
+    for name, _, gib, _ in CARDS.values():
+        arg_utils.current_platform = types.SimpleNamespace(
+            get_device_total_memory=lambda gib=gib: int(gib * 2**30), get_device_name=lambda name=name: name,
+            is_tpu=bool, is_cpu=bool,
+        )  # fmt: skip
+        of_vllm = [sizes[UsageContext.LLM_CLASS] for sizes in arg_utils.EngineArgs.get_batch_defaults(1)]
+        assert of_vllm == ([16384, 1024] if memory.takes_large_batches(name, gib * 2**30) else [8192, 256]), name
 
 
-SLEEP = """
-import sys, torch
-from runtime import engine
-from transformers import AutoConfig, AutoModelForCausalLM
-folder, *kinds = sys.argv[1:]
-for kind in kinds:
-    config = AutoConfig.for_model(
-        kind, vocab_size=300, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=32, max_position_embeddings=64, tie_word_embeddings="gemma" in kind,
-        pad_token_id=0, bos_token_id=0, eos_token_id=1,
-    )
-    lm = AutoModelForCausalLM.from_config(config)
-    lm.save_pretrained(folder)
-    options = engine.common_options(folder, 64, 0.01, *["float32"] * (engine.common_options.__code__.co_argcount - 3))
-    from vllm import LLM, SamplingParams
-    llm = LLM(model=folder, dtype="float32", skip_tokenizer_init=True, **options)
+def test_vllm_knows_each_option_and_its_batches_are_those_of_the_estimate(tmp_path):
+    run_together(check_options, tmp_path, processes=1)
+
+
+def sleep_and_sync(folder):
+    """With a model of the kind that names the folder. It is small: its sampler has one thread, and while that sleeps
+    the trainer has all."""
+    os.sched_setaffinity(0, range(os.cpu_count()))
+    args = families.arguments(families.make(folder.name, folder / "model"))
+    llm, policy = grpo.load_sampler(args), grpo.load_policy(args, trained=True)
     [model] = llm.apply_model(lambda model: model)
-    weights = dict(lm.named_parameters(remove_duplicate=False))
+    problems = [{"prompt_ids": list(range(i + 5, i + 60)), "id": i} for i in range(2) for _ in range(4)]
 
-    def reload(sent=weights):
-        named = ((name, weight.detach()) for name, weight in sent.items())
-        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
+    def sync():
+        grpo.sync_weights(policy, llm, args)
 
-    def response():
-        engine.empty_prefix_cache(llm)
-        params = SamplingParams(max_tokens=16, temperature=0, detokenize=False, ignore_eos=True)
-        return llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)[0].outputs[0].token_ids
+    def has_the_policys_weights():
+        sampled, _ = grpo.sample(llm, problems, 1, args)
+        difference = grpo.log_probs(policy, sampled, args)[0] - sampled["sampler_logp"]
+        return difference.abs().max().item() < 1e-3  # not if it is NaN
 
-    before = response()
-    assert engine.sleep_level(model, reload) == 2
-    for parameter in model.parameters():  # as a sleep of level 2 leaves them
-        parameter.data.fill_(torch.nan)
-    reload()
-    assert response() == before
+    assert has_the_policys_weights() and torch.get_num_threads() == 1
+    engine.sleep(llm)
+    assert torch.get_num_threads() == os.cpu_count()
+    assert engine.sleep_level(model, sync) == 2
+    assert torch.get_num_threads() == 1
+    with torch.no_grad():
+        for parameter in model.parameters():  # as a sleep of level 2 leaves them
+            parameter.fill_(torch.nan)
+    sync()
+    assert has_the_policys_weights()
     # What no weight replaces: an attribute of a layer, and weights that are not sent.
     model.model.layers[0].table = [torch.full((2, 2), 7.0)]
-    assert engine.sleep_level(model, reload) == 1
+    assert engine.sleep_level(model, sync) == 1
     assert (model.model.layers[0].table.pop() == 7).all()
-    some = {name: weight for name, weight in weights.items() if "norm" not in name}
-    assert engine.sleep_level(model, lambda: reload(some)) == 1
-    assert response() == before  # all is as it was
-    print("passed", kind)
-    del llm, model
-"""
+    some = [(name, weight.detach()) for name, weight in policy.lm.named_parameters() if "norm" not in name]
+    assert engine.sleep_level(model, lambda: engine.load_weights(llm, iter(some))) == 1
+    assert has_the_policys_weights()  # all is as it was
 
 
-def test_a_sleeping_sampler_loses_no_tensor_or_keeps_them_all(tmp_path):
-    """Level 2 where all but buffers is sent again; level 1 where something is not."""
-    kinds = ["llama", "qwen2", "qwen3", "gemma", "gemma3_text"]
-    done = python("-c", SLEEP, tmp_path, *kinds)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("passed") == len(kinds)
-    assert "no new weight replaces vLLM's model.layers.0.table[0]" in done.stdout
+# A sync that changes nothing moved such a model's log-probabilities by 9 nats on an AMD EPYC without AVX-512. Trainers
+# end with their message on sampler_gap there.
+needs_avx512 = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "AVX2",
+    reason="vLLM 0.32 computes layers with biases wrongly after a reload on a processor without AVX-512",
+)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there a run's own first sync does it")
+@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen2", marks=needs_avx512)])
+def test_a_sleeping_sampler_loses_no_tensor_or_keeps_them_all(kind, tmp_path):
+    """Level 2 where all but buffers is sent again; level 1 where something is not. Before and after, its probabilities
+    are the policy's. Qwen2 has biases, which vLLM loads apart from the weights."""
+    folder = tmp_path / kind
+    folder.mkdir()
+    run_together(sleep_and_sync, folder, processes=1)
 
 
 class Tally(TorchDispatchMode):
@@ -129,16 +131,11 @@ class Tally(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("model", "dtype", "recompute", "rows", "rank"),
     [
-        ("SmolLM2-135M", "bfloat16", False, 1, 0),
         ("SmolLM2-135M", "bfloat16", True, 32, 0),
         ("Qwen2.5-0.5B", "bfloat16", False, 1, 0),
-        ("Qwen2.5-0.5B", "float32", True, 2, 0),
         ("Llama-3.2-1B", "float32", False, 1, 0),
         ("Llama-3.2-1B", "bfloat16", True, 4, 0),
-        ("Qwen2.5-3B", "bfloat16", False, 1, 16),
-        ("Qwen2.5-3B", "bfloat16", True, 4, 16),
         ("Llama-3.2-3B", "float32", False, 2, 16),
-        ("Qwen2.5-7B", "bfloat16", True, 4, 0),
     ],
 )
 def test_the_estimate_is_the_peak_of_an_update_or_up_to_a_fifth_more(model, dtype, recompute, rows, rank, monkeypatch):

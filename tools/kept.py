@@ -1,7 +1,8 @@
 """Identify the code and the settings that made a saved result: a hash of its code, and its settings.
 
 compare.py, lab/ and benchmarks/ write both into their results; `python tools/compare.py --stale` reads them. The code
-is the script, common.py next to it if there is one, and runtime/. Comments, names of files and line breaks don't count.
+is the script, common.py next to it if there is one, and runtime/. Comments, docstrings, names of files and line breaks don't
+count.
 """
 
 import ast
@@ -15,9 +16,17 @@ RENAMED = {}  # {a flag's old name: its name today}
 FOLDERS = ("benchmarks/kk_tiny", "benchmarks/llm", "benchmarks/results", "course/results", "lab/results")
 
 
+def code_in(path):
+    """Return a file's code without comments, line breaks and docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.unparse(tree)
+
+
 def hash_of(paths):
-    code = "\n".join(ast.unparse(ast.parse(path.read_text(encoding="utf-8"))) for path in paths)
-    return hashlib.sha256(code.encode()).hexdigest()[:12]
+    return hashlib.sha256("\n".join(map(code_in, paths)).encode()).hexdigest()[:12]
 
 
 @cache
