@@ -1,8 +1,7 @@
 """Identify the code and the settings that made a saved result: a hash of its code, and its settings.
 
 compare.py, lab/ and benchmarks/ write both into their results; `python tools/compare.py --stale` reads them. The code
-is the script, common.py next to it if there is one, and runtime/. Comments, docstrings, names of files and line breaks don't
-count.
+is the script, common.py next to it if there is one, and runtime/, without comments, docstrings and line breaks.
 """
 
 import ast
