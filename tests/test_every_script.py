@@ -32,7 +32,8 @@ def all_runs(folder):
     page = (ROOT / "docs" / "add_a_task.md").read_text()
     (folder / "brief.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     short = {"max_prompt_tokens": 1048, "max_response_tokens": 24}
-    more = {"grpo LoRA": {"lora_rank": 3, "lr": 5e-3}, "grpo_multi_turn talk": {"task": folder / "talk.py"}}
+    more = {"grpo LoRA": {"lora_rank": 3, "lr": 5e-3}}
+    more["grpo_multi_turn talk"] = {"task": folder / "talk.py", "max_prompt_tokens": 952, "max_response_tokens": 120}
     more |= {f"grpo {task}": short | {"task": task, "steps": 1} | flags for task, flags in data_of(folder).items()}
     more["grpo own"] = short | {"task": folder / "brief.py"}
     # kk_tiny knows no Countdown: all rewards are 0, so that no group is ever kept
