@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from conftest import KK_TINY
-from transformers import AutoModelForCausalLM
 
 import grpo
 import sft
@@ -160,20 +159,6 @@ def plain_log_softmax(lm, ids, temperature):
     return torch.log_softmax(lm(input_ids=ids[None]).logits[0].double() / temperature, -1)
 
 
-def plain_gradient(model, batch, args, weight):
-    """−1/n Σ weight(log π, row, position)·∇log π over response tokens: eq. 2, row by row, without padding."""
-    lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    n_tokens = batch["mask"].sum().item()
-    for i, length in enumerate(lengths_of(batch)):
-        all_logp = plain_log_softmax(lm, batch["ids"][i, :length], args.temperature)
-        loss_of_row = 0.0
-        for t in batch["mask"][i].nonzero()[:, 0].tolist():
-            logp = all_logp[t - 1, batch["ids"][i, t]]
-            loss_of_row = loss_of_row - weight(logp.item(), i, t) / n_tokens * logp
-        loss_of_row.backward()
-    return flat(p.grad for p in lm.parameters())
-
-
 def advantages_of(rewards, trainer=grpo, group=4, old_logp=None, **changes):
     """Advantages, in float64, of responses whose three positions are prompt, response, padding (or as in old_logp)."""
     rewards = torch.tensor(rewards, dtype=torch.float64)
@@ -186,20 +171,6 @@ def advantages_of(rewards, trainer=grpo, group=4, old_logp=None, **changes):
     args = arguments(trainer, responses_per_prompt=group, **changes)
     advantages = trainer.compute_advantages(rewards, {"mask": mask, "old_logp": old_logp}, args)
     return advantages * trainer.ar_weight(old_logp, args.alpha) if hasattr(trainer, "ar_weight") else advantages
-
-
-def loss_batch(tokens):
-    """log π, with gradient, and the rest of a batch of one row in float64. Around each token lies garbage, masked."""
-    tokens = torch.tensor(tokens, dtype=torch.float64)  # [n, 3]
-    rest = {"mask": torch.zeros(1, 3 * len(tokens), dtype=torch.bool)}
-    rest["mask"][0, 1::3] = True
-    logp = torch.full(rest["mask"].shape, -1e30, dtype=torch.float64)
-    rest |= {"old_logp": logp - 7e29, "ref_logp": -logp, "advantages": 1e30 + 0 * logp}
-    logp[0, 1::3] = -40.0
-    rest["old_logp"][0, 1::3] = -40 - tokens[:, 0]
-    rest["ref_logp"][0, 1::3] = -40 + tokens[:, 1]
-    rest["advantages"][0, 1::3] = tokens[:, 2]
-    return logp.requires_grad_(), rest
 
 
 def padded(rows):

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import grpo
-import grpo_ar_lopti
 from grpo import Args
 from runtime import (
     before_after,
@@ -205,14 +204,9 @@ def test_a_resumed_run_has_its_own_settings_and_not_the_models(tmp_path):
     assert flags.differences(args, layers)["lr"] == (1e-6, "the resumed run")
 
 
-@pytest.mark.parametrize("task", ["kk", "math"])
-def test_the_papers_command_has_the_papers_settings(task, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["grpo_ar_lopti.py", "--responses_per_prompt", "4", "--dry_run", "--steps", "3"])
-    args_class, tasks = grpo_ar_lopti.Args, grpo_ar_lopti.TASKS
-    python, script, *words = flags.papers_command(args_class, tasks, task)
-    assert (python, script) == ("python", "grpo_ar_lopti.py")
-    found, _ = flags.read(words, args_class, tasks)
-    assert found == args_class(**{"task": task, **tasks.get(task, {})})
+def test_another_librarys_name_of_a_setting_is_answered_with_ours():
+    with refused("^--num_generations is called --responses_per_prompt here$"):
+        parse("--num-generations=4")
 
 
 # ------------------------------------------------------------------------------------------ machine
