@@ -206,7 +206,7 @@ def test_a_resumed_run_has_its_own_settings_and_not_the_models(tmp_path):
 
 def test_another_librarys_name_of_a_setting_is_answered_with_ours():
     with refused("^--num_generations is called --responses_per_prompt here$"):
-        parse("--num-generations=4")
+        flags.read(["--num-generations=4"], Args, {})
 
 
 # ------------------------------------------------------------------------------------------ machine

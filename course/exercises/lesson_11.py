@@ -9,7 +9,8 @@ import torch
 def collapsed_at(entropy, share):
     """The step at which the entropy collapsed, an int; 0: it did not.
 
-    entropy: [S], of each step. share: what counts as collapsed, below this share of step 1's.
+    entropy: [S], of each step. share: what counts as collapsed, below this share of step 1's,
+    such as 0.1.
 
     It is the first step from which on the entropy stays below share · entropy of step 1, up to the
     last step.
@@ -28,7 +29,8 @@ def gap_jumps_at(gap, usual, factor):
     It is the first step after step 1 at which the gap is not within max(usual, factor · gap of
     step 1).                                     (check_gap in runtime/records.py: step 2 alone)
 
-    Pay attention to NaN: every comparison with it is False, and it is no small gap.
+    Pay attention to NaN: every comparison with it is False, and it is no small gap. If step 1's gap
+    is NaN, `usual` alone is the bound.
     """
     raise NotImplementedError
 
@@ -41,7 +43,7 @@ def first_sign(run, healthy, margin):
 
         width  = highest − lowest value of the healthy runs at a step, the largest of all steps: one
                  for each metric, at least 1e-6
-        excess = how far the run's value is above the step's highest or below its lowest / width
+        excess = max(run − highest, lowest − run) / width, with the step's highest and lowest
 
     It is the first step at which some metric's excess is above margin. If several are at that step,
     it is the one with the largest excess.
@@ -51,5 +53,10 @@ def first_sign(run, healthy, margin):
     raise NotImplementedError
 
 
-# 11.4 (open)  Let first_sign read the kept runs of this lesson. Which metric shows each failure
-# first? How often does it find a failure in a healthy run, judged by the two others?
+# 11.4 (open)  Let first_sign read the recorded runs of this lesson. Which metric shows each failure
+# first? How often does it find a failure in a healthy run, judged by the two others? Metrics:
+# entropy, kl, grad_norm, response_tokens, format_rate, sampler_gap, reward. Try margins 0.5, 1 and
+# 2, then add clip_rate. For 11.1: share 0.1. For 11.2: usual 0.01 (USUAL_GAP, float32) and factor 3
+# (JUMP, both in runtime/records.py). Row 0 is the evaluation before training:
+#
+#     rows = json.load(open("course/results/healthy_seed_0.json"))["rows"][1:]

@@ -32,3 +32,8 @@ def top_entropy_mask(entropy, mask, share):
 
 # 7.3 (open)  Which tokens of kk_tiny have the highest entropy? Sample responses, and list the words
 # that are drawn at those places. Do they decide how the reasoning goes on?
+#
+#     from course.exercises.step import sample      (lesson 2)
+#
+# Or: python -m lab.forking_tokens --batches 1 --out runs/lab      (needs vLLM; writes
+# runs/lab/forking_tokens.json and .png; recorded: lab/results/forking_tokens.json)

@@ -25,12 +25,14 @@ def bootstrap_interval(correct, repeats, generator):
     A resample draws as many problems as there are, with replacement. low and high are the 2.5 % and
     97.5 % quantiles of the resamples' accuracies (Efron 1979; Efron & Tibshirani 1993, Chapter 13).
 
-    Pay attention: one call of torch.randint draws all resamples. correct is of bool, and a mean
-    needs floats.
+    Pay attention: correct is of bool, and a mean needs floats. One call of torch.randint is enough.
     """
     raise NotImplementedError
 
 
-# 8.3 (open)  What can three runs of 8 steps not tell? Take benchmarks/kk_tiny/clip.md, and compute
-# an interval of 95 % for a difference. Then plan a study: question, measure, seeds, test puzzles,
-# steps.
+# 8.3 (open)  What can three runs of 8 steps not tell? Take ACPO's difference in
+# benchmarks/kk_tiny/clip.md, mean of evaluations 4 and 8. Compute its 95 % interval twice: with the
+# row's own ± (× 4.30), and with the pooled error below the table (5 degrees of freedom: × 2.57). Do
+# the two agree? Which do you believe, and why? Then plan a study: question, measure, seeds, test
+# puzzles, steps. A plan's numbers are the interval, the seeds that an effect of a named size needs,
+# and the runtime.

@@ -29,6 +29,12 @@ def bootstrap_interval(correct, repeats, generator):
 #   standard errors (Student's t with 2 degrees of freedom), not ± 1.96, because the standard error
 #   itself is hardly known.
 # - So these three runs can't tell if ACPO is 7 points worse or 11 points better at step 8.
+# - Averaged over steps 4 and 8, ACPO's difference is +0.066 ± 0.022, and the two methods disagree:
+#   ± 4.30 × 0.022 gives -0.03 to +0.16, which includes 0. The pooled error, ± 2.57 × 0.014, gives
+#   +0.03 to +0.10, which does not. The pooled error is known better (5 degrees of freedom, not 2),
+#   but it assumes that all rows vary equally over seeds. ACPO's own error is the largest of the
+#   four: 0.022, next to 0.007, 0.007 and 0.015. If ACPO really varies more, the pooled interval is
+#   too narrow. Choose the method before the runs, and report both if they disagree.
 # - The test set limits what can be seen, too. If 220 of 300 answers are right, the bootstrap gives
 #
 #     95 % interval of the accuracy over problems: 0.683 to 0.783
