@@ -104,7 +104,7 @@ def test_wrong_gradients_are_named():
 
 @pytest.mark.parametrize(
     ("words", "code", "word"),
-    [("1 --solutions", 0, "PASS"), ("1", 1, "NOT YET"), ("14", 2, ""), ("", 2, ""), ("1 --all", 2, "")],
+    [("1 --solutions", 0, "PASS"), ("1", 1, "NOT YET"), ("15", 2, ""), ("", 2, ""), ("1 --all", 2, "")],
 )
 def test_the_command(words, code, word, capsys):
     with pytest.raises(SystemExit) as stop:
