@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 from conftest import ROOT
@@ -60,3 +61,12 @@ def test_what_is_generated_is_up_to_date():
     """Tables, worked examples, claims, and numbers of kept runs: all that one command makes."""
     for path, text in pages.all_texts().items():
         assert path.read_text() == text, f"{path}: python -m tools.maintain.pages"
+
+
+def test_uv_reads_what_pip_reads():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = project["dependency-groups"] | {"common": project["project"]["dependencies"]}
+    files = {group: f"requirements-{group}.txt" for group in groups} | {"gpu": "requirements.txt"}
+    for group, file in files.items():
+        lines = [line.split("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
+        assert groups[group] == [line for line in lines if line and not line.startswith("-r")], file

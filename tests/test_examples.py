@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, metrics, small, until
+from conftest import ROOT, metrics, python, small, until
 
 EXAMPLES = ROOT / "examples"
 PROGRAMS = Path(sys.executable).parent  # where pip puts shellcheck and hadolint
@@ -51,6 +51,19 @@ def test_the_notebook_trains_and_shows_its_curves(tmp_path, monkeypatch):
         code = "\n".join(lines).replace('    os.chdir("repository")', "    raise AssertionError")
         exec(compile(code, cell["id"], "exec"), names)
     assert [Path(picture).read_bytes()[:4] for picture in shown] == [b"\x89PNG"] and len(names["samples"]) > 0
+
+
+def test_the_notebook_of_exercises_shows_a_lesson_and_checks_it(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    names = {}
+    for cell in json.loads((EXAMPLES / "exercises.ipynb").read_text())["cells"]:
+        source = "".join(cell["source"])
+        if source.startswith("!python"):
+            words = source.replace("$LESSON", str(names["LESSON"])).split()
+            assert python(*words[1:]).stdout.count("NOT YET") == 2
+        elif cell["cell_type"] == "code" and not source.startswith("%"):
+            exec(re.sub("!git .*", "raise AssertionError", source), names)
+    assert "raise NotImplementedError" in capsys.readouterr().out
 
 
 STAND_INS = {  # for Slurm's commands, with all nodes on this machine
