@@ -28,6 +28,17 @@ def number(kind, words, **bounds):
     return Annotated[kind, field, tyro.conf.arg(metavar=f"{kind.__name__.upper()} {words}")]
 
 
+def zero_or_at_least(least):
+    """Return a pydantic check for vLLM's temperatures, where 0 means greedy."""
+
+    def check(value):
+        if value != 0 and value < least:
+            raise ValueError
+        return value
+
+    return pydantic.AfterValidator(check)
+
+
 # NaN and infinity are refused everywhere: no computation of a trainer makes sense with them.
 FINITE = {"allow_inf_nan": False}
 Fraction = number(float, "in [0, 1]", ge=0, le=1, **FINITE)
@@ -40,7 +51,10 @@ GroupSize = number(int, "in [1, 16384]", ge=1, le=16384)  # vLLM's limit for one
 PositiveFloat = number(float, "greater than 0", gt=0, **FINITE)
 NonNegativeFloat = number(float, "0 or greater", ge=0, **FINITE)
 Temperature = number(float, "0.01 or greater", ge=0.01, **FINITE)  # vLLM's minimum
-EvaluationTemperature = NonNegativeFloat  # 0: greedy
+EvaluationTemperature = Annotated[
+    number(float, "0 or at least 0.01", ge=0, **FINITE),
+    zero_or_at_least(0.01),
+]
 
 # Also called --max_lag.
 Lag = Annotated[PositiveInt, tyro.conf.arg(aliases=["--max_lag"])]

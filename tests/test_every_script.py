@@ -116,7 +116,7 @@ def test_a_run_of_dapo_in_which_no_group_is_ever_kept(trained):
     assert [row[key] for key in ("entropy", "kl", "sampler_gap")] == [None] * 3
     assert row["tokens"] > 0 and row["overlong_penalty"] < 0
     last = trained["dapo nothing"] / "checkpoints/step_000001"
-    assert json.loads((last / "trainer_state.json").read_text()) == {"step": 1, "n_used": 8}
+    assert {"step": 1, "n_used": 8}.items() <= json.loads((last / "trainer_state.json").read_text()).items()
     after, before = load_file(last / "model.safetensors"), load_file(KK_TINY / "model.safetensors")
     assert all((after[key] == before[key]).all() for key in before)
 

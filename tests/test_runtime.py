@@ -81,7 +81,7 @@ RANGES = [  # good values of a setting, bad ones, and what is said of those
     ("clip_high", [0.0], [-0.5, *NO_NUMBERS], "0 or greater"),
     ("lr", [1.0], [0.0, *NO_NUMBERS], "in (0, 1]"),
     ("temperature", [1, 0.01], [0.0, *NO_NUMBERS], "0.01 or greater"),
-    ("eval_temperature", [0.0, 0.01], [-1.0, *NO_NUMBERS], "0 or greater"),
+    ("eval_temperature", [0.0, 0.01], [0.001, -1.0, *NO_NUMBERS], "0 or at least 0.01"),
     ("steps", [1, None], [0], "greater than 0"),
     ("seed", [0], [-1, 5_000_000_000], "0 or greater, below 2**32"),
     ("max_grad_norm", [0.1], [0.0], "greater than 0"),
