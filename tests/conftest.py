@@ -62,11 +62,9 @@ def make_tiny_model(folder):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     special = ["<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=640,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=640, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>")
@@ -171,11 +169,8 @@ def metrics(run_dir):
 
 def timeless(row):
     """A row without what can't repeat: times, rates and memory."""
-    return {
-        key: value
-        for key, value in row.items()
-        if not key.startswith("time/") and key not in ("tokens_per_s", "peak_memory_gb")
-    }
+    left_out = ("tokens_per_s", "peak_memory_gb")
+    return {key: value for key, value in row.items() if not key.startswith("time/") and key not in left_out}
 
 
 @pytest.fixture(scope="session")
@@ -341,13 +336,10 @@ KEYS = """step reward reward_std accuracy format_rate response_tokens truncated_
 
 
 def data_of(folder):
-    """{task: flags that name its files}: the papers' own where they are at hand."""
+    """{task: flags that name its files}."""
     math, countdown, hitab = folder / "math.json", folder / "countdown.json", folder / "hitab.json"
-    if (DATA / "orz").exists():
-        math, countdown = DATA / "orz/aime2024.json", DATA / "countdown/test.parquet"
-    else:
-        math.write_text(json.dumps([{"problem": f"What is {i} + {i}?", "answer": 2 * i} for i in range(30)]))
-        countdown.write_text(json.dumps([{"nums": [i, i + 1, 50], "target": 51 - 2 * i} for i in range(1, 20)]))
+    math.write_text(json.dumps([{"problem": f"What is {i} + {i}?", "answer": 2 * i} for i in range(30)]))
+    countdown.write_text(json.dumps([{"nums": [i, i + 1, 50], "target": 51 - 2 * i} for i in range(1, 20)]))
     table = {"texts": [["", "n"], ["all", "5"]], "top_header_rows_num": 1, "left_header_columns_num": 1}
     hitab.write_text(json.dumps([{"question": f"What is n + {i}?", "answer": 5 + i, "table": table} for i in range(9)]))
     return {"math": {"data": math, "test_data": math}, "countdown": {"data": countdown},

@@ -132,19 +132,6 @@ def make_batch(model, seed=0):
     return batch
 
 
-def lengths_of(batch):
-    """How many tokens each row has, up to its last response token."""
-    return [int(row.nonzero().max()) + 1 for row in batch["mask"]]
-
-
-def with_gaps(mask):
-    """A mask [N, T] in which replies of one and two tokens stand between the tokens of a response."""
-    inner = mask.clone()
-    inner[:, 1:] &= mask[:, :-1]
-    inner[:, :-1] &= mask[:, 1:]
-    return mask & ~(inner & (torch.arange(mask.shape[1]) % 3 > 0))
-
-
 def rows_of(rank, n_processes):
     """The rows of whole prompts that a process gets, as main shares them out: prompts [RANK::WORLD_SIZE]."""
     return torch.arange(N).view(PROMPTS, GROUP)[rank::n_processes].flatten()
@@ -152,11 +139,6 @@ def rows_of(rank, n_processes):
 
 def share(batch, rows):
     return {key: value[rows] for key, value in batch.items()}
-
-
-def plain_log_softmax(lm, ids, temperature):
-    """Log-probabilities of every next token, [T, V], by transformers and torch alone, for one unpadded sequence."""
-    return torch.log_softmax(lm(input_ids=ids[None]).logits[0].double() / temperature, -1)
 
 
 def advantages_of(rewards, trainer=grpo, group=4, old_logp=None, **changes):

@@ -13,24 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import KK_TINY, answer, step_of_main
-from helpers import (
-    GROUP,
-    PROMPTS,
-    N,
-    adamw,
-    arguments,
-    distance,
-    flat,
-    gradients,
-    lengths_of,
-    padded,
-    plain_log_softmax,
-    sequences,
-    state_of,
-    tokens_of,
-    weights,
-    with_gaps,
-)
+from helpers import GROUP, N, adamw, arguments, distance, gradients, padded, sequences, state_of, tokens_of, weights
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 
@@ -53,14 +36,25 @@ def assert_equal_but_for_rounding(found, expected):
         assert other.any() and distance(one, other) < 1e-5
 
 
+def lengths_of(batch):
+    """How many tokens each row has, up to its last response token."""
+    return [int(row.nonzero().max()) + 1 for row in batch["mask"]]
+
+
+def with_gaps(mask):
+    """A mask [N, T] in which replies of one and two tokens stand between the tokens of a response."""
+    inner = mask.clone()
+    inner[:, 1:] &= mask[:, :-1]
+    inner[:, :-1] &= mask[:, 1:]
+    return mask & ~(inner & (torch.arange(mask.shape[1]) % 3 > 0))
+
+
 def plain_log_probs(lm, ids, mask, temperature):
     """By transformers and torch alone, of the tokens in a row's mask: log π of the whole vocabulary, [n, V], and of
     the tokens themselves, [n]."""
-    before = plain_log_softmax(lm, ids, temperature)[:-1][mask[1:]]
+    logits = lm(input_ids=ids[None]).logits[0]  # of every next token, [T, V]
+    before = torch.log_softmax(logits.double() / temperature, -1)[:-1][mask[1:]]
     return before, before.gather(1, ids[mask][:, None])[:, 0]
-
-
-# ------------------------------------------------------------------------------------------------------------- policy
 
 
 @pytest.mark.parametrize(("temperature", "gaps"), [(0.7, False), (2.0, True)])
@@ -106,9 +100,6 @@ def test_the_reference_has_no_gradient_and_the_weights_are_float32(tiny_model):
     assert not any(p.requires_grad for p in reference.parameters())
 
 
-# ------------------------------------------------------------------------------------------------------ micro-batches
-
-
 def shapes(batch, budget, **changes):
     """(rows, length) of the forward passes."""
     args = arguments(micro_batch_tokens=budget, **{"gradient_checkpointing": True} | changes)
@@ -140,7 +131,7 @@ def test_passes_keep_to_the_budget_and_lose_no_row(batch, budget, kind, monkeypa
     if kind == "apart":
         assert [lengths[row] for row in in_order] == sorted(lengths, reverse=True)
     else:
-        assert len(shapes(batch, 10**6, gradient_checkpointing=False)) == PROMPTS
+        assert len(shapes(batch, 10**6, gradient_checkpointing=False)) == N // GROUP
 
 
 MASK = (torch.arange(50) >= 40).expand(8, 50)  # eight responses of 10 tokens to a prompt of 40
@@ -310,9 +301,6 @@ def test_an_update_reads_the_gradients_norm_and_no_loss_of_a_micro_batch(tiny_mo
     assert read.count == 2
 
 
-# ------------------------------------------------------------------------------------------------------------- update
-
-
 def test_the_gradient_is_eq_2_on_transformers_own_log_probabilities(tiny_model, batch):
     """−1/n Σ ρ·A·∇log π, n all response tokens; nothing of the trainer is used on the other side.
 
@@ -326,7 +314,7 @@ def test_the_gradient_is_eq_2_on_transformers_own_log_probabilities(tiny_model, 
         _, logp = plain_log_probs(lm, ids, mask, args.temperature)
         surrogate = (logp - old_logp[mask]).exp() * advantages[mask]
         (-surrogate.sum() / batch["mask"].sum()).backward()
-    expected = flat(p.grad for p in lm.parameters())
+    expected = torch.cat([p.grad.flatten() for p in lm.parameters()])
     assert distance(one, expected) < 1e-5
     assert metrics["grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
 
@@ -375,9 +363,6 @@ def test_a_stage_without_tokens_makes_no_optimizer_step(tiny_model, batch):
     metrics = grpo_ar_lopti.update(policy, optimizer, batch, 2, args)
     assert torch.equal(weights(policy), before[0]) and torch.equal(state_of(optimizer), before[1])
     assert metrics == {"clip_rate": 0, "grad_norm": 0, "optimizer_steps": 0, "low_rate": 0}
-
-
-# -------------------------------------------------------------------------------------------------- from the sampler
 
 
 def test_a_batch_by_hand():
@@ -483,9 +468,6 @@ def test_a_step_of_main_is_in_order(batch, monkeypatch):
         assert values == ["values"] * (script == "ppo")
 
 
-# ---------------------------------------------------------------------------------------------------- order and seeds
-
-
 def epochs_of(n_problems, count, n_epochs, seed):
     """The places taken in each of the first epochs."""
     epochs, n_used = [], 0
@@ -540,9 +522,6 @@ def test_request_seeds_are_stable_and_differ_by_seed_step_and_prompt():
     assert len(seeds) == 2000 and max(seeds) < 2**48  # room for vLLM's + j below its 64 bits
     assert engine.request_seed(1, 11, 1) != engine.request_seed(11, 1, 1)
     assert engine.request_seed(0, 1, 11) != engine.request_seed(0, 11, 1)
-
-
-# ---------------------------------------------------------------------------------------------------------- arguments
 
 
 NOT_TOGETHER = {

@@ -12,19 +12,18 @@ import math
 import os
 import shutil
 import sys
-from collections import Counter
 from pathlib import Path
 from statistics import fmean, stdev
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import DATA, KK_TINY, check_linear_time, learn_by_heart, python, run
+from conftest import KK_TINY, check_linear_time, learn_by_heart, python, run, write_rows
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import evaluation.run
-from evaluation import figures, suites, words
+from evaluation import figures, words
 from evaluation.figures import Column
 from rewards import countdown, hitab, kk, own
 from rewards.math import INSTRUCTION
@@ -272,21 +271,13 @@ def test_what_was_taught_is_the_table(model, tmp_path):
     assert checkpoint["made"] == [results["provenance"]]
 
 
-@pytest.fixture(scope="module")
-def math_folder(tmp_path_factory):
-    """Files of the five sets; AIME's under another of its names."""
-    folder = tmp_path_factory.mktemp("data") / "math"
-    folder.mkdir()
+def test_mathematics_by_the_papers_protocol(model, tmp_path):
+    """Sampled figures are worked out anew from the responses that were kept. AIME's file has another of its names."""
     for name, problems in MATH.items():
         rows = [{"problem": problem, "answer": gold} for problem, gold, _ in problems]
-        (folder / f"{'AIME-2024' if name == 'aime' else name}.json").write_text(json.dumps(rows))
-    return folder
-
-
-def test_mathematics_by_the_papers_protocol(model, math_folder, tmp_path):
-    """Sampled figures are worked out anew from the responses that were kept."""
-    flags = f"--suite math --data_dir {math_folder.parent} --chat_template auto --max_response_tokens 20".split()
-    written = call(model, *flags, "--out", tmp_path, "--keep_responses", "--paper")
+        write_rows(tmp_path / "math" / f"{'AIME-2024' if name == 'aime' else name}.json", rows)
+    flags = f"--suite math --data_dir {tmp_path} --chat_template auto --max_response_tokens 20".split()
+    written = call(model, *flags, "--out", tmp_path / "out", "--keep_responses", "--paper")
     results = read(written[".json"])
     of_row = results["rows"][0]["figures"]
     right = {problem: [] for problems in MATH.values() for problem, *_ in problems}
@@ -319,8 +310,6 @@ def test_other_suites_have_a_column_for_each_kind_and_one_for_all(suite, shares,
     (row,) = read(call(model, *flags, "--samples", 1, "--temperature", 0, "--out", tmp_path)[".json"])["rows"]
     assert {key: found["value"] for key, found in row["figures"].items()} == shares and row["format_rate"] == 1
 
-
-# ---------------------------------------------------------------------------------------------------- several turns
 
 TALK = """
 from rewards import kk
@@ -499,28 +488,28 @@ def test_a_runs_temperature_goes_for_puzzles_and_defaults_are_the_papers(tmp_pat
     assert settled("models/kk_tiny").max_response_tokens == 4096
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ("", "no model is given"),
-        ("models/nothing", "models/nothing is no model folder"),
-        ("KK_TINY --versus ./nothing", "nothing is no model folder"),
-        ("KK_TINY --last 3", "none of the models is a run folder"),
-        ("KK_TINY --limit -1", "--limit is -1; it must be greater than 0"),
-        ("KK_TINY --samples 4", "--samples is 4, but greedy"),
-        ("KK_TINY --data nothing.parquet", "nothing.parquet does not exist"),
-        ("KK_TINY --data_dir nothing", "nothing is no folder"),
-        ("KK_TINY --data_dir a --data b", "one --data or --data_dir"),
-        ("KK_TINY --suite countdown --people 2", "--people is of --suite kk"),
-        ("KK_TINY --suite gym --data_dir a", "it takes no --data"),
-        ("KK_TINY --kv_cache_gb 0.0001", "one sequence of"),
-        ("KK_TINY --suite math --sets gsm8k", "'gsm8k' is no set"),
-        ("KK_TINY --suite math --data x.json", "own problems: x.json"),
-        ("KK_TINY --suite math --data aime=x --sets amc", "the sets that are asked are amc"),
-        ("KK_TINY --suite math", "Olympiad Bench (olympiad_bench.parquet"),
-        ("KK_TINY --suite kk --samples 1 --temperature 1 --pass_at_k", "--pass_at_k needs several --samples"),
-    ],
-)
+ERRORS = [  # flags, and what is said of them
+    ("", "no model is given"),
+    ("models/nothing", "models/nothing is no model folder"),
+    ("KK_TINY --versus ./nothing", "nothing is no model folder"),
+    ("KK_TINY --last 3", "none of the models is a run folder"),
+    ("KK_TINY --limit -1", "--limit is -1; it must be greater than 0"),
+    ("KK_TINY --samples 4", "--samples is 4, but greedy"),
+    ("KK_TINY --data nothing.parquet", "nothing.parquet does not exist"),
+    ("KK_TINY --data_dir nothing", "nothing is no folder"),
+    ("KK_TINY --data_dir a --data b", "one --data or --data_dir"),
+    ("KK_TINY --suite countdown --people 2", "--people is of --suite kk"),
+    ("KK_TINY --suite gym --data_dir a", "it takes no --data"),
+    ("KK_TINY --kv_cache_gb 0.0001", "one sequence of"),
+    ("KK_TINY --suite math --sets gsm8k", "'gsm8k' is no set"),
+    ("KK_TINY --suite math --data x.json", "own problems: x.json"),
+    ("KK_TINY --suite math --data aime=x --sets amc", "the sets that are asked are amc"),
+    ("KK_TINY --suite math", "Olympiad Bench (olympiad_bench.parquet"),
+    ("KK_TINY --suite kk --samples 1 --temperature 1 --pass_at_k", "--pass_at_k needs several --samples"),
+]
+
+
+@pytest.mark.parametrize(("flags", "says"), ERRORS)
 def test_errors_come_before_anything_loads_and_say_what_would_be_right(flags, says, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(evaluation.sampling, "load_engine", lambda *_: pytest.fail("an engine was loaded"))
     with pytest.raises(SystemExit) as ended:
@@ -574,21 +563,3 @@ def test_kk_tiny_from_the_command_line(tmp_path):
     assert list(of_row) == ["2", "3", "mean"] and of_row["mean"]["problems"] == 16
     assert of_row["mean"]["value"] > 0 and results["rows"][0]["format_rate"] > 0.5
     assert "2 people" in finished.stdout and "kk_tiny" in finished.stdout
-
-
-# Golds that can't be read, by row. Minerva: energies with indices (267, 271), an equation with a derivative and suns
-# (28), hbar times omega of a sum (265). Olympiad: an index that is a word (35), prose (74), an interval after a letter
-# (97).
-PAPERS = {
-    "--suite math --data_dir {}": {"olympiad_bench": 672, "minerva": 268, "math500": 500, "amc": 83, "aime": 30},
-    "--suite math --data-dir {}/orz --sets aime,math500": {"math500": 500, "aime": 30},
-    "--data_dir {}": dict.fromkeys("34567", 100),
-}
-
-
-@pytest.mark.skipif(not (DATA / "math").is_dir(), reason=f"the papers' files are not in {DATA}")
-@pytest.mark.parametrize(("flags", "counts"), PAPERS.items())
-def test_the_papers_files_are_whole(flags, counts):
-    _, problems = suites.load_problems(settled("m", *flags.format(DATA).split()))
-    assert Counter(problem["category"] for problem in problems) == counts
-    assert len({problem["seed"] for problem in problems}) == len(problems)

@@ -201,7 +201,6 @@ BROKEN += [
     ("args.json", {"lr": "fast"}, "lr is fast; it must be in (0, 1]"),
     ("args.json", {"lr": True}, "lr is True; it must be in (0, 1]"),
     ("args.json", {"steps": "3"}, "steps is 3; it must be greater than 0"),
-    ("args.json", {"dtype": "k9"}, "dtype is k9; it must be 'bfloat16', 'float16' or 'float32'"),
     ("args.json", {"model": None}, "model is None; it must be a valid string"),
 ]
 
@@ -270,7 +269,7 @@ def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path):
         assert len(content) == 50000 and len(set(content)) == 1
 
 
-@pytest.mark.parametrize("where", ["file", "file/below", "/proc/run", "/proc/1/run", "x" * 300])
+@pytest.mark.parametrize("where", ["file", "file/below", "/proc", "/proc/run", "/proc/1/run", "x" * 300])
 def test_a_folder_that_cannot_be_used_is_refused(where, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
@@ -278,22 +277,6 @@ def test_a_folder_that_cannot_be_used_is_refused(where, tmp_path, monkeypatch, c
         args = Args(run_dir=where)
         checks.check_run_folders(args)
         records.choose_folder(args)
-
-
-def test_a_folder_that_can_only_be_read_is_refused():
-    """In a process that is not root's, since root may write everywhere."""
-
-    def work():
-        if os.geteuid() == 0:
-            os.setuid(65534)
-        try:
-            records.take_folder(Args(run_dir=folder))
-        except ValueError as error:
-            os._exit(3 if str(error) == f"--run_dir {folder} can't be used: Permission denied" else 4)
-
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o555)
-        assert in_a_fork(work)[0] == 3
 
 
 @pytest.mark.parametrize("size", [0, 10_000, 3_000_000])
@@ -439,17 +422,17 @@ terminal.console().print("done")
 """
 
 
-@pytest.mark.parametrize(
-    ("shell", "shown"),
-    [
-        ("exec {} <&- >&- 2>&-", ""),
-        ("exec {} 2>&-", "–≤ [/b]"),
-        ("exec {} > /dev/full", ""),
-        ("PYTHONIOENCODING=ascii exec {}", "?? [/b]"),
-        ("LC_ALL=C exec {}", "–≤ [/b]"),
-        ("{} | true", ""),
-    ],
-)
+OUTPUTS = [
+    ("exec {} <&- >&- 2>&-", ""),
+    ("exec {} 2>&-", "–≤ [/b]"),
+    ("exec {} > /dev/full", ""),
+    ("PYTHONIOENCODING=ascii exec {}", "?? [/b]"),
+    ("LC_ALL=C exec {}", "–≤ [/b]"),
+    ("{} | true", ""),
+]
+
+
+@pytest.mark.parametrize(("shell", "shown"), OUTPUTS)
 def test_no_output_ends_a_program(shell, shown, tmp_path):
     program = tmp_path / "prints.py"
     program.write_text(PRINTS)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 import grpo
-from lab import common, forking_tokens, key_factors, lens, off_policy, proposition, two_tasks, who_dominates
+from lab import common, forking_tokens, key_factors, lens, off_policy, proposition, who_dominates
 from tools.maintain import claims, updates
 
 A = 2 / (math.sqrt(8) + 1e-6)  # rewards 3 and −1: mean 1, deviation √8
@@ -154,7 +154,7 @@ def test_a_quick_run_of_two_tasks(quick):
     assert done.stdout.count("TOO FEW RUNS TO TELL: ") == 2  # of one batch
 
 
-@pytest.mark.parametrize("command", ["lens", "who_dominates", "right_direction", "proposition"])
+@pytest.mark.parametrize("command", ["lens", "who_dominates", "right_direction", "proposition", "off_policy"])
 def test_a_quick_run_of_each_command(command, quick, monkeypatch, capsys):
     """With the batch of kk that was sampled."""
     monkeypatch.setattr(common, "sample", None)  # it would be called otherwise
@@ -171,19 +171,19 @@ def test_no_response_breaks_the_page(tmp_path):
     assert json.loads(page.partition('id="data">')[2].partition("</script>")[0]) == data
 
 
-@pytest.mark.parametrize(
-    ("module", "flags", "words"),
-    [
-        ("right_direction", "--updates 5", "--updates is 5; it must be at least 2 and divide --prompts, which is 12"),
-        ("lens", "--model models/nowhere", "--model models/nowhere is not a model folder"),
-        ("reversal", "--lrs 1e-3 1e-3", "give one to 4 different learning rates"),
-        ("two_tasks", "--model models/kk_tiny --tasks kk kk", "--tasks kk kk: give two different ones"),
-        ("stages", "--steps 5 0", "give growing numbers"),
-        ("stages", "--run {run} --model other", "with --model models/kk_tiny, not other: name another folder"),
-        ("stages", "--run {run} --seed 1", "has a run with --seed 0, not 1: name another folder"),
-        ("stages", "--run {run}", "has no checkpoint of step 5: name another folder, or continue"),
-    ],
-)
+REFUSED = [
+    ("right_direction", "--updates 5", "--updates is 5; it must be at least 2 and divide --prompts, which is 12"),
+    ("lens", "--model models/nowhere", "--model models/nowhere is not a model folder"),
+    ("reversal", "--lrs 1e-3 1e-3", "give one to 4 different learning rates"),
+    ("two_tasks", "--model models/kk_tiny --tasks kk kk", "--tasks kk kk: give two different ones"),
+    ("stages", "--steps 5 0", "give growing numbers"),
+    ("stages", "--run {run} --model other", "with --model models/kk_tiny, not other: name another folder"),
+    ("stages", "--run {run} --seed 1", "has a run with --seed 0, not 1: name another folder"),
+    ("stages", "--run {run}", "has no checkpoint of step 5: name another folder, or continue"),
+]
+
+
+@pytest.mark.parametrize(("module", "flags", "words"), REFUSED)
 def test_what_cannot_be_is_refused_in_one_line(module, flags, words, tmp_path, monkeypatch, capsys):
     (tmp_path / "args.json").write_text('{"model": "models/kk_tiny", "seed": 0}')
     (tmp_path / "checkpoints" / "step_000010").mkdir(parents=True)
@@ -235,16 +235,6 @@ def test_who_dominates_by_hand():
             assert values[f"{name}/{updated}"].tolist() == pytest.approx(expected, abs=1e-7)
             of_top = found["steps"][name]["mean_change_of_top_bin"]
             assert of_top[updated] == pytest.approx(abs(expected[1]), abs=1e-7)
-
-
-@pytest.mark.parametrize("with_rewards", [True, False])
-def test_two_tasks_by_hand(with_rewards):
-    policy, sampled = two_tokens()
-    found = two_tasks.measure(policy, sampled, of_lab(two_tasks), with_rewards)
-    assert found["tokens"] == 2 and found["share"] == [0.5, 0, 0, 0.5] and found["right"] == 0.5
-    size = 1 if with_rewards else 1 / A
-    assert found["norm"] == pytest.approx([LOW * size, 0, 0, HIGH * size], abs=1e-9)
-    assert found["norm_share"] == pytest.approx([0.9, 0, 0, 0.1])
 
 
 def test_outliers_do_not_decide_which_step_moves_the_probable_tokens_more():
@@ -370,30 +360,14 @@ def test_what_the_clip_cuts_off_by_hand():
     assert found["by_entropy"] == {"low": 0.5, "high": 0}
 
 
-@pytest.fixture
-def no_sampler(drawn, monkeypatch):
-    """Commands get a batch of kk_tiny's tokens in place of what vLLM would have sampled, as often as they like."""
+def test_each_learning_rate_begins_at_the_same_weights(drawn, tmp_path, monkeypatch, capsys):
+    """lab.reversal, twice with the same batch, of kk_tiny's tokens: a larger learning rate gives a larger κ."""
     batch, policy = drawn
     rows = len(batch["ids"])
     logp, entropy = grpo.log_probs(policy, batch, script_args("grpo", rows))
     batch = batch | {"old_logp": logp, "ref_logp": logp, "entropy": entropy}
     sampled = common.Sampled(batch, torch.tensor([0.0, 1.0, 2.0] * (rows // 3)), [], [], [])
     monkeypatch.setattr(common, "load_batches", lambda policy, args, count, need_gradient: [sampled] * count)
-
-
-def test_a_run_without_a_sampler(no_sampler, drawn, tmp_path, monkeypatch, capsys):
-    flags = f"--prompts {PROMPTS} --responses 3 --updates 2 --batches 1"
-    result = run_main("off_policy", tmp_path, flags, monkeypatch, capsys)
-    assert result["lr"] == 1e-4 and result["tokens"] == int(drawn[0]["mask"].sum())
-    after = result["batches"][0]["after"]
-    assert set(after) == {"0", "1", "2"}
-    assert sum(after["2"]["norm_share"]) == pytest.approx(1, abs=1e-3)
-    spread = {number: max(after[number]["sigma"]) for number in after}
-    assert spread["0"] < 1e-5 < spread["1"] < spread["2"]
-
-
-def test_each_learning_rate_begins_at_the_same_weights(no_sampler, tmp_path, monkeypatch, capsys):
-    """lab.reversal, twice with the same batch: a larger learning rate gives a larger κ."""
     flags = f"--prompts {PROMPTS} --responses 3 --updates 2 --batches 2 --lrs 1e-4 1e-3"
     batches = run_main("reversal", tmp_path, flags, monkeypatch, capsys)["batches"]
     assert batches[0] == batches[1]  # the policy has its weights again

@@ -1,7 +1,6 @@
 """Math: finding the box, comparing answers, hostile ones, the workers, and every form in which problems come."""
 
 import os
-import random
 import re
 import shutil
 import signal
@@ -26,8 +25,6 @@ def right(answer, *golds):
     return task.score(rf"So it is \boxed{{{answer}}}.", list(golds))["correct"]
 
 
-# -------------------------------------------------------------------------------------------------------------- box
-
 BOXES = {
     r"so \boxed{5}": "5", r"\boxed{\frac{1}{\sqrt{2}}} it is": r"\frac{1}{\sqrt{2}}", r"\boxed{1} then \boxed{2}": "2",
     r"\boxed{1} then \boxed{2": "1", r"\boxed{1} then \boxed{\frac{2}{3}": "1", r"\boxed {7}": "7", r"\boxed 7": None,
@@ -45,9 +42,6 @@ def test_last_complete_box():
 
 def test_cleaning_takes_linear_time():
     check_linear_time(task.clean, lambda size: "1" + " " * (40 * size) + "2")
-
-
-# -------------------------------------------------------------------------------------------------------- comparing
 
 
 def test_what_score_returns():
@@ -193,15 +187,6 @@ def test_any_gold_of_a_list_will_do():
     assert not right("0.5", *golds)
     assert task.score(r"\boxed{0.5}", r"\frac12")["correct"]  # a text alone is a list of one
 
-
-def test_order_is_kept():
-    numbers = [random.Random(0).randrange(-99, 99) for _ in range(300)]
-    responses = [rf"\boxed{{\frac{{{2 * n}}}{{6}}}}" for n in numbers]
-    results = task.score_all(responses, [[rf"\frac{{{n + (i % 3 == 0)}}}{{3}}"] for i, n in enumerate(numbers)])
-    assert [result["correct"] for result in results] == [i % 3 != 0 for i in range(300)]
-
-
-# ---------------------------------------------------------------------------------------------------------- hostile
 
 TOWER = r"9^{9^{9^9}}"
 ODD = [
@@ -367,8 +352,6 @@ def test_workers_that_cannot_start_say_why(tmp_path, monkeypatch):
     assert re.search("RuntimeError: .* did not start: .*no such library here", done.stderr)
 
 
-# ---------------------------------------------------------------------------------------------------------- loading
-
 INSTRUCTION = task.INSTRUCTION
 
 
@@ -477,21 +460,21 @@ def test_broken_rows_are_named(tmp_path, row):
         task.load(str(path), "train")
 
 
-# ------------------------------------------------------------------------------------------------------- real files
-
 FILES = [f"math/{name}.parquet" for name in "aime amc math500 minerva olympiad_bench dsr_uniform_train".split()]
 
 
 @needs_real
 @pytest.mark.parametrize("file", [*FILES, "orz/aime2024.json"])
 def test_real_files(file, tmp_path):
-    """Of about 50 problems all answers are right for their own, and none for the next. test_evaluate.py loads all."""
-    path = DATA / file
+    """Of about 50 problems all answers are right for their own, and none for the next."""
+    path, n_rows = DATA / file, 30
     if file in FILES:
         rows = pq.read_table(path).to_pylist()
-        path = write_rows(tmp_path / path.name, rows[:: max(1, len(rows) // 50)])
+        rows = rows[:: max(1, len(rows) // 50)]
+        path, n_rows = write_rows(tmp_path / path.name, rows), len(rows)
     items = task.load(str(path), "test")
-    assert len(items) >= 30 and {item["category"] for item in items} == {path.stem}
+    # A few golds can't be read: Minerva's energies with indices, an equation with a derivative, Olympiad Bench's prose.
+    assert n_rows - 3 <= len(items) <= n_rows and {item["category"] for item in items} == {path.stem}
     for item in items:
         (message,) = item["messages"]
         assert message["role"] == "user" and message["content"].endswith(f" {INSTRUCTION}")

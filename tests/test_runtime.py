@@ -19,23 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import grpo
 from grpo import Args
-from runtime import (
-    before_after,
-    checkpoints,
-    checks,
-    clock,
-    flags,
-    machine,
-    measure,
-    memory,
-    processes,
-    quiet,
-    ranks,
-    records,
-    settings,
-    signals,
-    terminal,
-)
+from runtime import checkpoints, checks, clock, flags, machine, measure, memory, processes, quiet, records, settings
+from runtime.before_after import view
+from runtime.terminal import heading_line
 
 LAYERS = [
     ("the task math", {"temperature": 1.0, "model": "Qwen/Qwen2.5-7B"}),
@@ -46,9 +32,6 @@ LAYERS = [
 
 def parse(*argv, **defaults):
     return flags.parse(list(argv), Args, Args(**defaults), "What it does.")
-
-
-# ----------------------------------------------------------------------------------------- settings
 
 
 def test_flags_in_both_spellings():
@@ -147,9 +130,6 @@ def test_settings_of_a_resumed_run(tmp_path):
             flags.of_resumed_run([resume], Args)
 
 
-# ----------------------------------------------------------------------------------------- defaults
-
-
 def model_folder(folder, content):
     """A folder with nothing but the settings that its model asks for."""
     folder.mkdir()
@@ -181,14 +161,14 @@ def test_a_models_folder_has_settings_of_its_own(on_gpu, tmp_path, monkeypatch):
     assert flags.differences(args, layers)["lr"] == (1e-6, "command line")
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("{", r"trainer_settings\.json can't be read"),
-        ({"lr": 7}, r"--lr is 7; it must be in \(0, 1\]"),
-        ({"dtype": "int8"}, "--dtype is int8; it must be 'bfloat16', 'float16' or 'float32'"),
-    ],
-)
+REFUSED = [
+    ("{", r"trainer_settings\.json can't be read"),
+    ({"lr": 7}, r"--lr is 7; it must be in \(0, 1\]"),
+    ({"dtype": "int8"}, "--dtype is int8; it must be 'bfloat16', 'float16' or 'float32'"),
+]
+
+
+@pytest.mark.parametrize(("content", "says"), REFUSED)
 def test_a_models_settings_are_checked(content, says, tmp_path):
     with pytest.raises(ValueError, match=says):
         defaults_of("grpo", "--model", model_folder(tmp_path / "mine", content))
@@ -204,25 +184,17 @@ def test_a_resumed_run_has_its_own_settings_and_not_the_models(tmp_path):
     assert flags.differences(args, layers)["lr"] == (1e-6, "the resumed run")
 
 
-def test_another_librarys_name_of_a_setting_is_answered_with_ours():
-    with refused("^--num_generations is called --responses_per_prompt here$"):
-        flags.read(["--num-generations=4"], Args, {})
+PROCESSORS = [
+    ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512f avx512_bf16 clflush", True),
+    ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 clflush", False),
+    ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512_bf16 amx_bf16 amx_tile", True),
+    ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512f avx512_bf16", False),  # measured: AMX is hidden
+    ("CPU implementer\t: 0x41\nFeatures\t: fp asimd bf16", True),
+    ("", False),
+]
 
 
-# ------------------------------------------------------------------------------------------ machine
-
-
-@pytest.mark.parametrize(
-    ("about", "fast"),
-    [
-        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512f avx512_bf16 clflush", True),
-        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 clflush", False),
-        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512_bf16 amx_bf16 amx_tile", True),
-        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512f avx512_bf16", False),  # measured: AMX is hidden
-        ("CPU implementer\t: 0x41\nFeatures\t: fp asimd bf16", True),
-        ("", False),
-    ],
-)
+@pytest.mark.parametrize(("about", "fast"), PROCESSORS)
 def test_bfloat16_is_fast_where_the_processor_has_fast_instructions_for_it(about, fast):
     assert machine.is_fast_in_bfloat16(about) == fast
 
@@ -252,8 +224,8 @@ def test_settings_that_follow_from_the_gpus(task, n_gpus, capabilities, dtype, r
     """The driver tells, because torch is not imported yet; checks.check_gpus asks torch later."""
     has_driver(tmp_path, monkeypatch, capabilities)
     monkeypatch.setattr(flags, "ON_GPU", True)
-    monkeypatch.setattr(ranks, "WORLD_SIZE", 8)  # of two machines, some of which hold copies of the weights
-    monkeypatch.setattr(ranks, "LOCAL_WORLD_SIZE", n_gpus)
+    monkeypatch.setattr("runtime.ranks.WORLD_SIZE", 8)  # of two machines, some of which hold copies of the weights
+    monkeypatch.setattr("runtime.ranks.LOCAL_WORLD_SIZE", n_gpus)
     args, _ = defaults_of("grpo", "--task", task)
     assert (args.gradient_checkpointing, args.compile, args.dtype) == (recomputes, True, dtype)
     assert defaults_of("grpo", "--dtype", "float32")[0].dtype == "float32"
@@ -267,15 +239,15 @@ def has_driver(folder, monkeypatch, said):
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
-@pytest.mark.parametrize(
-    ("visible", "driver", "says", "says_to_sft"),
-    [
-        (None, "535.104.05", "with driver 535.104.05: install driver 580 or newer", True),
-        ("", "580.65.06", "CUDA_VISIBLE_DEVICES may hide it", False),
-        ("-1,0", None, "CUDA_VISIBLE_DEVICES may hide it", False),
-        (None, None, "docker run --gpus all`, a job must", False),
-    ],
-)
+WITHOUT_A_GPU = [
+    (None, "535.104.05", "with driver 535.104.05: install driver 580 or newer", True),
+    ("", "580.65.06", "CUDA_VISIBLE_DEVICES may hide it", False),
+    ("-1,0", None, "CUDA_VISIBLE_DEVICES may hide it", False),
+    (None, None, "docker run --gpus all`, a job must", False),
+]
+
+
+@pytest.mark.parametrize(("visible", "driver", "says", "says_to_sft"), WITHOUT_A_GPU)
 def test_a_build_for_gpus_without_a_usable_gpu_is_refused_with_what_works(
     visible, driver, says, says_to_sft, tmp_path, monkeypatch
 ):
@@ -314,9 +286,6 @@ def test_which_gpus_are_refused(name, capability, in_bfloat16, in_others, monkey
             checks.check_gpus(SimpleNamespace(dtype=dtype))
 
 
-# ------------------------------------------------------------------------------------------- checks
-
-
 def test_checks_of_folders(tmp_path):
     fresh, resumed = Args(run_dir=str(tmp_path)), Args(resume=str(tmp_path))
     checks.check_run_folders(Args())
@@ -336,18 +305,18 @@ def test_checks_of_folders(tmp_path):
     checks.check_run_folders(resumed)
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "says"),
-    [
-        ("qwen3_moe", {}, "is a qwen3_moe, which is not supported here"),
-        ("gemma3", {}, "is a gemma3,"),
-        ("falcon_h1", {}, "only sft.py trains it"),
-        ("granite", {"logits_scaling": 8.0}, "caps or scales its logits .logits_scaling is 8"),
-        ("granite", {}, ""),  # 1
-        ("gemma3_text", {}, ""),  # None
-        ("llama", {"hidden_act": "none"}, "can't be built by transformers: "),
-    ],
-)
+KINDS = [
+    ("qwen3_moe", {}, "is a qwen3_moe, which is not supported here"),
+    ("gemma3", {}, "is a gemma3,"),
+    ("falcon_h1", {}, "only sft.py trains it"),
+    ("granite", {"logits_scaling": 8.0}, "caps or scales its logits .logits_scaling is 8"),
+    ("granite", {}, ""),  # 1
+    ("gemma3_text", {}, ""),  # None
+    ("llama", {"hidden_act": "none"}, "can't be built by transformers: "),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "says"), KINDS)
 def test_a_model_that_the_trainers_compute_wrongly_is_refused(kind, changes, says):
     config = AutoConfig.for_model(kind, **changes)
     config.num_hidden_layers = 2
@@ -375,9 +344,6 @@ def test_recomputing_activations_brings_no_dropout(kind, tmp_path):
     assert len(passes) == 3
 
 
-# ----------------------------------------------------------------------------------- what it prints
-
-
 STEP = {
     "step": 123456, "reward": -2.98437, "accuracy": 0.125, "format_rate": 0.6875,
     "response_tokens": 4096.0, "kl": 3.1234e-05, "entropy": 0.35723, "clip_rate": 0.0001234,
@@ -390,23 +356,20 @@ def row(step, number, correct):
     return {"step": step, "id": number, "prompt": "Who is a [knight]?", "response": "so"} | told
 
 
-# ------------------------------------------------------------------------------------------ records
-
-
 def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_both_directions_of_change_are_counted():
     rows = [row(step, i, int(right)) for step, of in ((0, "011"), (5, "101")) for i, right in enumerate(of)]
-    assert before_after.view(rows)[0].startswith("1 of 3 kept test problems went from wrong to right, 1 from right to")
+    assert view(rows)[0].startswith("1 of 3 kept test problems went from wrong to right, 1 from right to")
 
 
 def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     run_dir = tmp_path / "[/b]run"
     run_dir.mkdir(parents=True)
     args = Args(run_dir=str(run_dir), responses_per_prompt=3, steps=4)
-    monkeypatch.setattr(signals, "catch", lambda: ["SIGTERM"])  # as if one had come
+    monkeypatch.setattr("runtime.signals.catch", lambda: ["SIGTERM"])  # as if one had come
     book = records.Records(args, SIZES)
     book.open(0)
     assert book.interrupted()
@@ -427,8 +390,8 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     (checkpoint / "trainer_state.json").write_text("{}")
     book.close(3)
     text = capsys.readouterr().out
-    assert len(terminal.heading_line(STEP)) <= 80
-    assert text.count(terminal.heading_line(STEP)) == text.count("warning: sampler_gap is 0.200 nats") == 1
+    assert len(heading_line(STEP)) <= 80
+    assert text.count(heading_line(STEP)) == text.count("warning: sampler_gap is 0.200 nats") == 1
     assert f"stopped by SIGTERM after step 3: {run_dir}" in text and f"--resume {run_dir}" in text
     assert json.loads((run_dir / "args.json").read_text())["lr"] == 1e-6
     about = json.loads((run_dir / "run.json").read_text())
@@ -439,7 +402,7 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
         ("p0", 0, "a", 0), ("p0", 0, "b", 1), ("p1", 1, "d", 3), ("p1", 1, "e", 4),
     ]  # fmt: skip
 
-    monkeypatch.setattr(signals, "catch", lambda: [])
+    monkeypatch.setattr("runtime.signals.catch", lambda: [])
     book = records.Records(args, SIZES)
     book.open(2)
     assert not book.interrupted()
@@ -529,9 +492,6 @@ def test_a_step_that_is_not_finite_ends_the_run(tmp_path):
     assert kept["args"]["lr"] == 1e-6 and kept["batch"]["ids"].tolist() == [1, 1]
 
 
-# ------------------------------------------------------------------- checkpoints, weights and clock
-
-
 def test_a_checkpoint_continues_to_the_last_bit(tmp_path):
     args = Args(run_dir=str(tmp_path), keep_checkpoints=2)
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
@@ -593,9 +553,6 @@ def test_a_containers_limit_is_its_memory(tmp_path, monkeypatch):
     assert memory.machine_bytes() == here // 2
 
 
-# ------------------------------------------------------------------------------------------ metrics
-
-
 def test_metrics_of_responses_by_hand():
     """Two groups of three; in the second only the middle one differs."""
     rewards, lengths = [1.0, 1.0, 1.0, 0.0, 3.0, 0.0], [2, 4, 6, 1, 1, 4]
@@ -615,9 +572,6 @@ def test_metrics_of_tokens_by_hand():
     assert measure.token_mean(batch["entropy"], mask) == 3
     assert measure.token_mean(batch["entropy"], mask & False) is measure.token_mean(None, mask) is None
     assert measure.token_rate(2, mask) == 2 / 3 and measure.token_rate(0, mask & False) == 0
-
-
-# -------------------------------------------------------------------------------------------- quiet
 
 
 def noisy(end="", **environment):
@@ -658,18 +612,15 @@ def test_notices_are_hidden_and_errors_are_not():
         assert "RuntimeError of a library\n" in done.stderr and "NUMA" not in done.stderr
 
 
-# ------------------------------------------------------------------------------- who imports whom
+IMPORTS = [
+    ("rewards/*.py", {"runtime", "tools", "lab"}),
+    ("runtime/*.py", {"tools", "lab", "course", "benchmarks"}),
+    ("tools/*.py", {"lab"}),
+    ("*.py", {"tools", "lab"}),  # the trainers
+]
 
 
-@pytest.mark.parametrize(
-    ("files", "may_not"),
-    [
-        ("rewards/*.py", {"runtime", "tools", "lab"}),
-        ("runtime/*.py", {"tools", "lab", "course", "benchmarks"}),
-        ("tools/*.py", {"lab"}),
-        ("*.py", {"tools", "lab"}),  # the trainers
-    ],
-)
+@pytest.mark.parametrize(("files", "may_not"), IMPORTS)
 def test_the_folders_import_in_one_direction(files, may_not):
     """Also inside functions."""
     paths = list(ROOT.glob(files))
@@ -677,17 +628,3 @@ def test_the_folders_import_in_one_direction(files, may_not):
     for path in paths:
         imported = set(re.findall(r"^ *(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
         assert not imported & may_not, path
-
-
-@pytest.mark.parametrize(
-    "environment, found",
-    [
-        ("WORLD_SIZE= RANK= LOCAL_RANK= LOCAL_WORLD_SIZE= MASTER_PORT=", "0 1 0 1"),
-        ("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1", "1 2 1 1"),  # as some starters other than torchrun set them
-    ],
-)
-def test_what_torchrun_would_set(environment, found):
-    code = "from runtime.ranks import *; print(RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE)"
-    env = dict(part.split("=") for part in environment.split()) | {"PATH": os.environ["PATH"]}
-    done = python("-c", code, env=env)
-    assert done.returncode == 0 and done.stdout.strip() == found
