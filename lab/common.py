@@ -14,7 +14,6 @@ import re
 import shlex
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated
@@ -45,7 +44,7 @@ class Args:
     """The model, the batches, and the folder of the results. A command adds its own settings."""
 
     model: str = "models/kk_tiny"  # a model, a run's checkpoint or a hub id
-    out: str = ""  # folder of JSON, figure and page; empty: lab/results, or runs/lab (see place)
+    out: str = ""  # folder of JSON, figure and page; empty: lab/results, or runs/lab with another model or --quick
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
     prompts: PositiveInt = 12  # prompts per batch
     responses: GroupSize = 8  # G, responses to each prompt
@@ -59,26 +58,24 @@ class Args:
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # check everything and end
 
 
-QUICK = {"prompts": 2, "responses": 3, "max_tokens": 96}  # sizes of --quick in every command
+QUICK = {  # sizes of --quick, for the settings that a command has
+    **{"prompts": 2, "responses": 3, "max_tokens": 96, "batches": 1, "updates": 2, "show": 1},
+    **{"tokens": 12, "rows": 3, "jacobians": 1, "least": 3, "checked": 6},
+}
 
 
-def parse(args_class, description, quick):
-    """Parse the command line into an args_class; on errors, exit code 2 and one line. quick: sizes besides QUICK."""
+def parse(args_class, description):
+    """Parse the command line into an args_class; on errors, exit code 2 and one line."""
     args = tyro.cli(args_class, description=description.split("\n\n")[0], use_underscores=True)
     if args.quick:
-        sizes = QUICK | quick
-        for name in sizes.keys() - flags.given(sys.argv[1:], sizes):
-            setattr(args, name, min(sizes[name], getattr(args, name)))
-    args.out = args.out or place(args)
+        for name in (QUICK.keys() & vars(args)) - flags.given(sys.argv[1:], QUICK).keys():
+            setattr(args, name, min(QUICK[name], getattr(args, name)))
+    # lab/results has each command's results for its own default model.
+    is_shown = args.model == args_class.model and not args.quick
+    args.out = args.out or ("lab/results" if is_shown else "runs/lab")
     with flags.errors_in_one_line():
         check(args)
     return args
-
-
-def place(args):
-    """Return the folder for results: lab/results has each command's results for its own default model."""
-    is_shown = args.model == type(args).model and not getattr(args, "quick", False)
-    return "lab/results" if is_shown else "runs/lab"
 
 
 def check(args):
@@ -135,18 +132,16 @@ def learning_rate(args):
     return args.lr or trainer_args("grpo", args).lr
 
 
-def begin(args_class, description, quick, least_updates=None, also_check=None, need_gradient=True):
+def begin(args_class, description, least_updates=None, need_gradient=True):
     """Begin a command: return (args, policy, tokenizer, batches), one batch without --batches. It may end here.
 
-    quick: as in parse; least_updates: of --updates, if any; also_check: the command's; need_gradient: see load_batches.
+    least_updates: of --updates, if any; need_gradient: see load_batches.
     """
-    args = parse(args_class, description, quick)
+    args = parse(args_class, description)
     with flags.errors_in_one_line():
         if least_updates and (args.updates < least_updates or args.prompts % args.updates):
             needed = f"it must be at least {least_updates} and divide --prompts, which is {args.prompts}"
             raise ValueError(f"--updates is {args.updates}; {needed}")
-        if also_check:
-            also_check(args)
         if args.dry_run:
             dry_run(args)
             sys.exit()
@@ -314,9 +309,8 @@ def pooled(of_batches):
     return {name: torch.cat([values[name] for values in of_batches]) for name in of_batches[0]}
 
 
-@contextmanager
-def head_in_float64(policy):
-    """Within this block, the policy's log-probabilities keep all their digits near 0.
+def fine_log_probs(policy, batch, args):
+    """Return the log-probability of each response token, [N, T] in float64, with all digits near 0. args: grpo.py's.
 
     float32 has no number between 1 and 1 − 6e-8. So the computation on the float32 logits is in float64.
     """
@@ -328,16 +322,8 @@ def head_in_float64(policy):
         return logp, torch.zeros_like(logp)
 
     policy.head = head
-    try:
-        yield
-    finally:
-        del policy.head
-
-
-def fine_log_probs(policy, batch, args):
-    """Return the log-probability of each response token, [N, T] in float64, with all digits near 0. args: grpo.py's."""
-    with head_in_float64(policy):
-        logp, _ = grpo.log_probs(policy, batch, args, with_entropy=False)
+    logp, _ = grpo.log_probs(policy, batch, args, with_entropy=False)
+    del policy.head
     return logp.double()
 
 
@@ -445,13 +431,7 @@ def finish(args, name, result):
 
 def rounded(value):
     """Round a value for JSON: five significant digits in its floats."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(item) for item in value]
-    return value
+    return json.loads(json.dumps(value), parse_float=lambda digits: float(f"{float(digits):.5g}"))
 
 
 def bars(axes, places, pairs, width=0.8, decimals=0, **look):

@@ -47,9 +47,6 @@ class Args(common.Args):
     checked: NonNegativeInt = 1500  # tokens whose gradient at all weights is measured
 
 
-QUICK = {"batches": 1, "least": 3, "checked": 6}
-
-
 def gradient_norms(policy, batch, args):
     """Return ‖∇ log π‖ of each response token at the last layer's output, [N, T]: no later step mixes positions."""
     norms = torch.zeros(batch["mask"].shape)
@@ -264,7 +261,7 @@ def check_gradients(policy, sampled, found, args):
 
 
 def main():
-    args, policy, tokenizer, batches = common.begin(Args, __doc__, QUICK, need_gradient=False)
+    args, policy, tokenizer, batches = common.begin(Args, __doc__, need_gradient=False)
     policy.eval()  # recompute nothing: the activations are read
     found = [measure(policy, tokenizer, sampled, args) for sampled in tqdm(batches, desc="batches", disable=None)]
     rows = [numbers_of(of_batch, policy.lm.config.vocab_size) for of_batch in found]

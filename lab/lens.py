@@ -42,9 +42,6 @@ class Args(common.Args):
     show: PositiveInt = 4  # groups of responses on the page
 
 
-QUICK = {"updates": 2, "show": 1}
-
-
 def measure(script, policy, sampled, args):
     """Measure everything that the page and the summary need of one script: a dictionary of tensors [N, T]."""
     trainer = importlib.import_module(script)
@@ -187,7 +184,7 @@ def write_page(data, path):
 
 
 def main():
-    args, policy, tokenizer, [sampled] = common.begin(Args, __doc__, QUICK, least_updates=1)
+    args, policy, tokenizer, [sampled] = common.begin(Args, __doc__, least_updates=1)
     bar = tqdm(SCRIPTS, desc="algorithms", disable=None)
     found = {script: measure(script, policy, sampled, args) for script in bar}
     summary = {script: summary_of(of_script, sampled.batch) for script, of_script in found.items()}

@@ -55,9 +55,6 @@ class Args(common.Args):
     lr: PositiveFraction | None = None  # AdamW's learning rate; None: grpo.py's for the model
 
 
-QUICK = {"batches": 1, "updates": 2}
-
-
 def counts_of(updates):
     """Return the numbers of updates to measure after: 0, the powers of two below `updates`, and `updates`."""
     return [0, *(2**i for i in range(updates.bit_length()) if 2**i < updates), updates]
@@ -286,7 +283,7 @@ def draw(average, values, counts, lr, vocabulary, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=1)
+    args, policy, _, batches = common.begin(Args, __doc__, least_updates=1)
     before = common.copy_weights(policy)
     found = [measure(policy, before, sampled, args) for sampled in tqdm(batches, desc="batches", disable=None)]
     rows, of_tokens = zip(*found)

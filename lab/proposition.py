@@ -44,9 +44,6 @@ class Args(common.Args):
     jacobians: PositiveInt = 12  # tokens among these whose layers' Jacobians are measured
 
 
-QUICK = {"tokens": 12, "rows": 3, "jacobians": 1}
-
-
 @contextmanager
 def catch_activations(policy):
     """Collect [a_0, …, a_L−1] of the pass in this block, in a list: the embedding, each layer's output."""
@@ -254,7 +251,7 @@ def draw(rests, norms, summary, groups, args):
 
 
 def main():
-    args, policy, _, [sampled] = common.begin(Args, __doc__, QUICK, need_gradient=False)
+    args, policy, _, [sampled] = common.begin(Args, __doc__, need_gradient=False)
     policy.eval()  # a model that recomputes activations in training takes no cache
     numbers, rests, norms, singular = measure(policy, sampled, args)
     vocabulary, width = policy.lm.lm_head.weight.shape

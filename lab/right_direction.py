@@ -45,9 +45,6 @@ class Args(common.Args):
     adamw_lr: PositiveFraction | None = None  # learning rate of the AdamW update that finds it; None: grpo.py's
 
 
-QUICK = {"batches": 1, "updates": 2}
-
-
 def step_of(method, policy, before, sampled, lr, updates, args):
     """Return Δθ, a list of tensors, of a method's step with this many updates. The policy stays as it is."""
     script, changes = METHODS[method]
@@ -145,7 +142,7 @@ def draw(rows, lr, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=2)
+    args, policy, _, batches = common.begin(Args, __doc__, least_updates=2)
     before = common.copy_weights(policy)
     lr = args.lr or who_dominates.learning_rate(policy, before, batches[0], args)
     rows = [measure(policy, before, sampled, lr, args) for sampled in tqdm(batches, desc="batches", disable=None)]

@@ -36,9 +36,6 @@ class Args(common.Args):
     max_tokens: PositiveInt = 64  # longer responses are truncated
 
 
-QUICK = {"batches": 1}
-
-
 def by_task(args):
     """Return [the settings for each of the two tasks]. ValueError if these are not two tasks."""
     if args.tasks[0] == args.tasks[1]:
@@ -63,7 +60,7 @@ def measure(policy, sampled, args, with_rewards):
 
 
 def main():
-    args = common.parse(Args, __doc__, QUICK)
+    args = common.parse(Args, __doc__)
     with flags.errors_in_one_line():
         tasks = by_task(args)
         if args.dry_run:

@@ -176,16 +176,13 @@ def test_no_response_breaks_the_page(tmp_path):
     [
         ("right_direction", "--updates 5", "--updates is 5; it must be at least 2 and divide --prompts, which is 12"),
         ("lens", "--model models/nowhere", "--model models/nowhere is not a model folder"),
-        ("reversal", "--lrs 1e-3 1e-3", "give one to 4 different learning rates"),
+        ("reversal", "--lrs 1e-3 2e-3 3e-3 4e-3 5e-3", "it must be one to 4 numbers in (0, 1]"),
         ("two_tasks", "--model models/kk_tiny --tasks kk kk", "--tasks kk kk: give two different ones"),
-        ("stages", "--steps 5 0", "give growing numbers"),
-        ("stages", "--run {run} --model other", "with --model models/kk_tiny, not other: name another folder"),
-        ("stages", "--run {run} --seed 1", "has a run with --seed 0, not 1: name another folder"),
+        ("stages", "--run runs/nowhere", "--run runs/nowhere is missing; `make runs/lab_stages` trains"),
         ("stages", "--run {run}", "has no checkpoint of step 5: name another folder, or continue"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(module, flags, words, tmp_path, monkeypatch, capsys):
-    (tmp_path / "args.json").write_text('{"model": "models/kk_tiny", "seed": 0}')
     (tmp_path / "checkpoints" / "step_000010").mkdir(parents=True)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [module, *flags.format(run=tmp_path).split()])
