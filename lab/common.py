@@ -23,7 +23,8 @@ import tyro
 from scipy import stats
 
 import grpo
-from rewards import TASKS, check_options, score
+from evaluation import models
+from rewards import check_options, find_task, score
 from runtime import checks, curves, engine, files, flags, folders, hub, memory, passes, records, settings
 from runtime.chats import load_task
 from runtime.dealing import next_problems
@@ -81,8 +82,7 @@ def parse(args_class, description):
 def check(args):
     """Raise ValueError, saying what would be right, if a setting or a folder does not fit."""
     settings.check_ranges(args)
-    if args.task not in TASKS:
-        raise ValueError(f"--task {args.task}: must be one of {', '.join(TASKS)}")
+    find_task(args.task)
     checks.check_model_folder(args.model)
     hub.ask(args.model)
     for name in ("out", "cache"):
@@ -156,7 +156,6 @@ class Sampled:
 
     batch: dict  # ids, mask, sampler_logp, old_logp, ref_logp, entropy: [N, T]
     rewards: torch.Tensor  # [N], from the task
-    texts: list  # of the responses
     prompts: list  # one text per group
     correct: list  # a bool per response
 
@@ -164,7 +163,7 @@ class Sampled:
 def dry_run(args):
     """Check the model's files without its weights, and print the memory that grpo.py would need at these sizes.
 
-    Too little memory is no error here: a command for a large model can be checked on a small machine.
+    Too little memory is no error here: a large model's command can be checked on a small machine.
     """
     of_trainer = trainer_args("grpo", args)
     check_options(of_trainer)
@@ -172,11 +171,8 @@ def dry_run(args):
     checks.check_gpus(of_trainer)
     config, _ = checks.read_config(args.model)
     n_params, needed, available = memory.estimate(config, of_trainer, passes.HEAD_CHUNK)
-    print(f"{args.model}: {n_params / 1e9:.3g} billion parameters; about {needed:.1f} GiB of memory in float32,")
-    print(f"and this machine has {available:.1f}; each gradient or copy of the weights that is kept: ", end="")
-    print(f"{4 * n_params / memory.GIB:.2g} GiB of main memory")
-    if needed > available:
-        print("this machine has too little: without --dry_run the command would end here")
+    print(f"{args.model}: {n_params / 1e9:.3g} billion parameters; about {needed:.1f} GiB of memory in float32, of")
+    print(f"{available:.1f} here; each gradient or copy of the weights in main memory: {4 * n_params / memory.GIB:.2g} GiB")
     print("the settings are right; --dry_run ends here")
 
 
@@ -186,15 +182,6 @@ def load_policy(args):
     checks.check_gpus(of_trainer)
     tokenizer, _ = checks.check_model(of_trainer, passes.HEAD_CHUNK)
     return grpo.load_policy(of_trainer, trained=True), tokenizer
-
-
-def fingerprint(policy):
-    """Return sixteen hexadecimal digits that change with any weight."""
-    digest = hashlib.sha256()
-    for name, weight in policy.named_parameters():
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def digest_of(source):
@@ -219,7 +206,7 @@ def load_batches(policy, args, count, need_gradient=True):
     problems = [args.people] if args.task == "kk" else [args.task]
     if args.data:
         problems.append(digest_of(args.data))
-    named = "_".join(map(str, [fingerprint(policy), *sizes, *problems]))
+    named = "_".join(map(str, [models.fingerprint(args.model)[:16], *sizes, *problems]))
     paths = [Path(args.cache, f"batch_{named}_{i}.pt") for i in range(count)]
     missing = [i for i, path in enumerate(paths) if not path.exists()]
     if missing:
@@ -265,7 +252,6 @@ def sample(policy, args, numbers):
             Sampled(
                 batch=batch,
                 rewards=torch.tensor([s["reward"] for s in scores]),
-                texts=[response.text for response in responses],
                 prompts=[p["messages"][-1]["content"] for p in problems[:: args.responses]],
                 correct=[bool(s["correct"]) for s in scores],
             )
@@ -437,10 +423,8 @@ def rounded(value):
 def bars(axes, places, pairs, width=0.8, decimals=0, **look):
     """Plot bars with their standard errors, and their heights as text. pairs: [mean, standard error] per bar."""
     heights, errors = zip(*pairs)
-    axes.bar(places, heights, width, yerr=errors, ecolor="black", capsize=3, **look)
-    offset = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "small"}
-    for place, height, error in zip(places, heights, errors):
-        axes.annotate(f"{height:,.{decimals}f}", (place, height + error), ha="center", va="bottom", **offset)
+    drawn = axes.bar(places, heights, width, yerr=errors, ecolor="black", capsize=3, **look)
+    axes.bar_label(drawn, [f"{height:,.{decimals}f}" for height in heights], padding=3, fontsize="small")
 
 
 def points(axes, places, pairs, fmt, **look):

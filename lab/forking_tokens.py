@@ -61,22 +61,6 @@ def gradient_norms(policy, batch, args):
     return norms
 
 
-def norms_at_all_weights(policy, batch, args):
-    """Return (rows, positions, ‖∇ log π‖ over all weights) of --checked random tokens of a batch, [n]."""
-    places = batch["mask"].nonzero()  # [tokens, 2]
-    generator = torch.Generator().manual_seed(args.seed)
-    chosen = places[torch.randperm(len(places), generator=generator)[: args.checked]]
-    chosen = chosen[chosen[:, 0].argsort()]
-    weights = list(policy.parameters())
-    norms = []
-    for row, t in tqdm(chosen.tolist(), desc="all weights", disable=None, leave=False):
-        ids = batch["ids"][row : row + 1, : t + 1].to(DEVICE)
-        mask = batch["mask"][row : row + 1, : t + 1].to(DEVICE)
-        logp, _ = policy(ids, mask, args.temperature)
-        norms.append(common.norm(torch.autograd.grad(logp[0, t], weights)))
-    return chosen[:, 0], chosen[:, 1], torch.tensor(norms, dtype=torch.float64)
-
-
 def is_connecting(word):
     """Return whether the word is a complete entry of AR-Lopti's Table 5."""
     patterns = (pattern for family in words.PATTERNS.values() for pattern in family)
@@ -250,14 +234,23 @@ def draw_words(panels, lists):
         axes.set(xlabel=units[key], title=f"words of {name} (how often)")
 
 
-def check_gradients(policy, sampled, found, args):
-    """Return [{"rest": 1 − π, "all_weights", "last_layer": norms}] of --checked tokens, by response."""
-    rows, positions, at_all = norms_at_all_weights(policy, sampled.batch, args)
-    number = torch.full(sampled.batch["mask"].shape, -1)
-    number[sampled.batch["mask"]] = torch.arange(len(found["gradient"]))
-    chosen = number[rows, positions]  # their places among the batch's tokens
-    values = {"rest": 1 - found["probability"][chosen], "all_weights": at_all, "last_layer": found["gradient"][chosen]}
-    return [{name: of_all[rows == row].tolist() for name, of_all in values.items()} for row in rows.unique()]
+def check_gradients(policy, batch, found, args):
+    """Return [{"rest": 1 − π, "all_weights", "last_layer": ‖∇ log π‖}] of --checked random tokens, by response."""
+    places = batch["mask"].nonzero()  # [tokens, 2]
+    generator = torch.Generator().manual_seed(args.seed)
+    chosen = torch.randperm(len(places), generator=generator)[: args.checked]
+    weights = list(policy.parameters())
+    of_rows = {}  # row: its numbers
+    for token in tqdm(chosen[places[chosen, 0].argsort()].tolist(), desc="all weights", disable=None, leave=False):
+        row, t = places[token].tolist()
+        ids = batch["ids"][row : row + 1, : t + 1].to(DEVICE)
+        mask = batch["mask"][row : row + 1, : t + 1].to(DEVICE)
+        logp, _ = policy(ids, mask, args.temperature)
+        of_row = of_rows.setdefault(row, {"rest": [], "all_weights": [], "last_layer": []})
+        of_row["rest"].append(1 - found["probability"][token].item())
+        of_row["all_weights"].append(common.norm(torch.autograd.grad(logp[0, t], weights)))
+        of_row["last_layer"].append(found["gradient"][token].item())
+    return list(of_rows.values())
 
 
 def main():
@@ -268,9 +261,9 @@ def main():
     table = word_table(found, args.least)
     lists = lists_of(table, args.listed)
     draw(found, lists, args)
-    result = {"tokens": sum(row["tokens"] for row in rows), "batches": rows}
-    result |= {"responses": check_gradients(policy, batches[0], found[0], args), "words": len(table), "lists": lists}
-    common.finish(args, "forking_tokens", result)
+    responses = check_gradients(policy, batches[0].batch, found[0], args)
+    result = {"tokens": sum(row["tokens"] for row in rows), "batches": rows, "responses": responses}
+    common.finish(args, "forking_tokens", result | {"words": len(table), "lists": lists})
 
 
 if __name__ == "__main__":

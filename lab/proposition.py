@@ -21,7 +21,7 @@ the last group. Results: proposition.json and proposition.png.
 import copy
 import dataclasses
 import math
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 
 import torch
@@ -56,13 +56,11 @@ def catch_activations(policy):
         caught.append(output[0] if isinstance(output, tuple) else output)
 
     layers = policy.lm.model.layers
-    handles = [layers[0].register_forward_pre_hook(catch_input, with_kwargs=True)]
-    handles += [layer.register_forward_hook(catch_output) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(layers[0].register_forward_pre_hook(catch_input, with_kwargs=True))
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(catch_output))
         yield caught
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def activations_of(policy, ids, mask, temperature):

@@ -41,26 +41,27 @@ class Args:
     out: str = ""  # folder of stages.png and the stages' own files; empty: lab/results, or runs/lab for another run
 
 
-def measurements(args):
-    """Return {stage: [a command for each of COMMANDS]}: the measurements, as words for subprocess."""
+def measure(args):
+    """Call each of COMMANDS for each stage; return the stages' names. If one fails, end with its exit code."""
     of_run = files.read_object(Path(args.run, "args.json"))
     models = {f"step {step}": (checkpoint(step, args), COMMANDS) for step in args.steps}
     if 0 in args.steps:
         models["step 0"] = (of_run["model"], COMMANDS)
     if args.smollm2:
         models["SmolLM2-135M"] = (SMOLLM2, COMMANDS[1:])  # commands that need no reward, because it is never right
-    made = {}
     for stage, (model, names) in models.items():
-        made[stage] = []
         for name in names:
-            words = [sys.executable, "-m", f"lab.{name}", "--model", model, "--out", folder(stage, args)]
+            words = ["-m", f"lab.{name}", "--model", model, "--out", folder(stage, args)]
             words += ["--seed", str(of_run["seed"])]
             if model == SMOLLM2:
                 words += SHORT + FEWER[name].split()
             if name != "proposition":
                 words += ["--batches", str(args.batches)]
-            made[stage].append(words)
-    return made
+            print(f"$ {shlex.join(['python', *words])}", flush=True)
+            code = subprocess.run([sys.executable, *words], cwd=common.ROOT).returncode
+            if code:
+                sys.exit(code)
+    return list(models)
 
 
 def checkpoint(step, args):
@@ -87,14 +88,6 @@ def check(args):
         )
 
 
-def call(words):
-    """Run a command; end the program with its exit code if it fails."""
-    print(f"$ {shlex.join(['python', *words[1:]])}", flush=True)
-    code = subprocess.run(words, cwd=common.ROOT).returncode
-    if code:
-        sys.exit(code)
-
-
 def draw(stages, args):
     """Plot the fractions of tokens and of gradient norms by bin, for each stage that has rewards."""
     averages = {}
@@ -111,11 +104,8 @@ def main():
     args.out = args.out or ("lab/results" if args.run == Args.run else "runs/lab")
     with flags.errors_in_one_line():
         check(args)
-        commands = measurements(args)
-    for several in commands.values():
-        for words in several:
-            call(words)
-    draw(commands, args)
+        stages = measure(args)
+    draw(stages, args)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def two_tokens():
     policy = OneLayer([[1.0, 0.0], [OVERLAP, height]], [first, [-x for x in first]])
     batch, _ = batch_of([[{"p": 0.1}], [{"p": 0.9}]])
     batch["ids"] = torch.tensor([[0, 0], [0, 1]])
-    return policy, common.Sampled(batch, torch.tensor([3.0, -1.0]), [], ["?"], [True, False])
+    return policy, common.Sampled(batch, torch.tensor([3.0, -1.0]), ["?"], [True, False])
 
 
 def run_main(command, out, flags, monkeypatch, capsys):
@@ -195,8 +195,8 @@ def test_what_cannot_be_is_refused_in_one_line(module, flags, words, tmp_path, m
 
 def test_batches_without_a_gradient_are_refused(tmp_path, monkeypatch):
     """Two groups of two: equal within each, though not between them, is nothing to learn from."""
-    monkeypatch.setattr(common, "fingerprint", lambda policy: "x")
-    made = common.Sampled({}, torch.tensor([3.0, 3.0, -1.0, -1.0]), [], [], [])
+    monkeypatch.setattr(common.models, "fingerprint", lambda model: "x")
+    made = common.Sampled({}, torch.tensor([3.0, 3.0, -1.0, -1.0]), [], [])
     monkeypatch.setattr(common, "sample", lambda policy, args, numbers: [made])
     args = common.Args(prompts=2, responses=2, cache=str(tmp_path))
     with pytest.raises(ValueError, match="every group of batch 0 has equal rewards"):
@@ -374,7 +374,7 @@ def no_sampler(drawn, monkeypatch):
     rows = len(batch["ids"])
     logp, entropy = grpo.log_probs(policy, batch, script_args("grpo", rows))
     batch = batch | {"old_logp": logp, "ref_logp": logp, "entropy": entropy}
-    sampled = common.Sampled(batch, torch.tensor([0.0, 1.0, 2.0] * (rows // 3)), [], [], [])
+    sampled = common.Sampled(batch, torch.tensor([0.0, 1.0, 2.0] * (rows // 3)), [], [])
     monkeypatch.setattr(common, "load_batches", lambda policy, args, count, need_gradient: [sampled] * count)
 
 
@@ -455,8 +455,7 @@ def known():
     batch = {"ids": pad_sequence(list(map(torch.cat, rows)), True), "mask": pad_sequence(masks, True)}
     of_script = common.trainer_args("grpo", args)
     batch["old_logp"], batch["entropy"] = grpo.log_probs(policy, batch, of_script)
-    texts = [response for _, response in TEXTS]
-    return policy, tokenizer, common.Sampled(batch, torch.ones(2), texts, ["?"], [True, False])
+    return policy, tokenizer, common.Sampled(batch, torch.ones(2), ["?"], [True, False])
 
 
 def test_a_tokens_gradient_is_the_heads_jacobian_times_one_hot_minus_p(known):
