@@ -80,18 +80,14 @@ def parse(args_class, description):
 
 
 def check(args):
-    """Raise ValueError, saying what would be right, if a setting or a folder does not fit."""
+    """Raise ValueError, saying what would be right, if a setting does not fit; OSError if a folder can't be written."""
     settings.check_ranges(args)
     find_task(args.task)
     checks.check_model_folder(args.model)
     hub.ask(args.model)
-    for name in ("out", "cache"):
-        folder = Path(getattr(args, name))
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            files.check_writable(folder)
-        except OSError as error:
-            raise ValueError(f"--{name} {folder} can't be written to: {error}") from error
+    for folder in map(Path, (args.out, args.cache)):
+        folder.mkdir(parents=True, exist_ok=True)
+        files.check_writable(folder)
 
 
 def trainer_args(script, args, **changes):
@@ -172,7 +168,7 @@ def dry_run(args):
     config, _ = checks.read_config(args.model)
     n_params, needed, available = memory.estimate(config, of_trainer, passes.HEAD_CHUNK)
     print(f"{args.model}: {n_params / 1e9:.3g} billion parameters; about {needed:.1f} GiB of memory in float32, of")
-    print(f"{available:.1f} here; each gradient or copy of the weights in main memory: {4 * n_params / memory.GIB:.2g} GiB")
+    print(f"{available:.1f} here; main memory per gradient or copy of the weights: {4 * n_params / memory.GIB:.2g} GiB")
     print("the settings are right; --dry_run ends here")
 
 

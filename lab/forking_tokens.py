@@ -34,6 +34,7 @@ NEARLY_CERTAIN = 0.01  # nats; a token with less entropy counts as having none
 MOST = 0.8  # fraction of the entropy: the 80 in 80/20
 MEASURES = ("entropy", "probability", "gradient")
 PAIRS = [("entropy", "probability"), ("entropy", "gradient"), ("probability", "gradient")]
+LISTS = ("highest entropy", "lowest probability", "largest gradient", "lowest entropy")
 SENTENCE_ENDS = (".", "?", "!", ":")
 SHOWN = 12  # words per panel of the figure
 
@@ -169,15 +170,11 @@ def word_table(batches, least):
 
 def lists_of(rows, listed):
     """Return {list: its words' rows}, the four lists: at most `listed` words each, the most extreme first."""
-    orders = {
-        "highest entropy": ("entropy", True),
-        "lowest probability": ("probability", False),
-        "largest gradient": ("gradient", True),
-        "lowest entropy": ("entropy", False),
-    }
     lists = {}
-    for name, (key, descending) in orders.items():
-        lists[name] = sorted(rows, key=lambda row, key=key: (row[key], row["word"]), reverse=descending)[:listed]
+    for name in LISTS:
+        order, measured = name.split()
+        ascending = sorted(rows, key=lambda row, measured=measured: (row[measured], row["word"]))
+        lists[name] = (ascending if order == "lowest" else ascending[::-1])[:listed]
     return lists
 
 
