@@ -153,17 +153,16 @@ def numbers_of(found, vocabulary):
     return numbers
 
 
-def word_table(batches, least):
-    """Return [{word, count, means of its tokens}] of all words that occur `least` times in the batches."""
+def word_table(words_of_tokens, pooled, least):
+    """Return [{word, count, means of its tokens}] of all words that occur `least` times. pooled: {name: values [n]}."""
     places = {}  # word: its places among all tokens
-    for place, word in enumerate(word for found in batches for word in found["words"]):
+    for place, word in enumerate(words_of_tokens):
         places.setdefault(word, []).append(place)
-    values = {name: torch.cat([found[name] for found in batches]) for name in MEASURES}
-    in_top = torch.cat([found["in entropy"] for found in batches]).double()
+    in_top = pooled["in entropy"].double()
     rows = []
     for word, where in places.items():
         if len(where) >= least:
-            means = {name: of_all[where].mean().item() for name, of_all in values.items()}
+            means = {name: pooled[name][where].mean().item() for name in MEASURES}
             rows.append({"word": word, "count": len(where)} | means | {"in_top": in_top[where].mean().item()})
     return rows
 
@@ -178,8 +177,7 @@ def lists_of(rows, listed):
     return lists
 
 
-def draw(batches, lists, args):
-    pooled = {name: torch.cat([found[name] for found in batches]) for name in MEASURES}
+def draw(pooled, lists, args):
     tokens = f"{len(pooled['entropy'])} response tokens of {common.name_of(args.model)}"
     figure = curves.new_figure(curves.WIDTH, 16, f"{tokens}, temperature {args.temperature:g}")
     panels = figure.subplots(3, 2)
@@ -255,9 +253,10 @@ def main():
     policy.eval()  # recompute nothing: the activations are read
     found = [measure(policy, tokenizer, sampled, args) for sampled in tqdm(batches, desc="batches", disable=None)]
     rows = [numbers_of(of_batch, policy.lm.config.vocab_size) for of_batch in found]
-    table = word_table(found, args.least)
+    pooled = {name: torch.cat([of_batch[name] for of_batch in found]) for name in (*MEASURES, "in entropy")}
+    table = word_table((word for of_batch in found for word in of_batch["words"]), pooled, args.least)
     lists = lists_of(table, args.listed)
-    draw(found, lists, args)
+    draw(pooled, lists, args)
     responses = check_gradients(policy, batches[0].batch, found[0], args)
     result = {"tokens": sum(row["tokens"] for row in rows), "batches": rows, "responses": responses}
     common.finish(args, "forking_tokens", result | {"words": len(table), "lists": lists})

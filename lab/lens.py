@@ -28,7 +28,6 @@ from runtime.settings import PositiveFraction, PositiveInt
 from runtime.watched_tokens import pieces_of
 from tools.maintain.updates import ALGORITHMS, token_weights
 
-# opd.py's weights depend on a teacher; grpo_multi_turn.py is grpo.py on a task that does not reply.
 SCRIPTS = [script for script in ALGORITHMS if script not in ("opd", "grpo_multi_turn")]
 PAGE = Path(__file__).parent / "page.html"
 CUT = 0.01  # a token is clipped if less than this fraction of its first weight is left

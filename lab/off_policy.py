@@ -16,8 +16,7 @@ For Appendix C: the entropy of each token's distribution against its probability
 clipped after the last update. Updates are grpo.py's own, with its settings for the model, including --max_grad_norm,
 and a fresh AdamW. There is no KL term, as in the paper.
 
-Results: off_policy.json and off_policy.png. Boxes hold the middle half of the tokens, whiskers nine tenths, without the
-top 1 % by size. Error bars: standard errors over batches.
+Results: off_policy.json and off_policy.png. Boxes as in lab.who_dominates. Error bars: standard errors over batches.
 
     python -m lab.off_policy
 """

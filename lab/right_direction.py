@@ -74,7 +74,7 @@ def measure(policy, before, sampled, lr, args):
     mask = batch["mask"]
     bins = common.bins_of(batch["old_logp"])[mask]
     advantages = batch["advantages"][mask]
-    found = {name_of(updates, kind): {} for updates in (1, args.updates) for kind in STEPS}
+    found = {}
     for updates in (1, args.updates):
         length_of_grpo = None
         for method in METHODS:
@@ -86,7 +86,7 @@ def measure(policy, before, sampled, lr, args):
                 scaled = [scale * part for part in step]
                 change = who_dominates.changes(policy, before, scaled, -1.0, batch, of_script)
                 shares = shares_right(change, advantages, bins)
-                found[name_of(updates, kind)][method] = shares | {"step": scale * length}
+                found.setdefault(name_of(updates, kind), {})[method] = shares | {"step": scale * length}
     return found
 
 

@@ -41,11 +41,9 @@ def by_task(args):
     """Return [the settings for each of the two tasks]. ValueError if these are not two tasks."""
     if args.tasks[0] == args.tasks[1]:
         raise ValueError(f"--tasks {' '.join(args.tasks)}: give two different ones")
-    made = []
-    for task, data in zip(args.tasks, ("", args.data)):
-        of_task = dataclasses.replace(args, task=task, data=data)
+    made = [dataclasses.replace(args, task=task, data=data) for task, data in zip(args.tasks, ("", args.data))]
+    for of_task in made:
         common.check(of_task)
-        made.append(of_task)
     return made
 
 
