@@ -59,10 +59,9 @@ class Args:
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # check everything and end
 
 
-QUICK = {  # sizes of --quick, for the settings that a command has
-    **{"prompts": 2, "responses": 3, "max_tokens": 96, "batches": 1, "updates": 2, "show": 1},
-    **{"tokens": 12, "rows": 3, "jacobians": 1, "least": 3, "checked": 6},
-}
+# Sizes of --quick, for those of these settings that a command has.
+QUICK = {"prompts": 2, "responses": 3, "max_tokens": 96, "batches": 1, "updates": 2, "show": 1}
+QUICK |= {"tokens": 12, "rows": 3, "jacobians": 1, "least": 3, "checked": 6}
 
 
 def parse(args_class, description):
