@@ -119,7 +119,11 @@ lab: install model
 	$(PY) -m lab.key_factors
 	$(PY) -m lab.forking_tokens
 	$(PY) -m lab.two_tasks
+	$(MAKE) runs/lab_stages
 	$(PY) -m lab.stages --smollm2
+
+runs/lab_stages: | install model
+	$(PY) grpo.py --model models/kk_tiny --task kk --steps 10 --save_every 5 --keep_checkpoints 10 --eval_every 10 --run_dir $@
 
 docs: install
 	$(PY) -m tools.maintain.fits

@@ -14,7 +14,6 @@ import re
 import shlex
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated
@@ -24,7 +23,8 @@ import tyro
 from scipy import stats
 
 import grpo
-from rewards import TASKS, check_options, score
+from evaluation import models
+from rewards import check_options, find_task, score
 from runtime import checks, curves, engine, files, flags, folders, hub, memory, passes, records, settings
 from runtime.chats import load_task
 from runtime.dealing import next_problems
@@ -45,7 +45,7 @@ class Args:
     """The model, the batches, and the folder of the results. A command adds its own settings."""
 
     model: str = "models/kk_tiny"  # a model, a run's checkpoint or a hub id
-    out: str = ""  # folder of JSON, figure and page; empty: lab/results, or runs/lab (see place)
+    out: str = ""  # folder of JSON, figure and page; empty: lab/results, or runs/lab with another model or --quick
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
     prompts: PositiveInt = 12  # prompts per batch
     responses: GroupSize = 8  # G, responses to each prompt
@@ -59,42 +59,34 @@ class Args:
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False  # check everything and end
 
 
-QUICK = {"prompts": 2, "responses": 3, "max_tokens": 96}  # sizes of --quick in every command
+# Sizes of --quick, for those of these settings that a command has.
+QUICK = {"prompts": 2, "responses": 3, "max_tokens": 96, "batches": 1, "updates": 2, "show": 1}
+QUICK |= {"tokens": 12, "rows": 3, "jacobians": 1, "least": 3, "checked": 6}
 
 
-def parse(args_class, description, quick):
-    """Parse the command line into an args_class; on errors, exit code 2 and one line. quick: sizes besides QUICK."""
+def parse(args_class, description):
+    """Parse the command line into an args_class; on errors, exit code 2 and one line."""
     args = tyro.cli(args_class, description=description.split("\n\n")[0], use_underscores=True)
     if args.quick:
-        sizes = QUICK | quick
-        for name in sizes.keys() - flags.given(sys.argv[1:], sizes):
-            setattr(args, name, min(sizes[name], getattr(args, name)))
-    args.out = args.out or place(args)
+        for name in (QUICK.keys() & vars(args)) - flags.given(sys.argv[1:], QUICK).keys():
+            setattr(args, name, min(QUICK[name], getattr(args, name)))
+    # lab/results has each command's results for its own default model.
+    is_shown = args.model == args_class.model and not args.quick
+    args.out = args.out or ("lab/results" if is_shown else "runs/lab")
     with flags.errors_in_one_line():
         check(args)
     return args
 
 
-def place(args):
-    """Return the folder for results: lab/results has each command's results for its own default model."""
-    is_shown = args.model == type(args).model and not getattr(args, "quick", False)
-    return "lab/results" if is_shown else "runs/lab"
-
-
 def check(args):
-    """Raise ValueError, saying what would be right, if a setting or a folder does not fit."""
+    """Raise ValueError, saying what would be right, if a setting does not fit; OSError if a folder can't be written."""
     settings.check_ranges(args)
-    if args.task not in TASKS:
-        raise ValueError(f"--task {args.task}: must be one of {', '.join(TASKS)}")
+    find_task(args.task)
     checks.check_model_folder(args.model)
     hub.ask(args.model)
-    for name in ("out", "cache"):
-        folder = Path(getattr(args, name))
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            files.check_writable(folder)
-        except OSError as error:
-            raise ValueError(f"--{name} {folder} can't be written to: {error}") from error
+    for folder in map(Path, (args.out, args.cache)):
+        folder.mkdir(parents=True, exist_ok=True)
+        files.check_writable(folder)
 
 
 def trainer_args(script, args, **changes):
@@ -135,18 +127,16 @@ def learning_rate(args):
     return args.lr or trainer_args("grpo", args).lr
 
 
-def begin(args_class, description, quick, least_updates=None, also_check=None, need_gradient=True):
+def begin(args_class, description, least_updates=None, need_gradient=True):
     """Begin a command: return (args, policy, tokenizer, batches), one batch without --batches. It may end here.
 
-    quick: as in parse; least_updates: of --updates, if any; also_check: the command's; need_gradient: see load_batches.
+    least_updates: of --updates, if any; need_gradient: see load_batches.
     """
-    args = parse(args_class, description, quick)
+    args = parse(args_class, description)
     with flags.errors_in_one_line():
         if least_updates and (args.updates < least_updates or args.prompts % args.updates):
             needed = f"it must be at least {least_updates} and divide --prompts, which is {args.prompts}"
             raise ValueError(f"--updates is {args.updates}; {needed}")
-        if also_check:
-            also_check(args)
         if args.dry_run:
             dry_run(args)
             sys.exit()
@@ -161,7 +151,6 @@ class Sampled:
 
     batch: dict  # ids, mask, sampler_logp, old_logp, ref_logp, entropy: [N, T]
     rewards: torch.Tensor  # [N], from the task
-    texts: list  # of the responses
     prompts: list  # one text per group
     correct: list  # a bool per response
 
@@ -169,7 +158,7 @@ class Sampled:
 def dry_run(args):
     """Check the model's files without its weights, and print the memory that grpo.py would need at these sizes.
 
-    Too little memory is no error here: a command for a large model can be checked on a small machine.
+    Too little memory is no error here: a large model's command can be checked on a small machine.
     """
     of_trainer = trainer_args("grpo", args)
     check_options(of_trainer)
@@ -177,11 +166,8 @@ def dry_run(args):
     checks.check_gpus(of_trainer)
     config, _ = checks.read_config(args.model)
     n_params, needed, available = memory.estimate(config, of_trainer, passes.HEAD_CHUNK)
-    print(f"{args.model}: {n_params / 1e9:.3g} billion parameters; about {needed:.1f} GiB of memory in float32,")
-    print(f"and this machine has {available:.1f}; each gradient or copy of the weights that is kept: ", end="")
-    print(f"{4 * n_params / memory.GIB:.2g} GiB of main memory")
-    if needed > available:
-        print("this machine has too little: without --dry_run the command would end here")
+    print(f"{args.model}: {n_params / 1e9:.3g} billion parameters; about {needed:.1f} GiB of memory in float32, of")
+    print(f"{available:.1f} here; main memory per gradient or copy of the weights: {4 * n_params / memory.GIB:.2g} GiB")
     print("the settings are right; --dry_run ends here")
 
 
@@ -191,15 +177,6 @@ def load_policy(args):
     checks.check_gpus(of_trainer)
     tokenizer, _ = checks.check_model(of_trainer, passes.HEAD_CHUNK)
     return grpo.load_policy(of_trainer, trained=True), tokenizer
-
-
-def fingerprint(policy):
-    """Return sixteen hexadecimal digits that change with any weight."""
-    digest = hashlib.sha256()
-    for name, weight in policy.named_parameters():
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def digest_of(source):
@@ -224,7 +201,7 @@ def load_batches(policy, args, count, need_gradient=True):
     problems = [args.people] if args.task == "kk" else [args.task]
     if args.data:
         problems.append(digest_of(args.data))
-    named = "_".join(map(str, [fingerprint(policy), *sizes, *problems]))
+    named = "_".join(map(str, [models.fingerprint(args.model)[:16], *sizes, *problems]))
     paths = [Path(args.cache, f"batch_{named}_{i}.pt") for i in range(count)]
     missing = [i for i, path in enumerate(paths) if not path.exists()]
     if missing:
@@ -270,7 +247,6 @@ def sample(policy, args, numbers):
             Sampled(
                 batch=batch,
                 rewards=torch.tensor([s["reward"] for s in scores]),
-                texts=[response.text for response in responses],
                 prompts=[p["messages"][-1]["content"] for p in problems[:: args.responses]],
                 correct=[bool(s["correct"]) for s in scores],
             )
@@ -314,9 +290,8 @@ def pooled(of_batches):
     return {name: torch.cat([values[name] for values in of_batches]) for name in of_batches[0]}
 
 
-@contextmanager
-def head_in_float64(policy):
-    """Within this block, the policy's log-probabilities keep all their digits near 0.
+def fine_log_probs(policy, batch, args):
+    """Return the log-probability of each response token, [N, T] in float64, with all digits near 0. args: grpo.py's.
 
     float32 has no number between 1 and 1 − 6e-8. So the computation on the float32 logits is in float64.
     """
@@ -328,16 +303,8 @@ def head_in_float64(policy):
         return logp, torch.zeros_like(logp)
 
     policy.head = head
-    try:
-        yield
-    finally:
-        del policy.head
-
-
-def fine_log_probs(policy, batch, args):
-    """Return the log-probability of each response token, [N, T] in float64, with all digits near 0. args: grpo.py's."""
-    with head_in_float64(policy):
-        logp, _ = grpo.log_probs(policy, batch, args, with_entropy=False)
+    logp, _ = grpo.log_probs(policy, batch, args, with_entropy=False)
+    del policy.head
     return logp.double()
 
 
@@ -445,22 +412,14 @@ def finish(args, name, result):
 
 def rounded(value):
     """Round a value for JSON: five significant digits in its floats."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(item) for item in value]
-    return value
+    return json.loads(json.dumps(value), parse_float=lambda digits: float(f"{float(digits):.5g}"))
 
 
 def bars(axes, places, pairs, width=0.8, decimals=0, **look):
     """Plot bars with their standard errors, and their heights as text. pairs: [mean, standard error] per bar."""
     heights, errors = zip(*pairs)
-    axes.bar(places, heights, width, yerr=errors, ecolor="black", capsize=3, **look)
-    offset = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "small"}
-    for place, height, error in zip(places, heights, errors):
-        axes.annotate(f"{height:,.{decimals}f}", (place, height + error), ha="center", va="bottom", **offset)
+    drawn = axes.bar(places, heights, width, yerr=errors, ecolor="black", capsize=3, **look)
+    axes.bar_label(drawn, [f"{height:,.{decimals}f}" for height in heights], padding=3, fontsize="small")
 
 
 def points(axes, places, pairs, fmt, **look):

@@ -34,6 +34,7 @@ NEARLY_CERTAIN = 0.01  # nats; a token with less entropy counts as having none
 MOST = 0.8  # fraction of the entropy: the 80 in 80/20
 MEASURES = ("entropy", "probability", "gradient")
 PAIRS = [("entropy", "probability"), ("entropy", "gradient"), ("probability", "gradient")]
+LISTS = ("highest entropy", "lowest probability", "largest gradient", "lowest entropy")
 SENTENCE_ENDS = (".", "?", "!", ":")
 SHOWN = 12  # words per panel of the figure
 
@@ -45,9 +46,6 @@ class Args(common.Args):
     least: PositiveInt = 20  # a word that occurs less often is not listed
     listed: PositiveInt = 30  # words per list in the JSON
     checked: NonNegativeInt = 1500  # tokens whose gradient at all weights is measured
-
-
-QUICK = {"batches": 1, "least": 3, "checked": 6}
 
 
 def gradient_norms(policy, batch, args):
@@ -62,22 +60,6 @@ def gradient_norms(policy, batch, args):
         of_state = gradient[0].norm(dim=-1).cpu()  # [end]
         norms[row, 1:end] = of_state[:-1] * batch["mask"][row, 1:end]  # predicted from the previous state
     return norms
-
-
-def norms_at_all_weights(policy, batch, args):
-    """Return (rows, positions, ‖∇ log π‖ over all weights) of --checked random tokens of a batch, [n]."""
-    places = batch["mask"].nonzero()  # [tokens, 2]
-    generator = torch.Generator().manual_seed(args.seed)
-    chosen = places[torch.randperm(len(places), generator=generator)[: args.checked]]
-    chosen = chosen[chosen[:, 0].argsort()]
-    weights = list(policy.parameters())
-    norms = []
-    for row, t in tqdm(chosen.tolist(), desc="all weights", disable=None, leave=False):
-        ids = batch["ids"][row : row + 1, : t + 1].to(DEVICE)
-        mask = batch["mask"][row : row + 1, : t + 1].to(DEVICE)
-        logp, _ = policy(ids, mask, args.temperature)
-        norms.append(common.norm(torch.autograd.grad(logp[0, t], weights)))
-    return chosen[:, 0], chosen[:, 1], torch.tensor(norms, dtype=torch.float64)
 
 
 def is_connecting(word):
@@ -171,37 +153,31 @@ def numbers_of(found, vocabulary):
     return numbers
 
 
-def word_table(batches, least):
-    """Return [{word, count, means of its tokens}] of all words that occur `least` times in the batches."""
+def word_table(words_of_tokens, pooled, least):
+    """Return [{word, count, means of its tokens}] of all words that occur `least` times. pooled: {name: values [n]}."""
     places = {}  # word: its places among all tokens
-    for place, word in enumerate(word for found in batches for word in found["words"]):
+    for place, word in enumerate(words_of_tokens):
         places.setdefault(word, []).append(place)
-    values = {name: torch.cat([found[name] for found in batches]) for name in MEASURES}
-    in_top = torch.cat([found["in entropy"] for found in batches]).double()
+    in_top = pooled["in entropy"].double()
     rows = []
     for word, where in places.items():
         if len(where) >= least:
-            means = {name: of_all[where].mean().item() for name, of_all in values.items()}
+            means = {name: pooled[name][where].mean().item() for name in MEASURES}
             rows.append({"word": word, "count": len(where)} | means | {"in_top": in_top[where].mean().item()})
     return rows
 
 
 def lists_of(rows, listed):
     """Return {list: its words' rows}, the four lists: at most `listed` words each, the most extreme first."""
-    orders = {
-        "highest entropy": ("entropy", True),
-        "lowest probability": ("probability", False),
-        "largest gradient": ("gradient", True),
-        "lowest entropy": ("entropy", False),
-    }
     lists = {}
-    for name, (key, descending) in orders.items():
-        lists[name] = sorted(rows, key=lambda row, key=key: (row[key], row["word"]), reverse=descending)[:listed]
+    for name in LISTS:
+        order, measured = name.split()
+        ascending = sorted(rows, key=lambda row, measured=measured: (row[measured], row["word"]))
+        lists[name] = (ascending if order == "lowest" else ascending[::-1])[:listed]
     return lists
 
 
-def draw(batches, lists, args):
-    pooled = {name: torch.cat([found[name] for found in batches]) for name in MEASURES}
+def draw(pooled, lists, args):
     tokens = f"{len(pooled['entropy'])} response tokens of {common.name_of(args.model)}"
     figure = curves.new_figure(curves.WIDTH, 16, f"{tokens}, temperature {args.temperature:g}")
     panels = figure.subplots(3, 2)
@@ -253,27 +229,37 @@ def draw_words(panels, lists):
         axes.set(xlabel=units[key], title=f"words of {name} (how often)")
 
 
-def check_gradients(policy, sampled, found, args):
-    """Return [{"rest": 1 − π, "all_weights", "last_layer": norms}] of --checked tokens, by response."""
-    rows, positions, at_all = norms_at_all_weights(policy, sampled.batch, args)
-    number = torch.full(sampled.batch["mask"].shape, -1)
-    number[sampled.batch["mask"]] = torch.arange(len(found["gradient"]))
-    chosen = number[rows, positions]  # their places among the batch's tokens
-    values = {"rest": 1 - found["probability"][chosen], "all_weights": at_all, "last_layer": found["gradient"][chosen]}
-    return [{name: of_all[rows == row].tolist() for name, of_all in values.items()} for row in rows.unique()]
+def check_gradients(policy, batch, found, args):
+    """Return [{"rest": 1 − π, "all_weights", "last_layer": ‖∇ log π‖}] of --checked random tokens, by response."""
+    places = batch["mask"].nonzero()  # [tokens, 2]
+    generator = torch.Generator().manual_seed(args.seed)
+    chosen = torch.randperm(len(places), generator=generator)[: args.checked]
+    weights = list(policy.parameters())
+    of_rows = {}  # row: its numbers
+    for token in tqdm(chosen[places[chosen, 0].argsort()].tolist(), desc="all weights", disable=None, leave=False):
+        row, t = places[token].tolist()
+        ids = batch["ids"][row : row + 1, : t + 1].to(DEVICE)
+        mask = batch["mask"][row : row + 1, : t + 1].to(DEVICE)
+        logp, _ = policy(ids, mask, args.temperature)
+        of_row = of_rows.setdefault(row, {"rest": [], "all_weights": [], "last_layer": []})
+        of_row["rest"].append(1 - found["probability"][token].item())
+        of_row["all_weights"].append(common.norm(torch.autograd.grad(logp[0, t], weights)))
+        of_row["last_layer"].append(found["gradient"][token].item())
+    return list(of_rows.values())
 
 
 def main():
-    args, policy, tokenizer, batches = common.begin(Args, __doc__, QUICK, need_gradient=False)
+    args, policy, tokenizer, batches = common.begin(Args, __doc__, need_gradient=False)
     policy.eval()  # recompute nothing: the activations are read
     found = [measure(policy, tokenizer, sampled, args) for sampled in tqdm(batches, desc="batches", disable=None)]
     rows = [numbers_of(of_batch, policy.lm.config.vocab_size) for of_batch in found]
-    table = word_table(found, args.least)
+    pooled = {name: torch.cat([of_batch[name] for of_batch in found]) for name in (*MEASURES, "in entropy")}
+    table = word_table((word for of_batch in found for word in of_batch["words"]), pooled, args.least)
     lists = lists_of(table, args.listed)
-    draw(found, lists, args)
-    result = {"tokens": sum(row["tokens"] for row in rows), "batches": rows}
-    result |= {"responses": check_gradients(policy, batches[0], found[0], args), "words": len(table), "lists": lists}
-    common.finish(args, "forking_tokens", result)
+    draw(pooled, lists, args)
+    responses = check_gradients(policy, batches[0].batch, found[0], args)
+    result = {"tokens": sum(row["tokens"] for row in rows), "batches": rows, "responses": responses}
+    common.finish(args, "forking_tokens", result | {"words": len(table), "lists": lists})
 
 
 if __name__ == "__main__":

@@ -73,9 +73,6 @@ class Args(common.Args):
     lr: PositiveFraction | None = None  # AdamW's learning rate in these updates; None: grpo.py's for the model
 
 
-QUICK = {"batches": 1, "updates": 2}
-
-
 def right_vectors(matrix):
     """Return a matrix's right singular vectors, [columns, rank] in float64, without those within float32's rounding."""
     _, sizes, vectors = torch.linalg.svd(matrix.to(DEVICE).double(), full_matrices=False)
@@ -270,7 +267,7 @@ def draw(average, by_chance, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=2)
+    args, policy, _, batches = common.begin(Args, __doc__, least_updates=2)
     args.k = args.k or max(1, min(PAPERS_K, policy.lm.config.hidden_size // 16))
     before = common.copy_weights(policy)
     others = batches[1:] + batches[:1] if len(batches) > 1 else [None]

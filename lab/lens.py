@@ -28,7 +28,6 @@ from runtime.settings import PositiveFraction, PositiveInt
 from runtime.watched_tokens import pieces_of
 from tools.maintain.updates import ALGORITHMS, token_weights
 
-# opd.py's weights depend on a teacher; grpo_multi_turn.py is grpo.py on a task that does not reply.
 SCRIPTS = [script for script in ALGORITHMS if script not in ("opd", "grpo_multi_turn")]
 PAGE = Path(__file__).parent / "page.html"
 CUT = 0.01  # a token is clipped if less than this fraction of its first weight is left
@@ -40,9 +39,6 @@ class Args(common.Args):
     updates: PositiveInt = 12  # optimizer updates before the second measurement; divides --prompts
     lr: PositiveFraction | None = None  # AdamW's learning rate in these updates; None: grpo.py's for the model
     show: PositiveInt = 4  # groups of responses on the page
-
-
-QUICK = {"updates": 2, "show": 1}
 
 
 def measure(script, policy, sampled, args):
@@ -187,7 +183,7 @@ def write_page(data, path):
 
 
 def main():
-    args, policy, tokenizer, [sampled] = common.begin(Args, __doc__, QUICK, least_updates=1)
+    args, policy, tokenizer, [sampled] = common.begin(Args, __doc__, least_updates=1)
     bar = tqdm(SCRIPTS, desc="algorithms", disable=None)
     found = {script: measure(script, policy, sampled, args) for script in bar}
     summary = {script: summary_of(of_script, sampled.batch) for script, of_script in found.items()}

@@ -16,8 +16,7 @@ For Appendix C: the entropy of each token's distribution against its probability
 clipped after the last update. Updates are grpo.py's own, with its settings for the model, including --max_grad_norm,
 and a fresh AdamW. There is no KL term, as in the paper.
 
-Results: off_policy.json and off_policy.png. Boxes hold the middle half of the tokens, whiskers nine tenths, without the
-top 1 % by size. Error bars: standard errors over batches.
+Results: off_policy.json and off_policy.png. Boxes as in lab.who_dominates. Error bars: standard errors over batches.
 
     python -m lab.off_policy
 """
@@ -53,9 +52,6 @@ class Args(common.Args):
     batches: PositiveInt = 4  # batches to average over
     updates: PositiveInt = 16  # optimizer updates per step; divides --prompts
     lr: PositiveFraction | None = None  # AdamW's learning rate; None: grpo.py's for the model
-
-
-QUICK = {"batches": 1, "updates": 2}
 
 
 def counts_of(updates):
@@ -286,7 +282,7 @@ def draw(average, values, counts, lr, vocabulary, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=1)
+    args, policy, _, batches = common.begin(Args, __doc__, least_updates=1)
     before = common.copy_weights(policy)
     found = [measure(policy, before, sampled, args) for sampled in tqdm(batches, desc="batches", disable=None)]
     rows, of_tokens = zip(*found)

@@ -21,7 +21,7 @@ the last group. Results: proposition.json and proposition.png.
 import copy
 import dataclasses
 import math
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 
 import torch
@@ -44,9 +44,6 @@ class Args(common.Args):
     jacobians: PositiveInt = 12  # tokens among these whose layers' Jacobians are measured
 
 
-QUICK = {"tokens": 12, "rows": 3, "jacobians": 1}
-
-
 @contextmanager
 def catch_activations(policy):
     """Collect [a_0, …, a_L−1] of the pass in this block, in a list: the embedding, each layer's output."""
@@ -59,13 +56,11 @@ def catch_activations(policy):
         caught.append(output[0] if isinstance(output, tuple) else output)
 
     layers = policy.lm.model.layers
-    handles = [layers[0].register_forward_pre_hook(catch_input, with_kwargs=True)]
-    handles += [layer.register_forward_hook(catch_output) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(layers[0].register_forward_pre_hook(catch_input, with_kwargs=True))
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(catch_output))
         yield caught
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def activations_of(policy, ids, mask, temperature):
@@ -254,7 +249,7 @@ def draw(rests, norms, summary, groups, args):
 
 
 def main():
-    args, policy, _, [sampled] = common.begin(Args, __doc__, QUICK, need_gradient=False)
+    args, policy, _, [sampled] = common.begin(Args, __doc__, need_gradient=False)
     policy.eval()  # a model that recomputes activations in training takes no cache
     numbers, rests, norms, singular = measure(policy, sampled, args)
     vocabulary, width = policy.lm.lm_head.weight.shape

@@ -15,6 +15,7 @@ its size is too large on average, because noise has a size, too.
 import dataclasses
 from typing import Annotated
 
+import pydantic
 import tyro
 from tqdm import tqdm
 
@@ -22,7 +23,7 @@ from lab import common, off_policy
 from runtime import curves
 from runtime.settings import GroupSize, PositiveFraction, PositiveInt
 
-MOST = 4  # learning rates, so that lines can be distinguished
+FEW = pydantic.Field(min_length=1, max_length=4, description="one to 4 numbers in (0, 1]")  # lines that look different
 
 
 @dataclasses.dataclass
@@ -31,18 +32,9 @@ class Args(common.Args):
     responses: GroupSize = 4  # G, responses to each prompt
     batches: PositiveInt = 30  # batches to average over
     updates: PositiveInt = 64  # optimizer updates per step; divides --prompts
-    lrs: Annotated[list[PositiveFraction], tyro.conf.arg(metavar="LR")] = dataclasses.field(
+    lrs: Annotated[list[PositiveFraction], FEW, tyro.conf.arg(metavar="LR")] = dataclasses.field(
         default_factory=lambda: [1e-4, 3e-4, 1e-3, 3e-3]
     )  # AdamW's learning rates
-
-
-QUICK = {"batches": 1, "updates": 2}
-
-
-def check(args):
-    """Raise ValueError if the lines can't be plotted."""
-    if not 0 < len(set(args.lrs)) == len(args.lrs) <= MOST:
-        raise ValueError(f"--lrs {args.lrs}: give one to {MOST} different learning rates")
 
 
 def measure_at(policy, batch, args):
@@ -102,7 +94,7 @@ def draw(rows, counts, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=1, also_check=check)
+    args, policy, _, batches = common.begin(Args, __doc__, least_updates=1)
     before = common.copy_weights(policy)
     rows = [measure(policy, before, sampled, args) for sampled in tqdm(batches, desc="batches", disable=None)]
     draw(rows, off_policy.counts_of(args.updates), args)

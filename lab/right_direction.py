@@ -45,9 +45,6 @@ class Args(common.Args):
     adamw_lr: PositiveFraction | None = None  # learning rate of the AdamW update that finds it; None: grpo.py's
 
 
-QUICK = {"batches": 1, "updates": 2}
-
-
 def step_of(method, policy, before, sampled, lr, updates, args):
     """Return Δθ, a list of tensors, of a method's step with this many updates. The policy stays as it is."""
     script, changes = METHODS[method]
@@ -77,7 +74,7 @@ def measure(policy, before, sampled, lr, args):
     mask = batch["mask"]
     bins = common.bins_of(batch["old_logp"])[mask]
     advantages = batch["advantages"][mask]
-    found = {name_of(updates, kind): {} for updates in (1, args.updates) for kind in STEPS}
+    found = {}
     for updates in (1, args.updates):
         length_of_grpo = None
         for method in METHODS:
@@ -89,7 +86,7 @@ def measure(policy, before, sampled, lr, args):
                 scaled = [scale * part for part in step]
                 change = who_dominates.changes(policy, before, scaled, -1.0, batch, of_script)
                 shares = shares_right(change, advantages, bins)
-                found[name_of(updates, kind)][method] = shares | {"step": scale * length}
+                found.setdefault(name_of(updates, kind), {})[method] = shares | {"step": scale * length}
     return found
 
 
@@ -145,7 +142,7 @@ def draw(rows, lr, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK, least_updates=2)
+    args, policy, _, batches = common.begin(Args, __doc__, least_updates=2)
     before = common.copy_weights(policy)
     lr = args.lr or who_dominates.learning_rate(policy, before, batches[0], args)
     rows = [measure(policy, before, sampled, lr, args) for sampled in tqdm(batches, desc="batches", disable=None)]

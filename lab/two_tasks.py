@@ -2,9 +2,10 @@
 
 AR-Lopti (arXiv 2505.12929), figure 11 and appendix C.3: AR and Lopti together help with Knights & Knaves, not with
 mathematics, which, says the paper, has fewer low-probability tokens. For both tasks: the fraction of the tokens, and
-the norm of their part of GRPO's gradient, in four bins of probability. If a model is never right on a task, every token
-of both gets an advantage of 1: it is the gradient of the tokens' mean log-probability, and title and JSON say so.
-Without a hub, mathematics is Countdown, whose problems are generated. The paper's tasks are --tasks kk math.
+the norm of their part of GRPO's gradient, in four bins of probability. If all rewards of a batch are equal, as of a
+model that is never right on a task, every token of both tasks gets an advantage of 1: it is the gradient of the tokens'
+mean log-probability, and title and JSON say so. Without a hub, mathematics is Countdown, whose problems are generated.
+The paper's tasks are --tasks kk math.
 
 Results: two_tasks.json and two_tasks.png. Error bars: standard error over batches.
 
@@ -36,18 +37,13 @@ class Args(common.Args):
     max_tokens: PositiveInt = 64  # longer responses are truncated
 
 
-QUICK = {"batches": 1}
-
-
 def by_task(args):
     """Return [the settings for each of the two tasks]. ValueError if these are not two tasks."""
     if args.tasks[0] == args.tasks[1]:
         raise ValueError(f"--tasks {' '.join(args.tasks)}: give two different ones")
-    made = []
-    for task, data in zip(args.tasks, ("", args.data)):
-        of_task = dataclasses.replace(args, task=task, data=data)
+    made = [dataclasses.replace(args, task=task, data=data) for task, data in zip(args.tasks, ("", args.data))]
+    for of_task in made:
         common.check(of_task)
-        made.append(of_task)
     return made
 
 
@@ -63,7 +59,7 @@ def measure(policy, sampled, args, with_rewards):
 
 
 def main():
-    args = common.parse(Args, __doc__, QUICK)
+    args = common.parse(Args, __doc__)
     with flags.errors_in_one_line():
         tasks = by_task(args)
         if args.dry_run:
@@ -74,11 +70,7 @@ def main():
         batches = {}
         for of_task in tasks:
             batches[of_task.task] = common.load_batches(policy, of_task, args.batches, need_gradient=False)
-        # A model that is never right on a task has no batch with a gradient. If other batches have one, a batch
-        # without a gradient is bad luck: ValueError.
-        with_rewards = all(any(common.is_mixed(one, args).any() for one in several) for several in batches.values())
-        for of_task in tasks:
-            common.load_batches(policy, of_task, args.batches, need_gradient=with_rewards)
+    with_rewards = all(common.is_mixed(one, args).any() for several in batches.values() for one in several)
     found = {}
     for task, several in batches.items():
         bar = tqdm(several, desc=task, disable=None)

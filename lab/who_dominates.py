@@ -45,9 +45,6 @@ class Args(common.Args):
     adamw_lr: PositiveFraction | None = None  # learning rate of the AdamW update that finds it; None: grpo.py's
 
 
-QUICK = {"batches": 1}
-
-
 def changes(policy, before, gradient, lr, batch, args):
     """Return each response token's change of probability, [n], after θ ← before − lr · gradient, and undo the step."""
     common.set_weights(policy, [weight - lr * part for weight, part in zip(before, gradient)])
@@ -178,7 +175,7 @@ def draw(result, values, bins, args):
 
 
 def main():
-    args, policy, _, batches = common.begin(Args, __doc__, QUICK)
+    args, policy, _, batches = common.begin(Args, __doc__)
     before = common.copy_weights(policy)
     large_lr = args.large_lr or learning_rate(policy, before, batches[0], args)
     bar = tqdm(batches, desc="batches", disable=None)

@@ -83,7 +83,7 @@ def two_tokens():
     policy = OneLayer([[1.0, 0.0], [OVERLAP, height]], [first, [-x for x in first]])
     batch, _ = batch_of([[{"p": 0.1}], [{"p": 0.9}]])
     batch["ids"] = torch.tensor([[0, 0], [0, 1]])
-    return policy, common.Sampled(batch, torch.tensor([3.0, -1.0]), [], ["?"], [True, False])
+    return policy, common.Sampled(batch, torch.tensor([3.0, -1.0]), ["?"], [True, False])
 
 
 def run_main(command, out, flags, monkeypatch, capsys):
@@ -174,18 +174,15 @@ def test_no_response_breaks_the_page(tmp_path):
 REFUSED = [
     ("right_direction", "--updates 5", "--updates is 5; it must be at least 2 and divide --prompts, which is 12"),
     ("lens", "--model models/nowhere", "--model models/nowhere is not a model folder"),
-    ("reversal", "--lrs 1e-3 1e-3", "give one to 4 different learning rates"),
+    ("reversal", "--lrs 1e-3 2e-3 3e-3 4e-3 5e-3", "it must be one to 4 numbers in (0, 1]"),
     ("two_tasks", "--model models/kk_tiny --tasks kk kk", "--tasks kk kk: give two different ones"),
-    ("stages", "--steps 5 0", "give growing numbers"),
-    ("stages", "--run {run} --model other", "with --model models/kk_tiny, not other: name another folder"),
-    ("stages", "--run {run} --seed 1", "has a run with --seed 0, not 1: name another folder"),
+    ("stages", "--run runs/nowhere", "--run runs/nowhere is missing; `make runs/lab_stages` trains"),
     ("stages", "--run {run}", "has no checkpoint of step 5: name another folder, or continue"),
 ]
 
 
 @pytest.mark.parametrize(("module", "flags", "words"), REFUSED)
 def test_what_cannot_be_is_refused_in_one_line(module, flags, words, tmp_path, monkeypatch, capsys):
-    (tmp_path / "args.json").write_text('{"model": "models/kk_tiny", "seed": 0}')
     (tmp_path / "checkpoints" / "step_000010").mkdir(parents=True)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [module, *flags.format(run=tmp_path).split()])
@@ -198,8 +195,8 @@ def test_what_cannot_be_is_refused_in_one_line(module, flags, words, tmp_path, m
 
 def test_batches_without_a_gradient_are_refused(tmp_path, monkeypatch):
     """Two groups of two: equal within each, though not between them, is nothing to learn from."""
-    monkeypatch.setattr(common, "fingerprint", lambda policy: "x")
-    made = common.Sampled({}, torch.tensor([3.0, 3.0, -1.0, -1.0]), [], [], [])
+    monkeypatch.setattr(common.models, "fingerprint", lambda model: "x")
+    made = common.Sampled({}, torch.tensor([3.0, 3.0, -1.0, -1.0]), [], [])
     monkeypatch.setattr(common, "sample", lambda policy, args, numbers: [made])
     args = common.Args(prompts=2, responses=2, cache=str(tmp_path))
     with pytest.raises(ValueError, match="every group of batch 0 has equal rewards"):
@@ -366,7 +363,7 @@ def test_each_learning_rate_begins_at_the_same_weights(drawn, tmp_path, monkeypa
     rows = len(batch["ids"])
     logp, entropy = grpo.log_probs(policy, batch, script_args("grpo", rows))
     batch = batch | {"old_logp": logp, "ref_logp": logp, "entropy": entropy}
-    sampled = common.Sampled(batch, torch.tensor([0.0, 1.0, 2.0] * (rows // 3)), [], [], [])
+    sampled = common.Sampled(batch, torch.tensor([0.0, 1.0, 2.0] * (rows // 3)), [], [])
     monkeypatch.setattr(common, "load_batches", lambda policy, args, count, need_gradient: [sampled] * count)
     flags = f"--prompts {PROMPTS} --responses 3 --updates 2 --batches 2 --lrs 1e-4 1e-3"
     batches = run_main("reversal", tmp_path, flags, monkeypatch, capsys)["batches"]
@@ -432,8 +429,7 @@ def known():
     batch = {"ids": pad_sequence(list(map(torch.cat, rows)), True), "mask": pad_sequence(masks, True)}
     of_script = common.trainer_args("grpo", args)
     batch["old_logp"], batch["entropy"] = grpo.log_probs(policy, batch, of_script)
-    texts = [response for _, response in TEXTS]
-    return policy, tokenizer, common.Sampled(batch, torch.ones(2), texts, ["?"], [True, False])
+    return policy, tokenizer, common.Sampled(batch, torch.ones(2), ["?"], [True, False])
 
 
 def test_a_tokens_gradient_is_the_heads_jacobian_times_one_hot_minus_p(known):

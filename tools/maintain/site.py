@@ -200,8 +200,8 @@ def lens(data, kind="whole"):
     text = (ROOT / "lab" / "page.html").read_text(encoding="utf-8")
     text = text.replace("DATA_OF_THE_LENS", json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"))
     style = re.search(r"<style>\n(.*?)</style>", text, re.DOTALL)[1]
-    dark = "@media (prefers-color-scheme: dark) {"
-    style = style.replace(dark, '[data-md-color-scheme="slate"] & {').replace("color-scheme: light dark;", "")
+    chosen = 'color-scheme: light; [data-md-color-scheme="slate"] & { color-scheme: dark; }'
+    style = style.replace("color-scheme: light dark;", chosen)
     style = re.sub(r"(?m)^( *)(:root|body)(?= \{)", r"\1&", style)
     body, *scripts = re.search(r"<body>\n(.*)</body>", text, re.DOTALL)[1].split("<script")
     parts = [f'<div id="lens" class="{kind}">\n{body}</div>', f"<style>\n#lens {{\n{style}}}\n</style>"]
