@@ -38,6 +38,11 @@ KL_ESTIMATES = Exercise(
                 floats([[math.log(2) - 0.5]]),
             ),
         ),
+        # d = 6: not clamped.
+        Case(
+            {"logp": floats([[-1]]), "ref_logp": floats([[-7]])},
+            (floats([[6]]), floats([[18]]), floats([[math.exp(-6) + 5]])),
+        ),
         # d = 0 and −1: k1 0 and −1, k2 0 and 1/2, k3 0 and e − 2.
         Case(
             {"logp": floats([[-1, -3]]), "ref_logp": floats([[-1, -2]])},

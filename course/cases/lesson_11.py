@@ -107,6 +107,8 @@ GAP_JUMPS_AT = Exercise(
         # A large first step is no jump.
         Case({"gap": floats([0.5, 0.4, 0.5]), "usual": 0.01, "factor": 3.0}, 0),
         Case({"gap": floats([4e-7, 4e-7, math.nan, 0.5]), "usual": 0.01, "factor": 3.0}, 3),
+        # Step 1 is unknown: the usual gap alone is the limit.
+        Case({"gap": floats([math.nan, 0.005, 0.02]), "usual": 0.01, "factor": 3.0}, 3),
     ],
     random=random_gaps,
     mistakes={
@@ -238,6 +240,8 @@ FIRST_SIGN = Exercise(
             {"run": floats([[120], [180]]), "healthy": floats([[[80], [80]], [[90], [120]]]), "margin": 1.0},
             (2, 0),
         ),
+        # One width above the highest, and not more than that.
+        Case({"run": floats([[2]]), "healthy": floats([[[0]], [[1]]]), "margin": 1.0}, (0, -1)),
         # The healthy runs are equal: their width is taken as 1e-6.
         Case({"run": floats([[0.0], [0.1]]), "healthy": floats([[[0], [0]], [[0], [0]]]), "margin": 1.0}, (2, 0)),
     ],
