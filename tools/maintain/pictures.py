@@ -194,7 +194,9 @@ def draw(script):
     panels = [kind] * bool(kind) + ["curve"] * ("script" in learned)
     if not panels:
         return None
-    with pyplot.rc_context({"svg.hashsalt": script, "font.size": 9, "svg.fonttype": "path"}):
+    with pyplot.rc_context(
+        {"svg.hashsalt": script, "font.size": 9, "svg.fonttype": "none", "font.family": "sans-serif"}
+    ):
         figure, row = pyplot.subplots(
             1, len(panels), figsize=(4.6 * len(panels), 3.2), squeeze=False, layout="constrained"
         )
