@@ -31,7 +31,7 @@ def conversation_loss(logp, advantages, mask):
     [N], one for each conversation. mask [N, T], of bool: True where the model wrote.
 
         −1/Σ|o_i| · Σ_i Σ_t A_i · log π(o_it), t over the model's own tokens
-                                           (policy_loss in grpo_multi_turn.py, at its first update)
+            (has the gradient of policy_loss in grpo_multi_turn.py at its first update)
 
     Pay attention to the gaps: a reply lies between two turns, and is in no sum.
     """
@@ -51,4 +51,8 @@ def first_wrong_tokens(conversations, pieces):
 
 
 # 12.4 (open)  How many of a real model's turns come back with other ids if they are decoded and
-# encoded again? Sample some turns of SmolLM2, and count. Does it matter for what is learned?
+# encoded again? Sample e.g. 48 turns of SmolLM2 with transformers' `generate` (do_sample=True,
+# temperature 1, top_k 0), on the calculator's prompts: rewards.calculator.load(None, "train",
+# size=6) makes problems, and runtime.chats.encode(tokenizer, problem) the ids of a prompt. It takes
+# minutes on a CPU. Cut off the EOS token first, or every turn differs. Report the number of turns
+# with other ids, and how many of those have equal length. Does it matter for what is learned?

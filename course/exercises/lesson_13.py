@@ -34,6 +34,7 @@ def decoupled_loss(logp, old_logp, sampler_logp, advantages, mask, low, high, ca
 
 
 # 13.3 (open)  A step takes 200 GPU-seconds of sampling and 200 of updates, and the longest response
-# 20 s on any number of GPUs. From how many GPUs on is a sampler of its own faster than taking
-# turns? What is the speedup with 64 GPUs, and what does the lag of 1 cost in your opinion? The
-# formula is in docs/scaling.md.
+# 20 s on any number of GPUs. Switching between sampling and training takes 0 s. From how many GPUs
+# on is a sampler of its own always faster than taking turns? What is the speedup with 64 GPUs, and
+# what does the lag of 1 cost in your opinion? The formula is in docs/scaling.md; runs with a lag of
+# 2, 4 and 8 are in benchmarks/kk_tiny/lag.md.

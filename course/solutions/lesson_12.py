@@ -37,6 +37,7 @@ def first_wrong_tokens(conversations, pieces):
 #
 # Run this file to count it for SmolLM2: 4 problems of the calculator and 4 games, 8 first turns
 # each at temperature 1, at most 24 tokens. It takes minutes on a CPU; we have not kept the numbers.
+# It does not count equal lengths: among turns with other ids, compare the two lists' lengths.
 #
 # A turn in its usual split comes back as it was, and the usual split is what the model was trained
 # on. So expect other ids where low-probability tokens are drawn: at high temperatures, and at the

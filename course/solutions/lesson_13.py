@@ -23,9 +23,11 @@ def decoupled_loss(logp, old_logp, sampler_logp, advantages, mask, low, high, ca
 #     16 GPUs: in turns 45.0 s, at once 40.0 s
 #     64 GPUs: in turns 26.2 s, at once 23.6 s
 #
-# From 8 on, and with 64 GPUs by a tenth: there both wait for the longest response. To gain more, a
-# trainer must not wait for it. It takes the responses that are ready, and the long one is older
-# than the others. What a lag costs in accuracy is in the lesson's table.
+# Always from 7 on (77.1 and 70.0 s). Both take the same time with 2, 4, 5 and 6. With 3, the split
+# is too coarse (153.3 and 200.0 s). With 64 GPUs a tenth is gained: both wait for the longest
+# response. To gain more, a trainer must not wait for it. It takes the responses that are ready, and
+# the long one is older than the others. What a lag of 8 costs in accuracy is in the lesson's table,
+# and lags of 2 and 4 are in benchmarks/kk_tiny/lag.md. We have not measured a lag of 1.
 
 
 def open_question(sampling=200, updating=200, longest=20):
