@@ -71,6 +71,8 @@ def main(args):
         if is_chosen and not answer["truncated"]:
             turns = [("user", answer["prompt"]), ("assistant", "<think>" + answer["response"])]
             chats.append({"messages": [{"role": role, "content": text} for role, text in turns]})
+    if not chats:
+        sys.exit("no answer is right: there is nothing to learn")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     tokens = [fmean(a["tokens"] for a, c in zip(answers, chosen) if c or not only) for only in (False, True)]

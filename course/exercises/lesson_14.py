@@ -35,7 +35,7 @@ def pass_at_k(num_right, num_samples, k):
     raise NotImplementedError
 
 
-# 14.3 (open)  One round of expert iteration with one pass over the data is a step of a policy
-# gradient. Write the weight of an answer's tokens as it is in reinforce.py, for rewards 1 and 0.
-# Which baseline is it? What do the wrong answers teach? And which part of GRPO's objective would
-# allow more passes over the same answers?
+# 14.3 (open)  If the kept answers of a round make one update, it is a step of a policy gradient. A
+# share p of the answers is right (own_answers prints it). Write the weights of right and of wrong
+# answers in expert iteration, and in reinforce.py, with p of your own round. Which baseline turns
+# one into the other? Is the mean gradient the same, and the noise? What does `most` change?
