@@ -117,14 +117,15 @@ def load(file):
     return module
 
 
-def run_function(request, harness):
+def run_function(request):
     """Return the result of `attempt_file`, without "ended" and "printed"."""
     file = Path(request["file"])
     try:
         module = load(file)
     except BaseException as error:
         return {"unreadable": described(error, file)}
-    if harness:
+    if request["harness"]:
+        harness = importlib.import_module(request["harness"])  # takes seconds: not for a file that can't be imported
         gave = {}
         try:
             harness.run(module, request["arguments"][0], gave)
@@ -159,12 +160,11 @@ def in_child(request, answers):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), descriptor)
     torch.set_num_threads(1)
     request = torch.load(request, weights_only=True)
-    harness = request["harness"] and importlib.import_module(request["harness"])
     save, leave = torch.save, os._exit  # the file may replace them
     sys.addaudithook(without_solutions(request["file"]))
     limit = math.ceil(time.process_time() + request["seconds"] / 2)  # CPU time: a loop without an end uses it up first
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
-    save(run_function(request, harness), f"{answers}/result.pt")
+    save(run_function(request), f"{answers}/result.pt")
     sys.stdout.flush()
     leave(0)
 
