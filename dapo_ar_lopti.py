@@ -95,9 +95,7 @@ class Args(settings.RunArgs):
     def check(self):
         """ValueError, saying what would be right, if two settings do not fit each other."""
         if (self.lopti_stages, self.eta) in (("low", 0), ("high", 1)):
-            raise ValueError(
-                f"--lopti_stages {self.lopti_stages} with --eta {self.eta}: no token is left"
-            )
+            raise ValueError(f"--lopti_stages {self.lopti_stages} has no token at --eta {self.eta}")
         buffer = self.overlong_buffer or 0
         if buffer > self.max_response_tokens:
             raise ValueError(
@@ -489,9 +487,7 @@ def in_stage(stage, batch, eta):
     """
     log_eta = math.log(eta) if eta > 0 else -math.inf
     is_low = batch["old_logp"] <= log_eta
-    if stage == "low":
-        return batch["mask"] & is_low
-    return batch["mask"] & ~is_low
+    return batch["mask"] & (is_low if stage == "low" else ~is_low)
 
 
 def update(policy, optimizer, batch, step, args):
