@@ -36,8 +36,8 @@ def start_server():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def run_here(words, environment, stdout, stderr):
-    """What the fork does: becomes the command `python WORDS`. stdout, stderr: paths of files."""
+def run_here(words, environment, stdout, stderr, root):
+    """What the fork does: becomes the command `python WORDS` in the folder root. stdout, stderr: paths of files."""
     gc.freeze()  # vLLM collects garbage often, and the 700,000 objects of the libraries are none
     os.setpgid(0, 0)  # so that a run that takes too long can be ended with all that it started
     os.environ.clear()
@@ -46,22 +46,22 @@ def run_here(words, environment, stdout, stderr):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, descriptor)
         os.close(file)
-    os.chdir(ROOT)
+    os.chdir(root)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
     sys.argv = list(words)
-    sys.path[0:0] = [str(ROOT)]
+    sys.path[0:0] = [str(root)]
     runpy.run_path(words[0], run_name="__main__")
 
 
-def run(words, processes=1, timeout=1200, env=None, machines=1):
-    """Runs `python WORDS` from the repository's root, and returns it finished, with its output.
+def run(words, processes=1, timeout=1200, env=None, machines=1, root=ROOT):
+    """Runs `python WORDS` from the repository's root, or another folder, and returns it finished, with its output.
 
     words: the script and its flags; processes: more than one are connected as torchrun does it; machines: on how many
     they believe to be; timeout: in seconds. subprocess.TimeoutExpired after that; all its processes are dead then.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("stdout", "stderr")]
-        ranks = [start(words, *files, (env or {}) | about) for about in places(processes, machines)]
+        ranks = [start(words, *files, (env or {}) | about, root) for about in places(processes, machines)]
         try:
             for rank in ranks:
                 rank.join(timeout)
@@ -77,11 +77,11 @@ def run(words, processes=1, timeout=1200, env=None, machines=1):
     return subprocess.CompletedProcess(words, next((code for code in codes if code), 0), stdout, stderr)
 
 
-def start(words, stdout, stderr, env=()):
+def start(words, stdout, stderr, env=(), root=ROOT):
     """Begins to run `python WORDS`. Returns the process, as multiprocessing has it: with pid and exitcode."""
     start_server()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | dict(env)
-    arguments = ([str(word) for word in words], environment, str(stdout), str(stderr))
+    arguments = ([str(word) for word in words], environment, str(stdout), str(stderr), root)
     process = context.Process(target=run_here, args=arguments)
     process.start()
     return process

@@ -106,6 +106,7 @@ def test_wrong_rows_of_a_sampler_are_named(said):
 
 
 @pytest.mark.parametrize("said", WRONG_DRAWS)
+@pytest.mark.slow
 def test_wrong_draws_of_a_sampler_are_named(said):
     text = check_step.wrong_sample({"drawn": samples(*WRONG_DRAWS[said], False, True)})
     assert said in text and bool(said) == bool(text)

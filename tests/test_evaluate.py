@@ -241,6 +241,7 @@ def in_short(row):
 KK = ("--suite", "kk", "--people", "2-4", "--limit", 2, "--max_response_tokens", 100)
 
 
+@pytest.mark.slow
 def test_what_was_taught_is_the_table(model, tmp_path):
     kk_results = call(model, *KK, "--out", tmp_path, "--keep_responses", "--words", "--paper")
     results = read(kk_results[".json"])

@@ -2,13 +2,15 @@
 digit moves. A script that is in no table is among them; grpo_async.py's runs are in test_async.py.
 
 All runs are in one process and share a vLLM engine, because their prompts and responses together have the same length;
-of each a test looks at what it left. A script with its parent's main is not resumed.
+of each a test looks at what it left. A script with its parent's main is not resumed. Other tasks, what happens in few
+runs and most resumptions are in runs of their own, which only `make test-all` makes.
 """
 
 import json
 import os
 import re
 
+import prepared
 import pytest
 import torch
 from conftest import KEYS, KK_TINY, ROOT, data_of, metrics, puzzles
@@ -21,20 +23,24 @@ from tools.maintain import fingerprint, updates
 
 SCRIPTS = [script for script in [*updates.ALGORITHMS, *family.own_scripts()] if script != "grpo_async"]
 MAINS = {script: family.texts(family.source(script))["main"] for script in [*SCRIPTS, "sft"]}
-RESUMED = [script for script in MAINS if MAINS[script] != MAINS.get(family.PARENT.get(script))]
-RESUMED += ["grpo LoRA", "grpo_multi_turn talk"]
+RESUMED = ["grpo", "dapo", "ppo", "grpo_stale", "sft", "grpo LoRA"]
+OTHERS = [script for script in MAINS if MAINS[script] != MAINS.get(family.PARENT.get(script)) and script not in RESUMED]
 GUARDED = ["grpo", "ppo", "dapo_ar_lopti"]  # whose digits `make test` compares with another revision's
 
 
-def all_runs(folder):
-    """{name: (script, flags)}. Beside those of the fingerprint: other tasks, and what happens in few runs."""
+def usual_flags(folder):
+    """{name: flags} of what `make test` runs beside each script as the fingerprint does."""
     (folder / "talk.py").write_text(TALK)
+    talk = {"task": folder / "talk.py", "max_prompt_tokens": 952, "max_response_tokens": 120}
+    return {"grpo LoRA": {"lora_rank": 3, "lr": 5e-3}, "grpo_multi_turn talk": talk}
+
+
+def rare_flags(folder):
+    """{name: flags} of what only `make test-all` runs: other tasks, and what happens in few runs."""
     page = (ROOT / "docs" / "add_a_task.md").read_text()
     (folder / "brief.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     short = {"max_prompt_tokens": 1048, "max_response_tokens": 24}
-    more = {"grpo LoRA": {"lora_rank": 3, "lr": 5e-3}}
-    more["grpo_multi_turn talk"] = {"task": folder / "talk.py", "max_prompt_tokens": 952, "max_response_tokens": 120}
-    more |= {f"grpo {task}": short | {"task": task, "steps": 1} | flags for task, flags in data_of(folder).items()}
+    more = {f"grpo {task}": short | {"task": task, "steps": 1} | flags for task, flags in data_of(folder).items()}
     more["grpo own"] = short | {"task": folder / "brief.py"}
     # kk_tiny knows no Countdown: all rewards are 0, so that no group is ever kept
     more["dapo nothing"] = short | {"task": "countdown", "steps": 1, "max_refills": 1}
@@ -43,25 +49,40 @@ def all_runs(folder):
         "prompts_per_step": 16, "updates_per_step": 16, "eval_temperature": 1, "keep_checkpoints": 1, "data": puzzles(),
     }  # fmt: skip
     more["reinforce pass"] = short | {"steps": 1, "eval_samples": 3, "eval_temperature": 1, "data": puzzles()}
-    runs = {script: fingerprint.command(script, folder / script) for script in MAINS}
+    return more
+
+
+def train(folder, scripts, more, resumed):
+    """Runs scripts as the fingerprint does, those with more flags, and some again from their first checkpoint.
+
+    scripts, resumed: names; more: {name: flags}. Gives {name: the run's folder}.
+    """
+    runs = {script: fingerprint.command(script, folder / script) for script in scripts}
     for name, flags in more.items():
         script, words = fingerprint.command(name.split()[0], folder / name.replace(" ", "_"))
         runs[name] = script, words + [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-    runs["grpo_ar_lopti cut"][1].append("--gradient_checkpointing")
-    for name in RESUMED:  # train copies the run first
+    if "grpo_ar_lopti cut" in more:
+        runs["grpo_ar_lopti cut"][1].append("--gradient_checkpointing")
+    for name in resumed:  # fingerprint.train copies the run first
         checkpoint = folder / name.replace(" ", "_") / "checkpoints/step_000001"
         runs[f"{name} resumed"] = runs[name][0], ["--resume", str(checkpoint)]
-    return runs
+    ended = fingerprint.train(ROOT, runs, folder, launch=prepared.run)
+    assert ended == dict.fromkeys(runs, "done"), "\n".join(text for text in ended.values() if text != "done")
+    return {name: folder / name.replace(" ", "_") for name in runs}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """{name of a run: its folder}."""
+    """{name of a run: its folder}: every script, and some resumed."""
     folder = tmp_path_factory.mktemp("trained")
-    runs = all_runs(folder)
-    ended = fingerprint.train(ROOT, runs, folder)
-    assert ended == dict.fromkeys(runs, "done"), "\n".join(text for text in ended.values() if text != "done")
-    return {name: folder / name.replace(" ", "_") for name in runs}
+    return train(folder, MAINS, usual_flags(folder), RESUMED)
+
+
+@pytest.fixture(scope="module")
+def rarely(tmp_path_factory):
+    """{name of a run: its folder}: the other resumptions, and what happens in few runs."""
+    folder = tmp_path_factory.mktemp("rarely")
+    return train(folder, OTHERS, usual_flags(folder) | rare_flags(folder), [*OTHERS, "grpo_multi_turn talk"])
 
 
 def test_every_script_trains_and_writes_what_it_promises(trained):
@@ -80,68 +101,77 @@ def test_every_script_trains_and_writes_what_it_promises(trained):
     assert first["explained_variance"] == pytest.approx(0, abs=1e-5) != second["explained_variance"]  # V is 0 at first
 
 
-def test_grpo_trains_on_every_task(trained):
+@pytest.mark.slow
+def test_grpo_trains_on_every_task(rarely):
     """kk_tiny speaks of knights alone: on the other tasks every reward is 0, which a run must survive."""
     for task in ("math", "countdown", "hitab"):
-        [row] = metrics(trained[f"grpo {task}"])
+        [row] = metrics(rarely[f"grpo {task}"])
         assert row["reward"] == row["accuracy"] == 0 and row["zero_std_rate"] == 1, task
 
 
-def test_a_run_on_a_task_of_ones_own_logs_the_parts_of_its_rewards(trained):
+@pytest.mark.slow
+def test_a_run_on_a_task_of_ones_own_logs_the_parts_of_its_rewards(rarely):
     """Of the task that docs/add_a_task.md makes."""
-    rows = metrics(trained["grpo own"])
+    rows = metrics(rarely["grpo own"])
     assert [row["step"] for row in rows] == [1, 2] and "eval/accuracy" in rows[1]
     for row in rows:
         assert row["reward/rule"] + row["reward/brief"] == pytest.approx(row["reward"])
         assert 0 <= row["reward/brief"] <= 0.5 and -3 <= row["reward/rule"] <= 3
-    samples = [json.loads(line) for line in (trained["grpo own"] / "samples.jsonl").read_text().splitlines()]
+    samples = [json.loads(line) for line in (rarely["grpo own"] / "samples.jsonl").read_text().splitlines()]
     assert all(sample["reward"] == sum(sample["parts"].values()) for sample in samples)
 
 
-def test_several_responses_to_a_test_problem_give_pass_at_k(trained):
+@pytest.mark.slow
+def test_several_responses_to_a_test_problem_give_pass_at_k(rarely):
     """And of the test's responses the first to each problem is kept."""
-    rows = [json.loads(line) for line in (trained["reinforce pass"] / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (rarely["reinforce pass"] / "metrics.jsonl").read_text().splitlines()]
     for row in (rows[0], rows[-1]):
         assert row["eval/pass@1"] == pytest.approx(row["eval/accuracy"])
         assert 0 <= row["eval/pass@1"] <= row["eval/pass@2"] <= row["eval/pass@3"] <= 1
-    kept = [json.loads(line) for line in (trained["reinforce pass"] / "test_samples.jsonl").read_text().splitlines()]
+    kept = [json.loads(line) for line in (rarely["reinforce pass"] / "test_samples.jsonl").read_text().splitlines()]
     assert [(row["step"], row["id"]) for row in kept] == [(step, i) for step in (0, 1) for i in range(4)]
 
 
-def test_a_run_of_dapo_in_which_no_group_is_ever_kept(trained):
+@pytest.mark.slow
+def test_a_run_of_dapo_in_which_no_group_is_ever_kept(rarely):
     """Steps are counted and logged, the weights stay as they are."""
-    [row] = metrics(trained["dapo nothing"])
+    [row] = metrics(rarely["dapo nothing"])
     assert (row["groups_sampled"], row["groups_dropped"], row["groups_kept"]) == (8, 8, 0)
     assert [row[key] for key in ("reward", "zero_std_rate", "optimizer_steps", "weights_changed")] == [0, 1, 0, 0]
     assert [row[key] for key in ("entropy", "kl", "sampler_gap")] == [None] * 3
     assert row["tokens"] > 0 and row["overlong_penalty"] < 0
-    last = trained["dapo nothing"] / "checkpoints/step_000001"
+    last = rarely["dapo nothing"] / "checkpoints/step_000001"
     assert {"step": 1, "n_used": 8}.items() <= json.loads((last / "trainer_state.json").read_text()).items()
     after, before = load_file(last / "model.safetensors"), load_file(KK_TINY / "model.safetensors")
     assert all((after[key] == before[key]).all() for key in before)
 
 
-def test_responses_are_cut_off_and_counted(trained):
+@pytest.mark.slow
+def test_responses_are_cut_off_and_counted(rarely):
     """Also: no KL term and no reference, groups of one, 16 updates a step, sampled tests, each step saved."""
-    folder = trained["grpo_ar_lopti cut"]
+    folder = rarely["grpo_ar_lopti cut"]
     for row in metrics(folder):
         assert row["truncated_rate"] == 1 and row["response_tokens"] == 3 and row["kl"] is None
         assert row["zero_std_rate"] == 1 and row["sampler_gap"] < 1e-3 and row["optimizer_steps"] >= 16
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_000002"]
 
 
-def test_every_script_resumes_to_the_last_bit(trained):
+@pytest.mark.parametrize("runs", ["trained", pytest.param("rarely", marks=pytest.mark.slow)])
+def test_every_script_resumes_to_the_last_bit(runs, request):
     """From the first checkpoint: the second step's metrics and weights are those of the unbroken run."""
-    assert {"grpo", "dapo", "ppo", "sft"} < {*RESUMED}
-    assert all(row["turns"] > 1 for row in metrics(trained["grpo_multi_turn talk"]))
-    for name in RESUMED:
-        unbroken = fingerprint.numbers_of(f"{trained[name]}_unbroken")
-        assert fingerprint.numbers_of(trained[name]) == unbroken and len(unbroken) == 4, name
+    folders = request.getfixturevalue(runs)
+    resumed = [name.removesuffix(" resumed") for name in folders if name.endswith(" resumed")]
+    assert len(resumed) > 5
+    for name in resumed:
+        unbroken = fingerprint.numbers_of(f"{folders[name]}_unbroken")
+        assert fingerprint.numbers_of(folders[name]) == unbroken and len(unbroken) == 4, name
 
 
 def test_conversations_are_grpos_responses_to_the_last_bit_if_the_task_never_replies(trained):
     """All metrics of both steps, and the weights."""
-    one, several = (fingerprint.numbers_of(f"{trained[name]}_unbroken") for name in ("grpo", "grpo_multi_turn"))
+    assert all(row["turns"] > 1 for row in metrics(trained["grpo_multi_turn talk"]))
+    one = fingerprint.numbers_of(f"{trained['grpo']}_unbroken")
+    several = fingerprint.numbers_of(trained["grpo_multi_turn"])
     assert [row["turns"] for row in several[1:3]] == [1, 1] and [row["tool_rate"] for row in several[1:3]] == [0, 0]
     assert [{key: row[key] for key in row if key not in ("turns", "tool_rate")} for row in several] == one
 
@@ -183,8 +213,8 @@ def test_no_digit_has_moved(trained):
     if not revision:
         return  # nothing has changed, or digits are to move
     with fingerprint.files_of(revision) as tree:
-        before = fingerprint.measure(tree, GUARDED)
-    after = {script: fingerprint.numbers_of(f"{trained[script]}_unbroken") for script in GUARDED}
+        before = fingerprint.measure(tree, GUARDED, launch=prepared.run)
+    after = {script: fingerprint.numbers_of(trained[script]) for script in GUARDED}
     assert fingerprint.differences(before, after) == [], f"since {revision}: if they should move, {fingerprint.MOVED}"
 
 

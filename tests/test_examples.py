@@ -53,6 +53,7 @@ def test_the_notebook_trains_and_shows_its_curves(tmp_path, monkeypatch):
     assert [Path(picture).read_bytes()[:4] for picture in shown] == [b"\x89PNG"] and len(names["samples"]) > 0
 
 
+@pytest.mark.slow
 def test_the_notebook_of_exercises_shows_a_lesson_and_checks_it(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     names = {}

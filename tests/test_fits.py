@@ -67,6 +67,7 @@ def test_the_shapes_have_the_published_numbers_of_parameters(model):
     )
 
 
+@pytest.mark.slow
 def test_larger_cards_never_cost_more():
     assert fits.first_that_fits("Qwen/Qwen2.5-3B-Instruct", "80 GB", 1, False) == "A"  # the paper's settings
     lines = fits.page().partition("| GiB that count |")[2].splitlines()[1:]

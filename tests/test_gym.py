@@ -90,6 +90,7 @@ HOSTILE = ["0", "garbage", "[[[", "{'a':", "(" * 4000, "9" * 4500, "a b " * 1000
            "None", "9" * 6000]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_generator_scores_its_own_answer_and_survives_any_text():
     """All that are neither refused nor without answers; in halves of a second each."""
     for name in sorted(gym.registry().keys() - gym.UNSAFE - gym.LENIENT):
@@ -111,6 +112,7 @@ def test_every_generator_scores_its_own_answer_and_survives_any_text():
             assert time.process_time() - start < 0.5, (name, text[:20])
 
 
+@pytest.mark.slow
 def test_what_is_refused_as_unsafe_is_what_runs_the_response():
     """The library's own source: eval, or sympy's parse_expr, which calls it, on the answer."""
     runs_it = re.compile(r"\beval\(answer|parse_expr\(answer")

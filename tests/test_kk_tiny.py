@@ -115,6 +115,7 @@ def test_solutions_are_in_the_papers_format(careful):
         assert right == 1 if careful else abs(right - 0.5 ** int(people)) < 0.1  # hasty is chance
 
 
+@pytest.mark.slow
 def test_every_puzzle_that_is_learned_from_belongs_to_the_train_split():
     for puzzle in itertools.chain(*make_kk_tiny.make_puzzles(0)):
         assert int(kk.identity(puzzle["statements"]), 16) % puzzles.TEST_SHARE
@@ -178,6 +179,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_without_a_gpu_the_default_command_runs_without_any_network(tmp_path):
     """Only sizes are changed. Who asks for a name or an address elsewhere is written down."""
     worker = tmp_path / "worker.py"

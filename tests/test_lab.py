@@ -140,6 +140,7 @@ def quick(tmp_path_factory):
     return out, run("lab/two_tasks.py", *QUICK.split(), "--model", KK_TINY, "--out", out, "--cache", out / "cache")
 
 
+@pytest.mark.slow
 def test_a_quick_run_of_two_tasks(quick):
     """kk_tiny can't read Countdown's prompts, but its tokens have probabilities all the same."""
     out, done = quick
@@ -155,6 +156,7 @@ def test_a_quick_run_of_two_tasks(quick):
 
 
 @pytest.mark.parametrize("command", ["lens", "who_dominates", "right_direction", "proposition", "off_policy"])
+@pytest.mark.slow
 def test_a_quick_run_of_each_command(command, quick, monkeypatch, capsys):
     """With the batch of kk that was sampled."""
     monkeypatch.setattr(common, "sample", None)  # it would be called otherwise
@@ -357,6 +359,7 @@ def test_what_the_clip_cuts_off_by_hand():
     assert found["by_entropy"] == {"low": 0.5, "high": 0}
 
 
+@pytest.mark.slow
 def test_each_learning_rate_begins_at_the_same_weights(drawn, tmp_path, monkeypatch, capsys):
     """lab.reversal, twice with the same batch, of kk_tiny's tokens: a larger learning rate gives a larger κ."""
     batch, policy = drawn

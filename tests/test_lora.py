@@ -184,6 +184,7 @@ def shares(tiny_model, batch, tmp_path_factory):
 
 
 @each_dtype
+@pytest.mark.slow
 def test_two_processes_send_the_sampler_the_merged_weights(tiny_model, batch, shares, dtype):
     """Not the weights without adapters: an ordinary model with what is sent gives the policy's probabilities."""
     args = with_lora(tiny_model, dtype=dtype)

@@ -259,6 +259,7 @@ def test_a_killed_answer_costs_no_start_of_a_worker():
     worker.kill()
 
 
+@pytest.mark.slow
 def test_a_batch_has_a_bound_after_which_answers_count_as_timed_out(monkeypatch):
     hostile = [[f"{n}^{{9^{{9^9}}}}", ["0.5"]] for n in range(12, 16)]
     honest = ["1/2", ["0.5"]]
@@ -460,11 +461,11 @@ def test_broken_rows_are_named(tmp_path, row):
         task.load(str(path), "train")
 
 
-FILES = [f"math/{name}.parquet" for name in "aime amc math500 minerva olympiad_bench dsr_uniform_train".split()]
+FILES = [f"math/{name}.parquet" for name in "aime amc math500 olympiad_bench dsr_uniform_train minerva".split()]
 
 
 @needs_real
-@pytest.mark.parametrize("file", [*FILES, "orz/aime2024.json"])
+@pytest.mark.parametrize("file", [*FILES[:-1], pytest.param(FILES[-1], marks=pytest.mark.slow), "orz/aime2024.json"])
 def test_real_files(file, tmp_path):
     """Of about 50 problems all answers are right for their own, and none for the next."""
     path, n_rows = DATA / file, 30

@@ -123,6 +123,7 @@ def test_a_checkpoint_holds_the_buffers_and_names_the_class(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["phi", "apertus"])
+@pytest.mark.slow
 def test_families_that_vllm_takes_from_transformers_and_buffers_reach_the_sampler(family, tmp_path):
     """phi's class is transformers' own, which vLLM changes; apertus has buffers. Also with LoRA and two processes."""
     prepared.start_server()

@@ -146,6 +146,7 @@ def test_a_run_shows_turns_and_replies_apart(two_steps):
     assert any("Why" in "".join(one["tokens"]) for one in kept)
 
 
+@pytest.mark.slow
 def test_processes_whose_conversations_differ_in_length_make_the_same_first_update(two_steps, talk, tmp_path):
     """One prompt's conversations are in one process. The sampler's rounding depends on its batch (test_runs.py)."""
     flags = small(tmp_path / "run", task=talk, steps=1, eval_size=2, max_response_tokens=120, dtype="float32")

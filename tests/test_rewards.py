@@ -172,6 +172,7 @@ DEFAULTS = [  # task, its flags, how many of each category it generates to test 
 
 
 @pytest.mark.parametrize("task, kinds, of_each_kind", DEFAULTS)
+@pytest.mark.slow
 def test_generated_is_the_default(task, kinds, of_each_kind):
     items = task.load(None, "train", size=7, seed=2)
     assert items == task.generate(7, seed=2, split="train", **kinds)

@@ -59,6 +59,7 @@ def test_training_raises_the_reward(four_steps):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two processes need two GPUs, or none")
+@pytest.mark.slow
 def test_two_processes_do_the_same_first_step_and_go_on_as_one(four_steps, tmp_path):
     """Same prompts and seeds. The sampler's rounding depends on its batch, so that a token may rarely differ."""
     run("grpo.py", *small(tmp_path / "run", steps=2, **PACE), processes=2)

@@ -58,7 +58,7 @@ sys.path.insert(0, os.getcwd())
 runs, result, core = sys.argv[1:]  # a run gets other words
 os.sched_setaffinity(0, {int(core)})
 import torch
-import rewards
+import rewards.examples
 from runtime import records
 torch.set_num_threads(1)
 torch.distributed.destroy_process_group = lambda *groups: None  # at the end of a run; the engine's must live on
@@ -74,7 +74,8 @@ def once(load, key_of, kept):
         return kept[key]
     return load_once
 
-rewards.load_task = once(rewards.load_task, lambda args: tuple(getattr(args, name, None) for name in OF_PROBLEMS), {})
+for data in (rewards, rewards.examples):
+    data.load_task = once(data.load_task, lambda args: tuple(getattr(args, name, None) for name in OF_PROBLEMS), {})
 size_of = lambda args: (args.dtype, args.max_prompt_tokens + args.max_response_tokens)
 engines = {}  # a run begins by giving its engine its weights, so that one serves all of a size
 ended = {}
@@ -149,16 +150,20 @@ def command(name, folder):
     return script, [*SMALL, *(SAMPLED if script != "sft" else []), *flags, "--run_dir", str(folder)]
 
 
-def train(tree, runs, folder, place=0):
+def in_python(words, root):
+    return subprocess.run([sys.executable, *words], cwd=root, capture_output=True, text=True)
+
+
+def train(tree, runs, folder, place=0, launch=in_python):
     """Run scripts of a tree: runs is {name: (script, flags)}. Return {name: "done" or a traceback}.
 
-    place: which of this process's cores they use.
+    place: which of this process's cores they use; launch: runs a Python program in a folder.
     """
     cores = sorted(os.sched_getaffinity(0))
     core = str(cores[place % len(cores)])
     (folder / "runs.json").write_text(json.dumps(runs))
-    words = [sys.executable, "-c", WORKER, folder / "runs.json", folder / "ended.json", core]
-    done = subprocess.run(words, cwd=tree, capture_output=True, text=True)
+    (folder / "worker.py").write_text(WORKER)
+    done = launch([folder / "worker.py", folder / "runs.json", folder / "ended.json", core], root=tree)
     ended = json.loads((folder / "ended.json").read_text()) if (folder / "ended.json").exists() else {}
     last = f"it ended with {done.returncode}: {done.stderr[-2000:]}"
     return {name: ended.get(name, last) for name in runs}
@@ -179,11 +184,11 @@ def numbers_of(folder):
     return [*rows, {"step": rows[-1]["step"], "SHA-256 of the weights": digest.hexdigest()}]
 
 
-def measure(tree, names, place=0):
-    """Return {entry: its numbers} of a tree's scripts. RuntimeError with a traceback if one fails. place: see train."""
+def measure(tree, names, place=0, launch=in_python):
+    """Return {entry: its numbers} of a tree's scripts. RuntimeError with a traceback if one fails. Rest: see train."""
     with tempfile.TemporaryDirectory() as folder:
         folders = {name: Path(folder, str(i)) for i, name in enumerate(names)}
-        ended = train(tree, {name: command(name, folders[name]) for name in names}, Path(folder), place)
+        ended = train(tree, {name: command(name, folders[name]) for name in names}, Path(folder), place, launch)
         for name, how in ended.items():
             if how != "done":
                 raise RuntimeError(f"{name}, in {tree}: {how}")
