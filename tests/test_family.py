@@ -202,7 +202,7 @@ def test_a_change_reaches_children_and_grandchildren_and_a_second_time_does_noth
     edit("grpo", "line_5 = 5", "line_5 = 'new'", committed)
     code, out, texts = run()
     assert code == 0 and all(text.count("line_5 = 'new'") == 1 for text in texts.values())
-    assert all(f"{stem}.py: 1 lines added, 1 removed" in out for stem in ("dapo", "dapo_ar_lopti", "archer"))
+    assert all(f"{stem}.py: changed" in out for stem in ("dapo", "dapo_ar_lopti", "archer"))
     assert "line_25 = 'archer'" in texts["archer"] and "own_of_dapo = 1" in texts["dapo_ar_lopti"]
     code, out, again = run()
     assert code == 0 and again == texts and out.count("has it already") == 3

@@ -33,7 +33,6 @@ def test_a_mistake_in_all_scripts_is_made_where_its_text_is(tmp_path):
     )
 
 
-@pytest.mark.parametrize("wrong", [{"only": "a typo"}, {"workers": 0}])
-def test_settings_with_which_nothing_would_run_are_refused(wrong):
-    with pytest.raises(SystemExit, match=r"error: .*(no mistake has 'a typo'|must be greater than 0)"):
-        mutations.main(mutations.Args(**wrong))
+def test_a_word_that_no_mistake_has_is_refused():
+    with pytest.raises(SystemExit, match="error: no mistake has 'a typo'"):
+        mutations.main(mutations.Args(only="a typo"))

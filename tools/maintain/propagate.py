@@ -69,12 +69,6 @@ def merge(child, parent, here, base, theirs):
     return done.stdout.decode(), done.returncode
 
 
-def count(before, after):
-    """Return the numbers of added and removed lines, as text."""
-    steps = [step[0] for step in difflib.ndiff(before.splitlines(), after.splitlines())]
-    return f"{steps.count('+')} lines added, {steps.count('-')} removed"
-
-
 def propagate(stem, base, folder):
     """Carry a script's change since `base`, its text before, into its descendants. Return whether all have it."""
     parents = family.PARENT | {child: parent for child, parent in family.own_scripts(folder).items() if parent}
@@ -94,7 +88,7 @@ def propagate(stem, base, folder):
         # If this script had the change before, its children may not: their base is this script without the change.
         undone, unclear = merge(child, parent, merged, after[parent], before[parent])
         before[child], after[child] = here if unclear else undone, merged
-        print(f"{child}.py: {count(here, merged) if merged != here else 'has it already'}")
+        print(f"{child}.py: {'changed' if merged != here else 'has it already'}")
     return all(child in before for child in family.family(folder, stem, parents))
 
 
@@ -103,7 +97,7 @@ def main(args):
     with flags.errors_in_one_line():
         revision = args.base or base_revision(folder, stem)
         base = version(folder, revision, stem)
-        print(f"{stem}.py since {revision}: {count(base, family.source(stem, folder))}")
+        print(f"the change of {stem}.py since {revision}")
         has_all = propagate(stem, base, folder)
     sys.exit(int(not has_all))
 
