@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-RENAMED = {}  # {a flag's old name: its name today}
 FOLDERS = ("benchmarks/kk_tiny", "benchmarks/llm", "benchmarks/results", "course/results", "lab/results")
 
 
@@ -72,12 +71,7 @@ def settings_of(words):
             found[name] = value_of(text) if has_value else is_on
         else:
             found[name] = value_of(word) if found[name] is True else f"{found[name]} {word}"
-    return renamed(found)
-
-
-def renamed(settings):
-    """Return settings under today's names."""
-    return {RENAMED.get(name, name): value for name, value in settings.items()}
+    return found
 
 
 def command_of(script, settings):
