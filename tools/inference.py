@@ -15,7 +15,6 @@ from scipy import stats
 SHOWS, OPPOSITE, NO_EFFECT = "shows", "the opposite", "no effect of that size"
 TOO_FEW = "too few runs to tell"
 LEAST = 3  # batches or seeds; with fewer, there is no verdict
-POWER = 0.8  # the chance to detect an effect of the size called visible
 DRAWS = 2000  # resamples of the bootstrap
 
 
@@ -50,10 +49,6 @@ class Estimate:
         """Return half the length of the interval; 0 for a single value."""
         return student(level, self.df) * self.error if self.df else 0.0
 
-    def visible(self, level):
-        """Return the minimum detectable effect at this level, with a chance of POWER."""
-        return (student(level, self.df) + student(2 * (1 - POWER), self.df)) * self.error
-
     def word(self, level):
         low, high = self.interval(level)
         if low > 0:
@@ -77,18 +72,17 @@ class Estimate:
         return replace(self, label="; ".join(pairs), mean=-self.mean, sides=self.sides[::-1])
 
     def numbers(self, level):
-        """Describe the two sides, the difference with its interval, the detectable effect and the claimed effect."""
+        """Describe the two sides, the difference with its interval, and the claimed effect."""
         label = f"{self.label}: " if self.label else ""
         sides = " against ".join(map(shown, self.sides))
         if self.n < LEAST:
             return f"{label}{sides}, of {self.n} value{'s' * (self.n != 1)}"
         sign, unit = ("", " times") if self.is_ratio else ("+", "")
         mean, low, high = (shown(self.on_page(value), sign) for value in (self.mean, *self.interval(level)))
-        visible = shown(self.on_page(self.visible(level)))
         claimed = f", claimed {shown(self.on_page(self.size))}" if self.size else ""
         if self.size and self.interval(level)[1] < self.size:
             claimed += " (excluded)"
-        return f"{label}{sides}{'; ' if sides else ''}{mean}{unit} ({low} to {high}), visible {visible}{claimed}"
+        return f"{label}{sides}{'; ' if sides else ''}{mean}{unit} ({low} to {high}){claimed}"
 
 
 def shown(value, sign=""):
