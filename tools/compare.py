@@ -200,20 +200,6 @@ def compared(values):
     return inference.pooled(estimates)
 
 
-def pooled_errors(measures):
-    """Describe the pooled standard errors of the table's differences; "" if no entry has two seeds."""
-    errors = []
-    for title, values in measures.items():
-        most = max(compared(values), key=lambda estimate: estimate.n, default=None)
-        if not most or not most.df:
-            return ""
-        errors.append(f"{most.error:.3f} ({title.removeprefix('at ')})")
-    return (
-        f" Pooled over all rows, the error of a difference of {most.n} seeds is {' and '.join(errors)}, with "
-        f"{most.df:.0f} degrees of freedom."
-    )
-
-
 # ------------------------------------------------------------------------------------------------- picture and table
 
 
@@ -258,8 +244,7 @@ def table(runs, commands, common):
         f"as the {several} (the one before training left out) and {last}; "
         f"mean ± standard error over the seeds. Before training it is {before:.3f}. "
         f'Difference: "NAME X" minus "NAME", others minus "{first}", with the same seed, which means the same problems '
-        "in the same order."
-        f"{pooled_errors(measures)} Reward, length: mean of the last 5 steps."
+        "in the same order. Reward, length: mean of the last 5 steps."
     )
     return "\n\n".join([texts.table(columns, zip(*columns.values())), text, made_by(runs)]) + "\n"
 

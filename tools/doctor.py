@@ -1,4 +1,4 @@
-"""Tell whether this machine runs the trainers: a table of checks, each PASS, FAIL or SKIP, with advice.
+"""Tell whether this machine runs the trainers: a list of checks, each PASS, FAIL or SKIP, with advice.
 
     python -m tools.doctor              everything, in about two minutes
     python -m tools.doctor --quick      versions and hardware only: no run
@@ -6,7 +6,7 @@
 It trains models/kk_tiny for three steps with grpo.py on one GPU or the CPU, as a user does, then resumes that run. The
 exit code is 1 if a check fails. (benchmarks/update_speed.py measures a GPU.)
 
-torch and its dependents are imported late, so that the table also appears if torch is missing or broken.
+torch and its dependents are imported late, so that the list also appears if torch is missing or broken.
 """
 
 import json
@@ -19,20 +19,18 @@ import sys
 import sysconfig
 import tempfile
 from collections import namedtuple
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import psutil
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 from runtime import curves, machine
 
 ROOT = Path(__file__).parents[1]
 GIB = 2**30
 CHANGES = ("time/", "tokens_per_s", "peak_memory_gb")  # prefixes of metrics that differ between equal runs
-REPORT = "see docs/troubleshooting.md; otherwise report this table"
+REPORT = "see docs/troubleshooting.md; otherwise report this list"
 
 RUN = (
     "--model models/kk_tiny --steps 3 --save_every 1 --prompts_per_step 4 --responses_per_prompt 4 --eval_every 1000 "
@@ -182,10 +180,10 @@ def check_rows(rows, usual):
     trainer must compute the same model, also after an update, and on a GPU after the sampler has slept and been woken.
     """
     kl, gaps = rows[0]["kl"], [row["sampler_gap"] for row in rows]
-    advice = "policy and reference differ, with the same weights: see if --no_compile helps, and report the table"
+    advice = "policy and reference differ, with the same weights: see if --no_compile helps, and report this list"
     of_kl = check("kl", kl == 0, f"{kl:.3g} at step 1, where it must be 0", advice)
     found = f"{', '.join(f'{gap:.2g}' for gap in gaps)} nats; usually below {usual}"
-    advice = "sampler and trainer compute different models: try --dtype float32, and report the table"
+    advice = "sampler and trainer compute different models: try --dtype float32, and report this list"
     return [of_kl, check("sampler_gap", all(gap <= usual for gap in gaps), found, advice)]
 
 
@@ -207,30 +205,22 @@ def check_resume(rows, resumed_rows, on_gpu):
 # -------------------------------------------------------------------------------------------------------------- main
 
 
-@dataclass
-class Args:
-    """The checks to run."""
-
-    quick: bool = False  # only versions and hardware, in seconds: no training
-
-
-def main(args):
+def main(
+    quick: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="versions and hardware only")] = False,
+):
     lines = []
-    for stage in [software, hardware] if args.quick else [software, hardware, training]:
+    for stage in [software, hardware] if quick else [software, hardware, training]:
         if not failures(lines):
             lines += stage()
     if "run" not in [line.name for line in lines]:
         lines.append(check("run", None, "first mend what fails above" if failures(lines) else "--quick"))
-    console = Console(highlight=False, emoji=False, markup=False)
-    if not console.is_terminal:
-        console.width = 150  # for output into a file or a report
-    table = Table("check", "", "found", "what to do", box=None, padding=(0, 2, 0, 0))
     for line in lines:
-        table.add_row(line.name, line.outcome, line.found, line.advice, style="bold red" if line.advice else "")
-    console.print(table)
-    console.print(f"{len(failures(lines))} failed")
+        print(f"{line.outcome}  {line.name}: {line.found}")
+        if line.advice:
+            print(f"      {line.advice}")
+    print(f"{len(failures(lines))} failed")
     sys.exit(bool(failures(lines)))
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
+    tyro.cli(main, description=__doc__.split("\n\n")[0])

@@ -47,7 +47,7 @@ class Estimate:
 
     def half(self, level):
         """Return half the length of the interval; 0 for a single value."""
-        return student(level, self.df) * self.error if self.df else 0.0
+        return float(stats.t.isf(level / 2, self.df)) * self.error if self.df else 0.0
 
     def word(self, level):
         low, high = self.interval(level)
@@ -128,11 +128,6 @@ def pooled(estimates):
     return [replace(e, error=float(error), df=df) for e, error in zip(estimates, errors)]
 
 
-def student(chance, df):
-    """Return the t that |t| exceeds with this chance."""
-    return float(stats.t.isf(chance / 2, df))
-
-
 def holms_level(p_values, alpha):
     """Return the level at which Holm's procedure tests the hypotheses that it does not reject.
 
@@ -146,18 +141,17 @@ def holms_level(p_values, alpha):
     return alpha / max(1, len(p_values) - rejected)
 
 
-def correlation(clusters, in_ranks=False, draws=None):
-    """Return (Pearson's correlation, its standard error by bootstrap); (None, None) if a number is constant.
+def correlation(clusters, in_ranks=False):
+    """Return (Pearson's correlation, its standard error by bootstrap, the bootstrap's correlations).
 
-    A single cluster has no standard error: None.
+    (None, None, []) if a number is constant. A single cluster has no standard error: None.
 
     clusters: [(x, y)], two lists of numbers each, such as a puzzle's responses. The bootstrap resamples whole clusters,
     because the numbers in one are not independent. in_ranks: use the ranks among all numbers, which gives Spearman's.
-    draws: a list that gets the bootstrap's correlations.
     """
     sides = [numpy.concatenate([numpy.asarray(c[i], float) for c in clusters]) for i in (0, 1)]
     if any(len(set(side)) < 2 for side in sides):
-        return None, None
+        return None, None, []
     # Centre them, so that the sums of squares keep their digits.
     x, y = (stats.zscore(stats.rankdata(side) if in_ranks else side) for side in sides)
     places = numpy.repeat(range(len(clusters)), [len(c[0]) for c in clusters])
@@ -169,6 +163,4 @@ def correlation(clusters, in_ranks=False, draws=None):
     varies = spread > 1e-12 * n**4  # in a draw of equal numbers only rounding is left: its correlation is 0
     found = numpy.zeros(len(n))
     found[varies] = (n * xy - x * y)[varies] / numpy.sqrt(spread[varies])
-    if draws is not None:
-        draws.extend(found[1:])
-    return float(found[0]), float(found[1:].std(ddof=1)) if len(clusters) > 1 else None
+    return float(found[0]), float(found[1:].std(ddof=1)) if len(clusters) > 1 else None, found[1:]

@@ -12,8 +12,8 @@ import io
 import json
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import fastapi
 import tyro
@@ -26,14 +26,6 @@ from tools import plot
 PAGE = Path(__file__).with_name("watch.html")
 MOST = 8  # runs shown
 FILES = ("metrics.jsonl", "tokens.json")
-
-
-@dataclass
-class Args:
-    """The runs to follow, and the port of the page."""
-
-    runs: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),)  # runs, and folders of runs
-    port: int = 6007  # port of the page on this machine
 
 
 def find(paths):
@@ -91,10 +83,15 @@ def server(paths):
     return app
 
 
-def main(args):
-    print(f"http://127.0.0.1:{args.port} follows {len(find(args.runs))} runs; Ctrl-C ends it", flush=True)
-    uvicorn.run(server(args.runs), port=args.port, log_level="warning")
+def main(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="runs, and folders of runs")] = (
+        Path("runs"),
+    ),
+    port: Annotated[int, tyro.conf.arg(help="port of the page on this machine")] = 6007,
+):
+    print(f"http://127.0.0.1:{port} follows {len(find(runs))} runs; Ctrl-C ends it", flush=True)
+    uvicorn.run(server(runs), port=port, log_level="warning")
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
+    tyro.cli(main, description=__doc__.split("\n\n")[0])

@@ -168,11 +168,11 @@ def of_tokens(comparison, rows, label, **more):
             if "log" in comparison:
                 tokens = [(math.log(max(x, 1e-30)), math.log(y)) for x, y in tokens]
             clusters.append(([x for x, _ in tokens], [y for _, y in tokens]))
-        draws.append([])
-        value, _ = inference.correlation(clusters, comparison.get("ranks", False), draws[-1])
+        value, _, of_value = inference.correlation(clusters, comparison.get("ranks", False))
         if value is None or sum(len(cluster[0]) for cluster in clusters) < LEAST_TOKENS:
             return []
         found.append(value)
+        draws.append(of_value)
     than = comparison.get("than", 0.0)
     z, z_of_than = inference.fishers_z(min(found)), inference.fishers_z(than)
     mean = z_of_than - z if "negative" in comparison else z - z_of_than
