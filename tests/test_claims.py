@@ -115,7 +115,6 @@ def test_a_comparison_of_batches_by_hand():
         ({"equals": "b/c", "than": 3, "slack": 1.5}, [(0.5, 1)]),  # the batch without one is left out
         ({"more": "a/0", "than": "a/1", "ratio": True}, [(pytest.approx(math.log(6) / 2), 2)]),
         ({"more": "a/0", "than": "a/1", "times": 1.5}, [(1.0, 2)]),
-        ({"more": "a/0", "needs": {"advantages": "GRPO"}}, []),
     ]:
         found = claims.estimates_of({"file": "x"} | comparison)
         assert [(one.mean, one.n) for one in found] == expected, comparison

@@ -25,14 +25,6 @@ def is_failure(line, found, advice):
     return line.outcome == "FAIL" and found in line.found and advice in line.advice
 
 
-def test_the_libraries(tmp_path):
-    assert doctor.check_libraries("requirements-common.txt").outcome == "PASS"
-    file = tmp_path / "requirements.txt"
-    for wrong in ("rich<14", "no-such-library"):
-        file.write_text(f"tyro\n{wrong}\n")
-        assert is_failure(doctor.check_libraries(str(file)), wrong, "pip install -r")
-
-
 def test_what_must_hold_of_a_runs_metrics():
     assert not doctor.failures(doctor.check_rows(ROWS, 0.01))
     for rows, name, found, advice in [

@@ -40,7 +40,7 @@ WHAT_IS_DRAWN = (
     "line: its interval of 95 %, with one standard deviation of a run, pooled over all rows"
 )
 ACCURACY = "eval/accuracy"
-LAST = 3  # evaluations to average: the papers average their last three checkpoints
+LAST = {"mean": 3, "last": 1}  # evaluations to average: the papers average their last three checkpoints
 
 
 @dataclass
@@ -100,13 +100,10 @@ def read_runs(folder, commands, common, seeds):
                 continue
             runs[name][seed] = found = files.read_object(path)
             asked = asked_for(words, common, seed)
-            made_by = {"script": found.get("script"), "settings": found.get("settings", {})}
+            made_by = {"script": found["script"], "settings": found["settings"]}
             if made_by != asked:
                 was, wanted = (shlex.join(kept.command_of(**one)) for one in (made_by, asked))
-                raise ValueError(
-                    f"{path} was made by {was}, and is asked for with {wanted}: give the entry another name, or remove "
-                    "the file to run it again"
-                )
+                raise ValueError(f"{path} was made by {was}, not by {wanted}: give the entry another name")
     return runs
 
 
@@ -126,11 +123,7 @@ def run(asked):
             sys.exit(f"error: {command}\nended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
         rows = curves.read_rows(Path(folder, "metrics.jsonl"))
         about |= json.loads(Path(folder, "run.json").read_text())
-    return about | {"rows": [{key: shorter(value) for key, value in row.items() if value is not None} for row in rows]}
-
-
-def shorter(value):
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    return about | {"rows": [{key: value for key, value in row.items() if value is not None} for row in rows]}
 
 
 # ---------------------------------------------------------------------------------------------------------- measures
@@ -153,17 +146,6 @@ def late(rows, key, count):
     after = rows[rows["step"] > 0].dropna(subset=key)
     means = after.groupby(["seed", "entry"])[key].agg(lambda values: values.tail(count).mean())
     return means.unstack("entry").reindex(columns=rows["entry"].unique())
-
-
-def accuracies(rows):
-    """Return two tables as of `late`: {"mean of evaluations 4, 8": …, "at step 8": …}; the names are for all runs."""
-    after = rows[rows["step"] > 0].dropna(subset=ACCURACY)
-    several = set(after.groupby(["seed", "entry"])["step"].agg(lambda steps: tuple(steps.tail(LAST))))
-    names = f"mean of the last {LAST} evaluations", "at the last evaluation"
-    if len(several) == 1:
-        (steps,) = several
-        names = f"mean of evaluation{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}", f"at step {steps[-1]}"
-    return {name: late(rows, ACCURACY, count) for name, count in zip(names, (LAST, 1))}
 
 
 def shown(values, sign=""):
@@ -210,7 +192,8 @@ def draw(runs, folder, name):
     if len(groups) <= plot.MOST_LINES:
         plot.draw(groups, [path])
         return
-    columns = {title: compared(values) for title, values in accuracies(rows_of(runs)).items()}
+    rows = rows_of(runs)
+    columns = {f"{what} accuracy": compared(late(rows, ACCURACY, count)) for what, count in LAST.items()}
     plot.draw_differences(columns, WHAT_IS_DRAWN, [path])
     if name == "comparison":  # lessons 2, 4 and 7 show the metrics
         plot.draw(groups, [folder / f"{name}_metrics.png"], [key for key in plot.PANELS if key != ACCURACY])
@@ -225,13 +208,11 @@ def table(runs, commands, common):
         "script and flags": [f"`{shlex.join(commands[name])}`" for name in runs],
         "runs": [str(len(by_seed)) for by_seed in runs.values()],
     }
-    measures = accuracies(rows)
-    several, last = measures
-    titles, of_what = (several, f"accuracy {last}"), ("mean", last.removeprefix("at "))
-    for title, of, values in zip(titles, of_what, measures.values()):
-        columns[title] = [shown(values[name]) for name in runs]
+    for what, count in LAST.items():
+        values = late(rows, ACCURACY, count)
         differences = [values[name] - values[base_of(name, runs)] for name in others]
-        columns[f"difference ({of})"] = ["", *(shown(values, "+") for values in differences)]
+        columns[f"{what} accuracy"] = [shown(values[name]) for name in runs]
+        columns[f"{what} difference"] = ["", *(shown(values, "+") for values in differences)]
     rewards, lengths = late(rows, "reward", 5), late(rows, "response_tokens", 5).mean()
     columns["last reward"] = [shown(rewards[name]) for name in runs]
     columns["last length"] = [f"{lengths[name]:.0f}" for name in runs]
@@ -240,9 +221,9 @@ def table(runs, commands, common):
     before = rows.dropna(subset=ACCURACY).groupby(["seed", "entry"])[ACCURACY].first().mean()
     text = (
         f"All entries, unless the row says otherwise: `{common}`; seeds {seeds}. "
-        "Test accuracy: one response to each test problem at the evaluation's temperature, "
-        f"as the {several} (the one before training left out) and {last}; "
-        f"mean ± standard error over the seeds. Before training it is {before:.3f}. "
+        "Test accuracy: one response to each test problem at the evaluation's temperature; the mean of the last three "
+        "evaluations, or of all after the one before training, and the last; mean ± standard error over the seeds. "
+        f"Before training it is {before:.3f}. "
         f'Difference: "NAME X" minus "NAME", others minus "{first}", with the same seed, which means the same problems '
         "in the same order. Reward, length: mean of the last 5 steps."
     )

@@ -5,7 +5,6 @@ figures 4 and 7 are, by an exponential average of 0.95). RUN/curves.png (runtime
 `tensorboard --logdir runs` several.
 """
 
-import math
 from statistics import fmean, median
 
 from runtime.curves import COLOURS, MOST_PANELS, STYLES, TITLES, WIDTH, new_figure, points, save
@@ -17,20 +16,12 @@ PANELS = "eval/loss loss eval/accuracy reward response_tokens entropy kl clip_ra
 PANELS += "accuracy sampler_gap tokens_per_s".split()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Values
-
-
 def mean_and_range(runs, key):
     """Return (steps, mean, lowest, highest) over the runs, lists of rows, at the steps where all have a value."""
     curves = [dict(zip(*points(rows, key))) for rows in runs]
     steps = sorted(set.intersection(*(set(curve) for curve in curves)))
     columns = [[curve[step] for curve in curves] for step in steps]
     return steps, [fmean(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns]
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Pictures
 
 
 def draw(groups, paths, panels=PANELS):
@@ -96,19 +87,11 @@ def draw_line(axis, runs, key, has_band=True, **look):
 def set_scale(axis, key):
     """Use a log axis for clip rates, and for gradient norms and KL with outliers; return the title's addition.
 
-    Zeros have no logarithm: if there are any, the axis is linear below the smallest plotted power of ten.
+    Zeros have no logarithm: below the smallest positive value the axis is linear.
     """
-    values = [float(value) for line in axis.lines for value in line.get_ydata()]
-    positive = [value for value in values if value > 0]
-    if not positive:
+    positive = [value for line in axis.lines for value in line.get_ydata() if value > 0]
+    has_outliers = key in ("grad_norm", "kl") and positive and max(positive) > 10 * median(positive)
+    if not positive or not (key == "clip_rate" or has_outliers):
         return ""
-    outliers = max(positive) > 10 * median(positive)
-    if key != "clip_rate" and not (key in ("grad_norm", "kl") and outliers):
-        return ""
-    if min(values) > 0:
-        axis.set_yscale("log")
-        return ", log axis"
-    exponent = math.floor(math.log10(min(positive)))
-    axis.set_yscale("symlog", linthresh=10.0**exponent, linscale=0.5)
-    axis.set_ylim(bottom=0)
-    return f", log axis\n(linear below $10^{{{exponent}}}$)"
+    axis.set_yscale("symlog", linthresh=min(positive))
+    return ", log axis"

@@ -30,7 +30,6 @@ LAB = ROOT / "lab" / "results"  # the raw values: of the lab's commands,
 RUNS = ROOT / "benchmarks" / "kk_tiny"  # of runs,
 RESULTS = ROOT / "benchmarks" / "results"  # and of OTHERS
 OTHERS = ("limit", "words")
-LEAST_TOKENS = 50  # a correlation of fewer tokens is not measured
 ALPHA = 0.05  # the chance, at most, that any of a paper's "shows" or "the opposite" is luck
 
 
@@ -71,8 +70,6 @@ def estimates_of(comparison, lab=None):
             continue
         path = (RESULTS if filled["file"] in OTHERS else lab or LAB) / f"{filled['file']}.json"
         data = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if any(data.get(key) != value for key, value in filled.get("needs", {}).items()):
-            continue
         rows = at(data, filled.get("rows", "batches"))
         if rows:
             of = of_tokens if "correlation" in filled else of_batches
@@ -150,7 +147,7 @@ def of_tokens(comparison, rows, label, **more):
     """Return [the Estimate] of the correlation of two numbers per token; of several the lowest.
 
     rows: clusters of tokens, such as responses. `above`: the smallest second number that counts. []
-    if there are fewer than LEAST_TOKENS.
+    if all are equal.
     """
     wanted = comparison.get("only", {})
     rows = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
@@ -169,7 +166,7 @@ def of_tokens(comparison, rows, label, **more):
                 tokens = [(math.log(max(x, 1e-30)), math.log(y)) for x, y in tokens]
             clusters.append(([x for x, _ in tokens], [y for _, y in tokens]))
         value, _, of_value = inference.correlation(clusters, comparison.get("ranks", False))
-        if value is None or sum(len(cluster[0]) for cluster in clusters) < LEAST_TOKENS:
+        if value is None:
             return []
         found.append(value)
         draws.append(of_value)
@@ -222,18 +219,19 @@ def levels_of(found):
 
 def judged(claim, found, levels):
     """Return a row's (word, numbers): a claim shows if all its comparisons show. ValueError if no value is saved."""
-    words, texts_of = {}, {}
+    counts, numbers = Counter(), []
     for name in names_of(claim):  # a − before a name: its opposite
         plain = name.removeprefix("-")
-        estimates = [one if name == plain else one.reversed() for one in found[plain]]
-        words[name] = [one.word(levels[plain]) for one in estimates]
-        texts_of[name] = [one.numbers(levels[plain]) for one in estimates]
-    if missing := [name for name in claim["by"] if not words[name]]:
-        raise ValueError(f"docs/claims.toml, {claim['item']}: nothing is kept that measures {missing}")
-    counts = Counter(word for name in claim["by"] for word in words[name])
-    numbers = [text for name in claim["by"] for text in texts_of[name]]
-    for name in claim.get("beside", []):
-        numbers += [f"for comparison, {word}: {text}" for word, text in zip(words[name], texts_of[name])]
+        if not found[plain]:
+            raise ValueError(f"docs/claims.toml, {claim['item']}: nothing is kept that measures {plain}")
+        for one in found[plain]:
+            one = one if name == plain else one.reversed()
+            word, text = one.word(levels[plain]), one.numbers(levels[plain])
+            if name in claim["by"]:
+                counts[word] += 1
+                numbers.append(text)
+            else:
+                numbers.append(f"for comparison, {word}: {text}")
     start = f"({', '.join(f'{count} × {one}' for one, count in counts.items())}) " if len(counts) > 1 else ""
     return min(counts, key=WORDS.index), start + "; ".join(numbers)
 
