@@ -24,7 +24,7 @@ def test_the_four_words_by_hand():
     assert made[0.0].numbers(0.05) == "+0 (−4.3 to +4.3)"
     two = inference.Estimate("", 9.0, 0.1, 60, 2)
     assert two.word(0.05) == inference.TOO_FEW  # however small the error that it shares
-    assert claims.level_of([two, made[0.0]]) == 0.05  # and it takes no level from the others
+    assert inference.holms_level([two, made[0.0]], 0.05) == 0.05  # and it takes no level from the others
 
 
 def test_three_seeds_that_agree_by_luck_share_the_error_of_the_others():

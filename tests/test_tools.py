@@ -76,10 +76,10 @@ def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
         assert args.eval_size == asked["settings"]["eval_size"], name
 
 
-@pytest.mark.parametrize("own", ["--eval_size 3 --lr 1e-3", "--eval-size=3 --lr=1e-3"])
-def test_an_entrys_own_flags_take_the_place_of_those_of_all(own):
-    """However they are spelled: of two the trainer would take the last."""
-    asked = compare.asked_for(["grpo.py", *own.split()], "--lr 1e-4 --eval_size 9 --gated --people '2, 3'", 7)
+def test_an_entrys_own_flags_take_the_place_of_those_of_all():
+    asked = compare.asked_for(
+        "grpo.py --eval_size 3 --lr 1e-3".split(), "--lr 1e-4 --eval_size 9 --gated --people '2, 3'", 7
+    )
     command = shlex.join(kept.command_of(**asked))
     assert command == "grpo.py --lr 0.001 --eval_size 3 --gated --people '2, 3' --seed 7"
 
@@ -116,7 +116,6 @@ def test_code_is_that_of_script_and_runtime_without_comments(tmp_path, place):
     ("flags", "settings"),
     [
         ("--lr 1e-4 --steps 8", {"lr": 0.0001, "steps": 8}),
-        ("--lr=1e-4 --eval-size=3", {"lr": 0.0001, "eval_size": 3}),
         ("--gated --no-compile --people '2, 3'", {"gated": True, "no_compile": True, "people": "2, 3"}),
         ("--task a.py", {"task": "a.py"}),
         ("--lr 1 --lr 2", {"lr": 2}),  # the last one counts, as for the trainer

@@ -28,8 +28,7 @@ import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from runtime import curves, files, flags, settings
-from runtime.settings import NonNegativeInt
+from runtime import curves, files, flags
 from tools import inference, kept, plot, texts
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +38,6 @@ WHAT_IS_DRAWN = (
     "large dot: mean over the seeds, which are the small dots\n"
     "line: its interval of 95 %, with one standard deviation of a run, pooled over all rows"
 )
-ACCURACY = "eval/accuracy"
 LAST = {"mean": 3, "last": 1}  # evaluations to average: the papers average their last three checkpoints
 
 
@@ -49,7 +47,7 @@ class Args:
 
     suite: Literal[*SUITES] = "comparison"  # what to compare
     entries: list[str] = field(default_factory=list)  # each "NAME: SCRIPT FLAGS"; empty: the suite's
-    seeds: list[NonNegativeInt] | None = None  # one run per entry and seed; None: 0, 1, 2, or as many as the suite has
+    seeds: list[int] | None = None  # one run per entry and seed; None: 0, 1, 2, or as many as the suite has
     common: str = ""  # flags for all entries, as in --common="--steps 10"; empty: the suite's
     only: list[str] = field(default_factory=list)  # names of the entries to run; empty: all
     folder: Path | None = None  # where runs, table and plot are saved; None: benchmarks/kk_tiny or benchmarks/llm
@@ -126,9 +124,6 @@ def run(asked):
     return about | {"rows": [{key: value for key, value in row.items() if value is not None} for row in rows]}
 
 
-# ---------------------------------------------------------------------------------------------------------- measures
-
-
 def rows_of(runs):
     """Return the rows of all runs, {name: {seed: saved run}}, as one table with the columns `entry` and `seed`."""
     rows = []
@@ -157,9 +152,6 @@ def shown(values, sign=""):
     return f"{mean} ± {values.sem():.3f}" if len(values) > 1 else mean
 
 
-# ------------------------------------------------------------------------------------------------------- differences
-
-
 def base_of(name, names):
     """Return the entry to compare with: "dapo" for "dapo ar+lopti", as that begins with it; otherwise the first."""
     begun = [other for other in names if name.startswith((f"{other} ", f"{other}, "))]
@@ -182,9 +174,6 @@ def compared(values):
     return inference.pooled(estimates)
 
 
-# ------------------------------------------------------------------------------------------------- picture and table
-
-
 def draw(runs, folder, name):
     """Plot NAME.png: the curves of up to five entries, the differences of more; for `comparison` both."""
     groups = {entry: [run["rows"] for run in by_seed.values()] for entry, by_seed in runs.items()}
@@ -193,10 +182,10 @@ def draw(runs, folder, name):
         plot.draw(groups, [path])
         return
     rows = rows_of(runs)
-    columns = {f"{what} accuracy": compared(late(rows, ACCURACY, count)) for what, count in LAST.items()}
+    columns = {f"{what} accuracy": compared(late(rows, plot.ACCURACY, count)) for what, count in LAST.items()}
     plot.draw_differences(columns, WHAT_IS_DRAWN, [path])
     if name == "comparison":  # lessons 2, 4 and 7 show the metrics
-        plot.draw(groups, [folder / f"{name}_metrics.png"], [key for key in plot.PANELS if key != ACCURACY])
+        plot.draw(groups, [folder / f"{name}_metrics.png"], [key for key in plot.PANELS if key != plot.ACCURACY])
 
 
 def table(runs, commands, common):
@@ -209,7 +198,7 @@ def table(runs, commands, common):
         "runs": [str(len(by_seed)) for by_seed in runs.values()],
     }
     for what, count in LAST.items():
-        values = late(rows, ACCURACY, count)
+        values = late(rows, plot.ACCURACY, count)
         differences = [values[name] - values[base_of(name, runs)] for name in others]
         columns[f"{what} accuracy"] = [shown(values[name]) for name in runs]
         columns[f"{what} difference"] = ["", *(shown(values, "+") for values in differences)]
@@ -218,7 +207,7 @@ def table(runs, commands, common):
     columns["last length"] = [f"{lengths[name]:.0f}" for name in runs]
 
     seeds = ", ".join(str(seed) for seed in sorted(set(rows["seed"])))
-    before = rows.dropna(subset=ACCURACY).groupby(["seed", "entry"])[ACCURACY].first().mean()
+    before = rows.dropna(subset=plot.ACCURACY).groupby(["seed", "entry"])[plot.ACCURACY].first().mean()
     text = (
         f"All entries, unless the row says otherwise: `{common}`; seeds {seeds}. "
         "Test accuracy: one response to each test problem at the evaluation's temperature; the mean of the last three "
@@ -256,11 +245,8 @@ def main(args):
         print("\n".join(stale()))
         return
     with flags.errors_in_one_line():
-        settings.check_ranges(args)
         if (args.entries or args.common or args.seeds) and not (args.folder or args.name):
-            raise ValueError(
-                "with other entries, flags or seeds than the suite's give a --folder or a --name of your own"
-            )
+            raise ValueError("other entries, flags or seeds than the suite's need a --folder or --name of your own")
         common, commands, seeds = read_suite(args.suite)
         folder = args.folder or ROOT / "benchmarks" / ("llm" if "SmolLM2" in common else "kk_tiny")
         common, commands = args.common or common, read_entries(args.entries) or commands

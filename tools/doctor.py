@@ -11,7 +11,6 @@ torch and its dependents are imported late, so that the list also appears if tor
 
 import json
 import math
-import os
 import platform
 import shutil
 import subprocess
@@ -84,7 +83,6 @@ def hardware():
     disk = shutil.disk_usage(ROOT).free / GIB
     lines = [
         check_gpu(machine.unusable_gpus()),
-        check("processor", True, f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}"),
         check("memory", free >= 3, f"{free:.1f} of {total:.1f} GiB free", "kk_tiny needs 3 GiB: end other programs"),
         check("disk", disk >= 2, f"{disk:.0f} GiB free in {ROOT}", "2 GiB are needed, or a --run_dir on another disk"),
     ]
@@ -119,9 +117,9 @@ def training():
 
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder, "run")
-        if problem := run_grpo("three steps of grpo.py on kk_tiny", *RUN.split(), run_dir):
+        problem, rows = run_grpo("three steps of grpo.py on kk_tiny", run_dir, *RUN.split(), run_dir)
+        if problem:
             return [check("run", False, problem)]
-        rows = steps_of(run_dir)
         seconds = ", ".join(f"{row['time/step']:.1f}" for row in rows)
         lines = [check("run", True, f"{len(rows)} steps, seconds: {seconds}")]
         dtype = json.loads((run_dir / "args.json").read_text())["dtype"]
@@ -129,22 +127,20 @@ def training():
 
         # It drops the steps after the checkpoint, and repeats them.
         checkpoint = run_dir / "checkpoints" / "step_000002"
-        if problem := run_grpo("the same, resumed after step 2", "--resume", checkpoint):
+        problem, resumed_rows = run_grpo("the same, resumed after step 2", run_dir, "--resume", checkpoint)
+        if problem:
             return [*lines, check("resume", False, problem)]
-        return [*lines, check_resume(rows, steps_of(run_dir), machine.has_gpu())]
+        return [*lines, check_resume(rows, resumed_rows, machine.has_gpu())]
 
 
-def run_grpo(title, *flags):
-    """Run grpo.py. Return "", or the last line that it printed if it failed."""
+def run_grpo(title, run_dir, *flags):
+    """Run grpo.py. Return ("", the rows of the run's steps), or (the last line that it printed, []) if it failed."""
     print(title, flush=True)
     command = [sys.executable, "grpo.py", *flags]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return last_line(done.stdout) if done.returncode else ""
-
-
-def steps_of(run_dir):
-    """Return the rows of a run's steps."""
-    return [row for row in curves.read_rows(run_dir / "metrics.jsonl") if row["step"] > 0]
+    if done.returncode:
+        return last_line(done.stdout), []
+    return "", [row for row in curves.read_rows(run_dir / "metrics.jsonl") if row["step"] > 0]
 
 
 def check_rows(rows, usual):

@@ -128,13 +128,14 @@ def pooled(estimates):
     return [replace(e, error=float(error), df=df) for e, error in zip(estimates, errors)]
 
 
-def holms_level(p_values, alpha):
-    """Return the level at which Holm's procedure tests the hypotheses that it does not reject.
+def holms_level(estimates, alpha):
+    """Return the level at which Holm's procedure tests the estimates (with at least LEAST values) that it can't reject.
 
     All p-values that it rejects are below, too. alpha: the chance, at most, that anything is rejected by luck.
     """
+    p_values = sorted(one.p() for one in estimates if one.n >= LEAST)
     rejected = 0
-    for p in sorted(p_values):
+    for p in p_values:
         if p > alpha / (len(p_values) - rejected):
             break
         rejected += 1

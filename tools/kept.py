@@ -53,13 +53,11 @@ def differs(result):
 
 
 def settings_of(words):
-    """Return {setting: value} of flags, --lr 1e-4, --lr=1e-4 or --gated; a value is a number, True or a text."""
+    """Return {setting: value} of flags such as --lr 1e-4 and --gated; a value is a number, True or a text."""
     found = {}
     for word in words:
         if word.startswith("--"):
-            name, has_value, word = word.removeprefix("--").partition("=")
-            name = name.replace("-", "_")
-            word = word if has_value else "true"
+            name, word = word.removeprefix("--"), "true"
         try:
             found[name] = json.loads(word)
         except ValueError:

@@ -48,9 +48,9 @@ def overview(paths):
     found = []
     for name, folder in find(paths).items():
         rows = curves.read_rows(folder / "metrics.jsonl")
-        about = {"step": rows[-1]["step"] if rows else 0, "steps": read(folder / "args.json").get("steps")}
-        when = changed(folder)
-        found.append({"name": name, "changed": when, "ago": time.time() - when} | about)
+        about = {"name": name, "step": rows[-1]["step"] if rows else 0, "changed": changed(folder)}
+        about["steps"] = read(folder / "args.json").get("steps")
+        found.append(about | {"ago": time.time() - about["changed"]})
     return found
 
 

@@ -28,12 +28,8 @@ MADE = CLAIMS["comparisons"]
 WORDS = [OPPOSITE, NO_EFFECT, TOO_FEW, SHOWS]  # a row gets the first of these among its comparisons
 LAB = ROOT / "lab" / "results"  # the raw values: of the lab's commands,
 RUNS = ROOT / "benchmarks" / "kk_tiny"  # of runs,
-RESULTS = ROOT / "benchmarks" / "results"  # and of OTHERS
-OTHERS = ("limit", "words")
+RESULTS = ROOT / "benchmarks" / "results"  # and of benchmarks and evaluate.py
 ALPHA = 0.05  # the chance, at most, that any of a paper's "shows" or "the opposite" is luck
-
-
-# ------------------------------------------------------------------------------------- comparisons
 
 
 def at(tree, path):
@@ -68,8 +64,8 @@ def estimates_of(comparison, lab=None):
         if "suite" in filled:
             found += of_runs(filled, **more)
             continue
-        path = (RESULTS if filled["file"] in OTHERS else lab or LAB) / f"{filled['file']}.json"
-        data = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        paths = [folder / f"{filled['file']}.json" for folder in (lab or LAB, RESULTS)]
+        data = next((json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()), {})
         rows = at(data, filled.get("rows", "batches"))
         if rows:
             of = of_tokens if "correlation" in filled else of_batches
@@ -180,9 +176,6 @@ def of_tokens(comparison, rows, label, **more):
     return [Estimate(label, mean, error, len(rows) - 1, len(rows), sides, **more)]
 
 
-# ------------------------------------------------------------------------------------------------------- the verdicts
-
-
 def measured():
     """Return {name: [Estimate]} of the comparisons; comparisons of a kind share one standard deviation."""
     found = {name: estimates_of(comparison) for name, comparison in MADE.items()}
@@ -197,11 +190,6 @@ def measured():
     return found
 
 
-def level_of(estimates):
-    """Return the level of these estimates' intervals: Holm's, over those with enough values."""
-    return inference.holms_level([one.p() for one in estimates if one.n >= inference.LEAST], ALPHA)
-
-
 def names_of(claim):
     return claim["by"] + claim.get("beside", [])
 
@@ -212,7 +200,7 @@ def levels_of(found):
     for paper in CLAIMS["papers"]:
         names = [name for claim in paper["claims"] for name in names_of(claim)] + paper.get("counted", [])
         own = {name.removeprefix("-") for name in names} - levels.keys()
-        of_papers[paper["name"]] = level_of([one for name in own for one in found[name]])
+        of_papers[paper["name"]] = inference.holms_level([one for name in own for one in found[name]], ALPHA)
         levels |= dict.fromkeys(own, of_papers[paper["name"]])
     return levels, of_papers
 
@@ -246,9 +234,6 @@ def of_file(name, folder):
     return lines
 
 
-# ----------------------------------------------------------------------------------------------------------- the page
-
-
 def page():
     """Return docs/claims.md."""
     found = measured()
@@ -265,7 +250,7 @@ def page():
             rows.append([text, f"**{word}**", numbers + note, ", ".join(commands_of(claim))])
         title = f"{paper['title']} Intervals of {1 - of_papers[paper['name']]:.2%}."
         head = ["claim", "verdict", "what came out here", "command"]
-        papers += [f"## {paper['name']}", wrapped(title), table(head, rows), wrapped(paper.get("below", ""))]
+        papers += [f"## {paper['name']}", wrapped(title), texts.table(head, rows), wrapped(paper.get("below", ""))]
     findings = []
     for i, finding in enumerate(CLAIMS["findings"], 1):
         if wrong := {name: verdicts.get(name) for name in finding["rows"] if verdicts.get(name) != finding["verdict"]}:
@@ -274,7 +259,7 @@ def page():
     words = Counter(verdicts.values())
     of_words = [[word, str(words[word]), CLAIMS["meaning"][word]] for word in WORDS[::-1]]
     parts = ["# Claims", "Findings; the tables below have the numbers:", "\n".join(findings), wrapped(CLAIMS["intro"])]
-    parts += [table(["verdict", "rows", "what it means"], of_words)]
+    parts += [texts.table(["verdict", "rows", "what it means"], of_words)]
     rules = f"<details><summary>How a verdict is reached</summary>\n\n{wrapped(CLAIMS['rules'])}\n\n</details>"
     return "\n\n".join(filter(None, [*parts, rules, *papers, wrapped(CLAIMS["sources"])])) + "\n"
 
@@ -291,8 +276,3 @@ def commands_of(claim):
 
 def wrapped(text, **options):
     return "\n".join(textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False, **options))
-
-
-def table(titles, rows):
-    """Return a table; a bar inside a cell would end it."""
-    return texts.table(titles, [[cell.replace("|", "∣") for cell in row] for row in rows])
