@@ -116,7 +116,7 @@ def test_code_is_that_of_script_and_runtime_without_comments(tmp_path, place):
     ("flags", "settings"),
     [
         ("--lr 1e-4 --steps 8", {"lr": 0.0001, "steps": 8}),
-        ("--gated --no-compile --people '2, 3'", {"gated": True, "no_compile": True, "people": "2, 3"}),
+        ("--gated --no_compile --people '2, 3'", {"gated": True, "no_compile": True, "people": "2, 3"}),
         ("--task a.py", {"task": "a.py"}),
         ("--lr 1 --lr 2", {"lr": 2}),  # the last one counts, as for the trainer
     ],
