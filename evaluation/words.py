@@ -37,7 +37,7 @@ def related(problems, **options):
     problems: as in count_all's "raw"; options: passed to inference.correlation. The bootstrap resamples whole problems,
     because the responses to a problem are not independent.
     """
-    return inference.correlation([(one["count"], one["reward"]) for one in problems], **options)
+    return inference.correlation([(one["count"], one["reward"]) for one in problems], **options)[:2]
 
 
 def count_all(responses):

@@ -244,8 +244,8 @@ class Records:
             if lag:
                 what = f"is {gap:.2g} nats, and the last {lag} update(s) explain {explained:.2g}"
             self.fail(
-                f"sampler_gap {what}: sampler and trainer no longer compute the same model. This "
-                f"tells which of them is wrong: python tools/gap.py {self.folder}",
+                f"sampler_gap {what}: sampler and trainer no longer compute the same model (see "
+                "docs/troubleshooting.md)",
                 "a jump of sampler_gap",
             )
 

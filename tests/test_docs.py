@@ -20,7 +20,7 @@ COMMAND = re.compile(r"(?:^(?:nice )?|`)python ((?:-m )?[\w./]+)([^\n`]*)", re.M
 
 
 def flags_of(file, name="Args"):
-    """The names of a script's settings: those of its Args and of the class that it grew from."""
+    """The names of a script's settings: of its Args and of the class that it grew from, or of its main."""
     file = "evaluation/settings.py" if Path(file).name == "evaluate.py" else file
     names = set()
     for node in ast.parse((ROOT / file).read_text()).body:
@@ -28,6 +28,8 @@ def flags_of(file, name="Args"):
             names |= {member.target.id for member in node.body if isinstance(member, ast.AnnAssign)}
             for base in map(ast.unparse, node.bases):
                 names |= flags_of(INHERITED.get(base, file), base.split(".")[-1])
+        if isinstance(node, ast.FunctionDef) and node.name == "main":
+            names |= {argument.arg for argument in node.args.args} - {"args"}
     return names
 
 

@@ -8,9 +8,9 @@ from conftest import python
 from tools import doctor
 
 ROWS = [
-    {"step": 1, "kl": 0.0, "sampler_gap": 1e-4, "weights_changed": 0.5, "grad_norm": 0.4, "time/step": 2.0},
-    {"step": 2, "kl": 1e-3, "sampler_gap": 2e-4, "weights_changed": 0.0, "grad_norm": 0.5, "time/step": 1.0},
-    {"step": 3, "kl": 2e-3, "sampler_gap": 3e-4, "weights_changed": 0.4, "grad_norm": 0.6, "time/step": 1.0},
+    {"step": 1, "kl": 0.0, "sampler_gap": 1e-4, "grad_norm": 0.4, "time/step": 2.0},
+    {"step": 2, "kl": 1e-3, "sampler_gap": 2e-4, "grad_norm": 0.5, "time/step": 1.0},
+    {"step": 3, "kl": 2e-3, "sampler_gap": 3e-4, "grad_norm": 0.6, "time/step": 1.0},
 ]
 NAN = float("nan")
 
@@ -25,48 +25,33 @@ def is_failure(line, found, advice):
     return line.outcome == "FAIL" and found in line.found and advice in line.advice
 
 
-def test_the_libraries(tmp_path):
-    assert doctor.check_libraries("requirements-common.txt").outcome == "PASS"
-    file = tmp_path / "requirements.txt"
-    for wrong in ("rich<14", "no-such-library"):
-        file.write_text(f"tyro\n{wrong}\n")
-        assert is_failure(doctor.check_libraries(str(file)), wrong, "pip install -r")
-
-
 def test_what_must_hold_of_a_runs_metrics():
     assert not doctor.failures(doctor.check_rows(ROWS, 0.01))
-    unchanged = [row | {"weights_changed": 0.0} for row in ROWS]
     for rows, name, found, advice in [
         (changed(1, kl=0.02), "kl", "0.02", "report"),
         (changed(1, kl=NAN), "kl", "nan", "report"),
         (changed(1, sampler_gap=0.5), "sampler_gap", "0.5", "different models"),
-        (changed(3, sampler_gap=0.5), "sampler_gap after updates", "0.5", "do not reach the sampler"),
-        (changed(2, sampler_gap=NAN), "sampler_gap after updates", "nan", "sleep mode"),
-        (unchanged, "weights_changed", "0%", "report"),
+        (changed(3, sampler_gap=NAN), "sampler_gap", "nan", "different models"),
     ]:
         (line,) = doctor.failures(doctor.check_rows(rows, 0.01))
         assert line.name == name and is_failure(line, found, advice)
 
 
-def test_a_resumed_run_and_a_first_step_on_several_gpus_that_differ():
+def test_a_resumed_run_that_differs():
     assert doctor.check_resume(ROWS, [row | {"time/step": 0.5} for row in ROWS], on_gpu=False).outcome == "PASS"
     last_digit = changed(3, grad_norm=0.6 * (1 + 2**-52))
     assert is_failure(doctor.check_resume(ROWS, last_digit, on_gpu=False), "grad_norm 0.6", "report")
     assert doctor.check_resume(ROWS, last_digit, on_gpu=True).outcome == "PASS"
     assert is_failure(doctor.check_resume(ROWS, changed(3, kl=None), on_gpu=True), "kl 0.002 / None", "report")
     assert is_failure(doctor.check_resume(ROWS, ROWS[:2], on_gpu=True), "3 / 2 steps", "report")
-    alone = {"response_tokens": 40.0, "entropy": 0.36, "grad_norm": 0.4, "kl": 0.0, "sampler_gap": 0.004}
-    assert doctor.check_same_step(alone, alone | {"grad_norm": 0.41}, 0.1).outcome == "PASS"
-    for name, value in [("grad_norm", 0.8), ("response_tokens", 30.0), ("entropy", NAN), ("kl", 0.01)]:
-        assert is_failure(doctor.check_same_step(alone, alone | {name: value}, 0.1), name, "report"), name
 
 
 def test_the_quick_checks_pass_here(capsys):
     with pytest.raises(SystemExit) as ended:
-        doctor.main(doctor.Args(quick=True))
+        doctor.main(quick=True)
     table = capsys.readouterr().out
     assert ended.value.code == 0, table
-    assert re.search(r"^memory +PASS", table, re.MULTILINE) and re.search(r"^run +SKIP", table, re.MULTILINE)
+    assert re.search(r"^PASS  memory", table, re.MULTILINE) and re.search(r"^SKIP  run", table, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -74,5 +59,5 @@ def test_this_machine_runs_the_trainers():
     """The whole: a real run and its resumption, as a newcomer starts them."""
     done = python("-m", "tools.doctor", timeout=1200)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    for name in ("run", "kl", "sampler_gap", "weights_changed", "resume"):
-        assert re.search(rf"^{name} +PASS", done.stdout, re.MULTILINE), done.stdout
+    for name in ("run", "kl", "sampler_gap", "resume"):
+        assert re.search(rf"^PASS  {name}:", done.stdout, re.MULTILINE), done.stdout

@@ -12,7 +12,6 @@ import ast
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
@@ -21,49 +20,26 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools import family
 
 
-@dataclass
-class Args:
-    """The two scripts."""
-
-    script: tyro.conf.Positional[str]  # a script, by name or path
-    other: tyro.conf.Positional[str] = ""  # the other script; none: its parent, which then comes first
-
-
-def text_of(name):
-    """Return the text of a script, by its name or path. OSError if there is none, SyntaxError if it is not Python."""
-    path = Path(name) if Path(name).is_file() else family.ROOT / f"{name}.py"
-    text = path.read_text(encoding="utf-8")
-    ast.parse(text)
-    return text
-
-
-def without_docstring(text):
-    node = ast.parse(text).body[0]
-    below = node.end_lineno if family.name_of(node) == "" else 0
-    return "".join(text.splitlines(keepends=True)[below:])
-
-
-def main(args):
-    script = args.script.removesuffix(".py")
-    names = [args.script, args.other] if args.other else [family.PARENT.get(script), script]
-    try:
-        if names[0] is None:
-            raise ValueError(f"{script} grew from no other script: name the one to compare it with")
-        texts = [text_of(name) for name in names]
-    except (OSError, SyntaxError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    changed = family.changed(*texts)
-    print(f"{' → '.join(names)}: {changed} line{'s' * (changed != 1)} of code removed or added", flush=True)
+def main(script: tyro.conf.Positional[str], other: tyro.conf.Positional[str] = ""):
+    """other: none compares the script's parent with the script."""
+    names = [script, other] if other else [family.PARENT.get(script.removesuffix(".py")), script]
+    if names[0] is None:
+        sys.exit(f"error: {script} grew from no other script: name the one to compare it with")
     with tempfile.TemporaryDirectory() as folder:
         places = [f"{side}/{Path(name).stem}.py" for side, name in zip("ab", names)]
-        for place, text in zip(places, texts):
+        for place, name in zip(places, names):
+            path = Path(name) if Path(name).is_file() else family.ROOT / f"{name}.py"
+            if not path.is_file():
+                sys.exit(f"error: there is no {path}")
+            text = path.read_text(encoding="utf-8")
+            tree = ast.parse(text)
+            below = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
             Path(folder, place).parent.mkdir()
-            Path(folder, place).write_text(without_docstring(text), encoding="utf-8")
+            Path(folder, place).write_text("".join(text.splitlines(keepends=True)[below:]), encoding="utf-8")
         Path(folder, "attributes").write_text("*.py diff=python\n")  # makes git show functions' names
         command = ["git", "-c", f"core.attributesFile={folder}/attributes", "diff", "--no-index", "--no-prefix"]
         subprocess.run([*command, "--histogram", *places], cwd=folder)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
+    tyro.cli(main, description=__doc__.split("\n\n")[0])

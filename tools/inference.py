@@ -15,7 +15,6 @@ from scipy import stats
 SHOWS, OPPOSITE, NO_EFFECT = "shows", "the opposite", "no effect of that size"
 TOO_FEW = "too few runs to tell"
 LEAST = 3  # batches or seeds; with fewer, there is no verdict
-POWER = 0.8  # the chance to detect an effect of the size called visible
 DRAWS = 2000  # resamples of the bootstrap
 
 
@@ -48,11 +47,7 @@ class Estimate:
 
     def half(self, level):
         """Return half the length of the interval; 0 for a single value."""
-        return student(level, self.df) * self.error if self.df else 0.0
-
-    def visible(self, level):
-        """Return the minimum detectable effect at this level, with a chance of POWER."""
-        return (student(level, self.df) + student(2 * (1 - POWER), self.df)) * self.error
+        return float(stats.t.isf(level / 2, self.df)) * self.error if self.df else 0.0
 
     def word(self, level):
         low, high = self.interval(level)
@@ -77,18 +72,17 @@ class Estimate:
         return replace(self, label="; ".join(pairs), mean=-self.mean, sides=self.sides[::-1])
 
     def numbers(self, level):
-        """Describe the two sides, the difference with its interval, the detectable effect and the claimed effect."""
+        """Describe the two sides, the difference with its interval, and the claimed effect."""
         label = f"{self.label}: " if self.label else ""
         sides = " against ".join(map(shown, self.sides))
         if self.n < LEAST:
             return f"{label}{sides}, of {self.n} value{'s' * (self.n != 1)}"
         sign, unit = ("", " times") if self.is_ratio else ("+", "")
         mean, low, high = (shown(self.on_page(value), sign) for value in (self.mean, *self.interval(level)))
-        visible = shown(self.on_page(self.visible(level)))
         claimed = f", claimed {shown(self.on_page(self.size))}" if self.size else ""
         if self.size and self.interval(level)[1] < self.size:
             claimed += " (excluded)"
-        return f"{label}{sides}{'; ' if sides else ''}{mean}{unit} ({low} to {high}), visible {visible}{claimed}"
+        return f"{label}{sides}{'; ' if sides else ''}{mean}{unit} ({low} to {high}){claimed}"
 
 
 def shown(value, sign=""):
@@ -134,36 +128,31 @@ def pooled(estimates):
     return [replace(e, error=float(error), df=df) for e, error in zip(estimates, errors)]
 
 
-def student(chance, df):
-    """Return the t that |t| exceeds with this chance."""
-    return float(stats.t.isf(chance / 2, df))
-
-
-def holms_level(p_values, alpha):
-    """Return the level at which Holm's procedure tests the hypotheses that it does not reject.
+def holms_level(estimates, alpha):
+    """Return the level at which Holm's procedure tests the estimates (with at least LEAST values) that it can't reject.
 
     All p-values that it rejects are below, too. alpha: the chance, at most, that anything is rejected by luck.
     """
+    p_values = sorted(one.p() for one in estimates if one.n >= LEAST)
     rejected = 0
-    for p in sorted(p_values):
+    for p in p_values:
         if p > alpha / (len(p_values) - rejected):
             break
         rejected += 1
     return alpha / max(1, len(p_values) - rejected)
 
 
-def correlation(clusters, in_ranks=False, draws=None):
-    """Return (Pearson's correlation, its standard error by bootstrap); (None, None) if a number is constant.
+def correlation(clusters, in_ranks=False):
+    """Return (Pearson's correlation, its standard error by bootstrap, the bootstrap's correlations).
 
-    A single cluster has no standard error: None.
+    (None, None, []) if a number is constant. A single cluster has no standard error: None.
 
     clusters: [(x, y)], two lists of numbers each, such as a puzzle's responses. The bootstrap resamples whole clusters,
     because the numbers in one are not independent. in_ranks: use the ranks among all numbers, which gives Spearman's.
-    draws: a list that gets the bootstrap's correlations.
     """
     sides = [numpy.concatenate([numpy.asarray(c[i], float) for c in clusters]) for i in (0, 1)]
     if any(len(set(side)) < 2 for side in sides):
-        return None, None
+        return None, None, []
     # Centre them, so that the sums of squares keep their digits.
     x, y = (stats.zscore(stats.rankdata(side) if in_ranks else side) for side in sides)
     places = numpy.repeat(range(len(clusters)), [len(c[0]) for c in clusters])
@@ -175,6 +164,4 @@ def correlation(clusters, in_ranks=False, draws=None):
     varies = spread > 1e-12 * n**4  # in a draw of equal numbers only rounding is left: its correlation is 0
     found = numpy.zeros(len(n))
     found[varies] = (n * xy - x * y)[varies] / numpy.sqrt(spread[varies])
-    if draws is not None:
-        draws.extend(found[1:])
-    return float(found[0]), float(found[1:].std(ddof=1)) if len(clusters) > 1 else None
+    return float(found[0]), float(found[1:].std(ddof=1)) if len(clusters) > 1 else None, found[1:]

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-RENAMED = {}  # {a flag's old name: its name today}
 FOLDERS = ("benchmarks/kk_tiny", "benchmarks/llm", "benchmarks/results", "course/results", "lab/results")
 
 
@@ -53,36 +52,22 @@ def differs(result):
     return " and ".join(part for part in ("script", "runtime") if now[part] != then[part])
 
 
-def value_of(text):
-    """Return a flag's value: a number, True or False, otherwise the text."""
-    try:
-        return json.loads({"True": "true", "False": "false"}.get(text, text))
-    except ValueError:
-        return text
-
-
 def settings_of(words):
-    """Return {setting: value} of flags as they are written: --lr 1e-4, --lr=1e-4, --compile, --no-compile."""
+    """Return {setting: value} of flags such as --lr 1e-4 and --gated; a value is a number, True or a text."""
     found = {}
     for word in words:
         if word.startswith("--"):
-            name, has_value, text = word.removeprefix("--").partition("=")
-            name = name.replace("-", "_")
-            name, is_on = (name.removeprefix("no_"), False) if name.startswith("no_") else (name, True)
-            found[name] = value_of(text) if has_value else is_on
-        else:
-            found[name] = value_of(word) if found[name] is True else f"{found[name]} {word}"
-    return renamed(found)
-
-
-def renamed(settings):
-    """Return settings under today's names."""
-    return {RENAMED.get(name, name): value for name, value in settings.items()}
+            name, word = word.removeprefix("--"), "true"
+        try:
+            found[name] = json.loads(word)
+        except ValueError:
+            found[name] = word
+    return found
 
 
 def command_of(script, settings):
     """Return the words of a command: the script's file, then its flags. settings_of reads them."""
     words = [f"{script}.py"]
     for name, value in settings.items():
-        words += [f"--{name}"] if value is True else [f"--no_{name}"] if value is False else [f"--{name}", str(value)]
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return words

@@ -12,28 +12,20 @@ import io
 import json
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import fastapi
 import tyro
 import uvicorn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from runtime import before_after, curves
+from runtime import curves
 from tools import plot
 
 PAGE = Path(__file__).with_name("watch.html")
 MOST = 8  # runs shown
-FILES = ("metrics.jsonl", "tokens.json", "test_samples.jsonl")
-
-
-@dataclass
-class Args:
-    """The runs to follow, and the port of the page."""
-
-    runs: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),)  # runs, and folders of runs
-    port: int = 6007  # port of the page on this machine
+FILES = ("metrics.jsonl", "tokens.json")
 
 
 def find(paths):
@@ -52,9 +44,14 @@ def changed(folder):
 
 
 def overview(paths):
-    """Return, per run, its name, when it last changed, and how many seconds ago that was."""
-    found = {name: changed(folder) for name, folder in find(paths).items()}
-    return [{"name": name, "changed": when, "ago": time.time() - when} for name, when in found.items()]
+    """Return, per run: its name, step and steps, when it last changed, and how many seconds ago that was."""
+    found = []
+    for name, folder in find(paths).items():
+        rows = curves.read_rows(folder / "metrics.jsonl")
+        about = {"name": name, "step": rows[-1]["step"] if rows else 0, "changed": changed(folder)}
+        about["steps"] = read(folder / "args.json").get("steps")
+        found.append(about | {"ago": time.time() - about["changed"]})
+    return found
 
 
 def picture(paths):
@@ -65,44 +62,36 @@ def picture(paths):
     return text.getvalue()
 
 
-def details(folder):
-    """Return the page's data about one run."""
-    rows = curves.read_rows(folder / "metrics.jsonl")
-    before, after, learned = before_after.pairs(curves.read_rows(folder / "test_samples.jsonl"))
-    chosen = next(iter([*learned, *before]), None)
-    return {
-        "last": rows[-1]["step"] if rows else 0,
-        "steps": read(folder / "args.json").get("steps"),
-        "tokens": read(folder / "tokens.json"),
-        "test": {"before": before[chosen], "after": after[chosen]} if before else None,
-    }
-
-
 def read(path):
     """Return the JSON object in a file; {} without the file. Trainers replace these files atomically."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def server(paths):
-    """Return the page's server: /, /curves with their picture, /runs with the overview, /run?name=… with details."""
+    """Return the page's server: /, /curves with their picture, /runs with the overview, /tokens?name=… of a run."""
     app = fastapi.FastAPI(openapi_url=None)
     app.get("/")(lambda: fastapi.responses.FileResponse(PAGE))
     app.get("/curves")(lambda: fastapi.Response(picture(paths), media_type="image/svg+xml"))
     app.get("/runs")(lambda: overview(paths))
 
-    @app.get("/run")
-    def run(name: str = ""):
+    @app.get("/tokens")
+    def tokens(name: str = ""):
         if folder := find(paths).get(name):
-            return details(folder)
+            return read(folder / "tokens.json")
         raise fastapi.HTTPException(404)
 
     return app
 
 
-def main(args):
-    print(f"http://127.0.0.1:{args.port} follows {len(find(args.runs))} runs; Ctrl-C ends it", flush=True)
-    uvicorn.run(server(args.runs), port=args.port, log_level="warning")
+def main(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="runs, and folders of runs")] = (
+        Path("runs"),
+    ),
+    port: Annotated[int, tyro.conf.arg(help="port of the page on this machine")] = 6007,
+):
+    print(f"http://127.0.0.1:{port} follows {len(find(runs))} runs; Ctrl-C ends it", flush=True)
+    uvicorn.run(server(runs), port=port, log_level="warning")
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__.split("\n\n")[0], use_underscores=True))
+    tyro.cli(main, description=__doc__.split("\n\n")[0])

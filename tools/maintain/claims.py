@@ -13,7 +13,7 @@ import re
 import textwrap
 import tomllib
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -26,26 +26,10 @@ FILE = ROOT / "docs" / "claims.md"
 CLAIMS = tomllib.loads((ROOT / "docs" / "claims.toml").read_text(encoding="utf-8"))
 MADE = CLAIMS["comparisons"]
 WORDS = [OPPOSITE, NO_EFFECT, TOO_FEW, SHOWS]  # a row gets the first of these among its comparisons
-OTHERS = ("limit", "words")  # files of benchmarks/results
-SECOND_HALF, ALL = 0.5, 0.0  # a run's evaluations count after this fraction of its steps
-LEAST_TOKENS = 50  # a correlation of fewer tokens is not measured
+LAB = ROOT / "lab" / "results"  # the raw values: of the lab's commands,
+RUNS = ROOT / "benchmarks" / "kk_tiny"  # of runs,
+RESULTS = ROOT / "benchmarks" / "results"  # and of benchmarks and evaluate.py
 ALPHA = 0.05  # the chance, at most, that any of a paper's "shows" or "the opposite" is luck
-
-
-@dataclass(frozen=True)
-class Folders:
-    """The folders of the raw values."""
-
-    lab: Path = ROOT / "lab" / "results"
-    runs: Path = ROOT / "benchmarks" / "kk_tiny"
-    results: Path = ROOT / "benchmarks" / "results"
-
-
-# ------------------------------------------------------------------------------------- comparisons
-
-
-def read(path):
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def at(tree, path):
@@ -66,10 +50,10 @@ def at(tree, path):
     return tree
 
 
-def estimates_of(comparison, folders, since=SECOND_HALF):
+def estimates_of(comparison, lab=None):
     """Return a comparison's Estimates, one for each of its `for`; [] if its values are not saved.
 
-    since: the fraction of a run's steps that is excluded.
+    lab: the folder of the lab's results, if not LAB.
     """
     found = []
     for each in map(str, comparison.get("for", [""])):
@@ -78,12 +62,10 @@ def estimates_of(comparison, folders, since=SECOND_HALF):
         more["is_amount"] = "amount" in filled or "equals" in filled
         more["label"] = ", ".join(filter(None, [filled.get("what", ""), each]))
         if "suite" in filled:
-            found += of_runs(filled, folders.runs, since, **more)
+            found += of_runs(filled, **more)
             continue
-        folder = folders.results if filled["file"] in OTHERS else folders.lab
-        data = read(folder / f"{filled['file']}.json")
-        if any(data.get(key) != value for key, value in filled.get("needs", {}).items()):
-            continue
+        paths = [folder / f"{filled['file']}.json" for folder in (lab or LAB, RESULTS)]
+        data = next((json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()), {})
         rows = at(data, filled.get("rows", "batches"))
         if rows:
             of = of_tokens if "correlation" in filled else of_batches
@@ -118,7 +100,7 @@ def of_batches(comparison, rows, is_ratio, **more):
     return [found]
 
 
-def of_runs(comparison, folder, since, label, **more):
+def of_runs(comparison, label, **more):
     """Return [the Estimate] of a metric's difference between two entries of tools/compare.py, by seed.
 
     `pairs`: the mean over several pairs of entries; `beyond`: a pair whose difference is subtracted. The seeds of the
@@ -137,32 +119,31 @@ def of_runs(comparison, folder, since, label, **more):
         factors[ours] += factor
         factors[theirs] -= factor
     common, commands, seeds = compare.read_suite(comparison["suite"])
-    runs = compare.read_runs(folder, {entry: commands[entry] for entry in factors}, common, seeds)
+    runs = compare.read_runs(RUNS, {entry: commands[entry] for entry in factors}, common, seeds)
     metric = comparison.get("metric", "eval/accuracy")  # of two metrics, their difference
     values = []
     for seed in seeds:
         if all(seed in by_seed for by_seed in runs.values()):
-            values.append(sum(factor * late(runs[entry][seed], metric, since) for entry, factor in factors.items()))
+            values.append(sum(factor * late(runs[entry][seed], metric) for entry, factor in factors.items()))
     if not values:
         return []
     found = inference.of_values(label, [(value, 0.0) for value in values], **more)
     return [replace(found, sides=(), of=tuple(factors.items()))]
 
 
-def late(run, metric, since=SECOND_HALF):
-    """Return the mean of a metric over the steps after this fraction of a run; of two, their difference."""
+def late(run, metric):
+    """Return the mean of a metric over the second half of a run's steps; of two metrics, their difference."""
     if isinstance(metric, list):
-        return late(run, metric[0], since) - late(run, metric[1], since)
-    first = since * run["rows"][-1]["step"]
+        return late(run, metric[0]) - late(run, metric[1])
     steps, values = curves.points(run["rows"], metric)
-    return fmean(value for step, value in zip(steps, values) if step > first)
+    return fmean(value for step, value in zip(steps, values) if step > run["rows"][-1]["step"] / 2)
 
 
 def of_tokens(comparison, rows, label, **more):
     """Return [the Estimate] of the correlation of two numbers per token; of several the lowest.
 
     rows: clusters of tokens, such as responses. `above`: the smallest second number that counts. []
-    if there are fewer than LEAST_TOKENS.
+    if all are equal.
     """
     wanted = comparison.get("only", {})
     rows = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
@@ -180,11 +161,11 @@ def of_tokens(comparison, rows, label, **more):
             if "log" in comparison:
                 tokens = [(math.log(max(x, 1e-30)), math.log(y)) for x, y in tokens]
             clusters.append(([x for x, _ in tokens], [y for _, y in tokens]))
-        draws.append([])
-        value, _ = inference.correlation(clusters, comparison.get("ranks", False), draws[-1])
-        if value is None or sum(len(cluster[0]) for cluster in clusters) < LEAST_TOKENS:
+        value, _, of_value = inference.correlation(clusters, comparison.get("ranks", False))
+        if value is None:
             return []
         found.append(value)
+        draws.append(of_value)
     than = comparison.get("than", 0.0)
     z, z_of_than = inference.fishers_z(min(found)), inference.fishers_z(than)
     mean = z_of_than - z if "negative" in comparison else z - z_of_than
@@ -195,26 +176,18 @@ def of_tokens(comparison, rows, label, **more):
     return [Estimate(label, mean, error, len(rows) - 1, len(rows), sides, **more)]
 
 
-# ------------------------------------------------------------------------------------------------------- the verdicts
-
-
-def measured(folders, names=MADE, since=SECOND_HALF):
+def measured():
     """Return {name: [Estimate]} of the comparisons; comparisons of a kind share one standard deviation."""
-    found = {name: estimates_of(MADE[name], folders, since) for name in names}
+    found = {name: estimates_of(comparison) for name, comparison in MADE.items()}
     kinds = {}
-    for name in found:
-        metric = str(MADE[name].get("metric")) if "suite" in MADE[name] else None
-        if kind := MADE[name].get("kind", metric):
+    for name, comparison in MADE.items():
+        metric = str(comparison.get("metric")) if "suite" in comparison else None
+        if kind := comparison.get("kind", metric):
             kinds.setdefault(kind, []).append(name)
     for of_kind in kinds.values():
         estimates = iter(inference.pooled([one for name in of_kind for one in found[name]]))
         found |= {name: [next(estimates) for _ in found[name]] for name in of_kind}
     return found
-
-
-def level_of(estimates):
-    """Return the level of these estimates' intervals: Holm's, over those with enough values."""
-    return inference.holms_level([one.p() for one in estimates if one.n >= inference.LEAST], ALPHA)
 
 
 def names_of(claim):
@@ -227,25 +200,26 @@ def levels_of(found):
     for paper in CLAIMS["papers"]:
         names = [name for claim in paper["claims"] for name in names_of(claim)] + paper.get("counted", [])
         own = {name.removeprefix("-") for name in names} - levels.keys()
-        of_papers[paper["name"]] = level_of([one for name in own for one in found[name]])
+        of_papers[paper["name"]] = inference.holms_level([one for name in own for one in found[name]], ALPHA)
         levels |= dict.fromkeys(own, of_papers[paper["name"]])
     return levels, of_papers
 
 
 def judged(claim, found, levels):
     """Return a row's (word, numbers): a claim shows if all its comparisons show. ValueError if no value is saved."""
-    words, texts_of = {}, {}
+    counts, numbers = Counter(), []
     for name in names_of(claim):  # a − before a name: its opposite
         plain = name.removeprefix("-")
-        estimates = [one if name == plain else one.reversed() for one in found[plain]]
-        words[name] = [one.word(levels[plain]) for one in estimates]
-        texts_of[name] = [one.numbers(levels[plain]) for one in estimates]
-    if missing := [name for name in claim["by"] if not words[name]]:
-        raise ValueError(f"docs/claims.toml, {claim['item']}: nothing is kept that measures {missing}")
-    counts = Counter(word for name in claim["by"] for word in words[name])
-    numbers = [text for name in claim["by"] for text in texts_of[name]]
-    for name in claim.get("beside", []):
-        numbers += [f"for comparison, {word}: {text}" for word, text in zip(words[name], texts_of[name])]
+        if not found[plain]:
+            raise ValueError(f"docs/claims.toml, {claim['item']}: nothing is kept that measures {plain}")
+        for one in found[plain]:
+            one = one if name == plain else one.reversed()
+            word, text = one.word(levels[plain]), one.numbers(levels[plain])
+            if name in claim["by"]:
+                counts[word] += 1
+                numbers.append(text)
+            else:
+                numbers.append(f"for comparison, {word}: {text}")
     start = f"({', '.join(f'{count} × {one}' for one, count in counts.items())}) " if len(counts) > 1 else ""
     return min(counts, key=WORDS.index), start + "; ".join(numbers)
 
@@ -255,35 +229,28 @@ def of_file(name, folder):
     lines = []
     for comparison in MADE.values():
         if comparison.get("file") == name:
-            for estimate in estimates_of(comparison, replace(Folders(), lab=folder)):
+            for estimate in estimates_of(comparison, folder):
                 lines.append(f"{estimate.word(ALPHA).upper()}: {estimate.numbers(ALPHA)}")
     return lines
 
 
-# ----------------------------------------------------------------------------------------------------------- the page
-
-
-def page(folders=Folders()):
+def page():
     """Return docs/claims.md."""
-    found = measured(folders)
+    found = measured()
     levels, of_papers = levels_of(found)
-    accuracies = [name for name in MADE if "suite" in MADE[name] and "metric" not in MADE[name]]
-    first_rule = found | measured(folders, accuracies, since=ALL)
-    papers, changed, verdicts = [], [], {}
+    papers, verdicts = [], {}
     for paper in CLAIMS["papers"]:
         rows = []
         for claim in paper["claims"]:
             word, numbers = judged(claim, found, levels)
             verdicts[f"{paper['name']}: {claim['item']}"] = word
             anchor = re.sub(r"[^a-z0-9]+", "-", f"{paper['name']} {claim['item']}".lower()).strip("-")
-            if (other := judged(claim, first_rule, levels)[0]) != word:
-                changed.append(f"[{claim['item']}](#{anchor}) ({other})")
             note = f"<br>Note: {claim['note']}" if "note" in claim else ""
             text = f'<a id="{anchor}"></a>{claim["item"]}: {claim["says"]}'
             rows.append([text, f"**{word}**", numbers + note, ", ".join(commands_of(claim))])
         title = f"{paper['title']} Intervals of {1 - of_papers[paper['name']]:.2%}."
         head = ["claim", "verdict", "what came out here", "command"]
-        papers += [f"## {paper['name']}", wrapped(title), table(head, rows), wrapped(paper.get("below", ""))]
+        papers += [f"## {paper['name']}", wrapped(title), texts.table(head, rows), wrapped(paper.get("below", ""))]
     findings = []
     for i, finding in enumerate(CLAIMS["findings"], 1):
         if wrong := {name: verdicts.get(name) for name in finding["rows"] if verdicts.get(name) != finding["verdict"]}:
@@ -291,48 +258,10 @@ def page(folders=Folders()):
         findings.append(wrapped(f"{i}. {finding['says']} (**{finding['verdict']}**)", subsequent_indent="   "))
     words = Counter(verdicts.values())
     of_words = [[word, str(words[word]), CLAIMS["meaning"][word]] for word in WORDS[::-1]]
-    rules = wrapped(CLAIMS["rules"] + ", ".join(changed) + ".")
     parts = ["# Claims", "Findings; the tables below have the numbers:", "\n".join(findings), wrapped(CLAIMS["intro"])]
-    parts += [table(["verdict", "rows", "what it means"], of_words)]
-    parts += [f"<details><summary>How a verdict is reached</summary>\n\n{rules}\n\n</details>", *papers]
-    parts += ["## Over training, and another model", *of_stages(folders)]
-    rows = []
-    for path in [*sorted(folders.lab.glob("**/*.json")), *(folders.results / f"{name}.json" for name in OTHERS)]:
-        name, about = path.relative_to(ROOT), read(path).get("provenance") or read(path)
-        rows.append([f"[`{name}`](../{name})", *(str(about.get(key)) for key in ("commit", "machine", "date"))])
-    parts += ["## Where this was read", table(["result", "commit", "machine", "date"], rows)]
-    suites = sorted({made["suite"] for made in MADE.values() if "suite" in made})
-    suites = ", ".join(f"[{suite}](../benchmarks/kk_tiny/{suite}.md)" for suite in suites)
-    return "\n\n".join(filter(None, [*parts, wrapped(f"Runs, with their commits: {suites}.")])) + "\n"
-
-
-def of_stages(folders):
-    """Return the text and the table of the comparisons by stage of training and by model (lab.stages).
-
-    A comparison's standard deviation is pooled over the stages of one model.
-    """
-    about = CLAIMS["stages"]
-    found = {}  # {comparison: {stage: [Estimate]}}
-    for stages in about["models"]:
-        columns = {}
-        for stage, place in stages.items():
-            columns[stage] = measured(replace(folders, lab=folders.lab / place), about["by"])
-        for name in about["by"]:
-            of_it = [(stage, one) for stage, column in columns.items() for one in column[name]]
-            estimates = [replace(one, label="") for _, one in of_it]
-            if "correlation" not in MADE[name]:
-                estimates = inference.pooled(estimates)
-            for (stage, _), one in zip(of_it, estimates):
-                found.setdefault(name, {}).setdefault(stage, []).append(one)
-    level = level_of([one for of in found.values() for several in of.values() for one in several])
-    titles = [stage for stages in about["models"] for stage in stages]
-    rows = []
-    for name, of in found.items():
-        cells = [MADE[name]["what"]]
-        for stage in titles:
-            cells.append("; ".join(f"**{one.word(level)}**: {one.numbers(level)}" for one in of.get(stage, [])) or "–")
-        rows.append(cells)
-    return wrapped(f"{about['says']} Intervals of {1 - level:.2%}."), table(["what is compared", *titles], rows)
+    parts += [texts.table(["verdict", "rows", "what it means"], of_words)]
+    rules = f"<details><summary>How a verdict is reached</summary>\n\n{wrapped(CLAIMS['rules'])}\n\n</details>"
+    return "\n\n".join(filter(None, [*parts, rules, *papers, wrapped(CLAIMS["sources"])])) + "\n"
 
 
 def commands_of(claim):
@@ -347,8 +276,3 @@ def commands_of(claim):
 
 def wrapped(text, **options):
     return "\n".join(textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False, **options))
-
-
-def table(titles, rows):
-    """Return a table; a bar inside a cell would end it."""
-    return texts.table(titles, [[cell.replace("|", "∣") for cell in row] for row in rows])
