@@ -25,7 +25,7 @@ from evaluation.tables import (
     tables_of,
     write,
 )
-from runtime import checks, files, flags, hub, machine, records, streams
+from runtime import checks, files, flags, hub, machine, records
 from runtime.processes import ON_GPU
 
 
@@ -111,5 +111,4 @@ def main():
 
 
 if __name__ == "__main__":
-    streams.keep_writing()  # continue without a reader (`| head`): the results are files
     main()

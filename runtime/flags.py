@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import signal
 import sys
 import time
 import typing
@@ -22,7 +23,7 @@ from typing import Annotated, TypedDict
 import tyro
 
 from rewards import OPTIONS, check_options, find_task
-from runtime import checks, files, folders, machine, ranks, signals, streams, threads
+from runtime import checks, files, folders, machine, ranks, threads
 from runtime.chats import read_template_options
 from runtime.ranks import RANK, WORLD_SIZE
 from runtime.settings import check_ranges
@@ -69,8 +70,7 @@ def check(args_class, tasks):
     """
     if args_class.__module__ != "__main__":
         return
-    streams.keep_writing()
-    signals.end_while_loading()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while loading Ctrl-C ends it, without traceback
     with errors_in_one_line():
         args, _ = read(sys.argv[1:], args_class, tasks)
         check_settings(args)

@@ -94,7 +94,6 @@ def take_folder(args):
             folder = new_folder(args)
             args.run_dir = str(folder)
         files.lock(folder)
-        signals.last_line_in = folder
         for place in (folder, folder / "checkpoints", folder / "tensorboard"):
             if place.exists():
                 files.check_writable(place)

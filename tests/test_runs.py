@@ -83,30 +83,18 @@ def wait_for(condition, process, log, seconds=600):
 
 
 def test_a_run_that_is_ended_goes_on_from_its_last_good_checkpoint(tmp_path):
-    """Its output loses its reader, as with `| head`; the next process of the run is killed in a save; the last one gets
-    Ctrl-C in a save, twice at once, as torchrun hands on what the terminal has already sent to everyone."""
-    pipe, log, run_dir = tmp_path / "pipe", tmp_path / "log", tmp_path / "run"
+    """It is killed in a save; its next process gets Ctrl-C in a save, twice at once, as if someone pressed it twice."""
+    log, run_dir = tmp_path / "log", tmp_path / "run"
     folder = run_dir / "checkpoints"
-    os.mkfifo(pipe)
     flags = small(run_dir, steps=100_000, save_every=1, keep_checkpoints=1000)
-    process = prepared.start(["grpo.py", *flags], pipe, log)
-    with open(pipe) as reader:
-        assert any("tok/s" in line for line in reader), log.read_text()[-3000:]
-    process.join(300)
-    last = int(max(folder.iterdir()).name[-6:])
-    assert process.exitcode == 0, log.read_text()[-3000:]
-    ended = f"stopped by a broken standard output after step {last}: {run_dir}\n"
-    assert (run_dir / "ended.txt").read_text().startswith(ended)
-    assert "a broken standard output: the run ends after this step" in log.read_text()
-
-    process = prepared.start(["grpo.py", "--resume", run_dir], log, log)
-    wait_for((folder / f"step_{last + 2:06d}.tmp").exists, process, log)
+    process = prepared.start(["grpo.py", *flags], log, log)
+    wait_for((folder / "step_000002.tmp").exists, process, log)
     process.kill()
     process.join()
-    (folder / f"step_{last + 2:06d}.tmp").rename(folder / "step_999999.tmp")  # not that of the next process
+    (folder / "step_000002.tmp").rename(folder / "step_999999.tmp")  # not that of the next process
 
     process = prepared.start(["grpo.py", "--resume", run_dir], log, log, {"TQDM_DISABLE": "1"})  # vLLM's bars, too
-    wait_for((folder / f"step_{last + 2:06d}").exists, process, log)
+    wait_for((folder / "step_000002").exists, process, log)
     other = run("grpo.py", "--resume", run_dir, check=False)
     assert other.returncode == 2 and f"is in use by process {process.pid}" in other.stderr
     wait_for(lambda: list(folder.glob("*.tmp")), process, log)
