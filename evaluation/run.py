@@ -25,7 +25,7 @@ from evaluation.tables import (
     tables_of,
     write,
 )
-from runtime import checks, files, flags, hub, machine, records
+from runtime import checks, files, flags, machine, records
 from runtime.processes import ON_GPU
 
 
@@ -40,8 +40,6 @@ def prepare(argv):
     checks.check_gpus(args)
     if args.dtype is None:
         args.dtype = machine.fast_dtype()
-    for model in args.models:
-        hub.ask(model)
     task, problems = suites.load_problems(args)
     # List them only once, because a run that still trains makes more of them.
     paths = {model: checkpoints(model, args.last) for model in args.models}

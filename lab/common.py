@@ -25,7 +25,7 @@ from scipy import stats
 import grpo
 from evaluation import models
 from rewards import check_options, find_task, score
-from runtime import checks, curves, engine, files, flags, folders, hub, memory, passes, records, settings
+from runtime import checks, curves, engine, files, flags, folders, memory, passes, records, settings
 from runtime.chats import load_task
 from runtime.dealing import next_problems
 from runtime.processes import DEVICE, ON_GPU
@@ -83,7 +83,6 @@ def check(args):
     settings.check_ranges(args)
     find_task(args.task)
     checks.check_model_folder(args.model)
-    hub.ask(args.model)
     for folder in map(Path, (args.out, args.cache)):
         folder.mkdir(parents=True, exist_ok=True)
         files.check_writable(folder)

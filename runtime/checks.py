@@ -1,7 +1,6 @@
 """Find mistakes before anything large is loaded. Each raises a ValueError that says what to do."""
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 from rewards import rows
@@ -64,7 +63,7 @@ def check_without_effect(args):
 
 
 def check_run_folders(args):
-    """Raise ValueError if --resume, --run_dir or --track can't work."""
+    """Raise ValueError if --resume or --run_dir can't work."""
     if args.resume:
         run = folders.run_of(args.resume)
         if not folders.to_resume(args.resume) or not (run / "args.json").exists():
@@ -75,8 +74,6 @@ def check_run_folders(args):
             curves.read_rows(path)  # ValueError if a row is damaged
     elif args.run_dir:
         check_new(args.run_dir)
-    if args.track and not find_spec("wandb"):
-        raise ValueError("--track needs Weights & Biases: pip install wandb")
 
 
 def check_new(run_dir):

@@ -66,8 +66,6 @@ def choose_folder(args):
         args.run_dir = processes.broadcast(args.run_dir)
         if args.resume:
             checkpoints.check(args.resume)
-        if args.track:
-            of_process_0(lambda: start_wandb(args))  # now: it may ask for a key, or refuse the run
 
 
 def of_process_0(work):
@@ -173,8 +171,6 @@ class Records:
         values = dataclasses.asdict(self.args)
         about = provenance()
         about["sizes"] = self.sizes
-        if self.args.track:
-            about["wandb"] = sys.modules["wandb"].run.id
         files.write(self.folder / "args.json", json.dumps(values, indent=1) + "\n")
         files.write(self.folder / "run.json", json.dumps(about, indent=1) + "\n")
         for name in ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl"):

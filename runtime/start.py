@@ -11,8 +11,6 @@ from runtime import (
     checks,
     flags,
     header,
-    hub,
-    inputs,
     memory,
     processes,
     records,
@@ -50,7 +48,6 @@ def prepare(args, data=rewards):
     """
     flags.check_settings(args)
     checks.check_gpus(args)
-    hub.ask(args.model, *data.data_sources(args))
     tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
     task, train, test = chats.load_task(args, tokenizer, data)
     if len(train) < args.prompts_per_step:
@@ -66,6 +63,4 @@ def prepare(args, data=rewards):
         args.steps = args.epochs * (len(train) // args.prompts_per_step)
     sizes["training_problems"] = len(train)
     sizes["test_problems"] = len(test)
-    sizes["digest"] = inputs.digest(train + test)
-    inputs.check_resumed(args, sizes["digest"])
     return tokenizer, task, train, test, sizes

@@ -1,5 +1,6 @@
 """Families of models, and folders with mistakes: a run is right, or one line says why not before anything loads."""
 
+import dataclasses
 import json
 import os
 
@@ -14,7 +15,7 @@ import evaluation.sampling
 import evaluation.settings
 import grpo
 from rewards import kk
-from runtime import checkpoints, checks, memory, model_files
+from runtime import checkpoints, checks, engine, memory, model_files
 from tools.maintain import families
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -94,6 +95,33 @@ def test_weights_as_transformers_saves_them_are_all_there(family, tied, tmp_path
         there = load_file(folder / WEIGHTS)
         save_file({name.removeprefix("transformer."): weight for name, weight in there.items()}, folder / WEIGHTS)
     model_files.check_weights("model", str(folder), AutoConfig.from_pretrained(folder))
+
+
+def test_of_two_sets_of_files_vllm_reads_those_that_transformers_reads(tmp_path):
+    """A Mistral as its publisher has it: the same weights in a second format, which we don't read.
+
+    By vLLM itself: the engine's configuration and tokenizer, and the weights' files.
+    """
+    folder = families.make("mistral", tmp_path / "model")
+    save_file({"tok_embeddings.weight": torch.zeros(2, 2)}, folder / "consolidated.safetensors")
+    sizes = {"dim": 64, "n_layers": 2, "head_dim": 32, "hidden_dim": 128, "n_heads": 2, "n_kv_heads": 2}
+    (folder / "params.json").write_text(json.dumps(sizes | {"vocab_size": 636, "norm_eps": 0.5}))
+    (folder / "tekken.json").write_text("{}")
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="100KB")  # with an index
+    config, ours = checks.read_config(str(folder))
+    chosen = engine.common_options(str(folder), 64, 0.01)
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+    from vllm.tokenizers import get_tokenizer
+
+    names = {field.name for field in dataclasses.fields(EngineArgs)}
+    made = EngineArgs(model=str(folder), **{name: value for name, value in chosen.items() if name in names})
+    assert made.create_model_config().hf_config.rms_norm_eps == config.rms_norm_eps
+    read = DefaultModelLoader(made.create_load_config())._prepare_weights(str(folder), None, None, True, None)[1]
+    assert read and all("consolidated" not in name for name in read)
+    theirs = get_tokenizer(str(folder), tokenizer_mode=made.tokenizer_mode)
+    text = "<think>Zoey is a knight"
+    assert theirs.encode(text) == ours.encode(text) and ours.chat_template
 
 
 @pytest.mark.parametrize(("context", "says"), [(400, ""), (401, r"401, .*takes only 400 tokens here")])

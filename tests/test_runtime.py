@@ -37,8 +37,8 @@ def parse(*argv, **defaults):
 def test_flags_in_both_spellings():
     assert parse("--updates_per_step", "16") == Args(updates_per_step=16)
     assert parse("--updates-per-step=16", lr=0.5) == Args(updates_per_step=16, lr=0.5)
-    booleans = parse("--track", "--no_gradient_checkpointing", "--steps=None", steps=3)
-    assert booleans == Args(track=True, gradient_checkpointing=False)
+    booleans = parse("--dry_run", "--no_gradient_checkpointing", "--steps=None", steps=3)
+    assert booleans == Args(dry_run=True, gradient_checkpointing=False)
 
 
 def test_help_has_groups_ranges_and_defaults(monkeypatch, capsys):
