@@ -161,7 +161,6 @@ def dry_run(args):
     """
     of_trainer = trainer_args("grpo", args)
     check_options(of_trainer)
-    checks.check_data_files(of_trainer)
     checks.check_gpus(of_trainer)
     config, _ = checks.read_config(args.model)
     n_params, needed, available = memory.estimate(config, of_trainer, passes.HEAD_CHUNK)

@@ -5,7 +5,7 @@ How a run begins
 - settings: the types and ranges of settings, and those that every script has
 - flags: where a setting's value comes from; finds mistakes before torch is imported
 - start: reads and checks, in order, all that can be checked before anything large is loaded
-- checks, model_files: find whatever can't work on this machine, in this folder, with this model
+- checks: find whatever can't work on this machine, in this folder, with this model
 - header: the text that a run prints before it starts
 
 Where it runs

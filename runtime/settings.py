@@ -28,17 +28,6 @@ def number(kind, words, **bounds):
     return Annotated[kind, field, tyro.conf.arg(metavar=f"{kind.__name__.upper()} {words}")]
 
 
-def zero_or_at_least(least):
-    """Return a pydantic check for vLLM's temperatures, where 0 means greedy."""
-
-    def check(value):
-        if value != 0 and value < least:
-            raise ValueError
-        return value
-
-    return pydantic.AfterValidator(check)
-
-
 # NaN and infinity are refused everywhere: no computation of a trainer makes sense with them.
 FINITE = {"allow_inf_nan": False}
 Fraction = number(float, "in [0, 1]", ge=0, le=1, **FINITE)
@@ -51,22 +40,13 @@ GroupSize = number(int, "in [1, 16384]", ge=1, le=16384)  # vLLM's limit for one
 PositiveFloat = number(float, "greater than 0", gt=0, **FINITE)
 NonNegativeFloat = number(float, "0 or greater", ge=0, **FINITE)
 Temperature = number(float, "0.01 or greater", ge=0.01, **FINITE)  # vLLM's minimum
-EvaluationTemperature = Annotated[
-    number(float, "0 or at least 0.01", ge=0, **FINITE),
-    zero_or_at_least(0.01),
-]
-
-# Also called --max_lag.
-Lag = Annotated[PositiveInt, tyro.conf.arg(aliases=["--max_lag"])]
-
+EvaluationTemperature = NonNegativeFloat
+Lag = PositiveInt
 Dtype = Literal["bfloat16", "float16", "float32"]
 
 
-def check_ranges(args, where="--"):
-    """Raise ValueError for the first setting outside its type's range. Changes nothing.
-
-    where: what stands before the setting's name in the message.
-    """
+def check_ranges(args):
+    """Raise ValueError for the first setting outside its type's range. Changes nothing."""
     types = typing.get_type_hints(type(args), include_extras=True)
     for field in dataclasses.fields(args):
         name, value = field.name, getattr(args, field.name)
@@ -76,7 +56,7 @@ def check_ranges(args, where="--"):
         except pydantic.ValidationError as error:
             message = error.errors()[0]["msg"].removeprefix("Input should be ")
             words = range_of(types[name]) or message
-            raise ValueError(f"{where}{name} is {value}; it must be {words}") from None
+            raise ValueError(f"--{name} is {value}; it must be {words}") from None
 
 
 def range_of(type_):

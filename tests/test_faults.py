@@ -195,28 +195,15 @@ def test_a_models_own_code_does_not_run(tmp_path, monkeypatch):
     assert not made.exists()
 
 
-UNREADABLE = [b"", b"{}", b'{"steps": 3, "lr', b"[1, 2]", b"[" * 100_000, b"\xff\xfe{}", b'{"model": "\\ud800"}']
-BROKEN = [(name, content, "") for name in ("args.json", "run.json") for content in UNREADABLE]
-BROKEN += [
-    ("args.json", {"lr": "fast"}, "lr is fast; it must be in (0, 1]"),
-    ("args.json", {"lr": True}, "lr is True; it must be in (0, 1]"),
-    ("args.json", {"steps": "3"}, "steps is 3; it must be greater than 0"),
-    ("args.json", {"model": None}, "model is None; it must be a valid string"),
-]
-
-
-@pytest.mark.parametrize(("name", "content", "says"), BROKEN)
-def test_a_broken_file_of_a_run_is_named(name, content, says, tmp_path):
-    """By its content: bytes, or settings in place of the run's."""
-    values = dataclasses.asdict(Args())
-    (tmp_path / "args.json").write_text(json.dumps(values))
+@pytest.mark.parametrize("name", ["args.json", "run.json"])
+def test_a_broken_file_of_a_run_is_named(name, tmp_path):
+    (tmp_path / "args.json").write_text(json.dumps(dataclasses.asdict(Args())))
     (tmp_path / "run.json").write_text(json.dumps({"script": "grpo"}))
-    if isinstance(content, dict):
-        content = json.dumps(values | content).encode()
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name}")) as refused:
-        flags.of_resumed_run([f"--resume={tmp_path}"], Args)
-    assert says in str(refused.value) and len(str(refused.value).splitlines()) == 1
+    for content in (b"", b'{"steps": 3, "lr', b"\xff\xfe{}"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{re.escape(str(tmp_path / name))} can't be read: ") as refused:
+            flags.of_resumed_run([f"--resume={tmp_path}"], Args)
+        assert len(str(refused.value).splitlines()) == 1
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_one_line(three, capsys):

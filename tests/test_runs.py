@@ -48,7 +48,7 @@ def test_a_run_leaves_everything_it_promises(four_steps):
     assert (run_dir / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert "test accuracy" in finished.stdout and "0.9 M parameters" in finished.stdout
     there = run("grpo.py", "--resume", run_dir, "--dry_run").stdout
-    assert "goes on after step 4 of 4: nothing is left to do without --steps above 4" in there
+    assert "after step 4 of 4: nothing is left to do without --steps above 4" in there
 
 
 def test_training_raises_the_reward(four_steps):
@@ -134,7 +134,6 @@ BAD = [  # (flags, of which the first word may be a script; what is said)
     ("--steps three", "--steps"),
     ("--no_such_flag 1", "--no_such_flag"),
     ("--responses_per_prompt 100000000", "--responses_per_prompt is 100000000; it must be"),
-    ("--resume=", "--resume is empty"),
     ("--resume nowhere", "does not go with --resume"),  # small() has a --run_dir
     ("--task nothing.py", "there is no such file"),
     ("--task countdown --numbers 1e400", "numbers must be like 3-4"),
@@ -145,7 +144,7 @@ BAD = [  # (flags, of which the first word may be a script; what is said)
     ("--prompts_per_step 3", "must be a multiple of 2"),
     ("--max_prompt_tokens 10", "--max_prompt_tokens is 10"),
     ("--model models/nowhere", "models/nowhere is not a model folder"),
-    ("--data nothing.jsonl", "there is no such file"),
+    ("--data nothing.jsonl", "nothing.jsonl does not exist"),
     ("--people 9", "people must be"),
     ("--lopti_stages high,high", "invalid choice"),
     ("--task chess", "--task is 'chess'; it must be one of kk, math, countdown"),
@@ -153,11 +152,10 @@ BAD = [  # (flags, of which the first word may be a script; what is said)
     ('--template_options {"thinking":0}', "the model's chat template does not use 'thinking'; it uses none"),
     ("--eval_samples 4 --eval_temperature 0", "--eval_samples is 4, but greedy responses are all alike"),
     ("--lora_rank -1", "--lora_rank is -1; it must be 0 or greater"),
-    ("--lora_alpha 16", "--lora_alpha is 16.0, but there is no LoRA"),
     ("--lora_rank 8 --lora_alpha 0", "--lora_alpha is 0.0; it must be greater than 0"),
     ("grpo_kl --kl_coef 0", "--kl_coef is 0.0; it must be greater than 0"),
     ("acpo --clip_base 4", "--clip_base is 4.0; it must be at most --clip_max, 3.0"),
-    ("opd --teacher nowhere", "--teacher nowhere is not a model folder: no config.json in it"),
+    ("opd --teacher models/nowhere", "--teacher models/nowhere is not a model folder"),
     ("opd", "--teacher is missing: it takes the folder of the model to learn from"),
 ]
 

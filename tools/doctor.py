@@ -150,9 +150,7 @@ def check_gpu(reason):
     import torch
 
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    there = [found[0] for found in machine.nvidia_smi("name")]
-    if names and torch.cuda.get_device_capability() < machine.LEAST_CAPABILITY:
-        reason = f"{names[0]}, for which torch has no kernels: those begin with 7.5 (T4); {machine.ON_A_CPU}"
+    there = machine.nvidia_smi("name")
     if reason:
         found, _, advice = reason.partition(": ")
         return check("GPU", False, found, advice)
