@@ -95,11 +95,6 @@ def unusable_gpus():
     )
 
 
-def is_b200():
-    """Return whether a GPU is of the B200 generation, compute capability 10."""
-    return any(value.startswith("10.") for value in nvidia_smi("compute_cap"))
-
-
 def nvidia_smi(field):
     """Return the driver's value of this field for each GPU; [] without an NVIDIA driver."""
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]

@@ -17,15 +17,14 @@ from typing import Annotated, Literal
 
 import pydantic
 import tyro
-from pydantic.fields import FieldInfo
 
 # ------------------------------------------------------------------------------- types with a range
 
 
 def number(kind, words, **bounds):
-    """Return int or float with a range. words: for help and errors; bounds: in pydantic's terms."""
-    field = pydantic.Field(description=words, **bounds)
-    return Annotated[kind, field, tyro.conf.arg(metavar=f"{kind.__name__.upper()} {words}")]
+    """Return int or float with a range. words: for the help; bounds: in pydantic's terms."""
+    shown = tyro.conf.arg(metavar=f"{kind.__name__.upper()} {words}")
+    return Annotated[kind, pydantic.Field(**bounds), shown]
 
 
 # NaN and infinity are refused everywhere: no computation of a trainer makes sense with them.
@@ -54,18 +53,8 @@ def check_ranges(args):
             # strict: refuse true and "5" as numbers, as a file may have them
             pydantic.TypeAdapter(types[name]).validate_python(value, strict=True)
         except pydantic.ValidationError as error:
-            message = error.errors()[0]["msg"].removeprefix("Input should be ")
-            words = range_of(types[name]) or message
+            words = error.errors()[0]["msg"].removeprefix("Input should be ")
             raise ValueError(f"--{name} is {value}; it must be {words}") from None
-
-
-def range_of(type_):
-    """Return the range of a type in words, "" if it has none. PositiveInt | None: PositiveInt's."""
-    for member in (type_, *typing.get_args(type_)):
-        for metadata in getattr(member, "__metadata__", ()):
-            if isinstance(metadata, FieldInfo) and metadata.description:
-                return metadata.description
-    return ""
 
 
 # ----------------------------------------------------------------------------- what no paper sets

@@ -98,7 +98,8 @@ def check(card):
 
     assert processes.ON_GPU
     name, capability, gib, _ = CARDS[card]
-    machine.nvidia_smi = lambda field: {"name": [name], "compute_cap": ["{}.{}".format(*capability)]}[field]
+    said = {"name": name, "compute_cap": "{}.{}".format(*capability), "driver_version": "580.65.06"}
+    machine.nvidia_smi = lambda fields: [[said[field] for field in fields.split(",")]]
     model = tempfile.mkdtemp()
     config = AutoConfig.for_model(
         kind, hidden_size=896, intermediate_size=4864, num_hidden_layers=2, num_attention_heads=14,

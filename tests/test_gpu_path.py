@@ -27,7 +27,7 @@ def check_options(_):
     """Of a process that believes in a B200, which has most options, without nvcc."""
     os.environ["PATH"] = "/usr/bin:/bin"
     engine.ON_GPU = True
-    machine.nvidia_smi = lambda field: ["10.0"]
+    machine.nvidia_smi = lambda fields: [["10.0"]]
     settings = {"model": "models/kk_tiny", "dtype": "bfloat16", "max_prompt_tokens": 8, "max_response_tokens": 8}
     chosen = {}
     for cache in (None, 2.0):
