@@ -25,7 +25,7 @@ from evaluation.tables import (
     tables_of,
     write,
 )
-from runtime import checks, files, flags, machine, records
+from runtime import checks, flags, machine, records
 from runtime.processes import ON_GPU
 
 
@@ -47,7 +47,6 @@ def prepare(argv):
     plans = {path: requests_of(path, problems, args) for path in all_paths}
     for folder in (Path(args.out), Path(args.out, "responses")):
         folder.mkdir(parents=True, exist_ok=True)
-        files.check_writable(folder)
     return args, task, problems, paths, plans
 
 

@@ -85,7 +85,6 @@ def check(args):
     checks.check_model_folder(args.model)
     for folder in map(Path, (args.out, args.cache)):
         folder.mkdir(parents=True, exist_ok=True)
-        files.check_writable(folder)
 
 
 def trainer_args(script, args, **changes):

@@ -18,10 +18,7 @@ def check_gpus(args):
         raise ValueError(reason)
     n_gpus = torch.cuda.device_count()
     if 0 < n_gpus < ranks.LOCAL_WORLD_SIZE:
-        raise ValueError(
-            f"{ranks.LOCAL_WORLD_SIZE} processes on this machine, but {n_gpus} GPU(s): one for "
-            "each is needed"
-        )
+        raise ValueError(f"{ranks.LOCAL_WORLD_SIZE} processes need a GPU each; there are {n_gpus}")
     if processes.ON_GPU:
         torch.cuda.set_device(processes.DEVICE)
         if args.dtype == "bfloat16" and not machine.gpu_has_bfloat16():

@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import json
-import tempfile
 
 LOCKS = []  # open lock files; closing one would release its lock
 
@@ -37,12 +36,6 @@ def read_object(path):
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} can't be read: {error}") from error
-
-
-def check_writable(folder):
-    """Raise OSError if no file can be created in this folder."""
-    with tempfile.TemporaryFile(dir=folder):
-        pass
 
 
 def lock(folder):

@@ -255,17 +255,13 @@ def parse(argv, args_class, default, description):
     """
     groups, helps = read_sources(args_class)
     types = typing.get_type_hints(args_class, include_extras=True)
-    plain_types = typing.get_type_hints(args_class)
     titled = {}  # tyro's help has a group per dataclass in a dictionary
     defaults = {}
     for title, names in groups.items():
         fields = []
         for name in names:
-            type_ = types[name]
-            if type(None) in typing.get_args(type_):
-                type_ = plain_types[name]  # tyro's errors would show the range's inner parts
-            shown = tyro.conf.arg(help=helps[name])
-            fields.append((name, Annotated[type_, shown], getattr(default, name)))
+            type_ = Annotated[types[name], tyro.conf.arg(help=helps[name])]
+            fields.append((name, type_, getattr(default, name)))
         group = dataclasses.make_dataclass("Group", fields)
         group.__doc__ = ""  # otherwise the help shows the signature that dataclasses give it
         titled[title] = tyro.conf.OmitArgPrefixes[group]  # --lr, not --objective.lr

@@ -92,9 +92,6 @@ def take_folder(args):
             folder = new_folder(args)
             args.run_dir = str(folder)
         files.lock(folder)
-        for place in (folder, folder / "checkpoints", folder / "tensorboard"):
-            if place.exists():
-                files.check_writable(place)
     except OSError as error:
         name = args.run_dir or "runs"
         raise ValueError(f"{flag} {name} can't be used: {error.strerror}") from error

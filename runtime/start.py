@@ -6,15 +6,7 @@ All of it happens before anything large is loaded.
 import sys
 
 import rewards
-from runtime import (
-    chats,
-    checks,
-    flags,
-    header,
-    memory,
-    processes,
-    records,
-)
+from runtime import chats, checks, flags, header, memory, processes, records
 from runtime.passes import HEAD_CHUNK
 
 
@@ -54,10 +46,6 @@ def prepare(args, data=rewards):
         raise ValueError(
             f"--prompts_per_step is {args.prompts_per_step}, "
             f"but there are {len(train)} training problems"
-        )
-    if len(test) < processes.WORLD_SIZE:
-        raise ValueError(
-            f"{len(test)} test problems for {processes.WORLD_SIZE} processes: each needs one"
         )
     if args.steps is None:
         args.steps = args.epochs * (len(train) // args.prompts_per_step)

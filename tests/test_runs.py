@@ -19,7 +19,7 @@ import torch
 from conftest import DATA, ROOT, SMOLLM, metrics, python, run, small, until
 
 import grpo
-from runtime import flags, processes
+from runtime import flags
 from tools import family
 
 PACE = {"lr": 5e-4, "prompts_per_step": 8}  # of the runs that are compared: fast enough to see the tiny model learn
@@ -217,13 +217,6 @@ def test_a_python_without_the_packages_says_which_one_has_them():
 def test_importing_a_script_checks_nothing(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["pytest", "--clip_low", "2"])
     flags.check(grpo.Args, grpo.TASKS)
-
-
-def test_more_processes_than_test_problems_are_refused(refused, tmp_path, monkeypatch):
-    """sft.py, for one, can't make a batch of no examples."""
-    monkeypatch.setattr(processes, "WORLD_SIZE", 3)
-    flags = small(tmp_path / "run", eval_size=2, max_response_tokens=640)
-    assert "2 test problems for 3 processes" in refused("grpo", *flags)
 
 
 def test_a_model_that_the_hub_does_not_hand_out(refused, tmp_path, monkeypatch):

@@ -371,7 +371,6 @@ def check_args(args):
         )
     if not (args.draw_only or args.dry_run):
         args.folder.mkdir(parents=True, exist_ok=True)
-        files.check_writable(args.folder)
 
 
 def main(args):
