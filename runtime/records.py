@@ -2,7 +2,7 @@
 
 lock                 locked while a process uses the folder (runtime/files.py)
 args.json            the settings
-run.json             what ran, and on what: script, commit, versions, machine, date, sizes, digests
+run.json             what ran, and on what: script, commit, versions, machine, date, sizes
 metrics.jsonl        one object per step; an evaluation adds eval/… to its step
 samples.jsonl        some responses of each step with their scores
 test_samples.jsonl   the responses to the first test problems at each evaluation
