@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import json
 
-LOCKS = []  # open lock files; closing one would release its lock
+LOCKS = {}  # {folder: its open lock file}; closing the file would release the lock
 
 
 def write(path, text):
@@ -44,6 +44,8 @@ def lock(folder):
     The system releases the lock when the process ends, however it ends. ValueError if another
     process has the lock. On a file system without locks, nothing is locked.
     """
+    if folder in LOCKS:
+        return
     file = open(folder / "lock", "w", encoding="utf-8")  # noqa: SIM115 (stays open)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,4 +53,4 @@ def lock(folder):
         raise ValueError(f"{folder} is in use by another process") from None
     except OSError:
         pass  # some network file systems have no locks
-    LOCKS.append(file)
+    LOCKS[folder] = file

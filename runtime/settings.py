@@ -53,8 +53,8 @@ def check_ranges(args):
             # strict: refuse true and "5" as numbers, as a file may have them
             pydantic.TypeAdapter(types[name]).validate_python(value, strict=True)
         except pydantic.ValidationError as error:
-            words = error.errors()[0]["msg"].removeprefix("Input should be ")
-            raise ValueError(f"--{name} is {value}; it must be {words}") from None
+            message = error.errors()[0]["msg"].replace("Input should", "it must")
+            raise ValueError(f"--{name} is {value}; {message}") from None
 
 
 # ----------------------------------------------------------------------------- what no paper sets
