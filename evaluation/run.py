@@ -25,7 +25,7 @@ from evaluation.tables import (
     tables_of,
     write,
 )
-from runtime import checks, files, flags, hub, machine, records, streams
+from runtime import checks, flags, machine, records
 from runtime.processes import ON_GPU
 
 
@@ -40,8 +40,6 @@ def prepare(argv):
     checks.check_gpus(args)
     if args.dtype is None:
         args.dtype = machine.fast_dtype()
-    for model in args.models:
-        hub.ask(model)
     task, problems = suites.load_problems(args)
     # List them only once, because a run that still trains makes more of them.
     paths = {model: checkpoints(model, args.last) for model in args.models}
@@ -49,7 +47,6 @@ def prepare(argv):
     plans = {path: requests_of(path, problems, args) for path in all_paths}
     for folder in (Path(args.out), Path(args.out, "responses")):
         folder.mkdir(parents=True, exist_ok=True)
-        files.check_writable(folder)
     return args, task, problems, paths, plans
 
 
@@ -111,5 +108,4 @@ def main():
 
 
 if __name__ == "__main__":
-    streams.keep_writing()  # continue without a reader (`| head`): the results are files
     main()

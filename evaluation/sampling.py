@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from evaluation.models import fingerprint, short_name
 from rewards import find_task, reply
-from runtime import checks, engine, memory, model_files, quiet, records
+from runtime import checks, engine, memory, quiet, records
 from runtime.chats import around_replies, check_template, decode, encode, encode_reply
 from runtime.processes import ON_GPU
 
@@ -27,9 +27,9 @@ def requests_of(model, problems, args):
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, mistral_format=False)
     except Exception as error:  # the libraries raise many kinds
-        raise ValueError(f"{model} can't be loaded: {checks.no_folder(model)}{error}") from error
-    if not model_files.quantisation_of(config):  # vLLM knows many kinds
-        model_files.check_weights("model", model, config)
+        raise ValueError(f"{model} can't be loaded: {error}") from error
+    if not checks.quantisation_of(config):  # vLLM knows many kinds
+        checks.check_weights("model", model, config)
     config = config.get_text_config()
     options = check_template(args, tokenizer)
     prompts = [encode(tokenizer, problem, args.chat_template, options) for problem in problems]

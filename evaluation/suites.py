@@ -10,7 +10,6 @@ from rewards.calculator import parse_operations
 from rewards.countdown import parse_numbers
 from rewards.kk import parse_people
 from rewards.rows import SUFFIXES
-from runtime import hub
 from runtime.chats import read_template_options
 
 # The papers' settings. For math and HiTab the papers use base models, not trained to chat. The last three suites
@@ -164,7 +163,6 @@ def load_others(task, args, folder):
         source = args.data[0]
     elif folder:
         source = str(folder)
-    hub.ask("", source or "")
 
     options = {}
     categories = getattr(task, "KINDS", ["all"])
@@ -196,7 +194,6 @@ def load_others(task, args, folder):
 def load_sets(task, args, folder):
     """Return the problems of all requested sets of mathematics. The set is a problem's category."""
     sources = math_sources(args, folder)
-    hub.ask("", *sources.values())
     problems = []
     for name, source in sources.items():
         try:

@@ -25,7 +25,7 @@ from scipy import stats
 import grpo
 from evaluation import models
 from rewards import check_options, find_task, score
-from runtime import checks, curves, engine, files, flags, folders, hub, memory, passes, records, settings
+from runtime import checks, curves, engine, files, flags, folders, memory, passes, records, settings
 from runtime.chats import load_task
 from runtime.dealing import next_problems
 from runtime.processes import DEVICE, ON_GPU
@@ -83,10 +83,8 @@ def check(args):
     settings.check_ranges(args)
     find_task(args.task)
     checks.check_model_folder(args.model)
-    hub.ask(args.model)
     for folder in map(Path, (args.out, args.cache)):
         folder.mkdir(parents=True, exist_ok=True)
-        files.check_writable(folder)
 
 
 def trainer_args(script, args, **changes):
@@ -162,7 +160,6 @@ def dry_run(args):
     """
     of_trainer = trainer_args("grpo", args)
     check_options(of_trainer)
-    checks.check_data_files(of_trainer)
     checks.check_gpus(of_trainer)
     config, _ = checks.read_config(args.model)
     n_params, needed, available = memory.estimate(config, of_trainer, passes.HEAD_CHUNK)

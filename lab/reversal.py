@@ -23,7 +23,7 @@ from lab import common, off_policy
 from runtime import curves
 from runtime.settings import GroupSize, PositiveFraction, PositiveInt
 
-FEW = pydantic.Field(min_length=1, max_length=4, description="one to 4 numbers in (0, 1]")  # lines that look different
+FEW = pydantic.Field(min_length=1, max_length=4)  # lines that look different
 
 
 @dataclasses.dataclass

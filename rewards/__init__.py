@@ -118,15 +118,6 @@ def question(problem):
     return re.sub(r"[\s\u200b-\u200d\u2060\ufeff]", "", "\0".join(turns))  # also blanks without width
 
 
-def data_sources(args):
-    """Return the files, folders or hub ids that load_task (args: the same) reads; "" for generated problems."""
-    task = find_task(args.task)
-    if args.data:
-        return [args.data, args.test_data]
-    of_hub = getattr(task, "HUB", {"train": "", "test": ""})
-    return [of_hub["train"], args.test_data or of_hub["test"]]
-
-
 def score(task, responses, problems):
     """Return a dictionary with reward, correct and format for each of vLLM's responses, which have their texts.
 

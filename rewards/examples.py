@@ -16,11 +16,6 @@ class Chat(pydantic.BaseModel):
     messages: list[own.Message] = pydantic.Field(min_length=2)
 
 
-def data_sources(args):
-    """Return the files, folders or hub ids that load_task reads; "" if none."""
-    return [args.data, args.test_data]
-
-
 def load_task(args, encode):
     """Return (None, training examples, test examples); args: the settings of sft.py.
 

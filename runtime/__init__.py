@@ -5,12 +5,11 @@ How a run begins
 - settings: the types and ranges of settings, and those that every script has
 - flags: where a setting's value comes from; finds mistakes before torch is imported
 - start: reads and checks, in order, all that can be checked before anything large is loaded
-- checks, hub: find whatever can't work on this machine, in this folder, with this model
+- checks: find whatever can't work on this machine, in this folder, with this model
 - header: the text that a run prints before it starts
 
 Where it runs
 - ranks, processes: this process's number; devices, and communication between processes
-- streams: standard output that is closed, has no reader or is limited to ASCII
 - threads: how a CPU's threads wait for each other
 - machine, memory: GPUs and fast dtypes; memory that a run needs and used
 - placement: puts a policy on its device: compiled, recomputing, sharded by FSDP2
@@ -35,13 +34,11 @@ What a run leaves behind
 import sys
 from importlib.util import find_spec
 
-from runtime import streams
-
 if not find_spec("tyro"):
     sys.exit(
         "error: this Python lacks the packages of requirements.txt. `make install` puts them into "
         ".venv; .venv/bin/python has them, or python after `. .venv/bin/activate`"
     )
 
-streams.open_closed()
-streams.show_any_sign()
+if hasattr(sys.stdout, "reconfigure"):  # a notebook's has no such method
+    sys.stdout.reconfigure(errors="replace")  # in ASCII, "?" for "–"

@@ -68,10 +68,9 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
             save_file(older, unfinished / VERSIONS / f"{i:03d}.safetensors")
         position = {"step": step, "n_used": num_used, "sizes": sizes_in(unfinished)}
         (unfinished / POSITION).write_text(json.dumps(position))
-        files.sync_all(unfinished)
-        # Rename it only when all of it is on the disk, so that a folder with this name is never
-        # half written. Delete old checkpoints only when the new one is complete.
-        files.rename(unfinished, path)
+        # Rename it only when all of it is written, so that a folder with this name is never half
+        # written. Delete old checkpoints only when the new one is complete.
+        unfinished.rename(path)
         for old in complete(args.run_dir)[: -args.keep_checkpoints]:
             delete(old)
 

@@ -1,13 +1,8 @@
 """Find mistakes before anything large is loaded. Each raises a ValueError that says what to do."""
 
-import re
-from importlib.util import find_spec
 from pathlib import Path
 
-from rewards import rows
 from runtime import curves, folders, ranks
-
-HUB_ID = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?"
 
 
 def check_gpus(args):
@@ -19,26 +14,17 @@ def check_gpus(args):
 
     from runtime import machine, processes
 
-    if reason := machine.unusable_gpus(getattr(args, "has_sampler", True)):
+    if reason := machine.unusable_gpus():
         raise ValueError(reason)
     n_gpus = torch.cuda.device_count()
     if 0 < n_gpus < ranks.LOCAL_WORLD_SIZE:
-        raise ValueError(
-            f"{ranks.LOCAL_WORLD_SIZE} processes on this machine, but {n_gpus} GPU(s): one for "
-            "each is needed"
-        )
+        raise ValueError(f"{ranks.LOCAL_WORLD_SIZE} processes need a GPU each; there are {n_gpus}")
     if processes.ON_GPU:
         torch.cuda.set_device(processes.DEVICE)
-        if torch.cuda.get_device_capability() < machine.LEAST_CAPABILITY:
-            raise ValueError(
-                f"{torch.cuda.get_device_name()} is too old: torch has kernels for compute "
-                f"capability 7.5 and newer (T4, RTX 20); {machine.ON_A_CPU}"
-            )
         if args.dtype == "bfloat16" and not machine.gpu_has_bfloat16():
             raise ValueError(
-                f"{torch.cuda.get_device_name()} has no bfloat16, which came with the generation "
-                "of A100 and RTX 30: give --dtype float16 and a smaller --model (docs/what_fits.md)"
-                f"; {machine.ON_A_CPU}"
+                f"{torch.cuda.get_device_name()} has no bfloat16: give --dtype float16, and a "
+                "smaller --model (docs/what_fits.md)"
             )
 
 
@@ -52,31 +38,25 @@ def check_prompts_per_step(args):
         )
 
 
-def check_without_effect(args):
-    """Raise ValueError if a setting would have no effect without another."""
+def check_eval_samples(args):
+    """Raise ValueError if several responses to a test problem would all be the same."""
     if args.eval_samples > 1 and args.eval_temperature == 0:
         raise ValueError(
             f"--eval_samples is {args.eval_samples}, but greedy responses are all alike: give an "
             "--eval_temperature"
         )
-    if args.lora_rank == 0 and args.lora_alpha != type(args).lora_alpha:
-        raise ValueError(f"--lora_alpha is {args.lora_alpha}, but there is no LoRA (--lora_rank)")
 
 
 def check_run_folders(args):
-    """Raise ValueError if --resume, --run_dir or --track can't work."""
+    """Raise ValueError if --resume or --run_dir can't work."""
     if args.resume:
         run = folders.run_of(args.resume)
         if not folders.to_resume(args.resume) or not (run / "args.json").exists():
-            raise ValueError(
-                f"--resume {args.resume}: no complete checkpoint there, or no args.json"
-            )
+            raise ValueError(f"--resume {args.resume}: no checkpoint there, or no args.json")
         for path in sorted(run.glob("*.jsonl")):
             curves.read_rows(path)  # ValueError if a row is damaged
     elif args.run_dir:
         check_new(args.run_dir)
-    if args.track and not find_spec("wandb"):
-        raise ValueError("--track needs Weights & Biases: pip install wandb")
 
 
 def check_new(run_dir):
@@ -96,87 +76,95 @@ def check_model(args, head_chunk):
     logits exist at once. ValueError if the model can't be loaded, or does not fit the chosen sizes
     or this machine's memory.
     """
-    from runtime import memory, model_files, sampler_process
+    from runtime import memory, processes, sampler_process
 
     config, tokenizer = read_config(args.model)
     n_params, needed, available = memory.estimate(config, args, head_chunk)
-    model_files.check_weights("--model", args.model, config)
     if args.teacher:
-        its_config, its_tokenizer = read_config(args.teacher, "--teacher")
+        _, its_tokenizer = read_config(args.teacher, "--teacher")
         check_tokens(args, tokenizer.get_vocab(), its_tokenizer.get_vocab())
-        model_files.check_weights("--teacher", args.teacher, its_config)
     if needed > available:
         raise ValueError(
             f"{args.model} at these sizes needs about {needed:.0f} GiB of memory, and there are "
             f"{available:.0f}: a smaller --model, --micro_batch_tokens or --kv_cache_gb, more "
             "processes, --gradient_checkpointing, --kl_coef 0 or LoRA (--lora_rank 16) need less"
         )
-    sampler_process.check(args, n_params)
-    if memory.this_machine().on_gpu:
-        check_main_memory(args, n_params)
-    sizes = {
-        "parameters": n_params,
-        "estimated_memory_gb": needed,
-        "memory_gb": available,
-    }
+    if processes.ON_GPU and hasattr(args, "sampler_gpus"):
+        sampler_process.gpus(args)  # ValueError if there are too few
+    sizes = {"parameters": n_params, "estimated_memory_gb": needed, "memory_gb": available}
     return tokenizer, sizes
-
-
-def check_main_memory(args, n_params):
-    """Raise ValueError if a run on GPUs needs more main memory than there is."""
-    from runtime import memory
-
-    needed = memory.main_memory(n_params, memory.this_machine(), args)  # GiB
-    there = memory.machine_bytes() / memory.GIB
-    if needed > there:
-        raise ValueError(
-            f"{args.model} on the GPUs of this machine needs about {needed:.0f} GiB of main "
-            f"memory, and there are {there:.0f}: every process loads the model there. Fewer "
-            "processes or a smaller --model need less"
-        )
 
 
 def read_config(model, flag="--model"):
     """Return (configuration, tokenizer) of a folder or hub id, or raise ValueError if unusable."""
     from transformers import AutoConfig, AutoTokenizer
 
-    from runtime import model_files
-
-    check_model_folder(model)
+    check_model_folder(model, flag)
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(
             model, trust_remote_code=False, mistral_format=False
         )
     except Exception as error:  # the libraries raise many kinds
-        raise ValueError(f"{flag} {model} can't be loaded: {no_folder(model)}{error}") from error
-    model_files.check_trainable(flag, model, config)
+        raise ValueError(f"{flag} {model} can't be loaded: {error}") from error
+    if quantisation_of(config):
+        raise ValueError(
+            f"{flag} {model} has quantised weights, which can't be trained: take the model that "
+            "they were made from"
+        )
+    check_weights(flag, model, config)
     return config, tokenizer
 
 
-def no_folder(model):
-    """Begin a message about a missing folder: `model` may have been meant as a path."""
-    if Path(model).exists():
-        return ""
-    return f"there is no folder {model} in {Path.cwd()}; if it is a hub id: "
+def quantisation_of(config):
+    """Return a configuration's entry about quantised weights; None if they are ordinary numbers."""
+    found = [getattr(config, name, None) for name in ("quantization_config", "compression_config")]
+    return found[0] or found[1]
 
 
-def check_data_files(args):
-    """Raise ValueError if --data or --test_data is a path, and nothing is there."""
-    for flag, name in (("--data", args.data), ("--test_data", args.test_data)):
-        if name and rows.is_written_as_path(name) and not Path(name).expanduser().exists():
-            raise ValueError(f"{flag} {name}: there is no such file or folder")
+def check_weights(flag, model, config):
+    """Raise ValueError if weights in a folder are missing, unknown, unreadable or wrongly shaped.
+
+    Reads only the headers of files. Without this check, transformers would fill missing weights
+    with random numbers, different each time.
+    """
+    from runtime import memory
+
+    if not Path(model).is_dir():  # a hub id
+        return
+    try:
+        model_class = type(memory.shapes_of(config))
+    except Exception:  # memory.estimate refuses it; vLLM may know it (evaluate.py)
+        return
+    try:
+        _, found = model_class.from_pretrained(
+            model,
+            config=config,
+            device_map="meta",
+            ignore_mismatched_sizes=True,  # report them instead of raising an error
+            output_loading_info=True,
+        )
+    except Exception as error:  # many kinds, for two formats
+        raise ValueError(
+            f"{flag} {model}: the weights can't be read: {error} (if git cloned the folder: "
+            "`git lfs pull`)"
+        ) from error
+    # transformers' Gemma 3 takes the angles in old checkpoints for weights; no model needs them.
+    wrong = [key for key in found["unexpected_keys"] if not key.endswith(".inv_freq")]
+    wrong += [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
+    if wrong:
+        raise ValueError(
+            f"{flag} {model}: {len(wrong)} weights are missing, unknown or of another shape than "
+            f"config.json says, such as {min(wrong)}"
+        )
 
 
 def check_teacher(args):
     """Raise ValueError if opd.py's --teacher is missing or no model folder. Other scripts: None."""
-    if args.teacher is None:
-        return
-    if not args.teacher:
+    if args.teacher == "":
         raise ValueError("--teacher is missing: it takes the folder of the model to learn from")
-    for name in ("config.json", "tokenizer.json"):
-        if not Path(args.teacher, name).exists():
-            raise ValueError(f"--teacher {args.teacher} is not a model folder: no {name} in it")
+    if args.teacher:
+        check_model_folder(args.teacher, "--teacher")
 
 
 def check_tokens(args, vocabulary, teachers):
@@ -189,18 +177,16 @@ def check_tokens(args, vocabulary, teachers):
         )
 
 
-def check_model_folder(model):
+def check_model_folder(model, flag="--model"):
     """Raise ValueError if `model` is a path without a model."""
     if is_path(model) and not Path(model, "config.json").exists():
         raise ValueError(
-            f"--model {model} is not a model folder: there is no {Path(model, 'config.json')} in "
+            f"{flag} {model} is not a model folder: there is no {Path(model, 'config.json')} in "
             f"{Path.cwd()}; `make model` gets a small one"
         )
 
 
 def is_path(name):
-    """Return whether a model or data set's name is a path. Anything else may be a hub id."""
-    path = Path(name)
-    in_a_folder = len(path.parts) > 1 and path.parent.is_dir()
-    is_no_id = name.startswith((".", "/", "~")) or not re.fullmatch(HUB_ID, name)
-    return is_no_id or in_a_folder or path.exists()
+    """Return whether a model's name is a path. Anything else may be a hub id."""
+    in_a_folder = "/" in name and Path(name).parent.is_dir()
+    return in_a_folder or name.startswith((".", "~")) or name.count("/") > 1 or Path(name).exists()

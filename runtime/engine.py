@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModel, GenerationConfig
 
-from runtime import machine, processes, terminal, threads
+from runtime import processes, terminal, threads
 from runtime.processes import ON_GPU, RANK, WORLD_SIZE
 
 
@@ -72,9 +72,6 @@ def common_options(model, context, kv_cache_gb, dtype="float32"):
         chosen["kv_cache_memory_bytes"] = int(kv_cache_gb * 2**30)
         if ON_GPU:  # vLLM requires this fraction of memory to be free, whatever the cache's size
             chosen["gpu_memory_utilization"] = 0.1
-    if ON_GPU and dtype != "float32" and machine.is_b200():
-        # vLLM would choose FlashInfer's attention here, which also needs nvcc.
-        chosen["attention_backend"] = "FLASH_ATTN"
     if not ON_GPU:
         chosen["enforce_eager"] = True
         chosen["enable_chunked_prefill"] = False  # seeded requests fail with it on a CPU

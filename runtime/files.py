@@ -1,62 +1,27 @@
-"""Write files that a kill or a power cut can't corrupt, and lock a run's folder.
-
-A new version of a file is written next to it, forced to the disk and then renamed. Renaming
-happens completely or not at all, so the name always refers to the old content or the new one.
-"""
+"""Write files that a kill can't corrupt, and lock a run's folder."""
 
 import fcntl
 import hashlib
 import json
-import os
-import socket
-import tempfile
-from pathlib import Path
 
 LOCKS = {}  # {folder: its open lock file}; closing the file would release the lock
 
 
 def write(path, text):
-    """Replace a file's content by this text, or create the file."""
+    """Replace a file's content by this text, or create the file.
+
+    The new version is written next to it and then renamed. Renaming happens completely or not at
+    all, so the name always refers to the old content or the new one.
+    """
     beside = path.with_name(f"{path.name}.tmp")
-    with open(beside, "w", encoding="utf-8") as file:
-        file.write(text)
-        force_to_disk(file)
-    rename(beside, path)
+    beside.write_text(text, encoding="utf-8")
+    beside.rename(path)
 
 
 def append(path, text):
-    """Append text to a file, or create it. The text is on the disk when this returns."""
+    """Append text to a file, or create it."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(text)
-        force_to_disk(file)
-
-
-def force_to_disk(file):
-    """Flush an open file to the disk: first Python's buffer, then the system's."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def rename(old, new):
-    """Rename a file or folder. The new name is on the disk when this returns."""
-    old.rename(new)
-    sync(new.parent)
-
-
-def sync(path):
-    """Force a file, or a folder's list of names, to the disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def sync_all(folder):
-    """Force everything in a folder to the disk, and then the folder itself."""
-    for path in folder.rglob("*"):
-        sync(path)
-    sync(folder)
 
 
 def sha256(path):
@@ -68,20 +33,9 @@ def sha256(path):
 def read_object(path):
     """Return the JSON object in a file as a dictionary. ValueError, with its name, without one."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} can't be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
-        raise ValueError(f"{path} can't be read: it is not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} can't be read: it holds no JSON object")
-    return found
-
-
-def check_writable(folder):
-    """Raise OSError if no file can be created in this folder."""
-    with tempfile.TemporaryFile(dir=folder):
-        pass
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} can't be read: {error}") from error
 
 
 def lock(folder):
@@ -90,18 +44,13 @@ def lock(folder):
     The system releases the lock when the process ends, however it ends. ValueError if another
     process has the lock. On a file system without locks, nothing is locked.
     """
-    folder = Path(folder).resolve()
     if folder in LOCKS:
         return
-    file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115 (stays open)
+    file = open(folder / "lock", "w", encoding="utf-8")  # noqa: SIM115 (stays open)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.seek(0)
-        raise ValueError(f"{folder} is in use by {file.read(200).strip()}") from None
+        raise ValueError(f"{folder} is in use by another process") from None
     except OSError:
         pass  # some network file systems have no locks
     LOCKS[folder] = file
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")  # for the message above
-    file.flush()

@@ -7,12 +7,13 @@ machine's, the model folder's. A resumed run uses its own settings instead of th
 Nothing that this module imports may import torch, which takes seconds.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import functools
 import inspect
+import os
 import re
+import signal
 import sys
 import time
 import typing
@@ -22,21 +23,17 @@ from typing import Annotated, TypedDict
 import tyro
 
 from rewards import OPTIONS, check_options, find_task
-from runtime import checks, files, folders, machine, ranks, signals, streams, threads
+from runtime import checks, files, folders, machine, ranks, threads
 from runtime.chats import read_template_options
-from runtime.ranks import RANK, WORLD_SIZE
+from runtime.ranks import RANK
 from runtime.settings import check_ranges
 
-FOR_PROCESS_0 = 3  # seconds in which torchrun ends the other processes if process 0 fails
 ON_GPU = machine.has_gpu()
-KK_TINY = "models/kk_tiny"  # relative to this project's folder
-if not Path(KK_TINY).exists():
-    KK_TINY = str(Path(__file__).parents[1] / KK_TINY)
 
 # For a machine without a GPU: a model of a million parameters, which learns while you watch. Its
 # folder has settings of its own.
 ON_CPU = {
-    "model": KK_TINY,
+    "model": os.path.relpath(Path(__file__).parents[1] / "models/kk_tiny"),
     "compile": False,  # lengths differ from pass to pass, and compiling takes minutes
     "eval_size": 20,
     "gradient_checkpointing": False,
@@ -54,7 +51,7 @@ OTHER_NAMES = {
     "learning_rate": "lr", "beta": "kl_coef", "epsilon": "clip_low", "epsilon_high": "clip_high",
     "num_generations": "responses_per_prompt", "max_completion_length": "max_response_tokens",
     "max_new_tokens": "max_response_tokens", "max_prompt_length": "max_prompt_tokens",
-    "max_steps": "steps", "num_train_epochs": "epochs", "output_dir": "run_dir",
+    "max_lag": "lag", "max_steps": "steps", "num_train_epochs": "epochs", "output_dir": "run_dir",
     "model_name_or_path": "model", "dataset": "data", "batch_size": "prompts_per_step",
 }  # fmt: skip
 
@@ -69,14 +66,10 @@ def check(args_class, tasks):
     """
     if args_class.__module__ != "__main__":
         return
-    streams.keep_writing()
-    signals.end_while_loading()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while loading Ctrl-C ends it, without traceback
     with errors_in_one_line():
         args, _ = read(sys.argv[1:], args_class, tasks)
         check_settings(args)
-        folder = args.resume or args.run_dir
-        if RANK == 0 and folder and (folders.run_of(folder) / "lock").exists():
-            files.lock(folders.run_of(folder))  # ValueError if another program uses it
         threads.choose_waiting(args.model)
     if RANK == 0:
         what = "torch; no model" if args.dry_run else "torch and the model; this takes a while"
@@ -90,33 +83,21 @@ def check_settings(args):
     check_options(args)
     read_template_options(args)
     checks.check_prompts_per_step(args)
-    checks.check_without_effect(args)
+    checks.check_eval_samples(args)
     checks.check_run_folders(args)
     checks.check_model_folder(args.model)
     checks.check_teacher(args)
-    checks.check_data_files(args)
 
 
 @contextlib.contextmanager
 def errors_in_one_line():
-    """Show a user's mistake (ValueError, OSError) in one line; exit code 2.
-
-    If all processes find it, the first one shows it, and torchrun ends the others. If another
-    process alone finds it, such as a GPU in use, that process shows it a little later.
-    """
+    """Show a user's mistake (ValueError, OSError) in one line; exit code 2."""
     try:
         yield
     except (ValueError, OSError) as error:
-        process = ""
         if RANK > 0:
-            process = f" process {RANK}:"
-            time.sleep(FOR_PROCESS_0)
-        print(f"error:{process}", " ".join(str(error).split()), file=sys.stderr)
-        # With several processes we must close the connection. With one, vLLM does.
-        if WORLD_SIZE > 1 and "torch" in sys.modules:
-            from runtime import processes
-
-            processes.end()
+            time.sleep(3)  # if process 0 finds it, too, torchrun ends this one before it says so
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
 
 
@@ -221,16 +202,11 @@ def of_resumed_run(argv, args_class):
     Two scripts may share all settings and still be different algorithms: run.json names the script.
     """
     said = given(argv)
-    if "resume" not in said:
+    if not said.get("resume"):
         return {}
-    if not said["resume"]:
-        raise ValueError("--resume is empty: it takes the folder of a run")
     folder = folders.run_of(said["resume"])
-    if said.get("run_dir") and Path(said["run_dir"]).resolve() != folder.resolve():
-        raise ValueError(
-            f"--run_dir {said['run_dir']} does not go with --resume: the run goes on in {folder}. "
-            "For a branch copy the run's folder, and resume the copy"
-        )
+    if "run_dir" in said:
+        raise ValueError(f"--run_dir does not go with --resume: the run goes on in {folder}")
     path = folder / "args.json"
     if not path.exists():
         return {}
@@ -240,16 +216,13 @@ def of_resumed_run(argv, args_class):
     if script == "__main__":
         script = Path(sys.argv[0]).stem
     if about.get("script") != script:
+        raise ValueError(f"{folder} is a run of {about.get('script')}.py, not of {script}.py")
+    differing = settings.keys() ^ {field.name for field in dataclasses.fields(args_class)}
+    if differing:
         raise ValueError(
-            f"{folder}/run.json names another script, {about.get('script')}.py, not {script}.py"
+            f"{path} is of another version of {script}.py (commit {about.get('commit')}): only one "
+            f"has {', '.join(sorted(differing))}"
         )
-    names = {field.name for field in dataclasses.fields(args_class)}
-    if settings.keys() != names:
-        raise ValueError(
-            f"{path} is damaged, or of another version of {script}.py (commit "
-            f"{about.get('commit')}): only one has {', '.join(sorted(settings.keys() ^ names))}"
-        )
-    check_ranges(args_class(**settings), f"{path}: ")
     if "epochs" in said and "steps" not in said:
         settings["steps"] = None  # recompute them
     return settings
@@ -264,16 +237,13 @@ def given(argv, names=("task", "model", "resume", "run_dir", "steps", "epochs"))
     The result is like {"task": "math"}, with strings; settings that argv lacks are missing.
     Everything else is skipped here: parse reads it, and finds its mistakes.
     """
-    parser = argparse.ArgumentParser(
-        add_help=False,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
-    for name in names:
-        spellings = (f"--{name}", f"--{name.replace('_', '-')}")
-        parser.add_argument(*spellings, nargs="?")  # parse must refuse a flag without a value
-    known, _ = parser.parse_known_args(argv)
-    return {name: value for name, value in vars(known).items() if value is not None}
+    found = {}
+    for word, next_word in zip(argv, [*argv[1:], ""]):
+        flag, is_joined, value = word.partition("=")  # --task=math or --task math
+        name = flag.removeprefix("--").replace("-", "_")
+        if flag.startswith("--") and name in names:
+            found[name] = value if is_joined else next_word
+    return found
 
 
 def parse(argv, args_class, default, description):
@@ -285,17 +255,13 @@ def parse(argv, args_class, default, description):
     """
     groups, helps = read_sources(args_class)
     types = typing.get_type_hints(args_class, include_extras=True)
-    plain_types = typing.get_type_hints(args_class)
     titled = {}  # tyro's help has a group per dataclass in a dictionary
     defaults = {}
     for title, names in groups.items():
         fields = []
         for name in names:
-            type_ = types[name]
-            if type(None) in typing.get_args(type_):
-                type_ = plain_types[name]  # tyro's errors would show the range's inner parts
-            shown = tyro.conf.arg(help=helps[name])
-            fields.append((name, Annotated[type_, shown], getattr(default, name)))
+            type_ = Annotated[types[name], tyro.conf.arg(help=helps[name])]
+            fields.append((name, type_, getattr(default, name)))
         group = dataclasses.make_dataclass("Group", fields)
         group.__doc__ = ""  # otherwise the help shows the signature that dataclasses give it
         titled[title] = tyro.conf.OmitArgPrefixes[group]  # --lr, not --objective.lr
@@ -313,11 +279,6 @@ def parse(argv, args_class, default, description):
     for group in parsed.values():
         values.update(vars(group))
     return args_class(**values)
-
-
-def groups_of(args_class):
-    """Return {title: [names of its settings]}, both in the order of the source."""
-    return read_sources(args_class)[0]
 
 
 @functools.cache

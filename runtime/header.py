@@ -2,15 +2,12 @@
 
 import os
 import sys
-import textwrap
 from pathlib import Path
 
 import torch
 from rich.table import Table
 
 from runtime import flags, folders, processes, terminal
-
-NO_PAPERS = ("run_dir", "dry_run")  # the header's last line shows them
 
 
 def show(args, sizes, layers):
@@ -22,57 +19,42 @@ def show(args, sizes, layers):
     console = terminal.console()
     console.rule(Path(sys.argv[0]).name)
     different = flags.differences(args, layers)
-    worked_out = args.epochs * (sizes["training_problems"] // args.prompts_per_step)
-    if "steps" in different and different["steps"][0] is None and args.steps == worked_out:
-        del different["steps"]  # they follow from the paper's epochs
-    for name in NO_PAPERS:
-        different.pop(name, None)
+    if args.steps == args.epochs * (sizes["training_problems"] // args.prompts_per_step):
+        different.pop("steps", None)  # they follow from the epochs
 
     table = Table("", "here", "in the paper", "because of", box=None, pad_edge=False)
-    lines = []
-    for title, names in flags.groups_of(type(args)).items():
-        same = []  # a NUL keeps a setting and its value on one line
+    others = Table.grid(padding=(0, 3))  # a row for each group of settings
+    for title, names in flags.read_sources(type(args))[0].items():
+        same = []
         for name in names:
             value = getattr(args, name)
             if name in different:
-                papers, reason = different[name]
-                papers = "none" if papers in ("", None) else str(papers)
-                table.add_row(name, str(value), papers, reason)
-            elif name not in NO_PAPERS and value not in ("", None):
-                same.append(f"{name}\0{value}".replace(" ", "\0"))
-        text = f"{title:\0<12}" + "   ".join(same)
-        if same:
-            lines += textwrap.wrap(
-                text, console.width, subsequent_indent=" " * 12, break_on_hyphens=False
-            )
-    if different:
-        console.print(table)
-        console.print()
-    console.print("\n".join(lines).replace("\0", " "), style="dim", soft_wrap=True)
+                table.add_row(name, str(value), *map(str, different[name]))
+            elif value not in ("", None):
+                same.append(f"{name} {value}")
+        others.add_row(title, "   ".join(same))
+    console.print(table)
     console.print()
-    show_sizes(console, args, sizes)
-    console.rule()
-    steps = "1 step" if args.steps == 1 else f"{args.steps} steps"
-    if args.resume:
-        done = folders.step_of(folders.to_resume(args.resume))
-        left = "" if done < args.steps else f": nothing is left to do without --steps above {done}"
-        console.print(f"goes on after step {done} of {args.steps}{left}", soft_wrap=True)
-    if args.dry_run:
-        console.print(f"dry run: {steps} would fit; no model was loaded", soft_wrap=True)
-    else:
-        console.print(f"{steps}, written to {args.run_dir}", soft_wrap=True)
-
-
-def show_sizes(console, args, sizes):
-    """Print model, parameters, processes, device, memory and problems, one per line."""
+    console.print(others, style="dim")
+    console.print()
     needed, available = sizes["estimated_memory_gb"], sizes["memory_gb"]
+    steps = "1 step" if args.steps == 1 else f"{args.steps} steps"
     lines = [
         f"model      {args.model}: {sizes['parameters'] / 1e6:.1f} M parameters",
         f"processes  {processes.WORLD_SIZE} on {device_name()}",
         f"memory     about {needed:.1f} of {available:.1f} GiB for each process",
         f"problems   {sizes['training_problems']} to train on, {sizes['test_problems']} to test on",
     ]
+    if args.resume:
+        done = folders.step_of(folders.to_resume(args.resume))
+        left = "" if done < args.steps else f": nothing is left to do without --steps above {done}"
+        lines.append(f"resumed    after step {done} of {args.steps}{left}")
+    if args.dry_run:
+        lines.append(f"dry run    {steps} would fit; no model was loaded")
+    else:
+        lines.append(f"run        {steps}, written to {args.run_dir}")
     console.print("\n".join(lines), soft_wrap=True)
+    console.rule()
 
 
 def device_name():

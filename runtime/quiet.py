@@ -1,8 +1,7 @@
 """Silence messages that libraries print for their own developers. Errors are always shown.
 
-Importing this module is enough: before or after transformers, but before vLLM. It keeps
-environment variables that the user has set: `VLLM_LOGGING_LEVEL=INFO python grpo.py` shows
-vLLM's log, and then nothing is hidden.
+Importing this module is enough: before or after transformers, but before vLLM.
+`VLLM_LOGGING_LEVEL=INFO python grpo.py` shows vLLM's log, and then nothing is hidden.
 """
 
 import contextlib
@@ -16,22 +15,15 @@ import warnings
 from huggingface_hub.utils import enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
-# Whoever sets one of these wants to see a library's messages. vLLM's level is below.
-LOGS = ("NCCL_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "TORCH_LOGS")
-
 os.environ["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL") or "ERROR"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns when a program starts
 
 # vLLM says "Triton is installed, but doesn't include CPU backend" before its logging is set up.
 logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
 
-if "TRANSFORMERS_VERBOSITY" not in os.environ:
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    transformers_logging.set_verbosity_error()
-
-if "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
-    transformers_logging.disable_progress_bar()  # "Loading weights" takes less than a second
-    enable_progress_bars()  # keep bars of downloads, which can take minutes
+transformers_logging.set_verbosity_error()
+transformers_logging.disable_progress_bar()  # "Loading weights" takes less than a second
+enable_progress_bars()  # keep bars of downloads, which can take minutes
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or")
@@ -43,9 +35,9 @@ def library_notices():
 
     Examples are vLLM's "NUMA binding" and Gloo's "Rank 0 is connected". Lines that contain "error"
     go to stderr at once, so that they are seen even if the block ends the process. Nothing is
-    hidden if the user wants a library's log.
+    hidden if the user wants vLLM's log.
     """
-    if wants_logs():
+    if os.environ["VLLM_LOGGING_LEVEL"].upper() != "ERROR":
         yield
         return
     flush()
@@ -63,12 +55,6 @@ def library_notices():
         for number, descriptor in enumerate(before, 1):
             os.dup2(descriptor, number)
             os.close(descriptor)
-
-
-def wants_logs():
-    """Return whether the user has asked for a library's log, by an environment variable."""
-    level = os.environ["VLLM_LOGGING_LEVEL"].upper()
-    return level != "ERROR" or any(os.environ.get(name) for name in LOGS)
 
 
 def flush():

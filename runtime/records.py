@@ -2,7 +2,7 @@
 
 lock                 locked while a process uses the folder (runtime/files.py)
 args.json            the settings
-run.json             what ran, and on what: script, commit, versions, machine, date, sizes, digests
+run.json             what ran, and on what: script, commit, versions, machine, date, sizes
 metrics.jsonl        one object per step; an evaluation adds eval/… to its step
 samples.jsonl        some responses of each step with their scores
 test_samples.jsonl   the responses to the first test problems at each evaluation
@@ -66,8 +66,6 @@ def choose_folder(args):
         args.run_dir = processes.broadcast(args.run_dir)
         if args.resume:
             checkpoints.check(args.resume)
-        if args.track:
-            of_process_0(lambda: start_wandb(args))  # now: it may ask for a key, or refuse the run
 
 
 def of_process_0(work):
@@ -94,10 +92,6 @@ def take_folder(args):
             folder = new_folder(args)
             args.run_dir = str(folder)
         files.lock(folder)
-        signals.last_line_in = folder
-        for place in (folder, folder / "checkpoints", folder / "tensorboard"):
-            if place.exists():
-                files.check_writable(place)
     except OSError as error:
         name = args.run_dir or "runs"
         raise ValueError(f"{flag} {name} can't be used: {error.strerror}") from error
@@ -174,8 +168,6 @@ class Records:
         values = dataclasses.asdict(self.args)
         about = provenance()
         about["sizes"] = self.sizes
-        if self.args.track:
-            about["wandb"] = sys.modules["wandb"].run.id
         files.write(self.folder / "args.json", json.dumps(values, indent=1) + "\n")
         files.write(self.folder / "run.json", json.dumps(about, indent=1) + "\n")
         for name in ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl"):

@@ -10,9 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import queue
-import re
 import resource
-import shutil
 import signal
 import threading
 
@@ -41,7 +39,6 @@ class SamplerProcess:
         context = multiprocessing.get_context("spawn")
         self.pipe, other_end = context.Pipe()
         self.answers = {}  # answers that arrived before receive asked for them
-        self.cores, self.num_threads = os.sched_getaffinity(0), torch.get_num_threads()
         self.process = context.Process(target=run, args=(serve, args, other_end))
         with place_of_sampler(args):
             self.process.start()
@@ -63,24 +60,15 @@ class SamplerProcess:
         return None if processes.all_reduce(answer is None) else answer
 
     def how_it_ended(self):
-        """Say how the process ended: "by SIGKILL" …"""
+        """Say how the process ended. -9: by SIGKILL; None: it was that of another process."""
         self.process.join(PATIENCE)
-        code = self.process.exitcode
-        if code is None:
-            return "in another process of the run"
-        if code < 0:
-            return f"by {signal.Signals(-code).name}"
-        return f"with exit code {code}"
+        return f"with exit code {self.process.exitcode}"
 
     def end(self):
-        """End the process, whatever it is doing, and take back all cores."""
+        """End the process, whatever it is doing."""
         self.pipe.close()  # it ends when its pipe has no trainer
         self.process.join(PATIENCE)
         self.process.kill()
-        self.process.join()
-        os.sched_setaffinity(0, self.cores)
-        torch.set_num_threads(self.num_threads)
-        atexit.unregister(self.end)
 
 
 def run(serve, args, pipe):
@@ -140,38 +128,16 @@ def gpus(args):
 
     ValueError if there are too few.
     """
-    there = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if there == [""]:
-        there = [str(number) for number in range(torch.cuda.device_count())]
-    chosen = list(range(LOCAL_WORLD_SIZE, 2 * LOCAL_WORLD_SIZE))
+    there = [str(number) for number in range(torch.cuda.device_count())]
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        there = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    chosen = range(LOCAL_WORLD_SIZE, 2 * LOCAL_WORLD_SIZE)
     if args.sampler_gpus:
         chosen = [int(number) for number in args.sampler_gpus.split(",")]
     if len(chosen) != LOCAL_WORLD_SIZE or max(chosen) >= len(there):
         raise ValueError(
-            f"--sampler_gpus is {args.sampler_gpus!r}, of {len(there)} GPUs: the samplers of "
-            f"{LOCAL_WORLD_SIZE} process(es) need one each, beside the trainers'. With one GPU, "
-            "--sampler_gpus 0 lets both share it; grpo_stale.py needs no second one"
+            f"{LOCAL_WORLD_SIZE} sampler(s) need one of {len(there)} GPUs each, beside the "
+            "trainers': with one GPU, --sampler_gpus 0 lets both share it; grpo_stale.py needs no "
+            "second one"
         )
     return [there[number] for number in chosen]
-
-
-def check(args, num_parameters):
-    """Raise ValueError if the sampler has no GPU, or shared memory can't hold the weights.
-
-    Nothing happens in a script without a sampler process.
-    """
-    if not hasattr(args, "sampler_gpus"):
-        return
-    if not re.fullmatch(r"(\d+(,\d+)*)?", args.sampler_gpus):
-        raise ValueError(f"--sampler_gpus is {args.sampler_gpus!r}; it must be numbers, as in 2,3")
-    if processes.ON_GPU:
-        gpus(args)
-    each = num_parameters * getattr(torch, args.dtype).itemsize
-    needed = (args.lag + 1) * LOCAL_WORLD_SIZE * each / 2**30
-    free = shutil.disk_usage("/dev/shm").free / 2**30
-    if needed > free:
-        raise ValueError(
-            f"{args.lag + 1} versions of the weights need {needed:.2f} GiB of shared memory, and "
-            f"/dev/shm has {free:.2f} free: give a container more (docker run --shm-size), or take "
-            "a smaller --lag or --model"
-        )

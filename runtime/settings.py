@@ -17,26 +17,14 @@ from typing import Annotated, Literal
 
 import pydantic
 import tyro
-from pydantic.fields import FieldInfo
 
 # ------------------------------------------------------------------------------- types with a range
 
 
 def number(kind, words, **bounds):
-    """Return int or float with a range. words: for help and errors; bounds: in pydantic's terms."""
-    field = pydantic.Field(description=words, **bounds)
-    return Annotated[kind, field, tyro.conf.arg(metavar=f"{kind.__name__.upper()} {words}")]
-
-
-def zero_or_at_least(least):
-    """Return a pydantic check for vLLM's temperatures, where 0 means greedy."""
-
-    def check(value):
-        if value != 0 and value < least:
-            raise ValueError
-        return value
-
-    return pydantic.AfterValidator(check)
+    """Return int or float with a range. words: for the help; bounds: in pydantic's terms."""
+    shown = tyro.conf.arg(metavar=f"{kind.__name__.upper()} {words}")
+    return Annotated[kind, pydantic.Field(**bounds), shown]
 
 
 # NaN and infinity are refused everywhere: no computation of a trainer makes sense with them.
@@ -51,22 +39,13 @@ GroupSize = number(int, "in [1, 16384]", ge=1, le=16384)  # vLLM's limit for one
 PositiveFloat = number(float, "greater than 0", gt=0, **FINITE)
 NonNegativeFloat = number(float, "0 or greater", ge=0, **FINITE)
 Temperature = number(float, "0.01 or greater", ge=0.01, **FINITE)  # vLLM's minimum
-EvaluationTemperature = Annotated[
-    number(float, "0 or at least 0.01", ge=0, **FINITE),
-    zero_or_at_least(0.01),
-]
-
-# Also called --max_lag.
-Lag = Annotated[PositiveInt, tyro.conf.arg(aliases=["--max_lag"])]
-
+EvaluationTemperature = NonNegativeFloat
+Lag = PositiveInt
 Dtype = Literal["bfloat16", "float16", "float32"]
 
 
-def check_ranges(args, where="--"):
-    """Raise ValueError for the first setting outside its type's range. Changes nothing.
-
-    where: what stands before the setting's name in the message.
-    """
+def check_ranges(args):
+    """Raise ValueError for the first setting outside its type's range. Changes nothing."""
     types = typing.get_type_hints(type(args), include_extras=True)
     for field in dataclasses.fields(args):
         name, value = field.name, getattr(args, field.name)
@@ -74,18 +53,8 @@ def check_ranges(args, where="--"):
             # strict: refuse true and "5" as numbers, as a file may have them
             pydantic.TypeAdapter(types[name]).validate_python(value, strict=True)
         except pydantic.ValidationError as error:
-            message = error.errors()[0]["msg"].removeprefix("Input should be ")
-            words = range_of(types[name]) or message
-            raise ValueError(f"{where}{name} is {value}; it must be {words}") from None
-
-
-def range_of(type_):
-    """Return the range of a type in words, "" if it has none. PositiveInt | None: PositiveInt's."""
-    for member in (type_, *typing.get_args(type_)):
-        for metadata in getattr(member, "__metadata__", ()):
-            if isinstance(metadata, FieldInfo) and metadata.description:
-                return metadata.description
-    return ""
+            message = error.errors()[0]["msg"].replace("Input should", "it must")
+            raise ValueError(f"--{name} is {value}; {message}") from None
 
 
 # ----------------------------------------------------------------------------- what no paper sets
@@ -111,7 +80,6 @@ class CommonArgs:
     keep_checkpoints: PositiveInt = 3  # how many of the newest checkpoints stay on disk
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
     resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
-    track: bool = False  # also log to Weights & Biases (pip install wandb)
     dry_run: bool = False  # check everything, estimate the memory, load nothing and end
 
     # Values in scripts without these settings. They have no type, so they are not settings.

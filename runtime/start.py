@@ -6,17 +6,7 @@ All of it happens before anything large is loaded.
 import sys
 
 import rewards
-from runtime import (
-    chats,
-    checks,
-    flags,
-    header,
-    hub,
-    inputs,
-    memory,
-    processes,
-    records,
-)
+from runtime import chats, checks, flags, header, memory, processes, records
 from runtime.passes import HEAD_CHUNK
 
 
@@ -50,7 +40,6 @@ def prepare(args, data=rewards):
     """
     flags.check_settings(args)
     checks.check_gpus(args)
-    hub.ask(args.model, *data.data_sources(args))
     tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
     task, train, test = chats.load_task(args, tokenizer, data)
     if len(train) < args.prompts_per_step:
@@ -58,14 +47,8 @@ def prepare(args, data=rewards):
             f"--prompts_per_step is {args.prompts_per_step}, "
             f"but there are {len(train)} training problems"
         )
-    if len(test) < processes.WORLD_SIZE:
-        raise ValueError(
-            f"{len(test)} test problems for {processes.WORLD_SIZE} processes: each needs one"
-        )
     if args.steps is None:
         args.steps = args.epochs * (len(train) // args.prompts_per_step)
     sizes["training_problems"] = len(train)
     sizes["test_problems"] = len(test)
-    sizes["digest"] = inputs.digest(train + test)
-    inputs.check_resumed(args, sizes["digest"])
     return tokenizer, task, train, test, sizes

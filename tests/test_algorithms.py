@@ -531,7 +531,7 @@ NOT_TOGETHER = {
     "dapo": ["--max_response_tokens", "8", "--overlong_buffer", "9"],
     "grpo_tis": ["--correction", "icepop", "--correction_min", "3"],
     "grpo_stale": ["--correction", "icepop", "--correction_min", "3"],
-    "grpo_async": ["--sampler_gpus", "one"],
+    "grpo_async": ["--correction", "icepop", "--correction_min", "3"],
     "grpo": ["--lr", "1", "--learning_rate", "1e-3"],  # what other libraries call it
 }
 

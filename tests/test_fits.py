@@ -10,7 +10,7 @@ from conftest import KK_TINY, parse, python, small
 
 import grpo
 import sft
-from runtime import checks, memory
+from runtime import memory
 from tools import family
 from tools.maintain import fits
 
@@ -105,14 +105,6 @@ def test_a_script_without_a_sampler_needs_no_room_for_its_cache():
         memory.estimate(config, grpo.Args(**sizes, kv_cache_gb=0.1), 4096, machine)
 
 
-def test_a_run_that_does_not_fit_into_main_memory_is_refused(monkeypatch):
-    monkeypatch.setattr(memory, "this_machine", lambda: CARD)
-    checks.check_model(grpo.Args(model=str(KK_TINY), max_response_tokens=64), fits.HEAD_CHUNK)
-    monkeypatch.setattr(memory, "machine_bytes", lambda: 2**30)
-    with pytest.raises(ValueError, match="needs about 2 GiB of main memory, and there are 1"):
-        checks.check_model(grpo.Args(model=str(KK_TINY), max_response_tokens=64), fits.HEAD_CHUNK)
-
-
 def test_a_dry_run_checks_everything_and_loads_nothing(tmp_path):
     code = [
         "import atexit, runpy, sys",
@@ -122,5 +114,5 @@ def test_a_dry_run_checks_everything_and_loads_nothing(tmp_path):
     ]
     done = python("-c", "\n".join(code))
     assert done.returncode == 0, done.stderr
-    assert "dry run: 2 steps would fit" in done.stdout and done.stdout.splitlines()[-1] == "False"
+    assert "2 steps would fit" in done.stdout and done.stdout.splitlines()[-1] == "False"
     assert not list(tmp_path.iterdir())

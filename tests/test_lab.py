@@ -176,7 +176,7 @@ def test_no_response_breaks_the_page(tmp_path):
 REFUSED = [
     ("right_direction", "--updates 5", "--updates is 5; it must be at least 2 and divide --prompts, which is 12"),
     ("lens", "--model models/nowhere", "--model models/nowhere is not a model folder"),
-    ("reversal", "--lrs 1e-3 2e-3 3e-3 4e-3 5e-3", "it must be one to 4 numbers in (0, 1]"),
+    ("reversal", "--lrs 1e-3 2e-3 3e-3 4e-3 5e-3", "List should have at most 4 items"),
     ("two_tasks", "--model models/kk_tiny --tasks kk kk", "--tasks kk kk: give two different ones"),
     ("stages", "--run runs/nowhere", "--run runs/nowhere is missing; `make runs/lab_stages` trains"),
     ("stages", "--run {run}", "has no checkpoint of step 5: name another folder, or continue"),

@@ -1,5 +1,6 @@
 """Families of models, and folders with mistakes: a run is right, or one line says why not before anything loads."""
 
+import dataclasses
 import json
 import os
 
@@ -14,7 +15,7 @@ import evaluation.sampling
 import evaluation.settings
 import grpo
 from rewards import kk
-from runtime import checkpoints, checks, memory, model_files
+from runtime import checkpoints, checks, engine, memory
 from tools.maintain import families
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -48,25 +49,22 @@ def as_bin(folder):
     torch.save({name: weight for name, weight in there.items() if name != HEAD}, folder / "pytorch_model.bin")
 
 
-INDEX = {"weight_map": {HEAD: "model-00001-of-00001.safetensors"}}
-ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "some/model"}
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 34\n"
+WRONG = "1 weights are missing, unknown or of another shape than config.json says, such as {}"
 FOLDERS = {
-    "missing": (weights(lm_head__weight=None), r"lacks weights: 1 \(lm_head\.weight\)"),
-    "no_head_in_bin": (as_bin, r"lacks weights: 1 \(lm_head\.weight\)"),
-    "unexpected": (weights(model__layers__9__x=torch.zeros(1)), r"has unknown weights: 1 \(model\.layers\.9\.x\)"),
-    "shape": (weights(lm_head__weight=torch.zeros(3, 4)), r"has wrongly shaped weights: 1 \(lm_head\.weight\)"),
-    "no_weights": (lambda folder: (folder / WEIGHTS).unlink(), "no weights in it"),
-    "cut": (lambda folder: os.truncate(folder / WEIGHTS, 3000), "model.safetensors can't be read"),
-    "lfs": (content(WEIGHTS, LFS), r"model.safetensors can't be read: .*`git lfs pull`"),
+    "missing": (weights(lm_head__weight=None), WRONG.format(HEAD)),
+    "no_head_in_bin": (as_bin, WRONG.format(HEAD)),
+    "unexpected": (weights(model__layers__9__x=torch.zeros(1)), WRONG.format("model.layers.9.x")),
+    "shape": (weights(lm_head__weight=torch.zeros(3, 4)), WRONG.format(HEAD)),
+    "no_weights": (lambda folder: (folder / WEIGHTS).unlink(), "the weights can't be read"),
+    "cut": (lambda folder: os.truncate(folder / WEIGHTS, 3000), "the weights can't be read"),
+    "lfs": (content(WEIGHTS, LFS), "the weights can't be read: .*`git lfs pull`"),
     "broken_tokenizer": (content("tokenizer.json", "{"), "can't be loaded"),
-    "adapter": (content("adapter_config.json", json.dumps(ADAPTER)), "a model and an adapter"),
-    "gptq": (values("config.json", quantization_config={"quant_method": "gptq", "bits": 4}), r"quantised .*\(gptq\)"),
+    "gptq": (values("config.json", quantization_config={"quant_method": "gptq", "bits": 4}), "quantised"),
     # what must not be refused
     "right": (lambda folder: None, ""),
     "angles": (weights(model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(16)), ""),
 }  # fmt: skip
-OF_VLLM = ("adapter", "gptq")  # evaluate.py leaves them to vLLM
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -77,13 +75,40 @@ def test_a_folder_with_a_mistake_is_refused_in_one_line(name, tmp_path):
     with refused(says) as error:
         checks.check_model(families.arguments(folder), 1024)
     assert not says or "\n" not in str(error.value)
-    if name not in OF_VLLM:
+    if name != "gptq":  # evaluate.py leaves it to vLLM
         args = evaluation.settings.Args(
             suite="kk", max_response_tokens=8, dtype="float32", chat_template="none", batch=1, template_options="{}"
         )
         problem = {**kk.generate(1, "2", seed=1)[0], "samples": 1, "temperature": 0, "seed": 0}
         with refused(says):
             evaluation.sampling.requests_of(str(folder), [problem], args)
+
+
+def test_of_two_sets_of_files_vllm_reads_those_that_transformers_reads(tmp_path):
+    """A Mistral as its publisher has it: the same weights in a second format, which we don't read.
+
+    By vLLM itself: the engine's configuration and tokenizer, and the weights' files.
+    """
+    folder = families.make("mistral", tmp_path / "model")
+    save_file({"tok_embeddings.weight": torch.zeros(2, 2)}, folder / "consolidated.safetensors")
+    sizes = {"dim": 64, "n_layers": 2, "head_dim": 32, "hidden_dim": 128, "n_heads": 2, "n_kv_heads": 2}
+    (folder / "params.json").write_text(json.dumps(sizes | {"vocab_size": 636, "norm_eps": 0.5}))
+    (folder / "tekken.json").write_text("{}")
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="100KB")  # with an index
+    config, ours = checks.read_config(str(folder))
+    chosen = engine.common_options(str(folder), 64, 0.01)
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+    from vllm.tokenizers import get_tokenizer
+
+    names = {field.name for field in dataclasses.fields(EngineArgs)}
+    made = EngineArgs(model=str(folder), **{name: value for name, value in chosen.items() if name in names})
+    assert made.create_model_config().hf_config.rms_norm_eps == config.rms_norm_eps
+    read = DefaultModelLoader(made.create_load_config())._prepare_weights(str(folder), None, None, True, None)[1]
+    assert read and all("consolidated" not in name for name in read)
+    theirs = get_tokenizer(str(folder), tokenizer_mode=made.tokenizer_mode)
+    text = "<think>Zoey is a knight"
+    assert theirs.encode(text) == ours.encode(text) and ours.chat_template
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "mixtral", "qwen3_moe", "gpt2", "phi3", "opt"])
@@ -93,7 +118,7 @@ def test_weights_as_transformers_saves_them_are_all_there(family, tied, tmp_path
     if family == "gpt2":  # as its first checkpoint has them
         there = load_file(folder / WEIGHTS)
         save_file({name.removeprefix("transformer."): weight for name, weight in there.items()}, folder / WEIGHTS)
-    model_files.check_weights("model", str(folder), AutoConfig.from_pretrained(folder))
+    checks.check_weights("model", str(folder), AutoConfig.from_pretrained(folder))
 
 
 @pytest.mark.parametrize(("context", "says"), [(400, ""), (401, r"401, .*takes only 400 tokens here")])

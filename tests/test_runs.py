@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import huggingface_hub
@@ -20,7 +19,7 @@ import torch
 from conftest import DATA, ROOT, SMOLLM, metrics, python, run, small, until
 
 import grpo
-from runtime import flags, processes
+from runtime import flags
 from tools import family
 
 PACE = {"lr": 5e-4, "prompts_per_step": 8}  # of the runs that are compared: fast enough to see the tiny model learn
@@ -49,7 +48,7 @@ def test_a_run_leaves_everything_it_promises(four_steps):
     assert (run_dir / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert "test accuracy" in finished.stdout and "0.9 M parameters" in finished.stdout
     there = run("grpo.py", "--resume", run_dir, "--dry_run").stdout
-    assert "goes on after step 4 of 4: nothing is left to do without --steps above 4" in there
+    assert "after step 4 of 4: nothing is left to do without --steps above 4" in there
 
 
 def test_training_raises_the_reward(four_steps):
@@ -84,32 +83,20 @@ def wait_for(condition, process, log, seconds=600):
 
 
 def test_a_run_that_is_ended_goes_on_from_its_last_good_checkpoint(tmp_path):
-    """Its output loses its reader, as with `| head`; the next process of the run is killed in a save; the last one gets
-    Ctrl-C in a save, twice at once, as torchrun hands on what the terminal has already sent to everyone."""
-    pipe, log, run_dir = tmp_path / "pipe", tmp_path / "log", tmp_path / "run"
+    """It is killed in a save; its next process gets Ctrl-C in a save, twice at once, as if someone pressed it twice."""
+    log, run_dir = tmp_path / "log", tmp_path / "run"
     folder = run_dir / "checkpoints"
-    os.mkfifo(pipe)
     flags = small(run_dir, steps=100_000, save_every=1, keep_checkpoints=1000)
-    process = prepared.start(["grpo.py", *flags], pipe, log)
-    with open(pipe) as reader:
-        assert any("tok/s" in line for line in reader), log.read_text()[-3000:]
-    process.join(300)
-    last = int(max(folder.iterdir()).name[-6:])
-    assert process.exitcode == 0, log.read_text()[-3000:]
-    ended = f"stopped by a broken standard output after step {last}: {run_dir}\n"
-    assert (run_dir / "ended.txt").read_text().startswith(ended)
-    assert "a broken standard output: the run ends after this step" in log.read_text()
-
-    process = prepared.start(["grpo.py", "--resume", run_dir], log, log)
-    wait_for((folder / f"step_{last + 2:06d}.tmp").exists, process, log)
+    process = prepared.start(["grpo.py", *flags], log, log)
+    wait_for((folder / "step_000002.tmp").exists, process, log)
     process.kill()
     process.join()
-    (folder / f"step_{last + 2:06d}.tmp").rename(folder / "step_999999.tmp")  # not that of the next process
+    (folder / "step_000002.tmp").rename(folder / "step_999999.tmp")  # not that of the next process
 
     process = prepared.start(["grpo.py", "--resume", run_dir], log, log, {"TQDM_DISABLE": "1"})  # vLLM's bars, too
-    wait_for((folder / f"step_{last + 2:06d}").exists, process, log)
+    wait_for((folder / "step_000002").exists, process, log)
     other = run("grpo.py", "--resume", run_dir, check=False)
-    assert other.returncode == 2 and f"is in use by process {process.pid}" in other.stderr
+    assert other.returncode == 2 and "is in use by another process" in other.stderr
     wait_for(lambda: list(folder.glob("*.tmp")), process, log)
     for _ in range(2):
         os.kill(process.pid, signal.SIGINT)
@@ -148,7 +135,6 @@ BAD = [  # (flags, of which the first word may be a script; what is said)
     ("--steps three", "--steps"),
     ("--no_such_flag 1", "--no_such_flag"),
     ("--responses_per_prompt 100000000", "--responses_per_prompt is 100000000; it must be"),
-    ("--resume=", "--resume is empty"),
     ("--resume nowhere", "does not go with --resume"),  # small() has a --run_dir
     ("--task nothing.py", "there is no such file"),
     ("--task countdown --numbers 1e400", "numbers must be like 3-4"),
@@ -159,20 +145,18 @@ BAD = [  # (flags, of which the first word may be a script; what is said)
     ("--prompts_per_step 3", "must be a multiple of 2"),
     ("--max_prompt_tokens 10", "--max_prompt_tokens is 10"),
     ("--model models/nowhere", "models/nowhere is not a model folder"),
-    ("--data nothing.jsonl", "there is no such file"),
+    ("--data nothing.jsonl", "nothing.jsonl does not exist"),
     ("--people 9", "people must be"),
-    ("--track", "pip install wandb"),
     ("--lopti_stages high,high", "invalid choice"),
     ("--task chess", "--task is 'chess'; it must be one of kk, math, countdown"),
     ("--gym chain_sum", "--gym is of --task gym, not of kk"),
     ('--template_options {"thinking":0}', "the model's chat template does not use 'thinking'; it uses none"),
     ("--eval_samples 4 --eval_temperature 0", "--eval_samples is 4, but greedy responses are all alike"),
-    ("--lora_rank -1", "--lora_rank is -1; it must be 0 or greater"),
-    ("--lora_alpha 16", "--lora_alpha is 16.0, but there is no LoRA"),
+    ("--lora_rank -1", "--lora_rank is -1; it must be greater than or equal to 0"),
     ("--lora_rank 8 --lora_alpha 0", "--lora_alpha is 0.0; it must be greater than 0"),
     ("grpo_kl --kl_coef 0", "--kl_coef is 0.0; it must be greater than 0"),
     ("acpo --clip_base 4", "--clip_base is 4.0; it must be at most --clip_max, 3.0"),
-    ("opd --teacher nowhere", "--teacher nowhere is not a model folder: no config.json in it"),
+    ("opd --teacher models/nowhere", "--teacher models/nowhere is not a model folder"),
     ("opd", "--teacher is missing: it takes the folder of the model to learn from"),
 ]
 
@@ -195,29 +179,19 @@ def refused(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("flags", "says"), BAD)
 def test_bad_input_ends_with_one_message_before_anything_loads(flags, says, refused, tmp_path):
-    if flags == "--track" and find_spec("wandb"):
-        pytest.skip("wandb is installed here")
     words = flags.split()
     script = "grpo_ar_lopti" if words[0].startswith("--") else words.pop(0)
     assert says in refused(script, *small(tmp_path / "run"), *words)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_resume_with_another_input_is_refused_before_anything_loads(four_steps, refused):
-    about = four_steps[0] / "run.json"
-    written = about.read_text()
-    about.write_text(written.replace(json.loads(written)["sizes"]["digest"], "0"))
-    try:
-        assert "the problems have changed since the run began" in refused(
-            "grpo", "--resume", four_steps[0], "--steps", 5
-        )
-    finally:
-        about.write_text(written)
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [("--clip_low 2", "--clip_low is 2.0; it must be in [0, 1]"), ("--run_dir {run}", "holds a run"), ("--help", "")],
+    [
+        ("--clip_low 2", "--clip_low is 2.0; it must be less than or equal to 1"),
+        ("--run_dir {run}", "holds a run"),
+        ("--help", ""),
+    ],
 )
 def test_what_needs_no_model_is_refused_before_torch_is_imported(flags, words, tmp_path):
     Path(tmp_path, "metrics.jsonl").write_text('{"step": 1}\n')
@@ -244,13 +218,6 @@ def test_a_python_without_the_packages_says_which_one_has_them():
 def test_importing_a_script_checks_nothing(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["pytest", "--clip_low", "2"])
     flags.check(grpo.Args, grpo.TASKS)
-
-
-def test_more_processes_than_test_problems_are_refused(refused, tmp_path, monkeypatch):
-    """sft.py, for one, can't make a batch of no examples."""
-    monkeypatch.setattr(processes, "WORLD_SIZE", 3)
-    flags = small(tmp_path / "run", eval_size=2, max_response_tokens=640)
-    assert "2 test problems for 3 processes" in refused("grpo", *flags)
 
 
 def test_a_model_that_the_hub_does_not_hand_out(refused, tmp_path, monkeypatch):

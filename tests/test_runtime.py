@@ -37,8 +37,8 @@ def parse(*argv, **defaults):
 def test_flags_in_both_spellings():
     assert parse("--updates_per_step", "16") == Args(updates_per_step=16)
     assert parse("--updates-per-step=16", lr=0.5) == Args(updates_per_step=16, lr=0.5)
-    booleans = parse("--track", "--no_gradient_checkpointing", "--steps=None", steps=3)
-    assert booleans == Args(track=True, gradient_checkpointing=False)
+    booleans = parse("--dry_run", "--no_gradient_checkpointing", "--steps=None", steps=3)
+    assert booleans == Args(dry_run=True, gradient_checkpointing=False)
 
 
 def test_help_has_groups_ranges_and_defaults(monkeypatch, capsys):
@@ -51,7 +51,7 @@ def test_help_has_groups_ranges_and_defaults(monkeypatch, capsys):
     parts += [" optimizer options ", "--lr FLOAT in (0, 1] AdamW's learning rate, constant (default: 0.0001)"]
     parts += ["--steps {None}|INT", "--gradient_checkpointing, --no_gradient_checkpointing "]
     assert all(part in text for part in parts) and "Group" not in text
-    groups = flags.groups_of(Args)
+    groups = flags.read_sources(Args)[0]
     assert list(groups)[:2] == ["objective", "problems"]  # the algorithm's own come first, and first in their group
     assert groups["problems"].index("task") < groups["problems"].index("data")
     names = [name for group in groups.values() for name in group]
@@ -59,26 +59,26 @@ def test_help_has_groups_ranges_and_defaults(monkeypatch, capsys):
 
 
 NO_NUMBERS = [math.nan, math.inf]
-RANGES = [  # good values of a setting, bad ones, and what is said of those
-    ("clip_low", [0, 1.0], [1.5, -0.1, *NO_NUMBERS], "in [0, 1]"),
-    ("clip_high", [0.0], [-0.5, *NO_NUMBERS], "0 or greater"),
-    ("lr", [1.0], [0.0, *NO_NUMBERS], "in (0, 1]"),
-    ("temperature", [1, 0.01], [0.0, *NO_NUMBERS], "0.01 or greater"),
-    ("eval_temperature", [0.0, 0.01], [0.001, -1.0, *NO_NUMBERS], "0 or at least 0.01"),
-    ("steps", [1, None], [0], "greater than 0"),
-    ("seed", [0], [-1, 5_000_000_000], "0 or greater, below 2**32"),
-    ("max_grad_norm", [0.1], [0.0], "greater than 0"),
+RANGES = [  # good values of a setting, bad ones
+    ("clip_low", [0, 1.0], [1.5, -0.1, *NO_NUMBERS]),
+    ("clip_high", [0.0], [-0.5, *NO_NUMBERS]),
+    ("lr", [1.0], [0.0, *NO_NUMBERS]),
+    ("temperature", [1, 0.01], [0.0, *NO_NUMBERS]),
+    ("eval_temperature", [0.0, 0.01], [-1.0, *NO_NUMBERS]),
+    ("steps", [1, None], [0]),
+    ("seed", [0], [-1, 5_000_000_000]),
+    ("max_grad_norm", [0.1], [0.0]),
 ]
 
 
-@pytest.mark.parametrize(("name", "good", "bad", "words"), RANGES)
-def test_values_out_of_range(name, good, bad, words):
+@pytest.mark.parametrize(("name", "good", "bad"), RANGES)
+def test_values_out_of_range(name, good, bad):
     for value in good:
         args = Args(**{name: value})
         settings.check_ranges(args)
         assert repr(args) == repr(Args(**{name: value}))  # an integer stays one
     for value in bad:
-        with refused(re.escape(f"--{name} is {value}; it must be {words}") + "$"):
+        with refused(re.escape(f"--{name} is {value}; it must be ") + "(finite|a finite|greater|less)"):
             settings.check_ranges(Args(**{name: value}))
 
 
@@ -122,8 +122,8 @@ def test_settings_of_a_resumed_run(tmp_path):
     assert flags.of_resumed_run([resume, "--epochs=2", "--steps=3"], Args)["steps"] == 9
     (tmp_path / "args.json").write_text(json.dumps({"alpha": 9}))
     for script, says in [
-        ("grpo", r"args\.json is damaged, or of another version of grpo\.py .* has alpha"),
-        ("cispo", r"run\.json names another script, cispo\.py, not grpo\.py"),
+        ("grpo", r"args\.json is of another version of grpo\.py .* has alpha"),
+        ("cispo", r"is a run of cispo\.py, not of grpo\.py"),
     ]:
         (tmp_path / "run.json").write_text(json.dumps({"script": script}))
         with pytest.raises(ValueError, match=says):
@@ -163,7 +163,7 @@ def test_a_models_folder_has_settings_of_its_own(on_gpu, tmp_path, monkeypatch):
 
 REFUSED = [
     ("{", r"trainer_settings\.json can't be read"),
-    ({"lr": 7}, r"--lr is 7; it must be in \(0, 1\]"),
+    ({"lr": 7}, "--lr is 7; it must be less than or equal to 1"),
     ({"dtype": "int8"}, "--dtype is int8; it must be 'bfloat16', 'float16' or 'float32'"),
 ]
 
@@ -185,18 +185,18 @@ def test_a_resumed_run_has_its_own_settings_and_not_the_models(tmp_path):
 
 
 PROCESSORS = [
-    ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512f avx512_bf16 clflush", True),
-    ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 clflush", False),
-    ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512_bf16 amx_bf16 amx_tile", True),
-    ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512f avx512_bf16", False),  # measured: AMX is hidden
-    ("CPU implementer\t: 0x41\nFeatures\t: fp asimd bf16", True),
-    ("", False),
+    ({"vendor_id": "AuthenticAMD", "flags": "fpu avx512f avx512_bf16 clflush"}, True),
+    ({"vendor_id": "AuthenticAMD", "flags": "fpu avx2 clflush"}, False),
+    ({"vendor_id": "GenuineIntel", "flags": "fpu avx512_bf16 amx_bf16 amx_tile"}, True),
+    ({"vendor_id": "GenuineIntel", "flags": "fpu avx512f avx512_bf16"}, False),  # measured: AMX is hidden
+    ({"CPU implementer": "0x41", "Features": "fp asimd bf16"}, True),
+    ({}, False),
 ]
 
 
-@pytest.mark.parametrize(("about", "fast"), PROCESSORS)
-def test_bfloat16_is_fast_where_the_processor_has_fast_instructions_for_it(about, fast):
-    assert machine.is_fast_in_bfloat16(about) == fast
+@pytest.mark.parametrize(("processor", "fast"), PROCESSORS)
+def test_bfloat16_is_fast_where_the_processor_has_fast_instructions_for_it(processor, fast):
+    assert machine.is_fast_in_bfloat16(processor) == fast
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -239,49 +239,26 @@ def has_driver(folder, monkeypatch, said):
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
-WITHOUT_A_GPU = [
-    (None, "535.104.05", "with driver 535.104.05: install driver 580 or newer", True),
-    ("", "580.65.06", "CUDA_VISIBLE_DEVICES may hide it", False),
-    ("-1,0", None, "CUDA_VISIBLE_DEVICES may hide it", False),
-    (None, None, "docker run --gpus all`, a job must", False),
-]
-
-
-@pytest.mark.parametrize(("visible", "driver", "says", "says_to_sft"), WITHOUT_A_GPU)
-def test_a_build_for_gpus_without_a_usable_gpu_is_refused_with_what_works(
-    visible, driver, says, says_to_sft, tmp_path, monkeypatch
-):
-    """Otherwise the run would end in vLLM, with a traceback. sft.py needs no vLLM."""
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    if driver:
-        has_driver(tmp_path, monkeypatch, f"NVIDIA A100-SXM4-80GB, {driver}\n")
+def test_a_build_for_gpus_without_a_usable_gpu_is_refused(monkeypatch):
+    """Otherwise the run would end in vLLM, with a traceback."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    for has_sampler, said in ((True, says), (False, says if says_to_sft else "")):
-        with refused(said and f"{re.escape(said)}.*on the CPU: `make install GPU=0"):
-            checks.check_gpus(SimpleNamespace(has_sampler=has_sampler, dtype="float32"))
+    with refused("driver 580 or newer.*on the CPU: `make install GPU=0"):
+        checks.check_gpus(SimpleNamespace(dtype="float32"))
     monkeypatch.setattr(torch.version, "cuda", None)  # torch's CPU build was chosen
-    checks.check_gpus(SimpleNamespace(has_sampler=False, dtype="float32"))
+    checks.check_gpus(SimpleNamespace(dtype="float32"))
 
 
-CARDS = [  # name, compute capability, what is said in bfloat16, and in other types
-    ("Tesla V100-SXM2-32GB", (7, 0), "is too old: torch has kernels", "is too old: torch has kernels"),
-    ("Tesla T4", (7, 5), "has no bfloat16, .* give --dtype float16", ""),
-    ("NVIDIA A100-SXM4-80GB", (8, 0), "", ""),
-    ("NVIDIA GeForce RTX 5090", (12, 0), "", ""),
-]
-
-
-@pytest.mark.parametrize("name, capability, in_bfloat16, in_others", CARDS)
-def test_which_gpus_are_refused(name, capability, in_bfloat16, in_others, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "capability", "in_bfloat16"),
+    [("Tesla T4", (7, 5), "has no bfloat16: give --dtype float16"), ("NVIDIA A100-SXM4-80GB", (8, 0), "")],
+)
+def test_which_gpus_are_refused(name, capability, in_bfloat16, monkeypatch):
     monkeypatch.setattr(processes, "ON_GPU", True)
     answers = {"is_available": True, "device_count": 1, "set_device": None, "get_device_name": name}
     for function, found in (answers | {"get_device_capability": capability}).items():
         monkeypatch.setattr(torch.cuda, function, lambda *_, found=found: found)
-    for dtype, says in (("bfloat16", in_bfloat16), ("float16", in_others), ("float32", in_others), (None, in_others)):
+    for dtype, says in (("bfloat16", in_bfloat16), ("float16", ""), ("float32", ""), (None, "")):
         with refused(says and f"{name} {says}"):
             checks.check_gpus(SimpleNamespace(dtype=dtype))
 
@@ -290,7 +267,7 @@ def test_checks_of_folders(tmp_path):
     fresh, resumed = Args(run_dir=str(tmp_path)), Args(resume=str(tmp_path))
     checks.check_run_folders(Args())
     checks.check_run_folders(fresh)
-    with refused("no complete checkpoint"):
+    with refused("no checkpoint there"):
         checks.check_run_folders(resumed)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
     with refused("holds a run: continue it .*, delete it, or name another"):
@@ -592,13 +569,11 @@ print("after")
     return python("-X", "faulthandler=0", "-c", code, env=inherited)
 
 
-def test_nothing_is_hidden_if_the_user_wants_a_librarys_log(monkeypatch, capfd):
-    for asked in ("VLLM_LOGGING_LEVEL=info", "NCCL_DEBUG=WARN", "TORCH_LOGS=dist", "TORCH_DISTRIBUTED_DEBUG=DETAIL"):
-        with monkeypatch.context() as patch:
-            patch.setenv(*asked.split("="))
-            with quiet.library_notices():
-                os.write(2, b"NCCL INFO Bootstrap")
-        assert capfd.readouterr().err == "NCCL INFO Bootstrap", asked
+def test_nothing_is_hidden_if_the_user_wants_vllms_log(monkeypatch, capfd):
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "info")
+    with quiet.library_notices():
+        os.write(2, b"NCCL INFO Bootstrap")
+    assert capfd.readouterr().err == "NCCL INFO Bootstrap"
 
 
 def test_notices_are_hidden_and_errors_are_not():

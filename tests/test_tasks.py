@@ -9,7 +9,7 @@ from conftest import KK_TINY, data_of, puzzles, row_of_puzzle, task_settings, wr
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from rewards import data_sources, find_task, score
+from rewards import find_task, score
 from runtime import measure
 from runtime.chats import decode, encode, load_task
 
@@ -137,7 +137,6 @@ def test_a_task_of_ones_own_gets_what_it_leaves_out(a_task, tokenizer):
     assert train[0]["prompt_ids"] == encode(tokenizer, train[0])
     found = score(task, [SimpleNamespace(text="1 2 3"), SimpleNamespace(text="12345")], train[:2])
     assert [(s["reward"], s["correct"]) for s in found] == [(5, False), (5, True)]
-    assert data_sources(args) == ["here.txt", ""] and data_sources(a_task(LOAD + SCORE)) == ["", ""]
 
 
 def test_a_task_of_ones_own_may_score_all_responses_together_and_have_categories_and_a_prefix(a_task, tokenizer):

@@ -107,7 +107,7 @@ def check_gpu(reason):
     if names := [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]:
         return check("GPU", True, ", ".join(names))
     if there := machine.nvidia_smi("name"):
-        return check("GPU", None, f"{there[0][0]}: CUDA_VISIBLE_DEVICES hides it, or torch is a build for CPUs")
+        return check("GPU", None, f"{there[0]}: CUDA_VISIBLE_DEVICES hides it, or torch is a build for CPUs")
     return check("GPU", None, "none: the trainers run on the CPU, with kk_tiny as their default model")
 
 
