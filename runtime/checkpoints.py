@@ -238,5 +238,5 @@ def whole(named_weights, dtype):
         # one at a time, so that a GPU never holds the whole model
         weight = processes.full_tensor(weight)
         if processes.RANK == 0:
-            weights[name] = weight.to(dtype if weight.is_floating_point() else None).cpu()
+            weights[name] = weight.to(dtype).cpu()
     return weights

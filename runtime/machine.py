@@ -116,11 +116,6 @@ def unusable_gpus(has_sampler=True):
     return ""
 
 
-def is_b200():
-    """Return whether the first GPU is of the B200 generation, compute capability 10."""
-    return [found[0].partition(".")[0] for found in nvidia_smi("compute_cap")][:1] == ["10"]
-
-
 def nvidia_smi(fields):
     """Return the driver's values of the `fields`: a list with one list per GPU.
 

@@ -18,7 +18,7 @@ BILLIONS = {  # of parameters, as the model cards say
     "SmolLM2-135M": 0.1345, "SmolLM2-360M": 0.362, "SmolLM2-1.7B": 1.71, "Qwen2.5-0.5B": 0.494, "Qwen2.5-1.5B": 1.54,
     "Qwen2.5-3B": 3.09, "Qwen2.5-7B": 7.62, "Llama-3.2-1B": 1.24, "Llama-3.2-3B": 3.21,
 }  # fmt: skip
-CARD = memory.Machine(on_gpu=True, processes=1, local_processes=1, gib=fits.usable("80 GB"), large_batches=True)
+CARD = memory.Machine(on_gpu=True, processes=1, local_processes=1, gib=fits.usable("80 GB"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,7 +108,7 @@ def test_a_run_that_does_not_fit_into_main_memory_is_refused(monkeypatch):
     monkeypatch.setattr(memory, "this_machine", lambda: CARD)
     checks.check_model(grpo.Args(model=str(KK_TINY), max_response_tokens=64), fits.HEAD_CHUNK)
     monkeypatch.setattr(memory, "machine_bytes", lambda: 2**30)
-    with pytest.raises(ValueError, match="needs about 2 GiB of main memory, and there are 1"):
+    with pytest.raises(ValueError, match="needs about 3 GiB of main memory, and there are 1"):
         checks.check_model(grpo.Args(model=str(KK_TINY), max_response_tokens=64), fits.HEAD_CHUNK)
 
 

@@ -306,19 +306,15 @@ def test_checks_of_folders(tmp_path):
 
 
 KINDS = [
-    ("qwen3_moe", {}, "is a qwen3_moe, which is not supported here"),
-    ("gemma3", {}, "is a gemma3,"),
-    ("falcon_h1", {}, "only sft.py trains it"),
-    ("granite", {"logits_scaling": 8.0}, "caps or scales its logits .logits_scaling is 8"),
-    ("granite", {}, ""),  # 1
-    ("gemma3_text", {}, ""),  # None
-    ("llama", {"hidden_act": "none"}, "can't be built by transformers: "),
+    ("qwen3_moe", "is a qwen3_moe, which is not supported here"),
+    ("gemma3", "is a gemma3,"),
+    ("gemma3_text", ""),
 ]
 
 
-@pytest.mark.parametrize(("kind", "changes", "says"), KINDS)
-def test_a_model_that_the_trainers_compute_wrongly_is_refused(kind, changes, says):
-    config = AutoConfig.for_model(kind, **changes)
+@pytest.mark.parametrize(("kind", "says"), KINDS)
+def test_a_model_that_the_trainers_compute_wrongly_is_refused(kind, says):
+    config = AutoConfig.for_model(kind)
     config.num_hidden_layers = 2
     args = Args(model="m", max_prompt_tokens=64, max_response_tokens=64)
     with refused(says and f"^--model m .*{says}"):
