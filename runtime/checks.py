@@ -112,28 +112,12 @@ def check_model(args, head_chunk):
             "processes, --gradient_checkpointing, --kl_coef 0 or LoRA (--lora_rank 16) need less"
         )
     sampler_process.check(args, n_params)
-    if memory.this_machine().on_gpu:
-        check_main_memory(args, n_params)
     sizes = {
         "parameters": n_params,
         "estimated_memory_gb": needed,
         "memory_gb": available,
     }
     return tokenizer, sizes
-
-
-def check_main_memory(args, n_params):
-    """Raise ValueError if a run on GPUs needs more main memory than there is."""
-    from runtime import memory
-
-    needed = memory.main_memory(n_params, memory.this_machine(), args)  # GiB
-    there = memory.machine_bytes() / memory.GIB
-    if needed > there:
-        raise ValueError(
-            f"{args.model} on the GPUs of this machine needs about {needed:.0f} GiB of main "
-            f"memory, and there are {there:.0f}: every process loads the model there. Fewer "
-            "processes or a smaller --model need less"
-        )
 
 
 def read_config(model, flag="--model"):

@@ -19,7 +19,7 @@ from runtime import processes
 
 GIB = 2**30
 LIBRARIES = 1.8  # GiB on a CPU: torch, transformers, vLLM, and 0.6 that the first steps add
-GRAPHS = 1.0  # GiB of vLLM's CUDA graphs; in main memory while it sleeps
+GRAPHS = 1.0  # GiB of vLLM's CUDA graphs
 # Text models without experts whose head is a plain linear layer. vLLM and transformers were seen to
 # compute the same: benchmarks/results/families.md.
 FAMILIES = """arcee bitnet cwm ernie4_5 exaone4 gemma gemma3_text glm glm4 helium hunyuan_v1_dense
@@ -33,28 +33,21 @@ class Machine:
 
     on_gpu: bool
     processes: int  # all of the run's
-    local_processes: int  # processes on one machine
     gib: float  # memory that one process may use, in GiB
 
 
 def this_machine():
     """Describe the machine that runs this process. A GPU's memory is the part that is free now."""
+    available = machine_bytes() / processes.LOCAL_WORLD_SIZE
     if processes.ON_GPU:
         available, _ = torch.cuda.mem_get_info(processes.DEVICE)
-    else:
-        available = machine_bytes() / processes.LOCAL_WORLD_SIZE
-    return Machine(
-        on_gpu=processes.ON_GPU,
-        processes=processes.WORLD_SIZE,
-        local_processes=processes.LOCAL_WORLD_SIZE,
-        gib=available / GIB,
-    )
+    return Machine(processes.ON_GPU, processes.WORLD_SIZE, gib=available / GIB)
 
 
 def estimate(config, args, head_chunk, machine=None):
     """Return (number of parameters, GiB needed, GiB available) for one process.
 
-    Everything except the sampler is divided among a machine's processes (FSDP2). On a GPU, sampling
+    Everything except the sampler is divided among the processes (FSDP2). On a GPU, sampling
     and training take turns, and the larger one counts; on a CPU, both stay in memory. config: the
     model's; head_chunk: the number of tokens whose logits exist at once; machine: a Machine, or
     None for this one. ValueError if the trainers can't use the model or the teacher, or if the
@@ -76,35 +69,19 @@ def estimate(config, args, head_chunk, machine=None):
     if args.teacher:
         its_config = AutoConfig.from_pretrained(args.teacher, trust_remote_code=False)
         teacher = usable_shapes("--teacher", args.teacher, its_config, context)
-        always += width * teacher.num_parameters() / machine.local_processes
+        always += width * teacher.num_parameters() / machine.processes
     training = training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine)
     sampling = 0
     if args.has_sampler:
         sampling = width * n_params + args.kv_cache_gb * GIB
     if not machine.on_gpu:
         libraries = LIBRARIES * (2 if hasattr(args, "sampler_gpus") else 1)  # the sampler's process
-        needed = libraries + (always + training + sampling + version_bytes(n_params, args)) / GIB
+        versions = (args.lag + 1) * width * n_params if args.lag else 0  # snapshots of the weights
+        needed = libraries + (always + training + sampling + versions) / GIB
         return n_params, needed, machine.gib
     if args.has_sampler:
         sampling += sampler_work_bytes(config, width, machine)
     return n_params, (always + max(training, sampling)) / GIB, machine.gib
-
-
-def version_bytes(n_params, args):
-    """Return the bytes of main memory that a process needs for --lag's snapshots of weights."""
-    if args.lag == 0:
-        return 0
-    return (args.lag + 1) * getattr(torch, args.dtype).itemsize * n_params
-
-
-def main_memory(n_params, machine, args):
-    """Return the GiB of main memory that all processes on a machine with GPUs need, at least.
-
-    At the start, each process loads the whole model there, in float32. Later the weights of the
-    sleeping sampler, in --dtype, take its place.
-    """
-    each = LIBRARIES + GRAPHS + (4 * n_params + version_bytes(n_params, args)) / GIB
-    return machine.local_processes * each
 
 
 def shapes_of(config):
@@ -161,14 +138,14 @@ def always_bytes(n_params, n_adapter, width, args, machine):
         total += width * n_params
     if args.has_critic:
         total += trained * n_params  # the critic's gradients are freed before the policy's exist
-    return total / machine.local_processes
+    return total / machine.processes
 
 
 def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine):
     """Return the bytes that a process holds only in training: gradients, activations and logits."""
     tokens = max(args.micro_batch_tokens, args.max_prompt_tokens + args.max_response_tokens)
     only_adapters = n_adapter and not args.has_critic  # the critic has no adapters
-    gradients = 4 * (n_adapter if only_adapters else n_params) / machine.local_processes
+    gradients = 4 * (n_adapter if only_adapters else n_params) / machine.processes
     embedding = config.vocab_size * config.hidden_size
     copies = 0  # bytes of weight copies in --dtype
     if machine.processes > 1:

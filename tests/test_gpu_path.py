@@ -147,7 +147,7 @@ def test_the_estimate_is_the_peak_of_an_update_or_up_to_a_fifth_more(model, dtyp
         logp.sum().backward()
     shape, width = memory.shapes_of(config), getattr(torch, dtype).itemsize
     sizes = shape.num_parameters(), memory.adapter_size(shape, rank), width
-    estimate = memory.training_bytes(config, *sizes, args, fits.HEAD_CHUNK, memory.Machine(True, 1, 1, 80))
+    estimate = memory.training_bytes(config, *sizes, args, fits.HEAD_CHUNK, memory.Machine(True, 1, 80))
     counted = tally.peak - weights
     print(f"{model} {dtype} {recompute} {rows} {rank}: {counted / 2**30:.2f} GiB, estimated {estimate / counted:.3f}")
     assert counted <= estimate <= 1.2 * counted

@@ -114,6 +114,6 @@ def test_a_family_that_vllm_takes_from_transformers_reaches_the_sampler(tmp_path
     folder, found = tmp_path / "phi", {}
     families.run(prepared.context, folder, families.make, ())
     for number in (1, 2):
-        places = [(families.QUIET | place,) for place in prepared.places(number, 1)]
+        places = [(families.QUIET | place,) for place in prepared.places(number)]
         found |= families.run(prepared.context, folder, families.process, *places)
     assert found.keys() == {"gap", "LoRA", "reload", "two processes"} and max(found.values()) < 2e-3, found

@@ -82,7 +82,7 @@ def needed(model, setting, card, count, lora):
     """Return the GiB that grpo.py needs with these settings on each of `count` GPUs of this name."""
     defaults = flags.MANY_GPUS if count >= 4 else {}
     args = grpo.Args(model=model, **defaults | SETTINGS[setting][0] | (LORA if lora else {}))
-    machine = memory.Machine(on_gpu=True, processes=count, local_processes=count, gib=usable(card))
+    machine = memory.Machine(on_gpu=True, processes=count, gib=usable(card))
     return memory.estimate(MODELS[model], args, HEAD_CHUNK, machine)[1]
 
 
