@@ -102,11 +102,7 @@ def end_tokens(model):
         end = GenerationConfig.from_pretrained(model).eos_token_id
     if end is None:
         end = AutoConfig.from_pretrained(model, trust_remote_code=False).eos_token_id
-    if end is None:
-        return []
-    if isinstance(end, int):
-        return [end]
-    return end
+    return [end] if isinstance(end, int) else end or []
 
 
 def request_seed(seed, when, problem_id):
