@@ -31,9 +31,7 @@ def pairs(rows):
     if there is only one evaluation. Learned: wrong before and right after.
     """
     last = max((row["step"] for row in rows), default=0)
-    if last == 0:
-        return {}, {}, []
-    before = {row["id"]: row for row in rows if row["step"] == 0}
+    before = {row["id"]: row for row in rows if row["step"] == 0 < last}
     after = {row["id"]: row for row in rows if row["step"] == last and row["id"] in before}
     before = {number: row for number, row in before.items() if number in after}
     learned = [i for i in before if after[i]["correct"] and not before[i]["correct"]]
@@ -56,12 +54,9 @@ def conversation(row):
     """Return a row's response; for a conversation, all turns and the task's replies in between."""
     if not row.get("replies"):
         return row["response"]
-    lines = []
-    for turn, reply in itertools.zip_longest(row["turns"], row["replies"]):
-        lines.append(turn)
-        if reply is not None:
-            lines.append(f"  → {reply}")
-    return "\n".join(lines)
+    replies = [f"\n  → {reply}\n" for reply in row["replies"]]
+    pairs = itertools.zip_longest(row["turns"], replies, fillvalue="")
+    return "".join(turn + reply for turn, reply in pairs).strip("\n")
 
 
 def shown(text):

@@ -12,9 +12,6 @@ import jinja2
 
 import rewards
 
-# Template variables that are not options: set by the trainer, or by jinja and transformers.
-NO_OPTIONS = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
-NO_OPTIONS |= jinja2.defaults.DEFAULT_NAMESPACE.keys()
 OPENING_TAG = r"[<\[◁][^\s<>\[\]◁▷/]+[>\]▷]"  # <think>, [THINK]
 # A special token with one of these words counts as text. Others control the chat: end of text, end
 # of turn, padding.
@@ -63,30 +60,13 @@ def read_template_options(args):
 
 
 def check_template(args, tokenizer):
-    """Return --template_options as a dictionary. ValueError if the chat template does not use one.
+    """Return --template_options as a dictionary.
 
     A model without a template gets plain text, and a printed line says so.
     """
-    from transformers.utils.chat_template_utils import _get_template_variables  # takes seconds
-
-    options = read_template_options(args)
-    if args.chat_template == "none" or not tokenizer.chat_template:
-        if options:
-            raise ValueError(
-                "--template_options has no effect: "
-                "the prompts are plain text, without a chat template"
-            )
-        if args.chat_template == "auto":
-            print(f"{tokenizer.name_or_path} has no chat template: it gets plain text")
-        return {}
-    known = _get_template_variables(tokenizer.get_chat_template())
-    known -= NO_OPTIONS | set(type(tokenizer).SPECIAL_TOKENS_ATTRIBUTES)
-    for name in options.keys() - known:
-        there = ", ".join(sorted(known)) or "none"
-        raise ValueError(
-            f"--template_options: the model's chat template does not use {name!r}; it uses {there}"
-        )
-    return options
+    if args.chat_template == "auto" and not tokenizer.chat_template:
+        print(f"{tokenizer.name_or_path} has no chat template: it gets plain text")
+    return read_template_options(args)
 
 
 def encode(tokenizer, problem, chat_template="auto", template_options=None):
@@ -188,10 +168,8 @@ def decode(tokenizer, responses):
 
 def control_tokens(tokenizer):
     """Return the set of ids of the special tokens that are not text."""
-    named = {getattr(tokenizer, name) for name in type(tokenizer).SPECIAL_TOKENS_ATTRIBUTES}
     control = set()
     for token, about in tokenizer.added_tokens_decoder.items():
-        is_text = re.search(TEXT_WORDS, about.content, re.IGNORECASE)
-        if about.special and (about.content in named or not is_text):  # named: end, padding …
+        if about.special and not re.search(TEXT_WORDS, about.content, re.IGNORECASE):
             control.add(token)
     return control

@@ -16,13 +16,11 @@ detects files that are missing or cut, and runs no code from a checkpoint: DCP w
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
-from torch.distributed.checkpoint.api import CheckpointException
 
 from runtime import files, float16, lora, processes
 from runtime.folders import POSITION, all_of, complete, run_of, step_of, to_resume
@@ -45,7 +43,11 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
     path = Path(args.run_dir, "checkpoints", f"step_{step:06d}")
     unfinished = path.with_suffix(".tmp")
     if processes.RANK == 0:
-        make_way(path, unfinished)
+        for left_by_a_kill in path.parent.glob("*.tmp"):
+            shutil.rmtree(left_by_a_kill)
+        if path.exists():  # incomplete: left by a kill
+            delete(path)
+        unfinished.mkdir(parents=True)
     processes.barrier()
     state = trainer_state(policy, optimizer, critic)
     places = {name: 1 + i // TENSORS_PER_FILE for i, name in enumerate(state)}
@@ -75,15 +77,6 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
             delete(old)
 
 
-def make_way(path, unfinished):
-    """Make the folder that a checkpoint is written to; remove anything in its way."""
-    for left_by_a_kill in path.parent.glob("*.tmp"):
-        shutil.rmtree(left_by_a_kill)
-    if path.exists():  # incomplete: left by a kill
-        delete(path)
-    unfinished.mkdir(parents=True)
-
-
 def delete(path):
     """Delete a checkpoint. Rename it first, so that half of one never looks complete."""
     shutil.rmtree(path.rename(path.with_suffix(".tmp")))
@@ -99,35 +92,16 @@ def sizes_in(folder):
 
 
 def check(resume):
-    """Raise ValueError if --resume's checkpoint is damaged, and name an older one that is not."""
+    """Raise ValueError if a file of --resume's checkpoint is missing or cut."""
     path = to_resume(resume)
-    damage = damage_of(path)
-    if damage:
-        older = [folder for folder in all_of(run_of(resume)) if step_of(folder) < step_of(path)]
-        intact = [folder for folder in older if not damage_of(folder)]
-        advice = "there is no older one to go on from: start again in another --run_dir"
-        if intact:
-            advice = f"--resume {intact[-1]} goes on from an older one that is not"
-        raise ValueError(f"checkpoint {path} is damaged: {damage}; {advice}")
-
-
-def damage_of(path):
-    """Say which file of a checkpoint is missing or cut; "" if none is."""
-    try:
-        expected = read_position(path)["sizes"]
-    except ValueError as error:
-        return str(error)
+    expected = files.read_object(path / POSITION)["sizes"]
     found = sizes_in(path)
     wrong = [name for name in expected if found.get(name) != expected[name]]
-    return f"{wrong[0]} is missing, or not as long as when it was written" if wrong else ""
-
-
-def read_position(path):
-    """Return {step, n_used, sizes} from trainer_state.json. ValueError if it lacks one."""
-    position = files.read_object(path / POSITION)
-    if not {"step", "n_used", "sizes"} <= position.keys():
-        raise ValueError(f"{POSITION} is of another version, or damaged")
-    return position
+    if wrong:
+        raise ValueError(
+            f"checkpoint {path} is damaged: {wrong[0]} is missing, or not as long as when it was "
+            f"written; an older one, --resume {path.parent}/step_…, may not be"
+        )
 
 
 def load(policy, optimizer, resume, critic=None):
@@ -143,21 +117,12 @@ def load(policy, optimizer, resume, critic=None):
         return 0, 0
     path = to_resume(resume)
     state = trainer_state(policy, optimizer, critic)  # DCP loads in place: it fills these tensors
-    of_float16 = scalers(policy, optimizer, critic)
     reader = dcp.HuggingFaceStorageReader(path / "trainer")
-    if "scaler" not in reader.read_metadata().state_dict_metadata:
-        of_float16 = {}  # so far the run had another --dtype
-        state = {name: value for name, value in state.items() if not name.endswith("scaler")}
-    try:
-        dcp.load(state, storage_reader=reader, no_dist=processes.WORLD_SIZE == 1)
-    except CheckpointException as error:
-        errors = [of_process for of_process, _ in error.failures.values()]
-        reason = " ".join(str(errors[0]).split())
-        sys.exit(f"error: checkpoint {path} is not of this model or of this version: {reason}")
+    dcp.load(state, storage_reader=reader, no_dist=processes.WORLD_SIZE == 1)
     torch.set_rng_state(state["rng"])
-    for name, scaler in of_float16.items():
+    for name, scaler in scalers(policy, optimizer, critic).items():
         scaler.load_state(state[name])
-    position = read_position(path)
+    position = files.read_object(path / POSITION)
     if processes.RANK == 0:
         delete_newer(path)
     processes.barrier()
@@ -177,10 +142,8 @@ def load_versions(resume):
 def delete_newer(path):
     """Delete a run's checkpoints that are newer than this one, and print that."""
     newer = [folder for folder in all_of(run_of(path)) if step_of(folder) > step_of(path)]
-    if newer:
-        names = ", ".join(folder.name for folder in newer)
-        print(f"going on from {path}: {names} and all rows of later steps are dropped")
     for folder in reversed(newer):  # newest first: a kill in between leaves the older ones
+        print(f"the run goes on from {path.name}: {folder} is deleted")
         delete(folder)
 
 
@@ -237,5 +200,5 @@ def whole(named_weights, dtype):
         # one at a time, so that a GPU never holds the whole model
         weight = processes.full_tensor(weight)
         if processes.RANK == 0:
-            weights[name] = weight.to(dtype if weight.is_floating_point() else None).cpu()
+            weights[name] = weight.to(dtype).cpu()
     return weights

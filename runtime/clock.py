@@ -18,16 +18,13 @@ class Clock:
         self.started = time.perf_counter()
         self.last = self.started
 
-    def lap(self, phase):
+    def lap(self, phase, records_memory=True):
         """Add the seconds since the last lap to time/PHASE, and record the memory in use now.
 
         A GPU keeps working after Python has moved on, so the lap waits for the GPU to finish.
         """
-        self.peak_gb = max(self.peak_gb, memory.peak_gb())
-        self.stop(phase)
-
-    def stop(self, phase):
-        """Add the seconds since the last lap to time/PHASE, without recording the memory."""
+        if records_memory:
+            self.peak_gb = max(self.peak_gb, memory.peak_gb())
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = time.perf_counter()
@@ -42,7 +39,7 @@ class Clock:
         phases had their laps.
         """
         if phase:
-            self.stop(phase)
+            self.lap(phase, records_memory=False)
         return {
             **self.seconds,
             "time/step": self.last - self.started,

@@ -21,19 +21,8 @@ TITLES = {
     "sampler_gap": "sampler gap [nats]",
     "tokens_per_s": "tokens/s",
 }
-PANELS = [
-    "eval/loss",
-    "loss",
-    "eval/accuracy",
-    "reward",
-    "turns",
-    "response_tokens",
-    "entropy",
-    "kl",
-    "clip_rate",
-    "grad_norm",
-]
-NEVER_NEGATIVE = ("clip_rate", "kl", "entropy", "grad_norm")
+PANELS = """eval/loss loss eval/accuracy reward turns response_tokens entropy kl clip_rate
+    grad_norm""".split()
 GLYPHS = ("hd", "o", "x", "+")  # for curves in the terminal; hd: four dots per character
 MOST_PANELS = 6
 WIDTH = 12.3  # inches; a figure as wide as its page
@@ -53,21 +42,15 @@ LOOK = {  # of all figures
 def read_rows(path):
     """Return the objects of a JSON-lines file; [] without the file.
 
-    Skips a last line that a kill truncated. ValueError, with the file's name and the line, if any
-    other line is not a JSON object with a step.
+    Skips a last line that a kill truncated. ValueError, with the file's name, if another is broken.
     """
     if not path.exists():
         return []
-    rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-        try:
-            rows.append(json.loads(line))
-            is_row = type(rows[-1]["step"]) is int
-        except (ValueError, LookupError, TypeError, RecursionError):
-            is_row = False
-        if not is_row:
-            raise ValueError(f"{path}, line {number} is damaged: it is no JSON object with a step")
-    return rows
+    lines = path.read_bytes().split(b"\n")[:-1]
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def points(rows, key):
@@ -91,19 +74,9 @@ def draw(rows, path):
     figure = new_figure(WIDTH, 3.3 * num_rows, "")
     for number, key in enumerate(panels, 1):
         axis = figure.add_subplot(num_rows, 3, number, title=TITLES[key], xlabel="step")
-        keys = with_categories(rows, key)
-        for name, colour, style in zip(keys, COLOURS, STYLES):
-            label = name.removeprefix(f"{key}_").replace("$", r"\$") if name != key else "all"
-            marker = "o" if len(points(rows, name)[0]) < 20 else None
-            axis.plot(*points(rows, name), marker=marker, color=colour, ls=style, ms=4, label=label)
-        if len(keys) > 1:
-            axis.legend(fontsize="small", title="category")
+        marker = "o" if len(points(rows, key)[0]) < 20 else None
+        axis.plot(*points(rows, key), marker=marker, ms=4, color=COLOURS[0])
         axis.xaxis.get_major_locator().set_params(integer=True)
-        low, high = axis.get_ylim()
-        if "accuracy" in key and high - low < 0.1:  # a smaller range would magnify noise
-            axis.set_ylim((low + high) / 2 - 0.05, (low + high) / 2 + 0.05)
-        if key in NEVER_NEGATIVE:
-            axis.set_ylim(bottom=max(low, 0))
     save(figure, [path])
 
 

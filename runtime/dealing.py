@@ -8,7 +8,6 @@ import random
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
 from runtime.processes import RANK, WORLD_SIZE, gather
 from runtime.terminal import progress
@@ -91,7 +90,6 @@ class GroupsBar:
 
     def __init__(self, step, args):
         self.args = args
-        self.step = step
         self.bar = progress(
             title=f"step {step}: groups with different rewards",
             total=args.prompts_per_step,
@@ -102,11 +100,6 @@ class GroupsBar:
         """Show progress. num_mixed: groups found so far; refill: 0 in the first sampling round."""
         self.bar.n = min(num_mixed, self.args.prompts_per_step)
         self.bar.set_postfix_str(f"round {refill + 1} of at most {self.args.max_refills + 1}")
-        if num_mixed == 0 and refill == 1 and RANK == 0:
-            tqdm.write(
-                f"step {self.step}: in no group do the rewards differ. What helps: easier "
-                "problems, a larger --max_response_tokens, or a smaller --max_refills"
-            )
 
     def close(self):
         self.bar.close()

@@ -3,23 +3,25 @@
 import contextlib
 import functools
 import hashlib
-import math
 import os
 
 import torch
 from torch import set_num_threads  # vLLM replaces torch's function by one that does nothing
-from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModel, GenerationConfig
 
 from runtime import processes, terminal, threads
-from runtime.processes import ON_GPU, RANK, WORLD_SIZE
+from runtime.processes import ON_GPU, WORLD_SIZE
+
+# At the program's start; common_options changes both for a small model.
+NUM_THREADS = torch.get_num_threads()
+BOUND_TO = os.environ.get("VLLM_CPU_OMP_THREADS_BIND")
 
 
 def options(args):
     """Return vLLM's options for a trainer on this machine. Call it before importing vLLM."""
     context = args.max_prompt_tokens + args.max_response_tokens
-    chosen = common_options(args.model, context, args.kv_cache_gb, args.dtype)
+    chosen = common_options(args.model, context, args.kv_cache_gb)
     if ON_GPU:
         chosen["enable_sleep_mode"] = True
         chosen["sleep_mode_offload_cudagraph"] = True  # otherwise its CUDA graphs stay on the GPU
@@ -36,22 +38,21 @@ def options(args):
     return chosen
 
 
-def common_options(model, context, kv_cache_gb, dtype="float32"):
+def common_options(model, context, kv_cache_gb):
     """Return the options that a trainer and evaluate.py share, and set variables that vLLM reads.
 
     context: the most tokens of a sequence; kv_cache_gb: GiB of keys and values, None for all that a
-    GPU has left; dtype: its name.
+    GPU has left.
     """
     # Run vLLM in this process, so that weights can be copied to it.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    num_threads, cores = before_any_model()
-    if threads.is_small(model) and not ON_GPU:
+    cores = ",".join(map(str, processes.own_cores()))
+    if not ON_GPU and threads.is_small(model):
         set_num_threads(threads.OF_SMALL_SAMPLER)
-        cores = cores or "nobind"  # given cores, vLLM would set the number of threads
-    elif not ON_GPU and torch.get_num_threads() < num_threads:  # evaluate.py had a small one before
-        set_num_threads(num_threads)
-    own = ",".join(map(str, processes.own_cores()))
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores or own
+        cores = "nobind"  # given cores, vLLM would set the number of threads
+    elif not ON_GPU and torch.get_num_threads() < NUM_THREADS:  # evaluate.py had a small one before
+        set_num_threads(NUM_THREADS)
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = BOUND_TO or cores
     # FlashInfer's sampler is for top-k and top-p, which we don't use. nvcc would compile it at the
     # start. On most machines nvcc is not on the PATH, even if pip has installed one.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
@@ -94,15 +95,6 @@ def give_own_class(config_class):
 
 
 @functools.cache
-def before_any_model():
-    """Return (the number of threads, the environment's cores for them or None) at the start.
-
-    common_options changes both for a small model.
-    """
-    return torch.get_num_threads(), os.environ.get("VLLM_CPU_OMP_THREADS_BIND")
-
-
-@functools.cache
 def end_tokens(model):
     """Return the tokens that end a response. Some models have several; vLLM would know only one."""
     end = None
@@ -110,11 +102,7 @@ def end_tokens(model):
         end = GenerationConfig.from_pretrained(model).eos_token_id
     if end is None:
         end = AutoConfig.from_pretrained(model, trust_remote_code=False).eos_token_id
-    if end is None:
-        return []
-    if isinstance(end, int):
-        return [end]
-    return end
+    return [end] if isinstance(end, int) else end or []
 
 
 def request_seed(seed, when, problem_id):
@@ -159,69 +147,18 @@ def empty_prefix_cache(llm):
 def sleep(llm):
     """Leave a GPU's memory, or a CPU's cores, to the trainer until load_weights."""
     if ON_GPU:
-        llm.sleep(level=getattr(llm, "sleep_level", 1))
+        llm.sleep(level=1)  # its weights wait in main memory
     elif threads.is_small(llm.model_config.model):
         set_num_threads(len(processes.own_cores()))
 
 
 def load_weights(llm, named_weights):
     """Replace the engine's weights and wake it. named_weights: yields (name, whole tensor)."""
-
-    def reload():
-        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
-
     if ON_GPU:
         torch.cuda.empty_cache()
         llm.wake_up(tags=["weights"])  # does nothing the first time: it is awake
-    if ON_GPU and not hasattr(llm, "sleep_level"):
-        llm.sleep_level = sleep_level(llm.apply_model(lambda model: model)[0], reload)
-    else:
-        reload()
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
     if ON_GPU:
         llm.wake_up(tags=["kv_cache"])
     elif threads.is_small(llm.model_config.model):
         set_num_threads(threads.OF_SMALL_SAMPLER)
-
-
-def sleep_level(model, reload):
-    """Return vLLM's sleep level: 2, or 1 for a model that would lose a tensor. Calls reload.
-
-    Level 1 keeps a copy of the weights in main memory. Level 2 keeps only the buffers and loses
-    whatever reload() does not write. To find it, every first number is set to NaN before that.
-    """
-    numbers = first_numbers(model)
-    before = {name: number.item() for name, number in numbers.items()}
-    for number in numbers.values():
-        number.fill_(math.nan)
-    reload()
-    lost = {name: number for name, number in first_numbers(model).items() if number.isnan()}
-    for name, number in lost.items():
-        number.fill_(before[name])
-    if lost and RANK == 0:
-        names = ", ".join(lost)
-        tqdm.write(f"no new weight replaces vLLM's {names}; a copy of all stays in main memory")
-    return 1 if lost else 2
-
-
-def first_numbers(model):
-    """Return {name: first number, a view} of a vLLM model's tensors: parameters and attributes.
-
-    Skips buffers, and key-value caches, which sleep empties at every level.
-    """
-    tensors = dict(model.named_parameters())
-    for place, module in model.named_modules():
-        # An attention layer keeps its kernels in impl, which is not a module.
-        for owner in (module, getattr(module, "impl", module)):
-            for attribute, value in vars(owner).items():
-                for i, tensor in enumerate(tree_leaves(value)):
-                    if isinstance(tensor, torch.Tensor) and attribute != "kv_cache":
-                        tensors[f"{place}.{attribute}[{i}]"] = tensor
-    device = next(model.parameters()).device
-    seen = {id(buffer) for buffer in model.buffers()}
-    found = {}
-    for name, tensor in tensors.items():
-        is_lost = tensor.device == device and tensor.is_floating_point() and tensor.numel()
-        if is_lost and id(tensor) not in seen:
-            seen.add(id(tensor))
-            found[name] = tensor.detach()[(0,) * tensor.ndim]
-    return found

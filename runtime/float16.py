@@ -5,14 +5,9 @@ are divided by it before the optimizer's step. torch's GradScaler adapts the sca
 65536, and halves it if a gradient is infinite or NaN. It also skips that optimizer step.
 """
 
-import sys
-
 import torch
 
-from runtime import folders
 from runtime.processes import DEVICE, RANK
-
-LEAST_SCALE = 1.0  # at lower scales, gradients are smaller than without scaling
 
 
 class Scaler(torch.amp.GradScaler):
@@ -20,24 +15,16 @@ class Scaler(torch.amp.GradScaler):
 
     def __init__(self, args):
         super().__init__(DEVICE.type, enabled=args.dtype == "float16")
-        self.run_dir = args.run_dir
 
     def step(self, optimizer):
         """Make the optimizer's step, or skip it after an overflow, and update the scale.
 
-        All processes do the same. If the scale falls below LEAST_SCALE, the program ends (exit code
-        1), because then the infinite gradients have another cause.
+        All processes do the same.
         """
         super().step(optimizer)
         before = self.get_scale()
         self.update()
         scale = self.get_scale()
-        if scale < LEAST_SCALE:
-            sys.exit(
-                "error: gradients are infinite or NaN in float16 at every scale of the loss. The "
-                "weights are as after the last update without an overflow. Try --dtype bfloat16 or "
-                f"float32, or a lower --lr; {folders.how_to_go_on(self.run_dir)}"
-            )
         if scale < before and RANK == 0:
             print(f"overflow in float16: an update was skipped; the loss's scale is now {scale:g}")
 

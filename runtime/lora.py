@@ -63,10 +63,7 @@ def without_adapters(policy):
 
 
 def merged_weights(model, remove_duplicate=True):
-    """Yield (name, weight) for a whole state_dict, as an ordinary model has it, without gradient.
-
-    The parameters come first, then the buffers that a checkpoint holds (some activations have
-    trained buffers).
+    """Yield (name, weight) for all weights, as an ordinary model has them, without gradient.
 
     An adapter is added to its weight in float32, and the sum is rounded to the weight's dtype. This
     happens for one tensor at a time and not in place, because adding an adapter and subtracting it
@@ -81,15 +78,6 @@ def merged_weights(model, remove_duplicate=True):
             layer = model.get_submodule(name.removesuffix(".base_layer.weight"))
             weight = (weight.float() + adapter_of(layer)).to(weight.dtype)
         yield name.replace(".base_layer.", "."), weight
-    yield from saved_buffers(model)
-
-
-def saved_buffers(model):
-    """Yield (name, buffer) for the buffers that a state_dict holds."""
-    saved = model.state_dict(keep_vars=True).keys()
-    for name, buffer in model.named_buffers():
-        if name in saved:
-            yield name, buffer
 
 
 def peft_weights(model):

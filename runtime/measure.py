@@ -171,19 +171,18 @@ def of_bins(updates):
     """
     metrics = {}
     for i, of_bin in enumerate(zip(*updates), 1):  # one bin, in each update
-        tokens = [numbers["tokens"] for numbers in of_bin]
-        weights = tokens if sum(tokens) else None
-        metrics[f"bin_tokens_{i}"] = sum(tokens)
-        for name in ("sigma", "clip_range"):
-            values = [numbers[name] for numbers in of_bin]
-            metrics[f"{name}_max_{i}"] = max(values)
-            metrics[f"{name}_mean_{i}"] = fmean(values, weights)
+        metrics[f"bin_tokens_{i}"] = sum(numbers["tokens"] for numbers in of_bin)
+        metrics |= largest_and_mean("sigma", of_bin, f"_{i}")
+        metrics |= largest_and_mean("clip_range", of_bin, f"_{i}")
     everything = [numbers for of_bins in updates for numbers in of_bins]
-    tokens = [numbers["tokens"] for numbers in everything]
-    values = [numbers["clip_range"] for numbers in everything]  # an empty bin has the smallest, ε_b
-    metrics["clip_range_max"] = max(values)
-    metrics["clip_range_mean"] = fmean(values, tokens if sum(tokens) else None)
-    return metrics
+    return metrics | largest_and_mean("clip_range", everything)  # an empty bin's is the smallest
+
+
+def largest_and_mean(name, bins, ending=""):
+    values = [numbers[name] for numbers in bins]
+    tokens = [numbers["tokens"] for numbers in bins]
+    mean = fmean(values, tokens if sum(tokens) else None)
+    return {f"{name}_max{ending}": max(values), f"{name}_mean{ending}": mean}
 
 
 def explained_variance(batch):

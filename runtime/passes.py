@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from runtime import memory
 from runtime.processes import DEVICE, ON_GPU, all_reduce
 from runtime.terminal import progress
 
@@ -138,8 +137,6 @@ def with_shared_prompt(model, embedded, length):
     keys and values are repeated for the N rows. Gradients flow back through the repeated keys and
     values into the single prompt.
     """
-    if memory.is_recurrent(model):  # its states can't be repeated
-        return model(inputs_embeds=embedded, use_cache=False).last_hidden_state
     num_rows = len(embedded)
     prompt = model(inputs_embeds=embedded[:1, :length], use_cache=True)
     cache = prompt.past_key_values

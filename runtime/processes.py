@@ -6,7 +6,6 @@ processes must all call barrier, broadcast, gather, all_reduce and full_tensor, 
 
 import functools
 import os
-import sys
 from datetime import timedelta
 
 import torch
@@ -32,23 +31,13 @@ def start():
         torch.backends.cuda.enable_cudnn_sdp(False)
     if WORLD_SIZE > 1:
         with quiet.library_notices():
-            try:
-                dist.init_process_group("nccl" if ON_GPU else "gloo", timeout=PATIENCE)
-            except (dist.DistError, ValueError) as error:
-                sys.exit(f"error: the processes can't meet: {str(error).splitlines()[0]}")
+            dist.init_process_group("nccl" if ON_GPU else "gloo", timeout=PATIENCE)
 
 
 @functools.cache  # otherwise every model makes new groups of processes
 def mesh():
-    """Arrange the processes for FSDP2: a weight's shards are spread over the last dimension.
-
-    On one machine all processes share the shards. With several machines each of them holds all
-    shards (HSDP), so that only gradients cross the slower network between them.
-    """
-    if WORLD_SIZE == LOCAL_WORLD_SIZE:
-        return init_device_mesh(DEVICE.type, (WORLD_SIZE,))
-    shape = (WORLD_SIZE // LOCAL_WORLD_SIZE, LOCAL_WORLD_SIZE)
-    return init_device_mesh(DEVICE.type, shape, mesh_dim_names=("machine", "shard"))
+    """Arrange the processes for FSDP2: a weight's shards are spread over all of them."""
+    return init_device_mesh(DEVICE.type, (WORLD_SIZE,))
 
 
 def end():

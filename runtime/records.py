@@ -1,23 +1,12 @@
 """Keep the records of a run: its folder and the files in it, written by process 0.
 
-lock                 locked while a process uses the folder (runtime/files.py)
-args.json            the settings
-run.json             what ran, and on what: script, commit, versions, machine, date, sizes
-metrics.jsonl        one object per step; an evaluation adds eval/… to its step
-samples.jsonl        some responses of each step with their scores
-test_samples.jsonl   the responses to the first test problems at each evaluation
-tokens.json          the effect of the last update on each token of a few responses
-curves.png           metrics.jsonl as curves, plotted every ten steps
-ended.txt            how the run ended, and how to resume it
-tensorboard/         metrics.jsonl for TensorBoard; --track sends the same to Weights & Biases
+docs/metrics.md says what each file holds.
 """
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import math
-import os
 import subprocess
 import sys
 import time
@@ -48,9 +37,6 @@ USUAL_GAP = {"bfloat16": 0.1, "float16": 0.02, "float32": 0.01}
 # After the sampler's first update, sampler_gap changes by a factor of 0.8 to 1.3 (SmolLM2 in
 # bfloat16, every script with kk_tiny). When the sampler kept an old output layer, it was 4.
 JUMP = 3
-# A move is measured on a few responses, and opposite moves cancel. In runs of kk_tiny with a lag
-# of 1 to 8, sampler_gap was 0.1 to 0.95 times the sum of the moves.
-EXPLAINED = 2
 
 
 def choose_folder(args):
@@ -59,74 +45,35 @@ def choose_folder(args):
     It is --resume's run, or --run_dir, or a new one named runs/SCRIPT_TASK_SEED_TIME. If it can't
     be used, or the checkpoint to resume is damaged, all processes end with one line (exit code 2).
     """
-    if args.resume:
-        args.run_dir = str(folders.run_of(args.resume))
+    problem = ""
+    if processes.RANK == 0:
+        try:
+            take_folder(args)
+        except ValueError as error:
+            problem = str(error)
+    problem, args.run_dir = processes.broadcast((problem, args.run_dir))
     with flags.errors_in_one_line():
-        of_process_0(lambda: take_folder(args))
-        args.run_dir = processes.broadcast(args.run_dir)
+        if problem:
+            raise ValueError(problem)
         if args.resume:
             checkpoints.check(args.resume)
 
 
-def of_process_0(work):
-    """Call work() in process 0. If it raises an error, every process raises a ValueError."""
-    problem = ""
-    if processes.RANK == 0:
-        try:
-            work()
-        except ValueError as error:
-            problem = str(error)
-    problem = processes.broadcast(problem)  # otherwise the others wait for process 0
-    if problem:
-        raise ValueError(problem)
-
-
 def take_folder(args):
-    """Make and lock args.run_dir. ValueError if it can't be used, or another process uses it."""
-    flag = "--resume" if args.resume else "--run_dir"
+    """Choose, make and lock args.run_dir. ValueError if it is in use or can't be used."""
+    if args.resume:
+        args.run_dir = str(folders.run_of(args.resume))
+    elif not args.run_dir:
+        now = time.strftime("%Y%m%d-%H%M%S")
+        args.run_dir = f"runs/{Path(sys.argv[0]).stem}_{Path(args.task).stem}_{args.seed}_{now}"
     folder = Path(args.run_dir)
     try:
-        if args.run_dir:
-            folder.mkdir(parents=True, exist_ok=True)
-        else:
-            folder = new_folder(args)
-            args.run_dir = str(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         files.lock(folder)
     except OSError as error:
-        name = args.run_dir or "runs"
-        raise ValueError(f"{flag} {name} can't be used: {error.strerror}") from error
+        raise ValueError(f"--run_dir {folder} can't be used: {error.strerror}") from error
     if not args.resume:
         checks.check_new(args.run_dir)  # check again: another run may have used it since
-
-
-def start_wandb(args):
-    """Begin or resume the run at Weights & Biases, which gets everything that TensorBoard gets."""
-    import wandb  # optional
-
-    about = Path(args.run_dir, "run.json")
-    kept = files.read_object(about) if args.resume and about.exists() else {}
-    wandb.init(
-        project=os.environ.get("WANDB_PROJECT") or "reasoning-rl",
-        name=Path(args.run_dir).name[:100],
-        id=kept.get("wandb"),  # a resumed run keeps its id
-        dir=args.run_dir,
-        config=dataclasses.asdict(args),
-        resume="allow",
-        sync_tensorboard=True,
-    )
-
-
-def new_folder(args):
-    """Make runs/SCRIPT_TASK_SEED_TIME; add -2, -3 … if another run of this second has the name."""
-    script = Path(sys.argv[0]).stem
-    now = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{script}_{Path(args.task).stem}_{args.seed}_{now}"
-    Path("runs").mkdir(exist_ok=True)
-    for number in itertools.count(1):
-        folder = Path("runs", name if number == 1 else f"{name}-{number}")
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()  # only one of several processes succeeds
-            return folder
 
 
 class Records:
@@ -143,8 +90,7 @@ class Records:
         self.n_lines = 0  # lines printed so far, one per step
         self.has_advantages = False  # whether the last written step had any other than 0
         self.has_warned = False  # about a step with equal rewards
-        self.gaps = []  # sampler_gap of each step
-        self.moves = []  # nats by which each step's update changed a token's log-probability
+        self.gaps = []  # sampler_gap of each step, since the start or since the run was resumed
         self.problem = ""  # why the run ends early with exit code 1
 
     def open(self, step):
@@ -201,49 +147,42 @@ class Records:
         evaluation = terminal.evaluation_line(metrics)
         if evaluation:
             self.console.print(evaluation, style="bold", soft_wrap=True)
-        has_groups = self.args.responses_per_prompt > 1
-        all_alike = metrics.get("zero_std_rate") == 1 and not self.has_advantages
-        if has_groups and all_alike and not self.has_warned:
+        if "zero_std_rate" in metrics and not self.has_advantages and not self.has_warned:
             self.has_warned = True
-            self.console.print(terminal.no_difference_line(metrics), style="yellow")
+            self.console.print(
+                f"warning: step {metrics['step']} teaches nothing: all responses to a prompt have "
+                "the same reward, for every prompt. Read samples.jsonl, and zero_std_rate in "
+                "docs/troubleshooting.md.",
+                style="yellow",
+            )
         if metrics.get("sampler_gap") is not None:
             self.check_gap(metrics["sampler_gap"])
 
     def check_gap(self, gap):
-        """Warn if sampler_gap [nats] is large; end the run if it jumps.
+        """Warn if sampler_gap [nats] is large; end the run if it jumps at the first update.
 
-        With --lag k, the sampler's weights lack the last k updates. These explain a gap of about
-        the sum of their moves.
+        With --lag, the sampler's older weights explain a gap, and nothing is checked.
         """
-        lag = self.args.lag
-        explained = sum(self.moves[-1 - lag : -1])  # the last move came after this step's sampling
-        usual = USUAL_GAP[self.args.dtype] + EXPLAINED * explained
         self.gaps.append(gap)
-        steps = len(self.gaps)  # since the start, or since the run was resumed
-        if not gap <= usual and not (self.args.resume and steps <= lag):
-            self.console.print(
-                f"warning: sampler_gap is {gap:.3f} nats, usually below {usual:.3g}: "
-                "vLLM and the trainer give the same tokens different probabilities. If --dtype "
-                "float32 closes the gap, it is rounding; otherwise see docs/troubleshooting.md.",
-                style="yellow",
-            )
-        # The sampler gets its first update at step lag + 2. With a lag, lost weights show later,
-        # when the sampler lacks more updates than the lag explains.
-        is_checked = steps >= lag + 2 if lag else steps == 2
-        if is_checked and self.args.stop_at_gap and not gap <= max(usual, JUMP * self.gaps[0]):
-            jump = f"jumped from {self.gaps[0]:.2g} to {gap:.2g} nats"
-            what = f"{jump} when the sampler got its first update"
-            if lag:
-                what = f"is {gap:.2g} nats, and the last {lag} update(s) explain {explained:.2g}"
+        usual = USUAL_GAP[self.args.dtype]
+        if self.args.lag or gap <= usual:
+            return
+        self.console.print(
+            f"warning: sampler_gap is {gap:.3f} nats, usually below {usual:.3g}: vLLM and the "
+            "trainer give the same tokens different probabilities. If --dtype float32 closes the "
+            "gap, it is rounding; otherwise see docs/troubleshooting.md.",
+            style="yellow",
+        )
+        if len(self.gaps) == 2 and self.args.stop_at_gap and not gap <= JUMP * self.gaps[0]:
             self.fail(
-                f"sampler_gap {what}: sampler and trainer no longer compute the same model (see "
-                "docs/troubleshooting.md)",
-                "a jump of sampler_gap",
+                f"sampler_gap jumped from {self.gaps[0]:.2g} to {gap:.2g} nats when the sampler "
+                "got its first update: sampler and trainer no longer compute the same model (see "
+                "docs/troubleshooting.md)"
             )
 
-    def fail(self, problem, why="an error"):
+    def fail(self, problem):
         """End the run before its next step, with a checkpoint, this last line and exit code 1."""
-        self.asked_to_stop.append(why)
+        self.asked_to_stop.append("an error")
         self.problem = f"error: {problem}"
 
     def write_samples(self, step, problems, responses, scores):
@@ -267,8 +206,6 @@ class Records:
         rows = watched_tokens.few(batch, self.args)
         kept = {name: batch[name][rows] for name in ("ids", "mask", "old_logp", "advantages")}
         kept["new_logp"] = watched_tokens.new_log_probs(policy, kept, self.args)
-        changes = (kept["new_logp"] - kept["old_logp"]).abs()[kept["mask"]]
-        self.moves.append(changes.double().mean().item() if len(changes) else 0.0)
         if processes.RANK == 0:
             about = {"step": step, "responses": watched_tokens.of_responses(kept, tokenizer)}
             files.write(self.folder / "tokens.json", json.dumps(about) + "\n")
@@ -278,8 +215,7 @@ class Records:
         rows = []
         for problem, response, score in zip(problems, responses, scores):
             rows.append({"step": step, "id": problem["id"], **example(problem, response, score)})
-        own = sorted(rows, key=lambda row: row["id"])[:KEPT_TESTS]
-        rows = sorted(processes.gather(own), key=lambda row: row["id"])[:KEPT_TESTS]
+        rows = sorted(processes.gather(rows), key=lambda row: row["id"])[:KEPT_TESTS]
         append(self.folder / "test_samples.jsonl", rows)
 
     def plot(self):
@@ -314,8 +250,6 @@ class Records:
         estimated = self.sizes["estimated_memory_gb"]
         print(f"peak memory {used:.1f} GiB; estimated before the run: {estimated:.1f}")
         self.tensorboard.close()
-        if "wandb" in sys.modules and sys.modules["wandb"].run:
-            sys.modules["wandb"].finish()
         text = self.last_line(step)
         print(text)
         files.write(self.folder / "ended.txt", f"{text}\n")

@@ -14,13 +14,13 @@ from runtime.ranks import RANK
 WIDTH = 100  # columns; fewer on a narrower terminal
 HEADING_EVERY = 20  # steps
 MISSING = "–"
-COLUMNS = [  # heading, key in metrics.jsonl, format, width; at most 80 columns per row
+COLUMNS = [  # heading, key in metrics.jsonl, format, width; 80 columns per row, or 87 with turns
     ("step", "step", "d", 5),
-    ("loss", "loss", ".4f", 8),  # only sft.py has a loss; it lacks the next three
+    ("loss", "loss", ".4f", 8),  # only sft.py has a loss; it lacks the next four
     ("reward", "reward", ".3f", 7),
     ("accuracy", "accuracy", ".3f", 9),
     ("format", "format_rate", ".3f", 7),
-    ("turns", "turns", ".2f", 7),  # grpo_multi_turn.py's, instead of format
+    ("turns", "turns", ".2f", 7),  # grpo_multi_turn.py's
     ("length", "response_tokens", ".1f", 7),
     ("kl", "kl", ".2g", 8),
     ("entropy", "entropy", ".3f", 8),
@@ -51,10 +51,7 @@ def shows_bars():
 
 
 def columns_of(metrics):
-    """Return COLUMNS; for a script without rewards (sft.py), those that it has."""
-    if "reward" in metrics:
-        left_out = ("loss", "format_rate") if "turns" in metrics else ("loss", "turns")
-        return [column for column in COLUMNS if column[1] not in left_out]
+    """Return those of COLUMNS that a script has."""
     return [column for column in COLUMNS if column[1] in metrics]
 
 
@@ -72,21 +69,6 @@ def step_line(metrics):
     return "".join(cells)
 
 
-def no_difference_line(metrics):
-    """Return a warning that, for every prompt of a step, all responses have the same reward."""
-    advice = (
-        "easier problems, longer responses (--max_response_tokens), more --responses_per_prompt"
-    )
-    if metrics["format_rate"] < 0.05:
-        advice = "sft.py, which teaches the form of an answer, or --chat_template auto"
-    elif metrics["accuracy"] > 0.5:
-        advice = "harder problems"
-    return (
-        f"warning: step {metrics['step']} gave all responses to a prompt the same reward, for "
-        f"every prompt, and teaches nothing. What helps: {advice}. See samples.jsonl."
-    )
-
-
 def evaluation_line(metrics):
     """Format the test accuracy by category and pass@k as a line; "" without an evaluation."""
     if "eval/loss" in metrics:
@@ -96,8 +78,6 @@ def evaluation_line(metrics):
         return ""
     line = f"{metrics['step']:7d}  test accuracy {accuracy:.3f}"
     for key, value in metrics.items():
-        if key.startswith("eval/accuracy_"):
-            line += f"   {key.removeprefix('eval/accuracy_')}: {value:.3f}"
-        if key.startswith("eval/pass@"):
-            line += f"   {key.removeprefix('eval/')}: {value:.3f}"
+        if key.startswith(("eval/accuracy_", "eval/pass@")):
+            line += f"   {key.removeprefix('eval/').removeprefix('accuracy_')}: {value:.3f}"
     return line

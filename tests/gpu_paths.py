@@ -1,6 +1,6 @@
 """What CUDA's build of vLLM does on cards that are not here: `make gpu-paths` installs it and runs this, without a GPU.
 
-For each card: vLLM's configuration from runtime/engine.py's options, and what a sleep of its model would lose.
+For each card: vLLM's configuration from runtime/engine.py's options.
 
     python tests/gpu_paths.py          all cards
     python tests/gpu_paths.py T4       one
@@ -31,7 +31,6 @@ CHECKED = {  # card: (type of compute, kind of model)
     "4090": ("bfloat16", "llama"),
     "L4": ("bfloat16", "qwen3"),
     "H100": ("bfloat16", "gemma"),
-    "B200": ("bfloat16", "qwen3"),
     "5090": ("bfloat16", "gemma3_text"),
 }
 # Triton and vLLM's allocator load the driver's library. No function of this one does anything.
@@ -87,9 +86,7 @@ def pretend(card):
 
 
 def check(card):
-    """vLLM takes every option, finds an attention, and its model has nothing that a sleep of level 2 would lose."""
-    import torch
-
+    """vLLM takes every option and finds an attention."""
     pretend(card)
     dtype, kind = CHECKED[card]
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -117,11 +114,7 @@ def check(card):
     NonNvmlCudaPlatform.device_count = classmethod(lambda cls: 1)
     platform = vllm.platforms._current_platform = NonNvmlCudaPlatform()
     from vllm import EngineArgs
-    from vllm.config import set_current_vllm_config
-    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
-    from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.usage.usage_lib import UsageContext
-    from vllm.utils.torch_utils import set_default_torch_dtype
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
     given = EngineArgs(
@@ -129,7 +122,7 @@ def check(card):
     )
     config = given.create_engine_config(UsageContext.LLM_CLASS)
     sizes = config.scheduler_config.max_num_batched_tokens, config.scheduler_config.max_num_seqs
-    assert sizes == ((16384, 1024) if memory.takes_large_batches(name, gib * 2**30) else (8192, 256)), sizes
+    assert all(of_vllm <= most for of_vllm, most in zip(sizes, memory.batch_sizes(gib))), sizes
     assert config.model_config.enable_sleep_mode and config.cache_config.gpu_memory_utilization == 0.1
     selector = AttentionSelectorConfig(
         head_size=config.model_config.get_head_size(), dtype=config.model_config.dtype, kv_cache_dtype="auto",
@@ -142,15 +135,6 @@ def check(card):
     chosen = options.get("attention_backend", names[0])
     print(f"    batches {sizes}, attention {chosen} of {names}, graphs {config.compilation_config.cudagraph_mode}")
     assert chosen in names and not chosen.startswith("FLASHINFER"), "nvcc would compile it"
-    with set_current_vllm_config(config):
-        init_distributed_environment(1, 0, f"file://{tempfile.mktemp()}", 0, backend="gloo")
-        ensure_model_parallel_initialized(1, 1)
-        with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
-            vllms = initialize_model(vllm_config=config, model_config=config.model_config)
-    others = engine.first_numbers(vllms).keys() - dict(vllms.named_parameters()).keys()
-    # A reload makes these two anew.
-    others = {other.split(".")[-1] for other in others} - {"_k_scale_cpu[0]", "_v_scale_cpu[0]"}
-    assert not others, others
 
 
 if __name__ == "__main__":

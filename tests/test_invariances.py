@@ -10,7 +10,6 @@ import dataclasses
 import importlib
 import inspect
 import math
-import shutil
 from pathlib import Path
 
 import pytest
@@ -182,18 +181,6 @@ def test_float16_has_float32s_gradient_and_skips_the_updates_that_overflow(tiny_
     assert scaler.state().tolist() == [2.0**59, 0] and capsys.readouterr().out.count("an update was skipped") == 1
 
 
-def test_gradients_that_overflow_at_every_scale_end_the_run_in_float16(tiny_model, batch, tmp_path):
-    args = args_of("grpo", model=str(tiny_model), dtype="float16", run_dir=str(tmp_path), kl_coef=0.0)
-    policy = grpo.load_policy(args, trained=True)
-    optimizer, before = adamw(policy), weights(policy)
-    float16.scaler(optimizer, args).load_state(torch.tensor([2.0, 0]))
-    broken = share(batch, slice(GROUP)) | {"advantages": 1e30 * batch["mask"][:GROUP]}
-    assert grpo.update(policy, optimizer, broken, 1, args)["overflows"] == 1
-    with pytest.raises(SystemExit, match="at every scale of the loss"):
-        grpo.update(policy, optimizer, broken, 2, args)
-    assert torch.equal(weights(policy), before)
-
-
 TRAINED = ["grpo", "grpo_ar_lopti"]  # the cases of which a model makes steps, too
 
 
@@ -261,8 +248,6 @@ def steps_and_a_broken_one(trainer, batch, args):
     meets a NaN."""
     policy = trainer.load_policy(args, trained=True)
     found = {"of the model": gradients(trainer, batch, args, policy)[0]}
-    if processes.WORLD_SIZE > 1:
-        found["mesh"] = policy.lm.model.layers[1].mlp.up_proj.weight.device_mesh.shape
     args = dataclasses.replace(args, max_grad_norm=0.05)
     optimizer, found["before"] = adamw(policy), weights(policy)
     found["updates"] = [trainer.update(policy, optimizer, batch, step, args) for step in (1, 2)]
@@ -380,18 +365,7 @@ def test_two_processes_come_to_the_weights_of_one(two_processes, case):
     for rank in range(2):
         two = two_processes[rank, 2][case]
         assert_trained_alike(two, two_processes[0, 1][case])
-        assert f"non_finite_step_000003_process_{rank}.pt" in two["end"] and two["mesh"] == (2,)
-
-
-def test_two_machines_compute_the_gradient_of_one_process(two_processes, tmp_path):
-    """HSDP: each machine, here of one process, has all shards, and only gradients are summed between them."""
-    for name in ("batch", "grpo_ar_lopti"):
-        shutil.copy(two_processes["folder"] / f"{name}.pt", tmp_path)
-    run_together(compute_share, tmp_path, machines=2)
-    for rank in range(2):
-        two = torch.load(tmp_path / f"of_{rank}_in_2.pt")["grpo_ar_lopti"]
-        assert_trained_alike(two, two_processes[0, 1]["grpo_ar_lopti"])
-        assert two["mesh"] == (2, 1)
+        assert f"non_finite_step_000003_process_{rank}.pt" in two["end"]
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [("bfloat16", 0.05), ("float16", 0.01)])

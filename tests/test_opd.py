@@ -98,7 +98,7 @@ def test_a_teacher_that_computes_otherwise_is_refused(kind, changes, says, tmp_p
 
 def test_the_teacher_is_in_the_estimate_of_the_memory():
     """Its weights in --dtype, beside what reinforce.py needs."""
-    machine = memory.Machine(on_gpu=True, processes=2, local_processes=2, gib=80)
+    machine = memory.Machine(on_gpu=True, processes=2, gib=80)
     args = opd.Args(model=str(KK_TINY), teacher=str(KK_TINY), max_prompt_tokens=256, max_response_tokens=640)
     config = AutoConfig.from_pretrained(KK_TINY)
     num_params, needed, _ = memory.estimate(config, args, 4096, machine)

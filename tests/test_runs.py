@@ -150,7 +150,6 @@ BAD = [  # (flags, of which the first word may be a script; what is said)
     ("--lopti_stages high,high", "invalid choice"),
     ("--task chess", "--task is 'chess'; it must be one of kk, math, countdown"),
     ("--gym chain_sum", "--gym is of --task gym, not of kk"),
-    ('--template_options {"thinking":0}', "the model's chat template does not use 'thinking'; it uses none"),
     ("--eval_samples 4 --eval_temperature 0", "--eval_samples is 4, but greedy responses are all alike"),
     ("--lora_rank -1", "--lora_rank is -1; it must be greater than or equal to 0"),
     ("--lora_rank 8 --lora_alpha 0", "--lora_alpha is 0.0; it must be greater than 0"),

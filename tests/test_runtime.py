@@ -224,7 +224,7 @@ def test_settings_that_follow_from_the_gpus(task, n_gpus, capabilities, dtype, r
     """The driver tells, because torch is not imported yet; checks.check_gpus asks torch later."""
     has_driver(tmp_path, monkeypatch, capabilities)
     monkeypatch.setattr(flags, "ON_GPU", True)
-    monkeypatch.setattr("runtime.ranks.WORLD_SIZE", 8)  # of two machines, some of which hold copies of the weights
+    monkeypatch.setattr("runtime.ranks.WORLD_SIZE", 8)  # of two machines
     monkeypatch.setattr("runtime.ranks.LOCAL_WORLD_SIZE", n_gpus)
     args, _ = defaults_of("grpo", "--task", task)
     assert (args.gradient_checkpointing, args.compile, args.dtype) == (recomputes, True, dtype)
@@ -283,19 +283,15 @@ def test_checks_of_folders(tmp_path):
 
 
 KINDS = [
-    ("qwen3_moe", {}, "is a qwen3_moe, which is not supported here"),
-    ("gemma3", {}, "is a gemma3,"),
-    ("falcon_h1", {}, "only sft.py trains it"),
-    ("granite", {"logits_scaling": 8.0}, "caps or scales its logits .logits_scaling is 8"),
-    ("granite", {}, ""),  # 1
-    ("gemma3_text", {}, ""),  # None
-    ("llama", {"hidden_act": "none"}, "can't be built by transformers: "),
+    ("qwen3_moe", "is a qwen3_moe, which is not supported here"),
+    ("gemma3", "is a gemma3,"),
+    ("gemma3_text", ""),
 ]
 
 
-@pytest.mark.parametrize(("kind", "changes", "says"), KINDS)
-def test_a_model_that_the_trainers_compute_wrongly_is_refused(kind, changes, says):
-    config = AutoConfig.for_model(kind, **changes)
+@pytest.mark.parametrize(("kind", "says"), KINDS)
+def test_a_model_that_the_trainers_compute_wrongly_is_refused(kind, says):
+    config = AutoConfig.for_model(kind)
     config.num_hidden_layers = 2
     args = Args(model="m", max_prompt_tokens=64, max_response_tokens=64)
     with refused(says and f"^--model m .*{says}"):
@@ -396,15 +392,12 @@ JUMPS = [  # --lag, the gap of each step, and whether the last one ends the run
     (0, [0.03, 0.099], False),  # below what is usual in bfloat16
     (0, [0.2, 0.5], False),  # large from the start: nothing has jumped
     (0, [0.03, 0.04, 0.9], False),  # later the policy itself may be the reason: a warning
-    (2, [0, 0.05, 0.09, 0.09, 0.09, 0.09], False),  # two updates of 0.05 explain 0.09
-    (2, [0, 0.05, 0.09, 0.31], True),  # the sampler's first update is wrong
-    (2, [0, 0.05, 0.09, 0.14, 0.18, 0.22, 0.26, 0.31], True),  # no update reaches it
+    (2, [0, 0.5], False),  # older weights are the reason
 ]
 
 
 @pytest.mark.parametrize(("lag", "gaps", "asks"), JUMPS)
 def test_a_jump_of_sampler_gap_at_the_samplers_first_update_ends_the_run(lag, gaps, asks, tmp_path, capsys):
-    """With a lag the gap may be twice what the last updates explain."""
     for stop_at_gap in (True, False):
         folder = tmp_path / str(stop_at_gap)
         folder.mkdir()
@@ -414,7 +407,6 @@ def test_a_jump_of_sampler_gap_at_the_samplers_first_update_ends_the_run(lag, ga
         book.open(0)
         asked = []
         for step, gap in enumerate(gaps, 1):
-            book.moves.append(0.05)  # as write_tokens does, before write
             book.write(dict(STEP, step=step, sampler_gap=gap))
             asked += [step] * book.interrupted()
         assert asked == [len(gaps)] * (asks and stop_at_gap)

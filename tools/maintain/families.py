@@ -24,11 +24,11 @@ LIBRARIES = ["datasets", "peft", "pydantic", "torch.distributed.fsdp", "transfor
 LIBRARIES += ["vllm.v1.worker.cpu_worker"]
 QUIET = {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error"}
 QUIET |= {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false"}
-TRAINED = """apertus arcee bitnet cwm ernie4_5 exaone4 gemma gemma3_text glm glm4 granite granite_swa helium
-    hunyuan_v1_dense hyperclovax jais2 llama ministral ministral3 mistral nemotron olmo olmo2 olmo3 persimmon phi phi3
-    qwen2 qwen3 seed_oss smollm3 stablelm starcoder2""".split()
-REFUSED = """cohere diffllama doge falcon_h1 gemma2 gemma4_text gpt2 lfm2 modernbert-decoder nanochat olmo_hybrid opt
-    qwen3_5_text qwen3_moe vaultgemma""".split()
+TRAINED = """arcee bitnet cwm ernie4_5 exaone4 gemma gemma3_text glm glm4 helium hunyuan_v1_dense jais2 llama ministral
+    ministral3 mistral nemotron olmo olmo2 olmo3 persimmon phi phi3 qwen2 qwen3 seed_oss smollm3 stablelm
+    starcoder2""".split()
+REFUSED = """apertus cohere diffllama doge falcon_h1 gemma2 gemma4_text gpt2 granite granite_swa hyperclovax lfm2
+    modernbert-decoder nanochat olmo_hybrid opt qwen3_5_text qwen3_moe vaultgemma""".split()
 SIZES = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "sliding_window": 48, "bos_token_id": 0,

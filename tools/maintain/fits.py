@@ -78,18 +78,18 @@ def words(values):
 
 
 @functools.cache
-def needed(model, setting, count, lora, large_batches):
-    """Return the GiB that grpo.py needs with these settings on each of `count` GPUs."""
+def needed(model, setting, card, count, lora):
+    """Return the GiB that grpo.py needs with these settings on each of `count` GPUs of this name."""
     defaults = flags.MANY_GPUS if count >= 4 else {}
     args = grpo.Args(model=model, **defaults | SETTINGS[setting][0] | (LORA if lora else {}))
-    machine = memory.Machine(on_gpu=True, processes=count, local_processes=count, gib=0, large_batches=large_batches)
+    machine = memory.Machine(on_gpu=True, processes=count, gib=usable(card))
     return memory.estimate(MODELS[model], args, HEAD_CHUNK, machine)[1]
 
 
 def first_that_fits(model, card, count, lora=False):
     """Name the first of SETTINGS with which the model trains on `count` GPUs of this name; – if none does."""
     for name in SETTINGS:
-        if needed(model, name, count, lora, large_batches=card == "80 GB") <= usable(card):  # it may be an H100
+        if needed(model, name, card, count, lora) <= usable(card):
             return name
     return "–"
 
