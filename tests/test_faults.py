@@ -321,19 +321,3 @@ def test_under_nohup_a_closed_terminal_is_nothing():
             signal.raise_signal(signal.SIGHUP)
 
     assert in_a_fork(work)[0] == 0
-
-
-def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(time, "strftime", lambda form: "20260101-000000")
-
-    def work():
-        args = Args()
-        records.choose_folder(args)
-        print(args.run_dir)
-        time.sleep(2)  # it is still in use
-
-    with ThreadPool(8) as pool:
-        ended = pool.map(lambda _: in_a_fork(work), range(8))
-    assert {code for code, _ in ended} == {0}, ended
-    assert len({Path(said.strip()).resolve() for _, said in ended}) == 8 == len(list(Path("runs").iterdir()))
