@@ -223,7 +223,7 @@ def panels_of(name):
         return [(3, lambda axes: test_panel(axes, name))]
     if name == "demo":
         return [(5.1, token_panel), (3, lambda axes: test_panel(axes, name))]
-    parent = (family.PARENT | family.new_scripts()).get(name)
+    parent = (family.PARENT | family.own_scripts()).get(name)
     scripts = ({"parent": parent} if parent else {}) | {"script": name}
     kind = next((kind for kind, of in KINDS.items() if name in of), None)
     panels = {"group": group_panel, "square": square_panel, "length": length_panel}
