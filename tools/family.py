@@ -92,11 +92,6 @@ def numbered_code_lines(text):
     return {number: line.rstrip() for number, line in enumerate(lines) if line.strip()}
 
 
-def paragraphs(text):
-    """Return the paragraphs of a script's module docstring; [""] if there is none. The first describes the script."""
-    return re.split(r"\n(?:[ \t]*\n)+", ast.get_docstring(ast.parse(text)) or "")
-
-
 @cache
 def changed(before, after):
     """Return the number of code lines added or removed between two texts."""

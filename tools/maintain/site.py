@@ -18,7 +18,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -119,14 +118,7 @@ def viewer_data():
     scripts = {}
     for name in family.family():
         text = family.source(name)
-        paragraphs = family.paragraphs(text)
-        objective = [part for part in paragraphs if all(line.startswith("    ") for line in part.splitlines())]
-        scripts[name] = {
-            "about": " ".join(paragraphs[0].split()),
-            "objective": textwrap.dedent("\n\n".join(objective)),
-            "text": text,
-            "code": "\n".join(family.code_lines(text)) + "\n",
-        }
+        scripts[name] = {"text": text, "code": "\n".join(family.code_lines(text)) + "\n"}
     return f"const SCRIPTS = {json.dumps(scripts, ensure_ascii=False)};\n"
 
 

@@ -8,7 +8,6 @@ Links are written as for GitHub. A link to a Markdown file leads to its page her
 the file's page.
 """
 
-import ast
 import html
 import itertools
 import posixpath
@@ -124,21 +123,13 @@ def parser():
 
 
 def headings(tokens):
-    """Return the headings of a page, or the functions and classes of a source file's, as Python-Markdown's toc does."""
+    """Return the headings of a page, as Python-Markdown's toc does."""
     found = []
-
-    def add(level, anchor, title):
-        title = html.escape(title)
-        found.append({"level": level, "id": anchor, "name": title, "html": title, "data-toc-label": ""})
-
     for token, inside in itertools.pairwise(tokens):
         if token.type == "heading_open":
-            title = "".join(child.content for child in inside.children if child.type != "image")
-            add(int(token.tag[1]), token.attrs["id"], title)
-    if tokens and tokens[-1].info == f"py {NUMBERED}":
-        for node in ast.parse(tokens[-1].content).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                add(2, f"L-{node.lineno}", node.name)
+            title = html.escape("".join(child.content for child in inside.children if child.type != "image"))
+            names = {"name": title, "html": title, "data-toc-label": ""}
+            found.append({"level": int(token.tag[1]), "id": token.attrs["id"], **names})
     return nest_toc_tokens(found)
 
 

@@ -24,19 +24,10 @@ function patchOf({ left, right, code }) {
   }).join("");
 }
 
-function about(name) {
-  const box = document.createElement("div");
-  box.innerHTML = `<h2><a href="${name}.py.html">${name}.py</a></h2><p></p><pre></pre>`;
-  box.querySelector("p").textContent = SCRIPTS[name].about;
-  box.querySelector("pre").textContent = SCRIPTS[name].objective;
-  return box;
-}
-
 function show() {
   const state = stateOf(location.hash);
   for (const side of ["left", "right"]) by(side).value = state[side];
   by("code").checked = state.code;
-  by("about").replaceChildren(about(state.left), about(state.right));
   const patch = patchOf(state);
   const count = (sign) => patch.split("\n").slice(2).filter((line) => line.startsWith(sign)).length;
   by("counts").textContent = `−${count("-")} +${count("+")} ${state.code ? "lines of code" : "lines"}`;
