@@ -71,9 +71,8 @@ def code(where):
     name, _, place = where.partition(", ")
     outer, _, words = place.partition(": ")
     text = (ROOT / name).read_text(encoding="utf-8")
-    first = anchors.line_named(text, outer)
-    node = next(node for _, node in anchors.definitions(text) if node.lineno == first)
-    numbers = list(range(first, node.end_lineno + 1))
+    node = anchors.definition(text, outer)
+    numbers = list(range(node.lineno, node.end_lineno + 1))
     if words:
         begin, end = (anchors.line_named(text, f"{outer}: {word}") for word in words.split(" to "))
         numbers = list(range(begin, end + 1))

@@ -12,13 +12,12 @@ from tools.maintain import propagate
 
 # Where a script and its parent have the same code, and other comments or docstrings. Beside the module docstring.
 OWN_WORDS = {
-    "archer": ["Args.clip_low"], "dapo_ar_lopti": ["Args.clip_low"], "dr_grpo": ["policy_loss"],
-    "entropy_top": ["Args.clip_low"], "grpo_ar_lopti": ["Args.clip_low"], "grpo_kl": ["k3"],
+    "archer": ["Args.clip_low"], "dapo": ["compute_advantages"], "dapo_ar_lopti": ["Args.clip_low"],
+    "dr_grpo": ["policy_loss"], "entropy_top": ["Args.clip_low"], "grpo_ar_lopti": ["Args.clip_low"], "grpo_kl": ["k3"],
     "grpo_multi_turn": ["Args.max_response_tokens", "Args.task"], "opd": ["Args.updates_per_step"],
     "ppo": ["Args.kl_coef"], "reinforce_pp": ["Args.kl_coef"], "reinforce_pp_ar_lopti": ["Args.clip_low"],
     "rloo": ["Args.updates_per_step"],
-    "sft": ["Args.max_response_tokens", "Args.prompts_per_step", "Args.seed", "Args.task", "Args.updates_per_step",
-            "section advantages", "section examples", "section sampler"],
+    "sft": ["Args.max_response_tokens", "Args.prompts_per_step", "Args.seed", "Args.task", "Args.updates_per_step"],
 }  # fmt: skip
 # How many lines of code a script takes from its parent and adds. A line that both should have and that differs makes
 # them more.
@@ -54,10 +53,8 @@ def code_of_pieces(text):
     """{piece: its lines of code}, without docstrings, comments and the blanks around a line."""
     code = family.numbered_code_lines(text)
     found = {}
-    for piece in family.pieces(text):
-        found.setdefault(piece.name, []).extend(
-            code[n].strip() for n in range(piece.first - 1, piece.last) if n in code
-        )
+    for name, first, last in family.pieces(text):
+        found.setdefault(name, []).extend(code[n].strip() for n in range(first - 1, last) if n in code)
     return found
 
 
@@ -145,19 +142,18 @@ def test_what_makes_ar_lopti_of_grpo_makes_it_of_the_others(parent, tmp_path):
 
 
 def test_every_script_names_its_parent_and_a_new_one_is_found_by_that(tmp_path):
-    named = family.new_scripts(known=())
-    assert {stem: named[stem] for stem in DESCENDANTS} == {stem: family.PARENT[stem] for stem in DESCENDANTS}
+    assert len(family.PARENT) >= 25 and None not in family.PARENT.values()
     begin = "\nflags.check(Args, TASKS)\n"
     for name, docstring in (("toy", "A toy.\n\nWhat differs from grpo.py: one line."), ("mine", "Of my own.")):
         (tmp_path / f"{name}.py").write_text(f'"""{docstring}\n"""{begin}')
     (tmp_path / "other.py").write_text('"""What differs from grpo.py: it is no trainer."""\n')
-    assert family.new_scripts(folder=tmp_path) == family.own_scripts(tmp_path) == {"toy": "grpo", "mine": None}
+    assert family.own_scripts(tmp_path) == {"toy": "grpo", "mine": None}
 
 
 def test_the_pieces_of_a_script_are_all_its_lines_and_its_code_has_no_comments():
     for stem in ("grpo", "dapo_ar_lopti"):
         text = family.source(stem)
-        rows = [row for piece in family.pieces(text) for row in range(piece.first, piece.last + 1)]
+        rows = [row for _, first, last in family.pieces(text) for row in range(first, last + 1)]
         assert rows == list(range(1, len(text.splitlines()) + 1)) and "".join(family.texts(text).values())
         tree = ast.parse("\n".join(family.code_lines(text)))
         assert not any(ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))

@@ -4,9 +4,9 @@ import dataclasses
 import json
 import os
 
-import prepared
 import pytest
 import torch
+from conftest import run_together
 from helpers import refused
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -133,13 +133,14 @@ def test_a_checkpoint_names_the_class(tmp_path):
     assert AutoConfig.from_pretrained(saved).architectures == ["LlamaForCausalLM"]
 
 
+def check_gaps(folder):
+    gaps = families.measure(folder / "model")
+    assert gaps.keys() == {"gap", "LoRA"} and max(gaps.values()) < 2e-3, gaps
+
+
 @pytest.mark.slow
-def test_a_family_that_vllm_takes_from_transformers_reaches_the_sampler(tmp_path):
-    """phi's class is transformers' own, which vLLM changes. Also with LoRA and two processes."""
-    prepared.start_server()
-    folder, found = tmp_path / "phi", {}
-    families.run(prepared.context, folder, families.make, ())
-    for number in (1, 2):
-        places = [(families.QUIET | place,) for place in prepared.places(number)]
-        found |= families.run(prepared.context, folder, families.process, *places)
-    assert found.keys() == {"gap", "LoRA", "reload", "two processes"} and max(found.values()) < 2e-3, found
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_family_that_vllm_takes_from_transformers_reaches_the_sampler(processes, tmp_path):
+    """phi's class is transformers' own, which vLLM changes. Also with LoRA."""
+    families.make("phi", tmp_path / "model")
+    run_together(check_gaps, tmp_path, processes)

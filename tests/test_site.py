@@ -43,7 +43,7 @@ def page(site):
 
 
 def test_pages_load_without_errors(page, site):
-    for name in ("index.html", "docs/claims.html", "lab/lens.html", "grpo.py.html"):
+    for name in ("index.html", "docs/claims.html", "lens.html", "grpo.py.html"):
         page.goto(f"{site.as_uri()}/{name}")
         assert page.text_content("h1")
 

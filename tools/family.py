@@ -8,60 +8,41 @@ import difflib
 import io
 import re
 import tokenize
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARENT = {  # script: its parent, from which only the algorithm differs; new published scripts are added
-    "reinforce": "grpo",
-    "rloo": "reinforce",
-    "maxrl": "reinforce",
-    "sft": "reinforce",
-    "opd": "reinforce",
-    "dr_grpo": "grpo",
-    "ppo": "grpo",
-    "grpo_ar_lopti": "grpo",
-    "reinforce_pp": "grpo",
-    "dapo": "grpo",
-    "acpo": "grpo",
-    "gspo": "grpo",
-    "cispo": "grpo",
-    "dppo": "grpo",
-    "sapo": "grpo",
-    "grpo_tis": "grpo",
-    "entropy_top": "grpo",
-    "archer": "grpo",
-    "gdpo": "grpo",
-    "grpo_multi_turn": "grpo",
-    "reinforce_pp_ar_lopti": "reinforce_pp",
-    "dapo_ar_lopti": "dapo",
-}
-HEADING = re.compile(r"# -{20,} (\w+)")  # begins a section; the first word is its name
+ORDER = """reinforce rloo maxrl sft opd dr_grpo ppo grpo_ar_lopti reinforce_pp dapo acpo gspo cispo dppo sapo grpo_tis
+    entropy_top archer gdpo grpo_multi_turn""".split()  # of a parent's children; others come last
 DIFFERS = re.compile(r"^What differs from (\w+)\.py", re.MULTILINE)  # names the parent in a docstring
 
 
-def new_scripts(known=PARENT, folder=ROOT):
-    """Return {script: its parent} of the trainers in a folder that are not among the known, from their docstrings.
+def parents_in(folder):
+    """Return {script: its parent} of a folder's trainers except grpo.py, from their docstrings, in order.
 
     The parent is None if the docstring names none, as in a copy of grpo.py.
     """
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
-    named = {stem: DIFFERS.search(text) for stem, text in texts.items() if "flags.check(" in text}
-    return {stem: match and match[1] for stem, match in named.items() if stem not in (*known, "grpo")}
+    found = {}
+    stems = sorted(path.stem for path in folder.glob("*.py") if path.stem != "grpo")
+    for stem in sorted(stems, key=lambda stem: ORDER.index(stem) if stem in ORDER else len(ORDER)):
+        text = source(stem, folder)
+        if "flags.check(" in text:
+            named = DIFFERS.search(text)
+            found[stem] = named and named[1]
+    return found
 
 
-def is_published(stem):
-    """Return whether a script has a page. A script without one is a user's own: it needs no row, figure or claim."""
-    return (ROOT / "docs" / "algorithms" / f"{stem}.md").is_file()
+def source(stem, folder=ROOT):
+    return (folder / f"{stem}.py").read_text(encoding="utf-8")
+
+
+# A script without a page is a user's own: it needs no row, figure or claim.
+PARENT = {stem: parent for stem, parent in parents_in(ROOT).items() if (ROOT / f"docs/algorithms/{stem}.md").is_file()}
 
 
 def own_scripts(folder=ROOT):
-    """Return {script: its parent or None} of the trainers in a folder that are in no table and on no page."""
-    return {stem: parent for stem, parent in new_scripts(folder=folder).items() if not is_published(stem)}
-
-
-PARENT |= {stem: parent for stem, parent in new_scripts().items() if parent and is_published(stem)}
+    """Return {script: its parent or None} of a folder's trainers that have no page."""
+    return {stem: parent for stem, parent in parents_in(folder).items() if stem not in PARENT}
 
 
 def family(folder=ROOT, root="grpo", parents=PARENT):
@@ -83,10 +64,6 @@ def family(folder=ROOT, root="grpo", parents=PARENT):
 def depth(stem):
     """Return the number of steps from grpo.py to a script."""
     return 1 + depth(PARENT[stem]) if stem in PARENT else 0
-
-
-def source(stem, folder=ROOT):
-    return (folder / f"{stem}.py").read_text(encoding="utf-8")
 
 
 def code_lines(text):
@@ -115,46 +92,26 @@ def numbered_code_lines(text):
     return {number: line.rstrip() for number, line in enumerate(lines) if line.strip()}
 
 
-def paragraphs(text):
-    """Return the paragraphs of a script's module docstring; [""] if there is none. The first describes the script."""
-    return re.split(r"\n(?:[ \t]*\n)+", ast.get_docstring(ast.parse(text)) or "")
-
-
 @cache
 def changed(before, after):
     """Return the number of code lines added or removed between two texts."""
     return sum(line[0] in "+-" for line in difflib.ndiff(code_lines(before), code_lines(after)))
 
 
-@dataclass
-class Piece:
-    """A part of a script, lines first to last, counted from 1. Every line of a script belongs to one piece."""
-
-    name: str  # its definition ("update", "Args.lr", "Policy.forward"), "imports", "module docstring", "section loss"
-    section: str  # its section; "" before the first section
-    first: int
-    last: int
-
-
 def pieces(text):
-    """Return the pieces of a script: headings, top-level statements, and each member of a class.
+    """Return [(name, first line, last line)] of a script's parts: top-level statements, and each member of a class.
 
-    A piece begins after the end of the previous one. So the comments, blank lines and decorators above a definition
-    belong to it. The last piece extends to the end of the text. SyntaxError if the text is not Python.
+    Names are "update", "Args.lr", "Policy.forward", "imports", "module docstring". Lines are counted from 1, and every
+    line belongs to one piece: a piece begins after the end of the previous one, so the comments, blank lines and
+    decorators above a definition belong to it. SyntaxError if the text is not Python.
     """
-    lines, found, first, section = text.splitlines(), [], 1, ""
+    found, first = [], 1
     for name, last in statements(ast.parse(text)):
-        for row in range(first, last + 1):
-            if heading := HEADING.match(lines[row - 1]):
-                section = heading[1]
-                found.append(Piece(f"section {section}", section, first, row))
-                first = row + 1
         if first <= last:  # otherwise it shares a line with the previous piece
-            found.append(Piece(name, section, first, last))
+            found.append((name, first, last))
             first = last + 1
-    if found:
-        found[-1].last = max(found[-1].last, len(lines))
-    return found
+    name, first, last = found.pop()
+    return [*found, (name, first, max(last, len(text.splitlines())))]
 
 
 def statements(tree):
@@ -188,6 +145,6 @@ def name_of(node):
 def texts(text):
     """Return {name: text} of the pieces. Pieces of one name (imports; an assignment and its |=) are concatenated."""
     lines, found = text.splitlines(keepends=True), {}
-    for piece in pieces(text):
-        found[piece.name] = found.get(piece.name, "") + "".join(lines[piece.first - 1 : piece.last])
+    for name, first, last in pieces(text):
+        found[name] = found.get(name, "") + "".join(lines[first - 1 : last])
     return found

@@ -14,87 +14,61 @@ from tools import family
 
 NAMED = re.compile(r"\[(\w+\.py),\s+([^\[\]]+)\]\(([^()\s#]+\.py)\)")
 SYMBOLS = re.compile(r"^## Where each symbol is computed\n(.*?)^## ", re.MULTILINE | re.DOTALL)
-ROW = re.compile(r"^\| (.+) \| (.+) \| `([^`\n]+)` \|$", re.MULTILINE)
-DIFF = re.compile(r"`python tools/diff\.py (\w+)(?: (\w+))?`")
-GREW = re.compile(r"· grew from \[`\w+\.py`\]\(\w+\.md\)")  # on an algorithm's page
-PAGES = "docs/algorithms/"
+CODE = re.compile(r"(?<=\| )`([^`\n]+)` \|$", re.MULTILINE)  # a row's last cell
+DIFF = re.compile(r"`python tools/diff\.py (\w+) (\w+)`")
 
 
-def definitions(text):
-    """Yield (name, node) of each class, function, constant and setting: "Policy.head", "TASKS", "Args.lr"."""
+def definition(text, name):
+    """Return the node of a program's class, function or variable: "Policy.head", "k3", "kl_coef".
 
-    def inside(node, prefix):
-        for child in node.body:
-            if isinstance(child, ast.FunctionDef | ast.ClassDef):
-                yield prefix + child.name, child
-                yield from inside(child, f"{prefix}{child.name}.")
-            elif isinstance(child, ast.Assign | ast.AnnAssign) and not isinstance(node, ast.FunctionDef):
-                yield prefix + family.name_of(child), child
-
-    yield from inside(ast.parse(text), "")
+    ValueError if there is none. If there are several, the outermost one counts.
+    """
+    *outer, last = name.split(".")
+    for node in ast.walk(definition(text, ".".join(outer)) if outer else ast.parse(text)):
+        target = getattr(node, "target", None) or getattr(node, "targets", [None])[0]
+        if last in (getattr(node, "name", None), getattr(target, "id", None)):
+            return node
+    raise ValueError(f"nothing is called {name!r}")
 
 
 def line_named(text, name):
     """Return the number, from 1, of the line of a program that `name` names. ValueError if there is none.
 
-    name: a definition's name ("k3", "Policy.head", "TASKS"), or "k3: exp" for the first line below the
-    docstring of k3 that has this word.
+    name: a definition's name, or "k3: exp" for the first line below the docstring of k3 that has this word.
     """
     outer, _, word = name.partition(": ")
-    for found, node in definitions(text):
-        if f".{found}".endswith(f".{outer}"):
-            if not word:
-                return node.lineno
-            first = node.body[ast.get_docstring(node) is not None].lineno
-            for number, line in enumerate(text.splitlines(), 1):
-                if first <= number <= node.end_lineno and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", line):
-                    return number
-    raise ValueError(f"nothing is called {name!r}")
-
-
-def line_with(text, snippet):
-    """Return the number, from 1, of a program's line that has a piece of code. ValueError unless it occurs once."""
-    if text.count(snippet) != 1:
-        raise ValueError(f"`{snippet}` occurs {text.count(snippet)} times; it must occur once")
-    return text[: text.index(snippet)].count("\n") + 1
+    node = definition(text, outer)
+    if not word:
+        return node.lineno
+    first = node.body[ast.get_docstring(node) is not None].lineno
+    for number, line in enumerate(text.splitlines()[: node.end_lineno], 1):
+        if number >= first and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", line):
+            return number
+    raise ValueError(f"{outer} has no {word!r}")
 
 
 def with_anchors(text, page):
     """Return a page's Markdown with the site's additions. page: its path from the repository's root.
 
     Links that name a place lead to its line, the code of symbols links to its line, and calls of tools/diff.py link to
-    the page that shows the difference, as does the first line of an algorithm's page. ValueError, saying where, if a
-    place is missing.
+    the page that shows the difference. ValueError, saying where, if a place is missing.
     """
     folder = family.ROOT / posixpath.dirname(page)
     above = "../" * page.count("/")
-    script = page.removeprefix(PAGES).removesuffix(".md")
 
     def named(match):
         name, what, link = match.groups()
         if Path(link).name != name:
-            raise ValueError(f"{match[0]} leads to another file")
+            raise ValueError(f"{page}: {match[0]} leads to another file")
         number = line_named((folder / link).read_text(encoding="utf-8"), " ".join(what.split()))
-        return f"[{name}, {what}]({link}#L{number})"
+        return f"[{name}, {what}]({link}#L-{number})"
 
     def symbol(match):
-        number = line_with(family.source(script), match[3])
-        return f"| {match[1]} | {match[2]} | [`{match[3]}`]({above}{script}.py#L{number}) |"
+        script = family.source(Path(page).stem)
+        if script.count(match[1]) != 1:
+            raise ValueError(f"{page}: `{match[1]}` must occur once, not {script.count(match[1])} times")
+        number = script.partition(match[1])[0].count("\n") + 1
+        return f"[`{match[1]}`]({above}{Path(page).stem}.py#L-{number}) |"
 
-    def viewer(match):
-        left, right = match.groups()
-        if right is None:
-            left, right = family.PARENT.get(left), left
-        is_shown = {left, right} <= set(family.family())
-        return f"[{match[0]}]({above}diff.html#left={left}&right={right})" if is_shown else match[0]
-
-    try:
-        text = NAMED.sub(named, text)
-        if page.startswith(PAGES):
-            text = SYMBOLS.sub(lambda part: ROW.sub(symbol, part[0]), text)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{page}: {error}") from error
-    if script in family.PARENT:
-        link = f"[side by side]({above}diff.html#left={family.PARENT[script]}&right={script})"
-        text = GREW.sub(rf"\g<0> ({link})", text, count=1)
-    return DIFF.sub(viewer, text)
+    text = SYMBOLS.sub(lambda part: CODE.sub(symbol, part[0]), NAMED.sub(named, text))
+    return DIFF.sub(rf"[\g<0>]({above}diff.html#left=\1&right=\2)", text)

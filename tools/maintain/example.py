@@ -29,25 +29,24 @@ class Token(NamedTuple):
     entropy: float  # the policy's when the token was sampled
     entropy_new: float  # the policy's at the second update
     value: float  # V_old, the critic's expectation here
-    value_new: float  # V, the same after an update of the critic
 
 
 REWARDS = [3.0, 3.0, -1.0, -3.0]
 TOKENS = [
-    Token(1, "now", 0.90, 0.92, 0.85, 0.90, 0.33, 0.30, 0.5, 0.6),
-    Token(1, "suppose", 0.05, 0.07, 0.04, 0.05, 1.90, 1.80, 0.8, 1.2),
-    Token(1, "A", 0.60, 0.66, 0.60, 0.60, 0.85, 0.80, 1.5, 1.6),
-    Token(2, "check", 0.50, 0.45, 0.50, 0.48, 0.69, 0.70, 0.4, 0.5),
-    Token(2, "B", 0.95, 0.93, 0.90, 0.95, 0.20, 0.25, 1.2, 1.3),
-    Token(3, "so", 0.90, 0.73, 0.90, 0.90, 0.40, 0.65, 0.5, 0.4),
-    Token(3, "obviously", 0.02, 0.012, 0.03, 0.005, 1.60, 1.70, 0.1, -0.4),
-    Token(3, "B", 0.70, 0.72, 0.70, 0.70, 0.75, 0.72, -0.2, -0.3),
-    Token(3, "lies", 0.42, 0.41, 0.50, 0.42, 1.10, 1.12, -0.6, -0.7),
-    Token(4, "guess", 0.30, 0.48, 0.30, 0.30, 1.75, 2.10, 0.6, 0.5),
-    Token(4, "A", 0.80, 0.78, 0.80, 0.80, 0.60, 0.62, -0.5, -0.6),
-    Token(4, "perhaps", 0.10, 0.09, 0.20, 0.25, 2.30, 2.20, -1.5, -1.6),
+    Token(1, "now", 0.90, 0.92, 0.85, 0.90, 0.33, 0.30, 0.5),
+    Token(1, "suppose", 0.05, 0.07, 0.04, 0.05, 1.90, 1.80, 0.8),
+    Token(1, "A", 0.60, 0.66, 0.60, 0.60, 0.85, 0.80, 1.5),
+    Token(2, "check", 0.50, 0.45, 0.50, 0.48, 0.69, 0.70, 0.4),
+    Token(2, "B", 0.95, 0.93, 0.90, 0.95, 0.20, 0.25, 1.2),
+    Token(3, "so", 0.90, 0.73, 0.90, 0.90, 0.40, 0.65, 0.5),
+    Token(3, "obviously", 0.02, 0.012, 0.03, 0.005, 1.60, 1.70, 0.1),
+    Token(3, "B", 0.70, 0.72, 0.70, 0.70, 0.75, 0.72, -0.2),
+    Token(3, "lies", 0.42, 0.41, 0.50, 0.42, 1.10, 1.12, -0.6),
+    Token(4, "guess", 0.30, 0.48, 0.30, 0.30, 1.75, 2.10, 0.6),
+    Token(4, "A", 0.80, 0.78, 0.80, 0.80, 0.60, 0.62, -0.5),
+    Token(4, "perhaps", 0.10, 0.09, 0.20, 0.25, 2.30, 2.20, -1.5),
 ]
-REPLY = Token(1, "higher", *[math.nan] * 8)  # the task's reply to `suppose`, only in grpo_multi_turn.py
+REPLY = Token(1, "higher", *[math.nan] * 7)  # the task's reply to `suppose`, only in grpo_multi_turn.py
 PARTS = {"format": [1.0, 1.0, 1.0, -1.0], "answer": [2.0, 2.0, -2.0, -2.0]}  # parts of the rewards, for gdpo.py
 
 # The scripts have their own settings, except for these.
@@ -173,12 +172,11 @@ def example(script, **settings):
 
 
 def numbers_of(values, name, tokens):
-    """Return a column: the numbers [N, T] of the tokens. A reply has only weights, which are 0."""
-    found = []
-    for place, token in zip(places_of(tokens), tokens):
-        is_told = token is not REPLY or name in ("first", "second")
-        found.append(float(values[place]) if is_told else math.nan)
-    return found
+    """Return a column: the numbers of the tokens, from values [N, T]. A reply has only weights, which are 0."""
+    numbers = [values[place].item() for place in places_of(tokens)]
+    if name in ("first", "second"):
+        return numbers
+    return [math.nan if token is REPLY else number for token, number in zip(tokens, numbers)]
 
 
 def add_own(trainer, batch, logp, entropy, found):
@@ -199,16 +197,6 @@ def add_own(trainer, batch, logp, entropy, found):
     if hasattr(trainer, "sampler_correction"):
         columns["correction"], _ = trainer.sampler_correction(batch, args)
         columns["icepop"], _ = trainer.sampler_correction(batch, dataclasses.replace(args, correction="icepop"))
-    if hasattr(trainer, "outside_region"):
-        kl = dataclasses.replace(args, divergence="kl")
-        columns["outside_kl"] = trainer.outside_region(logp, batch["old_logp"], batch["advantages"], kl)
     if hasattr(trainer, "value_loss"):
         columns["estimate"] = trainer.estimate_advantages(rewards, batch, args)
         columns["return"] = columns["estimate"] + batch["values"]  # as in main
-        columns |= {"value_loss": torch.zeros(logp.shape), "value_clipped": torch.zeros(logp.shape)}
-        for place in places_of(TOKENS):  # one token at a time
-            alone = torch.zeros_like(batch["mask"])
-            alone[place] = True
-            minibatch = batch | {"returns": columns["return"], "mask": alone}
-            loss, clipped = trainer.value_loss(rows_of("value_new", TOKENS), minibatch, 1, args)
-            columns["value_loss"][place], columns["value_clipped"][place] = loss, clipped

@@ -35,7 +35,6 @@ TITLES = {  # titles of a worked example's columns, as text: a program that read
     "entropy": "*H* at sampling",
     "entropy_new": "*H* now",
     "value": "*V*<sub>old</sub>",
-    "value_new": "*V*",
     "logp": "log π",
     "ratio": "ρ",
     "difference": "π − π<sub>old</sub>",
@@ -50,10 +49,7 @@ TITLES = {  # titles of a worked example's columns, as text: a program that read
     "ar_weight": "AR's factor",
     "advantages": "*A*",
     "left": "kept fraction of ρ*A*",
-    "outside_kl": "cut off (KL)",
     "k3": "*k*<sub>3</sub>",
-    "value_loss": "loss of *V*",
-    "value_clipped": "cut off",
     "stage": "stage",
     "first": "weight, first update",
     "second": "weight, second update",
@@ -68,24 +64,14 @@ OTHER_TITLES = {
     "grpo_stale": {"second": "tis"},
     "opd": {"ref": "π<sub>teacher</sub>", "second": "weight"},
 }
-FLAGS = ["reasoning", "in_loss", "outside_kl", "value_clipped"]  # "yes" or nothing
-WEIGHTS = {  # columns of the ladder's tables: title, script, which update, settings
-    "reinforce": ("REINFORCE", "reinforce", "second", {}),
-    "rloo": ("RLOO", "rloo", "second", {}),
-    "normalised": ("3a", "grpo", "first", {"kl_coef": 0}),
-    "clipped": ("3b", "grpo", "second", {"kl_coef": 0}),
-    "grpo": ("3c: GRPO", "grpo", "second", {}),
-    "dr_grpo": ("Dr. GRPO", "dr_grpo", "second", {}),
-    "ppo": ("PPO", "ppo", "second", {}),
-}
-LADDER = {  # block: the columns of its table
-    "reinforce": ["reinforce"],
-    "rloo": ["reinforce", "rloo"],
-    "normalised": ["rloo", "normalised"],
-    "clipped": ["normalised", "clipped"],
-    "grpo": ["clipped", "grpo"],
-    "dr_grpo": ["rloo", "grpo", "dr_grpo"],
-    "ppo": ["grpo", "ppo"],
+LADDER = {  # the ladder's tables: title, the table whose column is shown too, script, which update, settings
+    "reinforce": ("REINFORCE", None, "reinforce", "second", {}),
+    "rloo": ("RLOO", "reinforce", "rloo", "second", {}),
+    "normalised": ("3a", "rloo", "grpo", "first", {"kl_coef": 0}),
+    "clipped": ("3b", "normalised", "grpo", "second", {"kl_coef": 0}),
+    "grpo": ("3c: GRPO", "clipped", "grpo", "second", {}),
+    "dr_grpo": ("Dr. GRPO", "grpo", "dr_grpo", "second", {}),
+    "ppo": ("PPO", "grpo", "ppo", "second", {}),
 }
 COMMENT = re.compile(r"^<!-- (short|open|source|columns): (.+?)\s-->$", re.MULTILINE | re.DOTALL)
 KEPT = re.compile(r"<!-- kept runs: (.+?) -->\n\n((?:\|.*\n)+)")
@@ -178,15 +164,13 @@ def long_table():
 # --------------------------------------------------------------------------------------------------- worked examples
 
 
-def cell(value, name=""):
-    """Format a number with three decimals and a typographic minus; a dash if there is none. A flag is "yes" or ""."""
-    if math.isnan(value):
-        return "–"
-    if name in FLAGS:
+def cell(value):
+    """Format a float with three decimals and a typographic minus, a dash if it is NaN; a bool is "yes" or ""."""
+    if isinstance(value, bool):
         return "yes" if value else ""
-    if name == "stage":
-        return str(int(value))
-    return f"{value:z.3f}".replace("-", "−")
+    if isinstance(value, int):
+        return str(value)
+    return "–" if math.isnan(value) else f"{value:z.3f}".replace("-", "−")
 
 
 def worked_example(script):
@@ -198,13 +182,13 @@ def worked_example(script):
     for names in map(str.split, tables):
         rows = []
         for k, token in enumerate(found.tokens):
-            rows.append([*named(token), *(cell(found.columns[name][k], name) for name in names)])
+            rows.append([*named(token), *(cell(found.columns[name][k]) for name in names)])
         parts += ["**The tokens**", table(["response", "token", *(titles[name] for name in names)], rows)]
     if found.bins:
         rows = []
         for i, of_bin in enumerate(found.bins):
             edges = f"{i / len(found.bins):.1f} – {(i + 1) / len(found.bins):.1f}"
-            rows.append([edges, str(of_bin["tokens"]), cell(of_bin["sigma"]), cell(of_bin["clip_range"])])
+            rows.append([edges, *(cell(of_bin[name]) for name in ("tokens", "sigma", "clip_range"))])
         parts += ["**The bins**", table(["bin of π", "tokens", "σ<sub>a</sub>", "ε<sub>a</sub>"], rows)]
     return "\n\n".join(parts)
 
@@ -216,14 +200,12 @@ def named(token):
 def response_table(script, found):
     """Return the responses with their rewards, and with advantages if all tokens of a response share one."""
     columns = {"reward": example.REWARDS}
-    if found.penalties:
-        columns["penalty"] = found.penalties
     if script == "gdpo":
         columns |= example.PARTS
+    if found.penalties:
+        columns["penalty"] = found.penalties
     if found.rewards != example.REWARDS:
         columns["*r*"] = found.rewards
-    if script == "rloo":
-        columns["mean of the others"] = [r - a for r, a in zip(found.rewards, found.advantages)]
     if found.advantages:
         columns["*A*"] = found.advantages
     rows = []
@@ -231,13 +213,13 @@ def response_table(script, found):
         tokens = " ".join(f"`{token.text}`" for token in found.tokens if token.response == i)
         rows.append([str(i), tokens, *map(cell, values)])
     parts = [table(["response", "tokens", *columns], rows)]
-    if script == "gdpo":
-        for name, part in example.PARTS.items():
-            parts.append(f"Mean of `{name}`: {cell(fmean(part))}; standard deviation: {cell(stdev(part))}.")
-    elif found.advantages:
-        mean, std = cell(fmean(found.rewards)), cell(stdev(found.rewards))
-        of_what = "$r$" if "*r*" in columns else "the rewards"
-        parts.append(f"Mean of {of_what}: {mean}; standard deviation, with $G - 1$: {std}.")
+    if found.advantages:
+        name = "$r$" if "*r*" in columns else "the rewards"
+        normalised = example.PARTS if script == "gdpo" else {name: found.rewards}
+        for name, values in normalised.items():
+            parts.append(
+                f"Mean of {name}: {cell(fmean(values))}; standard deviation, with $G - 1$: {cell(stdev(values))}."
+            )
     return parts
 
 
@@ -252,14 +234,14 @@ def all_weights():
     return table(["script", *(" ".join(named(token)) for token in example.TOKENS)], rows)
 
 
-def ladder_table(names):
-    """Return the weights of the twelve tokens, a row per token, a column per name. names: keys of WEIGHTS."""
-    columns = []
-    for name in names:
-        _, script, update, settings = WEIGHTS[name]
-        columns.append(map(cell, example.example(script, **settings).columns[update]))
-    rows = [[*named(token), *weights] for token, *weights in zip(example.TOKENS, *columns)]
-    return table(["response", "token", *(WEIGHTS[name][0] for name in names)], rows)
+def ladder_table(name):
+    """Return a table of LADDER: the weights of the twelve tokens, beside those of the table before."""
+    columns = {}
+    for of in filter(None, (LADDER[name][1], name)):
+        title, _, script, update, settings = LADDER[of]
+        columns[title] = map(cell, example.example(script, **settings).columns[update])
+    rows = [[*named(token), *weights] for token, *weights in zip(example.TOKENS, *columns.values())]
+    return table(["response", "token", *columns], rows)
 
 
 # --------------------------------------------------------------------------------------------------------- kept runs
@@ -274,16 +256,15 @@ def with_kept_numbers(text):
 
     def in_table(match):
         places = [place.split() for place in match[1].split(", ")]
-        runs = [json.loads((family.ROOT / f"{file}.json").read_text(encoding="utf-8"))["rows"] for file, _ in places]
-        rows = [line.strip("|").split("|") for line in match[2].splitlines()]
-        for i, row in enumerate(rows[2:]):
-            for k, cell in enumerate(row[1:]):
-                by_step = rows[0][0].strip() == "step"
-                which, step = (k, row[0]) if by_step else (i, rows[0][k + 1].replace("step", ""))
-                if cell.strip():
+        runs = [json.loads((ROOT / f"{file}.json").read_text(encoding="utf-8"))["rows"] for file, _ in places]
+        titles, line, *rows = [line.strip("|").split("|") for line in match[2].splitlines()]
+        for i, row in enumerate(rows):
+            for k, old in enumerate(row[1:]):
+                which, step = (k, row[0]) if titles[0].strip() == "step" else (i, titles[k + 1].replace("step", ""))
+                if old.strip():
                     [value] = [one[places[which][1]] for one in runs[which] if one["step"] == int(step)]
-                    row[k + 1] = NUMBER.sub(lambda old, value=value: in_the_form_of(old[0], value), cell)
-        return match[0].removesuffix(match[2]) + "".join(f"|{'|'.join(row)}|\n" for row in rows)
+                    row[k + 1] = NUMBER.sub(lambda number, value=value: in_the_form_of(number[0], value), old)
+        return match[0].removesuffix(match[2]) + "".join(f"|{'|'.join(row)}|\n" for row in [titles, line, *rows])
 
     return KEPT.sub(in_table, text)
 
@@ -295,7 +276,7 @@ def in_the_form_of(old, value):
 
 
 def two_responses(name):
-    """Show a response before and after training, as in the terminal. name: docs/NAME.json (demo_picture.py)."""
+    """Show a response before and after training, as in the terminal. name: docs/NAME.json (pictures.py)."""
     kept = json.loads((ROOT / "docs" / f"{name}.json").read_text(encoding="utf-8"))
     console = Console(width=88, color_system=None)
     with console.capture() as shown:
@@ -320,7 +301,7 @@ def blocks():
         docs / "objectives.md": {"variants": long_table},
         docs / "first_runs.md": {name: once(two_responses, name) for name in ("demo", "llm")},
         FOLDER / "README.md": {"weights": all_weights},
-        FOLDER / "ladder.md": {name: once(ladder_table, rows) for name, rows in LADDER.items()},
+        FOLDER / "ladder.md": {name: once(ladder_table, name) for name in LADDER},
     }
     return found | {FOLDER / f"{name}.md": {"example": once(worked_example, name)} for name in updates.ALGORITHMS}
 

@@ -1,16 +1,18 @@
-"""Draw a picture for each script's page: what its update does to a token, and how its kept runs learned.
+"""Draw the pictures of the scripts' pages, of the README (docs/demo.svg) and of docs/first_runs.md (docs/llm.svg).
 
-    python -m tools.maintain.pictures           all of docs/algorithms/pictures/
-    python -m tools.maintain.pictures acpo      one of them
+    python -m tools.maintain.pictures           all of them
+    python -m tools.maintain.pictures acpo      one: docs/algorithms/pictures/acpo.svg
+    python -m tools.maintain.pictures demo --run runs/grpo_ar_lopti_kk_0_…    after keeping this run in docs/demo.json
 
-The left panel is computed with the script's own functions: the weight of a token's ∇log π in its update (updates.py),
-or the advantages of a group. The right panel has the accuracy of the sampled responses in the kept runs
-(benchmarks/kk_tiny), mean and range over the seeds. Both show the script beside its parent.
+The left panel of a script's picture is computed with the script's own functions: the weight of a token's ∇log π in its
+update (updates.py), or the advantages of a group. The right panel has the accuracy of the sampled responses in the kept
+runs (benchmarks/kk_tiny), mean and range over the seeds. Both show the script beside its parent.
 """
 
 import dataclasses
 import importlib
 import json
+from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
@@ -20,13 +22,17 @@ import tyro
 from matplotlib import pyplot
 from matplotlib.lines import Line2D
 
+from runtime import before_after, curves, files
 from tools import family
 from tools.maintain import example, updates
 
 matplotlib.use("svg")
-FOLDER = family.ROOT / "docs" / "algorithms" / "pictures"
+DOCS = family.ROOT / "docs"
+FOLDER = DOCS / "algorithms" / "pictures"
 RUNS = family.ROOT / "benchmarks" / "kk_tiny"
+LENS = family.ROOT / "lab" / "results" / "lens_page.jsonl"
 COLOURS = {"script": "#d95f02", "parent": "#7570b3"}  # of the script, and of its parent
+SIGNS = {1: "-", -1: "--"}  # lines of A > 0 and A < 0
 KINDS = {  # what the left panel is over
     "group": ["reinforce", "rloo", "maxrl", "dr_grpo", "reinforce_pp"],
     "ratio": ["grpo", "cispo", "gspo", "sapo"],
@@ -44,68 +50,66 @@ NAMES = {  # of the kept runs, where it is not the script's
     "dr_grpo": "dr._grpo",
     "entropy_top": "80_20",
 }
-SETTINGS = {"grpo_ar_lopti": {"alpha": 0.3, "eta": 0.5}}
-SIGNS = [
-    Line2D([], [], color="black", linestyle=style, label=f"A {sign} 0") for style, sign in (("-", ">"), ("--", "<"))
-]
 NUM_TOKENS = 241  # on an axis
 GROUP = 8
+RESPONSES = (8, 9)  # of the lens, in docs/demo.svg: a wrong and a right answer to the same puzzle
+COLUMNS = 58  # characters on a line of a response
 
 
 def settings_of(script, with_kl=False):
     """Return a script's settings, without a KL term unless the picture is about it."""
-    args = dataclasses.replace(example.settings_of(script), **SETTINGS.get(script, {}))
+    args = example.settings_of(script)
     if hasattr(args, "kl_coef") and not with_kl:
         args.kl_coef = 0.0
     return args
 
 
+def batch_of(old, **others):
+    """Return a batch of responses of one token each, in float64. old: π_old; others: ref, sampler, entropy; all [n]."""
+    columns = {"sampler": old, "ref": old, "entropy": torch.ones_like(old)} | others | {"old": old}
+    columns = {name: values.double()[:, None] for name, values in columns.items()}  # [n, 1]
+    mask = torch.ones(columns["old"].shape, dtype=torch.bool)
+    logs = {f"{name}_logp": columns[name].log() for name in ("old", "ref", "sampler")}
+    return {"ids": torch.zeros(mask.shape, dtype=torch.long), "mask": mask, "entropy": columns["entropy"], **logs}
+
+
 def weights(script, old, new, advantage, **others):
     """Return the weight of ∇log π of tokens at the second update of a step, [n], as a multiple of |A|.
 
-    old, new: [n], π_old and π; advantage: A of all of them. others: ref and sampler, probabilities [n]; entropy, [n].
-    Each token is a response of its own.
+    old, new: [n], π_old and π; advantage: A of all of them; others: as in batch_of().
     """
     trainer = importlib.import_module(script)
     args = settings_of(script, with_kl="ref" in others)
-    column = {"old": old, "new": new, "ref": new, "sampler": old, "entropy": torch.ones_like(old)} | others
-    column = {name: values.double()[:, None] for name, values in column.items()}  # [n, 1]
-    logs = {f"{name}_logp": column[name].log() for name in ("old", "ref", "sampler")}
-    mask = torch.ones(column["old"].shape, dtype=torch.bool)
-    batch = {"ids": torch.zeros(mask.shape, dtype=torch.long), "mask": mask, "entropy": column["entropy"], **logs}
-    batch["advantages"] = torch.full(mask.shape, float(advantage), dtype=torch.float64)
+    batch = batch_of(old, **{"ref": new} | others)
+    batch["advantages"] = torch.full(batch["mask"].shape, float(advantage), dtype=torch.float64)
     if hasattr(trainer, "ar_weight"):
         batch["advantages"] = batch["advantages"] * trainer.ar_weight(batch["old_logp"], args.alpha)
-    weight, _ = updates.token_weights(script, batch, column["new"].log(), column["entropy"], args, is_first=False)
-    return weight[:, 0] * len(mask)
+    logp = new.double().log()[:, None]
+    weight, _ = updates.token_weights(script, batch, logp, batch["entropy"], args, is_first=False)
+    return weight[:, 0] * len(weight)
 
 
 def group_panel(axes, scripts):
     """Advantages of right and wrong responses, over the number of right ones among eight."""
     counts = range(1, GROUP)  # one batch with a group of each kind: reinforce_pp.py's mean is over all of them
-    rewards = torch.tensor([[float(i < count) for i in range(GROUP)] for count in counts], dtype=torch.float64)
-    ones = torch.ones(rewards.numel(), 1, dtype=torch.float64)
-    batch = {"ids": ones.long(), "mask": ones > 0, "entropy": ones}
-    batch |= {f"{name}_logp": ones.log() for name in ("old", "ref", "sampler")}
+    rewards = torch.tensor([float(i < count) for count in counts for i in range(GROUP)], dtype=torch.float64)
     for role, script in scripts.items():
         args = dataclasses.replace(settings_of(script), responses_per_prompt=GROUP, prompts_per_step=len(counts))
-        flat = rewards.flatten()
-        found = updates.with_advantages(script, batch, flat, (flat > 0).tolist(), args)["advantages"]
-        found = found.view(len(counts), GROUP)  # the first response of a group is right, the last one wrong
-        for place, style in ((0, "-"), (-1, "--")):
+        batch = updates.with_advantages(
+            script, batch_of(torch.ones_like(rewards)), rewards, (rewards > 0).tolist(), args
+        )
+        found = batch["advantages"].view(len(counts), GROUP)
+        for place, style in ((0, "-"), (-1, "--")):  # the first response of a group is right, the last one wrong
             axes.plot(counts, found[:, place], style, color=COLOURS[role], marker=".")
-    axes.set(
-        xlabel=f"right responses in a group of {GROUP} (reward 1; others 0)",
-        ylabel="advantage A (right: solid, wrong: dashed)",
-    )
+    axes.set(xlabel=f"right responses in a group of {GROUP} (reward 1; others 0)")
+    axes.set(ylabel="advantage A (right: solid, wrong: dashed)")
 
 
 def length_panel(axes, scripts):
     """The penalty that dapo.py adds to the reward of a long response."""
-    args = importlib.import_module("dapo").Args()
-    lengths = torch.linspace(0, args.max_response_tokens, NUM_TOKENS).tolist()
-    penalties = [importlib.import_module("dapo").overlong_penalty(length, args) for length in lengths]
-    axes.plot(lengths, penalties, color=COLOURS["script"])
+    dapo = importlib.import_module("dapo")
+    lengths = torch.linspace(0, dapo.Args().max_response_tokens, NUM_TOKENS).tolist()
+    axes.plot(lengths, [dapo.overlong_penalty(length, dapo.Args()) for length in lengths], color=COLOURS["script"])
     axes.plot(lengths, [0.0] * len(lengths), color=COLOURS["parent"])
     axes.set(xlabel="tokens of a response", ylabel="added to the reward")
 
@@ -115,22 +119,24 @@ def line_panel(axes, scripts, kind):
     even = torch.linspace(0, 1, NUM_TOKENS)
     ratio = (3 ** (2 * even - 1)).double()  # 1/3 to 3
     p = torch.full_like(ratio, 0.3)
+    inside = even.clamp(0.002, 0.998)
     x, old, new, others, label = {
         "ratio": (ratio, p, p * ratio, {}, r"ρ = π / π_old, at π_old = 0.3"),
         "sampler": (ratio, p, p, {"sampler": p / ratio}, r"π_old / π_sampler, at ρ = 1"),
         "reference": (ratio, p, p, {"ref": p / ratio}, r"π / π_ref, at ρ = 1"),
-        "probability": (even, even.clamp(0.002, 0.998), even.clamp(0.002, 0.998), {}, r"π_old, at ρ = 1"),
+        "probability": (even, inside, inside, {}, r"π_old, at ρ = 1"),
         "entropy": (100 * even, p, p, {"entropy": even}, "percentile of the token's entropy, at ρ = 1"),
     }[kind]
     for role, script in scripts.items():
-        for advantage, style in ((1, "-"), (-1, "--")):
+        for advantage, style in SIGNS.items():
             axes.plot(x, weights(script, old, new, advantage, **others), style, color=COLOURS[role])
     if kind in ("ratio", "sampler", "reference"):
         axes.set_xscale("log")
         axes.set_xticks([0.33, 0.5, 0.8, 1, 1.25, 2, 3], ["⅓", "½", "0.8", "1", "1.25", "2", "3"])
         axes.minorticks_off()
     axes.set(xlabel=label, ylabel="weight of ∇log π")
-    axes.legend(handles=SIGNS, frameon=False, fontsize=8)
+    signs = [Line2D([], [], color="black", linestyle=SIGNS[sign], label=f"A {'<=>'[sign + 1]} 0") for sign in SIGNS]
+    axes.legend(handles=signs, frameon=False, fontsize=8)
 
 
 def square_panel(axes, scripts):
@@ -139,21 +145,14 @@ def square_panel(axes, scripts):
     rng = torch.Generator().manual_seed(0)
     crowd_old = torch.rand(4000, generator=rng).double().clamp(0.01, 0.99)  # acpo.py's ranges are of a population
     crowd_new = (crowd_old * torch.exp(0.15 * torch.randn(4000, generator=rng).double())).clamp(max=0.999)
+    new = torch.cat([side, crowd_new])
     for role, script in scripts.items():
-        kept = []
-        for old in side:
-            column = weights(
-                script,
-                torch.cat([old.expand(len(side)), crowd_old]),
-                torch.cat([side, crowd_new]),
-                1,
-            )[: len(side)]
-            kept.append((column.abs() > 1e-12).double())
-        edge = torch.stack(kept, 1)  # [π, π_old]
+        columns = [weights(script, torch.cat([old.expand(len(side)), crowd_old]), new, 1) for old in side]
+        kept = torch.stack([column[: len(side)].abs() > 1e-12 for column in columns], 1).double()  # [π, π_old]
         style = {"script": "solid", "parent": "dashed"}[role]
-        axes.contour(side, side, edge, levels=[0.5], colors=COLOURS[role], linestyles=style)
+        axes.contour(side, side, kept, levels=[0.5], colors=COLOURS[role], linestyles=style)
         if role == "script":
-            axes.contourf(side, side, edge, levels=[0.5, 1.5], colors=COLOURS[role], alpha=0.15)
+            axes.contourf(side, side, kept, levels=[0.5, 1.5], colors=COLOURS[role], alpha=0.15)
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.6)
     axes.set(xlabel="π_old", ylabel="π", xlim=(0, 1), ylim=(0, 1))
     axes.text(0.97, 0.06, "A > 0: the gradient stays", ha="right", fontsize=8)
@@ -161,64 +160,122 @@ def square_panel(axes, scripts):
 
 def runs_of(script):
     """Return the accuracies of the sampled responses in a script's kept runs: a list per seed, [] if there is none."""
-    name = NAMES.get(script, script)
-    found = [json.loads(path.read_text()) for path in sorted(RUNS.glob(f"{name}_seed_*.json"))]
+    found = [json.loads(path.read_text()) for path in RUNS.glob(f"{NAMES.get(script, script)}_seed_*.json")]
     return [[row["accuracy"] for row in run["rows"] if "accuracy" in row] for run in found if run["script"] == script]
 
 
 def curve_panel(axes, scripts):
     """Accuracy of the sampled responses over the steps: the mean over the seeds, and their range."""
     for role, script in scripts.items():
-        runs = runs_of(script)
-        columns = list(zip(*runs))
-        steps = range(1, len(columns) + 1)
-        axes.plot(
-            steps, [fmean(column) for column in columns], color=COLOURS[role], label=f"{script}, {len(runs)} seeds"
-        )
-        axes.fill_between(
-            steps, *zip(*((min(c), max(c)) for c in columns)), color=COLOURS[role], alpha=0.15, linewidth=0
-        )
+        if runs := runs_of(script):
+            columns = list(zip(*runs))
+            steps = range(1, len(columns) + 1)
+            label = f"{script}, {len(runs)} seeds"
+            axes.plot(steps, list(map(fmean, columns)), color=COLOURS[role], label=label)
+            ends = list(map(min, columns)), list(map(max, columns))
+            axes.fill_between(steps, *ends, color=COLOURS[role], alpha=0.15, linewidth=0)
     axes.set(xlabel="step", ylabel="accuracy of the sampled responses", ylim=(0, 1))
     axes.legend(frameon=False, loc="upper left")
 
 
-PANELS = {"group": group_panel, "square": square_panel, "length": length_panel}
+def test_panel(axes, name):
+    """Accuracy on the test problems of the run that docs/NAME.json keeps."""
+    kept = json.loads((DOCS / f"{name}.json").read_text(encoding="utf-8"))
+    points = [(row["step"], row["eval/accuracy"]) for row in kept["rows"] if "eval/accuracy" in row]
+    axes.plot(*zip(*points), color="#0064be", marker="o", linewidth=2)
+    for point in points:
+        axes.annotate(f"{point[1]:.3f}", point, (0, 8), textcoords="offset points", ha="center")
+    axes.set(xlabel="training step", ylim=(0, 1.05), xticks=[step for step, _ in points])
+    axes.margins(x=0.15)
+    axes.set_title(f"Accuracy on {kept['settings']['eval_size']} test problems", fontweight="bold")
 
 
-def draw(script):
-    """Write a script's picture."""
-    kind = next((kind for kind, of in KINDS.items() if script in of), None)
-    parent = (family.PARENT | family.new_scripts()).get(script)
-    scripts = ({"parent": parent} if parent else {}) | {"script": script}
-    learned = {role: name for role, name in scripts.items() if runs_of(name)}
-    panels = [kind] * bool(kind) + ["curve"] * ("script" in learned)
+def token_panel(axes):
+    """The tokens of two responses, coloured by their weights in the first update of GRPO with AR and Lopti."""
+    responses = json.loads(LENS.read_text(encoding="utf-8"))["responses"]
+    axes.axis("off")
+    axes.set_title("GRPO with AR and Lopti: the weights of tokens", fontweight="bold", loc="left")
+    line = 1
+
+    def put(column, text, **style):
+        place = (6.02 * column, -19 * line)  # points: a letter of size 10 is 6.02 wide
+        axes.annotate(text.replace(" ", "\N{NO-BREAK SPACE}"), (0, 1), place, "axes fraction", "offset points", **style)
+
+    for response in (responses[number] for number in RESPONSES):
+        colour, answer = ("#0064be", "right, 3") if response["correct"] else ("#cd5a00", "wrong, −0.5")
+        put(0, f"reward of the response: {answer}", color="#5a5a5a")
+        line, column = line + 1, 0
+        found = list(map(abs, response["weights"]["grpo_ar_lopti"]["first"]))
+        for token, weight in zip(response["tokens"], found):
+            if token == "\n" or column + len(token) > COLUMNS:
+                line, column = line + 1, 0
+            share = weight / max(found)  # 0.7 to 1, because α is 0.3
+            box = {"facecolor": colour, "alpha": 2 * share - 1.3, "linewidth": 0, "pad": 0}
+            put(column, token.strip("\n"), family="monospace", fontsize=10, bbox=box)
+            column += len(token.strip("\n"))
+        line += 1.6
+    put(0, "Blue: more probable, orange: less. Pale: a low-probability token, 0.7 of the full weight.", color="#5a5a5a")
+
+
+def panels_of(name):
+    """Return [(a panel's width in inches, the function that draws it on axes)] of a picture; [] if there is none."""
+    if name == "llm":
+        return [(3, lambda axes: test_panel(axes, name))]
+    if name == "demo":
+        return [(5.1, token_panel), (3, lambda axes: test_panel(axes, name))]
+    parent = (family.PARENT | family.own_scripts()).get(name)
+    scripts = ({"parent": parent} if parent else {}) | {"script": name}
+    kind = next((kind for kind, of in KINDS.items() if name in of), None)
+    panels = {"group": group_panel, "square": square_panel, "length": length_panel}
+    left = panels.get(kind, lambda axes, scripts: line_panel(axes, scripts, kind))
+    chosen = [left] * bool(kind) + [curve_panel] * bool(runs_of(name))
+    return [(4.6, lambda axes, panel=panel: panel(axes, scripts)) for panel in chosen]
+
+
+def draw(name):
+    """Write a picture: of a script, or demo or llm. Return its path, or None if there is nothing to draw."""
+    widths, panels = zip(*panels_of(name)) if panels_of(name) else ((), ())
     if not panels:
         return None
-    with pyplot.rc_context(
-        {"svg.hashsalt": script, "font.size": 9, "svg.fonttype": "none", "font.family": "sans-serif"}
-    ):
+    style = {"svg.hashsalt": name, "font.size": 9, "svg.fonttype": "none", "font.family": "sans-serif"}
+    with pyplot.rc_context(style):
         figure, row = pyplot.subplots(
-            1, len(panels), figsize=(4.6 * len(panels), 3.2), squeeze=False, layout="constrained"
+            1, len(panels), figsize=(sum(widths), 3.2), squeeze=False, layout="constrained", width_ratios=widths
         )
         for axes, panel in zip(row[0], panels):
-            if panel == "curve":
-                curve_panel(axes, learned)
-            elif panel in PANELS:
-                PANELS[panel](axes, scripts)
-            else:
-                line_panel(axes, scripts, panel)
+            panel(axes)
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.2)
-        FOLDER.mkdir(exist_ok=True)
-        figure.savefig(FOLDER / f"{script}.svg", metadata={"Date": None})
+        path = (DOCS if name in ("demo", "llm") else FOLDER) / f"{name}.svg"
+        path.parent.mkdir(exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
         pyplot.close(figure)
-    return FOLDER / f"{script}.svg"
+    return path
 
 
-def main(scripts: Annotated[tuple[str, ...], tyro.conf.Positional] = ()):
-    """Draw the pictures of these scripts, or of all."""
-    for script in scripts or updates.ALGORITHMS:
-        print(draw(script) or f"{script}: nothing to draw")
+def keep(run, name):
+    """Write docs/NAME.json: what the pages show of a run. run: its folder."""
+    before, after, learned = before_after.pairs(curves.read_rows(run / "test_samples.jsonl"))
+    chosen = min(learned, key=lambda number: len(after[number]["response"]))  # the shortest one fits beside the other
+    about = files.read_object(run / "run.json")
+    kept = {key: about[key] for key in ("script", "commit", "machine", "versions", "date")}
+    kept["settings"] = files.read_object(run / "args.json") | {"run_dir": "", "resume": ""}
+    kept["rows"] = [row for row in curves.read_rows(run / "metrics.jsonl") if "eval/accuracy" in row]
+    kept |= {"before": before[chosen], "after": after[chosen], "learned": len(learned), "kept_problems": len(before)}
+    files.write(DOCS / f"{name}.json", json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+
+
+def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = (), run: Path | None = None):
+    """Draw these pictures, or all.
+
+    Args:
+        names: scripts, demo or llm
+        run: the folder of a run whose numbers are first kept, for demo or llm
+    """
+    if run:
+        keep(run, *names)
+    for name in names or [*updates.ALGORITHMS, "demo", "llm"]:
+        print(draw(name) or f"{name}: nothing to draw")
 
 
 if __name__ == "__main__":
