@@ -77,13 +77,9 @@ def three_steps(folder, out, *flags):
     return trainer, sampler
 
 
-SIGNALS = [(1, signal.SIGKILL), pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize(("lag", "number"), SIGNALS)
-def test_at_once_is_in_turns_to_the_last_bit_and_so_is_a_resumed_run_after_a_death(in_turns, lag, number, tmp_path):
-    """If the sampler is killed, the run ends with a checkpoint. If the trainer dies, no process is left."""
-    folder, out, again = tmp_path / "run", tmp_path / "out", tmp_path / "again"
+def sampler_killed(folder, in_turns, lag):
+    """A run at once is that in turns; if its sampler is killed, it ends with a checkpoint. Gives its checkpoints."""
+    out = folder.with_name("out")
     trainer, sampler = three_steps(folder, out, *small(folder, lag=lag, steps=60, **FLAGS))
     sampler.kill()
     trainer.join(400)
@@ -93,8 +89,19 @@ def test_at_once_is_in_turns_to_the_last_bit_and_so_is_a_resumed_run_after_a_dea
     assert saved[-1].name == f"step_{metrics(folder)[-1]['step']:06d}"
     assert_same(folder, in_turns[lag])
     assert all(row["time/sampler"] > 0 for row in metrics(folder))
+    return saved
 
-    for path in saved[2:]:
+
+def test_at_once_is_in_turns_to_the_last_bit(in_turns, tmp_path):
+    sampler_killed(tmp_path / "run", in_turns, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lag", "number"), [(1, signal.SIGKILL), (2, signal.SIGTERM)])
+def test_a_run_that_is_resumed_after_a_death_is_it_too(in_turns, lag, number, tmp_path):
+    """If the trainer dies, no process is left."""
+    folder, again = tmp_path / "run", tmp_path / "again"
+    for path in sampler_killed(folder, in_turns, lag)[2:]:
         shutil.rmtree(path)
     trainer, sampler = three_steps(folder, again, "--resume", folder)
     if number == signal.SIGTERM:  # a batch system sends it to all processes

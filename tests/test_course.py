@@ -348,7 +348,8 @@ except ValueError:
     HAS_JAIL = False
 
 
-@pytest.mark.parametrize("with_step", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("with_step", [False, True])
 def test_the_points_of_a_class(with_step, tmp_path):
     """Ada loses one of ten marks for a late day. Two steps are checked at once, and all 5 parts of both are right."""
     for student in ("ada", "deep/work", "eve", ".git"):  # the last is no student

@@ -272,6 +272,7 @@ def test_what_was_taught_is_the_table(model, tmp_path):
     assert checkpoint["made"] == [results["provenance"]]
 
 
+@pytest.mark.slow
 def test_mathematics_by_the_papers_protocol(model, tmp_path):
     """Sampled figures are worked out anew from the responses that were kept. AIME's file has another of its names."""
     for name, problems in MATH.items():
@@ -397,6 +398,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(model, tmp_path, sampled
     assert kept.read_bytes() == (tmp_path / "unbroken/responses" / kept.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_what_is_complete_is_not_sampled_again_and_nothing_else_is_taken_for_it(model, tmp_path, sampled):
     copy = shutil.copytree(model, tmp_path / "copy")
 
@@ -439,6 +441,7 @@ def a_run(model, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_runs_last_checkpoints_are_one_row(a_run, model, tmp_path, monkeypatch):
     """Steps 4, 6 and 8, of which the second knows nothing: 2/3 of what was taught, for each problem alike."""
     newer = a_run / "checkpoints/step_000012"  # the run is still training

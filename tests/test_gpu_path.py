@@ -8,6 +8,7 @@ import os
 import types
 import weakref
 
+import families
 import pytest
 import torch
 from conftest import KK_TINY, run_together
@@ -20,7 +21,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, masking_utils
 
 import grpo
 from runtime import engine, lora, memory, passes, placement, processes
-from tools.maintain import families, fits
+from tools.maintain import fits
 
 
 def check_options(_):
@@ -103,11 +104,11 @@ class Tally(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("model", "dtype", "recompute", "rows", "rank"),
     [
-        ("SmolLM2-135M", "bfloat16", True, 32, 0),
+        pytest.param("SmolLM2-135M", "bfloat16", True, 32, 0, marks=pytest.mark.slow),
         ("Qwen2.5-0.5B", "bfloat16", False, 1, 0),
         ("Llama-3.2-1B", "float32", False, 1, 0),
         ("Llama-3.2-1B", "bfloat16", True, 4, 0),
-        ("Llama-3.2-3B", "float32", False, 2, 16),
+        pytest.param("Llama-3.2-3B", "float32", False, 2, 16, marks=pytest.mark.slow),
     ],
 )
 def test_the_estimate_is_the_peak_of_an_update_or_up_to_a_fifth_more(model, dtype, recompute, rows, rank, monkeypatch):

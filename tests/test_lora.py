@@ -209,6 +209,7 @@ def test_two_processes_send_the_sampler_the_merged_weights(tiny_model, batch, sh
 
 
 @pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.slow
 def test_a_checkpoints_adapter_makes_its_model(shares, number, tmp_path):
     """peft puts it on --model; in bfloat16. Settings go along."""
     folder, made = shares[0] / f"float32_{number}/checkpoints/step_000002", tmp_path / "merged"

@@ -330,6 +330,7 @@ def test_a_worker_of_a_root_without_rights_still_works():
 
 
 @pytest.mark.parametrize("answer", ["1/2", TOWER])
+@pytest.mark.slow
 def test_workers_end_with_their_parent(answer):
     code = (
         "import sys; from rewards import workers; worker = workers.Worker(); worker.start()\n"

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 
+import families
 import pytest
 import torch
 from conftest import run_together
@@ -16,7 +17,6 @@ import evaluation.settings
 import grpo
 from rewards import kk
 from runtime import checkpoints, checks, engine
-from tools.maintain import families
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 WEIGHTS = "model.safetensors"

@@ -128,6 +128,7 @@ def two_steps(talk, tmp_path_factory):
     return folder, run("grpo_multi_turn.py", *flags)
 
 
+@pytest.mark.slow
 def test_a_run_shows_turns_and_replies_apart(two_steps):
     folder, done = two_steps
     for row in metrics(folder):

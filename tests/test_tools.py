@@ -45,6 +45,7 @@ def test_an_entry_is_compared_with_the_one_that_its_name_begins_with():
     assert bases == ["dapo", "dapo", "grpo", "4 updates", "dapo ar", "grpo"]
 
 
+@pytest.mark.slow
 def test_a_kept_run_is_not_run_again_and_other_flags_are_refused(tmp_path):
     run = a_kept_run([0.3, 0.4, 0.5, 0.6], "grpo.py --steps 15")
     compare.file_of(tmp_path, "grpo", 0).write_text(json.dumps(run))
@@ -56,6 +57,7 @@ def test_a_kept_run_is_not_run_again_and_other_flags_are_refused(tmp_path):
     assert done.returncode == 2 and "--steps 16" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_not_kept(tmp_path):
     flags = ["tools/compare.py", "--entries", "x: grpo.py", "--seeds", "0", "--folder", tmp_path]
     done = python(*flags, "--common=--lr 7")
@@ -84,6 +86,7 @@ def test_an_entrys_own_flags_take_the_place_of_those_of_all():
     assert command == "grpo.py --lr 0.001 --eval_size 3 --gated --people '2, 3' --seed 7"
 
 
+@pytest.mark.slow
 def test_compare_runs_and_keeps_what_is_missing(tmp_path):
     words = small(tmp_path / "run", steps=1)
     common = " ".join(words[:2] + words[4:])  # the run's folder is compare's to choose
@@ -126,7 +129,7 @@ def test_settings_by_hand(flags, settings):
     assert kept.settings_of(kept.command_of("grpo", settings)[1:]) == settings
 
 
-def test_results_of_another_code_are_listed(tmp_path, monkeypatch):
+def test_results_of_another_code_are_listed_and_marked(tmp_path, monkeypatch):
     """Kept runs by the code of today, by other code, and by a script that is gone."""
     monkeypatch.setattr(compare, "ROOT", tmp_path)
     monkeypatch.setattr(kept, "FOLDERS", (".",))
@@ -138,11 +141,17 @@ def test_results_of_another_code_are_listed(tmp_path, monkeypatch):
         "d": ("grpo", None, "unknown"),
         "e": ("nowhere", now, "script"),
     }
-    for name, (script, code, _) in cases.items():
-        run = a_kept_run([0.5, 0.5]) | {"script": script, "code": code}
-        compare.file_of(tmp_path, name, 0).write_text(json.dumps(run))
+    runs = {
+        name: {0: a_kept_run([0.5, 0.5]) | {"script": script, "code": code}}
+        for name, (script, code, _) in cases.items()
+    }
+    for name in runs:
+        compare.file_of(tmp_path, name, 0).write_text(json.dumps(runs[name][0]))
     expected = [f"{name}_seed_0.json: {what} (commit abc)" for name, (_, _, what) in cases.items() if what]
     assert compare.stale() == [*expected, "4 of 5 kept results were made by another code"]
+    table = compare.table(runs, {name: ["grpo.py"] for name in runs}, "--steps 1")
+    marked = [row.split(" | ")[0] for row in table.splitlines()[2:7]]
+    assert marked == ["| a", "| b †", "| c †", "| d †", "| e †"]
 
 
 def test_all_kept_results_have_their_settings_and_code():

@@ -193,7 +193,7 @@ def table(runs, commands, common):
     first, *others = runs
     rows = rows_of(runs)
     columns = {
-        "entry": list(runs),
+        "entry": [name + " †" * any(map(kept.differs, by_seed.values())) for name, by_seed in runs.items()],
         "script and flags": [f"`{shlex.join(commands[name])}`" for name in runs],
         "runs": [str(len(by_seed)) for by_seed in runs.values()],
     }
@@ -214,7 +214,8 @@ def table(runs, commands, common):
         "evaluations, or of all after the one before training, and the last; mean ± standard error over the seeds. "
         f"Before training it is {before:.3f}. "
         f'Difference: "NAME X" minus "NAME", others minus "{first}", with the same seed, which means the same problems '
-        "in the same order. Reward, length: mean of the last 5 steps."
+        "in the same order. Reward, length: mean of the last 5 steps. †: made by another code than today's; "
+        "`python tools/compare.py --stale` says which part of it."
     )
     return "\n\n".join([texts.table(columns, zip(*columns.values())), text, made_by(runs)]) + "\n"
 

@@ -114,11 +114,6 @@ def objective(script):
     return [formula for formula in formulas if " = " in formula]
 
 
-def link(script):
-    """Return a link to a script's page, with the page's title."""
-    return f"[{read(FOLDER / f'{script}.md').splitlines()[0].removeprefix('# ')}]({script}.md)"
-
-
 # ------------------------------------------------------------------------------------------------- tables of scripts
 
 
@@ -230,7 +225,8 @@ def all_weights():
         found = example.example(script)
         pairs = zip(found.tokens, found.columns["second"])
         weights = [cell(weight) for token, weight in pairs if token is not example.REPLY]
-        rows.append([link(script), *weights])
+        title = read(FOLDER / f"{script}.md").splitlines()[0].removeprefix("# ")
+        rows.append([f"[{title}]({script}.md)", *weights])
     return table(["script", *(" ".join(named(token)) for token in example.TOKENS)], rows)
 
 

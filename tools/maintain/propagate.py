@@ -41,14 +41,9 @@ def git(folder, *words):
     return done.stdout
 
 
-def version(folder, revision, stem):
-    """Return a script's text at a revision. ValueError if it is not there."""
-    return git(folder, "show", f"{revision}:./{stem}.py")
-
-
 def base_revision(folder, stem):
     """Return HEAD if the script differs from it, otherwise the parent of the last commit that changed the script."""
-    if version(folder, "HEAD", stem) != family.source(stem, folder):
+    if git(folder, "show", f"HEAD:./{stem}.py") != family.source(stem, folder):
         return "HEAD"
     last = git(folder, "log", "-1", "--format=%h", "--", f"{stem}.py").strip()
     return f"{last}~1"
@@ -96,7 +91,7 @@ def main(args):
     stem, folder = args.script.removesuffix(".py"), args.folder
     with flags.errors_in_one_line():
         revision = args.base or base_revision(folder, stem)
-        base = version(folder, revision, stem)
+        base = git(folder, "show", f"{revision}:./{stem}.py")
         print(f"the change of {stem}.py since {revision}")
         has_all = propagate(stem, base, folder)
     sys.exit(int(not has_all))

@@ -1,5 +1,13 @@
-// What the theme does not do: columns of numbers on the right, and verdicts in colour.
+// What the theme does not do: columns of numbers on the right, verdicts in colour, and help for keys and readers aloud.
 "use strict";
+
+// Bars of code get a name, and boxes that scroll can be reached with the keys.
+new MutationObserver(() => {
+  for (const bar of document.querySelectorAll(".md-code__nav")) bar.ariaLabel = `actions for ${bar.parentElement.id}`;
+  for (const box of document.querySelectorAll(".md-typeset__scrollwrap, article td, .d2h-file-side-diff, .d2h-file-diff")) {
+    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+  }
+}).observe(document.body, { childList: true, subtree: true });
 
 const NUMBER = /^[-−+]?\d[\d.,]*( ?%)?( ± \d[\d.]*)?$/; // all of a cell
 for (const table of document.querySelectorAll("article table:not([class])")) {

@@ -1,6 +1,6 @@
 """Test families of models with tiny random weights, for the table of benchmarks/results/families.md.
 
-    python -m tools.maintain.families qwen2 phi      prints their rows; half a minute each
+    python tests/families.py qwen2 phi      prints their rows; half a minute each
 
 Each goes through grpo.py's own functions, in float32: the policy's weights are changed and copied to the sampler, which
 samples, and the trainer computes the same tokens' log-probabilities. gap: their mean absolute difference, in nats.
@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
 import grpo
 from runtime import checks, passes, processes
 
-ROOT = Path(__file__).parents[2]
 SIZES = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "sliding_window": 48, "bos_token_id": 0,
@@ -81,7 +82,7 @@ def measure(folder):
 def main(families):
     if len(families) > 1:  # a process for each, because a process has one sampler
         for family in families:
-            subprocess.run([sys.executable, "-m", "tools.maintain.families", family], cwd=ROOT)
+            subprocess.run([sys.executable, __file__, family])
         return
     with tempfile.TemporaryDirectory() as folder:
         try:
