@@ -220,9 +220,9 @@ def token_panel(axes):
 def panels_of(name):
     """Return [(a panel's width in inches, the function that draws it on axes)] of a picture; [] if there is none."""
     if name == "llm":
-        return [(3, lambda axes: test_panel(axes, name))]
+        return [(3.4, lambda axes: test_panel(axes, name))]
     if name == "demo":
-        return [(5.1, token_panel), (3, lambda axes: test_panel(axes, name))]
+        return [(5.1, token_panel), (3.4, lambda axes: test_panel(axes, name))]
     parent = (family.PARENT | family.own_scripts()).get(name)
     scripts = ({"parent": parent} if parent else {}) | {"script": name}
     kind = next((kind for kind, of in KINDS.items() if name in of), None)
