@@ -557,6 +557,7 @@ def test_a_prompt_must_fit_and_a_response_ends_with_the_context():
         evaluation.sampling.requests_of(str(KK_TINY), [problem], args)
 
 
+@pytest.mark.slow
 def test_kk_tiny_from_the_command_line(tmp_path):
     """A few puzzles of what `python evaluate.py models/kk_tiny --suite kk --people 2-3` does, as a user starts it."""
     flags = "models/kk_tiny --suite kk --people 2-3 --limit 8 --out".split()
