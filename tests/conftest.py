@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -357,3 +358,46 @@ def task_settings(task, data, **changes):
     fixed = {"task": task, "data": "", "test_data": "", "people": "2-3", "numbers": "3-4", "chat_template": "auto"}
     sizes = {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0, "has_sampler": True}
     return SimpleNamespace(**fixed | sizes | data[task] | changes)
+
+
+# What tasks with rewards of 0 and 1 give.
+RIGHT = {"reward": 1.0, "correct": True, "format": True, "timed_out": False}
+WRONG = {"reward": 0.0, "correct": False, "format": True, "timed_out": False}
+MALFORMED = {"reward": 0.0, "correct": False, "format": False, "timed_out": False}
+
+# A task with replies.
+TALK = """
+from rewards import kk
+
+def load(source, split, *, size=None, seed=0):
+    return kk.load(source, split, people="2", size=size or 60, seed=seed)
+
+def reply(turns, problem):
+    return "Why?" if len(turns[-1]) % 3 and len(turns) < 3 else None
+
+def score(response, answer):
+    return {**kk.score(response, answer), "reward": float(len(response) % 7)}
+"""
+
+
+def read_claim(text, names):
+    """The statement of a puzzle's sentence, or of a worked solution's, read without the tables that they are from."""
+    text = text.strip()
+    if leaf := re.fullmatch(r"(\w+) (?:is )?(not )?(?:a )?(knight|knave)", text):
+        claim = ("telling-truth" if leaf[3] == "knight" else "lying", names.index(leaf[1]))
+        return ("not", claim) if leaf[2] else claim
+    inner = re.findall(r"\(([^()]*)\)", text)  # is read on its own
+    flat = re.sub(r"\([^()]*\)", "@", text)
+    shapes = [
+        ("and", r"both of these hold: (.+), and (.+)"),
+        ("or", r"(.+), or (.+), or both"),
+        ("<=>", r"(.+) (?:if and only if|exactly when|iff) (.+)"),
+        ("->", r"if (.+) then (.+)|(.+) only if (.+)"),
+        ("and", r"(.+) and (.+)"),
+        ("or", r"(.+) or (.+)"),
+    ]
+    for op, shape in shapes:
+        if match := re.fullmatch(shape, flat, re.IGNORECASE):
+            parts = [inner.pop(0) if part == "@" else part for part in match.groups() if part]
+            return (op, *(read_claim(part, names) for part in parts))
+    raise AssertionError(f"cannot read {text!r}")

@@ -9,10 +9,9 @@ from fractions import Fraction
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import DATA, write_rows
+from conftest import DATA, MALFORMED, RIGHT, WRONG, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_rewards import MALFORMED, RIGHT, WRONG
 
 from rewards import countdown
 

@@ -13,9 +13,8 @@ import re
 import prepared
 import pytest
 import torch
-from conftest import KEYS, KK_TINY, ROOT, data_of, metrics, puzzles
+from conftest import KEYS, KK_TINY, ROOT, TALK, data_of, metrics, puzzles
 from safetensors.torch import load_file
-from test_multi_turn import TALK
 from transformers import AutoModelForCausalLM
 
 from tools import family

@@ -8,10 +8,9 @@ import zipfile
 from fractions import Fraction
 
 import pytest
-from conftest import check_linear_time, write_rows
+from conftest import MALFORMED, RIGHT, WRONG, check_linear_time, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_rewards import MALFORMED, RIGHT, WRONG
 
 from rewards import hitab
 

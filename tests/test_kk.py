@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import DATA, check_linear_time, row_of_puzzle, write_rows
+from conftest import DATA, check_linear_time, read_claim, row_of_puzzle, write_rows
 from helpers import holds
 
 from rewards import kk
@@ -167,29 +167,6 @@ def test_solve_agrees_with_the_slow_solver_on_any_statements():
         people = [[kk.grow(rng, n, 2) for _ in range(3)] for _ in range(n)]
         statements = [rng.choice([("or", a, b, c), ("and", a, b, c), ("not", a)]) for a, b, c in people]
         assert kk.solve(statements) == slow_solve(statements)
-
-
-def read_claim(text, names):
-    """The statement of a puzzle's sentence, or of a worked solution's, read without the tables that they are from."""
-    text = text.strip()
-    if leaf := re.fullmatch(r"(\w+) (?:is )?(not )?(?:a )?(knight|knave)", text):
-        claim = ("telling-truth" if leaf[3] == "knight" else "lying", names.index(leaf[1]))
-        return ("not", claim) if leaf[2] else claim
-    inner = re.findall(r"\(([^()]*)\)", text)  # is read on its own
-    flat = re.sub(r"\([^()]*\)", "@", text)
-    shapes = [
-        ("and", r"both of these hold: (.+), and (.+)"),
-        ("or", r"(.+), or (.+), or both"),
-        ("<=>", r"(.+) (?:if and only if|exactly when|iff) (.+)"),
-        ("->", r"if (.+) then (.+)|(.+) only if (.+)"),
-        ("and", r"(.+) and (.+)"),
-        ("or", r"(.+) or (.+)"),
-    ]
-    for op, shape in shapes:
-        if match := re.fullmatch(shape, flat, re.IGNORECASE):
-            parts = [inner.pop(0) if part == "@" else part for part in match.groups() if part]
-            return (op, *(read_claim(part, names) for part in parts))
-    raise AssertionError(f"cannot read {text!r}")
 
 
 def test_english_says_what_the_statements_say(made):

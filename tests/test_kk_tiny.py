@@ -9,9 +9,8 @@ from statistics import fmean
 
 import pytest
 import regex
-from conftest import KK_TINY, ROOT, metrics, run
+from conftest import KK_TINY, ROOT, metrics, read_claim, run
 from helpers import holds
-from test_kk import read_claim
 
 from models import make_kk_tiny
 from rewards import kk, kk_solutions, puzzles

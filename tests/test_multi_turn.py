@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, SMOLLM, answer, metrics, run, small
+from conftest import KK_TINY, ROOT, SMOLLM, TALK, answer, metrics, run, small
 from helpers import arguments
 from transformers import AutoTokenizer
 
@@ -16,18 +16,6 @@ from rewards import calculator, guess, own, scores_of
 from runtime.chats import encode, encode_reply
 
 # Two of three of kk_tiny's turns get a reply, at most twice, so that conversations end after one, two or three turns.
-TALK = """
-from rewards import kk
-
-def load(source, split, *, size=None, seed=0):
-    return kk.load(source, split, people="2", size=size or 60, seed=seed)
-
-def reply(turns, problem):
-    return "Why?" if len(turns[-1]) % 3 and len(turns) < 3 else None
-
-def score(response, answer):
-    return {**kk.score(response, answer), "reward": float(len(response) % 7)}
-"""
 
 
 @pytest.fixture(scope="module")

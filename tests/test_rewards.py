@@ -7,7 +7,7 @@ import re
 
 import datasets
 import pytest
-from conftest import check_linear_time, python, row_of_puzzle, write_rows
+from conftest import MALFORMED, RIGHT, WRONG, check_linear_time, python, row_of_puzzle, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,9 +17,6 @@ each_task = pytest.mark.parametrize("task", [kk, math, countdown, hitab], ids=la
 each_generator = pytest.mark.parametrize("task", [kk, countdown, hitab], ids=lambda task: task.__name__)
 
 
-RIGHT = {"reward": 1.0, "correct": True, "format": True, "timed_out": False}
-WRONG = {"reward": 0.0, "correct": False, "format": True, "timed_out": False}
-MALFORMED = {"reward": 0.0, "correct": False, "format": False, "timed_out": False}
 ANSWERS = {  # of each task an answer that is right, one that is wrong, and the gold
     kk: ("Ann is a knight", "Ann is a knave", {"Ann": True}),
     countdown: ("(5 - 3) * 8", "8", {"nums": [3, 5, 8], "target": 16}),
