@@ -16,7 +16,7 @@ import tyro
 from transformers import AutoModelForCausalLM
 
 import grpo
-from runtime import processes
+from runtime import memory, processes
 from runtime.placement import place
 from tools.maintain import fits
 
@@ -93,7 +93,7 @@ def main(sizes):
     shape = sizes.responses, sizes.prompt_tokens, sizes.response_tokens
     seconds = seconds_of_update(config, *shape)
     tokens = sizes.responses * (sizes.prompt_tokens + sizes.response_tokens)
-    tera = update_flops(config, fits.parameters(config), *shape) / seconds / 1e12
+    tera = update_flops(config, memory.shapes_of(config).num_parameters(), *shape) / seconds / 1e12
     device = torch.cuda.get_device_name()
     mfu = tera / peak(device) if peak(device) else None
     common.write(sizes.name, {"sizes": asdict(sizes), "seconds": seconds, "tflops": tera, "mfu": mfu})
