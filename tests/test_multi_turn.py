@@ -35,7 +35,8 @@ from runtime.chats import load_task
 from transformers import AutoTokenizer
 
 args = trainer.Args(model={model!r}, task=sys.argv[1], max_prompt_tokens=600, max_response_tokens=120, kv_cache_gb=0.1,
-                    responses_per_prompt=4, eval_size=2, gradient_checkpointing=False, compile=False, dtype="float32")
+                    responses_per_prompt=4, eval_size=2, gradient_checkpointing=False, compile=False, dtype="float32",
+                    temperature=1.5)  # hot enough for tokens that a tokenizer would not choose for their text
 task, problems, _ = load_task(args, AutoTokenizer.from_pretrained(args.model))
 problems = [problem for problem in problems[:6] for _ in range(4)]
 llm = trainer.load_sampler(args)
