@@ -32,8 +32,8 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[share] or [0])
 
 # What runs longest is begun first, or one of pytest's processes would end alone.
-LONGEST = """test_every_script test_runs test_async test_evaluate test_course test_algorithms test_invariances
-    test_dapo test_gpu_path test_math test_tools test_lab test_site""".split()
+LONGEST = """test_dapo test_every_script test_runs test_async test_evaluate test_course test_algorithms test_invariances
+    test_gpu_path test_math test_tools test_lab test_site""".split()
 
 
 def pytest_collection_modifyitems(items):

@@ -219,8 +219,9 @@ def test_a_shared_prompt_goes_through_the_model_once(tiny_model, batch, monkeypa
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs one on a CPU")
 
 
-@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, needs_a_compiler])])
+@pytest.mark.slow
 def test_compiled_layers_compute_the_same(tiny_model, batch, backend, checkpointing, monkeypatch):
     """Log-probabilities and gradient, over passes of different lengths. All layers share few programs.
 

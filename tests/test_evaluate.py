@@ -307,6 +307,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("suite", "shares"), OTHERS.items())
+@pytest.mark.slow
 def test_other_suites_have_a_column_for_each_kind_and_one_for_all(suite, shares, model, tmp_path):
     flags = ["--suite", suite, "--limit", 2, "--max_response_tokens", 100, "--chat_template", "auto", "--paper"]
     (row,) = read(call(model, *flags, "--samples", 1, "--temperature", 0, "--out", tmp_path)[".json"])["rows"]

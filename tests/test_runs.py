@@ -82,6 +82,7 @@ def wait_for(condition, process, log, seconds=600):
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_ended_goes_on_from_its_last_good_checkpoint(tmp_path):
     """It is killed in a save; its next process gets Ctrl-C in a save, twice at once, as if someone pressed it twice."""
     log, run_dir = tmp_path / "log", tmp_path / "run"
