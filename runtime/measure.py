@@ -179,6 +179,7 @@ def of_bins(updates):
 
 
 def largest_and_mean(name, bins, ending=""):
+    """Return a number's largest value in the bins, and its mean over their tokens, as metrics."""
     values = [numbers[name] for numbers in bins]
     tokens = [numbers["tokens"] for numbers in bins]
     mean = fmean(values, tokens if sum(tokens) else None)
