@@ -99,6 +99,8 @@ def read_config(model, flag="--model"):
     """Return (configuration, tokenizer) of a folder or hub id, or raise ValueError if unusable."""
     from transformers import AutoConfig, AutoTokenizer
 
+    from runtime import families
+
     check_model_folder(model, flag)
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
@@ -113,7 +115,7 @@ def read_config(model, flag="--model"):
             "they were made from"
         )
     check_weights(flag, model, config)
-    return config, tokenizer
+    return families.language_config(config), tokenizer
 
 
 def quantisation_of(config):
@@ -128,35 +130,44 @@ def check_weights(flag, model, config):
     Reads only the headers of files. Without this check, transformers would fill missing weights
     with random numbers, different each time.
     """
-    from runtime import memory
+    from runtime import families, memory
 
     if not Path(model).is_dir():  # a hub id
         return
     try:
-        model_class = type(memory.shapes_of(config))
+        model_class = type(memory.shapes_of(families.language_config(config)))
     except Exception:  # memory.estimate refuses it; vLLM may know it (evaluate.py)
         return
     try:
         _, found = model_class.from_pretrained(
             model,
-            config=config,
+            **{"config": config} | families.text_only(model),
             device_map="meta",
             ignore_mismatched_sizes=True,  # report them instead of raising an error
             output_loading_info=True,
         )
     except Exception as error:  # many kinds, for two formats
-        raise ValueError(
-            f"{flag} {model}: the weights can't be read: {error} (if git cloned the folder: "
-            "`git lfs pull`)"
-        ) from error
+        pointers = [path.name for path in Path(model).glob("*") if is_pointer(path)]
+        advice = " (they are git's pointers: `git lfs pull`)" if pointers else ""
+        raise ValueError(f"{flag} {model}: the weights can't be read: {error}{advice}") from error
     # transformers' Gemma 3 takes the angles in old checkpoints for weights; no model needs them.
     wrong = [key for key in found["unexpected_keys"] if not key.endswith(".inv_freq")]
+    if families.reads_images(config):
+        wrong = [key for key in wrong if key.startswith("model.layers.")]
     wrong += [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
     if wrong:
         raise ValueError(
             f"{flag} {model}: {len(wrong)} weights are missing, unknown or of another shape than "
             f"config.json says, such as {min(wrong)}"
         )
+
+
+def is_pointer(path):
+    """Return whether a file is what git-lfs leaves in place of a large one."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(30).startswith(b"version https://git-lfs")
 
 
 def check_teacher(args):

@@ -3,14 +3,18 @@
 import contextlib
 import functools
 import hashlib
+import importlib
 import os
+import sys
+import types
 
 import torch
 from torch import set_num_threads  # vLLM replaces torch's function by one that does nothing
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModel, GenerationConfig
+from transformers.utils import is_torchvision_available
 
-from runtime import processes, terminal, threads
+from runtime import families, processes, terminal, threads
 from runtime.processes import ON_GPU, WORLD_SIZE
 
 # At the program's start; common_options changes both for a small model.
@@ -22,6 +26,9 @@ def options(args):
     """Return vLLM's options for a trainer on this machine. Call it before importing vLLM."""
     context = args.max_prompt_tokens + args.max_response_tokens
     chosen = common_options(args.model, context, args.kv_cache_gb)
+    config = AutoConfig.from_pretrained(args.model, trust_remote_code=False)
+    if families.reads_images(config):
+        chosen |= text_options(config)
     if ON_GPU:
         chosen["enable_sleep_mode"] = True
         chosen["sleep_mode_offload_cudagraph"] = True  # otherwise its CUDA graphs stay on the GPU
@@ -58,7 +65,11 @@ def common_options(model, context, kv_cache_gb):
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     # Without it, Triton's float32 products, as in vLLM's attention, are rounded to TF32.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
-    give_own_class(type(AutoConfig.from_pretrained(model, trust_remote_code=False)))
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    give_own_class(type(config))
+    config = families.language_config(config)
+    if not ON_GPU and config.model_type.startswith("qwen3_5"):
+        import_without_torchvision()
     chosen = {
         "max_model_len": context,
         "generation_config": "vllm",  # ignore the model's own top-p, top-k and temperature
@@ -77,7 +88,38 @@ def common_options(model, context, kv_cache_gb):
         chosen["enforce_eager"] = True
         chosen["enable_chunked_prefill"] = False  # seeded requests fail with it on a CPU
         chosen["max_num_batched_tokens"] = context
+    if families.is_recurrent(config):
+        chosen["enable_prefix_caching"] = False  # it would have to keep states in the middle
     return chosen
+
+
+def text_options(config):
+    """Return vLLM's options for the language model alone. load_weights has to give it its weights."""
+    text = families.language_config(config)
+
+    def language_config(config):  # vLLM calls it with others, too
+        return text if families.reads_images(config) else config
+
+    # dummy: vLLM would look for weights by the language model's own names.
+    return {"hf_overrides": language_config, "load_format": "dummy"}
+
+
+def import_without_torchvision():
+    """Let vLLM import Qwen3.5 on a CPU without torchvision, which only images need.
+
+    The torchvision that vLLM's CPU build asks for is one for CUDA, and does not load.
+    """
+    if importlib.util.find_spec("torchvision"):
+        return
+    is_torchvision_available()  # remembers that it is not
+    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
+    sys.modules |= {name: types.ModuleType(name) for name in names}
+    sys.modules[names[-1]].functional = None
+    try:
+        importlib.import_module("transformers.models.qwen2_vl.image_processing_qwen2_vl")
+    finally:
+        for name in names:
+            del sys.modules[name]
 
 
 @functools.cache  # once per class
@@ -157,8 +199,19 @@ def load_weights(llm, named_weights):
     if ON_GPU:
         torch.cuda.empty_cache()
         llm.wake_up(tags=["weights"])  # does nothing the first time: it is awake
+    if not llm.apply_model(lambda model: hasattr(model, "lm_head"))[0]:  # Gemma 2's head is tied
+        named_weights = (pair for pair in named_weights if pair[0] != "lm_head.weight")
+    if not ON_GPU:
+        llm.apply_model(forget_experts)
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
     if ON_GPU:
         llm.wake_up(tags=["kv_cache"])
     elif threads.is_small(llm.model_config.model):
         set_num_threads(threads.OF_SMALL_SAMPLER)
+
+
+def forget_experts(model):
+    """Make vLLM pack its experts' weights anew for a CPU, which it does only with new kernels."""
+    for module in model.modules():
+        if hasattr(getattr(module, "quant_method", None), "moe_kernel"):
+            module.quant_method.moe_kernel = None

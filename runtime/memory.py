@@ -15,16 +15,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from runtime import processes
+from runtime import families, processes
 
 GIB = 2**30
 LIBRARIES = 1.8  # GiB on a CPU: torch, transformers, vLLM, and 0.6 that the first steps add
 GRAPHS = 1.0  # GiB of vLLM's CUDA graphs
-# Text models without experts whose head is a plain linear layer. vLLM and transformers were seen to
-# compute the same: benchmarks/results/families.md.
-FAMILIES = """arcee bitnet cwm ernie4_5 exaone4 gemma gemma3_text glm glm4 helium hunyuan_v1_dense
-    jais2 llama ministral ministral3 mistral nemotron olmo olmo2 olmo3 persimmon phi phi3 qwen2
-    qwen3 seed_oss smollm3 stablelm starcoder2""".split()
 
 
 @dataclasses.dataclass
@@ -56,7 +51,7 @@ def estimate(config, args, head_chunk, machine=None):
     machine = machine or this_machine()
     context = args.max_prompt_tokens + args.max_response_tokens
     width = getattr(torch, args.dtype).itemsize  # bytes per number
-    model = usable_shapes("--model", args.model, config, context)
+    model = usable_shapes("--model", args.model, config, context, args.lora_rank)
     longest = key_value_bytes(config, width) * context / GIB
     if args.has_sampler and longest > args.kv_cache_gb:
         raise ValueError(
@@ -68,6 +63,7 @@ def estimate(config, args, head_chunk, machine=None):
     always = always_bytes(n_params, n_adapter, width, args, machine)
     if args.teacher:
         its_config = AutoConfig.from_pretrained(args.teacher, trust_remote_code=False)
+        its_config = families.language_config(its_config)
         teacher = usable_shapes("--teacher", args.teacher, its_config, context)
         always += width * teacher.num_parameters() / machine.processes
     training = training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine)
@@ -90,23 +86,23 @@ def shapes_of(config):
         return AutoModelForCausalLM.from_config(config)
 
 
-def usable_shapes(flag, name, config, context):
+def usable_shapes(flag, name, config, context, lora_rank=0):
     """Return shapes_of a model that the trainers can use; ValueError for another model.
 
     flag, name: identify the model in errors; context: the most tokens of a sequence.
     """
-    kind = config.model_type
-    if kind not in FAMILIES:
-        raise ValueError(
-            f"{flag} {name} is a {kind}, which is not supported here: docs/data.md says which "
-            "models are"
-        )
-    if context > config.max_position_embeddings:
+    try:
+        model = shapes_of(config)
+    except Exception as error:  # transformers has no language model for it
+        raise ValueError(f"{flag} {name} is a {config.model_type}: {error}") from error
+    families.check(flag, name, config, model, lora_rank)
+    most = getattr(config, "max_position_embeddings", None) or context
+    if context > most:
         raise ValueError(
             f"--max_prompt_tokens + --max_response_tokens is {context}, and {flag} {name} takes "
-            f"only {config.max_position_embeddings} tokens"
+            f"only {most} tokens"
         )
-    return shapes_of(config)
+    return model
 
 
 def key_value_bytes(config, width):

@@ -88,6 +88,7 @@ class CommonArgs:
     lag = 0
     kl_coef = 0.0
     teacher = None
+    recurrent = False  # whether layers keep a state instead of keys and values; place sets it
 
     @property
     def has_sampler(self):
