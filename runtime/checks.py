@@ -76,7 +76,7 @@ def check_model(args, head_chunk):
     logits exist at once. ValueError if the model can't be loaded, or does not fit the chosen sizes
     or this machine's memory.
     """
-    from runtime import memory, processes, sampler_process
+    from runtime import families, memory, processes, sampler_process
 
     config, tokenizer = read_config(args.model)
     n_params, needed, available = memory.estimate(config, args, head_chunk)
@@ -92,6 +92,8 @@ def check_model(args, head_chunk):
     if processes.ON_GPU and hasattr(args, "sampler_gpus"):
         sampler_process.gpus(args)  # ValueError if there are too few
     sizes = {"parameters": n_params, "estimated_memory_gb": needed, "memory_gb": available}
+    sizes["is_guess"] = memory.is_guess(config)
+    sizes["without_images"] = "config" in families.text_only(args.model)
     return tokenizer, sizes
 
 

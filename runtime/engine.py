@@ -94,7 +94,7 @@ def common_options(model, context, kv_cache_gb):
 
 
 def text_options(config):
-    """Return vLLM's options for the language model alone. load_weights has to give it its weights."""
+    """Return vLLM's options for the language model alone, which load_weights gives its weights."""
     text = families.language_config(config)
 
     def language_config(config):  # vLLM calls it with others, too

@@ -1,6 +1,6 @@
 """Tell what a family of models needs, by its configuration.
 
-Every model with .model.layers and a linear .lm_head is tried: the check at the start (same_model.py)
+Every model with .model.layers and a linear .lm_head is tried: the check at the start (same_model)
 decides. A family in REFUSED would pass that check and fail later, or fail without a reason.
 """
 

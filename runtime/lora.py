@@ -81,7 +81,7 @@ def merged_weights(model, remove_duplicate=True):
 
 
 def all_tensors(model, remove_duplicate=True):
-    """Yield (name, tensor) of the parameters and of the saved buffers, such as Gemma 4's scalars."""
+    """Yield (name, tensor) of parameters and saved buffers, such as Gemma 4's scalars."""
     yield from model.named_parameters(remove_duplicate=remove_duplicate)
     saved = model.state_dict(keep_vars=True)
     for name, buffer in model.named_buffers():

@@ -107,13 +107,35 @@ def usable_shapes(flag, name, config, context, lora_rank=0):
 
 def key_value_bytes(config, width):
     """Return the bytes that the key-value cache needs per token. width: bytes per number."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return 2 * width * config.num_hidden_layers * heads * head_width(config)
+    numbers = 0
+    for layer in layers_of(config):
+        heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+        numbers += 2 * heads * head_width(layer)
+    return width * numbers
+
+
+def layers_of(config):
+    """Return a configuration per layer. Gemma 4's layers have heads of two widths."""
+    return getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
 
 
 def head_width(config):
     own = getattr(config, "head_dim", None)
     return own or config.hidden_size // config.num_attention_heads
+
+
+def feed_forward_width(config):
+    """Return the width of a layer's feed-forward parts that one token goes through."""
+    if not families.num_experts(config):
+        return config.intermediate_size
+    of_expert = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    shared = getattr(config, "shared_expert_intermediate_size", None) or 0
+    return config.num_experts_per_tok * of_expert + shared
+
+
+def is_guess(config):
+    """Return whether the estimate was not measured for such a model: recurrent, or with experts."""
+    return families.is_recurrent(config) or families.num_experts(config) > 0
 
 
 def adapter_size(model, rank):
@@ -153,14 +175,16 @@ def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine
     # input and the state of the last norm; the head's gradient, plus a copy if several chunks add
     # to it.
     logits = 4 * min(tokens, head_chunk) * config.vocab_size
-    head = 3 * logits + 20 * tokens * config.hidden_size
+    copies_of_logits = 4 if getattr(config, "final_logit_softcapping", None) else 3
+    head = copies_of_logits * logits + 20 * tokens * config.hidden_size
     if tokens > head_chunk and not only_adapters:
         head += 6 * embedding
     # Bytes per token that a layer keeps for its backward pass, if not compiled: the residual stream
     # in the norms and rounded for the products; queries, output, and keys and values, which may be
     # repeated per head; gate, its SiLU, up and their product.
-    queries = config.num_attention_heads * head_width(config)
-    of_layer = 26 * config.hidden_size + 4 * width * (queries + config.intermediate_size)
+    forward_width = feed_forward_width(config)
+    queries = max(layer.num_attention_heads * head_width(layer) for layer in layers_of(config))
+    of_layer = 26 * config.hidden_size + 4 * width * (queries + forward_width)
     if not machine.on_gpu:
         of_layer *= 1.4  # measured on a CPU (kk_tiny and SmolLM2-135M)
     if not args.gradient_checkpointing:
@@ -168,7 +192,7 @@ def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine
     inputs = 4 * tokens * config.hidden_size * config.num_hidden_layers  # of the layers, float32
     # Other peaks: the end of the forward pass, with autocast's copies; a layer's backward pass.
     forward = copies + 2.5 * logits
-    layer = tokens * (of_layer + 3 * width * config.intermediate_size)
+    layer = tokens * (of_layer + 3 * width * forward_width)
     return gradients + inputs + max(forward, head, layer)
 
 
@@ -179,7 +203,7 @@ def sampler_work_bytes(config, width, machine):
     residual stream; per request, its logits, in --dtype and three times in float32.
     """
     tokens, requests = batch_sizes(machine.gib)
-    of_token = 3 * config.intermediate_size + 4 * config.hidden_size
+    of_token = 3 * feed_forward_width(config) + 4 * config.hidden_size
     logits = requests * config.vocab_size * (width + 12)
     return GRAPHS * GIB + tokens * of_token * width + logits
 
