@@ -46,6 +46,8 @@ def place(policy, args):
     args.recurrent = families.is_recurrent(lm.config)
     # Start from float32 embeddings: each layer adds to them.
     lm.get_input_embeddings().register_forward_hook(lambda module, ids, output: output.float())
+    if getattr(lm.config, "attn_logit_softcapping", None):
+        lm.set_attn_implementation("eager")  # torch's attention can't cap its logits (Gemma 2)
     is_torchs = lm.config._attn_implementation == "sdpa"
     if processes.ON_GPU and args.dtype != "bfloat16" and is_torchs:
         lm.set_attn_implementation(REPEATED)
