@@ -11,10 +11,10 @@ import types
 import torch
 from torch import set_num_threads  # vLLM replaces torch's function by one that does nothing
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModel, GenerationConfig
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import is_torchvision_available
 
-from runtime import families, processes, terminal, threads
+from runtime import families, lora, processes, terminal, threads
 from runtime.processes import ON_GPU, WORLD_SIZE
 
 # At the program's start; common_options changes both for a small model.
@@ -26,9 +26,6 @@ def options(args):
     """Return vLLM's options for a trainer on this machine. Call it before importing vLLM."""
     context = args.max_prompt_tokens + args.max_response_tokens
     chosen = common_options(args.model, context, args.kv_cache_gb)
-    config = AutoConfig.from_pretrained(args.model, trust_remote_code=False)
-    if families.reads_images(config):
-        chosen |= text_options(config)
     if ON_GPU:
         chosen["enable_sleep_mode"] = True
         chosen["sleep_mode_offload_cudagraph"] = True  # otherwise its CUDA graphs stay on the GPU
@@ -67,6 +64,7 @@ def common_options(model, context, kv_cache_gb):
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     give_own_class(type(config))
+    with_images = families.reads_images(config)
     config = families.language_config(config)
     if not ON_GPU and config.model_type.startswith("qwen3_5"):
         import_without_torchvision()
@@ -88,20 +86,25 @@ def common_options(model, context, kv_cache_gb):
         chosen["enforce_eager"] = True
         chosen["enable_chunked_prefill"] = False  # seeded requests fail with it on a CPU
         chosen["max_num_batched_tokens"] = context
+    if with_images:  # the language model alone; load_weights has to give it its weights
+        chosen["hf_overrides"] = functools.partial(without_images, config)
+        chosen["load_format"] = "dummy"  # vLLM would look for weights by the language model's names
     if families.is_recurrent(config):
         chosen["enable_prefix_caching"] = False  # it would have to keep states in the middle
     return chosen
 
 
-def text_options(config):
-    """Return vLLM's options for the language model alone, which load_weights gives its weights."""
-    text = families.language_config(config)
+def without_images(text_config, config):
+    """Return the language model's configuration in place of one with images. vLLM calls it."""
+    return text_config if families.reads_images(config) else config
 
-    def language_config(config):  # vLLM calls it with others, too
-        return text if families.reads_images(config) else config
 
-    # dummy: vLLM would look for weights by the language model's own names.
-    return {"hf_overrides": language_config, "load_format": "dummy"}
+def load_language_model(llm, model, dtype):
+    """Load the weights of a folder with images (common_options); without images, vLLM has them."""
+    options = families.text_only(model)
+    if "config" in options:
+        lm = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **options)
+        load_weights(llm, lora.all_tensors(lm, remove_duplicate=False))
 
 
 def import_without_torchvision():
