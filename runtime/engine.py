@@ -66,8 +66,6 @@ def common_options(model, context, kv_cache_gb):
     give_own_class(type(config))
     with_images = families.reads_images(config)
     config = families.language_config(config)
-    if not ON_GPU and config.model_type.startswith("qwen3_5"):
-        import_without_torchvision()
     chosen = {
         "max_model_len": context,
         "generation_config": "vllm",  # ignore the model's own top-p, top-k and temperature
@@ -89,6 +87,8 @@ def common_options(model, context, kv_cache_gb):
     if with_images:  # the language model alone; load_weights has to give it its weights
         chosen["hf_overrides"] = functools.partial(without_images, config)
         chosen["load_format"] = "dummy"  # vLLM would look for weights by the language model's names
+    if not ON_GPU and config.model_type.startswith("qwen3_5"):
+        import_without_torchvision(config.architectures)
     if families.is_recurrent(config):
         chosen["enable_prefix_caching"] = False  # it would have to keep states in the middle
     return chosen
@@ -107,10 +107,11 @@ def load_language_model(llm, model, dtype):
         load_weights(llm, lora.all_tensors(lm, remove_duplicate=False))
 
 
-def import_without_torchvision():
-    """Let vLLM import Qwen3.5 on a CPU without torchvision, which only images need.
+def import_without_torchvision(architectures):
+    """Let vLLM import Qwen3.5's classes on a CPU without torchvision, which only images need.
 
-    The torchvision that vLLM's CPU build asks for is one for CUDA, and does not load.
+    The torchvision that vLLM's CPU build asks for is one for CUDA, and does not load. Once vLLM
+    has the classes, it does not look at them in a process of its own, without the stand-ins.
     """
     if importlib.util.find_spec("torchvision"):
         return
@@ -123,6 +124,10 @@ def import_without_torchvision():
     finally:
         for name in names:
             del sys.modules[name]
+    from vllm.model_executor.models import ModelRegistry, qwen3_5
+
+    for name in architectures:
+        ModelRegistry.register_model(name, getattr(qwen3_5, name))
 
 
 @functools.cache  # once per class
