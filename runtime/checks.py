@@ -79,12 +79,12 @@ def check_model(args, head_chunk):
     from runtime import families, memory, processes, sampler_process
 
     config, tokenizer = read_config(args.model)
-    if config.model_type.startswith("qwen3_5") and not processes.ON_GPU and args.has_sampler:
-        if args.dtype != "bfloat16":
-            raise ValueError(
-                f"--dtype {args.dtype}: vLLM's build for CPUs computes {args.model} in bfloat16 "
-                "alone: give --dtype bfloat16"
-            )
+    only_bfloat16 = config.model_type.startswith("qwen3_5") and not processes.ON_GPU
+    if only_bfloat16 and args.has_sampler and args.dtype != "bfloat16":
+        raise ValueError(
+            f"--dtype {args.dtype}: vLLM's build for CPUs computes {args.model} in bfloat16 alone: "
+            "give --dtype bfloat16"
+        )
     n_params, needed, available = memory.estimate(config, args, head_chunk)
     if args.teacher:
         _, its_tokenizer = read_config(args.teacher, "--teacher")

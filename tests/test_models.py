@@ -173,7 +173,10 @@ def test_the_policy_is_transformers_own_model(family, tmp_path):
     """Logits, and the prompt computed once; with images, the language model of the whole. Then its checkpoint."""
     folder = families.make(family, tmp_path / "model")
     args = families.arguments(folder)
-    _, sizes = checks.check_model(args, 1024)
+    dtype = families.dtype_of(folder)
+    with refused("" if dtype == args.dtype else "^--dtype float32: .* give --dtype bfloat16"):
+        checks.check_model(args, 1024)
+    _, sizes = checks.check_model(dataclasses.replace(args, dtype=dtype), 1024)
     assert sizes["is_guess"] == any(word in family for word in ("moe", "hybrid", "qwen3_5"))
     policy = grpo.load_policy(args, trained=True)
     assert families.policy_gap(policy, args) < 1e-5
@@ -186,7 +189,7 @@ def test_the_policy_is_transformers_own_model(family, tmp_path):
     assert not different
     saved = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     assert type(saved) is type(policy.lm) and saved.state_dict().keys() == policy.lm.state_dict().keys()
-    checks.check_model(families.arguments(checkpoint), 1024)
+    checks.check_model(families.arguments(checkpoint, dtype=dtype), 1024)
 
 
 def test_a_folder_with_images_may_have_old_or_new_names_and_a_missing_weight_is_noticed(tmp_path):
@@ -255,6 +258,8 @@ def check_mistakes(folder):
     assert ends and re.fullmatch(says.format(folder), error), error
     error, ends = check(settings=dataclasses.replace(args, stop_at_gap=False))
     assert not ends and error.startswith("warning: ")
+    passes.logits = lambda lm, states: torch.nan * own(lm, states)
+    assert check()[1]
     passes.logits = own
     assert check() == ("", False)
 
