@@ -379,7 +379,7 @@ def check_sampler(policy, sampler, problem, args):
         answer = sampler.receive("check")
         if answer is not None:  # otherwise the sampler has died, and the first step says so
             [response], _ = answer
-            same_model.compare(policy, problem, response, args)
+            same_model.compare(policy, problem, args, response)
 
 
 # --------------------------------------------------------------------------------------- advantages

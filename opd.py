@@ -462,7 +462,7 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    same_model.check_policy(teacher, train[0], args)  # as below, without vLLM
+    same_model.compare(teacher, train[0], args)  # as below, without vLLM
     # End the run if policy, transformers and vLLM compute different models.
     same_model.check(policy, llm, sync_weights, train[0], args)
     sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights

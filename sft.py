@@ -327,7 +327,7 @@ def main():
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
     # End the run if policy and transformers compute different models.
-    same_model.check_policy(policy, train[0], args)
+    same_model.compare(policy, train[0], args)
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(policy, test, args)})

@@ -63,9 +63,9 @@ def common_options(model, context, kv_cache_gb):
     # Without it, Triton's float32 products, as in vLLM's attention, are rounded to TF32.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    give_own_class(type(config))
     with_images = families.reads_images(config)
     config = families.language_config(config)
+    give_own_class(type(config))
     chosen = {
         "max_model_len": context,
         "generation_config": "vllm",  # ignore the model's own top-p, top-k and temperature

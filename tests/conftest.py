@@ -303,7 +303,7 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
             patch.setattr(trainer, name, stand_in)
         patch.setattr(trainer, "snapshot", lambda *_: None, raising=False)  # of those with a --lag
         patch.setattr(trainer, "check_sampler", named("check"), raising=False)  # grpo_async.py's
-        for name in ("check", "check_policy"):
+        for name in ("check", "compare"):
             patch.setattr(trainer.same_model, name, named("check"))
         patch.setattr(trainer.start, "begin", lambda *_: begun)
         for name, result in (("load", (0, 0)), ("save", None)):

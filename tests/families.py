@@ -149,7 +149,7 @@ def policy_gap(policy, args):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(same_model, "report", lambda gaps, kind, args: found.update(gaps))
         with same_model.changed_weights(policy):
-            same_model.check_policy(policy, {"prompt_ids": list(range(3, 203))}, args)
+            same_model.compare(policy, {"prompt_ids": list(range(3, 203))}, args)
     return found["transformers"]
 
 
