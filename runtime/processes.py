@@ -88,7 +88,7 @@ def all_reduce(value, op=dist.ReduceOp.SUM):
 
 
 def own_shard(tensor):
-    """Return this process's part of a tensor, which shares its memory; without FSDP2, the tensor."""
+    """Return this process's shard of a tensor, with the same memory; without FSDP2, the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
