@@ -1,9 +1,12 @@
 """Write files that a kill can't corrupt, and lock a run's folder."""
 
+import errno
 import fcntl
 import hashlib
 import json
+import os
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # a disk takes no more
 LOCKS = {}  # {folder: its open lock file}; closing the file would release the lock
 
 
@@ -15,13 +18,30 @@ def write(path, text):
     """
     beside = path.with_name(f"{path.name}.tmp")
     beside.write_text(text, encoding="utf-8")
-    beside.rename(path)
+    rename(beside, path)
+
+
+def rename(old, new):
+    """Rename a file, or a folder, when its content is on the disk, where no power cut harms it."""
+    for path in [*old.rglob("*"), old]:
+        opened = os.open(path, os.O_RDONLY)
+        os.fsync(opened)
+        os.close(opened)
+    old.rename(new)
 
 
 def append(path, text):
     """Append text to a file, or create it."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(text)
+
+
+def why_full(error):
+    """Return the system's words if an error, of any library, is of a full disk; None otherwise."""
+    for number in FULL:
+        if number == getattr(error, "errno", None) or os.strerror(number) in str(error):
+            return os.strerror(number)
+    return None
 
 
 def sha256(path):
