@@ -25,8 +25,13 @@ def rename(old, new):
     """Rename a file, or a folder, when its content is on the disk, where no power cut harms it."""
     for path in [*old.rglob("*"), old]:
         opened = os.open(path, os.O_RDONLY)
-        os.fsync(opened)
-        os.close(opened)
+        try:
+            os.fsync(opened)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some network file systems sync no folders
+                raise
+        finally:
+            os.close(opened)
     old.rename(new)
 
 

@@ -60,7 +60,6 @@ def choose_folder(args):
             raise ValueError(problem)
         if args.resume:
             checkpoints.check(args.resume)
-    show_full_disk(args.run_dir)
 
 
 def take_folder(args):
@@ -106,11 +105,12 @@ def start_wandb(args):
 
 def show_full_disk(run_dir):
     """Let a full disk end the program with one line (exit code 1), wherever a write fails."""
+    usual = sys.excepthook
 
     def show(kind, error, trace):
         why = files.why_full(error)
         if not why:
-            return sys.__excepthook__(kind, error, trace)
+            return usual(kind, error, trace)
         place = getattr(error, "filename", None) or run_dir
         way_on = folders.how_to_go_on(run_dir)
         print(f"error: {place} can't be written: {why}. Make room; {way_on}", file=sys.stderr)
@@ -144,6 +144,7 @@ class Records:
 
         step: 0, or the step after which the run is resumed. Rows of later steps are dropped.
         """
+        show_full_disk(self.folder)
         if processes.RANK == 0:
             self.open_files(step)
         self.asked_to_stop = signals.catch()  # a list: empty, or the signal's name
