@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # a disk takes no more
 LOCKS = {}  # {folder: its open lock file}; closing the file would release the lock
@@ -22,16 +23,10 @@ def write(path, text):
 
 
 def rename(old, new):
-    """Rename a file, or a folder, when its content is on the disk, where no power cut harms it."""
-    for path in [*old.rglob("*"), old]:
-        opened = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # some network file systems sync no folders
-                raise
-        finally:
-            os.close(opened)
+    """Rename a file, or a folder with files, once they are on the disk: safe from a power cut."""
+    for path in filter(Path.is_file, [old, *old.rglob("*")]):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
     old.rename(new)
 
 

@@ -258,11 +258,10 @@ def test_an_error_in_a_thread_is_silent_only_if_the_disk_is_full(tmp_path, monke
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """Every file, and the folders' lists of names."""
     forced, missing, rename = set(), {}, Path.rename
 
     def looked_at(old, new):
-        missing[Path(new).name] = {str(path) for path in [old, *old.rglob("*")]} - forced
+        missing[Path(new).name] = {str(path) for path in [old, *old.rglob("*")] if path.is_file()} - forced
         return rename(old, new)
 
     monkeypatch.setattr(files.os, "fsync", lambda number: forced.add(os.readlink(f"/proc/self/fd/{number}")))
