@@ -111,6 +111,8 @@ def show_full_disk(run_dir):
         why = files.why_full(error)
         if not why:
             return usual(kind, error, trace)
+        if processes.RANK > 0:
+            time.sleep(3)  # if process 0 finds it, too, torchrun ends this one before it says so
         place = getattr(error, "filename", None) or run_dir
         way_on = folders.how_to_go_on(run_dir)
         print(f"error: {place} can't be written: {why}. Make room; {way_on}", file=sys.stderr)
