@@ -29,10 +29,13 @@ What a run leaves behind
 - curves, terminal, before_after: plots and output to look at
 - watched_tokens: the effect of an update on each token of a few responses, for tools/watch.py
 - signals: Ctrl-C, SIGTERM, a closed terminal
+- streams: output that is closed or has lost its reader
 """
 
 import sys
 from importlib.util import find_spec
+
+from runtime import streams
 
 if not find_spec("tyro"):
     sys.exit(
@@ -40,5 +43,4 @@ if not find_spec("tyro"):
         ".venv; .venv/bin/python has them, or python after `. .venv/bin/activate`"
     )
 
-if hasattr(sys.stdout, "reconfigure"):  # a notebook's has no such method
-    sys.stdout.reconfigure(errors="replace")  # in ASCII, "?" for "–"
+streams.keep()

@@ -1,5 +1,6 @@
 """Find mistakes before anything large is loaded. Each raises a ValueError that says what to do."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from runtime import curves, folders, ranks
@@ -48,7 +49,9 @@ def check_eval_samples(args):
 
 
 def check_run_folders(args):
-    """Raise ValueError if --resume or --run_dir can't work."""
+    """Raise ValueError if --resume, --run_dir or --track can't work."""
+    if args.track and not find_spec("wandb"):
+        raise ValueError("--track needs Weights & Biases: pip install wandb (or give --no_track)")
     if args.resume:
         run = folders.run_of(args.resume)
         if not folders.to_resume(args.resume) or not (run / "args.json").exists():

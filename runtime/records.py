@@ -9,6 +9,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,6 +50,8 @@ def choose_folder(args):
     if processes.RANK == 0:
         try:
             take_folder(args)
+            if args.track:
+                start_wandb(args)
         except ValueError as error:
             problem = str(error)
     problem, args.run_dir = processes.broadcast((problem, args.run_dir))
@@ -63,17 +66,62 @@ def take_folder(args):
     """Choose, make and lock args.run_dir. ValueError if it is in use or can't be used."""
     if args.resume:
         args.run_dir = str(folders.run_of(args.resume))
-    elif not args.run_dir:
-        now = time.strftime("%Y%m%d-%H%M%S")
-        args.run_dir = f"runs/{Path(sys.argv[0]).stem}_{Path(args.task).stem}_{args.seed}_{now}"
-    folder = Path(args.run_dir)
+    folder = Path(args.run_dir or "runs")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        while not args.run_dir:
+            now = time.strftime("%Y%m%d-%H%M%S")
+            name = f"{Path(sys.argv[0]).stem}_{Path(args.task).stem}_{args.seed}_{now}"
+            folder = Path("runs", name)
+            try:
+                folder.mkdir()
+                args.run_dir = str(folder)
+            except FileExistsError:  # another run has begun in this second
+                time.sleep(1)
         files.lock(folder)
     except OSError as error:
         raise ValueError(f"--run_dir {folder} can't be used: {error.strerror}") from error
     if not args.resume:
         checks.check_new(args.run_dir)  # check again: another run may have used it since
+
+
+def start_wandb(args):
+    """Begin a run of Weights & Biases, or go on with it. It gets all that TensorBoard gets."""
+    import wandb  # optional
+
+    about = Path(args.run_dir, "run.json")
+    try:
+        wandb.init(
+            sync_tensorboard=True,
+            dir=args.run_dir,
+            name=Path(args.run_dir).name,
+            id=files.read_object(about).get("wandb") if args.resume else None,
+            resume="allow",
+            config=dataclasses.asdict(args),
+        )
+    except wandb.Error as error:  # for example without a key
+        raise ValueError(f"--track: {error}") from error
+
+
+def show_full_disk(run_dir):
+    """Let a full disk end the program with one line (exit code 1), wherever a write fails."""
+    usual = sys.excepthook
+
+    def show(kind, error, trace):
+        why = files.why_full(error)
+        if not why:
+            return usual(kind, error, trace)
+        if processes.RANK > 0:
+            time.sleep(3)  # if process 0 finds it, too, torchrun ends this one before it says so
+        place = getattr(error, "filename", None) or run_dir
+        way_on = folders.how_to_go_on(run_dir)
+        print(f"error: {place} can't be written: {why}. Make room; {way_on}", file=sys.stderr)
+
+    def show_in_thread(found):  # TensorBoard's thread raises its error in the main one, too
+        if not files.why_full(found.exc_value):
+            threading.__excepthook__(found)
+
+    sys.excepthook, threading.excepthook = show, show_in_thread
 
 
 class Records:
@@ -98,6 +146,7 @@ class Records:
 
         step: 0, or the step after which the run is resumed. Rows of later steps are dropped.
         """
+        show_full_disk(self.folder)
         if processes.RANK == 0:
             self.open_files(step)
         self.asked_to_stop = signals.catch()  # a list: empty, or the signal's name
@@ -114,6 +163,8 @@ class Records:
         values = dataclasses.asdict(self.args)
         about = provenance()
         about["sizes"] = self.sizes
+        if self.args.track:
+            about["wandb"] = sys.modules["wandb"].run.id
         files.write(self.folder / "args.json", json.dumps(values, indent=1) + "\n")
         files.write(self.folder / "run.json", json.dumps(about, indent=1) + "\n")
         for name in ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl"):
@@ -253,6 +304,8 @@ class Records:
         text = self.last_line(step)
         print(text)
         files.write(self.folder / "ended.txt", f"{text}\n")
+        if self.args.track:
+            sys.modules["wandb"].finish()
 
     def last_line(self, step):
         """Say how the run has ended after this step, and how to resume it."""
