@@ -346,7 +346,7 @@ def is_mixed(scores, args):
         return torch.ones(len(scores), dtype=torch.bool)
     rewards = torch.tensor([s["reward"] for s in scores], dtype=torch.float64)
     rewards = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    return rewards.amax(1) > rewards.amin(1)
+    return ~measure.all_equal(rewards)[:, 0]
 
 
 def dynamic_sampling(llm, task, train, num_used, step, clock, args):
@@ -426,8 +426,10 @@ def compute_advantages(rewards, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Subtract the first reward: A stays the same, and equal rewards give exactly 0.
-        groups = groups - groups[:, :1]
+        # Subtract the first reward: A stays the same, and equal rewards give exactly 0. So do rewards
+        # that are equal up to rounding (1e-6 of the largest): dividing by std would blow them up.
+        is_noise = measure.all_equal(groups)  # [prompts, 1]
+        groups = (groups - groups[:, :1]).masked_fill(is_noise, 0)
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # divides by G − 1
     advantages = (groups - mean) / (std + 1e-6)

@@ -109,9 +109,8 @@ def load(policy, optimizer, resume, critic=None):
 
     Without resume, for a new run, nothing changes, and it returns (0, 0).
 
-    resume: a run (its newest checkpoint is loaded), or one of its checkpoints. Newer checkpoints
-    are deleted, because the run takes another course from here. The number of processes may differ
-    from the run that wrote it. critic: as in trainer_state. All must call it.
+    resume: a run (its newest checkpoint is loaded), or one of its checkpoints. The number of
+    processes may differ from the run that wrote it. critic: as in trainer_state. All must call it.
     """
     if not resume:
         return 0, 0
@@ -123,9 +122,6 @@ def load(policy, optimizer, resume, critic=None):
     for name, scaler in scalers(policy, optimizer, critic).items():
         scaler.load_state(state[name])
     position = files.read_object(path / POSITION)
-    if processes.RANK == 0:
-        delete_newer(path)
-    processes.barrier()
     return position["step"], position["n_used"]
 
 
@@ -140,7 +136,10 @@ def load_versions(resume):
 
 
 def delete_newer(path):
-    """Delete a run's checkpoints that are newer than this one, and print that."""
+    """Delete a run's checkpoints that are newer than this one, and print that.
+
+    Call it when the run can go on from `path`: it takes another course from there.
+    """
     newer = [folder for folder in all_of(run_of(path)) if step_of(folder) > step_of(path)]
     for folder in reversed(newer):  # newest first: a kill in between leaves the older ones
         print(f"the run goes on from {path.name}: {folder} is deleted")

@@ -80,8 +80,10 @@ def check_model(args, head_chunk):
 
     config, tokenizer = read_config(args.model)
     n_params, needed, available = memory.estimate(config, args, head_chunk)
+    n_teacher = 0
     if args.teacher:
-        _, its_tokenizer = read_config(args.teacher, "--teacher")
+        its_config, its_tokenizer = read_config(args.teacher, "--teacher")
+        n_teacher = memory.shapes_of(its_config).num_parameters()
         check_tokens(args, tokenizer.get_vocab(), its_tokenizer.get_vocab())
     if needed > available:
         raise ValueError(
@@ -89,15 +91,31 @@ def check_model(args, head_chunk):
             f"{available:.0f}: a smaller --model, --micro_batch_tokens or --kv_cache_gb, more "
             "processes, --gradient_checkpointing, --kl_coef 0 or LoRA (--lora_rank 16) need less"
         )
-    if processes.ON_GPU and hasattr(args, "sampler_gpus"):
-        sampler_process.gpus(args)  # ValueError if there are too few
+    if processes.ON_GPU:
+        check_main_memory(args, memory.main_memory(n_params, n_teacher, args))
+    if hasattr(args, "sampler_gpus"):
+        sampler_process.check(args, memory.shapes_of(config))
     sizes = {"parameters": n_params, "estimated_memory_gb": needed, "memory_gb": available}
     return tokenizer, sizes
+
+
+def check_main_memory(args, needed):
+    """Raise ValueError if this machine has less main memory than its processes need, in GiB."""
+    from runtime import memory
+
+    there = memory.machine_bytes() / memory.GIB
+    if needed > there:
+        raise ValueError(
+            f"{args.model} needs about {needed:.0f} GiB of main memory, and there are {there:.0f}: "
+            f"each of the {ranks.LOCAL_WORLD_SIZE} processes loads it there before its GPU gets it. "
+            "A smaller --model or fewer processes need less"
+        )
 
 
 def read_config(model, flag="--model"):
     """Return (configuration, tokenizer) of a folder or hub id, or raise ValueError if unusable."""
     from transformers import AutoConfig, AutoTokenizer
+    from transformers.utils.peft_utils import find_adapter_config_file
 
     check_model_folder(model, flag)
     try:
@@ -105,12 +123,19 @@ def read_config(model, flag="--model"):
         tokenizer = AutoTokenizer.from_pretrained(
             model, trust_remote_code=False, mistral_format=False
         )
+        adapter = find_adapter_config_file(model)
     except Exception as error:  # the libraries raise many kinds
         raise ValueError(f"{flag} {model} can't be loaded: {error}") from error
     if quantisation_of(config):
         raise ValueError(
             f"{flag} {model} has quantised weights, which can't be trained: take the model that "
             "they were made from"
+        )
+    if adapter:
+        raise ValueError(
+            f"{flag} {model} has weights and a LoRA adapter (adapter_config.json), which only the "
+            "trainer would add: if the weights have it already, take the files adapter_* away; "
+            "otherwise `python -m tools.merge` adds it"
         )
     check_weights(flag, model, config)
     return config, tokenizer

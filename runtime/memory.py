@@ -19,6 +19,7 @@ from runtime import processes
 
 GIB = 2**30
 LIBRARIES = 1.8  # GiB on a CPU: torch, transformers, vLLM, and 0.6 that the first steps add
+IN_MAIN = 3  # GiB of main memory with a GPU: torch, CUDA and vLLM, in each process
 GRAPHS = 1.0  # GiB of vLLM's CUDA graphs
 # Text models without experts whose head is a plain linear layer. vLLM and transformers were seen to
 # compute the same: benchmarks/results/families.md.
@@ -82,6 +83,19 @@ def estimate(config, args, head_chunk, machine=None):
     if args.has_sampler:
         sampling += sampler_work_bytes(config, width, machine)
     return n_params, (always + max(training, sampling)) / GIB, machine.gib
+
+
+def main_memory(n_params, n_teacher, args):
+    """Return the GiB of main memory that this machine's processes need on GPUs, at least.
+
+    Each process loads a whole model there, the trained ones in float32, before its GPU gets it.
+    While it trains, vLLM's weights and the snapshots of --lag wait there, in --dtype.
+    """
+    width = getattr(torch, args.dtype).itemsize
+    waiting = (1 + (args.lag + 1 if args.lag else 0)) * width * n_params
+    loaded = max(4 * n_params, width * n_teacher, waiting)
+    programs = 2 if hasattr(args, "sampler_gpus") else 1  # the sampler's process
+    return processes.LOCAL_WORLD_SIZE * (programs * IN_MAIN + loaded / GIB)
 
 
 def shapes_of(config):
