@@ -433,8 +433,8 @@ def compute_advantages(rewards, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Subtract the first reward: A stays the same, and equal rewards give exactly 0. So do rewards
-        # that are equal up to rounding (1e-6 of the largest): dividing by std would blow them up.
+        # Subtract the first reward: A stays the same, and equal rewards give exactly 0. Rewards are
+        # equal if they differ by at most 1e-6 of the largest: std would be the noise of rounding.
         is_noise = measure.all_equal(groups)  # [prompts, 1]
         groups = (groups - groups[:, :1]).masked_fill(is_noise, 0)
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]

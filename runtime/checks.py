@@ -107,8 +107,8 @@ def check_main_memory(args, needed):
     if needed > there:
         raise ValueError(
             f"{args.model} needs about {needed:.0f} GiB of main memory, and there are {there:.0f}: "
-            f"each of the {ranks.LOCAL_WORLD_SIZE} processes loads it there before its GPU gets it. "
-            "A smaller --model or fewer processes need less"
+            f"each of {ranks.LOCAL_WORLD_SIZE} processes loads it there before its GPU gets it. A "
+            "smaller --model or fewer processes need less"
         )
 
 

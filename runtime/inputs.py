@@ -45,7 +45,7 @@ def check_resumed(args, digests):
 
 
 def fix_date(tokenizer, args):
-    """Make a chat template that writes the date (strftime_now) write the same one all through a run.
+    """Make a chat template that writes the date (strftime_now) write the same one in all of a run.
 
     Return the date, "2026-05-31": today, or the date of --resume's run. None if no template is used
     that writes the date.

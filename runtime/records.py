@@ -153,8 +153,8 @@ class Records:
         if metrics.get("truncated_rate") == 1:
             self.warn_once(
                 "truncated",
-                f"all responses of step {metrics['step']} were cut off (truncated_rate is 1), so most "
-                "have no answer: raise --max_response_tokens, which is "
+                f"all responses of step {metrics['step']} were cut off (truncated_rate is 1), most "
+                "of them before an answer: raise --max_response_tokens, which is "
                 f"{self.args.max_response_tokens}.",
             )
         if "zero_std_rate" in metrics and not self.has_advantages:
