@@ -106,7 +106,7 @@ def check_main_memory(args, needed):
     there = memory.machine_bytes() / memory.GIB
     if needed > there:
         raise ValueError(
-            f"{args.model} needs about {needed:.0f} GiB of main memory, and there are {there:.0f}: "
+            f"{args.model} needs about {needed:.1f} GiB of main memory, and there are {there:.1f}: "
             f"each of {ranks.LOCAL_WORLD_SIZE} processes loads it there before its GPU gets it. A "
             "smaller --model or fewer processes need less"
         )
@@ -115,7 +115,6 @@ def check_main_memory(args, needed):
 def read_config(model, flag="--model"):
     """Return (configuration, tokenizer) of a folder or hub id, or raise ValueError if unusable."""
     from transformers import AutoConfig, AutoTokenizer
-    from transformers.utils.peft_utils import find_adapter_config_file
 
     check_model_folder(model, flag)
     try:
@@ -123,19 +122,12 @@ def read_config(model, flag="--model"):
         tokenizer = AutoTokenizer.from_pretrained(
             model, trust_remote_code=False, mistral_format=False
         )
-        adapter = find_adapter_config_file(model)
     except Exception as error:  # the libraries raise many kinds
         raise ValueError(f"{flag} {model} can't be loaded: {error}") from error
     if quantisation_of(config):
         raise ValueError(
             f"{flag} {model} has quantised weights, which can't be trained: take the model that "
             "they were made from"
-        )
-    if adapter:
-        raise ValueError(
-            f"{flag} {model} has weights and a LoRA adapter (adapter_config.json), which only the "
-            "trainer would add: if the weights have it already, take the files adapter_* away; "
-            "otherwise `python -m tools.merge` adds it"
         )
     check_weights(flag, model, config)
     return config, tokenizer
@@ -151,10 +143,19 @@ def check_weights(flag, model, config):
     """Raise ValueError if weights in a folder are missing, unknown, unreadable or wrongly shaped.
 
     Reads only the headers of files. Without this check, transformers would fill missing weights
-    with random numbers, different each time.
+    with random numbers, different each time. ValueError also if there is a LoRA adapter beside the
+    weights: transformers would add it, and vLLM would not.
     """
+    from transformers.utils.peft_utils import find_adapter_config_file
+
     from runtime import memory
 
+    if find_adapter_config_file(model):
+        raise ValueError(
+            f"{flag} {model} has weights and a LoRA adapter (adapter_config.json): if the weights "
+            "include the adapter, move the files adapter_* elsewhere; otherwise `python -m "
+            "tools.merge` adds it to them"
+        )
     if not Path(model).is_dir():  # a hub id
         return
     try:
