@@ -395,9 +395,7 @@ OTHERS = [  # the settings of the run, those that its resume changes, and what i
 
 
 @pytest.mark.parametrize(("before", "changes", "splits"), OTHERS)
-def test_a_resume_with_other_problems_is_refused_and_says_which(
-    before, changes, splits, prepare, tmp_path, monkeypatch
-):
+def test_a_resume_with_other_problems_is_refused(before, changes, splits, prepare, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"problem": "What is 7 " + "+ 1 " * i + "?", "answer": 7 + i} for i in range(30)]
     write_rows(tmp_path / "long.jsonl", rows)
