@@ -39,8 +39,8 @@ response first, so tokens of longer responses count less, and has a single ε: �
 DAPO's clip-higher.
 
 Deviations from the AR-Lopti paper and its code: the divisor of J, mini-batches of whole groups,
-clamped log-ratios, no dual clip (a cap on ρ if A < 0), greedy evaluation. Details and reasons:
-docs/algorithms/grpo.md.
+clamped log-ratios, no signal from rewards that differ by rounding, no dual clip (a cap on ρ if
+A < 0), greedy evaluation. Details and reasons: docs/algorithms/grpo.md.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo.py` for four):
     python grpo.py

@@ -92,24 +92,11 @@ def check_model(args, head_chunk):
             "processes, --gradient_checkpointing, --kl_coef 0 or LoRA (--lora_rank 16) need less"
         )
     if processes.ON_GPU:
-        check_main_memory(args, memory.main_memory(n_params, n_teacher, args))
+        memory.check_main(args, n_params, n_teacher)
     if hasattr(args, "sampler_gpus"):
         sampler_process.check(args, memory.shapes_of(config))
     sizes = {"parameters": n_params, "estimated_memory_gb": needed, "memory_gb": available}
     return tokenizer, sizes
-
-
-def check_main_memory(args, needed):
-    """Raise ValueError if this machine has less main memory than its processes need, in GiB."""
-    from runtime import memory
-
-    there = memory.machine_bytes() / memory.GIB
-    if needed > there:
-        raise ValueError(
-            f"{args.model} needs about {needed:.1f} GiB of main memory, and there are {there:.1f}: "
-            f"each of {ranks.LOCAL_WORLD_SIZE} processes loads it there before its GPU gets it. A "
-            "smaller --model or fewer processes need less"
-        )
 
 
 def read_config(model, flag="--model"):

@@ -26,8 +26,7 @@ class Scaler(torch.amp.GradScaler):
         """Make the optimizer's step, or skip it after an overflow, and update the scale.
 
         All processes do the same. If the scale falls below LEAST_SCALE, the program ends (exit code
-        1), because then the infinite gradients have another cause. Halved some 130 times more, the
-        scale would be 0, and the next finite update would make every weight NaN.
+        1). Halved until it is 0, the scale would make every weight NaN in the next finite update.
         """
         super().step(optimizer)
         before = self.get_scale()

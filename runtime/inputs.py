@@ -8,7 +8,6 @@ import hashlib
 import json
 
 from runtime import chats, files, folders
-from runtime.ranks import RANK
 
 
 def digest(problems):
@@ -21,18 +20,16 @@ def digest(problems):
 
 
 def check_resumed(args, digests):
-    """Raise ValueError if --resume would go on with other problems than the run began with.
+    """Raise ValueError if --resume would mix two test sets, or test on problems trained on.
 
-    digests: {"training": digest, "test": digest} of the problems now. They would mix two test sets
-    in one curve, and problems that were trained on could become test problems.
+    digests: {"training": digest, "test": digest} of the problems now.
     """
     if not args.resume:
         return
     run = folders.run_of(args.resume)
     before = files.read_object(run / "run.json").get("sizes", {}).get("digests")
     if before is None:
-        if RANK == 0:
-            print(f"{run} is of an older commit: whether its problems have changed is not checked")
+        print(f"{run} is of an older commit: whether its problems have changed is not checked")
         return
     differ = [split for split in digests if before[split] != digests[split]]
     if differ:
@@ -47,8 +44,7 @@ def check_resumed(args, digests):
 def fix_date(tokenizer, args):
     """Make a chat template that writes the date (strftime_now) write the same one in all of a run.
 
-    Return the date, "2026-05-31": today, or the date of --resume's run. None if no template is used
-    that writes the date.
+    Return the date, "2026-05-31": today's or the resumed run's. None if no template writes it.
     """
     if args.chat_template == "none" or "strftime_now" not in str(tokenizer.chat_template):
         return None
@@ -57,6 +53,5 @@ def fix_date(tokenizer, args):
         about = files.read_object(folders.run_of(args.resume) / "run.json")
         date = about.get("sizes", {}).get("template_date") or about.get("date", date)
     chats.FIXED["strftime_now"] = datetime.datetime.fromisoformat(date).strftime  # at midnight
-    if RANK == 0:
-        print(f"the chat template writes the date: {date} in all of the run, even if it is resumed")
+    print(f"the chat template writes the date: {date} in all of the run, even if it is resumed")
     return date

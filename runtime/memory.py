@@ -85,17 +85,23 @@ def estimate(config, args, head_chunk, machine=None):
     return n_params, (always + max(training, sampling)) / GIB, machine.gib
 
 
-def main_memory(n_params, n_teacher, args):
-    """Return the GiB of main memory that this machine's processes need on GPUs, at least.
+def check_main(args, n_params, n_teacher):
+    """Raise ValueError if this machine has less main memory than its processes load with GPUs.
 
-    Each process loads a whole model there, the trained ones in float32, before its GPU gets it.
-    While it trains, vLLM's weights and the snapshots of --lag wait there, in --dtype.
+    Each process loads a whole model, the trained ones in float32, before its GPU gets it. Later,
+    vLLM's weights and the snapshots of --lag wait there, in --dtype.
     """
     width = getattr(torch, args.dtype).itemsize
-    waiting = (1 + (args.lag + 1 if args.lag else 0)) * width * n_params
+    waiting = (args.lag + 2 if args.lag else 1) * width * n_params
     loaded = max(4 * n_params, width * n_teacher, waiting)
-    programs = 2 if hasattr(args, "sampler_gpus") else 1  # the sampler's process
-    return processes.LOCAL_WORLD_SIZE * (programs * IN_MAIN + loaded / GIB)
+    needed = processes.LOCAL_WORLD_SIZE * (IN_MAIN + loaded / GIB)
+    there = machine_bytes() / GIB
+    if needed > there:
+        raise ValueError(
+            f"{args.model} needs about {needed:.1f} GiB of main memory, and there are {there:.1f}: "
+            f"each of {processes.LOCAL_WORLD_SIZE} processes loads it there before its GPU gets it. "
+            "A smaller --model or fewer processes need less"
+        )
 
 
 def shapes_of(config):

@@ -125,16 +125,13 @@ def place_of_sampler(args):
 
 
 def check(args, model):
-    """Raise ValueError if the sampler has no GPU, or /dev/shm can't hold the shared snapshots.
-
-    model: its shapes.
-    """
+    """Raise ValueError if the sampler has no GPU, or /dev/shm can't hold the shared snapshots."""
     if processes.ON_GPU:
         gpus(args)
     # A weight that embedding and head share is in a snapshot twice.
     n_params = sum(weight.numel() for _, weight in model.named_parameters(remove_duplicate=False))
-    one = n_params * getattr(torch, args.dtype).itemsize / 2**30
-    needed = LOCAL_WORLD_SIZE * (args.lag + 1) * one
+    snapshot = n_params * getattr(torch, args.dtype).itemsize / 2**30
+    needed = LOCAL_WORLD_SIZE * (args.lag + 1) * snapshot
     free = shutil.disk_usage("/dev/shm").free / 2**30
     if needed > free:
         raise ValueError(

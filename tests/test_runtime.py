@@ -535,19 +535,23 @@ def test_a_containers_limit_is_its_memory(tmp_path, monkeypatch):
     assert memory.machine_bytes() == here // 2
 
 
-def test_main_memory_that_is_too_small_for_gpus_is_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("needed", "teacher", "args"),
+    [(2 * (3 + 4), 0, Args()), (2 * (3 + 6), 3, Args()), (2 * (3 + 2 * 4), 0, grpo_stale.Args(lag=2))],
+)  # fmt: skip
+def test_main_memory_that_is_too_small_for_gpus_is_refused(needed, teacher, args, monkeypatch):
     """Two processes with 3 GiB and 4 bytes a parameter each; with --lag 2 in bfloat16 three snapshots and vLLM's."""
-    n, args = 2**30, Args(model=str(KK_TINY), max_response_tokens=256)
     monkeypatch.setattr(processes, "LOCAL_WORLD_SIZE", 2)
-    assert memory.main_memory(n, 0, args) == 2 * (3 + 4) and memory.main_memory(n, 3 * n, args) == 2 * (3 + 6)
-    assert memory.main_memory(n, 0, grpo_stale.Args(lag=2)) == 2 * (3 + 2 * 4)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: needed * 2**30)
+    memory.check_main(args, 2**30, teacher * 2**30)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: (needed - 1) * 2**30)
+    with refused(rf"needs about {needed}\.0 GiB of main memory, and there are {needed - 1}\.0: "):
+        memory.check_main(args, 2**30, teacher * 2**30)
     monkeypatch.setattr(processes, "ON_GPU", True)
     monkeypatch.setattr(memory, "this_machine", lambda: memory.Machine(True, 2, 80.0))
-    monkeypatch.setattr(memory, "machine_bytes", lambda: 7 * 2**30)
-    checks.check_model(args, 1024)
     monkeypatch.setattr(memory, "machine_bytes", lambda: 6 * 2**30)
-    with refused(r"needs about 6\.0 GiB of main memory, and there are 6\.0: "):
-        checks.check_model(args, 1024)
+    with refused("of main memory"):  # as in a run, and with --dry_run
+        checks.check_model(dataclasses.replace(args, model=str(KK_TINY), max_response_tokens=256), 1024)
 
 
 def test_metrics_of_responses_by_hand():
