@@ -136,7 +136,7 @@ def load_versions(resume):
 
 
 def delete_newer(path):
-    """Delete a run's checkpoints that are newer than this one, from which it goes on; print that."""
+    """Delete a run's checkpoints that are newer than the one it goes on from, and print that."""
     newer = [folder for folder in all_of(run_of(path)) if step_of(folder) > step_of(path)]
     for folder in reversed(newer):  # newest first: a kill in between leaves the older ones
         print(f"the run goes on from {path.name}: {folder} is deleted")

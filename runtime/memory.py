@@ -99,8 +99,8 @@ def check_main(args, n_params, n_teacher):
     if needed > there:
         raise ValueError(
             f"{args.model} needs about {needed:.1f} GiB of main memory, and there are {there:.1f}: "
-            f"each of {processes.LOCAL_WORLD_SIZE} processes loads it there before its GPU gets it. "
-            "A smaller --model or fewer processes need less"
+            f"each of {processes.LOCAL_WORLD_SIZE} processes loads the model there before its GPU "
+            "gets it. A smaller --model or fewer processes need less"
         )
 
 
