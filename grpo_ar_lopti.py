@@ -353,10 +353,10 @@ def compute_advantages(rewards, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Subtract the first reward: A stays the same, and equal rewards give exactly 0. Rewards are
-        # equal if they differ by at most 1e-6 of the largest: std would be the noise of rounding.
-        is_noise = measure.all_equal(groups)  # [prompts, 1]
-        groups = (groups - groups[:, :1]).masked_fill(is_noise, 0)
+        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        groups = groups.where(~measure.all_equal(groups), groups[:, :1])
+        # Subtract the first reward: A stays the same, and equal rewards give exactly 0.
+        groups = groups - groups[:, :1]
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # divides by G − 1
     advantages = (groups - mean) / (std + 1e-6)
