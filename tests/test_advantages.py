@@ -86,7 +86,7 @@ def test_equal_rewards_have_advantage_zero_exactly():
 
 @pytest.mark.parametrize("trainer", [grpo, gdpo], ids=["grpo", "gdpo"])
 def test_rewards_that_differ_by_rounding_alone_have_advantage_zero(trainer):
-    """In float32 the next number after 50 is 50.000004. Their formula would give ±0.98 / √2, as to 50 and 51.
+    """In float32 the next number after 50 is 50.000004. The formula would make an advantage of 0.98 of it.
 
     More than a millionth of the largest reward is a difference, and so is any to 0.
     """
@@ -97,7 +97,11 @@ def test_rewards_that_differ_by_rounding_alone_have_advantage_zero(trainer):
     rewards = torch.tensor([*close, 50.0, 50.0002, 50.0, 50.0])
     rewards = rewards[:, None] if trainer is gdpo else rewards
     advantages = trainer.compute_advantages(rewards, batch, args)[:, 0].tolist()
-    assert advantages[:4] == [0.0] * 4 and advantages[5] > 1
+    assert advantages[5] > 1
+    if trainer is gdpo:  # which normalises the step's sums once more
+        assert advantages[:4] == pytest.approx([0.0] * 4, abs=1e-6)
+    else:
+        assert advantages[:4] == [0.0] * 4
 
 
 def in_main(trainer, rewards, batch, beta, group=1):
