@@ -346,7 +346,7 @@ def is_mixed(scores, args):
         return torch.ones(len(scores), dtype=torch.bool)
     rewards = torch.tensor([s["reward"] for s in scores], dtype=torch.float64)
     rewards = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    return rewards.amax(1) > rewards.amin(1)
+    return ~measure.all_equal(rewards)[:, 0]
 
 
 def dynamic_sampling(llm, task, train, num_used, step, clock, args):
@@ -426,6 +426,8 @@ def compute_advantages(rewards, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
+        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward: A stays the same, and equal rewards give exactly 0.
         groups = groups - groups[:, :1]
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]

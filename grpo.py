@@ -39,8 +39,8 @@ response first, so tokens of longer responses count less, and has a single ε: �
 DAPO's clip-higher.
 
 Deviations from the AR-Lopti paper and its code: the divisor of J, mini-batches of whole groups,
-clamped log-ratios, no dual clip (a cap on ρ if A < 0), greedy evaluation. Details and reasons:
-docs/algorithms/grpo.md.
+clamped log-ratios, no signal from rewards that differ by rounding, no dual clip (a cap on ρ if
+A < 0), greedy evaluation. Details and reasons: docs/algorithms/grpo.md.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo.py` for four):
     python grpo.py
@@ -355,6 +355,8 @@ def compute_advantages(rewards, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
+        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward: A stays the same, and equal rewards give exactly 0.
         groups = groups - groups[:, :1]
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]

@@ -135,9 +135,8 @@ def load(policy, optimizer, resume, critic=None):
 
     Without resume, for a new run, nothing changes, and it returns (0, 0).
 
-    resume: a run (its newest checkpoint is loaded), or one of its checkpoints. Newer checkpoints
-    are deleted, because the run takes another course from here. The number of processes may differ
-    from the run that wrote it. critic: as in trainer_state. All must call it.
+    resume: a run (its newest checkpoint is loaded), or one of its checkpoints. The number of
+    processes may differ from the run that wrote it. critic: as in trainer_state. All must call it.
     """
     if not resume:
         return 0, 0
@@ -149,9 +148,6 @@ def load(policy, optimizer, resume, critic=None):
     for name, scaler in scalers(policy, optimizer, critic).items():
         scaler.load_state(state[name])
     position = files.read_object(path / POSITION)
-    if processes.RANK == 0:
-        delete_newer(path)
-    processes.barrier()
     return position["step"], position["n_used"]
 
 
@@ -166,7 +162,7 @@ def load_versions(resume):
 
 
 def delete_newer(path):
-    """Delete a run's checkpoints that are newer than this one, and print that."""
+    """Delete a run's checkpoints that are newer than the one it goes on from, and print that."""
     newer = [folder for folder in all_of(run_of(path)) if step_of(folder) > step_of(path)]
     for folder in reversed(newer):  # newest first: a kill in between leaves the older ones
         print(f"the run goes on from {path.name}: {folder} is deleted")

@@ -137,14 +137,15 @@ class Records:
         self.console = terminal.console()
         self.n_lines = 0  # lines printed so far, one per step
         self.has_advantages = False  # whether the last written step had any other than 0
-        self.has_warned = False  # about a step with equal rewards
+        self.has_warned = set()  # of what
         self.gaps = []  # sampler_gap of each step, since the start or since the run was resumed
         self.problem = ""  # why the run ends early with exit code 1
 
     def open(self, step):
         """Open the files; from now on Ctrl-C or SIGTERM ends the run after a step.
 
-        step: 0, or the step after which the run is resumed. Rows of later steps are dropped.
+        step: 0, or the step after which the run is resumed. Checkpoints and rows of later steps are
+        dropped, so call it when the run can go on.
         """
         show_full_disk(self.folder)
         if processes.RANK == 0:
@@ -159,7 +160,9 @@ class Records:
         return ends
 
     def open_files(self, step):
-        """Write the settings, drop later rows, and open TensorBoard's file."""
+        """Write the settings, drop later checkpoints and rows, and open TensorBoard's file."""
+        if self.args.resume:
+            checkpoints.delete_newer(folders.to_resume(self.args.resume))
         values = dataclasses.asdict(self.args)
         about = provenance()
         about["sizes"] = self.sizes
@@ -198,16 +201,28 @@ class Records:
         evaluation = terminal.evaluation_line(metrics)
         if evaluation:
             self.console.print(evaluation, style="bold", soft_wrap=True)
-        if "zero_std_rate" in metrics and not self.has_advantages and not self.has_warned:
-            self.has_warned = True
-            self.console.print(
-                f"warning: step {metrics['step']} teaches nothing: all responses to a prompt have "
+        if metrics.get("truncated_rate") == 1:
+            self.warn_once(
+                "truncated",
+                f"all responses of step {metrics['step']} were cut off (truncated_rate is 1), most "
+                "of them before an answer: raise --max_response_tokens, which is "
+                f"{self.args.max_response_tokens}.",
+            )
+        if "zero_std_rate" in metrics and not self.has_advantages:
+            self.warn_once(
+                "equal rewards",
+                f"step {metrics['step']} teaches nothing: all responses to a prompt have "
                 "the same reward, for every prompt. Read samples.jsonl, and zero_std_rate in "
                 "docs/troubleshooting.md.",
-                style="yellow",
             )
         if metrics.get("sampler_gap") is not None:
             self.check_gap(metrics["sampler_gap"])
+
+    def warn_once(self, about, text):
+        """Print a warning, if there was none about this."""
+        if about not in self.has_warned:
+            self.has_warned.add(about)
+            self.console.print(f"warning: {text}", style="yellow", soft_wrap=True)
 
     def check_gap(self, gap):
         """Warn if sampler_gap [nats] is large; end the run if it jumps at the first update.

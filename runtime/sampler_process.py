@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import queue
 import resource
+import shutil
 import signal
 import threading
 
@@ -121,6 +122,23 @@ def place_of_sampler(args):
         os.sched_setaffinity(0, for_trainers)
         if not processes.ON_GPU:
             torch.set_num_threads(len(processes.own_cores()))
+
+
+def check(args, model):
+    """Raise ValueError if the sampler has no GPU, or /dev/shm can't hold the shared snapshots."""
+    if processes.ON_GPU:
+        gpus(args)
+    # A weight that embedding and head share is in a snapshot twice.
+    n_params = sum(weight.numel() for _, weight in model.named_parameters(remove_duplicate=False))
+    snapshot = n_params * getattr(torch, args.dtype).itemsize / 2**30
+    needed = LOCAL_WORLD_SIZE * (args.lag + 1) * snapshot
+    free = shutil.disk_usage("/dev/shm").free / 2**30
+    if needed > free:
+        raise ValueError(
+            f"trainer and sampler share {args.lag + 1} snapshots of the weights, which take "
+            f"{needed:.2f} GiB of /dev/shm, and {free:.2f} are free there: give a container more "
+            "(`docker run --shm-size`), or take a smaller --lag or --model"
+        )
 
 
 def gpus(args):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import datetime
 import json
 import multiprocessing
 import os
@@ -21,13 +22,30 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, run_together
-from helpers import SIZES, adamw, arguments, flat, learn, policy_and_optimizer
+from conftest import KK_TINY, ROOT, run_together, write_rows
+from helpers import SIZES, adamw, arguments, flat, learn, policy_and_optimizer, refused
 from transformers import AutoTokenizer
 
 import grpo
+import opd
+import rewards
+import sft
 from grpo import Args
-from runtime import checkpoints, checks, curves, files, flags, folders, processes, records, signals
+from rewards import examples
+from runtime import (
+    chats,
+    checkpoints,
+    checks,
+    curves,
+    files,
+    flags,
+    folders,
+    inputs,
+    processes,
+    records,
+    signals,
+    start,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +121,11 @@ def test_going_on_from_an_older_checkpoint_drops_the_newer(three, capsys):
     assert args.run_dir == str(three)
     policy, optimizer = policy_and_optimizer()
     assert checkpoints.load(policy, optimizer, args.resume) == (1, 10)
+    assert len(checkpoints.all_of(three)) == 3  # the run may still fail to go on
+    records.Records(args, SIZES).open(1)
     said = capsys.readouterr().out
     assert all(f"{folder} is deleted" in said for folder in ("step_000002", "step_000003"))
     assert checkpoints.all_of(three) == [older]
-    records.drop_rows_after(1, three / "metrics.jsonl")
     assert [row["step"] for row in curves.read_rows(three / "metrics.jsonl")] == [0, 1]
 
 
@@ -493,3 +512,115 @@ def test_weights_and_biases_begins_before_tensorboards_writer_and_keeps_its_run(
     fake.init = refuse
     with one_line(capsys, says="--track: no key"):
         records.choose_folder(Args(run_dir="other", track=True))
+
+
+# ---------------------------------------------------------------------------------------------- a run's problems, date
+
+OWN = """
+def load(source, split, *, size=None, seed=0):
+    return [{"messages": [{"role": "user", "content": f"{split} {i}"}], "answer": {"is": i}} for i in range(5)]
+
+def score(response, answer):
+    return {"reward": 0.0, "correct": False, "format": True}
+"""
+
+
+def problems_file(folder, last=9):
+    rows = [{"problem": f"What is {i} + 1?", "answer": i + 1} for i in [*range(9), last]]
+    return write_rows(folder / "ten.jsonl", rows)
+
+
+@pytest.fixture
+def prepare(tmp_path, monkeypatch):
+    """A function that prepares a run of a script on ten problems, and gives what start.prepare gives.
+
+    With resume: the run that has done a step and has this in run.json goes on.
+    """
+    monkeypatch.setattr(chats, "FIXED", {})
+    small = {"dtype": "float32", "steps": 2, "prompts_per_step": 2, "eval_size": 3, "kv_cache_gb": 0.1}
+    small |= {"max_prompt_tokens": 100, "max_response_tokens": 20, "model": str(KK_TINY), "task": "math"}
+    small["data"] = str(problems_file(tmp_path))
+
+    def prepared(trainer=grpo, resume=None, **changes):
+        values = small | changes
+        if resume is not None:
+            (tmp_path / "run/checkpoints/step_000001").mkdir(parents=True, exist_ok=True)
+            about = {"script": trainer.__name__, "date": "2020-02-29"}
+            (tmp_path / "run/args.json").write_text("{}")
+            (tmp_path / "run/run.json").write_text(json.dumps(about | resume))
+            values["resume"] = str(tmp_path / "run")
+        args = trainer.Args(**{k: v for k, v in values.items() if k in trainer.Args.__dataclass_fields__})
+        return start.prepare(args, examples if trainer is sft else rewards)
+
+    return prepared
+
+
+FILES_OF_TWO = {"data": "long.jsonl", "test_data": "ten.jsonl", "max_prompt_tokens": 120}
+OTHERS = [  # the settings of the run, those that its resume changes, and what is no longer the same
+    ({}, {"eval_size": 2}, "training and test"),
+    ({}, {"seed": 1}, "training and test"),
+    ({}, {"chat_template": "auto"}, "training and test"),
+    ({}, {"data": "long.jsonl"}, "training and test"),
+    (FILES_OF_TWO, {"max_prompt_tokens": 99}, "training"),
+    (FILES_OF_TWO, {"eval_size": 4}, "test"),
+    ({}, {"steps": 9, "max_prompt_tokens": 101, "prompts_per_step": 4}, ""),
+]
+
+
+@pytest.mark.parametrize(("before", "changes", "splits"), OTHERS)
+def test_a_resume_with_other_problems_is_refused(before, changes, splits, prepare, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"problem": "What is 7 " + "+ 1 " * i + "?", "answer": 7 + i} for i in range(30)]
+    write_rows(tmp_path / "long.jsonl", rows)
+    sizes = prepare(**before)[-1]
+    says = f"^--resume .*: the {splits} problems are not those .*--model .*run/checkpoints/step_000001$"
+    with refused(splits and says):
+        prepare(**before | changes, resume={"sizes": sizes})
+
+
+def test_a_file_or_a_task_that_changes_is_other_problems(prepare, tmp_path, capsys):
+    """Prompts, answers, and their numbers, on which seeds depend. And a run of an older commit has no digest."""
+    sizes = prepare()[-1]
+    problems_file(tmp_path, last=11)
+    with refused("problems are not those"):
+        prepare(data=str(tmp_path / "ten.jsonl"), resume={"sizes": sizes})
+    task = tmp_path / "own.py"
+    worked = "\ndef worked(problem, careful, seed):\n    return 'so'"
+    for trainer, text in ((grpo, OWN), (opd, OWN), (sft, OWN + worked)):
+        task.write_text(text)
+        more = {"task": str(task), "data": "", "teacher": str(KK_TINY)}
+        sizes = prepare(trainer, **more)[-1]
+        prepare(trainer, **more, resume={"sizes": sizes})
+        task.write_text(text.replace('{"is": i}', '{"is": i + (split == "test")}'))
+        with refused("the test problems are not those"):
+            prepare(trainer, **more, resume={"sizes": sizes})
+    assert "not checked" not in capsys.readouterr().out
+    prepare(resume={"sizes": SIZES})
+    assert "whether its problems have changed is not checked" in capsys.readouterr().out
+    problem = {"id": 3, "prompt_ids": [1, 2], "answer": "x"}
+    assert inputs.digest([problem]) != inputs.digest([problem | {"id": 4}])
+
+
+def test_a_template_that_writes_the_date_writes_the_runs(prepare, tmp_path, capsys):
+    """Today's in a new run; after a resume still that; in a run of an older commit, which noted when it began, too."""
+    folder = shutil.copytree(KK_TINY, tmp_path / "dated")
+    dated = "{{ strftime_now('%d %b %Y') }} " + (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text(
+        dated.replace("<|im_start|>{{", "{{ strftime_now('%Y') }}<|im_start|>{{")
+    )
+    today = datetime.date.today()
+
+    def begun(**changes):
+        tokenizer, _, train, _, sizes = prepare(
+            model=str(folder), chat_template="auto", max_prompt_tokens=99, **changes
+        )
+        reply = chats.encode_reply(AutoTokenizer.from_pretrained(folder), "so")  # as vLLM has a tokenizer of its own
+        return tokenizer.decode(train[0]["prompt_ids"])[:11], tokenizer.decode(reply), sizes
+
+    prompt, _, sizes = begun()
+    assert (prompt, sizes["template_date"]) == (f"{today:%d %b %Y}", str(today))
+    assert f"the chat template writes the date: {today} in all of the run" in capsys.readouterr().out
+    for resume, date in (({"sizes": SIZES | {"template_date": "2019-03-01"}}, "01 Mar 2019"), ({}, "29 Feb 2020")):
+        prompt, reply, sizes = begun(resume=resume)
+        assert prompt == date and date[-4:] in reply and sizes["template_date"][:4] == date[-4:]
+    assert prepare()[-1]["template_date"] is None and "the date" not in capsys.readouterr().out.split("2020")[-1]

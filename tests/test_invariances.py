@@ -160,9 +160,12 @@ def test_a_loss_that_is_not_finite_ends_the_program_before_the_weights_are_touch
 
 @each_update
 def test_float16_has_float32s_gradient_and_skips_the_updates_that_overflow(tiny_model, batch, case, tmp_path, capsys):
-    """Its rounding is 2⁻¹¹ in each product. A scale of 2⁶⁰ makes the loss's gradient infinite."""
+    """Its rounding is 2⁻¹¹ in each product. A scale of 2⁶⁰ makes the loss's gradient infinite.
+
+    The gradient is scaled down to max_grad_norm after the loss's scale is taken out of it.
+    """
     trainer = script_of(case)
-    args = args_of(case, model=str(tiny_model), run_dir=str(tmp_path))
+    args = args_of(case, model=str(tiny_model), run_dir=str(tmp_path), max_grad_norm=1e-3)
     batch = share(batch, slice(2 * GROUP))
     expected, _ = gradients(trainer, batch, args)
     args.dtype = "float16"
@@ -179,6 +182,21 @@ def test_float16_has_float32s_gradient_and_skips_the_updates_that_overflow(tiny_
     assert torch.equal(weights(policy), before) and not any(one["step"] > 0 for one in optimizer.state.values())
     assert (metrics["overflows"], metrics["optimizer_steps"], metrics["grad_norm"]) == (1, 0, 0)
     assert scaler.state().tolist() == [2.0**59, 0] and capsys.readouterr().out.count("an update was skipped") == 1
+
+
+def test_a_scale_below_1_ends_the_program_before_any_weight_changes(tmp_path):
+    """A gradient that is infinite at every scale: 2, 1 and then ½ is too low. At 0 a finite update would give NaN."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = float16.scaler(optimizer, arguments(dtype="float16", run_dir=str(tmp_path)))
+    scaler.load_state(torch.tensor([4.0, 0]))
+    for scale in (2.0, 1.0):
+        scaler.scale(weight.sum() * math.inf).backward()
+        scaler.step(optimizer)
+        assert scaler.get_scale() == scale
+    with pytest.raises(SystemExit, match=r"^error: gradients overflow in float16, .*scale of 0\.5.*--dtype") as end:
+        scaler.step(optimizer)
+    assert "\n" not in end.value.code and "no checkpoint" in end.value.code and weight.tolist() == [1.0] * 3
 
 
 TRAINED = ["grpo", "grpo_ar_lopti"]  # the cases of which a model makes steps, too
