@@ -155,7 +155,7 @@ def empty_prefix_cache(llm):
 def sleep(llm):
     """Leave a GPU's memory, or a CPU's cores, to the trainer until load_weights."""
     if ON_GPU:
-        # Drop the weights: load_weights replaces all of them. vLLM keeps the buffers in main memory.
+        # Drop the weights, because load_weights replaces all of them. vLLM keeps the buffers.
         llm.sleep(level=2)
     elif threads.is_small(llm.model_config.model):
         set_num_threads(len(processes.own_cores()))

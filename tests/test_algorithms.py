@@ -573,7 +573,9 @@ def work_over_the_ideal(parts, args):
     return waited * len(parts) / sum(int(part["mask"].sum()) for part in parts)
 
 
-@pytest.mark.parametrize(("n_processes", "before", "after"), [(2, 1.1, 1.1), (4, 1.3, 1.15), (8, 1.5, 1.25), (16, 1.7, 1.3)])
+@pytest.mark.parametrize(
+    ("n_processes", "before", "after"), [(2, 1.1, 1.1), (4, 1.3, 1.15), (8, 1.5, 1.25), (16, 1.7, 1.3)]
+)
 def test_processes_that_swap_rows_wait_less_for_each_other(n_processes, before, after, monkeypatch):
     """A mini-batch of 256 responses with lognormal lengths, at the settings of four GPUs or more."""
     args = arguments(gradient_checkpointing=True, micro_batch_tokens=5120)
