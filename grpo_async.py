@@ -1,4 +1,4 @@
-"""GRPO with asynchronous sampling: vLLM samples in a process of its own while the trainer updates.
+"""Pipelined GRPO, k steps off: vLLM samples in a process of its own while the trainer updates.
 
 In grpo.py sampler and trainer take turns, and one of the two always waits. Here the sampler is
 --lag steps ahead, on a GPU of its own or on CPU cores of its own:
@@ -356,7 +356,8 @@ def snapshot(policy, args):
     # adapter; without LoRA, these are all the weights as they are.
     for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
         weight = full_tensor(weight.to(getattr(torch, args.dtype)))
-        weights[name] = weight.to("cpu", copy=True)
+        # Both processes share this memory, so a request copies no weights.
+        weights[name] = weight.to("cpu", copy=True).share_memory_()
     return weights
 
 
