@@ -58,7 +58,11 @@ class SamplerProcess:
         """Wait for the answer named `when`. None if the sampler of any process has died."""
         with contextlib.suppress(queue.Empty):
             while when not in self.answers:
-                name, value = self.arrived.get(timeout=LONGEST_WAIT) or (when, None)
+                answer = self.arrived.get(timeout=LONGEST_WAIT)
+                if answer is None:
+                    self.arrived.put(None)  # for later calls
+                    break
+                name, value = answer
                 self.answers[name] = value
         answer = self.answers.pop(when, None)
         return None if processes.all_reduce(answer is None) else answer

@@ -220,6 +220,5 @@ def settings_of_sft(**changes):
 
 def compile_with(backend, monkeypatch):
     """Let --compile use this backend of torch.compile, for layers and for the head."""
-    of_layer, of_function = torch.nn.Module.compile, torch.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **how: of_layer(layer, backend=backend, **how))
-    monkeypatch.setattr(torch, "compile", lambda function, **how: of_function(function, backend=backend, **how))
+    of_torch = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **how: of_torch(function, **how | {"backend": backend}))

@@ -50,7 +50,7 @@ CASES = {
     "sapo": {"tau_positive": 5.0, "tau_negative": 7.0},
     "grpo_tis": {"correction_max": 1.1, "mask": "sequence", "mask_delta": 0.0},
     # With gradient_checkpointing, two processes swap rows (dealing.balance).
-    "grpo balanced": {"gradient_checkpointing": True, "kl_coef": 0.0},
+    "grpo balanced": {"gradient_checkpointing": True},
     "gspo balanced": {"gradient_checkpointing": True, "clip_low": 0.05, "clip_high": 0.03},
 }  # fmt: skip
 
