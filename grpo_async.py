@@ -1,4 +1,4 @@
-"""GRPO with asynchronous sampling: vLLM samples in a process of its own while the trainer updates.
+"""Pipelined GRPO, k steps off: vLLM samples in a process of its own while the trainer updates.
 
 In grpo.py sampler and trainer take turns, and one of the two always waits. Here the sampler is
 --lag steps ahead, on a GPU of its own or on CPU cores of its own:
@@ -146,7 +146,7 @@ from runtime import (
 )
 from runtime.chats import decode
 from runtime.clock import Clock
-from runtime.dealing import next_problems, own_part
+from runtime.dealing import balance, next_problems, own_part
 from runtime.passes import micro_batches
 from runtime.placement import place
 from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
@@ -357,7 +357,9 @@ def snapshot(policy, args):
     # must go through the tensors in the same order. With LoRA, each weight includes its
     # adapter; without LoRA, these are all the weights as they are.
     for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-        weights[name] = full_tensor(weight).to("cpu", getattr(torch, args.dtype), copy=True)
+        weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+        # Both processes share this memory, so a request copies no weights.
+        weights[name] = weight.to("cpu", copy=True).share_memory_()
     return weights
 
 
@@ -477,6 +479,7 @@ def update(policy, optimizer, batch, step, args):
     num_left_out = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
+        minibatch = balance(minibatch, args)  # equal work for all processes
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
         clipped, stale, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
@@ -601,7 +604,7 @@ def main():
             ahead.append((problems, num_requested))
         answer = sampler.receive(step)
         if answer is None:  # the sampler has died: save what the steps before have given
-            run.fail(f"the sampler's process ended {sampler.how_it_ended()}")
+            run.fail(f"the sampler's process {sampler.how_it_ended()}")
             step -= 1
             break
         responses, sampler_seconds = answer

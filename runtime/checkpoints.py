@@ -223,7 +223,7 @@ def whole(named_weights, dtype):
     weights = {}
     for name, weight in named_weights:
         # one at a time, so that a GPU never holds the whole model
-        weight = processes.full_tensor(weight)
+        weight = processes.full_tensor(weight.to(dtype))
         if processes.RANK == 0:
-            weights[name] = weight.to(dtype).cpu()
+            weights[name] = weight.cpu()
     return weights

@@ -33,7 +33,7 @@ class Machine:
     """The machine of an estimate: this one (this_machine), or one that somebody asks about."""
 
     on_gpu: bool
-    processes: int  # all of the run's
+    processes: int  # of the run on this machine; each machine holds all shards
     gib: float  # memory that one process may use, in GiB
 
 
@@ -42,13 +42,13 @@ def this_machine():
     available = machine_bytes() / processes.LOCAL_WORLD_SIZE
     if processes.ON_GPU:
         available, _ = torch.cuda.mem_get_info(processes.DEVICE)
-    return Machine(processes.ON_GPU, processes.WORLD_SIZE, gib=available / GIB)
+    return Machine(processes.ON_GPU, processes.LOCAL_WORLD_SIZE, gib=available / GIB)
 
 
 def estimate(config, args, head_chunk, machine=None):
     """Return (number of parameters, GiB needed, GiB available) for one process.
 
-    Everything except the sampler is divided among the processes (FSDP2). On a GPU, sampling
+    Everything except the sampler is divided among a machine's processes (FSDP2). On a GPU, sampling
     and training take turns, and the larger one counts; on a CPU, both stay in memory. config: the
     model's; head_chunk: the number of tokens whose logits exist at once; machine: a Machine, or
     None for this one. ValueError if the trainers can't use the model or the teacher, or if the

@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
-import errno
 import datetime
+import errno
 import json
 import multiprocessing
 import os
