@@ -128,26 +128,18 @@ def hub_parts(name, *config):
     try:
         return datasets.load_dataset(name, *([given] if given else config), trust_remote_code=False)
     except Exception as error:  # for example no network, no such id, or no such configuration
-        if isinstance(error, ValueError) and (names := configurations(name)):
-            raise ValueError(
-                f"the data set {name} needs one of its configurations, such as --data {name}:{names[0]}; it has "
-                f"{', '.join(names)}"
-            ) from error
+        names = []
+        if isinstance(error, ValueError):  # no configuration, or a wrong one
+            with contextlib.suppress(Exception):
+                names = ", ".join(datasets.get_dataset_config_names(name))
+        if names:
+            raise ValueError(f"{name} needs one of its configurations behind a colon, {name}:…: {names}") from error
         raise ValueError(
             f"could not load the data set {name!r} from the Hugging Face hub, and there is no file or folder {name} in "
             f"{Path.cwd()}: {error}\n"
             f"It should be at https://huggingface.co/datasets/{name}. Without a network, fetch its files elsewhere "
             "and give the path of a file or folder instead (--data, --test_data)."
         ) from error
-
-
-def configurations(name):
-    """Return the names of a hub data set's configurations; none if they can't be found."""
-    import datasets
-
-    with contextlib.suppress(Exception):
-        return datasets.get_dataset_config_names(name)
-    return []
 
 
 def check_columns(rows, columns, where):

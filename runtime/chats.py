@@ -214,6 +214,8 @@ def to_ids(tokenizer, text):
 @functools.cache
 def with_marks(tokenizer):
     """Return the same tokenizer, but with a mark at the beginning of each control token's name."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError("a text holds a control token, which this tokenizer can't encode as text")
     names = set(control_names(tokenizer))
     rules = re.sub(
         r'"([^"\\]+)"',
