@@ -34,12 +34,11 @@ MARKERS = {
     "answer:": re.compile(r"answer[\s*]*:[\s*]*", re.IGNORECASE),
     "<answer>": re.compile(r"<answer>\s*(?=[^<]*</answer>)"),
 }
-ASKS = (
-    re.compile(  # after "####"; of the form Answer: $Answer; but neither the heading "#### Problem" nor "Answer:" alone
-        r"\b(?:after|form|format|as|with|in|like|write|put|by|using|line)\b[^.?!]{0,60}?(####|answer:|<answer>)"
-        r"\s*(?:[^\w\s]|\d|(?:x|n|the|your|final|answer|number|result)\b)",
-        re.IGNORECASE,
-    )
+# 'after "####"' and "of the form Answer: $Answer" ask for one; the heading "#### Problem" and a last "Answer:" do not.
+ASKS = re.compile(
+    r"\b(?:after|form|format|as|with|in|like|write|put|by|using|line)\b[^.?!]{0,60}?(####|answer:|<answer>)"
+    r"\s*(?:[^\w\s]|\d|(?:x|n|the|your|final|answer|number|result)\b)",
+    re.IGNORECASE,
 )
 MAX_EXTRA = 300  # an answer that exceeds the longest gold by more characters than this is wrong
 

@@ -16,9 +16,9 @@ import pydantic
 from rewards.rows import text_of, with_content
 
 
-class Message(
-    pydantic.BaseModel, extra="allow"
-):  # with more keys, such as tool_calls; encode refuses those it can't use
+class Message(pydantic.BaseModel, extra="allow"):
+    """A turn. It may have more keys, such as tool_calls; runtime/chats.py refuses those that the template leaves out."""
+
     role: str
     content: Annotated[str, pydantic.BeforeValidator(text_of)]
 

@@ -10,8 +10,6 @@ import json
 import re
 
 import jinja2.meta
-from tokenizers import Tokenizer
-from transformers.utils.chat_template_utils import _compile_jinja_template
 
 import rewards
 from rewards.rows import check_text
@@ -77,16 +75,17 @@ def check_template(args, tokenizer):
     A model without a template gets plain text, and a printed line says so.
     """
     options = read_template_options(args)
-    if args.chat_template == "none":
-        return options
+    if args.chat_template == "auto" and not tokenizer.chat_template:
+        print(f"{tokenizer.name_or_path} has no chat template: it gets plain text")
     known = set()
-    if tokenizer.chat_template:
+    if options and tokenizer.chat_template:
+        # Import it here: flags.py imports this module, and finds bad flags before torch is loaded.
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
         source = tokenizer.get_chat_template()
         environment = _compile_jinja_template(source).environment  # it knows transformers' own tags
         known = jinja2.meta.find_undeclared_variables(environment.parse(source))
         known = known.difference(environment.globals)
-    else:
-        print(f"{tokenizer.name_or_path} has no chat template: it gets plain text")
     for name in options.keys() - known:
         raise ValueError(
             f"--template_options: the model's chat template has no variable {name!r}; it has "
@@ -216,6 +215,8 @@ def with_marks(tokenizer):
     """Return the same tokenizer, but with a mark at the beginning of each control token's name."""
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError("a text holds a control token, which this tokenizer can't encode as text")
+    from tokenizers import Tokenizer  # takes a moment, and few texts need it
+
     names = set(control_names(tokenizer))
     rules = re.sub(
         r'"([^"\\]+)"',
@@ -317,7 +318,9 @@ def control_names(tokenizer):
     for about in tokenizer.added_tokens_decoder.values():
         name = about.content
         # DeepSeek's <｜User｜> is not special.
-        controls = about.special or (name[0] in "<[" and name in str(tokenizer.chat_template))
+        controls = about.special or (
+            name[:1] in ("<", "[") and name in str(tokenizer.chat_template)
+        )
         if controls and not re.search(TEXT_WORDS, name, re.IGNORECASE):
             names.append(name)
     return names
