@@ -17,7 +17,7 @@ from rewards.rows import text_of, with_content
 
 
 class Message(pydantic.BaseModel, extra="allow"):
-    """A turn. It may have more keys, such as tool_calls; runtime/chats.py refuses those that the template leaves out."""
+    """A turn. It may have more keys, such as tool_calls; runtime/chats.py refuses what the template leaves out."""
 
     role: str
     content: Annotated[str, pydantic.BeforeValidator(text_of)]
