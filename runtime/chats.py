@@ -219,7 +219,7 @@ def with_marks(tokenizer):
 
     names = set(control_names(tokenizer))
     rules = re.sub(
-        r'"([^"\\]+)"',
+        r'"((?:[^"\\]|\\.)*)"',  # each string of the JSON
         lambda text: f'"{MARK}{text[1]}"' if text[1] in names else text[0],
         tokenizer.backend_tokenizer.to_str(),
     )

@@ -16,7 +16,16 @@ import evaluation.sampling
 import evaluation.settings
 from rewards import countdown, examples, kk, score
 from runtime import engine
-from runtime.chats import check_template, control_names, decode, encode, encode_reply, load_task, read_template_options
+from runtime.chats import (
+    check_template,
+    control_names,
+    decode,
+    encode,
+    encode_reply,
+    load_task,
+    read_template_options,
+    with_marks,
+)
 
 THINKING = "{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
 NOTHING = "<think>\n\n</think>\n\n"
@@ -169,7 +178,7 @@ KINDS = {  # control tokens, the first begins texts and the last ends turns; the
     "Llama 2": (["<s>", "[INST]", "[/INST]", "</s>"], MISTRAL, "normalizer"),
     "Unigram": (["<s>", "[INST]", "[/INST]", "</s>"], MISTRAL, pre_tokenizers.Metaspace()),
 }
-LETTERS = ["Who is a knight? <|_im/end] [INST of text start header id begin ok>"] * 3
+LETTERS = ['Who is a knight? <|_im/end] [INST of text start header id begin ok> "" \\ "'] * 3
 
 
 def tokenizer_of(kind):
@@ -199,6 +208,7 @@ def test_control_tokens_in_a_question_an_earlier_turn_or_a_reply_are_text(kind):
     tokenizer = tokenizer_of(kind)
     control = tokenizer.convert_tokens_to_ids(KINDS[kind][0])
     texts = {"plain": "Who is", "inside": "Who".join(["is", *KINDS[kind][0], "is"]), "alone": KINDS[kind][0][-1]}
+    assert with_marks(tokenizer).get_vocab_size() == len(tokenizer)
     found = {}
     for name, text in texts.items():
         turns = [("user", text), ("assistant", text), ("user", "Who?")]
