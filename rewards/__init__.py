@@ -77,7 +77,10 @@ def load_task(args, encode):
             problems = own.load(args.task, task, source or None, split, size, args.seed)
         for i, problem in enumerate(problems):
             problem["id"] = i
-            problem.update(encode(problem))
+            try:
+                problem.update(encode(problem))
+            except ValueError as error:
+                raise ValueError(f"--task {args.task}, {split} problem {i + 1}: {error}") from error
         fitting = [problem for problem in problems if len(problem["prompt_ids"]) <= args.max_prompt_tokens]
         if not fitting:
             shortest = min(len(problem["prompt_ids"]) for problem in problems)

@@ -13,16 +13,21 @@ from typing import Annotated, Any
 
 import pydantic
 
-from rewards.rows import text_of
+from rewards.rows import text_of, with_content
 
 
-class Message(pydantic.BaseModel):
+class Message(pydantic.BaseModel, extra="allow"):
+    """A turn. It may have more keys, such as tool_calls; runtime/chats.py refuses what the template leaves out."""
+
     role: str
     content: Annotated[str, pydantic.BeforeValidator(text_of)]
 
 
+Turn = Annotated[Message, pydantic.BeforeValidator(with_content)]
+
+
 class Problem(pydantic.BaseModel):
-    messages: list[Message] = pydantic.Field(min_length=1)
+    messages: list[Turn] = pydantic.Field(min_length=1)
     answer: Any
     prefix: str = ""
     category: str | int = "all"

@@ -8,9 +8,9 @@ import os
 import torch
 from torch import set_num_threads  # vLLM replaces torch's function by one that does nothing
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModel, GenerationConfig
+from transformers import AutoConfig, AutoModel, AutoTokenizer, GenerationConfig
 
-from runtime import processes, terminal, threads
+from runtime import chats, processes, terminal, threads
 from runtime.processes import ON_GPU, WORLD_SIZE
 
 # At the program's start; common_options changes both for a small model.
@@ -104,13 +104,19 @@ def give_own_class(config_class):
 
 @functools.cache
 def end_tokens(model):
-    """Return the tokens that end a response. Some models have several; vLLM would know only one."""
+    """Return the tokens that end a response. Some models have several; vLLM would know only one.
+
+    The chat template's end of turn is one of them, even if the configuration names another token.
+    """
     end = None
     with contextlib.suppress(OSError):  # if it has no generation_config.json
         end = GenerationConfig.from_pretrained(model).eos_token_id
     if end is None:
         end = AutoConfig.from_pretrained(model, trust_remote_code=False).eos_token_id
-    return [end] if isinstance(end, int) else end or []
+    ends = [end] if isinstance(end, int) else list(end or [])
+    with contextlib.suppress(OSError, ValueError):  # if it has no tokenizer
+        ends.append(chats.end_of_turn(AutoTokenizer.from_pretrained(model, mistral_format=False)))
+    return [end for end in dict.fromkeys(ends) if end is not None]
 
 
 def request_seed(seed, when, problem_id):
