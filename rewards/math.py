@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
-from rewards.answers import clean, number, values
+from rewards.answers import UNWRAPPED, clean, number, trim, values
 from rewards.rows import check_split, check_text, files_of, hub_parts, read_file, text_of
 from rewards.workers import ask
 
@@ -47,7 +47,8 @@ def score_all(responses, answers):
         golds = [answer] if isinstance(answer, str) else answer
         golds = tuple(map(clean_gold, golds))
         box = (last_box(response) or "").strip()
-        pairs.append((box if is_too_long(box, golds) else clean(box), golds))
+        text = box if is_too_long(box, golds) else clean(box)
+        pairs.append((stated(text) if box in answer else text, golds))
     verdicts = {pair: glance(*pair) for pair in pairs}
     undecided = [pair for pair, verdict in verdicts.items() if verdict is None]
     verdicts.update(zip(undecided, ask(undecided)))
@@ -82,8 +83,23 @@ def last_box(text):
 
 @lru_cache(10000)
 def clean_gold(gold):
-    r"""Return `clean` of a gold; in a sentence with a box, only the box counts."""
-    return clean(last_box(gold) if gold.count(r"\boxed") == 1 and last_box(gold) else gold)
+    r"""Return `clean` of a gold; of a sentence, only the box, or the value in The answer is 2, counts."""
+    return stated(clean(last_box(gold) if gold.count(r"\boxed") == 1 and last_box(gold) else gold))
+
+
+VERB = r"\b(?:is|are|was|were|equals?|has|have|takes?|needs?|costs)\b"
+STATEMENT = re.compile(rf"(.*[A-Za-z].*?)\s*(?:{VERB}|(?<=answer)(?=\s?:))[\s:]*(.+)", re.IGNORECASE)
+UNSTATED = re.compile(r"\b(?:not|no|if|than|least|most|because)\b")  # The answer is not 2
+
+
+def stated(text):
+    """Return the value that a sentence states: 2 for The answer is 2. Other texts stay as they are."""
+    plain = UNWRAPPED.sub(r"\1", text)
+    found = STATEMENT.fullmatch(plain)
+    if not found or len(re.findall(VERB, plain)) > 1 or UNSTATED.search(plain):
+        return text
+    is_value = "answer" in found[1].lower() or re.search(r"\d", found[2])
+    return trim(found[2]) if is_value else text
 
 
 def is_too_long(answer, golds):
