@@ -348,11 +348,11 @@ def compute_advantages(rewards, batch, args):
     parts = (groups - mean) / (std + 1e-6)  # A_n
     sums = parts.sum(-1)  # [prompts, G]: each part has the same weight
     of_step = torch.tensor(gather(sums.flatten().tolist()))  # the sums of all processes
-    advantages = (sums - of_step.mean()) / (of_step.std() + 1e-6)
     # Equal sums, as of parts that cancel, give 0, and not a rounding error over a rounding error.
-    largest = max(gather([parts.abs().sum(-1).max().item()]))
-    if of_step.max() - of_step.min() <= 1e-5 * largest:
-        advantages = torch.zeros_like(sums)
+    advantages = torch.zeros_like(sums)
+    largest = max(gather([parts.abs().sum(-1).max().item()]))  # how large a sum could be
+    if of_step.max() - of_step.min() > 1e-5 * largest:
+        advantages = (sums - of_step.mean()) / (of_step.std() + 1e-6)
     return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
 
 

@@ -155,10 +155,8 @@ def parts_of(task, responses, scores):
     failed = []
     for part, response in zip(parts, responses):
         if set(part) != set(names):
-            which = f"the parts {', '.join(part)} to the response {response.text!r:.200}"
-            failed.append(
-                f"{getattr(task, '__file__', task)}: score() gives {which}, and another has {', '.join(names)}"
-            )
+            which = f"the response {response.text!r:.200} the parts {list(part)}, and another one {names}"
+            failed.append(f"{getattr(task, '__file__', task)}: score() gives {which}")
     for failure in gather(failed[:1]):
         sys.exit(f"error: {failure}. The run ends here; --resume goes on from its last checkpoint")
     return [[part[name] for name in names] for part in parts]

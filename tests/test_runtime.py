@@ -163,7 +163,7 @@ def test_the_header_names_the_command_line_only_for_flags_that_were_given(argv, 
     sizes = dict.fromkeys(("parameters", "estimated_memory_gb", "memory_gb", "training_problems", "test_problems"), 1)
     monkeypatch.setattr(sys, "argv", ["grpo.py", *argv])
     header.show(args, sizes, layers)
-    row = [line for line in capsys.readouterr().out.splitlines() if "runs/mine" in line][0]
+    row = next(line for line in capsys.readouterr().out.splitlines() if "runs/mine" in line)
     assert row.endswith("command line") == bool(argv)
 
 
