@@ -267,7 +267,7 @@ def quantity(text):
     """
     text = SHORT_POWER.sub(r"\1 ", text)
     text = re.sub(rf"\\[dtc]?frac\s?\{{{UNWRAPPED.pattern}\}}\s?\{{{UNWRAPPED.pattern}\}}$", r"\\text{\1/\2}", text)
-    currency = re.match(r"([-+]?)\s?(\\\$|[€£¥₹]|(?:Rs|USD|EUR|GBP|INR)(?=[.\s\d]))\.?\s?([-+]?)", text)
+    currency = re.match(r"([-+]?)\s?(\\\$|[€£¥₹¢]|(?:Rs|USD|EUR|GBP|INR)(?=[.\s\d]))\.?\s?([-+]?)", text)
     head = currency[1] + currency[3] + text[currency.end() :] if currency else text
     head, words, is_bare = without_words(head)
     is_cut = re.search(rf"(?:[-+=/^_(,;:]|\\(?:{OPERATORS}))$", head) is not None

@@ -87,17 +87,21 @@ def clean_gold(gold):
     return stated(clean(last_box(gold) if gold.count(r"\boxed") == 1 and last_box(gold) else gold))
 
 
-VERB = r"\b(?:is|are|was|were|equals?|has|have|takes?|needs?|costs)\b"
+VERB = r"\b(?:is|are|was|were|equals?|has|have|takes?|needs?|costs|gets?|gives?)\b"
+AROUND = re.compile(r"^(?:so|thus|hence|therefore|then)\b,?\s+|\s+is the (?:final )?answer$", re.IGNORECASE)
 STATEMENT = re.compile(rf"(.*[A-Za-z].*?)\s*(?:{VERB}|(?<=answer)(?=\s?:))[\s:]*(.+)", re.IGNORECASE)
 UNSTATED = re.compile(r"\b(?:not|no|if|than|least|most|because)\b")  # The answer is not 2
 
 
 def stated(text):
     """Return the value that a sentence states: 2 for The answer is 2. Other texts stay as they are."""
-    plain = UNWRAPPED.sub(r"\1", text)
-    found = STATEMENT.fullmatch(plain)
-    if not found or len(re.findall(VERB, plain)) > 1 or UNSTATED.search(plain):
+    sentence = UNWRAPPED.sub(r"\1", text)
+    plain = AROUND.sub("", sentence)
+    if len(re.findall(VERB, plain)) > 1 or UNSTATED.search(plain):
         return text
+    found = STATEMENT.fullmatch(plain)
+    if not found:
+        return text if plain == sentence else trim(plain)
     is_value = "answer" in found[1].lower() or re.search(r"\d", found[2])
     return trim(found[2]) if is_value else text
 
