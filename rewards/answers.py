@@ -357,29 +357,20 @@ def spelled(word):
 
 
 SCALES = [  # units that are converted into each other: how many of the smallest one each is
-    {"nm": 1, "mm": 10**6, "cm": 10**7, "m": 10**9, "km": 10**12},
-    {"in": 1, "ft": 12, "yd": 36, "mi": 63360},
-    {"mg": 1, "g": 10**3, "kg": 10**6},
-    {"oz": 1, "lb": 16},
-    {"ml": 1, "cl": 10, "dl": 100, "l": 1000},
+    {"nm": 1, "mm": 10**6, "cm": 10**7, "m": 10**9, "km": 10**12}, {"in": 1, "ft": 12, "yd": 36, "mi": 63360},
+    {"mg": 1, "g": 10**3, "kg": 10**6}, {"oz": 1, "lb": 16}, {"ml": 1, "cl": 10, "dl": 100, "l": 1000},
     {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "day": 86_400_000, "week": 604_800_000},
-    {"month": 1, "year": 12, "decade": 120, "century": 1200},
-    {"cent": 1, "dollar": 100},
+    {"month": 1, "year": 12, "decade": 120, "century": 1200}, {"cent": 1, "dollar": 100},
     {"arcsec": 1, "arcmin": 60, "degree": 3600},
-]
+]  # fmt: skip
 SCALE = {unit: (kind, factor) for kind, scale in enumerate(SCALES) for unit, factor in scale.items()}
-
-
-BETWEEN = re.compile(
+BETWEEN = re.compile(  # where 5 ft and 6 in, or 5 ft 6 in, is cut
     r"(?:\s?,)?\s?\band\s|(?:(?<=[A-Za-z¢])|(?<=[A-Za-z]\.))(?<!frac|sqrt)\s?,?\s?(?=\\?\$?\d|\\[dt]?frac)"
 )
 
 
 def measure(text):
-    r"""Return (kind, units, the sum in the smallest unit) of 5 ft 6 in, 3 days and 4 hours, or 5 ft; otherwise None.
-
-    kind: the index in SCALES and the power: (0, 2) for 5 cm^2. The sum is a text.
-    """
+    """Return ((index in SCALES, power), units, sum in the smallest unit, a text) of 5 ft 6 in or 5 ft; or None."""
     text = re.sub(rf"{BLANK}+", " ", UNWRAPPED.sub(r" \1 ", text)).strip()
     pieces = BETWEEN.split(text)
     kinds, units, total = set(), [], []

@@ -58,10 +58,7 @@ def equal_empty_sets(answer, gold):
 
 
 def equal_times(answer, gold):
-    r"""Compare clock times: 4:50 is not a ratio. If a text may be a ratio (7:38), \frac{7}{38} is also right.
-
-    A ratio that can't be a time, such as 14:76, makes both texts ratios.
-    """
+    r"""Compare clock times: 4:50 is not a ratio, except beside 14:76. For 7:38, \frac{7}{38} is also right."""
     one, other = clock(answer), clock(gold)
     if one and other:
         return same_time(one, other)
@@ -223,10 +220,7 @@ def equal_quantities(answer, gold):
 
 
 def equal_percent(answer, gold, of_gold):
-    """Compare a percentage with a number: 50% equals 0.5 and 50. of_gold: the gold is the percentage.
-
-    A number up to 1 is a share, so that 0.5% equals 0.005, and not 0.5.
-    """
+    """Compare a percentage with a number: 50% equals 0.5 and 50; 0.5% only 0.005. of_gold: it is the percentage."""
     value, golds = number(answer), values(gold)
     if value is not None and golds:
         shares = [one / 100 if of_gold else one * 100 for one in golds]
