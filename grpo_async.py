@@ -15,8 +15,8 @@ to the last bit, if both sides compute with as many threads. What the lag costs,
 What differs from grpo_stale.py: serve, the loop of the sampler's process; main asks for responses
 --lag steps before it needs them, and each request comes with the weights that are to sample it;
 --sampler_gpus; the metric time/sampler, the seconds in which the sampler worked for the step.
-time/sample are the seconds that the trainer waited for it. A snapshot's tensors are in memory that
-both processes share, so a request copies no weights; vLLM copies them to its own GPU.
+time/sample are the seconds that the trainer waited for it. Each request copies a snapshot's tensors
+to memory that both processes share (0.6 s per GiB on a CPU); vLLM copies them to its own GPU.
 
 If the sampler dies, the run ends with a checkpoint of the last complete step, and its last line
 says how to go on. If the trainer dies, the sampler ends.
@@ -307,7 +307,7 @@ def request(sampler, weights, problems, step, args):
         "logprobs": 0,  # log-probabilities of the sampled tokens only
         "flat_logprobs": True,  # fast: response.logprobs.logprobs is a plain list of numbers
     }
-    # Each problem once. The request goes to serve, which has as many arguments.
+    # Each problem once. The request reaches serve in the sampler's process.
     sampler.request(weights, problems[:: args.responses_per_prompt], step, sampling_params)
 
 

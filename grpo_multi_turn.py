@@ -250,8 +250,8 @@ def generate(llm, problems, when, args, **sampling_params):
 
     when: the step, or "test" in an evaluation. A request's seed depends on --seed, `when` and the
     problem, but not on the number of processes. vLLM derives the responses' seeds from it.
-    responses. A problem's num_used is how many tokens its conversation has already.
-    sampling_params: more for SamplingParams.
+    A problem's num_used is the number of tokens that its conversation already has.
+    sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
 

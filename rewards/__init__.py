@@ -9,7 +9,8 @@ A task offers
   is a dictionary with `messages` (the chat up to the model's turn) and `answer`. It may have `prefix` (the beginning of
   the model's turn) and `category` (accuracy is reported per category).
 - `score(response, answer)`: a dictionary with `reward` (a number), `correct` and `format` (True or False). It may have
-  `parts`, a dictionary of the numbers that the reward consists of; each is logged. It is fast and accepts any text.
+  `parts`, a dictionary of the numbers that the reward consists of; each is logged, and gdpo.py needs the same names for
+  all responses. It is fast and accepts any text.
 - `score_all(responses, answers)`: a list of these dictionaries, in order. If scoring can take long, each of them also
   has `timed_out`. A user's own file may omit this function (own.py).
 - perhaps `reply(turns, problem)`: the task's reply to the model's last turn, a string, or None if the conversation is
@@ -145,9 +146,23 @@ def scores_of(task, conversations, answers):
     return task.score_all([turns[-1] for turns in conversations], answers)
 
 
-def parts_of(score):
-    """Return the numbers that a score's reward consists of, a list; the reward itself if the task names no parts."""
-    return list(score.get("parts", {"reward": score["reward"]}).values())
+def parts_of(task, responses, scores):
+    """Return the parts of each reward, a list of numbers per response, in one order; without parts, the reward itself.
+
+    Ends the program with one line if a response has other parts than the first one. All processes must call it.
+    """
+    from runtime.processes import gather  # here, because flags.check must find bad flags before torch is loaded
+
+    parts = [score.get("parts") or {"reward": score["reward"]} for score in scores]
+    names = gather([list(parts[0])])[0]  # the order of the first process's first response
+    failed = []
+    for part, response in zip(parts, responses):
+        if set(part) != set(names):
+            which = f"the response {response.text!r:.200} the parts {list(part)}, and another one {names}"
+            failed.append(f"{getattr(task, '__file__', task)}: score() gives {which}")
+    for failure in gather(failed[:1]):
+        sys.exit(f"error: {failure}. The run ends here; --resume goes on from its last checkpoint")
+    return [[part[name] for name in names] for part in parts]
 
 
 def reply(task, turns, problem):

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
-from rewards.answers import clean, number, values
+from rewards.answers import UNWRAPPED, clean, number, trim, values
 from rewards.rows import (
     chat_of,
     check_rows,
@@ -74,8 +74,9 @@ def score_all(responses, answers):
             answer, marker = answer["golds"], answer["marker"]
         golds = [answer] if isinstance(answer, str) else answer
         golds = tuple(map(clean_gold, golds))
-        box = (stated(response, marker) or "").strip()
-        pairs.append((box if is_too_long(box, golds) else clean(box), golds))
+        box = (answer_of(response, marker) or "").strip()
+        text = box if is_too_long(box, golds) else clean(box)
+        pairs.append((stated(text) if box in answer else text, golds))
     verdicts = {pair: glance(*pair) for pair in pairs}
     undecided = [pair for pair, verdict in verdicts.items() if verdict is None]
     verdicts.update(zip(undecided, ask(undecided)))
@@ -90,7 +91,7 @@ def score_all(responses, answers):
     ]
 
 
-def stated(response, marker):
+def answer_of(response, marker):
     """Return the answer that a response states: its last box, or the line behind its last marker if that is later."""
     begins = [found.end() for found in MARKERS[marker].finditer(response)] if marker else []
     if not begins:
@@ -119,8 +120,27 @@ def last_box(text):
 
 @lru_cache(10000)
 def clean_gold(gold):
-    r"""Return `clean` of a gold; in a sentence with a box, only the box counts."""
-    return clean(last_box(gold) if gold.count(r"\boxed") == 1 and last_box(gold) else gold)
+    r"""Return `clean` of a gold; of a sentence, only the box, or the value in The answer is 2, counts."""
+    return stated(clean(last_box(gold) if gold.count(r"\boxed") == 1 and last_box(gold) else gold))
+
+
+VERB = r"\b(?:is|are|was|were|equals?|has|have|takes?|needs?|costs|gets?|gives?)\b"
+AROUND = re.compile(r"^(?:so|thus|hence|therefore|then)\b,?\s+|\s+is the (?:final )?answer$", re.IGNORECASE)
+STATEMENT = re.compile(rf"(.*[A-Za-z].*?)\s*(?:{VERB}|(?<=answer)(?=\s?:))[\s:]*(.+)", re.IGNORECASE)
+UNSTATED = re.compile(r"\b(?:not|no|if|than|least|most|because)\b")  # The answer is not 2
+
+
+def stated(text):
+    """Return the value that a sentence states: 2 for The answer is 2. Other texts stay as they are."""
+    sentence = UNWRAPPED.sub(r"\1", text)
+    plain = AROUND.sub("", sentence)
+    if len(re.findall(VERB, plain)) > 1 or UNSTATED.search(plain):
+        return text
+    found = STATEMENT.fullmatch(plain)
+    if not found:
+        return text if plain == sentence else trim(plain)
+    is_value = "answer" in found[1].lower() or re.search(r"\d", found[2])
+    return trim(found[2]) if is_value else text
 
 
 def is_too_long(answer, golds):

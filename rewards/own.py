@@ -33,12 +33,15 @@ class Problem(pydantic.BaseModel):
     category: str | int = "all"
 
 
+# The square of a larger one is infinite in float32, and so is the standard deviation of a group.
+Reward = Annotated[float, pydantic.Field(allow_inf_nan=False, ge=-1e18, le=1e18)]
+
+
 class Score(pydantic.BaseModel):
-    # The square of a larger one is infinite in float32, and so is the standard deviation of a group.
-    reward: float = pydantic.Field(allow_inf_nan=False, ge=-1e18, le=1e18)
+    reward: Reward
     correct: bool
     format: bool
-    parts: dict[str, Annotated[float, pydantic.Field(allow_inf_nan=False)]] = {}
+    parts: dict[str, Reward] = {}
 
 
 @functools.cache
