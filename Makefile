@@ -33,7 +33,7 @@ endif
 	@echo "installing $(REQUIREMENTS); this takes a few minutes"
 	$(PIP) -r $(REQUIREMENTS)
 ifeq ($(GPU),0)
-	@# vLLM's CPU build asks for these, and what comes was built for CUDA; text models do without
+	@# vLLM's CPU build asks for these, and what comes was built for CUDA; language models do without (runtime/engine.py)
 	$(PY) -c "import torchvision" 2>/dev/null || $(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 endif
 	touch $@

@@ -87,7 +87,9 @@ def load_engine(model, plan, seed):
     from vllm import LLM  # imported here: it reads the environment and takes seconds
 
     with quiet.library_notices():
-        return LLM(model=model, dtype=plan["dtype"], seed=seed, **options)
+        llm = LLM(model=model, dtype=plan["dtype"], seed=seed, **options)
+    engine.load_language_model(llm, model, plan["dtype"])
+    return llm
 
 
 def batches(requests, size):

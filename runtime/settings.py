@@ -89,6 +89,7 @@ class CommonArgs:
     lag = 0
     kl_coef = 0.0
     teacher = None
+    recurrent = False  # whether layers keep a state instead of keys and values; place sets it
 
     @property
     def has_sampler(self):
@@ -116,4 +117,4 @@ class RunArgs(CommonArgs):
     kv_cache_gb: PositiveFloat = 16.0  # GiB for the sampler's key-value cache, beside its weights
 
     # ---- run
-    stop_at_gap: bool = True  # end the run if sampler_gap jumps at the sampler's first update
+    stop_at_gap: bool = True  # end the run if sampler and trainer compute different models

@@ -292,7 +292,7 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
 
     files = {name: named(name) for name in ("open", "write_tokens", "write_samples", "close")}
     run = SimpleNamespace(write=written.append, interrupted=lambda: False, **files)
-    begun = (dataclasses.replace(args, steps=1), run, None, None, [], [])
+    begun = (dataclasses.replace(args, steps=1), run, None, None, problems, [])
     stand_ins = {
         "load_sampler": lambda args: None, "load_policy": load_policy, "log_probs": log_probs, "update": update,
         "sync_weights": named("sync"), "evaluate": named("evaluate", {}), "score": lambda *_: scores,
@@ -302,6 +302,9 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
         for name, stand_in in stand_ins.items():
             patch.setattr(trainer, name, stand_in)
         patch.setattr(trainer, "snapshot", lambda *_: None, raising=False)  # of those with a --lag
+        patch.setattr(trainer, "check_sampler", named("check"), raising=False)  # grpo_async.py's
+        for name in ("check", "compare"):
+            patch.setattr(trainer.same_model, name, named("check"))
         patch.setattr(trainer.start, "begin", lambda *_: begun)
         for name, result in (("load", (0, 0)), ("save", None)):
             patch.setattr(trainer.checkpoints, name, named(name, result))
