@@ -59,7 +59,7 @@ def test_the_notebook_of_exercises_shows_a_lesson_and_checks_it(monkeypatch, cap
     names = {}
     for cell in json.loads((EXAMPLES / "exercises.ipynb").read_text())["cells"]:
         source = "".join(cell["source"])
-        if source.startswith("!python"):
+        if source.startswith("!{sys.executable} "):
             words = source.replace("$LESSON", str(names["LESSON"])).split()
             assert python(*words[1:]).stdout.count("NOT YET") == 2
         elif cell["cell_type"] == "code" and not source.startswith("%"):
