@@ -8,7 +8,7 @@ At first it mostly guesses, and a third of its answers are right. After ten step
 the cases, and two thirds are right. Read this page from top to bottom.
 
 grpo.py computes the same and explains the objective. It has what longer runs need: flags, less
-memory, several GPUs, metrics, checkpoints. tests/test_nano_grpo.py compares both.
+memory, several GPUs, metrics, checkpoints. A test compares both.
 """
 
 import hashlib
@@ -37,10 +37,10 @@ TEMPERATURE = 1.0  # the policy is softmax(logits / TEMPERATURE)
 LEARNING_RATE = 1e-4
 CLIP_LOW, CLIP_HIGH = 0.2, 0.24  # how far a token's probability may move in a step
 BETA = 0.001  # weight of the KL term, which keeps the policy near the initial model
-MAX_GRAD_NORM = 1.0
+MAX_GRAD_NORM = 1.0  # larger gradients are scaled down to it
 MICRO_BATCH = 16  # responses in one forward pass; less needs less memory
 SEED = 0
-USE_VLLM = find_spec("vllm") is not None  # otherwise the slower generate() of transformers samples
+USE_VLLM = bool(find_spec("vllm"))  # otherwise generate() of transformers samples, more slowly
 DEVICE = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 # ------------------------------------------------------------------------------- puzzles and models
@@ -88,7 +88,9 @@ def generate(problems, n, when):
 
     when: the step, or "test". vLLM's seeds depend on it, as in grpo.py.
     """
-    return with_vllm(problems, n, when) if USE_VLLM else with_transformers(problems, n)
+    if USE_VLLM:
+        return with_vllm(problems, n, when)
+    return with_transformers(problems, n)
 
 
 def with_vllm(problems, n, when):
@@ -97,10 +99,8 @@ def with_vllm(problems, n, when):
     for problem in problems:
         prompts.append({"prompt_token_ids": problem["prompt"]})
         digest = hashlib.sha256(f"{SEED}/{when}/{problem['id']}".encode()).digest()
-        seed = int.from_bytes(digest[:6], "big")
-        params.append(
-            SamplingParams(n=n, seed=seed, temperature=TEMPERATURE, max_tokens=MAX_TOKENS)
-        )
+        sampling = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS}
+        params.append(SamplingParams(n=n, seed=int.from_bytes(digest[:6], "big"), **sampling))
     llm.reset_prefix_cache()  # its keys and values come from older weights
     responses = []
     for output in llm.generate(prompts, params, use_tqdm=False):
@@ -113,9 +113,8 @@ def with_transformers(problems, n):
     # Pad on the left, because generate() appends tokens on the right.
     batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
     batch = batch.to(DEVICE)
-    rows = policy.generate(
-        **batch, do_sample=True, temperature=TEMPERATURE, top_k=0, max_new_tokens=MAX_TOKENS
-    )
+    sampling = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 0, "top_p": 1.0}
+    rows = policy.generate(**batch, **sampling, max_new_tokens=MAX_TOKENS)
     responses = []
     for row in rows[:, batch["input_ids"].shape[1] :].tolist():
         length = row.index(END) + 1 if END in row else len(row)
@@ -157,7 +156,10 @@ def compute_advantages(rewards):
 
 
 def token_loss(new, old, ref, advantages):
-    """Compute each token's loss [N, T] from log-probabilities: now, before the step, initially."""
+    """Compute each token's loss, [N, T], from its log-probabilities, [N, T] each.
+
+    new: of the policy as it is now; old: of the policy before the step; ref: of the initial model.
+    """
     ratio = (new - old).exp()  # 1 in the first update of a step
     clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
     surrogate = torch.min(ratio * advantages, clipped * advantages)
@@ -203,10 +205,9 @@ for step in range(1, STEPS + 1):
         optimizer.step()
         optimizer.zero_grad()
 
-    if USE_VLLM:  # copy the new weights
-        llm.collective_rpc(
-            "reload_weights", kwargs={"weights_iterator": policy.state_dict().items()}
-        )
-    length = mask.sum() / len(rows)
-    print(f"step {step}: reward {rewards.mean():.3f}, {length:.0f} tokens a response", flush=True)
+    if USE_VLLM:  # copy the new weights to it
+        weights = {"weights_iterator": policy.state_dict().items()}
+        llm.collective_rpc("reload_weights", kwargs=weights)
+    about = f"gradient norm {grad_norm:.3f}, {mask.sum() / len(rows):.0f} tokens per response"
+    print(f"step {step}: reward {rewards.mean():.3f}, {about}", flush=True)
 print(f"after training: test accuracy {evaluate():.3f}", flush=True)
