@@ -38,7 +38,7 @@ LEARNING_RATE = 1e-4
 CLIP_LOW, CLIP_HIGH = 0.2, 0.24  # how far a token's probability may move in a step
 BETA = 0.001  # weight of the KL term, which keeps the policy near the initial model
 MAX_GRAD_NORM = 1.0  # larger gradients are scaled down to it
-MICRO_BATCH = 16  # responses in one forward pass; less needs less memory
+MICRO_BATCH = 32  # responses in one forward pass; fewer need less memory
 SEED = 0
 USE_VLLM = bool(find_spec("vllm"))  # otherwise generate() of transformers samples, more slowly
 DEVICE = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
@@ -110,15 +110,16 @@ def with_vllm(problems, n, when):
 
 def with_transformers(problems, n):
     prompts = [problem["prompt"] for problem in problems for _ in range(n)]
-    # Pad on the left, because generate() appends tokens on the right.
-    batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-    batch = batch.to(DEVICE)
     sampling = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 0, "top_p": 1.0}
-    rows = policy.generate(**batch, **sampling, max_new_tokens=MAX_TOKENS)
     responses = []
-    for row in rows[:, batch["input_ids"].shape[1] :].tolist():
-        length = row.index(END) + 1 if END in row else len(row)
-        responses.append(row[:length])
+    for i in range(0, len(prompts), MICRO_BATCH):
+        # Pad on the left, because generate() appends tokens on the right.
+        inputs = {"input_ids": prompts[i : i + MICRO_BATCH]}
+        inputs = tokenizer.pad(inputs, padding_side="left", return_tensors="pt").to(DEVICE)
+        rows = policy.generate(**inputs, **sampling, max_new_tokens=MAX_TOKENS)
+        for row in rows[:, inputs["input_ids"].shape[1] :].tolist():
+            length = row.index(END) + 1 if END in row else len(row)
+            responses.append(row[:length])
     return responses
 
 

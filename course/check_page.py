@@ -75,7 +75,9 @@ def verdict(page, name):
     return f"advantages are right, but the weights after a step differ from those of {name}.py: look at the loss"
 
 
-def main(page: tyro.conf.Positional[Path], script: tyro.conf.Positional[Literal["dr_grpo", "reinforce", "dapo", "grpo"]]):
+def main(
+    page: tyro.conf.Positional[Path], script: tyro.conf.Positional[Literal["dr_grpo", "reinforce", "dapo", "grpo"]]
+):
     """page: your file; script: the algorithm that it should compute."""
     wrong = verdict(page, script)
     print(f"WRONG  {page}: {wrong}" if wrong else f"PASS  {page} computes what {script}.py computes")
