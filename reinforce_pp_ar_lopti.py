@@ -124,7 +124,7 @@ from runtime import (
 )
 from runtime.chats import decode
 from runtime.clock import Clock
-from runtime.dealing import next_problems, own_part
+from runtime.dealing import balance, next_problems, own_part
 from runtime.passes import micro_batches
 from runtime.placement import place
 from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
@@ -323,7 +323,7 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight).to(getattr(torch, args.dtype))
+            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -433,6 +433,7 @@ def update(policy, optimizer, batch, step, args):
     grad_norms = []  # one per update
     for stage in args.lopti_stages.split(","):
         for minibatch in minibatches(batch, args.updates_per_step):
+            minibatch = balance(minibatch, args)  # equal work for all processes
             divisor = all_reduce(minibatch["mask"].sum())  # of both stages, on all processes
             minibatch["mask"] = in_stage(stage, minibatch, args.eta)  # the batch keeps its mask
             if all_reduce(minibatch["mask"].sum()) == 0:

@@ -20,8 +20,13 @@ def check_split(split, size=None):
 
 
 def files_of(source, split):
-    """Return the files that a path names: itself, or the folder's files for the split. None if it is a hub id."""
+    """Return the files that a path names: itself, or the folder's files for the split.
+
+    None if it is a hub id, or a folder that `save_to_disk` of the library `datasets` has written.
+    """
     path = Path(source).expanduser()
+    if is_saved(path):
+        return None  # hub_parts reads it
     if path.is_dir():
         return folder_files(path, split)
     if path.is_file():
@@ -29,6 +34,12 @@ def files_of(source, split):
     if is_written_as_path(str(source)):
         raise ValueError(f"{source} does not exist")
     return None
+
+
+def is_saved(folder):
+    """Return whether `save_to_disk` has written the folder: a data set, or a dictionary of them."""
+    is_data_set = all((folder / name).is_file() for name in ("state.json", "dataset_info.json"))
+    return is_data_set or (folder / "dataset_dict.json").is_file()
 
 
 def is_written_as_path(name):
@@ -86,10 +97,21 @@ def read_file(file):
 
 
 def hub_parts(name, *config):
-    """Return the parts of a hub data set, {name: datasets.Dataset}. config: its configuration, if it has several."""
+    """Return the parts of a hub data set, or of a saved one, {name: datasets.Dataset}.
+
+    config: the hub data set's configuration, if it has several; of a saved one, the only part to take if it is there.
+    """
     import datasets  # takes seconds, and scoring doesn't need it
 
     datasets.disable_progress_bars()
+    folder = Path(name).expanduser()
+    if is_saved(folder):
+        try:
+            saved = datasets.load_from_disk(str(folder))
+        except Exception as error:  # many kinds, of damaged files
+            raise ValueError(f"{name}, a folder of save_to_disk, could not be read: {error}") from error
+        parts = saved if isinstance(saved, dict) else {folder.resolve().name: saved}
+        return {part: parts[part] for part in parts if part in config} or parts
     try:
         return datasets.load_dataset(name, *config, trust_remote_code=False)
     except Exception as error:  # for example no network, no such id, or no such configuration

@@ -29,10 +29,13 @@ What a run leaves behind
 - curves, terminal, before_after: plots and output to look at
 - watched_tokens: the effect of an update on each token of a few responses, for tools/watch.py
 - signals: Ctrl-C, SIGTERM, a closed terminal
+- streams: output that is closed or has lost its reader
 """
 
 import sys
 from importlib.util import find_spec
+
+from runtime import streams
 
 NEEDS_VLLM = (
     "runs need vLLM: make install (Linux); on a Mac or Windows: nano_grpo.py, WSL2, a container"
@@ -44,5 +47,4 @@ if missing := [name for name in NEEDED if not find_spec(name)]:
         "(requirements-common.txt); make install puts all packages into .venv"
     )
 
-if hasattr(sys.stdout, "reconfigure"):  # a notebook's has no such method
-    sys.stdout.reconfigure(errors="replace")  # in ASCII, "?" for "–"
+streams.keep()

@@ -16,6 +16,7 @@ OPENING_TAG = r"[<\[◁][^\s<>\[\]◁▷/]+[>\]▷]"  # <think>, [THINK]
 # A special token with one of these words counts as text. Others control the chat: end of text, end
 # of turn, padding.
 TEXT_WORDS = r"think|thought|reason|answer|solution|solve|tool_"
+FIXED = {}  # keywords of every call of a chat template: strftime_now, from inputs.fix_date
 
 
 def load_task(args, tokenizer, data=rewards):
@@ -87,7 +88,7 @@ def encode(tokenizer, problem, chat_template="auto", template_options=None):
             "add_generation_prompt": True,
         }
         try:
-            text = tokenizer.apply_chat_template(**chat, **(template_options or {}))
+            text = tokenizer.apply_chat_template(**chat, **FIXED, **(template_options or {}))
         except (jinja2.TemplateError, TypeError) as error:  # TypeError: an option of another type
             raise ValueError(f"the model's chat template refuses the chat: {error}") from error
         prefix = after_prompt(text, prefix)
@@ -126,6 +127,7 @@ def around_replies(tokenizer, chat_template="auto", template_options="{}"):
         [{"role": role, "content": content} for role, content in chat],
         tokenize=False,
         add_generation_prompt=True,
+        **FIXED,
         **json.loads(template_options),
     )
     behind = text.rpartition("SECOND")[2].lstrip(" ")

@@ -21,7 +21,7 @@ BOUND_TO = os.environ.get("VLLM_CPU_OMP_THREADS_BIND")
 def options(args):
     """Return vLLM's options for a trainer on this machine. Call it before importing vLLM."""
     context = args.max_prompt_tokens + args.max_response_tokens
-    chosen = common_options(args.model, context, args.kv_cache_gb)
+    chosen = common_options(args.model, context, args.kv_cache_gb) | attention(args.dtype)
     if ON_GPU:
         chosen["enable_sleep_mode"] = True
         chosen["sleep_mode_offload_cudagraph"] = True  # otherwise its CUDA graphs stay on the GPU
@@ -78,6 +78,14 @@ def common_options(model, context, kv_cache_gb):
         chosen["enable_chunked_prefill"] = False  # seeded requests fail with it on a CPU
         chosen["max_num_batched_tokens"] = context
     return chosen
+
+
+def attention(dtype):
+    """Return the option that names vLLM's attention kernels, if vLLM's own choice would not do."""
+    # On a B200 vLLM prefers FlashInfer, whose kernels nvcc would compile at the start.
+    if ON_GPU and torch.cuda.get_device_capability()[0] == 10 and dtype != "float32":
+        return {"attention_backend": "FLASH_ATTN"}
+    return {}
 
 
 @functools.cache  # once per class
@@ -147,7 +155,8 @@ def empty_prefix_cache(llm):
 def sleep(llm):
     """Leave a GPU's memory, or a CPU's cores, to the trainer until load_weights."""
     if ON_GPU:
-        llm.sleep(level=1)  # its weights wait in main memory
+        # Drop the weights, because load_weights replaces all of them. vLLM keeps the buffers.
+        llm.sleep(level=2)
     elif threads.is_small(llm.model_config.model):
         set_num_threads(len(processes.own_cores()))
 

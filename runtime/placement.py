@@ -56,6 +56,8 @@ def place(policy, args):
         torch.compiler.config.recompile_limit = PROGRAMS
         for layer in lm.model.layers:
             layer.compile(dynamic=True)  # one program for all lengths
+        # Fuse the head's softmax, too: its float32 logits are the largest tensors of all.
+        policy.head = torch.compile(policy.head, dynamic=True)
     if processes.WORLD_SIZE > 1:
         shard(policy, getattr(torch, args.dtype))
     return policy.to(processes.DEVICE)  # on a GPU, FSDP2 has already moved the layers

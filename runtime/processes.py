@@ -35,8 +35,15 @@ def start():
 
 @functools.cache  # otherwise every model makes new groups of processes
 def mesh():
-    """Arrange the processes for FSDP2: a weight's shards are spread over all of them."""
-    return init_device_mesh(DEVICE.type, (WORLD_SIZE,))
+    """Arrange the processes for FSDP2: a weight's shards are spread over the last dimension.
+
+    On one machine, all processes share the shards. With several machines, each of them holds all
+    shards (HSDP), so that only gradients cross the slower network between machines.
+    """
+    if WORLD_SIZE == LOCAL_WORLD_SIZE:
+        return init_device_mesh(DEVICE.type, (WORLD_SIZE,))
+    shape = (WORLD_SIZE // LOCAL_WORLD_SIZE, LOCAL_WORLD_SIZE)
+    return init_device_mesh(DEVICE.type, shape, mesh_dim_names=("machine", "shard"))
 
 
 def end():

@@ -80,6 +80,7 @@ class CommonArgs:
     keep_checkpoints: PositiveInt = 3  # how many of the newest checkpoints stay on disk
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
     resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
+    track: bool = False  # also log to Weights & Biases (pip install wandb)
     dry_run: bool = False  # check everything, estimate the memory, load nothing and end
 
     # Values in scripts without these settings. They have no type, so they are not settings.

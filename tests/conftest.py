@@ -128,9 +128,9 @@ def python(*words, **options):
     return subprocess.run([sys.executable, *map(str, words)], **options)
 
 
-def run(script, *flags, processes=1, check=True, timeout=1200, env=None):
+def run(script, *flags, processes=1, check=True, timeout=1200, env=None, machines=1):
     """Runs a trainer like a user, from the repository's root; returns the finished process with its output."""
-    done = prepared.run([script, *flags], processes, timeout, env)
+    done = prepared.run([script, *flags], processes, timeout, env, machines=machines)
     if check and done.returncode:
         raise AssertionError(f"{script} ended with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
     return done
@@ -322,12 +322,12 @@ processes.end()
 """
 
 
-def run_together(function, folder, processes=2):
+def run_together(function, folder, processes=2, machines=1):
     """A test module's function(folder), in processes that can be connected as torchrun does it, without a GPU."""
     worker = Path(folder, "worker.py")
     paths = [str(ROOT), str(ROOT / "tests")]
     worker.write_text(WORKER.format(paths=paths, module=function.__module__, function=function.__name__))
-    run(worker, folder, processes=processes, timeout=900, env={"CUDA_VISIBLE_DEVICES": ""})
+    run(worker, folder, processes=processes, machines=machines, timeout=900, env={"CUDA_VISIBLE_DEVICES": ""})
 
 
 # What every step's metrics have.

@@ -21,6 +21,7 @@ import reinforce_pp
 import reinforce_pp_ar_lopti
 import rloo
 from rewards import kk, parts_of
+from runtime import measure
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -81,6 +82,26 @@ def test_equal_rewards_have_advantage_zero_exactly():
         advantages = trainer.compute_advantages(rewards, batch, args)
         alone = trainer is grpo and group == 1  # a group of one is not compared
         assert alone or torch.equal(advantages, torch.zeros(n, 2)), (trainer, group, reward)
+
+
+@pytest.mark.parametrize("trainer", [grpo, gdpo], ids=["grpo", "gdpo"])
+def test_rewards_that_differ_by_rounding_alone_have_advantage_zero(trainer):
+    """In float32 the next number after 50 is 50.000004. The formula would make an advantage of 0.98 of it.
+
+    More than a millionth of the largest reward is a difference, and so is any to 0.
+    """
+    close = [50.0, 50.000004, 50.0, 50.0]
+    assert measure.all_equal(torch.tensor([close, [-x for x in close], [0.0] * 4, [7e5, 7e5 + 0.5, 7e5, 7e5]])).all()
+    assert not measure.all_equal(torch.tensor([[50, 50.0002, 50, 50], [0, 1e-9, 0, 0], [-1, 1, -1, 1.0]])).any()
+    batch, args = {"mask": torch.ones(8, 1, dtype=torch.bool)}, arguments(trainer, responses_per_prompt=4)
+    rewards = torch.tensor([*close, 50.0, 50.0002, 50.0, 50.0])
+    rewards = rewards[:, None] if trainer is gdpo else rewards
+    advantages = trainer.compute_advantages(rewards, batch, args)[:, 0].tolist()
+    assert advantages[5] > 1
+    if trainer is gdpo:  # which normalises the step's sums once more
+        assert advantages[:4] == pytest.approx([0.0] * 4, abs=1e-6)
+    else:
+        assert advantages[:4] == [0.0] * 4
 
 
 def in_main(trainer, rewards, batch, beta, group=1):

@@ -61,6 +61,7 @@ FOLDERS = {
     "lfs": (content(WEIGHTS, LFS), "the weights can't be read: .*`git lfs pull`"),
     "broken_tokenizer": (content("tokenizer.json", "{"), "can't be loaded"),
     "gptq": (values("config.json", quantization_config={"quant_method": "gptq", "bits": 4}), "quantised"),
+    "adapter": (content("adapter_config.json", "{}"), "weights and a LoRA adapter .*tools.merge"),
     # what must not be refused
     "right": (lambda folder: None, ""),
     "angles": (weights(model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(16)), ""),
