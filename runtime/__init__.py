@@ -37,10 +37,14 @@ from importlib.util import find_spec
 
 from runtime import streams
 
-if not find_spec("tyro"):
+NEEDS_VLLM = (
+    "runs need vLLM: make install (Linux); on a Mac or Windows: nano_grpo.py, WSL2, a container"
+)
+NEEDED = "tyro pydantic psutil tqdm rich transformers matplotlib pandas fastapi".split()
+if missing := [name for name in NEEDED if not find_spec(name)]:
     sys.exit(
-        "error: this Python lacks the packages of requirements.txt. `make install` puts them into "
-        ".venv; .venv/bin/python has them, or python after `. .venv/bin/activate`"
+        f"error: {NEEDS_VLLM}. This Python, {sys.executable}, lacks {', '.join(missing)} "
+        "(requirements-common.txt); make install puts all packages into .venv"
     )
 
 streams.keep()

@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from runtime import curves, folders, ranks
+from runtime import NEEDS_VLLM, curves, folders, ranks
 
 
 def check_gpus(args):
@@ -60,6 +60,12 @@ def check_run_folders(args):
             curves.read_rows(path)  # ValueError if a row is damaged
     elif args.run_dir:
         check_new(args.run_dir)
+
+
+def check_vllm():
+    """Raise ValueError if vLLM is not installed, without importing it."""
+    if not find_spec("vllm"):
+        raise ValueError(NEEDS_VLLM)
 
 
 def check_new(run_dir):

@@ -5,7 +5,6 @@ processes must all call barrier, broadcast, gather, all_reduce and full_tensor, 
 """
 
 import functools
-import os
 from datetime import timedelta
 
 import torch
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from runtime import quiet
+from runtime import machine, quiet
 from runtime.ranks import LOCAL_RANK, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE  # noqa: F401
 
 ON_GPU = torch.cuda.is_available()
@@ -55,7 +54,7 @@ def end():
 
 def own_cores():
     """Return the numbers of this process's CPU cores: its part of the machine's."""
-    cores = sorted(os.sched_getaffinity(0))[LOCAL_RANK::LOCAL_WORLD_SIZE]
+    cores = machine.cores()[LOCAL_RANK::LOCAL_WORLD_SIZE]
     return cores or [0]  # more processes than cores
 
 

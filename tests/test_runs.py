@@ -16,10 +16,11 @@ import prepared
 import psutil
 import pytest
 import torch
-from conftest import DATA, ROOT, SMOLLM, metrics, python, run, small, until
+from conftest import DATA, ROOT, SMOLLM, metrics, parse, python, run, small, until
 
 import grpo
-from runtime import flags
+from evaluation.settings import read_settings
+from runtime import checks, flags
 from tools import family
 
 PACE = {"lr": 5e-4, "prompts_per_step": 8}  # of the runs that are compared: fast enough to see the tiny model learn
@@ -228,9 +229,28 @@ def test_what_needs_no_model_is_refused_before_torch_is_imported(flags, words, t
     assert words in done.stderr and done.stderr.count("\n") <= 1
 
 
-def test_a_python_without_the_packages_says_which_one_has_them():
-    done = python("-S", "grpo.py", "--help")
-    assert done.returncode == 1 and done.stderr.startswith("error: this Python lacks") and ".venv" in done.stderr
+WITHOUT_PACKAGES = [
+    "grpo.py --help", "dapo.py --dry_run", "evaluate.py models/kk_tiny", "-m tools.doctor", "tools/watch.py runs",
+    "tools/compare.py", "-m course.check_page nano_grpo.py grpo",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", WITHOUT_PACKAGES)
+def test_a_python_without_the_packages_says_what_to_do(command):
+    done = python("-S", *command.split())
+    assert done.returncode == 1 and done.stderr.startswith("error: runs need vLLM: make install (Linux); on a Mac")
+    assert "lacks tyro, pydantic, psutil" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_without_vllm_only_runs_are_refused(refused, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    assert "error: runs need vLLM: make install (Linux); on a Mac" in refused("grpo", *small(tmp_path / "run"))
+    with pytest.raises(ValueError, match="runs need vLLM"):
+        read_settings(["models/kk_tiny"])
+    with pytest.raises(SystemExit) as ended:
+        read_settings(["--help"])
+    assert ended.value.code == 0 and "evaluate.py" in capsys.readouterr().out
+    flags.check_settings(parse(importlib.import_module("sft")))  # it samples nothing
 
 
 def test_importing_a_script_checks_nothing(monkeypatch):
