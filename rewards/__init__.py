@@ -144,7 +144,23 @@ def scores_of(task, conversations, answers):
 
 def parts_of(score):
     """Return the numbers that a score's reward consists of, a list; the reward itself if the task names no parts."""
-    return list(score.get("parts", {"reward": score["reward"]}).values())
+    return [total(part) for part in score.get("parts", {"reward": score["reward"]}).values()]
+
+
+def total(part):
+    """Return a part of a reward: the number, or the sum of a list with a number per turn."""
+    return sum(part) if isinstance(part, list) else part
+
+
+def turn_rewards(score, num_turns):
+    """Return the reward of each turn of a conversation, a list that adds up to the score's reward.
+
+    Parts that are lists have a number per turn. The rest of the reward belongs to the last turn.
+    """
+    parts = [part for part in score.get("parts", {}).values() if isinstance(part, list)]
+    rewards = [float(sum(of_turn)) for of_turn in zip(*parts)] or [0.0] * num_turns
+    rewards[-1] += score["reward"] - sum(rewards)
+    return rewards
 
 
 def reply(task, turns, problem):
@@ -158,3 +174,19 @@ def reply(task, turns, problem):
     if said is not None and not isinstance(said, str):
         sys.exit(f"error: reply() gives a string or None, and gave {said!r:.60} to {turns[-1]!r:.60}")
     return said
+
+
+def state(task, turns, problem):
+    """Return what the model's next turn begins with, after these turns: equal states are compared by gigpo.py.
+
+    A task without state() has the problem and all turns so far as its state. Ends the program with one line if state()
+    returns something that can't be a key of a dictionary, such as a list.
+    """
+    if not hasattr(task, "state"):
+        return (problem["id"], *turns)
+    found = task.state(turns, problem)
+    try:
+        hash(found)
+    except TypeError:
+        sys.exit(f"error: state() gives a number, a text or a tuple of them, and gave {found!r:.60}")
+    return found
