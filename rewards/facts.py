@@ -8,6 +8,7 @@ shows one conversation of each kind, because SmolLM2-135M does not call tools af
 """
 
 import hashlib
+import math
 import random
 import re
 
@@ -46,7 +47,7 @@ def load(source, split, *, size=None, seed=0):
         raise ValueError("facts makes its own problems, and takes no --data or --test_data")
     rng = random.Random(f"{seed}/{split}")
     shown = [{"role": "system", "content": TOLD}]
-    for i, text in enumerate(sum(EXAMPLES, [])):
+    for i, text in enumerate([*EXAMPLES[0], *EXAMPLES[1]]):
         shown.append({"role": "assistant" if i % 2 else "user", "content": text})
     problems = []
     while len(problems) < (size or SIZE[split]):
@@ -88,13 +89,7 @@ def calculator(expression: str) -> str:
     """
     if not SUM.fullmatch(expression):
         return "error: the calculator takes numbers with + and *: calculator(2 * 11 + 32)"
-    total = 0
-    for product in expression.split("+"):
-        value = 1
-        for number in product.split("*"):
-            value *= int(number)
-        total += value
-    return str(total)
+    return str(sum(math.prod(map(int, product.split("*"))) for product in expression.split("+")))
 
 
 def reply(turns, problem):
