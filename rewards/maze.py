@@ -1,8 +1,7 @@
 """Walk through a maze of 4 × 4 squares: the model says north, south, east or west, and the reply says where it is.
 
-The walls are not shown: the model finds them by walking into them. It starts in the north-west, and the goal is in the
-south-east. There is one reward, at the end: the length of the shortest way over the number of turns. The prompt shows
-one walk.
+The walls are not shown: the model finds them by walking into them. The goal is the square in the south-east. There is
+one reward, at the end: the length of the shortest way over the number of turns. The prompt shows one walk.
 
     python gigpo.py --task rewards/maze.py --max_turns 10
 """
@@ -14,37 +13,39 @@ import re
 SIDE = 4
 TURNS = 10  # moves per walk
 NUM_WALLS = 3  # squares that are closed
+NEAREST = 3  # moves that a walk needs at least
 SIZE = {"train": 1000, "test": 60}
 MOVES = {"north": (0, -1), "south": (0, 1), "east": (1, 0), "west": (-1, 0)}  # column, row
-START, GOAL = (1, 1), (SIDE, SIDE)
+GOAL = (SIDE, SIDE)
 SQUARES = [(x, y) for y in range(1, SIDE + 1) for x in range(1, SIDE + 1)]
 TOLD = "Walk to 4,4. Answer with north, south, east or west. I say where you are: column, row."
-WALK = ["at 1,1", "east", "wall, at 1,1", "south", "at 1,2", "east", "at 2,2. A new walk: at 1,1"]
+WALK = ["at 1,1", "east", "wall, at 1,1", "south", "at 1,2", "east", "at 2,2. A new walk"]
 
 
 def load(source, split, *, size=None, seed=0):
-    """Return mazes with a way to the goal. The walls decide whether a maze is for testing, for any seed."""
+    """Return mazes with a way to the goal. The walls alone decide whether a maze is for testing, for any seed."""
     if source:
         raise ValueError("maze makes its own problems, and takes no --data or --test_data")
     rng = random.Random(f"{seed}/{split}")
-    messages = [{"role": "system", "content": TOLD}]
-    for i, text in enumerate(WALK):
-        messages.append({"role": "assistant" if i % 2 else "user", "content": text})
     problems = []
     while len(problems) < (size or SIZE[split]):
-        walls = sorted(rng.sample([one for one in SQUARES if one not in (START, GOAL)], NUM_WALLS))
+        start, *walls = rng.sample([one for one in SQUARES if one != GOAL], 1 + NUM_WALLS)
+        walls.sort()
         is_test = hashlib.sha256(repr(walls).encode()).digest()[0] < 26  # one in ten
-        length = shortest(walls)
-        if length and is_test == (split == "test"):
-            answer = {"walls": [list(wall) for wall in walls], "shortest": length}
+        length = shortest(start, walls)
+        if length and length >= NEAREST and is_test == (split == "test"):
+            answer = {"start": start, "walls": walls, "shortest": length}
+            messages = [{"role": "system", "content": TOLD}]
+            for i, text in enumerate([*WALK[:-1], f"{WALK[-1]}: at {start[0]},{start[1]}"]):
+                messages.append({"role": "assistant" if i % 2 else "user", "content": text})
             problems.append({"messages": messages, "answer": answer, "prefix": "", "category": str(length)})
     return problems
 
 
-def shortest(walls):
-    """Return the number of moves on a shortest way from START to GOAL; None if there is no way."""
-    reached = {START: 0}
-    waiting = [START]
+def shortest(start, walls):
+    """Return the number of moves on a shortest way to GOAL; None if there is no way."""
+    reached = {start: 0}
+    waiting = [start]
     while waiting:
         square = waiting.pop(0)
         for move in MOVES:
@@ -68,9 +69,9 @@ def move_of(turn):
 
 
 def walk(turns, answer):
-    """Return the squares of a walk: START, and the square after each turn. A turn that is no move stays."""
+    """Return the squares of a walk: the start, and the square after each turn. A turn that is no move stays."""
     walls = [tuple(wall) for wall in answer["walls"]]
-    squares = [START]
+    squares = [tuple(answer["start"])]
     for turn in turns:
         move = move_of(turn)
         squares.append(moved(squares[-1], move, walls) if move else squares[-1])
