@@ -16,7 +16,8 @@ A task offers
   over. turns: the texts of the model's turns so far. grpo_multi_turn.py runs such conversations; in other scripts each
   ends after its first turn.
 - perhaps `score_conversation(turns, answer)`: a dictionary like `score`'s, for tasks with `reply` whose reward
-  depends on all turns. Without it `score` reads the last turn.
+  depends on all turns. Without it `score` reads the last turn. A part may be a list, with a number per turn.
+- perhaps `state(turns, problem)`: for gigpo.py, the state in which the next turn begins, which can be a key.
 - perhaps `puzzle_of(problem)`: the puzzle's identity. If either training or test puzzles come from a file, and
   the others are generated, it keeps test puzzles out of training.
 """

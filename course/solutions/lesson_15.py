@@ -24,7 +24,7 @@ def state_advantages(returns, states):
 
 # 15.3  Too fine: A_turn is 0 everywhere, and A_episode alone is left: grpo_multi_turn.py. With
 # --episode_weight 0, nothing is learned. `shared_states` near 0 shows it. Too coarse: with one
-# state for all turns, late turns of a game are compared with early ones, whose returns differ whatever
-# the model does. With the last reply as the state, "lower" after 9 and "lower" after 13 are one
-# state, and 10 is praised or blamed for both. shared_states is near 1 then, which looks good: no
-# metric shows it, only rewards that do not rise.
+# state for all turns, late turns of a game are compared with early ones, whose returns differ
+# whatever the model does. With the last reply as the state, "lower" after 9 and "lower" after 13
+# are one state, and 10 is praised or blamed for both. shared_states is near 1 then, which looks
+# good: no metric shows it, only rewards that do not rise.
