@@ -1,6 +1,6 @@
 # make demo: a model learns to reason while you watch.  make llm: a pretrained one learns a task.  make agent: it learns
-# to use a tool.  make game: it learns a game.  make taught: one that can solve puzzles, to go on from.  make test: lint and tests.  All set up what
-# they need.
+# to use a tool.  make game: it learns a game.  make taught: one that can solve puzzles, to go on from.  make test: lint
+# and tests.  All set up what they need.
 
 PYTHON ?= python3
 VENV ?= .venv

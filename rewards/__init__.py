@@ -1,7 +1,7 @@
 """Define the tasks: problems whose answers a reward function can check.
 
-Each of kk.py, math.py, countdown.py, hitab.py, gym.py, calculator.py, guess.py and largest.py is a task, and so is a
-user's own file (own.py). The other modules are parts of them.
+Each of kk.py, math.py, countdown.py, hitab.py, gym.py, calculator.py, guess.py, maze.py, facts.py and largest.py is a
+task, and so is a user's own file (own.py). The other modules are parts of them.
 
 A task offers
 
