@@ -12,7 +12,7 @@ from helpers import arguments
 from transformers import AutoTokenizer
 
 import grpo_multi_turn
-from rewards import calculator, facts, guess, maze, own, scores_of, turn_rewards
+from rewards import calculator, facts, guess, maze, own, parts_of, scores_of, turn_rewards
 from runtime.chats import encode, encode_reply
 
 # Two of three of kk_tiny's turns get a reply, at most twice, so that conversations end after one, two or three turns.
@@ -260,7 +260,7 @@ def test_the_reward_of_a_game():
         (["8", ""], 3, 0.0, 0.5 * 1 / 5),
     ):
         found = guess.score_conversation(turns, number)
-        assert found["parts"] == pytest.approx({"won": won, "sense": sense}) and found["correct"] == (won > 0)
+        assert parts_of(found) == pytest.approx([won, sense]) and found["correct"] == (won > 0)
         assert found["reward"] == pytest.approx(won + sense)
         assert scores_of(guess, [turns], [number]) == [found]
 
