@@ -1,7 +1,7 @@
 """Define the tasks: problems whose answers a reward function can check.
 
-Each of kk.py, math.py, countdown.py, hitab.py, gym.py, calculator.py, guess.py and largest.py is a task, and so is a
-user's own file (own.py). The other modules are parts of them.
+Each of kk.py, math.py, countdown.py, hitab.py, gym.py, calculator.py, guess.py, maze.py, facts.py and largest.py is a
+task, and so is a user's own file (own.py). The other modules are parts of them.
 
 A task offers
 
@@ -17,7 +17,8 @@ A task offers
   over. turns: the texts of the model's turns so far. grpo_multi_turn.py runs such conversations; in other scripts each
   ends after its first turn.
 - perhaps `score_conversation(turns, answer)`: a dictionary like `score`'s, for tasks with `reply` whose reward
-  depends on all turns. Without it `score` reads the last turn.
+  depends on all turns. Without it `score` reads the last turn. A part may be a list, with a number per turn.
+- perhaps `state(turns, problem)`: for gigpo.py, the state in which the next turn begins, which can be a key.
 - perhaps `puzzle_of(problem)`: the puzzle's identity. If either training or test puzzles come from a file, and
   the others are generated, it keeps test puzzles out of training.
 """
@@ -169,7 +170,23 @@ def parts_of(task, responses, scores):
             failed.append(f"{getattr(task, '__file__', task)}: score() gives {which}")
     for failure in gather(failed[:1]):
         sys.exit(f"error: {failure}. The run ends here; --resume goes on from its last checkpoint")
-    return [[part[name] for name in names] for part in parts]
+    return [[total(part[name]) for name in names] for part in parts]
+
+
+def total(part):
+    """Return a part of a reward: the number, or the sum of a list with a number per turn."""
+    return sum(part) if isinstance(part, list) else part
+
+
+def turn_rewards(score, num_turns):
+    """Return the reward of each turn of a conversation, a list that adds up to the score's reward.
+
+    Parts that are lists have a number per turn. The rest of the reward belongs to the last turn.
+    """
+    parts = [part for part in score.get("parts", {}).values() if isinstance(part, list)]
+    rewards = [float(sum(of_turn)) for of_turn in zip(*parts)] or [0.0] * num_turns
+    rewards[-1] += score["reward"] - sum(rewards)
+    return rewards
 
 
 def reply(task, turns, problem):
@@ -183,3 +200,19 @@ def reply(task, turns, problem):
     if said is not None and not isinstance(said, str):
         sys.exit(f"error: reply() gives a string or None, and gave {said!r:.60} to {turns[-1]!r:.60}")
     return said
+
+
+def state(task, turns, problem):
+    """Return what the model's next turn begins with, after these turns: equal states are compared by gigpo.py.
+
+    A task without state() has the problem and all turns so far as its state. Ends the program with one line if state()
+    returns something that can't be a key of a dictionary, such as a list.
+    """
+    if not hasattr(task, "state"):
+        return (problem["id"], *turns)
+    found = task.state(turns, problem)
+    try:
+        hash(found)
+    except TypeError:
+        sys.exit(f"error: state() gives a number, a text or a tuple of them, and gave {found!r:.60}")
+    return found

@@ -41,7 +41,7 @@ class Score(pydantic.BaseModel):
     reward: Reward
     correct: bool
     format: bool
-    parts: dict[str, Reward] = {}
+    parts: dict[str, Reward | list[Reward]] = {}  # a list has a number per turn
 
 
 @functools.cache
@@ -98,6 +98,12 @@ def load(name, task, source, split, size, seed):
             raise ValueError(f"{name}: reply() fails on an empty turn: {said(error)}") from error
         if reply is not None and not isinstance(reply, str):
             raise ValueError(f"{name}: reply() must give a string or None, and gave {reply!r:.60}")
+    if hasattr(task, "state"):
+        for turns in ([], [""]):
+            try:
+                hash(task.state(turns, complete[0]))
+            except (Exception, SystemExit) as error:
+                raise ValueError(f"{name}: state() must give a key; after {turns}: {said(error)}") from error
     if not isinstance(scores, list) or len(scores) != 1:
         raise ValueError(f"{name}: score_all() must give a list with a score for each response, not {scores!r:.60}")
     as_model(Score, scores[0], f"{name}: what score() gives")
@@ -115,6 +121,9 @@ def check_scores(task, scores, responses):
     for score, response in zip(scores, responses):
         said = response[0] if len(response) == 1 else response
         as_model(Score, score, f"{name}: what score() gives the response {said!r:.200}")
+        for part, value in score.get("parts", {}).items():
+            if isinstance(value, list) and len(value) != len(response):
+                raise ValueError(f"{name}: part {part!r} of a score has {len(value)} numbers for {len(response)} turns")
 
 
 def as_model(model, found, what):
