@@ -290,7 +290,7 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
         to_update.update(old_logp=batch["old_logp"], entropy=batch["entropy"])  # as reinforce.py's does
         return {}
 
-    files = {name: named(name) for name in ("open", "write_tokens", "write_samples", "close")}
+    files = {name: named(name) for name in ("open", "begin_step", "write_tokens", "write_samples", "close")}
     run = SimpleNamespace(write=written.append, interrupted=lambda: False, **files)
     begun = (dataclasses.replace(args, steps=1), run, None, None, [], [])
     stand_ins = {
