@@ -41,7 +41,7 @@ class Judge:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         self.process = subprocess.Popen(
             # -P: the working folder is not on the path, as in a trainer. Ctrl-C does not reach its process group.
-            [sys.executable, "-P", "-m", "rewards.judge", self.file, str(theirs.fileno())],
+            [sys.executable, "-u", "-P", "-m", "rewards.judge", self.file, str(theirs.fileno())],
             env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
             process_group=0,
         )  # fmt: skip

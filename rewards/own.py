@@ -154,7 +154,7 @@ def call(task, name, text, answer):
         if not task.judge.has_warned:
             task.judge.has_warned = True
             print(f"warning: {task.__file__}: {name}() took longer than --score_timeout, {task.judge.seconds:g} s, or "
-                  f"ended its process, on {text!r:.60}: such responses count as timed_out")  # fmt: skip
+                  f"ended its process, on {str(text)[:60]!r}: such responses count as timed_out")  # fmt: skip
         return TIMED_OUT
 
 
@@ -189,7 +189,7 @@ def failure(file, name, text, error):
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f" in line {lines[-1]}" if lines else ""
     turn = text[-1] if isinstance(text, list) and text else text
-    return " ".join(f"{file}: {name}() fails{where} on {turn!r:.60}: {said(error)}".split())
+    return " ".join(f"{file}: {name}() fails{where} on {turn[:60]!r}: {said(error)}".split())
 
 
 def as_model(model, found, what):

@@ -356,7 +356,7 @@ def until(happens, seconds=120):
 
 def task_settings(task, data, **changes):
     fixed = {"task": task, "data": "", "test_data": "", "people": "2-3", "numbers": "3-4", "chat_template": "auto"}
-    sizes = {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0, "has_sampler": True}
+    sizes = {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0, "has_sampler": True, "score_timeout": 60.0}
     return SimpleNamespace(**fixed | sizes | data[task] | changes)
 
 
