@@ -249,7 +249,7 @@ def test_what_a_task_of_ones_own_can_do_to_a_run(a_task, tokenizer, capfd):
     assert answers == [{"n": 1}] * 5 and train[0]["answer"] == {"n": 0}
     said = capfd.readouterr().out
     assert "seen\n" in said and said.count("longer than --score_timeout, 0.5 s, or ended its process, on 'hangs'") == 1
-    for text, error in {"leaves": "in line 22 on 'leaves': SystemExit: no", "odd": "on 'odd': AttributeError"}.items():
+    for text, error in {"leaves": "in line 21 on 'leaves': SystemExit: no", "odd": "on 'odd': AttributeError"}.items():
         with pytest.raises(TaskError, match=rf"^{args.task}: score\(\) fails {error}"):
             scores_of(task, [[""], [text]], answers[:2])
     task.judge.end()
@@ -295,10 +295,10 @@ def test_a_task_in_two_files_imports_its_sibling_later_too(a_task, tokenizer, tm
 
 def test_problems_of_ones_own_that_are_test_problems_are_not_trained_on(a_task, tokenizer, capsys):
     """The answer counts: in a game it may be all that differs. If nothing is left, a warning says so."""
-    same = LOAD.replace("asked + [n]", "n % 5").replace("Count to {n}", "Count")
+    same = LOAD.replace("asked + [n]", "n % 5").replace("Count to {n}", "Count") + SCORE
     for size, left, says in (
         (9, 7, "warning: every problem to train on is a test problem, too"),
-        (2, 4, "train: 3 of 7"),
+        (2, 3, "train: 4 of 7"),
     ):
         _, train, _ = load_task(a_task(same.replace("range(2, 9)", "range(2, 9)[:size]"), eval_size=size), tokenizer)
         assert len(train) == left and says in capsys.readouterr().out
