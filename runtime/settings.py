@@ -112,6 +112,7 @@ class RunArgs(CommonArgs):
     operations: str = "1"  # calculator: how many in a problem, within 1-3: "1" or "2-3"
     gym: str = "letter_counting"  # gym: generators of reasoning-gym: "letter_counting,chain_sum"
     gym_options: str = "{}"  # gym: their parameters as JSON: '{"max_words": 3}'
+    score_timeout: PositiveFloat = 60.0  # own task: seconds for a call of score(), then it is ended
 
     # ---- machine
     kv_cache_gb: PositiveFloat = 16.0  # GiB for the sampler's key-value cache, beside its weights

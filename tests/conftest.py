@@ -291,7 +291,7 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
         to_update.update(old_logp=batch["old_logp"], entropy=batch["entropy"])  # as reinforce.py's does
         return {}
 
-    files = {name: named(name) for name in ("open", "write_tokens", "write_samples", "close")}
+    files = {name: named(name) for name in ("open", "begin_step", "write_tokens", "write_samples", "close")}
     run = SimpleNamespace(write=written.append, interrupted=lambda: False, **files)
     begun = (dataclasses.replace(args, steps=1), run, None, None, problems, [])
     stand_ins = {
@@ -360,7 +360,7 @@ def until(happens, seconds=120):
 
 def task_settings(task, data, **changes):
     fixed = {"task": task, "data": "", "test_data": "", "people": "2-3", "numbers": "3-4", "chat_template": "auto"}
-    sizes = {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0, "has_sampler": True}
+    sizes = {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0, "has_sampler": True, "score_timeout": 60.0}
     return SimpleNamespace(**fixed | sizes | data[task] | changes)
 
 
