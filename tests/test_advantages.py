@@ -22,7 +22,7 @@ import reinforce
 import reinforce_pp
 import reinforce_pp_ar_lopti
 import rloo
-from rewards import kk, parts_of
+from rewards import TaskError, kk, parts_of
 from runtime import measure
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -181,7 +181,7 @@ def test_gdpos_parts_are_mixed_by_their_names():
     assert parts_of(task, said, [{"reward": 1, "parts": part} for part in parts]) == [[1, 0], [0, 1]]
     assert parts_of(task, said, [{"reward": 3.0, "parts": {}}, {"reward": 2.0}]) == [[3.0], [2.0]]
     for other in ({"form": 1}, {"form": 1, "answer": 2, "length": 3}, {"form": 1, "length": 0}, {}):
-        with pytest.raises(SystemExit, match=r"^error: my_task.py: .*'second' .* another one \['form', 'answer'\]"):
+        with pytest.raises(TaskError, match=r"^my_task.py: .*'second' .* another one \['form', 'answer'\]"):
             parts_of(task, said, [{"reward": 1, "parts": parts[0]}, {"reward": 1, "parts": other}])
 
 
