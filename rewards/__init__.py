@@ -189,6 +189,7 @@ def scores_of(task, conversations, answers):
         found = [task.score_conversation(turns, answer) for turns, answer in zip(conversations, answers)]
     else:
         found = task.score_all([turns[-1] for turns in conversations], answers)
+    if not hasattr(task, "scores_one_by_one"):
         own.check_scores(task, found, conversations)
     ended = {"correct": False, "format": False, "timed_out": True}
     complete = [score for score in found if score is not own.TIMED_OUT]
