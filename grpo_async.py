@@ -15,8 +15,8 @@ to the last bit, if both sides compute with as many threads. What the lag costs,
 What differs from grpo_stale.py: serve, the loop of the sampler's process; main asks for responses
 --lag steps before it needs them, and each request comes with the weights that are to sample it;
 --sampler_gpus; the metric time/sampler, the seconds in which the sampler worked for the step.
-time/sample are the seconds that the trainer waited for it. A snapshot's tensors are in memory that
-both processes share, so a request copies no weights; vLLM copies them to its own GPU.
+time/sample are the seconds that the trainer waited for it. Snapshots are made in memory that both
+processes share (timed as sync), so a request copies no weights; vLLM copies them to its own GPU.
 
 If the sampler dies, the run ends with a checkpoint of the last complete step, and its last line
 says how to go on. If the trainer dies, the sampler ends.
@@ -142,11 +142,13 @@ from runtime import (
     processes,
     quiet,
     records,
+    same_model,
     start,
 )
 from runtime.chats import decode
 from runtime.clock import Clock
 from runtime.dealing import balance, next_problems, own_part
+from runtime.families import text_only
 from runtime.passes import micro_batches
 from runtime.placement import place
 from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
@@ -185,19 +187,20 @@ class Policy(nn.Module):
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
-        """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
-        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
-        # weights' dtype. autocast rounds only the inputs of matrix products.
-        embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
+        """Compute the final hidden state of every token, the input of the head: [N, T, D].
+
+        The residual stream stays float32, whatever the weights' dtype: place makes the embeddings
+        float32, and autocast rounds only the inputs of matrix products.
+        """
         # Length of the prefix that all rows have in common; 0 if sharing it saves no time.
         length = passes.length_to_share(ids, mask, self.args)
         if length > 0:  # run the prefix once; result and gradient are the same
-            return passes.with_shared_prompt(self.lm.model, embedded, length)
-        return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+            return passes.with_shared_prompt(self.lm.model, ids, length)
+        return self.lm.model(ids, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
         """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
-        logits = self.lm.lm_head(states).float()  # [n, vocabulary]
+        logits = passes.logits(self.lm, states)  # [n, vocabulary] in float32
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ avoids a copy
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
         entropy = torch.zeros_like(logp)
@@ -215,7 +218,8 @@ def to_rows(values, mask):
 def load_policy(args, trained):
     """Load the model to train, in float32, or the frozen reference model, in --dtype."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
-    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
+    # If the model also reads images, text_only leaves that part out.
+    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
     policy = Policy(lm, args)
     policy.requires_grad_(trained)
     if trained and args.lora_rank > 0:
@@ -307,7 +311,7 @@ def request(sampler, weights, problems, step, args):
         "logprobs": 0,  # log-probabilities of the sampled tokens only
         "flat_logprobs": True,  # fast: response.logprobs.logprobs is a plain list of numbers
     }
-    # Each problem once. The request goes to serve, which has as many arguments.
+    # Each problem once. The request reaches serve in the sampler's process.
     sampler.request(weights, problems[:: args.responses_per_prompt], step, sampling_params)
 
 
@@ -322,7 +326,10 @@ def serve(args, next_request, answer):
         weights, problems, when, sampling_params = next_request()
         started = time.perf_counter()
         sync_weights(weights, llm)
-        responses = generate(llm, problems, when, args, **sampling_params)
+        if when == "check":  # see check_sampler
+            responses = [same_model.ten_tokens(llm, problems[0])]
+        else:
+            responses = generate(llm, problems, when, args, **sampling_params)
         answer(when, (responses, time.perf_counter() - started))
 
 
@@ -367,6 +374,16 @@ def sync_weights(weights, llm):
     """Copy a snapshot's weights to vLLM, one tensor at a time."""
     on_device = ((name, weight.to(DEVICE)) for name, weight in weights.items())
     engine.load_weights(llm, on_device)  # replaces all weights; wakes vLLM up
+
+
+def check_sampler(policy, sampler, problem, args):
+    """End the run if policy, transformers and vLLM compute different models."""
+    with same_model.changed_weights(policy):
+        sampler.request(snapshot(policy, args), [problem], "check", {})
+        answer = sampler.receive("check")
+        if answer is not None:  # otherwise the sampler has died, and the first step says so
+            [response], _ = answer
+            same_model.compare(policy, problem, args, response)
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -525,6 +542,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
+@records.task_may_fail
 def evaluate(sampler, weights, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -579,6 +597,7 @@ def main():
     policy.versions = versions
     if not sampler.receive("loaded"):  # a run that is to be resumed stays as it is
         sys.exit(f"error: the sampler's process ended {sampler.how_it_ended()} while it loaded")
+    check_sampler(policy, sampler, train[0], args)
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(sampler, versions[-1], task, test, step, run, args)})
@@ -588,6 +607,8 @@ def main():
     requested, num_requested = step, num_used  # steps and problems
     saved = step
     while step < args.steps and not run.interrupted():
+        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
         step += 1
         clock = Clock()  # times each phase
 

@@ -24,6 +24,7 @@ from evaluation.tables import (
     tables_of,
     write,
 )
+from rewards import TaskError
 from runtime import checks, files, flags, machine, records
 from runtime.processes import ON_GPU
 
@@ -51,12 +52,14 @@ def prepare(argv):
 
 @contextlib.contextmanager
 def stops_in_one_line(out):
-    """End the program with one line at Ctrl-C, and if `out` can't be written."""
+    """End the program with one line at Ctrl-C, if a user's task fails, and if `out` can't be written."""
     way_on = f"the same command goes on from what is in {out}/responses"
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(f"stopped; {way_on}")
+    except TaskError as error:
+        sys.exit(f"error: {error}; {way_on}")
     except Exception as error:
         if not files.why_full(error):
             raise
@@ -80,7 +83,7 @@ def main():
             rows.append(row)
             values.append(of_columns)
             responses.append(of_problems)
-    comparisons = compare_with_last(rows, values, columns) if args.versus else []
+    comparisons = compare_with_last(rows, values, columns, problems) if args.versus else []
     if args.words:
         add_words(rows, responses, args)
     papers = rows_of_papers(args) if args.paper else []

@@ -51,6 +51,7 @@ class Args:
     operations: str | None = None  # calculator: operations per problem, from 1 to 3: "1" or "2-3"
     gym: str | None = None  # gym: generators of reasoning-gym: "letter_counting,chain_sum"
     gym_options: str | None = None  # gym: their parameters as JSON: '{"max_words": 3}'
+    score_timeout: PositiveFloat = 60.0  # own task: seconds for a call of score(), then it is ended
     limit: PositiveInt | None = None  # problems per column (own generator: in all); None: all or 100-512
 
     # ---- sampling

@@ -23,6 +23,7 @@ from typing import Annotated, TypedDict
 import tyro
 
 from rewards import OPTIONS, check_options, find_task
+from rewards import TASKS as REWARD_TASKS
 from runtime import checks, files, folders, machine, ranks, threads
 from runtime.chats import read_template_options
 from runtime.ranks import RANK
@@ -168,6 +169,8 @@ def check_options_given(argv, args):
         if task != args.task:
             for name in given(argv, names):
                 raise ValueError(f"--{name} is of --task {task}, not of {args.task}")
+    if args.task in REWARD_TASKS and given(argv, ["score_timeout"]):
+        raise ValueError(f"--score_timeout is of tasks in files of one's own, not of {args.task}")
 
 
 def merged(layers):

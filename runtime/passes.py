@@ -113,9 +113,9 @@ def prompts_can_be_shared(args):
     """Return whether the prompt of a group may be computed once.
 
     Under gradient checkpointing transformers keeps no keys and values. Compiled layers would have
-    to be compiled again for them.
+    to be compiled again for them. Recurrent layers overwrite their state.
     """
-    return not (args.gradient_checkpointing or args.compile)
+    return not (args.gradient_checkpointing or args.compile or args.recurrent)
 
 
 def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
@@ -137,19 +137,19 @@ def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
     return passes, cost
 
 
-def with_shared_prompt(model, embedded, length):
+def with_shared_prompt(model, ids, length):
     """Compute the last layer's output for every token, [N, T, D], and the prompt only once.
 
-    model: a transformer without its head; embedded [N, T, D]: the tokens' embeddings, of which all
-    rows share the first `length`. These go through the model for the first row alone, and their
-    keys and values are repeated for the N rows. Gradients flow back through the repeated keys and
-    values into the single prompt.
+    model: a transformer without its head; ids [N, T]: the tokens, of which all rows share the first
+    `length`. These go through the model for the first row alone, and their keys and values are
+    repeated for the N rows. Gradients flow back through the repeated keys and values into the
+    single prompt.
     """
-    num_rows = len(embedded)
-    prompt = model(inputs_embeds=embedded[:1, :length], use_cache=True)
+    num_rows = len(ids)
+    prompt = model(ids[:1, :length], use_cache=True)
     cache = prompt.past_key_values
     cache.batch_repeat_interleave(num_rows)
-    rest = model(inputs_embeds=embedded[:, length:], past_key_values=cache)
+    rest = model(ids[:, length:], past_key_values=cache)
     of_prompt = prompt.last_hidden_state.expand(num_rows, -1, -1)
     return torch.cat([of_prompt, rest.last_hidden_state], 1)
 
@@ -180,6 +180,23 @@ def shared_prompt_length(ids, mask):
     is_shared = (ids == ids[0]).all(0) & ~mask.any(0)  # [T]
     from_the_start = is_shared[:-1].cumprod(0)  # 1 until the first position that is not shared
     return int(from_the_start.sum())
+
+
+# ------------------------------------------------------------------------------------------- logits
+
+
+def logits(lm, states):
+    """Compute the logits of states [n, D], the inputs of the head: [n, vocabulary] in float32.
+
+    Most families take the head's output. Some divide it (Granite), or cap it (Gemma 2 and 4), which
+    transformers does after the head.
+    """
+    logits = lm.lm_head(states).float()
+    if scale := getattr(lm.config, "logits_scaling", None):
+        logits = logits / scale
+    if cap := getattr(lm.config, "final_logit_softcapping", None):
+        logits = cap * (logits / cap).tanh()
+    return logits
 
 
 # ------------------------------------------------------------------------------------------- chunks

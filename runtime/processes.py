@@ -93,6 +93,11 @@ def all_reduce(value, op=dist.ReduceOp.SUM):
     return value.item()
 
 
+def own_shard(tensor):
+    """Return this process's shard of a tensor, with the same memory; without FSDP2, the tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def full_tensor(tensor):
     """Return the whole tensor, without gradient, if FSDP2 keeps only a shard in each process."""
     tensor = tensor.detach()

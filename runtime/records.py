@@ -5,6 +5,7 @@ docs/metrics.md says what each file holds.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
+from rewards import TaskError
 from runtime import (
     before_after,
     checkpoints,
@@ -140,6 +142,7 @@ class Records:
         self.has_warned = set()  # of what
         self.gaps = []  # sampler_gap of each step, since the start or since the run was resumed
         self.problem = ""  # why the run ends early with exit code 1
+        self.to_save = ()  # the arguments of checkpoints.save that begin_step got
 
     def open(self, step):
         """Open the files; from now on Ctrl-C or SIGTERM ends the run after a step.
@@ -151,6 +154,7 @@ class Records:
         if processes.RANK == 0:
             self.open_files(step)
         self.asked_to_stop = signals.catch()  # a list: empty, or the signal's name
+        self.usual_hook, sys.excepthook = sys.excepthook, self.at_exception
 
     def interrupted(self):
         """Return whether Ctrl-C or SIGTERM reached any process. All processes must call it."""
@@ -251,6 +255,25 @@ class Records:
         self.asked_to_stop.append("an error")
         self.problem = f"error: {problem}"
 
+    def begin_step(self, *to_save):
+        """Remember the arguments of checkpoints.save, in case the task fails in this step."""
+        self.to_save = to_save
+
+    def at_exception(self, kind, error, traceback):
+        """End the run with a checkpoint of its last complete step if the task has failed.
+
+        Python calls it at an exception that nothing has caught. rewards.score raises a TaskError
+        in all processes, before the step's update.
+        """
+        if kind is not TaskError or not self.to_save:
+            return self.usual_hook(kind, error, traceback)
+        self.fail(str(error))
+        step = self.to_save[3]
+        saved = [folders.step_of(folder) for folder in folders.complete(self.folder)]
+        if processes.broadcast(step > 0 and step not in saved):
+            checkpoints.save(*self.to_save)
+        self.close(step)
+
     def write_samples(self, step, problems, responses, scores):
         """Save the first two responses to each of the first two problems, with their scores."""
         group = self.args.responses_per_prompt
@@ -330,6 +353,21 @@ class Records:
             return f"{text}\n{folders.how_to_go_on(self.folder)}"
         more = "" if step < self.args.steps else f" --steps N, with N above {step}"
         return f"{text}\nto go on: --resume {self.folder}{more}"
+
+
+def task_may_fail(evaluate):
+    """Decorate evaluate: if the task fails, it returns {}, and the run ends after this step."""
+
+    @functools.wraps(evaluate)
+    def evaluated(*arguments):
+        run = arguments[-2]
+        try:
+            return evaluate(*arguments)
+        except TaskError as error:
+            run.fail(str(error))
+            return {}
+
+    return evaluated
 
 
 def example(problem, response, score):

@@ -89,6 +89,7 @@ class CommonArgs:
     lag = 0
     kl_coef = 0.0
     teacher = None
+    recurrent = False  # whether layers keep a state instead of keys and values; place sets it
 
     @property
     def has_sampler(self):
@@ -111,9 +112,10 @@ class RunArgs(CommonArgs):
     operations: str = "1"  # calculator: how many in a problem, within 1-3: "1" or "2-3"
     gym: str = "letter_counting"  # gym: generators of reasoning-gym: "letter_counting,chain_sum"
     gym_options: str = "{}"  # gym: their parameters as JSON: '{"max_words": 3}'
+    score_timeout: PositiveFloat = 60.0  # own task: seconds for a call of score(), then it is ended
 
     # ---- machine
     kv_cache_gb: PositiveFloat = 16.0  # GiB for the sampler's key-value cache, beside its weights
 
     # ---- run
-    stop_at_gap: bool = True  # end the run if sampler_gap jumps at the sampler's first update
+    stop_at_gap: bool = True  # end the run if sampler and trainer compute different models

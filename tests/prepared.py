@@ -50,7 +50,11 @@ def run_here(words, environment, stdout, stderr, root):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
     sys.argv = list(words)
     sys.path[0:0] = [str(root)]
-    runpy.run_path(words[0], run_name="__main__")
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except Exception:  # multiprocessing would print it without asking the hook
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
 
 
 def run(words, processes=1, timeout=1200, env=None, root=ROOT, machines=1):

@@ -168,6 +168,33 @@ def test_shared_memory_that_is_too_small_is_refused(monkeypatch):
     checks.check_model(grpo_stale.Args(model=str(KK_TINY), dtype="float32", max_response_tokens=256), 1024)
 
 
+def answers(args, next_request, answer):
+    """A sampler whose answers are 1 MiB large. Each says how long the one before took to be sent."""
+    seconds = 0.0
+    while True:
+        (when,) = next_request()
+        began = time.perf_counter()
+        answer(when, (seconds, bytes(2**20)))
+        seconds = time.perf_counter() - began
+
+
+def test_answers_do_not_wait_for_the_trainer():
+    """A pipe holds 256 KiB. The trainer asks for four steps and is busy for a second, and the sampler goes on."""
+    sampler = SamplerProcess(answers, SimpleNamespace(model="models/kk_tiny", sampler_gpus=""))
+    sampler.request(0)
+    assert sampler.receive(0)[0] == 0
+    for step in range(1, 5):
+        sampler.request(step)
+    time.sleep(1)
+    assert all(sampler.receive(step)[0] < 0.5 for step in range(1, 5))
+    sampler.process.kill()
+    assert sampler.receive(5) is None and sampler.receive(6) is None
+    assert sampler.how_it_ended() == "ended with exit code -9"
+    began = time.perf_counter()
+    sampler.end()
+    assert time.perf_counter() - began < 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("lag", "number"), [(1, signal.SIGKILL), (2, signal.SIGTERM)])
 def test_a_run_that_is_resumed_after_a_death_is_it_too(in_turns, lag, number, tmp_path):

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, run_together, write_rows
+from conftest import KK_TINY, ROOT, run, run_together, small, write_rows
 from helpers import SIZES, adamw, arguments, flat, learn, policy_and_optimizer, refused
 from transformers import AutoTokenizer
 
@@ -344,6 +344,66 @@ def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, m
     for args in chosen:
         records.take_folder(args)
     assert [args.run_dir[-2:] for args in chosen] == ["00", "01"] and slept == [1]
+
+
+FAILS = """
+import os
+from rewards import kk
+
+CALLS = 0
+
+def load(source, split, *, size=None, seed=0):
+    return kk.load(None, split, people="2", size=size or 48, seed=seed)
+
+def score(response, answer):
+    global CALLS
+    CALLS += 1
+    if CALLS == AT and os.environ.get("RANK", "1") == "1":
+        raise RuntimeError("nothing\\nmore")
+    return {**kk.score(response, answer), "reward": float(len(response) % 7)}
+"""
+
+
+def failing_run(folder, at, script="grpo.py", processes=1, **changes):
+    """A run whose task raises at its `at`-th call of score in the last process. Gives what it left."""
+    task = folder / "fails.py"
+    task.write_text(f"AT = {at}\n{FAILS}")
+    settings = {"steps": 4, "eval_every": 2, "save_every": 9, "task": task} | changes
+    ended = run(script, *small(folder / "run", **settings), processes=processes, check=False)
+    last = ended.stderr.splitlines()[-1]
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr, ended.stderr[-2000:]
+    assert last.startswith(f"error: {task}: score() fails in line 15 on ") and "RuntimeError: nothing more" in last
+    rows = [row["step"] for row in curves.read_rows(folder / "run" / "metrics.jsonl")]
+    positions = [files.read_object(path / "trainer_state.json") for path in folders.complete(folder / "run")]
+    return (folder / "run" / "ended.txt").read_text(), rows, [(one["step"], one["n_used"]) for one in positions]
+
+
+def test_a_task_that_raises_in_one_process_ends_all_with_the_steps_before(tmp_path):
+    """The check makes two calls, each evaluation two in a process, and each step eight."""
+    ended, rows, checkpoint = failing_run(tmp_path, 2 + 2 + 8 + 8 + 2 + 3, processes=2)
+    assert ended.startswith("stopped by an error after step 2") and f"--resume {tmp_path}/run" in ended
+    assert (rows, checkpoint) == ([0, 1, 2], [(2, 8)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["ppo.py", "dapo.py", "grpo_async.py", "grpo_stale.py"])
+def test_a_task_that_raises_ends_every_script_with_the_steps_before(script, tmp_path):
+    """And a resumed run equals one that did not end."""
+    more = {"max_refills": 0} if script == "dapo.py" else {}
+    assert failing_run(tmp_path, 2 + 4 + 16 + 16 + 4 + 5, script, **more)[1:] == ([0, 1, 2], [(2, 8)])
+    (tmp_path / "fails.py").write_text(f"AT = 0\n{FAILS}")
+    run(script, "--resume", tmp_path / "run")
+    run(script, *small(tmp_path / "whole", steps=4, eval_every=2, save_every=9, task=tmp_path / "fails.py", **more))
+    ended, whole = (Path(tmp_path, name, "checkpoints", "step_000004") for name in ("run", "whole"))
+    assert (ended / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_task_that_raises_in_an_evaluation_loses_no_step(tmp_path):
+    """The evaluation after step 2: the row of step 2 is there, without it. At the start there is nothing to lose."""
+    assert failing_run(tmp_path, 2 + 4 + 16 + 16 + 2)[1:] == ([0, 1, 2], [(2, 8)])
+    (tmp_path / "start").mkdir()
+    assert failing_run(tmp_path / "start", 2 + 2)[1:] == ([0], [])
 
 
 CALLS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink")

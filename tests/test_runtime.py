@@ -20,7 +20,20 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import grpo
 import grpo_stale
 from grpo import Args
-from runtime import checkpoints, checks, clock, flags, machine, measure, memory, processes, quiet, records, settings
+from runtime import (
+    checkpoints,
+    checks,
+    clock,
+    flags,
+    header,
+    machine,
+    measure,
+    memory,
+    processes,
+    quiet,
+    records,
+    settings,
+)
 from runtime.before_after import view
 from runtime.terminal import heading_line
 
@@ -142,6 +155,17 @@ def model_folder(folder, content):
 def defaults_of(script, *argv):
     trainer = importlib.import_module(script)
     return flags.read(list(argv), trainer.Args, trainer.TASKS)
+
+
+@pytest.mark.parametrize("argv", [[], ["--run_dir", "runs/mine"]])
+def test_the_header_names_the_command_line_only_for_flags_that_were_given(argv, monkeypatch, capsys):
+    args, layers = defaults_of("grpo", *argv)
+    args.steps, args.run_dir = 3, "runs/mine"  # as choose_folder sets it
+    sizes = dict.fromkeys(("parameters", "estimated_memory_gb", "memory_gb", "training_problems", "test_problems"), 1)
+    monkeypatch.setattr(sys, "argv", ["grpo.py", *argv])
+    header.show(args, sizes, layers)
+    row = next(line for line in capsys.readouterr().out.splitlines() if "runs/mine" in line)
+    assert row.endswith("command line") == bool(argv)
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
@@ -284,8 +308,8 @@ def test_checks_of_folders(tmp_path):
 
 
 KINDS = [
-    ("qwen3_moe", "is a qwen3_moe, which is not supported here"),
-    ("gemma3", "is a gemma3,"),
+    ("gpt_oss", "is a gpt_oss, which can't be trained here: its experts' weights are in MXFP4"),
+    ("gemma3", "is a gemma3, whose layers are not in .model.layers"),  # check_model gives its language model alone
     ("gemma3_text", ""),
 ]
 
