@@ -16,8 +16,10 @@ TORCH_CPU_WHEELS = https://download.pytorch.org/whl/cpu
 
 ifeq ($(GPU),0)
 REQUIREMENTS = requirements-cpu.txt
+KIND = cpu
 else
 REQUIREMENTS = requirements.txt
+KIND = gpu
 endif
 
 .PHONY: install doctor model taught demo llm agent watch test test-all gpu-paths bench lab docs site slides lint format
@@ -25,16 +27,21 @@ endif
 install: $(VENV)/installed
 
 $(VENV)/installed: $(REQUIREMENTS) requirements-common.txt
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@command -v $(PYTHON) >/dev/null || { echo "error: there is no $(PYTHON): apt install python3-venv" >&2; exit 1; }
+	@test ! -x $(PY) || $(PY) tools/prerequisites.py $(KIND)
+	@test -x $(PY) || { $(PYTHON) tools/prerequisites.py $(KIND) && $(PYTHON) -m venv $(VENV); }
+	@# uv's environments have no pip
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null
 ifeq ($(GPU),0)
 	@# torch's CPU build first, or what follows would bring gigabytes of CUDA; not every index has it
-	$(PIP) torch==2.13.0+cpu || $(PIP) torch==2.13.0+cpu --extra-index-url $(TORCH_CPU_WHEELS)
+	@echo "installing torch"
+	@$(PIP) torch==2.13.0+cpu 2>/dev/null || $(PIP) torch==2.13.0+cpu --extra-index-url $(TORCH_CPU_WHEELS)
 endif
 	@echo "installing $(REQUIREMENTS); this takes a few minutes"
-	$(PIP) -r $(REQUIREMENTS)
+	@$(PIP) -r $(REQUIREMENTS)
 ifeq ($(GPU),0)
-	@# vLLM's CPU build asks for these, and what comes was built for CUDA; text models do without
-	$(PY) -c "import torchvision" 2>/dev/null || $(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@# vLLM's CPU build asks for these, and what comes was built for CUDA; language models do without (runtime/engine.py)
+	@$(PY) -c "import torchvision" 2>/dev/null || $(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 endif
 	touch $@
 

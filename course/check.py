@@ -330,7 +330,7 @@ def show(lines, console):
 class Args:
     """The lesson, and the functions to check."""
 
-    lesson: tyro.conf.Positional[Annotated[int | None, tyro.conf.arg(metavar="LESSON")]] = None  # 0 to 13
+    lesson: tyro.conf.Positional[Annotated[int | None, tyro.conf.arg(metavar="LESSON")]] = None  # 0 to 14
     all: tyro.conf.FlagCreatePairsOff[bool] = False  # all lessons
     solutions: tyro.conf.FlagCreatePairsOff[bool] = False  # the solutions instead of the exercises
     folder: Path = COURSE / "exercises"  # where lesson_N.py is

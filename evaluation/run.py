@@ -1,7 +1,6 @@
 """Run an evaluation from its flags to its files."""
 
 import contextlib
-import errno
 import sys
 import time
 from itertools import chain
@@ -26,7 +25,7 @@ from evaluation.tables import (
     write,
 )
 from rewards import TaskError
-from runtime import checks, flags, machine, records
+from runtime import checks, files, flags, machine, records
 from runtime.processes import ON_GPU
 
 
@@ -61,10 +60,10 @@ def stops_in_one_line(out):
         sys.exit(f"stopped; {way_on}")
     except TaskError as error:
         sys.exit(f"error: {error}; {way_on}")
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        if not files.why_full(error):
             raise
-        sys.exit(f"error: {out} can't be written: {error.strerror}. Make room; {way_on}")
+        sys.exit(f"error: {out} can't be written: {files.why_full(error)}. Make room; {way_on}")
 
 
 def main():
@@ -91,10 +90,6 @@ def main():
 
     tables = tables_of(rows, comparisons, papers, columns, args)
     below = caption(rows, problems, args)
-    for title, lines in tables.items():
-        print_table(console, title, lines)
-    console.print(below, markup=False)
-
     results = {
         "settings": settings_of(args),
         "provenance": records.provenance(),
@@ -105,6 +100,9 @@ def main():
     }
     with stops_in_one_line(args.out):
         written = write(results, markdown(tables, below), responses, args)
+    for title, lines in tables.items():
+        print_table(console, title, lines)
+    console.print(below, markup=False)
     seconds = time.perf_counter() - started
     text = f"{seconds:.0f} s; in {args.out}: {', '.join(written)}"
     console.print(text, soft_wrap=True, markup=False)

@@ -83,10 +83,13 @@ def cache_size(config, context, args):
 def load_engine(model, plan, seed):
     """Return a vLLM engine. Only one may exist at a time. plan: from requests_of."""
     options = engine.common_options(str(model), plan["context"], plan["kv_cache_gb"])
+    options |= engine.attention(plan["dtype"])
     from vllm import LLM  # imported here: it reads the environment and takes seconds
 
     with quiet.library_notices():
-        return LLM(model=model, dtype=plan["dtype"], seed=seed, **options)
+        llm = LLM(model=model, dtype=plan["dtype"], seed=seed, **options)
+    engine.load_language_model(llm, model, plan["dtype"])
+    return llm
 
 
 def batches(requests, size):

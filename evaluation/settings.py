@@ -8,7 +8,7 @@ import tyro
 
 from evaluation import suites
 from rewards import find_task
-from runtime import files, flags, settings
+from runtime import checks, files, flags, settings
 from runtime.settings import (
     Dtype,
     EvaluationTemperature,
@@ -94,6 +94,7 @@ def read_settings(argv):
     """Return the settled Args of a command line. ValueError if a value is wrong; exit 2 if unreadable."""
     args = flags.parse(argv, Args, Args(), HELP)
     settings.check_ranges(args)
+    checks.check_vllm()
     settle(args)
     # Also check a run's values. settle may have set protocol to "", which no user can choose: skip it.
     settings.check_ranges(dataclasses.replace(args, protocol=Args.protocol))

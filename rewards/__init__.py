@@ -9,7 +9,8 @@ A task offers
   is a dictionary with `messages` (the chat up to the model's turn) and `answer`. It may have `prefix` (the beginning of
   the model's turn) and `category` (accuracy is reported per category).
 - `score(response, answer)`: a dictionary with `reward` (a number), `correct` and `format` (True or False). It may have
-  `parts`, a dictionary of the numbers that the reward consists of; each is logged. It is fast and accepts any text.
+  `parts`, a dictionary of the numbers that the reward consists of; each is logged, and gdpo.py needs the same names for
+  all responses. It is fast and accepts any text.
 - `score_all(responses, answers)`: a list of these dictionaries, in order. If scoring can take long, each of them also
   has `timed_out`. A user's own file may omit this function (own.py).
 - perhaps `reply(turns, problem)`: the task's reply to the model's last turn, a string, or None if the conversation is
@@ -26,8 +27,13 @@ import json
 import random
 import re
 
-from rewards import calculator, countdown, gym, kk, own
-from rewards.own import TaskError
+# Import other tasks, and own.py, which needs pydantic, where they are used: nano_grpo.py needs kk.py alone.
+from rewards import kk
+
+
+class TaskError(ValueError):
+    """A user's task has failed: its message is one line with the file, the turn's beginning and the exception."""
+
 
 TASKS = ("kk", "math", "countdown", "hitab", "gym", "calculator", "guess")
 OPTIONS = {  # settings of one task only
@@ -43,6 +49,8 @@ def find_task(name, flag="--task"):
     if name in TASKS:
         return importlib.import_module(f"rewards.{name}")
     if name.endswith(".py"):
+        from rewards import own
+
         return own.read_file(name, flag)
     raise ValueError(f"{flag} is {name!r}; it must be one of {', '.join(TASKS)}, or a Python file")
 
@@ -52,11 +60,11 @@ def check_options(args):
     kk.parse_people(args.people)
     if not args.has_sampler:  # sft.py: of these tasks, only Knights & Knaves has worked solutions
         return
-    countdown.parse_numbers(args.numbers)
+    find_task("countdown").parse_numbers(args.numbers)
     if args.task == "calculator":
-        calculator.parse_operations(args.operations)
+        find_task("calculator").parse_operations(args.operations)
     if args.task == "gym":  # other tasks don't need the library
-        gym.check(args.gym, args.gym_options, args.data or args.test_data)
+        find_task("gym").check(args.gym, args.gym_options, args.data or args.test_data)
 
 
 def load_task(args, encode):
@@ -67,6 +75,8 @@ def load_task(args, encode):
     says how many.
     Errors: ValueError if the data are invalid; it names the file or value.
     """
+    from rewards import own
+
     task = find_task(args.task)
     check_options(args)
     options = {name: getattr(args, name) for name in OPTIONS.get(args.task, [])}
@@ -80,7 +90,10 @@ def load_task(args, encode):
             loads.append((source or None, split, size, args.seed))
         for i, problem in enumerate(problems):
             problem["id"] = i
-            problem.update(encode(problem))
+            try:
+                problem.update(encode(problem))
+            except ValueError as error:
+                raise ValueError(f"--task {args.task}, {split} problem {i + 1}: {error}") from error
         fitting = [problem for problem in problems if len(problem["prompt_ids"]) <= args.max_prompt_tokens]
         if not fitting:
             shortest = min(len(problem["prompt_ids"]) for problem in problems)
@@ -166,6 +179,8 @@ def scores_of(task, conversations, answers):
     own.TaskError if the task fails, or gives anything else, such as NaN. A call that was ended counts as timed out. Its
     reward is 0, or the lowest of the others if that is less, so that it never pays to exceed the limit.
     """
+    from rewards import own
+
     if hasattr(task, "scores_one_by_one"):  # a user's own file
         found = own.scores(task, conversations, answers)
     elif hasattr(task, "score_conversation"):
@@ -180,9 +195,23 @@ def scores_of(task, conversations, answers):
     return [ended if score is own.TIMED_OUT else score for score in found]
 
 
-def parts_of(score):
-    """Return the numbers that a score's reward consists of, a list; the reward itself if the task names no parts."""
-    return list(score.get("parts", {"reward": score["reward"]}).values())
+def parts_of(task, responses, scores):
+    """Return the parts of each reward, a list of numbers per response, in one order; without parts, the reward itself.
+
+    TaskError in all processes if a response has other parts than the first one. All processes must call it.
+    """
+    from runtime.processes import gather  # here, because flags.check must find bad flags before torch is loaded
+
+    parts = [score.get("parts") or {"reward": score["reward"]} for score in scores]
+    names = gather([list(parts[0])])[0]  # the order of the first process's first response
+    failed = []
+    for part, response in zip(parts, responses):
+        if set(part) != set(names):
+            which = f"the response {response.text!r:.200} the parts {list(part)}, and another one {names}"
+            failed.append(f"{getattr(task, '__file__', task)}: score() gives {which}")
+    for failure in gather(failed[:1]):
+        raise TaskError(failure)
+    return [[part[name] for name in names] for part in parts]
 
 
 def reply(task, turns, problem):
@@ -193,6 +222,8 @@ def reply(task, turns, problem):
     """
     if not hasattr(task, "reply"):
         return None
+    from rewards import own
+
     try:
         return own.reply(task, turns, problem)
     except TaskError as error:

@@ -15,34 +15,38 @@ from typing import Annotated, Any
 
 import pydantic
 
-from rewards.rows import check_text, text_of
-
-
-class TaskError(ValueError):
-    """A user's task has failed: its message is one line with the file, the turn's beginning and the exception."""
-
+from rewards import TaskError
+from rewards.rows import check_text, text_of, with_content
 
 TIMED_OUT = "timed out"  # in place of a score
 
 
-class Message(pydantic.BaseModel):
+class Message(pydantic.BaseModel, extra="allow"):
+    """A turn. It may have more keys, such as tool_calls; runtime/chats.py refuses what the template leaves out."""
+
     role: str
     content: Annotated[str, pydantic.BeforeValidator(text_of)]
 
 
+Turn = Annotated[Message, pydantic.BeforeValidator(with_content)]
+
+
 class Problem(pydantic.BaseModel):
-    messages: list[Message] = pydantic.Field(min_length=1)
+    messages: list[Turn] = pydantic.Field(min_length=1)
     answer: Any
     prefix: str = ""
     category: str | int = "all"
 
 
+# The square of a larger one is infinite in float32, and so is the standard deviation of a group.
+Reward = Annotated[float, pydantic.Field(allow_inf_nan=False, ge=-1e18, le=1e18)]
+
+
 class Score(pydantic.BaseModel):
-    # The square of a larger one is infinite in float32, and so is the standard deviation of a group.
-    reward: float = pydantic.Field(allow_inf_nan=False, ge=-1e18, le=1e18)
+    reward: Reward
     correct: bool
     format: bool
-    parts: dict[str, Annotated[float, pydantic.Field(allow_inf_nan=False)]] = {}
+    parts: dict[str, Reward] = {}
 
 
 @functools.cache

@@ -80,6 +80,8 @@ def check(args_class, tasks):
 def check_settings(args):
     """Raise ValueError, saying what is allowed, if a setting, folder or task can't be right."""
     args.check()
+    if args.has_sampler:
+        checks.check_vllm()
     find_task(args.task)
     check_options(args)
     read_template_options(args)
@@ -201,12 +203,15 @@ def differences(args, layers):
 def of_resumed_run(argv, args_class):
     """Return the settings of the run that --resume names, {name: value}; {} without a flag or run.
 
-    ValueError if another script or version made the run, or if args.json or run.json is damaged.
+    ValueError if the flag is empty (an unset variable in a shell), if another script or version
+    made the run, or if args.json or run.json is damaged.
     Two scripts may share all settings and still be different algorithms: run.json names the script.
     """
     said = given(argv)
-    if not said.get("resume"):
+    if "resume" not in said:
         return {}
+    if not said["resume"].strip():
+        raise ValueError("--resume is empty: it takes the folder of a run, or of a checkpoint")
     folder = folders.run_of(said["resume"])
     if "run_dir" in said:
         raise ValueError(f"--run_dir does not go with --resume: the run goes on in {folder}")

@@ -57,15 +57,15 @@ def run_here(words, environment, stdout, stderr, root):
         sys.exit(1)
 
 
-def run(words, processes=1, timeout=1200, env=None, root=ROOT):
+def run(words, processes=1, timeout=1200, env=None, root=ROOT, machines=1):
     """Runs `python WORDS` from the repository's root, or another folder, and returns it finished, with its output.
 
-    words: the script and its flags; processes: more than one are connected as torchrun does it; timeout: in
-    seconds. subprocess.TimeoutExpired after that; all its processes are dead then.
+    words: the script and its flags; processes: more than one are connected as torchrun does it; machines: on how
+    many they believe to be; timeout: in seconds. subprocess.TimeoutExpired after that; all its processes are dead then.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("stdout", "stderr")]
-        ranks = [start(words, *files, (env or {}) | about, root) for about in places(processes)]
+        ranks = [start(words, *files, (env or {}) | about, root) for about in places(processes, machines)]
         try:
             for rank in ranks:
                 rank.join(timeout)
@@ -91,13 +91,14 @@ def start(words, stdout, stderr, env=(), root=ROOT):
     return process
 
 
-def places(processes):
-    """The environment variables that torchrun gives each of so many processes."""
+def places(processes, machines):
+    """The environment variables that torchrun gives each of so many processes on so many machines."""
     if processes == 1:
         return [{}]
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    ranks = [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)]
+    here = processes // machines
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": here}
+    ranks = [shared | {"RANK": rank, "LOCAL_RANK": rank % here} for rank in range(processes)]
     return [{name: str(value) for name, value in about.items()} for about in ranks]

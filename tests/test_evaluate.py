@@ -398,6 +398,16 @@ def blank(path, out):
     return path.read_bytes().replace(str(out).encode(), b"")
 
 
+def test_results_are_written_before_they_are_shown(model, tmp_path, monkeypatch):
+    def no_reader(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(evaluation.run, "print_table", no_reader)
+    with pytest.raises(BrokenPipeError):
+        call(model, *KK, "--out", tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {"", ".json", ".md"}
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")], ids=["Ctrl-C", "full disk"])
 def test_an_interrupted_evaluation_goes_on_where_it_was(model, tmp_path, sampled, error):
     """Batches of 2: an unbroken evaluation, and one that stops in its third batch and goes on. At temperature 1."""

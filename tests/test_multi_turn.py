@@ -166,6 +166,41 @@ def test_every_turn_of_every_row_has_a_seed_of_its_own(monkeypatch):
     assert len(seeds) == 2 * (2 + 8 + 8) == len(set(seeds))
 
 
+def test_the_turns_of_a_conversation_by_value(monkeypatch):
+    """Two rows of one problem, turns of two tokens. The second row's first turn is cut off. What vLLM is allowed, what
+    the task sees, what the template writes between turns, and which tokens are the model's."""
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    end = tokenizer.eos_token
+    tokenizer.chat_template = "{% for turn in messages %}{{ turn['content'] }}" + end + "{% endfor %}{{ mark }}"
+    between = tokenizer.encode(f"Why?{end}go on", add_special_tokens=False)
+    allowed, seen = [], []
+
+    def generate(prompts, params, **more):
+        allowed.append([one.max_tokens for one in params])
+        rows = [answer(2, finish_reason="length" if row == 1 else "stop") for row in range(sum(p.n for p in params))]
+        return [SimpleNamespace(outputs=rows)]
+
+    def decode(tokenizer, responses):
+        return [f"turn {len(allowed)}"] * len(responses)
+
+    def reply(turns, problem):
+        seen.append(list(turns))
+        return "Why?" if len(turns) < 3 else None
+
+    llm = SimpleNamespace(generate=generate, get_tokenizer=lambda: tokenizer)
+    monkeypatch.setattr(grpo_multi_turn.engine, "empty_prefix_cache", lambda llm: None)
+    monkeypatch.setattr(grpo_multi_turn, "decode", decode)
+    options = {"max_turns": 5, "max_response_tokens": 100, "template_options": '{"mark": "go on"}'}
+    args = arguments(grpo_multi_turn, model=str(KK_TINY), **options)
+    task = SimpleNamespace(reply=reply)
+    whole, cut = grpo_multi_turn.converse(llm, task, [{"id": 0, "answer": 9, "prompt_ids": [5]}], 1, args, n=2)
+    used = 2 + len(between)
+    assert allowed == [[100], [100 - used], [100 - 2 * used]]
+    assert seen == [["turn 1"], ["turn 1", "turn 2"], ["turn 1", "turn 2", "turn 3"]]
+    assert whole.ids == [5, 5, *between, 5, 5, *between, 5, 5] and whole.token_ids == [5] * 6
+    assert (whole.finish_reason, cut.finish_reason) == ("stop", "length") and cut.turns == ["turn 1"]
+
+
 def test_a_conversation_that_runs_out_of_turns_or_tokens_is_truncated():
     """By hand: has_reply on conversations whose last turn has ended."""
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)

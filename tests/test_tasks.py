@@ -5,7 +5,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from conftest import KK_TINY, data_of, puzzles, row_of_puzzle, task_settings, write_rows
+from conftest import KK_TINY, answer, data_of, puzzles, row_of_puzzle, task_settings, write_rows
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
@@ -193,7 +193,7 @@ def test_a_file_that_is_no_task_is_refused_in_one_line(text, says, a_task):
 WRONG_LATER = [  # what score() gives a response that is not the first
     *(("reward", value) for value in ("float('nan')", "-float('inf')", "None", "'2'", "True", "1e30", "[1.0]")),
     *(("correct", value) for value in ("None", "2", "'yes'")), ("format", "float('nan')"),
-    *(("parts", value) for value in ("{'a': float('nan')}", "{'a': None}", "{'a': 'b'}", "[]")),
+    *(("parts", value) for value in ("{'a': float('nan')}", "{'a': 1e19}", "{'a': None}", "{'a': 'b'}", "[]")),
 ]  # fmt: skip
 
 
@@ -302,6 +302,14 @@ def test_problems_of_ones_own_that_are_test_problems_are_not_trained_on(a_task, 
     ):
         _, train, _ = load_task(a_task(same.replace("range(2, 9)", "range(2, 9)[:size]"), eval_size=size), tokenizer)
         assert len(train) == left and says in capsys.readouterr().out
+
+
+def test_a_response_that_was_cut_off_is_scored_by_its_text():
+    """It gets no other reward, and no length of its own: a rule reads texts alone."""
+    texts = [r"\boxed{5}", r"\boxed{6}"] * 2
+    responses = [answer(3, text, ended) for text, ended in zip(texts, ["stop", "stop", "length", "length"])]
+    found = score(find_task("math"), responses, [{"answer": ["5"]}] * 4)
+    assert [one["reward"] for one in found] == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_what_is_no_task_is_refused(tmp_path):
