@@ -1,6 +1,6 @@
 # make demo: a model learns to reason while you watch.  make llm: a pretrained one learns a task.  make agent: it learns
-# to use a tool.  make taught: one that can solve puzzles, to go on from.  make test: lint and tests.  All set up what
-# they need.
+# to use a tool.  make game: it learns a game.  make taught: one that can solve puzzles, to go on from.  make test: lint
+# and tests.  All set up what they need.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -22,7 +22,7 @@ REQUIREMENTS = requirements.txt
 KIND = gpu
 endif
 
-.PHONY: install doctor model taught demo llm agent watch test test-all gpu-paths bench lab docs site slides lint format
+.PHONY: install doctor model taught demo llm agent game watch test test-all gpu-paths bench lab docs site slides lint format
 
 install: $(VENV)/installed
 
@@ -79,6 +79,12 @@ agent: install model
 		--model $(SMOLLM) --kl_coef 0 --lr 2e-5 --temperature 1 --prompts_per_step 6 \
 		--responses_per_prompt 8 --updates_per_step 1 --max_response_tokens 96 \
 		--micro_batch_tokens 2048 --kv_cache_gb 0.5
+
+game: install model
+	$(PY) gigpo.py --task guess --max_turns 5 --steps 24 --eval_every 6 --eval_size 60 --eval_temperature 1 \
+		--model $(SMOLLM) --episode_weight 0 --gamma 1 --anchors step --kl_coef 0.02 --lr 3e-5 \
+		--temperature 1 --prompts_per_step 24 --responses_per_prompt 2 --updates_per_step 1 --dtype float32 \
+		--max_response_tokens 96 --micro_batch_tokens 4096 --kv_cache_gb 0.5
 
 watch: install
 	$(PY) tools/watch.py runs

@@ -1,7 +1,7 @@
 """Define the tasks: problems whose answers a reward function can check.
 
-Each of kk.py, math.py, countdown.py, hitab.py, gym.py, calculator.py, guess.py and largest.py is a task, and so is a
-user's own file (own.py). The other modules are parts of them.
+Each of kk.py, math.py, countdown.py, hitab.py, gym.py, calculator.py, guess.py, maze.py, facts.py and largest.py is a
+task, and so is a user's own file (own.py). The other modules are parts of them.
 
 A task offers
 
@@ -17,11 +17,13 @@ A task offers
   over. turns: the texts of the model's turns so far. grpo_multi_turn.py runs such conversations; in other scripts each
   ends after its first turn.
 - perhaps `score_conversation(turns, answer)`: a dictionary like `score`'s, for tasks with `reply` whose reward
-  depends on all turns. Without it `score` reads the last turn.
+  depends on all turns. Without it `score` reads the last turn. A part may be a list, with a number per turn.
+- perhaps `state(turns, problem)`: for gigpo.py, the state in which the next turn begins, which can be a key.
 - perhaps `puzzle_of(problem)`: the puzzle's identity. If either training or test puzzles come from a file, and
   the others are generated, it keeps test puzzles out of training.
 """
 
+import copy
 import importlib
 import json
 import random
@@ -114,7 +116,7 @@ def load_task(args, encode):
     if loads:
         own.check(args.task, task, train, loads, args.score_timeout)
     if args.task != "guess":  # it trains and tests on the same fifteen numbers
-        key = getattr(task, "puzzle_of", identity if loads else question)
+        key = getattr(task, "puzzle_of", question if args.task in ("math", "hitab") else identity)
         train = without(train, test, key, keep_if_all=True)
     return task, train, test
 
@@ -211,7 +213,23 @@ def parts_of(task, responses, scores):
             failed.append(f"{getattr(task, '__file__', task)}: score() gives {which}")
     for failure in gather(failed[:1]):
         raise TaskError(failure)
-    return [[part[name] for name in names] for part in parts]
+    return [[total(part[name]) for name in names] for part in parts]
+
+
+def total(part):
+    """Return a part of a reward: the number, or the sum of a list with a number per turn."""
+    return sum(part) if isinstance(part, list) else part
+
+
+def turn_rewards(score, num_turns):
+    """Return the reward of each turn of a conversation, a list that adds up to the score's reward.
+
+    Parts that are lists have a number per turn. The rest of the reward belongs to the last turn.
+    """
+    parts = [part for part in score.get("parts", {}).values() if isinstance(part, list)]
+    rewards = [float(sum(of_turn)) for of_turn in zip(*parts)] or [0.0] * num_turns
+    rewards[-1] += score["reward"] - sum(rewards)
+    return rewards
 
 
 def reply(task, turns, problem):
@@ -229,3 +247,19 @@ def reply(task, turns, problem):
     except TaskError as error:
         task.failed = str(error)
         return None
+
+
+def state(task, turns, problem):
+    """Return what the model's next turn begins with, after these turns: equal states are compared by gigpo.py.
+
+    A task without state() has the problem and all turns so far as its state. So has one whose state() fails, or gives
+    something that can't be a key of a dictionary, such as a list; score then raises its TaskError.
+    """
+    if hasattr(task, "state"):
+        try:
+            found = task.state(list(turns), copy.deepcopy(problem))
+            hash(found)
+            return found
+        except BaseException as error:
+            task.failed = f"{task.__file__}: state() fails after {turns!r:.60}: {type(error).__name__}: {error}"
+    return (problem["id"], *turns)

@@ -46,7 +46,7 @@ class Score(pydantic.BaseModel):
     reward: Reward
     correct: bool
     format: bool
-    parts: dict[str, Reward] = {}
+    parts: dict[str, Reward | list[Reward]] = {}  # a list has a number per turn
 
 
 @functools.cache
@@ -85,8 +85,6 @@ def load(name, task, source, split, size, seed):
     for i, problem in enumerate(problems):
         where = f"{name}: problem {i} of load()"
         checked = as_model(Problem, problem, where)
-        for text in [checked.prefix, *(message.content for message in checked.messages)]:
-            check_text(text, where)
         check_json(checked.answer, f"{where}: its answer")
         complete.append({**problem, **checked.model_dump()})
     return complete
@@ -103,6 +101,12 @@ def check(name, task, problems, loads, seconds):
     task.judge.start()  # while reply() is tried
     if hasattr(task, "reply"):
         reply(task, [""], problems[0])
+    if hasattr(task, "state"):
+        for turns in ([], [""]):
+            try:
+                hash(task.state(turns, problems[0]))
+            except BaseException as error:
+                raise ValueError(f"{name}: state() must give a key; after {turns}: {said(error)}") from error
     answers = [problem["answer"] for problem in problems[:2] * 2][:2]
     if TIMED_OUT in scores(task, [[""], [""]], answers):
         raise ValueError(f"{name}: score() of an empty response took longer than --score_timeout, {seconds:g} s")
@@ -176,6 +180,11 @@ def check_scores(task, scores, responses):
         try:
             as_model(Score, score, what)
             check_json(score, what)
+            for part, value in score.get("parts", {}).items():
+                if isinstance(value, list) and len(value) != len(response):
+                    raise ValueError(
+                        f"{name}: part {part!r} of a score has {len(value)} numbers for {len(response)} turns"
+                    )
         except ValueError as error:
             raise TaskError(str(error)) from error
 

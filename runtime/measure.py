@@ -6,6 +6,7 @@ from statistics import fmean
 import torch
 from torch.distributed.tensor import DTensor
 
+from rewards import total
 from runtime import lora
 from runtime.processes import all_reduce, gather
 
@@ -61,7 +62,7 @@ def of_turns(conversations):
 def parts_of_rewards(scores):
     """Return {reward/PART: mean} for the parts of a task's rewards; {} without parts."""
     parts = [part for score in scores for part in score.get("parts", {}).items()]
-    return means([(f"reward/{name}", value) for name, value in parts])
+    return means([(f"reward/{name}", total(value)) for name, value in parts])
 
 
 def means(pairs):

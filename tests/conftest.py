@@ -261,8 +261,9 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
     written, given, models = [], [], []
     problems = [{"id": 0, "category": "2"} for _ in rewards]
     responses = [answer(num_tokens) for num_tokens in batch["mask"].sum(1).tolist()]
-    for response in responses:  # grpo_multi_turn.py's conversations are of one turn
+    for response, problem in zip(responses, problems):  # grpo_multi_turn.py's conversations are of one turn
         response.turns, response.replies = [response.text], []
+        response.states, response.lengths, response.problem = ["start"], [len(response.token_ids)], problem
     scores = [{"reward": float(reward), "correct": reward > 0, "format": True} for reward in rewards]
     sampled = {key: batch[key] for key in ("ids", "mask", "sampler_logp")}
 

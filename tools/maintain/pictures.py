@@ -14,6 +14,7 @@ import importlib
 import json
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Annotated
 
 import matplotlib
@@ -22,6 +23,7 @@ import tyro
 from matplotlib import pyplot
 from matplotlib.lines import Line2D
 
+from rewards import guess
 from runtime import before_after, curves, files
 from tools import family
 from tools.maintain import example, updates
@@ -42,6 +44,7 @@ KINDS = {  # what the left panel is over
     "sampler": ["grpo_tis"],
     "reference": ["grpo_kl"],
     "length": ["dapo"],
+    "guess": ["gigpo"],
 }
 NAMES = {  # of the kept runs, where it is not the script's
     "grpo_ar_lopti": "ar_lopti",
@@ -158,6 +161,39 @@ def square_panel(axes, scripts):
     axes.text(0.97, 0.06, "A > 0: the gradient stays", ha="right", fontsize=8)
 
 
+def guess_panel(axes, scripts):
+    """The advantage of each first guess in rewards/guess.py, if halving follows: in two groups, and over the step."""
+    trainer = importlib.import_module(scripts["script"])
+    numbers = range(1, guess.HIGHEST + 1)
+    games = [game(number, first) for number in numbers for first in numbers]
+    scores = [guess.score_conversation(one.turns, one.problem["answer"]) for one in games]
+    batch = {"mask": torch.ones(len(games), max(len(one.turns) for one in games), dtype=torch.bool)}
+    for i, one in enumerate(games):
+        batch["mask"][i, len(one.turns) :] = False
+    found = {}
+    for anchors in ("group", "step"):
+        args = dataclasses.replace(settings_of("gigpo"), anchors=anchors)
+        of_tokens, _ = trainer.turn_advantages(games, scores, batch, args)
+        found[anchors] = of_tokens[:, 0].view(guess.HIGHEST, guess.HIGHEST)  # [number, first guess]
+    for number, style in ((3, "--"), (12, ":")):
+        label = f"in a group that hides {number}"
+        axes.plot(numbers, found["group"][number - 1], color=COLOURS["parent"], linestyle=style, label=label)
+    axes.plot(numbers, found["step"].mean(0), color=COLOURS["script"], label="over the step")
+    axes.set(xlabel="first guess", ylabel="advantage of the first guess", ylim=(-2, 4))
+    axes.set_xticks(range(1, guess.HIGHEST + 1, 2))
+    axes.legend(frameon=False, loc="upper right")
+
+
+def game(number, first):
+    """Return a game of guess as a conversation of gigpo.py: a first guess, then halving. A turn is one token."""
+    problem = {"id": number, "answer": number}
+    turns, states = [], []
+    while len(turns) < guess.TURNS and (not turns or guess.guess_of(turns[-1]) != number):
+        states.append(guess.state(turns, problem))
+        turns.append(str(sum(states[-1]) // 2 if turns else first))
+    return SimpleNamespace(turns=turns, states=states, lengths=[1] * len(turns), problem=problem)
+
+
 def runs_of(script):
     """Return the accuracies of the sampled responses in a script's kept runs: a list per seed, [] if there is none."""
     found = [json.loads(path.read_text()) for path in RUNS.glob(f"{NAMES.get(script, script)}_seed_*.json")]
@@ -226,7 +262,7 @@ def panels_of(name):
     parent = (family.PARENT | family.own_scripts()).get(name)
     scripts = ({"parent": parent} if parent else {}) | {"script": name}
     kind = next((kind for kind, of in KINDS.items() if name in of), None)
-    panels = {"group": group_panel, "square": square_panel, "length": length_panel}
+    panels = {"group": group_panel, "square": square_panel, "length": length_panel, "guess": guess_panel}
     left = panels.get(kind, lambda axes, scripts: line_panel(axes, scripts, kind))
     chosen = [left] * bool(kind) + [curve_panel] * bool(runs_of(name))
     return [(4.6, lambda axes, panel=panel: panel(axes, scripts)) for panel in chosen]
