@@ -175,7 +175,7 @@ def test_a_task_without_states_has_its_problem_and_turns_and_one_that_is_no_key_
     task.state = lambda turns, problem: [1, 2]
     assert state(task, [], {"id": 3}) == (3,)
     with pytest.raises(
-        TaskError, match=r"^listed.py: state\(\) fails on '': TypeError: unhashable"
+        TaskError, match=r"^listed.py: state\(\) fails after \[\]: TypeError"
     ):  # for all processes
         score(task, [], [])
     path = tmp_path / "listed.py"
