@@ -1,4 +1,4 @@
-"""GRPO with asynchronous sampling: vLLM samples in a process of its own while the trainer updates.
+"""Pipelined GRPO, k steps off: vLLM samples in a process of its own while the trainer updates.
 
 In grpo.py sampler and trainer take turns, and one of the two always waits. Here the sampler is
 --lag steps ahead, on a GPU of its own or on CPU cores of its own:
@@ -15,8 +15,8 @@ to the last bit, if both sides compute with as many threads. What the lag costs,
 What differs from grpo_stale.py: serve, the loop of the sampler's process; main asks for responses
 --lag steps before it needs them, and each request comes with the weights that are to sample it;
 --sampler_gpus; the metric time/sampler, the seconds in which the sampler worked for the step.
-time/sample are the seconds that the trainer waited for it. Each request copies a snapshot's tensors
-to memory that both processes share (0.6 s per GiB on a CPU); vLLM copies them to its own GPU.
+time/sample are the seconds that the trainer waited for it. Snapshots are made in memory that both
+processes share (timed as sync), so a request copies no weights; vLLM copies them to its own GPU.
 
 If the sampler dies, the run ends with a checkpoint of the last complete step, and its last line
 says how to go on. If the trainer dies, the sampler ends.
@@ -122,6 +122,7 @@ TASKS = papers.TASKS
 # Handle bad flags and --help here, before torch is imported, which takes seconds.
 flags.check(Args, TASKS)
 
+import sys
 import time
 from collections import deque
 from statistics import fmean
@@ -141,11 +142,13 @@ from runtime import (
     processes,
     quiet,
     records,
+    same_model,
     start,
 )
 from runtime.chats import decode
 from runtime.clock import Clock
-from runtime.dealing import next_problems, own_part
+from runtime.dealing import balance, next_problems, own_part
+from runtime.families import text_only
 from runtime.passes import micro_batches
 from runtime.placement import place
 from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
@@ -184,19 +187,20 @@ class Policy(nn.Module):
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
-        """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
-        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
-        # weights' dtype. autocast rounds only the inputs of matrix products.
-        embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
+        """Compute the final hidden state of every token, the input of the head: [N, T, D].
+
+        The residual stream stays float32, whatever the weights' dtype: place makes the embeddings
+        float32, and autocast rounds only the inputs of matrix products.
+        """
         # Length of the prefix that all rows have in common; 0 if sharing it saves no time.
         length = passes.length_to_share(ids, mask, self.args)
         if length > 0:  # run the prefix once; result and gradient are the same
-            return passes.with_shared_prompt(self.lm.model, embedded, length)
-        return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+            return passes.with_shared_prompt(self.lm.model, ids, length)
+        return self.lm.model(ids, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
         """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
-        logits = self.lm.lm_head(states).float()  # [n, vocabulary]
+        logits = passes.logits(self.lm, states)  # [n, vocabulary] in float32
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ avoids a copy
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
         entropy = torch.zeros_like(logp)
@@ -214,7 +218,8 @@ def to_rows(values, mask):
 def load_policy(args, trained):
     """Load the model to train, in float32, or the frozen reference model, in --dtype."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
-    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
+    # If the model also reads images, text_only leaves that part out.
+    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
     policy = Policy(lm, args)
     policy.requires_grad_(trained)
     if trained and args.lora_rank > 0:
@@ -316,11 +321,15 @@ def serve(args, next_request, answer):
     next_request() waits for a request; answer(when, ...) sends the responses to the trainer.
     """
     llm = load_sampler(args)
+    answer("loaded", True)
     while True:
         weights, problems, when, sampling_params = next_request()
         started = time.perf_counter()
         sync_weights(weights, llm)
-        responses = generate(llm, problems, when, args, **sampling_params)
+        if when == "check":  # see check_sampler
+            responses = [same_model.ten_tokens(llm, problems[0])]
+        else:
+            responses = generate(llm, problems, when, args, **sampling_params)
         answer(when, (responses, time.perf_counter() - started))
 
 
@@ -355,7 +364,9 @@ def snapshot(policy, args):
     # must go through the tensors in the same order. With LoRA, each weight includes its
     # adapter; without LoRA, these are all the weights as they are.
     for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-        weights[name] = full_tensor(weight).to("cpu", getattr(torch, args.dtype), copy=True)
+        weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+        # Both processes share this memory, so a request copies no weights.
+        weights[name] = weight.to("cpu", copy=True).share_memory_()
     return weights
 
 
@@ -363,6 +374,16 @@ def sync_weights(weights, llm):
     """Copy a snapshot's weights to vLLM, one tensor at a time."""
     on_device = ((name, weight.to(DEVICE)) for name, weight in weights.items())
     engine.load_weights(llm, on_device)  # replaces all weights; wakes vLLM up
+
+
+def check_sampler(policy, sampler, problem, args):
+    """End the run if policy, transformers and vLLM compute different models."""
+    with same_model.changed_weights(policy):
+        sampler.request(snapshot(policy, args), [problem], "check", {})
+        answer = sampler.receive("check")
+        if answer is not None:  # otherwise the sampler has died, and the first step says so
+            [response], _ = answer
+            same_model.compare(policy, problem, args, response)
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -378,6 +399,8 @@ def compute_advantages(rewards, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
+        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward: A stays the same, and equal rewards give exactly 0.
         groups = groups - groups[:, :1]
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
@@ -473,6 +496,7 @@ def update(policy, optimizer, batch, step, args):
     num_left_out = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
+        minibatch = balance(minibatch, args)  # equal work for all processes
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
         clipped, stale, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
@@ -518,6 +542,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
+@records.task_may_fail
 def evaluate(sampler, weights, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -530,7 +555,8 @@ def evaluate(sampler, weights, task, problems, step, run, args):
     sampling_params = {"n": k, "temperature": args.eval_temperature}
     sampler.request(weights, mine, "test", sampling_params)
     answer = sampler.receive("test")
-    if answer is None:
+    if answer is None:  # the sampler has died: the run ends, and is not done
+        run.fail(f"the sampler's process ended {sampler.how_it_ended()}")
         return {}
     responses, _ = answer
     asked = []  # one problem per response
@@ -569,6 +595,9 @@ def main():
     versions = deque(checkpoints.load_versions(args.resume), maxlen=args.lag + 1)
     versions.append(snapshot(policy, args))
     policy.versions = versions
+    if not sampler.receive("loaded"):  # a run that is to be resumed stays as it is
+        sys.exit(f"error: the sampler's process ended {sampler.how_it_ended()} while it loaded")
+    check_sampler(policy, sampler, train[0], args)
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(sampler, versions[-1], task, test, step, run, args)})
@@ -578,6 +607,8 @@ def main():
     requested, num_requested = step, num_used  # steps and problems
     saved = step
     while step < args.steps and not run.interrupted():
+        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
         step += 1
         clock = Clock()  # times each phase
 
@@ -587,13 +618,14 @@ def main():
         while requested < min(step + args.lag, args.steps):
             problems, num_requested = next_problems(train, num_requested, args)
             requested += 1
-            # versions[-1] holds the weights after step − 1; those of --lag steps ago are to sample.
-            weights = versions[max(0, requested - 1 - args.lag) - step]
+            # versions[-1] holds the weights after step − 1; those of --lag steps ago are to sample,
+            # or the oldest that are left (of a new run, or one resumed with a larger --lag).
+            weights = versions[max(-len(versions), requested - 1 - args.lag - step)]
             request(sampler, weights, problems, requested, args)
             ahead.append((problems, num_requested))
         answer = sampler.receive(step)
         if answer is None:  # the sampler has died: save what the steps before have given
-            run.fail(f"the sampler's process ended {sampler.how_it_ended()}")
+            run.fail(f"the sampler's process {sampler.how_it_ended()}")
             step -= 1
             break
         responses, sampler_seconds = answer

@@ -148,11 +148,13 @@ from runtime import (
     processes,
     quiet,
     records,
+    same_model,
     start,
 )
 from runtime.chats import decode
 from runtime.clock import Clock
-from runtime.dealing import next_problems, own_part
+from runtime.dealing import balance, next_problems, own_part
+from runtime.families import text_only
 from runtime.passes import micro_batches
 from runtime.placement import place
 from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
@@ -190,19 +192,20 @@ class Policy(nn.Module):
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
-        """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
-        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
-        # weights' dtype. autocast rounds only the inputs of matrix products.
-        embedded = self.lm.get_input_embeddings()(ids).float()  # [N, T, D]
+        """Compute the final hidden state of every token, the input of the head: [N, T, D].
+
+        The residual stream stays float32, whatever the weights' dtype: place makes the embeddings
+        float32, and autocast rounds only the inputs of matrix products.
+        """
         # Length of the prefix that all rows have in common; 0 if sharing it saves no time.
         length = passes.length_to_share(ids, mask, self.args)
         if length > 0:  # run the prefix once; result and gradient are the same
-            return passes.with_shared_prompt(self.lm.model, embedded, length)
-        return self.lm.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+            return passes.with_shared_prompt(self.lm.model, ids, length)
+        return self.lm.model(ids, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
         """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
-        logits = self.lm.lm_head(states).float()  # [n, vocabulary]
+        logits = passes.logits(self.lm, states)  # [n, vocabulary] in float32
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ avoids a copy
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
         entropy = torch.zeros_like(logp)
@@ -220,7 +223,8 @@ def to_rows(values, mask):
 def load_policy(args, trained):
     """Load the model to train, in float32, or the frozen reference model, in --dtype."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
-    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
+    # If the model also reads images, text_only leaves that part out.
+    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
     policy = Policy(lm, args)
     policy.requires_grad_(trained)
     if trained and args.lora_rank > 0:
@@ -350,7 +354,8 @@ def snapshot(policy, args):
     # must go through the tensors in the same order. With LoRA, each weight includes its
     # adapter; without LoRA, these are all the weights as they are.
     for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-        weights[name] = full_tensor(weight).to("cpu", getattr(torch, args.dtype), copy=True)
+        weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+        weights[name] = weight.to("cpu", copy=True)
     return weights
 
 
@@ -358,6 +363,11 @@ def sync_weights(weights, llm):
     """Copy a snapshot's weights to vLLM, one tensor at a time."""
     on_device = ((name, weight.to(DEVICE)) for name, weight in weights.items())
     engine.load_weights(llm, on_device)  # replaces all weights; wakes vLLM up
+
+
+def sync_policy(policy, llm, args):
+    """Copy the policy's own weights to vLLM, whatever the lag."""
+    sync_weights(snapshot(policy, args), llm)
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -373,6 +383,8 @@ def compute_advantages(rewards, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
+        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward: A stays the same, and equal rewards give exactly 0.
         groups = groups - groups[:, :1]
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
@@ -468,6 +480,7 @@ def update(policy, optimizer, batch, step, args):
     num_left_out = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
+        minibatch = balance(minibatch, args)  # equal work for all processes
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
         clipped, stale, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
@@ -513,6 +526,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
+@records.task_may_fail
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -558,6 +572,8 @@ def main():
     versions = deque(checkpoints.load_versions(args.resume), maxlen=args.lag + 1)
     versions.append(snapshot(policy, args))
     policy.versions = versions
+    # End the run if policy, transformers and vLLM compute different models.
+    same_model.check(policy, llm, sync_policy, train[0], args)
     sync_weights(versions[0], llm)  # after a resume, vLLM still has the initial weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
@@ -565,6 +581,8 @@ def main():
 
     saved = step
     while step < args.steps and not run.interrupted():
+        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
         step += 1
         clock = Clock()  # times each phase
 

@@ -1,8 +1,9 @@
 """Find mistakes before anything large is loaded. Each raises a ValueError that says what to do."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
-from runtime import curves, folders, ranks
+from runtime import NEEDS_VLLM, curves, folders, ranks
 
 
 def check_gpus(args):
@@ -48,7 +49,9 @@ def check_eval_samples(args):
 
 
 def check_run_folders(args):
-    """Raise ValueError if --resume or --run_dir can't work."""
+    """Raise ValueError if --resume, --run_dir or --track can't work."""
+    if args.track and not find_spec("wandb"):
+        raise ValueError("--track needs Weights & Biases: pip install wandb (or give --no_track)")
     if args.resume:
         run = folders.run_of(args.resume)
         if not folders.to_resume(args.resume) or not (run / "args.json").exists():
@@ -57,6 +60,12 @@ def check_run_folders(args):
             curves.read_rows(path)  # ValueError if a row is damaged
     elif args.run_dir:
         check_new(args.run_dir)
+
+
+def check_vllm():
+    """Raise ValueError if vLLM is not installed, without importing it."""
+    if not find_spec("vllm"):
+        raise ValueError(NEEDS_VLLM)
 
 
 def check_new(run_dir):
@@ -76,12 +85,20 @@ def check_model(args, head_chunk):
     logits exist at once. ValueError if the model can't be loaded, or does not fit the chosen sizes
     or this machine's memory.
     """
-    from runtime import memory, processes, sampler_process
+    from runtime import families, memory, processes, sampler_process
 
     config, tokenizer = read_config(args.model)
+    only_bfloat16 = config.model_type.startswith("qwen3_5") and not processes.ON_GPU
+    if only_bfloat16 and args.has_sampler and args.dtype != "bfloat16":
+        raise ValueError(
+            f"--dtype {args.dtype}: vLLM's build for CPUs computes {args.model} in bfloat16 alone: "
+            "give --dtype bfloat16"
+        )
     n_params, needed, available = memory.estimate(config, args, head_chunk)
+    n_teacher = 0
     if args.teacher:
-        _, its_tokenizer = read_config(args.teacher, "--teacher")
+        its_config, its_tokenizer = read_config(args.teacher, "--teacher")
+        n_teacher = memory.shapes_of(its_config).num_parameters()
         check_tokens(args, tokenizer.get_vocab(), its_tokenizer.get_vocab())
     if needed > available:
         raise ValueError(
@@ -89,15 +106,21 @@ def check_model(args, head_chunk):
             f"{available:.0f}: a smaller --model, --micro_batch_tokens or --kv_cache_gb, more "
             "processes, --gradient_checkpointing, --kl_coef 0 or LoRA (--lora_rank 16) need less"
         )
-    if processes.ON_GPU and hasattr(args, "sampler_gpus"):
-        sampler_process.gpus(args)  # ValueError if there are too few
+    if processes.ON_GPU:
+        memory.check_main(args, n_params, n_teacher)
+    if hasattr(args, "sampler_gpus"):
+        sampler_process.check(args, memory.shapes_of(config))
     sizes = {"parameters": n_params, "estimated_memory_gb": needed, "memory_gb": available}
+    sizes["is_guess"] = memory.is_guess(config)
+    sizes["without_images"] = "config" in families.text_only(args.model)
     return tokenizer, sizes
 
 
 def read_config(model, flag="--model"):
     """Return (configuration, tokenizer) of a folder or hub id, or raise ValueError if unusable."""
     from transformers import AutoConfig, AutoTokenizer
+
+    from runtime import families
 
     check_model_folder(model, flag)
     try:
@@ -113,7 +136,7 @@ def read_config(model, flag="--model"):
             "they were made from"
         )
     check_weights(flag, model, config)
-    return config, tokenizer
+    return families.language_config(config), tokenizer
 
 
 def quantisation_of(config):
@@ -126,37 +149,55 @@ def check_weights(flag, model, config):
     """Raise ValueError if weights in a folder are missing, unknown, unreadable or wrongly shaped.
 
     Reads only the headers of files. Without this check, transformers would fill missing weights
-    with random numbers, different each time.
+    with random numbers, different each time. ValueError also if there is a LoRA adapter beside the
+    weights: transformers would add it, and vLLM would not.
     """
-    from runtime import memory
+    from transformers.utils.peft_utils import find_adapter_config_file
 
+    from runtime import families, memory
+
+    if find_adapter_config_file(model):
+        raise ValueError(
+            f"{flag} {model} has weights and a LoRA adapter (adapter_config.json): if the weights "
+            "include the adapter, move the files adapter_* elsewhere; otherwise `python -m "
+            "tools.merge` adds it to them"
+        )
     if not Path(model).is_dir():  # a hub id
         return
     try:
-        model_class = type(memory.shapes_of(config))
+        model_class = type(memory.shapes_of(families.language_config(config)))
     except Exception:  # memory.estimate refuses it; vLLM may know it (evaluate.py)
         return
     try:
         _, found = model_class.from_pretrained(
             model,
-            config=config,
+            **{"config": config} | families.text_only(model),
             device_map="meta",
             ignore_mismatched_sizes=True,  # report them instead of raising an error
             output_loading_info=True,
         )
     except Exception as error:  # many kinds, for two formats
-        raise ValueError(
-            f"{flag} {model}: the weights can't be read: {error} (if git cloned the folder: "
-            "`git lfs pull`)"
-        ) from error
+        pointers = [path.name for path in Path(model).glob("*") if is_pointer(path)]
+        advice = " (they are git's pointers: `git lfs pull`)" if pointers else ""
+        raise ValueError(f"{flag} {model}: the weights can't be read: {error}{advice}") from error
     # transformers' Gemma 3 takes the angles in old checkpoints for weights; no model needs them.
     wrong = [key for key in found["unexpected_keys"] if not key.endswith(".inv_freq")]
+    if families.reads_images(config):
+        wrong = [key for key in wrong if key.startswith("model.layers.")]
     wrong += [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
     if wrong:
         raise ValueError(
             f"{flag} {model}: {len(wrong)} weights are missing, unknown or of another shape than "
             f"config.json says, such as {min(wrong)}"
         )
+
+
+def is_pointer(path):
+    """Return whether a file is what git-lfs leaves in place of a large one."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(30).startswith(b"version https://git-lfs")
 
 
 def check_teacher(args):

@@ -3,14 +3,24 @@
 import contextlib
 import functools
 import hashlib
+import importlib
 import os
+import sys
+import types
 
 import torch
 from torch import set_num_threads  # vLLM replaces torch's function by one that does nothing
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModel, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+)
+from transformers.utils import is_torchvision_available
 
-from runtime import processes, terminal, threads
+from runtime import chats, families, lora, processes, terminal, threads
 from runtime.processes import ON_GPU, WORLD_SIZE
 
 # At the program's start; common_options changes both for a small model.
@@ -21,7 +31,7 @@ BOUND_TO = os.environ.get("VLLM_CPU_OMP_THREADS_BIND")
 def options(args):
     """Return vLLM's options for a trainer on this machine. Call it before importing vLLM."""
     context = args.max_prompt_tokens + args.max_response_tokens
-    chosen = common_options(args.model, context, args.kv_cache_gb)
+    chosen = common_options(args.model, context, args.kv_cache_gb) | attention(args.dtype)
     if ON_GPU:
         chosen["enable_sleep_mode"] = True
         chosen["sleep_mode_offload_cudagraph"] = True  # otherwise its CUDA graphs stay on the GPU
@@ -58,7 +68,10 @@ def common_options(model, context, kv_cache_gb):
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     # Without it, Triton's float32 products, as in vLLM's attention, are rounded to TF32.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
-    give_own_class(type(AutoConfig.from_pretrained(model, trust_remote_code=False)))
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    with_images = families.reads_images(config)
+    config = families.language_config(config)
+    give_own_class(type(config))
     chosen = {
         "max_model_len": context,
         "generation_config": "vllm",  # ignore the model's own top-p, top-k and temperature
@@ -77,7 +90,58 @@ def common_options(model, context, kv_cache_gb):
         chosen["enforce_eager"] = True
         chosen["enable_chunked_prefill"] = False  # seeded requests fail with it on a CPU
         chosen["max_num_batched_tokens"] = context
+    if with_images:  # the language model alone; load_weights has to give it its weights
+        chosen["hf_overrides"] = functools.partial(without_images, config)
+        chosen["load_format"] = "dummy"  # vLLM would look for weights by the language model's names
+    if not ON_GPU and config.model_type.startswith("qwen3_5"):
+        import_without_torchvision(config.architectures)
+    if families.is_recurrent(config):
+        chosen["enable_prefix_caching"] = False  # it would have to keep states in the middle
     return chosen
+
+
+def attention(dtype):
+    """Return the option that names vLLM's attention kernels, if vLLM's own choice would not do."""
+    # On a B200 vLLM prefers FlashInfer, whose kernels nvcc would compile at the start.
+    if ON_GPU and torch.cuda.get_device_capability()[0] == 10 and dtype != "float32":
+        return {"attention_backend": "FLASH_ATTN"}
+    return {}
+
+
+def without_images(text_config, config):
+    """Return the language model's configuration in place of one with images. vLLM calls it."""
+    return text_config if families.reads_images(config) else config
+
+
+def load_language_model(llm, model, dtype):
+    """Load the weights of a folder with images (common_options); without images, vLLM has them."""
+    options = families.text_only(model)
+    if "config" in options:
+        lm = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **options)
+        load_weights(llm, lora.all_tensors(lm, remove_duplicate=False))
+
+
+def import_without_torchvision(architectures):
+    """Let vLLM import Qwen3.5's classes on a CPU without torchvision, which only images need.
+
+    The torchvision that vLLM's CPU build asks for is one for CUDA, and does not load. Once vLLM
+    has the classes, it does not look at them in a process of its own, without the stand-ins.
+    """
+    if importlib.util.find_spec("torchvision"):
+        return
+    is_torchvision_available()  # remembers that it is not
+    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
+    sys.modules |= {name: types.ModuleType(name) for name in names}
+    sys.modules[names[-1]].functional = None
+    try:
+        importlib.import_module("transformers.models.qwen2_vl.image_processing_qwen2_vl")
+    finally:
+        for name in names:
+            del sys.modules[name]
+    from vllm.model_executor.models import ModelRegistry, qwen3_5
+
+    for name in architectures:
+        ModelRegistry.register_model(name, getattr(qwen3_5, name))
 
 
 @functools.cache  # once per class
@@ -96,13 +160,19 @@ def give_own_class(config_class):
 
 @functools.cache
 def end_tokens(model):
-    """Return the tokens that end a response. Some models have several; vLLM would know only one."""
+    """Return the tokens that end a response. Some models have several; vLLM would know only one.
+
+    The chat template's end of turn is one of them, even if the configuration names another token.
+    """
     end = None
     with contextlib.suppress(OSError):  # if it has no generation_config.json
         end = GenerationConfig.from_pretrained(model).eos_token_id
     if end is None:
         end = AutoConfig.from_pretrained(model, trust_remote_code=False).eos_token_id
-    return [end] if isinstance(end, int) else end or []
+    ends = [end] if isinstance(end, int) else list(end or [])
+    with contextlib.suppress(OSError, ValueError):  # if it has no tokenizer
+        ends.append(chats.end_of_turn(AutoTokenizer.from_pretrained(model, mistral_format=False)))
+    return [end for end in dict.fromkeys(ends) if end is not None]
 
 
 def request_seed(seed, when, problem_id):
@@ -147,7 +217,8 @@ def empty_prefix_cache(llm):
 def sleep(llm):
     """Leave a GPU's memory, or a CPU's cores, to the trainer until load_weights."""
     if ON_GPU:
-        llm.sleep(level=1)  # its weights wait in main memory
+        # Drop the weights, because load_weights replaces all of them. vLLM keeps the buffers.
+        llm.sleep(level=2)
     elif threads.is_small(llm.model_config.model):
         set_num_threads(len(processes.own_cores()))
 
@@ -157,8 +228,19 @@ def load_weights(llm, named_weights):
     if ON_GPU:
         torch.cuda.empty_cache()
         llm.wake_up(tags=["weights"])  # does nothing the first time: it is awake
+    if not llm.apply_model(lambda model: hasattr(model, "lm_head"))[0]:  # Gemma 2's head is tied
+        named_weights = (pair for pair in named_weights if pair[0] != "lm_head.weight")
+    if not ON_GPU:
+        llm.apply_model(forget_experts)
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
     if ON_GPU:
         llm.wake_up(tags=["kv_cache"])
     elif threads.is_small(llm.model_config.model):
         set_num_threads(threads.OF_SMALL_SAMPLER)
+
+
+def forget_experts(model):
+    """Make vLLM pack its experts' weights anew for a CPU, which it does only with new kernels."""
+    for module in model.modules():
+        if hasattr(getattr(module, "quant_method", None), "moe_kernel"):
+            module.quant_method.moe_kernel = None

@@ -41,10 +41,12 @@ def show(args, sizes, layers):
     console.print()
     needed, available = sizes["estimated_memory_gb"], sizes["memory_gb"]
     steps = "1 step" if args.steps == 1 else f"{args.steps} steps"
+    left_out = ", without the part that reads images" if sizes.get("without_images") else ""
+    guess = " (a guess: never measured for such a model)" if sizes.get("is_guess") else ""
     lines = [
-        f"model      {args.model}: {sizes['parameters'] / 1e6:.1f} M parameters",
+        f"model      {args.model}: {sizes['parameters'] / 1e6:.1f} M parameters{left_out}",
         f"processes  {processes.WORLD_SIZE} on {device_name()}",
-        f"memory     about {needed:.1f} of {available:.1f} GiB for each process",
+        f"memory     about {needed:.1f} of {available:.1f} GiB for each process{guess}",
         f"problems   {sizes['training_problems']} to train on, {sizes['test_problems']} to test on",
     ]
     if args.resume:

@@ -63,14 +63,14 @@ def without_adapters(policy):
 
 
 def merged_weights(model, remove_duplicate=True):
-    """Yield (name, weight) for all weights, as an ordinary model has them, without gradient.
+    """Yield (name, weight) for all weights and saved buffers, as an ordinary model has them.
 
     An adapter is added to its weight in float32, and the sum is rounded to the weight's dtype. This
     happens for one tensor at a time and not in place, because adding an adapter and subtracting it
     again would not restore the weights exactly. Under FSDP2 the sum is sharded like its weight; all
     processes must ask for the weights in the same order.
     """
-    for name, weight in model.named_parameters(remove_duplicate=remove_duplicate):
+    for name, weight in all_tensors(model, remove_duplicate):
         weight = weight.detach()
         if ".lora_A." in name or ".lora_B." in name:
             continue
@@ -78,6 +78,15 @@ def merged_weights(model, remove_duplicate=True):
             layer = model.get_submodule(name.removesuffix(".base_layer.weight"))
             weight = (weight.float() + adapter_of(layer)).to(weight.dtype)
         yield name.replace(".base_layer.", "."), weight
+
+
+def all_tensors(model, remove_duplicate=True):
+    """Yield (name, tensor) of parameters and saved buffers, such as Gemma 4's scalars."""
+    yield from model.named_parameters(remove_duplicate=remove_duplicate)
+    saved = model.state_dict(keep_vars=True)
+    for name, buffer in model.named_buffers():
+        if name in saved and buffer.is_floating_point():
+            yield name, buffer
 
 
 def peft_weights(model):

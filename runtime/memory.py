@@ -15,16 +15,12 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from runtime import processes
+from runtime import families, processes
 
 GIB = 2**30
 LIBRARIES = 1.8  # GiB on a CPU: torch, transformers, vLLM, and 0.6 that the first steps add
+IN_MAIN = 3  # GiB of main memory with a GPU: torch, CUDA and vLLM, in each process
 GRAPHS = 1.0  # GiB of vLLM's CUDA graphs
-# Text models without experts whose head is a plain linear layer. vLLM and transformers were seen to
-# compute the same: benchmarks/results/families.md.
-FAMILIES = """arcee bitnet cwm ernie4_5 exaone4 gemma gemma3_text glm glm4 helium hunyuan_v1_dense
-    jais2 llama ministral ministral3 mistral nemotron olmo olmo2 olmo3 persimmon phi phi3 qwen2
-    qwen3 seed_oss smollm3 stablelm starcoder2""".split()
 
 
 @dataclasses.dataclass
@@ -32,7 +28,7 @@ class Machine:
     """The machine of an estimate: this one (this_machine), or one that somebody asks about."""
 
     on_gpu: bool
-    processes: int  # all of the run's
+    processes: int  # of the run on this machine; each machine holds all shards
     gib: float  # memory that one process may use, in GiB
 
 
@@ -41,13 +37,13 @@ def this_machine():
     available = machine_bytes() / processes.LOCAL_WORLD_SIZE
     if processes.ON_GPU:
         available, _ = torch.cuda.mem_get_info(processes.DEVICE)
-    return Machine(processes.ON_GPU, processes.WORLD_SIZE, gib=available / GIB)
+    return Machine(processes.ON_GPU, processes.LOCAL_WORLD_SIZE, gib=available / GIB)
 
 
 def estimate(config, args, head_chunk, machine=None):
     """Return (number of parameters, GiB needed, GiB available) for one process.
 
-    Everything except the sampler is divided among the processes (FSDP2). On a GPU, sampling
+    Everything except the sampler is divided among a machine's processes (FSDP2). On a GPU, sampling
     and training take turns, and the larger one counts; on a CPU, both stay in memory. config: the
     model's; head_chunk: the number of tokens whose logits exist at once; machine: a Machine, or
     None for this one. ValueError if the trainers can't use the model or the teacher, or if the
@@ -56,7 +52,7 @@ def estimate(config, args, head_chunk, machine=None):
     machine = machine or this_machine()
     context = args.max_prompt_tokens + args.max_response_tokens
     width = getattr(torch, args.dtype).itemsize  # bytes per number
-    model = usable_shapes("--model", args.model, config, context)
+    model = usable_shapes("--model", args.model, config, context, args.lora_rank)
     longest = key_value_bytes(config, width) * context / GIB
     if args.has_sampler and longest > args.kv_cache_gb:
         raise ValueError(
@@ -68,6 +64,7 @@ def estimate(config, args, head_chunk, machine=None):
     always = always_bytes(n_params, n_adapter, width, args, machine)
     if args.teacher:
         its_config = AutoConfig.from_pretrained(args.teacher, trust_remote_code=False)
+        its_config = families.language_config(its_config)
         teacher = usable_shapes("--teacher", args.teacher, its_config, context)
         always += width * teacher.num_parameters() / machine.processes
     training = training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine)
@@ -84,40 +81,85 @@ def estimate(config, args, head_chunk, machine=None):
     return n_params, (always + max(training, sampling)) / GIB, machine.gib
 
 
+def check_main(args, n_params, n_teacher):
+    """Raise ValueError if this machine has less main memory than its processes load with GPUs.
+
+    Each process loads a whole model, the trained ones in float32, before its GPU gets it. Later,
+    vLLM's weights and the snapshots of --lag wait there, in --dtype.
+    """
+    width = getattr(torch, args.dtype).itemsize
+    waiting = (args.lag + 2 if args.lag else 1) * width * n_params
+    loaded = max(4 * n_params, width * n_teacher, waiting)
+    needed = processes.LOCAL_WORLD_SIZE * (IN_MAIN + loaded / GIB)
+    there = machine_bytes() / GIB
+    if needed > there:
+        raise ValueError(
+            f"{args.model} needs about {needed:.1f} GiB of main memory, and there are {there:.1f}: "
+            f"each of {processes.LOCAL_WORLD_SIZE} processes loads the model there before its GPU "
+            "gets it. A smaller --model or fewer processes need less"
+        )
+
+
 def shapes_of(config):
     """Build a configuration's model without weights: only the shapes."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
 
 
-def usable_shapes(flag, name, config, context):
+def usable_shapes(flag, name, config, context, lora_rank=0):
     """Return shapes_of a model that the trainers can use; ValueError for another model.
 
     flag, name: identify the model in errors; context: the most tokens of a sequence.
     """
-    kind = config.model_type
-    if kind not in FAMILIES:
-        raise ValueError(
-            f"{flag} {name} is a {kind}, which is not supported here: docs/data.md says which "
-            "models are"
-        )
-    if context > config.max_position_embeddings:
+    try:
+        model = shapes_of(config)
+    except Exception as error:  # transformers has no language model for it
+        raise ValueError(f"{flag} {name} is a {config.model_type}: {error}") from error
+    families.check(flag, name, config, model, lora_rank)
+    most = getattr(config, "max_position_embeddings", None) or context
+    if context > most:
         raise ValueError(
             f"--max_prompt_tokens + --max_response_tokens is {context}, and {flag} {name} takes "
-            f"only {config.max_position_embeddings} tokens"
+            f"only {most} tokens"
         )
-    return shapes_of(config)
+    return model
 
 
 def key_value_bytes(config, width):
     """Return the bytes that the key-value cache needs per token. width: bytes per number."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return 2 * width * config.num_hidden_layers * heads * head_width(config)
+    numbers = 0
+    for layer, keeps_state in zip(layers_of(config), families.recurrent_layers(config)):
+        if keeps_state:
+            continue
+        heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+        numbers += 2 * heads * head_width(layer)
+    return width * numbers
+
+
+def layers_of(config):
+    """Return a configuration per layer. Gemma 4's layers have heads of two widths."""
+    return getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
 
 
 def head_width(config):
     own = getattr(config, "head_dim", None)
     return own or config.hidden_size // config.num_attention_heads
+
+
+def feed_forward_width(config):
+    """Return the width of a layer's feed-forward parts that one token goes through."""
+    dense = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    if not families.num_experts(config):
+        return dense
+    of_expert = getattr(config, "moe_intermediate_size", None) or dense
+    shared = getattr(config, "shared_expert_intermediate_size", None) or 0
+    return config.num_experts_per_tok * of_expert + shared
+
+
+def is_guess(config):
+    """Return whether the estimate was not measured for such a model."""
+    is_tried = config.model_type in families.TRIED
+    return not is_tried or families.is_recurrent(config) or families.num_experts(config) > 0
 
 
 def adapter_size(model, rank):
@@ -157,14 +199,16 @@ def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine
     # input and the state of the last norm; the head's gradient, plus a copy if several chunks add
     # to it.
     logits = 4 * min(tokens, head_chunk) * config.vocab_size
-    head = 3 * logits + 20 * tokens * config.hidden_size
+    copies_of_logits = 4 if getattr(config, "final_logit_softcapping", None) else 3
+    head = copies_of_logits * logits + 20 * tokens * config.hidden_size
     if tokens > head_chunk and not only_adapters:
         head += 6 * embedding
     # Bytes per token that a layer keeps for its backward pass, if not compiled: the residual stream
     # in the norms and rounded for the products; queries, output, and keys and values, which may be
     # repeated per head; gate, its SiLU, up and their product.
-    queries = config.num_attention_heads * head_width(config)
-    of_layer = 26 * config.hidden_size + 4 * width * (queries + config.intermediate_size)
+    forward_width = feed_forward_width(config)
+    queries = max(layer.num_attention_heads * head_width(layer) for layer in layers_of(config))
+    of_layer = 26 * config.hidden_size + 4 * width * (queries + forward_width)
     if not machine.on_gpu:
         of_layer *= 1.4  # measured on a CPU (kk_tiny and SmolLM2-135M)
     if not args.gradient_checkpointing:
@@ -172,7 +216,7 @@ def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine
     inputs = 4 * tokens * config.hidden_size * config.num_hidden_layers  # of the layers, float32
     # Other peaks: the end of the forward pass, with autocast's copies; a layer's backward pass.
     forward = copies + 2.5 * logits
-    layer = tokens * (of_layer + 3 * width * config.intermediate_size)
+    layer = tokens * (of_layer + 3 * width * forward_width)
     return gradients + inputs + max(forward, head, layer)
 
 
@@ -183,7 +227,7 @@ def sampler_work_bytes(config, width, machine):
     residual stream; per request, its logits, in --dtype and three times in float32.
     """
     tokens, requests = batch_sizes(machine.gib)
-    of_token = 3 * config.intermediate_size + 4 * config.hidden_size
+    of_token = 3 * feed_forward_width(config) + 4 * config.hidden_size
     logits = requests * config.vocab_size * (width + 12)
     return GRAPHS * GIB + tokens * of_token * width + logits
 

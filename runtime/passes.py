@@ -36,11 +36,9 @@ def micro_batches(batch, args, title=""):
     of these rows, counted up to the row's last token in the mask. Each row with a token in the mask
     comes exactly once, longest first.
 
-    If the batch has advantages and the loss has no KL term, the mask drops tokens whose advantage
-    is 0, because they have no gradient.
+    The mask drops tokens that have no gradient (mask_with_gradient).
     """
-    if "advantages" in batch and args.kl_coef == 0:
-        batch = {**batch, "mask": batch["mask"] & (batch["advantages"] != 0)}
+    batch = {**batch, "mask": mask_with_gradient(batch, args)}
     lengths = used_lengths(batch["mask"])  # [N]
     passes = plan_passes(batch["ids"], batch["mask"], lengths, args)
     # Under FSDP2 all processes must run equally many passes, forward and backward. A process with
@@ -57,6 +55,16 @@ def micro_batches(batch, args, title=""):
         micro = {name: to_device(value) for name, value in micro.items()}
         micro["ids"].shared_prompt_length = shared  # so that the GPU is never asked for it
         yield rows, micro
+
+
+def mask_with_gradient(batch, args):
+    """Return the batch's mask [N, T] without the tokens that have no gradient.
+
+    If the batch has advantages and the loss has no KL term, a token whose advantage is 0 has none.
+    """
+    if "advantages" in batch and args.kl_coef == 0:
+        return batch["mask"] & (batch["advantages"] != 0)
+    return batch["mask"]
 
 
 def to_device(value):
@@ -105,9 +113,9 @@ def prompts_can_be_shared(args):
     """Return whether the prompt of a group may be computed once.
 
     Under gradient checkpointing transformers keeps no keys and values. Compiled layers would have
-    to be compiled again for them.
+    to be compiled again for them. Recurrent layers overwrite their state.
     """
-    return not (args.gradient_checkpointing or args.compile)
+    return not (args.gradient_checkpointing or args.compile or args.recurrent)
 
 
 def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
@@ -129,19 +137,19 @@ def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
     return passes, cost
 
 
-def with_shared_prompt(model, embedded, length):
+def with_shared_prompt(model, ids, length):
     """Compute the last layer's output for every token, [N, T, D], and the prompt only once.
 
-    model: a transformer without its head; embedded [N, T, D]: the tokens' embeddings, of which all
-    rows share the first `length`. These go through the model for the first row alone, and their
-    keys and values are repeated for the N rows. Gradients flow back through the repeated keys and
-    values into the single prompt.
+    model: a transformer without its head; ids [N, T]: the tokens, of which all rows share the first
+    `length`. These go through the model for the first row alone, and their keys and values are
+    repeated for the N rows. Gradients flow back through the repeated keys and values into the
+    single prompt.
     """
-    num_rows = len(embedded)
-    prompt = model(inputs_embeds=embedded[:1, :length], use_cache=True)
+    num_rows = len(ids)
+    prompt = model(ids[:1, :length], use_cache=True)
     cache = prompt.past_key_values
     cache.batch_repeat_interleave(num_rows)
-    rest = model(inputs_embeds=embedded[:, length:], past_key_values=cache)
+    rest = model(ids[:, length:], past_key_values=cache)
     of_prompt = prompt.last_hidden_state.expand(num_rows, -1, -1)
     return torch.cat([of_prompt, rest.last_hidden_state], 1)
 
@@ -172,6 +180,23 @@ def shared_prompt_length(ids, mask):
     is_shared = (ids == ids[0]).all(0) & ~mask.any(0)  # [T]
     from_the_start = is_shared[:-1].cumprod(0)  # 1 until the first position that is not shared
     return int(from_the_start.sum())
+
+
+# ------------------------------------------------------------------------------------------- logits
+
+
+def logits(lm, states):
+    """Compute the logits of states [n, D], the inputs of the head: [n, vocabulary] in float32.
+
+    Most families take the head's output. Some divide it (Granite), or cap it (Gemma 2 and 4), which
+    transformers does after the head.
+    """
+    logits = lm.lm_head(states).float()
+    if scale := getattr(lm.config, "logits_scaling", None):
+        logits = logits / scale
+    if cap := getattr(lm.config, "final_logit_softcapping", None):
+        logits = cap * (logits / cap).tanh()
+    return logits
 
 
 # ------------------------------------------------------------------------------------------- chunks

@@ -22,7 +22,8 @@ import reinforce
 import reinforce_pp
 import reinforce_pp_ar_lopti
 import rloo
-from rewards import kk, parts_of
+from rewards import TaskError, kk, parts_of
+from runtime import measure
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -96,6 +97,26 @@ def test_equal_rewards_have_advantage_zero_exactly():
         assert alone or torch.equal(advantages, torch.zeros(n, 2)), (trainer, group, reward)
 
 
+@pytest.mark.parametrize("trainer", [grpo, gdpo], ids=["grpo", "gdpo"])
+def test_rewards_that_differ_by_rounding_alone_have_advantage_zero(trainer):
+    """In float32 the next number after 50 is 50.000004. The formula would make an advantage of 0.98 of it.
+
+    More than a millionth of the largest reward is a difference, and so is any to 0.
+    """
+    close = [50.0, 50.000004, 50.0, 50.0]
+    assert measure.all_equal(torch.tensor([close, [-x for x in close], [0.0] * 4, [7e5, 7e5 + 0.5, 7e5, 7e5]])).all()
+    assert not measure.all_equal(torch.tensor([[50, 50.0002, 50, 50], [0, 1e-9, 0, 0], [-1, 1, -1, 1.0]])).any()
+    batch, args = {"mask": torch.ones(8, 1, dtype=torch.bool)}, arguments(trainer, responses_per_prompt=4)
+    rewards = torch.tensor([*close, 50.0, 50.0002, 50.0, 50.0])
+    rewards = rewards[:, None] if trainer is gdpo else rewards
+    advantages = trainer.compute_advantages(rewards, batch, args)[:, 0].tolist()
+    assert advantages[5] > 1
+    if trainer is gdpo:  # which normalises the step's sums once more
+        assert advantages[:4] == pytest.approx([0.0] * 4, abs=1e-6)
+    else:
+        assert advantages[:4] == [0.0] * 4
+
+
 def in_main(trainer, rewards, batch, beta, group=1):
     """(the metrics that main writes, the batch that it gives to update)."""
     nothing = {name: torch.zeros(batch["mask"].shape) for name in ("ids", "entropy", "sampler_logp")}
@@ -160,7 +181,7 @@ def test_gdpos_parts_are_mixed_by_their_names():
     assert parts_of(task, said, [{"reward": 1, "parts": part} for part in parts]) == [[1, 0], [0, 1]]
     assert parts_of(task, said, [{"reward": 3.0, "parts": {}}, {"reward": 2.0}]) == [[3.0], [2.0]]
     for other in ({"form": 1}, {"form": 1, "answer": 2, "length": 3}, {"form": 1, "length": 0}, {}):
-        with pytest.raises(SystemExit, match=r"^error: my_task.py: .*'second' .* another one \['form', 'answer'\]"):
+        with pytest.raises(TaskError, match=r"^my_task.py: .*'second' .* another one \['form', 'answer'\]"):
             parts_of(task, said, [{"reward": 1, "parts": parts[0]}, {"reward": 1, "parts": other}])
 
 

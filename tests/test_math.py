@@ -1,5 +1,6 @@
 """Math: finding the box, comparing answers, hostile ones, the workers, and every form in which problems come."""
 
+import json
 import os
 import re
 import shutil
@@ -490,6 +491,9 @@ SCHEMAS = [
     lambda text, gold: {"prompt": [{"from": "user", "value": text}], "final_answer": gold},
     lambda text, gold: {"problem": text, "answer": gold, "solution": "?"},
     lambda text, gold: {"question": in_parts(text), "answer": gold},
+    lambda text, gold: {"question": text, "final_answer": gold, "difficulty": 5.0},  # DeepMath
+    lambda text, gold: verl("", gold) | {"prompt": json.dumps(chat(text))},  # a chat in a string
+    lambda text, gold: {"problem": repr(chat(text)), "answer": gold},
     lambda text, gold: verl("", gold) | {"prompt": chat(in_parts(text))},
 ]
 GOLDS = [  # as a file has them, and as they are loaded
@@ -557,9 +561,82 @@ def test_golds_that_cannot_be_read_are_left_out_and_counted(tmp_path, capsys):
 
 GOOD = {"problem": "?", "answer": "1"}
 
-PROBLEMS = [" ", None, [], "\ud800?", [*chat("?"), "!"], [{"role": "assistant", "content": "?"}], [{"type": "video"}]]
+PROBLEMS = [["What?", "Why?"], "[{'role': 'user', 'content': '?'} {'role': 'user'}]"]
+PROBLEMS += [" ", None, [], "\ud800?", [*chat("?"), "!"], [{"role": "assistant", "content": "?"}], [{"type": "video"}]]
 BROKEN = [None, {"problem": "?"}, conversation("?", "1")[:1], {"prompt": chat("?"), "reward_model": None}]
 BROKEN += [GOOD | {"problem": problem} for problem in [*PROBLEMS, chat([7]), [{"role": 7, "content": "?"}]]]
+MEDIA = ["images", "image", "image_path", "audio", "Videos", "video_url", "multi_modal_data"]
+
+
+@pytest.mark.parametrize("key", MEDIA)
+def test_rows_with_pictures_sounds_or_films_are_refused(key, tmp_path):
+    for suffix in ("jsonl", "parquet"):
+        rows = [GOOD | {key: None}, GOOD | {key: [] if suffix == "jsonl" else None}]
+        assert len(task.load(str(write_rows(tmp_path / f"a.{suffix}", rows)), "train")) == 2
+        path = write_rows(tmp_path / f"b.{suffix}", [*rows, GOOD | {key: ["a.png"]}])
+        with pytest.raises(ValueError, match=rf"b\.{suffix}, row 3 has {key}: models get text alone"):
+            task.load(str(path), "train")
+
+
+COLUMNS = [
+    {"problem": ["A?", "B?"], "answer": ["1", "2"]},
+    {"problem": {"0": "A?", "1": "B?"}, "answer": {"0": "1", "1": "2"}},
+    {"train": [GOOD, GOOD]},
+]
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_file_of_columns_is_refused(columns, indent, tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(columns, indent=indent))
+    with pytest.raises(ValueError, match=rf"a\.json holds the columns {', '.join(columns)}: expected a list of rows"):
+        task.load(str(tmp_path / "a.json"), "train")
+
+
+def test_the_configuration_of_a_hub_data_set_is_behind_its_name(tmp_path):
+    """The library reads a folder as it reads a data set of the hub: by the configurations in its README."""
+    folder = tmp_path / "gsm8k"
+    configs = ""
+    for name in ("main", "socratic"):
+        write_rows(folder / name / "train.parquet", [{"question": f"{name}?", "answer": "so\n#### 5"}])
+        configs += f"- config_name: {name}\n  data_files: {name}/train.parquet\n"
+    (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    name, found = task.read_hub(f"{folder}:socratic", "train")
+    assert name.endswith("gsm8k:socratic") and found[0]["question"] == "socratic?"
+    for wrong in (folder, f"{folder}:mian"):
+        with pytest.raises(ValueError, match=r"gsm8k needs one of its configurations .*: main, socratic$"):
+            task.read_hub(str(wrong), "train")
+
+
+ASKED = {  # the end of a question: a response with 5 → whether it is right, if the known answer is 5
+    'output the final answer after "####".': {
+        "so\n#### 5": True, r"\boxed{5}": True, "#### 4\n#### 5": True, "#### 5\n#### 4": False, "5": False,
+        r"\boxed{5} #### 4": False, r"#### 4 or \boxed{5}": True, "Answer: 5": False, r"\boxed{5} ####": True,
+    },
+    "The last line should be of the form Answer: $Answer (without quotes)": {
+        "Answer: 5": True, "**Answer:** 5": True, "**Answer: 5**": True, "Answer:\n5": True, "answer: $5$.": True,
+        r"Answer: \boxed{5}": True, "Answer: $Answer": False, "#### 5": False, "Answer: 5\nAnswer: 6": False,
+        "Final Answer: 5\nThat is all.": True, "Answer:": False, r"\boxed{5}": True,
+    },
+    "Put it in <answer> </answer> tags.": {"<answer> 5 </answer>": True, "<answer>5": False, r"\boxed{5}": True},
+    "Reply in the following format:\nAnswer: <number>": {"Answer: 5": True},
+    "What is it?": {"#### 5": False, "Answer: 5": False, "<answer>5</answer>": False, r"\boxed{5}": True},
+    "He is with us.\n\n#### Problem": {"#### 5": False},  # a heading
+    "How many?\nAnswer:": {"Answer: 5": False},
+}  # fmt: skip
+
+
+def test_the_marker_that_a_question_asks_for_marks_the_answer_too(tmp_path):
+    rows = [{"problem": f"What is 2 + 3? {asks}", "answer": "5"} for asks in ASKED]
+    items = task.load(str(write_rows(tmp_path / "a.jsonl", rows)), "train")
+    for item, (asks, responses) in zip(items, ASKED.items(), strict=True):
+        scores = task.score_all(list(responses), [item["answer"]] * len(responses))
+        assert {text: score["correct"] for text, score in zip(responses, scores)} == responses, asks
+    few_shot = [*chat("2?"), {"role": "assistant", "content": 'I answer after "####".'}, *chat("3?")]
+    [item] = task.load(str(write_rows(tmp_path / "b.jsonl", [{"prompt": few_shot, "final_answer": "5"}])), "train")
+    assert item["answer"] == ["5"]
+
+
 BROKEN += [GOOD | {"answer": answer} for answer in (None, True, [], float("nan"), [["1"]], "\udfff")]
 
 

@@ -1,8 +1,15 @@
 """Families of models, and folders with mistakes: a run is right, or one line says why not before anything loads."""
 
+import contextlib
+import copy
 import dataclasses
+import importlib
+import io
 import json
 import os
+import re
+import sys
+from types import SimpleNamespace
 
 import families
 import pytest
@@ -10,13 +17,14 @@ import torch
 from conftest import run_together
 from helpers import refused
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 import evaluation.sampling
 import evaluation.settings
 import grpo
 from rewards import kk
-from runtime import checkpoints, checks, engine
+from runtime import checkpoints, checks, engine, lora, passes, processes, same_model
+from runtime import families as kinds
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 WEIGHTS = "model.safetensors"
@@ -61,6 +69,7 @@ FOLDERS = {
     "lfs": (content(WEIGHTS, LFS), "the weights can't be read: .*`git lfs pull`"),
     "broken_tokenizer": (content("tokenizer.json", "{"), "can't be loaded"),
     "gptq": (values("config.json", quantization_config={"quant_method": "gptq", "bits": 4}), "quantised"),
+    "adapter": (content("adapter_config.json", "{}"), "weights and a LoRA adapter .*tools.merge"),
     # what must not be refused
     "right": (lambda folder: None, ""),
     "angles": (weights(model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(16)), ""),
@@ -135,7 +144,8 @@ def test_a_checkpoint_names_the_class(tmp_path):
 
 def check_gaps(folder):
     gaps = families.measure(folder / "model")
-    assert gaps.keys() == {"gap", "LoRA"} and max(gaps.values()) < 2e-3, gaps
+    limit = 2e-3 if families.dtype_of(folder / "model") == "float32" else 0.1
+    assert {"policy", "gap"} <= gaps.keys() and max(gaps.values()) < limit, gaps
 
 
 @pytest.mark.slow
@@ -144,3 +154,164 @@ def test_a_family_that_vllm_takes_from_transformers_reaches_the_sampler(processe
     """phi's class is transformers' own, which vLLM changes. Also with LoRA."""
     families.make("phi", tmp_path / "model")
     run_together(check_gaps, tmp_path, processes)
+
+
+def longrope(folder, original):
+    """A small Phi-3 that was pretrained on sequences of this many tokens. Its arguments have a context of 344."""
+    factors = {"short_factor": [1.0] * 16, "long_factor": [3.0] * 16, "original_max_position_embeddings": original}
+    changes = {"max_position_embeddings": 1024, "original_max_position_embeddings": original, "sliding_window": None}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4} | factors
+    return families.make("phi3", folder, rope_parameters=rope, **changes)
+
+
+@pytest.mark.parametrize(("original", "factor"), [(320, 3.0), (344, 1.0), (343, 3.0)])
+def test_longrope_has_the_factors_that_vllm_chooses_by_the_context_whatever_a_batch_has(original, factor, tmp_path):
+    args = families.arguments(longrope(tmp_path / "model", original))
+    policy = grpo.load_policy(args, trained=True)
+    expected = 1 / (factor * 1e4 ** (torch.arange(0, 32, 2) / 32))
+    for length in (20, 400):  # transformers alone would choose by this
+        policy(torch.ones(1, length, dtype=torch.long), torch.arange(length)[None] >= length - 9, temperature=1.0)
+        torch.testing.assert_close(policy.lm.model.rotary_emb.inv_freq, expected)
+    assert policy.lm.config.rope_parameters["short_factor"] == [1.0] * 16  # checkpoints keep both
+
+
+def check_small_gaps(folder):
+    gaps = families.measure(folder / "model")
+    assert max(gaps.values()) < 1e-5, gaps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("original", [320, 344])
+def test_longrope_is_the_samplers_on_either_side_of_the_limit(original, tmp_path):
+    longrope(tmp_path / "model", original)
+    run_together(check_small_gaps, tmp_path, 1)
+
+
+def test_a_tried_model_says_nothing_and_a_refused_one_says_why(tmp_path):
+    for kind, why in kinds.REFUSED.items():
+        with refused(f"^--model m is a {kind}, which can't be trained here: ."):
+            kinds.check("--model", "m", SimpleNamespace(model_type=kind), None)
+        assert why and kind not in kinds.TRIED
+    with refused("whose head is not a linear .lm_head"):
+        model = SimpleNamespace(model=SimpleNamespace(layers=[]), lm_head=None)
+        kinds.check("--model", "m", SimpleNamespace(model_type="of 2027"), model)
+    folder = families.make("olmoe", tmp_path / "olmoe")
+    with refused("^--lora_rank 4: .*olmoe has experts, which LoRA can't train here"):
+        checks.check_model(families.arguments(folder, lora_rank=4), 1024)
+
+
+@pytest.mark.parametrize("family", [*families.CHANGES, "nanochat", *families.WITH_IMAGES])
+def test_the_policy_is_transformers_own_model(family, tmp_path):
+    """Logits, and the prompt computed once; with images, the language model of the whole. Then its checkpoint."""
+    folder = families.make(family, tmp_path / "model")
+    args = families.arguments(folder)
+    dtype = families.dtype_of(folder)
+    with refused("" if dtype == args.dtype else "^--dtype float32: .* give --dtype bfloat16"):
+        checks.check_model(args, 1024)
+    _, sizes = checks.check_model(dataclasses.replace(args, dtype=dtype), 1024)
+    assert sizes["is_guess"] == any(word in family for word in ("moe", "hybrid", "qwen3_5"))
+    policy = grpo.load_policy(args, trained=True)
+    assert families.policy_gap(policy, args) < 1e-5
+    assert sizes["without_images"] == (family in families.WITH_IMAGES)
+    if sizes["without_images"]:
+        ids = torch.arange(3, 40)[None]
+        whole = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+        torch.testing.assert_close(policy.lm(ids).logits, whole(input_ids=ids).logits)
+    checkpoint, different = families.save_and_resume(folder)
+    assert not different
+    saved = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    assert type(saved) is type(policy.lm) and saved.state_dict().keys() == policy.lm.state_dict().keys()
+    checks.check_model(families.arguments(checkpoint, dtype=dtype), 1024)
+
+
+def test_a_folder_with_images_may_have_old_or_new_names_and_a_missing_weight_is_noticed(tmp_path):
+    folder = families.make("mistral3", tmp_path / "model")
+    there = load_file(folder / WEIGHTS)  # language_model.model.layers...
+    new = {name.replace("language_model.model.", "model.language_model."): there[name] for name in there}
+    assert there.keys() != new.keys()
+    for named in (there, new):
+        save_file(named, folder / WEIGHTS)
+        checks.check_model(families.arguments(folder), 1024)
+    new.pop("model.language_model.layers.1.mlp.up_proj.weight")
+    save_file(new, folder / WEIGHTS)
+    with refused("1 weights are missing.*such as model.layers.1.mlp.up_proj.weight"):
+        checks.check_model(families.arguments(folder), 1024)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_vllm_can_import_qwen3_5_without_torchvision():
+    engine.import_without_torchvision(["Qwen3_5ForCausalLM"])
+    assert "transformers.models.qwen2_vl.image_processing_qwen2_vl" in sys.modules
+    assert importlib.util.find_spec("torchvision") is None
+
+
+def said(check):
+    """What a check writes to stderr; and whether it ends the run."""
+    with contextlib.redirect_stderr(io.StringIO()) as error:
+        try:
+            check()
+        except SystemExit as ended:
+            return error.getvalue(), ended.code == 1
+    return error.getvalue(), False
+
+
+def check_mistakes(folder):
+    """The right model passes, with its weights and the random state as before. Then mistakes, each refused."""
+    folder = next(folder.glob("model_*"))
+    args, tokenizer, llm = families.start(folder)
+    problem = {"prompt_ids": tokenizer.encode("Zoey says: Oliver is a knave, and so am I. " * 12)[:200]}
+    policy = grpo.load_policy(args, trained=True)
+    before, state = copy.deepcopy(policy.state_dict()), torch.get_rng_state()
+
+    def check(change=lambda name, weight: weight, settings=args):
+        def sync(policy, llm, args):
+            weights = lora.merged_weights(policy.lm, remove_duplicate=False)
+            changed = ((name, change(name, processes.full_tensor(weight))) for name, weight in weights)
+            engine.load_weights(llm, ((name, weight) for name, weight in changed if weight is not None))
+
+        return said(lambda: same_model.check(policy, llm, sync, problem, settings))
+
+    assert check() == ("", False)
+    assert torch.equal(state, torch.get_rng_state())
+    after = policy.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    says = r"error: .*differ by \S+ nats from transformers, \S+ nats from vLLM.*families.py {}.* shows more.*\n"
+    mistakes = {
+        "gemma4": lambda name, weight: None if "layer_scalar" in name else weight,  # a buffer stays behind
+        "moe": lambda name, weight: weight.roll(1, 0) if ".1.mlp.experts.down" in name else weight,
+    }
+    for family, mistake in mistakes.items():
+        if family in folder.name:
+            grpo.sync_weights(policy, llm, args)  # as after loading
+            error, ends = check(mistake)
+            assert ends and re.fullmatch(says.format(folder), error), error
+    own = passes.logits
+    passes.logits = lambda lm, states: 1.1 * own(lm, states)
+    error, ends = check()
+    assert ends and re.fullmatch(says.format(folder), error), error
+    error, ends = check(settings=dataclasses.replace(args, stop_at_gap=False))
+    assert not ends and error.startswith("warning: ")
+    passes.logits = lambda lm, states: torch.nan * own(lm, states)
+    assert check()[1]
+    passes.logits = own
+    assert check() == ("", False)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "qwen3_moe"])
+def test_a_model_that_vllm_or_the_policy_computes_wrongly_ends_at_the_start(family, tmp_path):
+    families.make(family, tmp_path / f"model_{family}")
+    run_together(check_mistakes, tmp_path, processes=1)
+
+
+def check_reload(folder):
+    assert families.reload(families.save_and_resume(folder / "model")[0]) < 2e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*families.CHANGES, "nanochat", *families.WITH_IMAGES])
+def test_families_of_2026_reach_the_sampler(family, tmp_path):
+    """In one process and two; then vLLM reads a checkpoint by itself."""
+    families.make(family, tmp_path / "model")
+    for number in (1, 2):
+        run_together(check_gaps, tmp_path, number)
+    run_together(check_reload, tmp_path, 1)

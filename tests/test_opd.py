@@ -86,7 +86,7 @@ def test_a_teacher_with_other_tokens_is_refused_and_one_with_more_is_not(tmp_pat
     ("kind", "changes", "says"),
     [
         ("llama", {"max_position_embeddings": 800}, "is 896, and .* takes only 800 tokens"),
-        ("gemma2", {}, "^--teacher .* is a gemma2, which is not supported"),
+        ("gpt2", {}, "^--teacher .* is a gpt2, which can't be trained here"),
     ],
 )
 def test_a_teacher_that_computes_otherwise_is_refused(kind, changes, says, tmp_path):

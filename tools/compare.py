@@ -23,11 +23,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import runtime  # noqa: F401  # first: it says in one line which packages are missing
+
+# isort: split
 import pandas
 import tyro
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import curves, files, flags
 from tools import inference, kept, plot, texts
 
